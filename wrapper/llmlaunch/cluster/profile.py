@@ -1,0 +1,53 @@
+"""The machine: accelerators, nodes and the three network tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Accelerator", "Cluster", "Link"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One tier of the network, per device and direction."""
+
+    bytes_per_second: float
+    latency_seconds: float
+    measured: bool = False
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One device.
+
+    `memory_bytes` is what torch reports as `total_memory`; where nobody has read it on a real card it is the
+    data sheet's figure and `memory_source` says so. `flops_per_second` is dense matrix peak by precision.
+    """
+
+    name: str
+    kind: str  # "gpu" or "cpu"
+    memory_bytes: int
+    memory_source: str
+    flops_per_second: Mapping[str, float]
+    memory_bytes_per_second: float
+    compute_capability: str | None = None  # "9.0" = Hopper; None where it has no meaning
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`devices_per_node` accelerators in each node; `nvlink_domain_devices` of them share NVLink
+    (more than a node's where a rack is one domain)."""
+
+    name: str
+    accelerator: Accelerator
+    devices_per_node: int
+    host_memory_bytes: int
+    nvlink_domain_devices: int
+    node_link: Link
+    domain_link: Link
+    fabric_link: Link
+    cpus_per_node: int | None = None
+    slurm: Mapping[str, str | int | bool] = field(default_factory=dict)  # sbatch defaults of this site
+    gpu_request: str = "gpus-per-node"  # or "gres", "gpus-per-task", "none"
+    environment: Mapping[str, str] = field(default_factory=dict)

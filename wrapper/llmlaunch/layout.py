@@ -1,0 +1,164 @@
+"""How a job is split: the one layout type, one row or a million columns, and the shape of a legality rule.
+
+Estimator, planner and backends share these types. A backend's rules are data (`Rule`); planner, check and docs
+read the same list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.cluster.profile import Cluster
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.workload import Workload
+
+__all__ = [
+    "RECOMPUTE_FULL",
+    "RECOMPUTE_NAMES",
+    "RECOMPUTE_NONE",
+    "RECOMPUTE_SELECTIVE",
+    "Layout",
+    "LayoutColumns",
+    "Rule",
+    "Situation",
+]
+
+RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL = 0, 1, 2
+RECOMPUTE_NAMES = ("none", "selective", "full")
+
+IntColumn = NDArray[np.int64]
+BoolColumn = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to split a job.
+
+    `data` excludes context parallelism: world size = tensor x pipeline x context x data. `zero_stage` 1 is also
+    Megatron's distributed optimizer. `virtual_pipeline` counts model chunks per pipeline rank, 1 = not
+    interleaved. `recompute` is one of RECOMPUTE_*; full recompute keeps each layer's input alone.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    virtual_pipeline: int = 1
+    context: int = 1
+    data: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    micro_batch_size: int = 1
+    sequence_parallel: int = 0
+    zero_stage: int = 0
+    recompute: int = RECOMPUTE_NONE
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor * self.pipeline * self.context * self.data
+
+    def num_microbatches(self, global_batch_size: int) -> int:
+        """Micro-batches each pipeline runs in one step."""
+        return global_batch_size // (self.data * self.micro_batch_size)
+
+    def as_json(self) -> dict[str, int | bool | str]:
+        """Plain values for JSON and for people: flags as booleans, recompute by name."""
+        row: dict[str, int | bool | str] = dict(asdict(self))
+        row["sequence_parallel"] = bool(self.sequence_parallel)
+        row["recompute"] = RECOMPUTE_NAMES[self.recompute]
+        return row
+
+    def describe(self) -> str:
+        """One line for a person, leaving out what is switched off."""
+        parts = [f"TP{self.tensor}", f"PP{self.pipeline}"]
+        if self.virtual_pipeline > 1:
+            parts.append(f"VPP{self.virtual_pipeline}")
+        if self.context > 1:
+            parts.append(f"CP{self.context}")
+        parts.append(f"DP{self.data}")
+        if self.expert > 1:
+            parts.append(f"EP{self.expert}")
+        if self.expert_tensor > 1:
+            parts.append(f"ETP{self.expert_tensor}")
+        parts.append(f"MBS{self.micro_batch_size}")
+        if self.sequence_parallel:
+            parts.append("SP")
+        if self.zero_stage:
+            parts.append(f"ZeRO-{self.zero_stage}")
+        if self.recompute:
+            parts.append(f"recompute={RECOMPUTE_NAMES[self.recompute]}")
+        return " ".join(parts)
+
+
+LAYOUT_FIELDS = tuple(f.name for f in fields(Layout))
+
+
+@dataclass(frozen=True)
+class LayoutColumns:
+    """The same fields as `Layout`, each an int64 column of equal length: a million layouts at once."""
+
+    tensor: IntColumn
+    pipeline: IntColumn
+    virtual_pipeline: IntColumn
+    context: IntColumn
+    data: IntColumn
+    expert: IntColumn
+    expert_tensor: IntColumn
+    micro_batch_size: IntColumn
+    sequence_parallel: IntColumn
+    zero_stage: IntColumn
+    recompute: IntColumn
+
+    @classmethod
+    def of(cls, layouts: Iterable[Layout]) -> LayoutColumns:
+        rows = list(layouts)
+        return cls(**{n: np.array([getattr(r, n) for r in rows], dtype=np.int64) for n in LAYOUT_FIELDS})
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def row(self, index: int) -> Layout:
+        return Layout(**{n: int(getattr(self, n)[index]) for n in LAYOUT_FIELDS})
+
+    def take(self, index: NDArray[Any]) -> LayoutColumns:
+        """The rows a boolean mask or an index array selects (rows may repeat)."""
+        return LayoutColumns(**{n: getattr(self, n)[index] for n in LAYOUT_FIELDS})
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All a legality rule may look at."""
+
+    layouts: LayoutColumns
+    shape: ModelShape
+    workload: Workload
+    cluster: Cluster
+    nodes: int
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.cluster.devices_per_node
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One legality rule as data.
+
+    `allows(situation)` is a boolean column: True where the layout passes. `sentence` is shown when it fails;
+    `where` names the place in the framework that checks it, with the version it was read in.
+    """
+
+    key: str
+    sentence: str
+    where: str
+    allows: Callable[[Situation], BoolColumn]
+
+
+def refusal_counts(rules: Iterable[Rule], first_failed: IntColumn) -> Mapping[str, int]:
+    """How many layouts each rule refused, given each layout's first failed rule (-1 = passed)."""
+    listed = list(rules)
+    counts = np.bincount(first_failed[first_failed >= 0], minlength=len(listed))
+    return {rule.key: int(n) for rule, n in zip(listed, counts, strict=True) if n}

@@ -1,0 +1,60 @@
+"""A plan: the chosen layout, what it needs, how long a step takes, and why the others were not chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmlaunch.layout import Layout
+from llmlaunch.memory.estimate import Estimate
+
+__all__ = ["Candidate", "Limit", "Plan"]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The bytes a device may be filled to, and the reason for that number."""
+
+    limit_bytes: int
+    memory_bytes: int
+    memory_source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One layout with its worst rank's device bytes and its step time."""
+
+    layout: Layout
+    device_bytes: int
+    worst_pipeline_rank: int
+    step_seconds: float
+    tokens_per_second_per_gpu: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`verdict` is "safe" or "unsafe". An unsafe plan carries the closest layout, and in `advice` the smallest
+    change that would fit."""
+
+    recipe: str
+    verdict: str
+    chosen: Candidate
+    estimate: Estimate
+    limit: Limit
+    step_terms: Mapping[str, float]  # seconds of the step by what they are spent on
+    searched: int
+    refused: Mapping[str, int]  # rule key or "memory" -> layouts refused
+    refusal_sentences: Mapping[str, str]  # rule key -> its sentence and where it is checked
+    alternatives: tuple[Candidate, ...]
+    not_modelled: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    advice: str | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return self.chosen.layout
+
+    @property
+    def safe(self) -> bool:
+        return self.verdict == "safe"

@@ -1,0 +1,117 @@
+"""A validated recipe, in plain frozen values. `llmlaunch.recipe.load` makes one; nothing else should."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llmlaunch.cluster.profile import Cluster
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.workload import Workload
+
+__all__ = ["BackendChoice", "Code", "Container", "Data", "MemoryPolicy", "Recipe", "Training"]
+
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """`name` is "megatron-lm" or "deepspeed". `path` is the Megatron-LM checkout on the cluster; `script` a
+    DeepSpeed training script of the person's own, with `script_args`; `extra_args` go to the framework as they are."""
+
+    name: str
+    version: str | None = None
+    path: str | None = None
+    script: str | None = None
+    script_args: tuple[str, ...] = ()
+    extra_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained, for how long and how it is optimised."""
+
+    workload: Workload
+    steps: int
+    learning_rate: float
+    seed: int
+    log_interval: int
+    save_interval: int | None  # steps; None = no checkpoint
+    checkpoint_path: str | None
+
+
+@dataclass(frozen=True)
+class Data:
+    """Exactly one of: `mock`; `path` (framework's own format, a text file or a folder of text files);
+    `python_source` (the standard library's own source files as byte-level text: nothing is downloaded)."""
+
+    mock: bool = False
+    path: str | None = None
+    python_source: bool = False
+    tokenizer: str | None = None
+
+
+@dataclass(frozen=True)
+class MemoryPolicy:
+    """Safe means device bytes <= `limit` x device memory, and at least `floor_bytes` free."""
+
+    limit: float = 0.80
+    floor_bytes: int = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class Container:
+    """`image` as pyxis takes it (a path to a .sqsh file or a registry reference); `mounts` as src:dst[:flags]."""
+
+    image: str
+    mounts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Code:
+    """`path` is the trainer's source tree, recorded by commit and diff; `snapshot` copies it into the run."""
+
+    path: str | None = None
+    snapshot: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a person asked for, validated; defaults filled in.
+
+    `text` is the file as given and `overrides` the `key=value` words applied to it, so that a run directory can
+    reproduce both. `digest` is sha256 over the resolved content (order, comments and white space left out).
+    `pins` holds what the person fixed of the layout, by the names of `Layout` (recompute as "none", "selective" or
+    "full"); what is absent is llmlaunch's to choose. A pin may be one value or a tuple of allowed values.
+    """
+
+    name: str
+    model: ModelShape
+    backend: BackendChoice
+    cluster: Cluster
+    nodes: int
+    training: Training
+    data: Data
+    pins: Mapping[str, int | str | bool | tuple[int | str | bool, ...]]
+    memory: MemoryPolicy
+    slurm: Mapping[str, Scalar]  # any sbatch long option -> value, cluster defaults merged in
+    environment: Mapping[str, str]  # exported to the trainers; secrets by reference only
+    secrets: tuple[str, ...]  # names of variables that must be set where the job is submitted
+    setup: tuple[str, ...]  # shell lines the site needs first (module load ...): trusted code of the site
+    container: Container | None
+    code: Code
+    monitor_interval_seconds: float
+    path: str
+    text: str
+    overrides: tuple[str, ...] = ()
+    digest: str = ""
+    assumptions: tuple[str, ...] = field(default=())
+    python: str | None = None  # interpreter of the training environment on the nodes; None = the one found there
+
+    @property
+    def workload(self) -> Workload:
+        return self.training.workload
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.cluster.devices_per_node
