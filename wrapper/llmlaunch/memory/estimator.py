@@ -1,0 +1,70 @@
+"""The estimator: bytes per pipeline rank and term, for one layout or for a million."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.estimate import Estimate, RankEstimate
+from llmlaunch.memory.job import FloatColumn, Job, all_ranks, candidate_ranks
+from llmlaunch.memory.terms import rank_terms
+
+__all__ = ["NOT_MODELLED", "WorstRanks", "estimate", "worst_ranks"]
+
+NOT_MODELLED = (
+    "imbalance of expert routing",
+    "fragmentation beyond the allocator's usual cache",
+    "gather buffers of sequence parallelism and point-to-point buffers of the pipeline",
+)
+
+
+@dataclass(frozen=True)
+class WorstRanks:
+    """Per layout: the pipeline rank with the most device bytes, those bytes, and the term that is largest there."""
+
+    pipeline_rank: NDArray[np.int64]
+    device_bytes: FloatColumn
+
+
+def worst_ranks(job: Job, layouts: LayoutColumns) -> WorstRanks:
+    """The maximum over all pipeline ranks of every layout, exactly (`candidate_ranks` says why two suffice)."""
+    rows = candidate_ranks(job, layouts)
+    device = rank_terms(job, rows).device
+    n = len(layouts)
+    if len(rows) <= 2 * n and job.layers_by_rank is None and bool(np.all(rows.layout_index[:n] == np.arange(n))):
+        return _of_two(n, rows.layout_index, rows.rank, device)
+    order = np.lexsort((-rows.rank, device, rows.layout_index))
+    last_of_layout = np.searchsorted(rows.layout_index[order], np.arange(n), side="right") - 1
+    worst = order[last_of_layout]
+    return WorstRanks(rows.rank[worst], device[worst])
+
+
+def _of_two(n: int, index: NDArray[np.int64], rank: NDArray[np.int64], device: FloatColumn) -> WorstRanks:
+    """First ranks of all layouts, then last ranks of some: no sort needed."""
+    worst, bytes_ = np.zeros(n, dtype=np.int64), device[:n].copy()
+    split, last = index[n:], device[n:]
+    larger = last > bytes_[split]
+    bytes_[split[larger]] = last[larger]
+    worst[split[larger]] = rank[n:][larger]
+    return WorstRanks(worst, bytes_)
+
+
+def estimate(job: Job, layout: Layout, num_microbatches: int | None = None, peak_kind: str = "device") -> Estimate:
+    """Every pipeline rank of one layout. `num_microbatches` overrides what the workload implies."""
+    given = None if num_microbatches is None else np.array([num_microbatches])
+    rows = all_ranks(job, LayoutColumns.of([layout]), given)
+    columns = rank_terms(job, rows)
+    ranks = tuple(
+        RankEstimate(
+            pipeline_rank=int(rows.rank[i]),
+            terms={name: int(column[i]) for name, column in columns.terms.items()},
+            allocated_bytes=int(columns.allocated[i]),
+            reserved_bytes=int(columns.reserved[i]),
+            device_bytes=int(columns.device[i]),
+        )
+        for i in range(len(rows))
+    )
+    return Estimate(ranks, host_bytes_per_node=0, peak_kind=peak_kind)

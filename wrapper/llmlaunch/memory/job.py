@@ -1,0 +1,115 @@
+"""The inputs of the estimator: one job, and the pipeline ranks of its layouts as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.workload import Workload
+
+__all__ = ["FloatColumn", "Job", "RankColumns", "all_ranks", "candidate_ranks"]
+
+FloatColumn = NDArray[np.float64]
+IntColumn = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is the same for every layout of a recipe. `layers_by_rank` is set only where stages are uneven;
+    then every layout must have that many pipeline ranks."""
+
+    shape: ModelShape
+    workload: Workload
+    facts: MemoryFacts
+    layers_by_rank: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class RankColumns:
+    """One row per (layout, pipeline rank). `layout_index` says which layout a row belongs to."""
+
+    layouts: LayoutColumns
+    layout_index: IntColumn
+    rank: IntColumn
+    microbatches: IntColumn  # per pipeline and step
+    dense_layers: FloatColumn
+    moe_layers: FloatColumn
+
+    @property
+    def first(self) -> NDArray[np.bool_]:
+        return np.equal(self.rank, 0)
+
+    @property
+    def last(self) -> NDArray[np.bool_]:
+        return np.equal(self.rank, self.layouts.pipeline - 1)
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+def all_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> RankColumns:
+    """Every pipeline rank of every layout, rank by rank in order."""
+    repeat = layouts.pipeline
+    index = np.repeat(np.arange(len(layouts)), repeat)
+    starts = np.cumsum(repeat) - repeat
+    rank = np.arange(len(index)) - starts[index]
+    return _rows(job, layouts, index, rank, microbatches)
+
+
+def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> RankColumns:
+    """The pipeline ranks that can be a layout's worst.
+
+    With even, alike stages, in-flight micro-batches fall from rank to rank and only the first and the last rank
+    hold embeddings: the worst is one of those two. Otherwise every rank is a candidate.
+    """
+    if job.layers_by_rank is not None or not _stages_alike(job.shape):
+        return all_ranks(job, layouts, microbatches)
+    n = len(layouts)
+    split = np.flatnonzero(layouts.pipeline > 1)
+    index = np.concatenate([np.arange(n), split])
+    rank = np.concatenate([np.zeros(n, dtype=np.int64), layouts.pipeline[split] - 1])
+    return _rows(job, layouts, index, rank, microbatches)
+
+
+def _stages_alike(shape: ModelShape) -> bool:
+    return shape.moe is None or len(set(shape.moe.layer_pattern)) == 1
+
+
+def _rows(
+    job: Job, layouts: LayoutColumns, index: IntColumn, rank: IntColumn, microbatches: IntColumn | None
+) -> RankColumns:
+    if microbatches is None:
+        microbatches = job.workload.global_batch_size // (layouts.data * layouts.micro_batch_size)
+    rows = layouts.take(index)
+    dense, moe = _layers(job, rows, rank)
+    return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe)
+
+
+def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn, FloatColumn]:
+    """Dense and mixture layers each row's rank holds, over all its model chunks."""
+    shape = job.shape
+    pattern: Sequence[int] = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
+    before = np.concatenate([[0], np.cumsum(pattern)])  # mixture layers before layer i
+    if job.layers_by_rank is not None:
+        ends = np.cumsum(job.layers_by_rank)
+        stop, start = ends[rank], ends[rank] - np.asarray(job.layers_by_rank)[rank]
+        moe = (before[stop] - before[start]).astype(np.float64)
+        return (stop - start) - moe, moe
+    layers = shape.num_layers / rows.pipeline
+    if _stages_alike(shape):
+        share = float(pattern[0]) if len(pattern) else 0.0
+        return layers * (1.0 - share), layers * share
+    # chunk c of rank r holds layers [(c p + r) n, (c p + r + 1) n), n layers to a chunk
+    chunk = shape.num_layers // (rows.pipeline * rows.virtual_pipeline)
+    moe = np.zeros(len(rank))
+    for c in range(int(rows.virtual_pipeline.max(initial=1))):
+        start = np.minimum((c * rows.pipeline + rank) * chunk, shape.num_layers)
+        stop = np.minimum(start + chunk, shape.num_layers)
+        moe += np.where(c < rows.virtual_pipeline, before[stop] - before[start], 0)
+    return layers - moe, moe

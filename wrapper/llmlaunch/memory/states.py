@@ -1,0 +1,66 @@
+"""Parameters, gradients and optimizer states of a device, and the temporaries around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmlaunch.memory.facts import ByStage
+from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.weights import RankParameters, rank_parameters
+
+__all__ = ["States", "states"]
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes on one device. The first three live all the time; `backward` only while gradients are made, `step`
+    only while the optimizer runs."""
+
+    parameters: FloatColumn
+    gradients: FloatColumn
+    optimizer: FloatColumn
+    backward: FloatColumn
+    step: FloatColumn
+
+
+def shard_groups(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
+    """Devices over which (dense, expert) state is sharded: data (x context), and what expert parallelism leaves of it."""
+    lay = rows.layouts
+    dense = lay.data * (lay.context if job.facts.shard_over_context else 1)
+    expert = lay.tensor * lay.context * lay.data / (lay.expert_tensor * lay.expert)
+    return dense.astype(np.float64), np.maximum(expert, 1.0)
+
+
+def states(job: Job, rows: RankColumns) -> States:
+    """ZeRO 1 (and Megatron's distributed optimizer) shards optimizer states, 2 gradients too, 3 parameters too
+    (Rajbhandari et al. 2020, section 5)."""
+    counts = rank_parameters(job, rows)
+    dense_group, expert_group = shard_groups(job, rows)
+    whole = counts.dense + counts.expert
+    sharded = counts.dense / dense_group + counts.expert / expert_group
+    facts, stage = job.facts, rows.layouts.zero_stage
+
+    def held(bytes_per_parameter: float, from_stage: int) -> FloatColumn:
+        return bytes_per_parameter * np.where(stage >= from_stage, sharded, whole)
+
+    return States(
+        parameters=held(facts.parameter_bytes, 3) + _gathered(job, rows, counts, sharded),
+        gradients=held(facts.gradient_bytes, 2),
+        optimizer=held(facts.optimizer_bytes, 1),
+        backward=_by_stage(facts.backward_gradient_bytes, rows) * whole
+        + _by_stage(facts.backward_gradient_bytes_sharded, rows) * sharded
+        + np.where(dense_group > 1, facts.bucket_bytes, 0.0),
+        step=_by_stage(facts.step_bytes_sharded, rows) * sharded,
+    )
+
+
+def _by_stage(table: ByStage, rows: RankColumns) -> FloatColumn:
+    return np.asarray(table, dtype=np.float64)[rows.layouts.zero_stage]
+
+
+def _gathered(job: Job, rows: RankColumns, counts: RankParameters, sharded: FloatColumn) -> FloatColumn:
+    """ZeRO 3 gathers what runs now: the largest layer, and what is prefetched or kept up to a limit."""
+    most = np.minimum(counts.dense + counts.expert - sharded, counts.largest_layer + job.facts.live_parameters)
+    return np.where(rows.layouts.zero_stage >= 3, job.facts.parameter_bytes * np.maximum(most, 0.0), 0.0)

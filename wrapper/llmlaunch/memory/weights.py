@@ -1,0 +1,141 @@
+"""Parameters each pipeline rank holds on one device, dense and expert kept apart (they are sharded differently).
+
+Counts follow Megatron core 0.19: attention and MLP matrices are split over tensor parallelism, experts over expert
+and expert-tensor parallelism, norms and routers are whole on every device, and tied embeddings exist a second time
+on the last of several stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.models.shape import ModelShape
+
+__all__ = ["RankParameters", "largest_matrix", "layer_parameters", "rank_parameters"]
+
+
+@dataclass(frozen=True)
+class RankParameters:
+    """Parameter counts on one device. `largest_layer` is what ZeRO 3 must gather at once."""
+
+    dense: FloatColumn
+    expert: FloatColumn
+    largest_layer: FloatColumn
+
+
+def vocabulary(job: Job, tensor: FloatColumn) -> FloatColumn:
+    """Rows of the embedding table, padded as the backend pads them, before the division by tensor."""
+    if not job.facts.pad_vocabulary:
+        return np.full(len(tensor), float(job.shape.vocab_size))
+    multiple = 128.0 * tensor
+    return np.ceil(job.shape.vocab_size / multiple) * multiple
+
+
+def _attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
+    h = shape.hidden_size
+    if shape.mla is not None:
+        return _latent_attention(shape, tensor)
+    # fewer key/value groups than tensor ranks: every rank still holds one (transformer_config.py, core 0.19)
+    groups = np.maximum(shape.num_query_groups / tensor, 1.0)
+    key_value = 2.0 * groups * shape.head_dim
+    query = shape.query_width / tensor
+    count = h * (query + key_value) + query * h
+    if shape.linear_bias or shape.qkv_bias:
+        count = count + query + key_value
+    if shape.linear_bias:
+        count = count + h
+    if shape.qk_layernorm:
+        count = count + 2.0 * shape.head_dim
+    return count
+
+
+def _latent_attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
+    """Down projections are whole on every device, up projections split (multi_latent_attention.py, core 0.19)."""
+    mla = shape.mla
+    assert mla is not None
+    h, heads = shape.hidden_size, shape.num_attention_heads
+    query_head = mla.qk_head_dim + mla.qk_pos_emb_head_dim
+    if mla.q_lora_rank:
+        whole = h * mla.q_lora_rank + mla.q_lora_rank
+        split = mla.q_lora_rank * heads * query_head
+    else:
+        whole, split = 0, h * heads * query_head
+    whole += h * (mla.kv_lora_rank + mla.qk_pos_emb_head_dim) + mla.kv_lora_rank
+    split += mla.kv_lora_rank * heads * (mla.qk_head_dim + mla.v_head_dim) + heads * mla.v_head_dim * h
+    return whole + split / tensor
+
+
+def _norms(shape: ModelShape) -> float:
+    return shape.hidden_size * (2.0 if shape.normalization == "LayerNorm" else 1.0)
+
+
+def _mlp(shape: ModelShape, width: float, tensor: FloatColumn) -> FloatColumn:
+    count = shape.hidden_size * width * (3.0 if shape.gated_mlp else 2.0) / tensor
+    if shape.linear_bias:
+        count = count + width * (2.0 if shape.gated_mlp else 1.0) / tensor + shape.hidden_size
+    return count
+
+
+def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """(dense layer, dense part of a mixture layer, expert part of a mixture layer), per device."""
+    shape, lay = job.shape, rows.layouts
+    tensor = lay.tensor.astype(np.float64)
+    common = _attention(shape, tensor) + 2.0 * _norms(shape)
+    dense = common + _mlp(shape, shape.ffn_hidden_size, tensor)
+    if shape.moe is None:
+        return dense, np.zeros(len(rows)), np.zeros(len(rows))
+    moe = shape.moe
+    shared = common + shape.hidden_size * moe.num_experts
+    if moe.shared_expert_ffn_hidden_size:
+        shared = shared + _mlp(shape, moe.shared_expert_ffn_hidden_size, tensor)
+    experts = moe.num_experts / lay.expert * _mlp(shape, moe.ffn_hidden_size, lay.expert_tensor.astype(np.float64))
+    return dense, shared, experts
+
+
+def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
+    """Parameters on one device of each row's pipeline rank."""
+    shape, lay = job.shape, rows.layouts
+    tensor = lay.tensor.astype(np.float64)
+    dense_layer, moe_layer, experts = layer_parameters(job, rows)
+    table = vocabulary(job, tensor) / tensor * shape.hidden_size
+    dense = rows.dense_layers * dense_layer + rows.moe_layers * moe_layer
+    expert = rows.moe_layers * experts
+    first = table + (shape.max_position_embeddings * shape.hidden_size if _learned(shape) else 0.0)
+    second_table = np.where(lay.pipeline > 1, table, 0.0) if shape.tied_embeddings else table
+    last = second_table + _norms(shape)
+    if shape.mtp_num_layers:
+        extra, extra_experts = _mtp(job, rows, dense_layer, moe_layer, experts)
+        last = last + extra
+        expert = expert + rows.last * extra_experts
+    dense = dense + rows.first * first + rows.last * last
+    largest = np.maximum(np.maximum(dense_layer, moe_layer + experts), table)
+    return RankParameters(dense, expert, largest)
+
+
+def _learned(shape: ModelShape) -> bool:
+    return shape.position_embedding.startswith("learned_absolute")
+
+
+def _mtp(
+    job: Job, rows: RankColumns, dense: FloatColumn, moe: FloatColumn, experts: FloatColumn
+) -> tuple[FloatColumn, FloatColumn]:
+    """Multi-token-prediction heads, on the last stage: a layer like the last one, a 2h x h projection, three norms
+    (megatron/core/transformer/multi_token_prediction.py, core 0.19)."""
+    shape = job.shape
+    mixture = shape.moe is not None and bool(shape.moe.layer_pattern[-1])
+    layer = moe if mixture else dense
+    projection = 2.0 * shape.hidden_size**2 / rows.layouts.tensor
+    count = shape.mtp_num_layers
+    return count * (layer + projection + 3.0 * _norms(shape)), count * (experts if mixture else 0.0 * experts)
+
+
+def largest_matrix(job: Job, rows: RankColumns) -> FloatColumn:
+    """Elements of the largest single weight matrix on a device, the output head included on the last rank."""
+    shape = job.shape
+    tensor = rows.layouts.tensor.astype(np.float64)
+    mlp = shape.hidden_size * shape.ffn_hidden_size * (2.0 if shape.gated_mlp else 1.0) / tensor
+    head = np.where(rows.last, vocabulary(job, tensor) / tensor * shape.hidden_size, 0.0)
+    return np.maximum(mlp, head)
