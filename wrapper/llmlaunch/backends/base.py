@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Backend", "Rendered", "Space"]
+__all__ = ["Backend", "NodeVariable", "Rendered", "Space"]
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,28 @@ class Space:
 
 
 @dataclass(frozen=True)
+class NodeVariable:
+    """A program word expanded on the node: the value of the variable `name` there, then `suffix` as it is."""
+
+    name: str
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
 class Rendered:
     """What a backend puts into the run directory.
 
-    `program` is the words after the launcher: the script and its arguments. A word may be a `ShellReference`
-    from `llmlaunch.runs.shell` where it must be expanded on the node. `environment` is exported before the
-    trainers start. `files` are written as they are, by path relative to the run directory.
+    `program` is the words after the launcher: the script and its arguments. `environment` is exported before
+    the trainers start. `files` are written as they are, by path relative to the run directory. `measurement`
+    is what the backend knows of the measurement record beyond recipe and layout, by section:
+    {"optimizer": {"gradient_dtype": "fp32"}, "implementation": {"attention": "flash"}}.
     """
 
-    program: tuple[str, ...]
+    program: tuple[str | NodeVariable, ...]
     environment: Mapping[str, str]
     files: Mapping[str, bytes]
     required_variables: tuple[str, ...] = ()  # must be set on the node, e.g. MEGATRON_LM_PATH
+    measurement: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 class Backend(Protocol):
