@@ -2,8 +2,8 @@
 
 The per-layer sum is what a fused Transformer block saves, read off a trace of Megatron core 0.19.2 under fake tensors
 (dense, sequence parallel, flash attention): T/t x (12 h + 4 kv + 6 f) elements' worth of bytes at 2 bytes each element,
-plus 4 bytes of softmax statistics per head and of norm statistics per token. Korthikanti et al. (2022), section 4, gives
-the same list for GPT with dropout and unfused scores.
+plus 4 bytes of softmax statistics per head and of norm statistics per token. Korthikanti et al. (2022), section 4,
+gives the same list for GPT with dropout and unfused scores.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class States:
 
 
 def shard_groups(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
-    """Devices over which (dense, expert) state is sharded: data (x context), and what expert parallelism leaves of it."""
+    """Devices that share (dense, expert) state: data (x context), and what expert parallelism leaves of it."""
     lay = rows.layouts
     dense = lay.data * (lay.context if job.facts.shard_over_context else 1)
     expert = lay.tensor * lay.context * lay.data / (lay.expert_tensor * lay.expert)

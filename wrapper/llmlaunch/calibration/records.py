@@ -1,0 +1,168 @@
+"""A measured record as inputs of the estimator: which facts apply, what was assumed, or why it cannot be priced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llmlaunch.backends.fact_tables import deepspeed_facts, megatron_deepspeed_facts, megatron_facts
+from llmlaunch.layout import RECOMPUTE_NAMES, Layout
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.job import Job
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
+from llmlaunch.workload import Workload
+
+__all__ = ["Case", "Unsupported", "case_of"]
+
+Record = Mapping[str, Any]
+
+# Which measured backend uses which fact table.
+TABLES = {
+    "megatron-lm": "megatron",
+    "megatron-bridge": "megatron",
+    "megatron-deepspeed": "megatron-deepspeed",
+    "deepspeed": "deepspeed",
+}
+# What a field is when nobody recorded it: the framework's default at the versions above.
+DEFAULTS = {"granularity": "none", "gradient_dtype": None}
+
+
+class Unsupported(Exception):
+    """This record uses something the estimator does not express; the message says what."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One record, ready to be priced. `num_microbatches` is null where the batch is unknown (one is assumed)."""
+
+    job: Job
+    layout: Layout
+    num_microbatches: int
+    batch_known: bool
+    assumed: Mapping[str, Any]
+
+
+def case_of(record: Record) -> Case:
+    """Raises Unsupported with the reason."""
+    _refuse(record)
+    assumed: dict[str, Any] = {}
+    shape = _shape(record)
+    facts = _facts(record, assumed)
+    layout = _layout(record, assumed)
+    microbatches = record.get("num_microbatches")
+    batch = record.get("global_batch_size")
+    if not microbatches and batch:
+        microbatches = batch // (layout.data * layout.micro_batch_size)
+    if not microbatches:
+        microbatches = assumed["num_microbatches"] = layout.pipeline
+    workload = Workload(
+        sequence_length=record["sequence_length"],
+        global_batch_size=batch or microbatches * layout.data * layout.micro_batch_size,
+        precision=record["precision"]["compute"],
+    )
+    uneven = record["parallelism"].get("layers_per_pipeline_rank")
+    stages = tuple(int(n) for n in uneven) if uneven else None
+    if stages and (len(stages) != layout.pipeline or sum(stages) != shape.num_layers):
+        raise Unsupported(f"layers_per_pipeline_rank {uneven} does not add up to {shape.num_layers} layers")
+    return Case(Job(shape, workload, facts, stages), layout, int(microbatches), bool(batch), assumed)
+
+
+def _refuse(record: Record) -> None:
+    backend = record["backend"]
+    if backend not in TABLES:
+        raise Unsupported(f"no fact table for backend {backend!r}")
+    optimizer = record["optimizer"]
+    if optimizer["name"] != "adam":
+        raise Unsupported(f"optimizer {optimizer['name']!r} is not modelled")
+    if record["precision"].get("fp8_recipe"):
+        raise Unsupported(f"precision recipe {record['precision']['fp8_recipe']!r} is not modelled")
+    if record["implementation"].get("cpu_activation_offload"):
+        raise Unsupported("activation offload is not modelled")
+    if record["parallelism"].get("tensor") is None:
+        raise Unsupported("the tensor parallel size is not recorded")
+
+
+def _shape(record: Record) -> ModelShape:
+    m, moe, mla = record["model"], record["model"].get("moe"), record["model"].get("mla")
+    return ModelShape(
+        name=m["name"],
+        num_layers=m["num_layers"],
+        hidden_size=m["hidden_size"],
+        ffn_hidden_size=m["ffn_hidden_size"],
+        num_attention_heads=m["num_attention_heads"],
+        num_query_groups=m["num_query_groups"],
+        head_dim=m["head_dim"],
+        vocab_size=m["padded_vocab_size"] or m["vocab_size"],
+        max_position_embeddings=record["sequence_length"],
+        tied_embeddings=bool(m["tied_embeddings"]),
+        gated_mlp=bool(m["gated_mlp"]),
+        linear_bias=bool(m["linear_bias"]),
+        normalization=m["normalization"],
+        position_embedding=m["position_embedding"],
+        qk_layernorm=bool(m.get("qk_layernorm")),
+        attention_dropout=m.get("attention_dropout") or 0.0,
+        hidden_dropout=m.get("hidden_dropout") or 0.0,
+        mtp_num_layers=m.get("mtp_num_layers") or 0,
+        moe=_moe(moe, m["num_layers"]) if moe else None,
+        mla=MlaShape(**mla) if mla else None,
+    )
+
+
+def _moe(moe: Mapping[str, Any], layers: int) -> MoeShape:
+    return MoeShape(
+        num_experts=moe["num_experts"],
+        topk=moe["topk"],
+        ffn_hidden_size=moe["ffn_hidden_size"],
+        shared_expert_ffn_hidden_size=moe.get("shared_expert_ffn_hidden_size") or 0,
+        layer_pattern=tuple(moe.get("layer_pattern") or (1,) * layers),
+        capacity_factor=moe.get("capacity_factor"),
+        token_dispatcher=moe.get("token_dispatcher"),
+        grouped_gemm=moe.get("grouped_gemm"),
+    )
+
+
+def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
+    optimizer, implementation = record["optimizer"], record["implementation"]
+    precision = record["precision"]["compute"]
+    table = TABLES[record["backend"]]
+    if table == "deepspeed":
+        fused = implementation.get("cross_entropy_fusion") is not None
+        facts = deepspeed_facts(precision, optimizer.get("offload") is not None, fused)
+    elif table == "megatron-deepspeed":
+        facts = megatron_deepspeed_facts(precision)
+    else:
+        gradients = optimizer["gradient_dtype"]
+        if gradients is None:
+            assumed["optimizer.gradient_dtype"] = "fp32" if precision == "bf16" else precision
+        facts = megatron_facts(precision, gradients, optimizer_bytes=optimizer.get("state_bytes_per_parameter"))
+    return replace(
+        facts,
+        attention_scores_saved=implementation.get("attention") == "unfused",
+        gated_activation_fused=bool(implementation.get("gated_activation_fused")),
+        weight_gradient_fused=bool(implementation.get("gradient_accumulation_fusion")),
+        pad_vocabulary=False,  # the record's own padded size is used
+    )
+
+
+def _layout(record: Record, assumed: dict[str, Any]) -> Layout:
+    p, granularity = record["parallelism"], record["recompute"]["granularity"]
+    if granularity is None:
+        granularity = assumed["recompute.granularity"] = DEFAULTS["granularity"]
+    if p.get("sequence_parallel") is None and p["tensor"] > 1:
+        assumed["parallelism.sequence_parallel"] = False
+    if record["micro_batch_size"] is None:
+        raise Unsupported("the micro-batch size is not recorded")
+    return Layout(
+        tensor=p["tensor"],
+        pipeline=p["pipeline"],
+        virtual_pipeline=p["virtual_pipeline"] or 1,
+        context=p["context"],
+        data=p["data"],
+        expert=p["expert"],
+        expert_tensor=p["expert_tensor"],
+        micro_batch_size=record["micro_batch_size"],
+        sequence_parallel=int(bool(p.get("sequence_parallel")) and p["tensor"] > 1),
+        zero_stage=int(record["optimizer"]["zero_stage"] or 0),
+        recompute=RECOMPUTE_NAMES.index(granularity),
+    )

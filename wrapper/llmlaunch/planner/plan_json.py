@@ -1,0 +1,62 @@
+"""A plan as JSON: the stable shape that `check --json`, `plan --json` and a run's `plan.json` share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmlaunch.memory.estimate import Estimate
+from llmlaunch.planner.plan import Candidate, Limit, Plan
+
+__all__ = ["plan_json"]
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Plain values, keys in a fixed order, so that the same plan gives the same bytes."""
+    return {
+        "recipe": plan.recipe,
+        "verdict": plan.verdict,
+        "layout": plan.layout.as_json(),
+        "memory": _memory(plan.estimate, plan.limit),
+        "step_seconds": plan.chosen.step_seconds,
+        "step_terms": dict(plan.step_terms),
+        "tokens_per_second_per_gpu": plan.chosen.tokens_per_second_per_gpu,
+        "searched": plan.searched,
+        "refused": dict(plan.refused),
+        "refusal_sentences": dict(plan.refusal_sentences),
+        "alternatives": [_candidate(c) for c in plan.alternatives],
+        "not_modelled": list(plan.not_modelled),
+        "assumptions": list(plan.assumptions),
+        "advice": plan.advice,
+    }
+
+
+def _memory(estimate: Estimate, limit: Limit) -> dict[str, Any]:
+    return {
+        "peak_kind": estimate.peak_kind,
+        "limit_bytes": limit.limit_bytes,
+        "memory_bytes": limit.memory_bytes,
+        "memory_source": limit.memory_source,
+        "margin": limit.reason,
+        "worst_pipeline_rank": estimate.worst.pipeline_rank,
+        "ranks": [
+            {
+                "pipeline_rank": rank.pipeline_rank,
+                "terms": dict(rank.terms),
+                "allocated_bytes": rank.allocated_bytes,
+                "reserved_bytes": rank.reserved_bytes,
+                "device_bytes": rank.device_bytes,
+            }
+            for rank in estimate.ranks
+        ],
+        "host_bytes_per_node": estimate.host_bytes_per_node,
+    }
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "layout": candidate.layout.as_json(),
+        "device_bytes": candidate.device_bytes,
+        "worst_pipeline_rank": candidate.worst_pipeline_rank,
+        "step_seconds": candidate.step_seconds,
+        "tokens_per_second_per_gpu": candidate.tokens_per_second_per_gpu,
+    }

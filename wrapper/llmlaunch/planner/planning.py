@@ -1,0 +1,125 @@
+"""From a recipe to a plan: search, choose, and where nothing is safe, find the smallest change that would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from llmlaunch.backends.base import Backend
+from llmlaunch.errors import NothingSafe, UserError
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.estimator import NOT_MODELLED, estimate
+from llmlaunch.memory.job import Job
+from llmlaunch.planner.limit import memory_limit
+from llmlaunch.planner.plan import Limit, Plan
+from llmlaunch.planner.search import MEMORY, Found, search
+from llmlaunch.recipe.types import Recipe, Training
+from llmlaunch.timing.step import step_time
+
+__all__ = ["explain_unsafe", "make_plan"]
+
+ALTERNATIVES = 5
+GIB = 2**30
+
+
+def make_plan(recipe: Recipe, backend: Backend) -> Plan:
+    """The fastest safe layout, or the closest unsafe one with advice.
+
+    Raises:
+        UserError: no layout is legal at all; the message names the rule that refuses the most.
+    """
+    job = Job(recipe.model, recipe.workload, backend.facts(recipe))
+    limit = memory_limit(recipe.cluster.accelerator, recipe.memory)
+    found = search(recipe, backend, job, limit)
+    if not len(found.order):
+        raise UserError(_no_layout(recipe, found))
+    safe = bool(np.any(found.safe))
+    chosen = found.candidate(recipe, 0)
+    peak_kind = "device" if recipe.cluster.accelerator.kind == "gpu" else "resident"
+    detail = estimate(job, chosen.layout, peak_kind=peak_kind)
+    count = min(len(found.order), ALTERNATIVES + 1)
+    return Plan(
+        recipe=recipe.name,
+        verdict="safe" if safe else "unsafe",
+        chosen=chosen,
+        estimate=detail,
+        limit=limit,
+        step_terms=_step_terms(recipe, chosen.layout),
+        searched=found.searched,
+        refused=found.refused,
+        refusal_sentences=_sentences(found, limit),
+        alternatives=tuple(found.candidate(recipe, i) for i in range(1, count)),
+        not_modelled=NOT_MODELLED,
+        assumptions=recipe.assumptions,
+        advice=None if safe else _advice(recipe, backend),
+    )
+
+
+def explain_unsafe(plan: Plan) -> NothingSafe:
+    """The error for a plan that is not safe: the closest layout, what overflows it, what would fit."""
+    rank = plan.estimate.worst
+    term, term_bytes = max(rank.terms.items(), key=lambda item: item[1])
+    over = rank.device_bytes - plan.limit.limit_bytes
+    return NothingSafe(
+        f"{plan.recipe}: no layout is safe. Closest: {plan.layout.describe()}, pipeline rank {rank.pipeline_rank} "
+        f"needs {rank.device_bytes / GIB:.1f} GiB of {plan.limit.limit_bytes / GIB:.1f} GiB ({over / GIB:.1f} GiB too much), "
+        f"most of it {term} with {term_bytes / GIB:.1f} GiB. {plan.advice or ''}".rstrip()
+    )
+
+
+def _step_terms(recipe: Recipe, layout: Layout) -> dict[str, float]:
+    columns = LayoutColumns.of([layout])
+    microbatches = recipe.workload.global_batch_size // (columns.data * columns.micro_batch_size)
+    terms = step_time(recipe.model, recipe.workload, recipe.cluster, columns, microbatches).terms
+    return {name: float(column[0]) for name, column in terms.items()}
+
+
+def _sentences(found: Found, limit: Limit) -> dict[str, str]:
+    said = {rule.key: f"{rule.sentence} ({rule.where})" for rule in found.rules if rule.key in found.refused}
+    if MEMORY in found.refused:
+        said[MEMORY] = f"the worst pipeline rank needs more than {limit.limit_bytes / GIB:.1f} GiB: {limit.reason}"
+    return said
+
+
+def _no_layout(recipe: Recipe, found: Found) -> str:
+    if not found.searched:
+        pins = ", ".join(f"{k}={v}" for k, v in recipe.pins.items()) or "none"
+        return (
+            f"{recipe.path}: layout: no split of {recipe.world_size} devices ({recipe.nodes} nodes x "
+            f"{recipe.cluster.devices_per_node}) matches the pins ({pins}); free a pin or change nodes"
+        )
+    key, count = max(found.refused.items(), key=lambda item: item[1])
+    rule = next(r for r in found.rules if r.key == key)
+    return (
+        f"{recipe.path}: layout: none of {found.searched} layouts is legal; {count} are refused because "
+        f"{rule.sentence} [{key}]; change the batch, the nodes or the pins accordingly"
+    )
+
+
+def _advice(recipe: Recipe, backend: Backend) -> str:
+    """The first change, smallest first, whose space holds a safe layout."""
+    for change, changed in _changes(recipe):
+        job = Job(changed.model, changed.workload, backend.facts(changed))
+        found = search(changed, backend, job, memory_limit(changed.cluster.accelerator, changed.memory))
+        if np.any(found.safe):
+            return f"Smallest change that fits: {change} ({found.candidate(changed, 0).layout.describe()})."
+    return "Neither freeing the pins, nor 64 times the nodes, nor a 32 times shorter sequence would fit."
+
+
+def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
+    for name in recipe.pins:
+        rest = {k: v for k, v in recipe.pins.items() if k != name}
+        yield f"free the pin layout.{name}", replace(recipe, pins=rest)
+    if len(recipe.pins) > 1:
+        yield "layout: auto", replace(recipe, pins={})
+    unpinned = replace(recipe, pins={}) if recipe.pins else recipe
+    for factor in (2, 4, 8, 16, 32, 64):
+        if recipe.workload.global_batch_size % factor == 0 or factor == 2:
+            yield f"nodes: {recipe.nodes * factor}", replace(unpinned, nodes=recipe.nodes * factor)
+    for factor in (2, 4, 8, 16, 32):
+        length = recipe.workload.sequence_length // factor
+        if length >= 1:
+            training: Training = replace(recipe.training, workload=replace(recipe.workload, sequence_length=length))
+            yield f"training.sequence_length: {length}", replace(unpinned, training=training)
