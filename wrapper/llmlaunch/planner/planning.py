@@ -24,13 +24,19 @@ ALTERNATIVES = 5
 GIB = 2**30
 
 
-def make_plan(recipe: Recipe, backend: Backend) -> Plan:
+def make_plan(recipe: Recipe, backend: Backend, baseline_bytes: int | None = None) -> Plan:
     """The fastest safe layout, or the closest unsafe one with advice.
+
+    `baseline_bytes` replaces what the facts hold outside torch: on a CPU, the measured resident memory of a trainer
+    that has imported everything and does nothing.
 
     Raises:
         UserError: no layout is legal at all; the message names the rule that refuses the most.
     """
-    job = Job(recipe.model, recipe.workload, backend.facts(recipe))
+    facts = backend.facts(recipe)
+    if baseline_bytes is not None:
+        facts = replace(facts, context_bytes=float(baseline_bytes))
+    job = Job(recipe.model, recipe.workload, facts)
     limit = memory_limit(recipe.cluster.accelerator, recipe.memory)
     found = search(recipe, backend, job, limit)
     if not len(found.order):

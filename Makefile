@@ -1,0 +1,41 @@
+# Two commands matter: `make quickstart` and `make test`. Both install into .venv/ first.
+PYTHON ?= python3
+# torch's default wheel carries gigabytes of CUDA. On a machine without a GPU, a CPU build does:
+#   make quickstart TORCH="--index-url https://download.pytorch.org/whl/cpu torch==2.13.0"
+TORCH ?= torch==2.13.0
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+.PHONY: quickstart test unit lint install benchmark clean
+
+quickstart: install  ## plan, train and measure a small model on this machine
+	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
+
+test: install  ## everything but what needs a GPU
+	$(RUN) -m pytest -m "not gpu"
+
+unit: install  ## what needs no server, no framework and no SLURM: seconds
+	$(RUN) -m pytest -m "not gpu and not slurm and not frameworks and not postgres and not browser"
+
+lint: install
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy --strict wrapper
+
+benchmark: install  ## ratios for benchmarks/RESULTS.md
+	$(RUN) benchmarks/check_startup.py
+	$(RUN) benchmarks/memory_formula.py
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml tests/constraints.txt .ci/prerequisites
+	./.ci/prerequisites
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(RUN) -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt --editable '.[local,dev]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

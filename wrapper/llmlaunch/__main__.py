@@ -1,0 +1,5 @@
+"""`python -m llmlaunch` is the `llmlaunch` command."""
+
+from llmlaunch.cli.main import main
+
+main()

@@ -1,0 +1,54 @@
+"""Measured records from a JSON-lines file, refused with file and line where they are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.errors import UserError
+
+__all__ = ["read_records"]
+
+NEEDED = (
+    "id family peak_kind peak_bytes backend gpu model sequence_length micro_batch_size parallelism optimizer "
+    "recompute precision implementation"
+).split()
+SECTIONS = ("model", "parallelism", "optimizer", "recompute", "precision", "implementation")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All records of `path`, in file order.
+
+    Raises:
+        UserError: the file cannot be read, or a line is not a measurement record.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as failure:
+        why = failure.strerror if isinstance(failure, OSError) else "it is not UTF-8 text"
+        raise UserError(f"{path}: cannot be read: {why}; give a file of measurement records, one JSON a line") from None
+    records = [_record(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not records:
+        raise UserError(f"{path}: holds no record; give a file of measurement records, one JSON object a line")
+    return records
+
+
+def _record(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line, parse_constant=_refuse_constant)
+    except ValueError as failure:
+        raise UserError(f"{path}:{number}: is not JSON ({failure}); mend or remove the line") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path}:{number}: is not a JSON object; a measurement record is one object a line")
+    missing = [name for name in NEEDED if name not in record]
+    if missing:
+        raise UserError(f"{path}:{number}: lacks {', '.join(missing)}; null means not known, absent is refused")
+    wrong = [name for name in SECTIONS if not isinstance(record[name], dict)]
+    if wrong:
+        raise UserError(f"{path}:{number}: {', '.join(wrong)} must be an object")
+    return record
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of a measurement")

@@ -1,0 +1,42 @@
+"""`llmlaunch check`: validate, plan, show; submit nothing."""
+
+from __future__ import annotations
+
+import click
+
+from llmlaunch.cli.planned import Planned, planned, print_json, recipe_arguments
+from llmlaunch.store.location import store_exists
+
+__all__ = ["command"]
+
+
+@click.command("check")
+@recipe_arguments
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Validate and plan RECIPE; show memory by pipeline rank and term, the margin and the step time.
+
+    Exit code 0: safe. 2: the recipe is invalid. 3: no layout is safe.
+    """
+    from llmlaunch.planner.planning import explain_unsafe
+    from llmlaunch.report.plan_text import check_text
+
+    result = planned(recipe, overrides)
+    if as_json:
+        print_json(result.json)
+    else:
+        click.echo(check_text(result.recipe, result.plan))
+        for line in _seen_before(result):
+            click.echo(line)
+    if not result.plan.safe:
+        raise explain_unsafe(result.plan)
+    return 0
+
+
+def _seen_before(result: Planned) -> list[str]:
+    """The last true peaks of this recipe; the store is opened only where there is one."""
+    if not store_exists():
+        return []
+    from llmlaunch.cli.history import last_peaks_text
+
+    return last_peaks_text(result.recipe, result.plan)

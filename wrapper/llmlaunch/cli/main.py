@@ -1,0 +1,90 @@
+"""The `llmlaunch` command: loads one command's module at a time, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+
+import click
+
+from llmlaunch import __version__
+from llmlaunch.errors import UserError
+
+__all__ = ["cli", "main"]
+
+# command -> one line of help; the command itself is `command` in llmlaunch.cli.<name>, imported when it is used
+COMMANDS = {
+    "init": "Write a starter recipe.",
+    "check": "Validate and plan a recipe, show its memory and time; submit nothing.",
+    "plan": "Show the ranked layouts and why others were refused.",
+    "render": "Write the run directory.",
+    "submit": "Render, submit and record a run.",
+    "runs": "List the runs and what became of them.",
+    "collect": "Take the peaks of finished runs into the store.",
+    "measurements": "List, import and export measurements.",
+    "accuracy": "Score predictions against measured records.",
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module only when that command runs, so that `check` starts fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"llmlaunch.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="llmlaunch")
+def cli() -> None:
+    """Plan, launch and measure LLM training: memory predicted before the queue, true peaks learned from after it.
+
+    Start with `llmlaunch init`, then `llmlaunch check recipe.yaml` and `llmlaunch submit recipe.yaml`.
+    """
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 fine, 2 a person's mistake, 3 nothing safe, 4 the scheduler refused, 1 our own bug."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        result = cli.main(standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except UserError as mistake:
+        click.echo(f"error: {mistake}", err=True)
+        return mistake.exit_code
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as usage:
+        usage.show()
+        return usage.exit_code
+    except BrokenPipeError:
+        # the reader (head, less) went away: nothing is wrong, and nothing more can be said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:
+        traceback.print_exc()
+        click.echo(
+            f"\nThis is a bug of llmlaunch {__version__}, not yours. Please report it with the lines above and the "
+            "command you typed.",
+            err=True,
+        )
+        return 1
+
+
+if __name__ == "__main__":
+    main()

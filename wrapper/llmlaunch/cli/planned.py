@@ -1,0 +1,50 @@
+"""What check, plan, render and submit share: the recipe's arguments, and the way from them to a plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from llmlaunch.backends.base import Backend
+from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["Planned", "planned", "print_json", "recipe_arguments"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A recipe with its backend and plan. `json` is the shape `check --json` prints."""
+
+    recipe: Recipe
+    backend: Backend
+    plan: Plan
+    json: dict[str, Any]
+
+
+def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """RECIPE and any number of KEY=VALUE words."""
+    function = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")(function)
+    return click.argument("recipe", metavar="RECIPE", type=click.Path())(function)
+
+
+def planned(path: str, overrides: tuple[str, ...], baseline_bytes: int | None = None) -> Planned:
+    """Load, choose the backend, search. Raises UserError; the plan may be unsafe."""
+    from llmlaunch.backends.registry import backend_for
+    from llmlaunch.planner.plan_json import plan_json
+    from llmlaunch.planner.planning import make_plan
+    from llmlaunch.recipe.load import load_recipe
+
+    recipe = load_recipe(path, overrides)
+    backend = backend_for(recipe)
+    plan = make_plan(recipe, backend, baseline_bytes)
+    return Planned(recipe, backend, plan, plan_json(plan))
+
+
+def print_json(value: Any) -> None:
+    """The result alone on stdout."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,94 @@
+"""A plan for a person: verdict first, then memory by rank and term, time, and what was refused."""
+
+from __future__ import annotations
+
+from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.planner.plan import Candidate, Plan
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.report.text import gib, table
+from llmlaunch.timing.step import model_flops_per_token
+
+__all__ = ["check_text", "plan_text"]
+
+
+def check_text(recipe: Recipe, plan: Plan) -> str:
+    """What `llmlaunch check` prints."""
+    return "\n".join([*_headline(recipe, plan), "", *_memory(plan), "", *_time(recipe, plan), "", *_small_print(plan)])
+
+
+def plan_text(recipe: Recipe, plan: Plan) -> str:
+    """What `llmlaunch plan` prints: the same, with the runners-up and every reason for refusal."""
+    return "\n".join([check_text(recipe, plan), "", *_alternatives(plan), "", *_refused(plan)])
+
+
+def _headline(recipe: Recipe, plan: Plan) -> list[str]:
+    cluster, work = recipe.cluster, recipe.workload
+    return [
+        f"{recipe.name}: {plan.verdict}  {plan.layout.describe()}",
+        f"  {recipe.model.name} on {recipe.nodes} x {cluster.devices_per_node} {cluster.accelerator.name}, "
+        f"{work.global_batch_size} sequences of {work.sequence_length} tokens a step, {work.precision}, "
+        f"{recipe.backend.name}",
+    ]
+
+
+def _memory(plan: Plan) -> list[str]:
+    worst, kind = plan.estimate.worst, plan.estimate.peak_kind
+    shown = [name for name in worst.terms if any(r.terms[name] for r in plan.estimate.ranks)]
+    rows = [
+        [f"rank {r.pipeline_rank}", *(gib(r.terms[name]) for name in shown), gib(r.device_bytes)]
+        for r in _shown_ranks(plan)
+    ]
+    free = plan.limit.limit_bytes - worst.device_bytes
+    return [
+        f"Memory, GiB per device and pipeline rank; worst is rank {worst.pipeline_rank} with "
+        f"{gib(worst.device_bytes)} ({kind} peak) of {gib(plan.limit.limit_bytes)}, {gib(free)} to spare",
+        table(["", *(name.replace("_", " ") for name in shown), kind], rows),
+        f"  limit: {plan.limit.reason}; device memory {gib(plan.limit.memory_bytes)} GiB ({plan.limit.memory_source})",
+    ]
+
+
+def _shown_ranks(plan: Plan) -> list[RankEstimate]:
+    ranks = list(plan.estimate.ranks)
+    if len(ranks) <= 8:
+        return ranks
+    keep = {0, 1, len(ranks) - 2, len(ranks) - 1, plan.estimate.worst.pipeline_rank}
+    return [r for r in ranks if r.pipeline_rank in keep]
+
+
+def _time(recipe: Recipe, plan: Plan) -> list[str]:
+    seconds = plan.chosen.step_seconds
+    work = recipe.workload
+    flops = model_flops_per_token(recipe.model, work.sequence_length) * work.tokens_per_step
+    peak = recipe.cluster.accelerator.flops_per_second.get(work.precision)
+    mfu = f", MFU {flops / seconds / recipe.world_size / peak:.0%}" if peak else ""
+    shares = sorted(plan.step_terms.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name.replace('_', ' ')} {value / seconds:.0%}" for name, value in shares if value > 0.005 * seconds)
+    return [
+        f"Time, a first model: {seconds:.2f} s a step, {plan.chosen.tokens_per_second_per_gpu:,.0f} tokens/s per device"
+        f"{mfu}",
+        f"  {parts}",
+    ]
+
+
+def _small_print(plan: Plan) -> list[str]:
+    safe = plan.searched - sum(plan.refused.values())
+    lines = [f"Searched {plan.searched:,} layouts: {safe:,} are legal and safe (llmlaunch plan shows the others)"]
+    lines.append(f"Not modelled: {'; '.join(plan.not_modelled)}")
+    lines += [f"Assumed: {sentence}" for sentence in plan.assumptions]
+    return lines
+
+
+def _alternatives(plan: Plan) -> list[str]:
+    def row(place: int, c: Candidate) -> list[str]:
+        rate = f"{c.tokens_per_second_per_gpu:,.0f}"
+        return [f"{place}. {c.layout.describe()}", gib(c.device_bytes), f"{c.step_seconds:.2f}", rate]
+
+    rows = [row(i + 1, c) for i, c in enumerate((plan.chosen, *plan.alternatives))]
+    return ["Ranked layouts", table(["", "GiB worst rank", "s/step", "tokens/s/device"], rows)]
+
+
+def _refused(plan: Plan) -> list[str]:
+    if not plan.refused:
+        return ["Refused: none"]
+    ordered = sorted(plan.refused.items(), key=lambda item: -item[1])
+    return ["Refused", *(f"  {count:>9,}  {key}: {plan.refusal_sentences.get(key, '')}" for key, count in ordered)]

@@ -1,0 +1,30 @@
+"""Plain tables for the terminal: aligned columns, no colour, nothing to import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["gib", "percent", "table"]
+
+GIB = 2**30
+
+
+def gib(count: float) -> str:
+    """Bytes as GiB with as many digits as matter: 0.43, 7.21, 63.3."""
+    value = count / GIB
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
+    """Text columns: the first to the left, the others to the right. Trailing spaces are cut."""
+    lines = [list(head), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    out = []
+    for line in lines:
+        cells = [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
+        out.append((indent + "  ".join(cells)).rstrip())
+    return "\n".join(out)
