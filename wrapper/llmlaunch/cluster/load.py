@@ -1,0 +1,166 @@
+"""Cluster profiles: shipped ones by name, a site's own by path, or written inline in a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.assets import asset
+from llmlaunch.cluster.accelerators import find_accelerator
+from llmlaunch.cluster.profile import Accelerator, Cluster, Link
+from llmlaunch.cluster.schema import ClusterFile
+from llmlaunch.documents.validate import BadKey, dotted, given, known_and_nearest, validate
+from llmlaunch.documents.yaml_strict import Document, read_document
+from llmlaunch.errors import UserError
+
+__all__ = ["load_cluster", "profile_names", "profile_path"]
+
+_MAX_BASES = 8
+_TERA, _GIGA, _MICRO, _GIB = 1e12, 1e9, 1e-6, 2**30
+_REQUIRED = ("accelerator", "devices_per_node", "host_memory_gib", "links")
+
+
+def profile_names() -> tuple[str, ...]:
+    """The names of the shipped profiles, sorted."""
+    return tuple(sorted(path.stem for path in asset("slurm", "clusters").glob("*.yaml")))
+
+
+def profile_path(spec: str, base_dir: Path = Path()) -> Path:
+    """The file of a profile: a shipped name, or a path relative to `base_dir`. Raises `UserError` naming the known."""
+    shipped = asset("slurm", "clusters", f"{spec}.yaml")
+    if "/" not in spec and "\0" not in spec and shipped.is_file():
+        return shipped
+    if "/" in spec or spec.endswith((".yaml", ".yml", ".json")):
+        return base_dir / spec
+    near = known_and_nearest(spec, profile_names())
+    raise UserError(f"unknown cluster {spec!r}; {near} (or give the path of a profile)")
+
+
+def load_cluster(spec: str | Mapping[str, Any], base_dir: Path = Path()) -> Cluster:
+    """The cluster `spec` names or describes (`ClusterFile`); `base_dir` is where relative paths start.
+
+    Raises `UserError`; `BadKey` where a key of an inline mapping is wrong.
+    """
+    if isinstance(spec, str):
+        return _from_file(profile_path(spec, base_dir))
+    values = given(validate(ClusterFile, Document("cluster", "", spec, {}, {})))
+    base = values.pop("base", None)
+    inherited = _merged_file(profile_path(base, base_dir)) if base is not None else {}
+    return _cluster(_merge(inherited, values), str(values.get("name") or base or "inline"))
+
+
+def _from_file(path: Path) -> Cluster:
+    values = _merged_file(path)
+    try:
+        return _cluster(values, str(values.get("name") or path.stem))
+    except BadKey as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _merged_file(path: Path, depth: int = 0) -> dict[str, Any]:
+    """The values of a profile with those of its bases under them."""
+    document = read_document(path)
+    values = given(validate(ClusterFile, document))
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    if depth == _MAX_BASES:
+        raise UserError(
+            f"{document.where(('base',))}: base: more than {_MAX_BASES} profiles deep; does it name itself?"
+        )
+    try:
+        below = profile_path(base, path.parent)
+    except UserError as error:
+        raise UserError(f"{document.where(('base',))}: base: {error}") from None
+    return _merge(_merged_file(below, depth + 1), values)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, mapping by mapping; a name of an accelerator becomes the base of changes to it."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if key == "accelerator" and isinstance(value, dict) and isinstance(old, str):
+            old = {"base": old}
+        merged[key] = _merge(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
+    return merged
+
+
+def _cluster(values: Mapping[str, Any], name: str) -> Cluster:
+    for key in _REQUIRED:
+        if values.get(key) is None:
+            raise BadKey((), f"is missing `{key}`; give it, or `base:` with a profile that has it")
+    accelerator = _accelerator(values["accelerator"])
+    devices = values["devices_per_node"]
+    domain = values.get("nvlink_domain_devices") or devices
+    if domain % devices and devices % domain:
+        raise BadKey(
+            ("nvlink_domain_devices",),
+            f"{domain} devices are not whole nodes of {devices}; give a multiple of {devices}",
+        )
+    links = values["links"]
+    node = _link(links, "node")
+    return Cluster(
+        name=name,
+        accelerator=accelerator,
+        devices_per_node=devices,
+        host_memory_bytes=int(values["host_memory_gib"] * _GIB),
+        nvlink_domain_devices=domain,
+        node_link=node,
+        domain_link=_link(links, "domain") if links.get("domain") else node,
+        fabric_link=_link(links, "fabric"),
+        cpus_per_node=values.get("cpus_per_node"),
+        slurm=values.get("slurm") or {},
+        gpu_request=values.get("gpu_request") or ("none" if accelerator.kind == "cpu" else "gpus-per-node"),
+        environment=values.get("environment") or {},
+    )
+
+
+def _link(links: Mapping[str, Any], tier: str) -> Link:
+    link = links.get(tier) or {}
+    for key in ("gigabytes_per_second", "latency_microseconds"):
+        if link.get(key) is None:
+            raise BadKey(("links", tier, key), "is missing; give the speed of this tier")
+    speed, latency = link["gigabytes_per_second"] * _GIGA, link["latency_microseconds"] * _MICRO
+    return Link(speed, latency, bool(link.get("measured", False)))
+
+
+def _accelerator(spec: str | Mapping[str, Any]) -> Accelerator:
+    if isinstance(spec, str):
+        return _known(spec, ("accelerator",))
+    known = {key: value for key, value in spec.items() if value is not None}
+    flops = {key.removesuffix("_tflops"): value * _TERA for key, value in known.items() if key.endswith("_tflops")}
+    if "base" in known:
+        device = _known(known["base"], ("accelerator", "base"))
+    else:
+        device = _new_accelerator(known, flops)
+    changes: dict[str, Any] = {key: known[key] for key in ("name", "kind", "compute_capability") if key in known}
+    if "memory_gib" in known:
+        changes |= {
+            "memory_bytes": int(known["memory_gib"] * _GIB),
+            "memory_source": "given in the cluster's own profile",
+        }
+    if "memory_gigabytes_per_second" in known:
+        changes["memory_bytes_per_second"] = known["memory_gigabytes_per_second"] * _GIGA
+    return replace(device, flops_per_second={**device.flops_per_second, **flops}, **changes)
+
+
+def _known(name: str, key: tuple[str, ...]) -> Accelerator:
+    try:
+        return find_accelerator(name)
+    except UserError as error:
+        raise BadKey(key, str(error)) from None
+
+
+def _new_accelerator(values: Mapping[str, Any], flops: Mapping[str, float]) -> Accelerator:
+    missing = [key for key in ("name", "kind", "memory_gib", "memory_gigabytes_per_second") if key not in values]
+    if not flops:
+        missing.append("bf16_tflops")
+    if missing:
+        raise BadKey(
+            ("accelerator",),
+            f"is missing {', '.join(missing)}; give {dotted(('accelerator', 'base'))} or describe it in full",
+        )
+    return Accelerator(values["name"], values["kind"], 0, "", {}, 0.0)

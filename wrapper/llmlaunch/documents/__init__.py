@@ -1,0 +1,1 @@
+"""Files that people write: read strictly, every value knowing the line it stands on."""

@@ -1,0 +1,125 @@
+"""Text that people write and that ends up in scripts, job names and environments: what is allowed where.
+
+Everything here is a pydantic type, or a check one is made of; a check returns the value or raises `ValueError`
+with a sentence that says how to mend it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, WithJsonSchema
+
+__all__ = [
+    "EnvironmentName",
+    "EnvironmentValue",
+    "Line",
+    "Name",
+    "PathText",
+    "SecretName",
+    "SlurmOption",
+    "SlurmValue",
+    "secret_in",
+]
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SECRET_WORDS = r"TOKEN|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?"
+_SECRET_NAME = re.compile(rf"(.*_)?({_SECRET_WORDS})", re.IGNORECASE)
+_ASSIGNMENT = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=(?=[^\s$,;])(?![\"']?\$)")
+_MAX_LINE = 4096
+
+# set by the launcher and by torchrun on every node; another value would break the rendezvous
+_RESERVED = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+# options whose value follows from the recipe itself
+_OWNED_OPTIONS = {
+    "nodes": "the number of nodes is `nodes:` of the recipe",
+    "ntasks": "each node runs one task, which starts the trainers",
+    "ntasks-per-node": "each node runs one task, which starts the trainers",
+}
+
+
+def secret_in(text: str) -> str | None:
+    """The name of a variable in `text` that looks like a secret and is given a literal value, if there is one."""
+    return next((name for name in _ASSIGNMENT.findall(text) if _SECRET_NAME.fullmatch(name)), None)
+
+
+def _line(text: str) -> str:
+    if _CONTROL.search(text):
+        raise ValueError("contains a line break or control character; write it in one line")
+    if len(text) > _MAX_LINE:
+        raise ValueError(f"is longer than {_MAX_LINE} characters; shorten it")
+    return text
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(
+            "must be a safe file and job name: 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.' or '-'"
+        )
+    return text
+
+
+def _path(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty; give a path or remove the line")
+    if text.startswith("-"):
+        raise ValueError("must not begin with '-', it would be read as an option; write ./ before it")
+    return _line(text)
+
+
+def _slurm_option(text: str) -> str:
+    if text in _OWNED_OPTIONS:
+        raise ValueError(f"is not set here: {_OWNED_OPTIONS[text]}; remove it")
+    if not _OPTION.fullmatch(text):
+        fixed = text.lower().lstrip("-").replace("_", "-")
+        hint = f"write {fixed}" if _OPTION.fullmatch(fixed) else "use letters, digits and '-'"
+        raise ValueError(f"is not a long option of sbatch without its dashes; {hint}")
+    return text
+
+
+def _slurm_value(value: Any) -> Any:
+    if isinstance(value, str):
+        name = secret_in(value)
+        if name is not None:
+            raise ValueError(f"gives {name} a literal value, which would be written to the job script; {_LIST_IT}")
+        return _line(value)
+    if isinstance(value, (int, bool)):
+        return value
+    raise ValueError('must be text, a whole number, or true (an option without a value); quote it: "..."')
+
+
+_LIST_IT = "list the name under secrets: and set the variable where you submit"
+
+
+def _environment_name(text: str) -> str:
+    if not _VARIABLE.fullmatch(text):
+        raise ValueError("is not a name of an environment variable; use letters, digits and '_'")
+    if text in _RESERVED or text.startswith("LLMLAUNCH_"):
+        raise ValueError("is set by the launcher itself; remove it")
+    return text
+
+
+def _literal_name(text: str) -> str:
+    if _SECRET_NAME.fullmatch(text):
+        raise ValueError(f"looks like a secret, which must not stand in a recipe; {_LIST_IT}")
+    return _environment_name(text)
+
+
+def _environment_value(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ValueError('must be text: quote it: "..."')
+    return _line(str(value))
+
+
+Line = Annotated[str, AfterValidator(_line)]
+Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})]
+PathText = Annotated[str, AfterValidator(_path)]
+SlurmOption = Annotated[str, AfterValidator(_slurm_option)]
+SlurmValue = Annotated[Any, AfterValidator(_slurm_value), WithJsonSchema({"type": ["string", "integer", "boolean"]})]
+SecretName = Annotated[str, AfterValidator(_environment_name)]
+EnvironmentName = Annotated[str, AfterValidator(_literal_name)]
+EnvironmentValue = Annotated[Any, AfterValidator(_environment_value), WithJsonSchema({"type": ["string", "integer"]})]

@@ -1,0 +1,218 @@
+"""From pydantic's errors to sentences that name the file, the line, the key and the fix."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from llmlaunch.documents.yaml_strict import Document, KeyPath
+from llmlaunch.errors import UserError
+
+__all__ = ["BadKey", "StrictModel", "dotted", "given", "known_and_nearest", "report", "validate"]
+
+MAX_PROBLEMS = 5
+_PRIVATE = ("environment", "export")  # values that may be secrets are never repeated in a message
+_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?")
+
+Model = TypeVar("Model", bound=BaseModel)
+Problem = tuple[KeyPath, str]
+
+
+class BadKey(UserError):
+    """A wrong value at `key` of a mapping; the caller knows which file the mapping stands in."""
+
+    def __init__(self, key: KeyPath, problem: str) -> None:
+        super().__init__(f"{dotted(key)}: {problem}" if key else problem)
+        self.key, self.problem = key, problem
+
+
+class StrictModel(BaseModel):
+    """Nothing unknown, nothing converted, nothing infinite. Built only when first used: starting must be quick."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True, populate_by_name=True
+    )
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """`("backend", "extra_args", 0)` as `backend.extra_args[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{_clean(part)}"
+    return text.lstrip(".")
+
+
+def given(model: BaseModel) -> dict[str, Any]:
+    """What was written, without the defaults, as plain values."""
+    return {name: _plain(getattr(model, name)) for name in model.model_fields_set}
+
+
+def _plain(value: Any) -> Any:
+    return given(value) if isinstance(value, BaseModel) else value
+
+
+def known_and_nearest(word: str, known: Sequence[str]) -> str:
+    """The end of a sentence about an unknown word: the nearest known one, else all of them."""
+    near = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1, cutoff=0.6)
+    near = near or difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+
+
+def validate(schema: type[Model], document: Document, hints: Mapping[KeyPath, str] | None = None) -> Model:
+    """`document` as `schema`, or one `UserError` with the first few problems, one line each.
+
+    `hints` are the sentences for keys that are unknown for a reason worth telling.
+    """
+    try:
+        return schema.model_validate(document.value)
+    except ValidationError as error:
+        problems = [_problem(schema, document, dict(e), hints or {}) for e in error.errors(include_url=False)]
+    raise report(document, problems)
+
+
+def report(document: Document, problems: Sequence[Problem]) -> UserError:
+    """One error for several problems, in the order of the file."""
+    lines = list(dict.fromkeys(_line(document, path, text) for path, text in problems))
+    if len(lines) > MAX_PROBLEMS:
+        more = len(lines) - MAX_PROBLEMS
+        lines = [*lines[:MAX_PROBLEMS], f"{document.name}: and {more} more"]
+    return UserError("\n".join(lines))
+
+
+def _line(document: Document, path: KeyPath, text: str) -> str:
+    return f"{document.where(path)}: {dotted(path)}: {text}" if path else f"{document.where()}: {text}"
+
+
+def _problem(
+    schema: type[BaseModel], document: Document, error: Mapping[str, Any], hints: Mapping[KeyPath, str]
+) -> Problem:
+    # loc carries "(tag)" for the branch of a union and "[key]" for the key of a mapping, beside the real path
+    path: KeyPath = tuple(p for p in error["loc"] if isinstance(p, int) or not p.startswith(("(", "[")))
+    owner, field = _find(schema, path)
+    kind, value = error["type"], error.get("input")
+    if kind == "extra_forbidden":
+        if path in hints:
+            return path, hints[path]
+        return path, f"is not a known key; {known_and_nearest(str(path[-1]), _keys(owner))}"
+    if kind == "missing":
+        about = f" ({_first_sentence(field.description)})" if field is not None and field.description else ""
+        return path, f"is missing; add `{path[-1]}:`{about}"
+    if kind == "value_error":
+        return path, str(error["ctx"]["error"])
+    shown = "" if any(p in _PRIVATE for p in path) else f", not {_describe(value)}"
+    return path, f"{_expected(kind, error, field)}{shown}{_trap(document, path, kind, value)}"
+
+
+def _expected(kind: str, error: Mapping[str, Any], field: FieldInfo | None) -> str:
+    if kind in ("literal_error", "union_tag_invalid"):
+        return f"must be one of {error.get('ctx', {}).get('expected', '')}".replace("'", "").replace(" or ", ", ")
+    if kind.startswith(("int_", "float_", "greater_", "less_", "finite_")):
+        noun = "a whole number" if _whole(kind, field) else "a finite number"
+        return f"must be {noun}{_range(field, error)}"
+    words = {
+        "string_type": "must be text",
+        "bool_type": "must be true or false",
+        "list_type": "must be a list",
+        "dict_type": "must be a mapping",
+        "model_type": "must be a mapping",
+        "model_attributes_type": "must be a mapping",
+    }
+    return words.get(kind, str(error["msg"]))
+
+
+def _whole(kind: str, field: FieldInfo | None) -> bool:
+    return kind.startswith("int_") or (field is not None and "int" in str(field.annotation))
+
+
+def _range(field: FieldInfo | None, error: Mapping[str, Any]) -> str:
+    bounds = dict(error.get("ctx") or {})
+    for constraint in field.metadata if field is not None else ():
+        bounds |= {n: getattr(constraint, n) for n in ("ge", "gt", "le", "lt") if hasattr(constraint, n)}
+    low = f"at least {bounds['ge']}" if "ge" in bounds else f"above {bounds['gt']}" if "gt" in bounds else ""
+    high = f"at most {bounds['le']}" if "le" in bounds else f"below {bounds['lt']}" if "lt" in bounds else ""
+    both = " and ".join(part for part in (low, high) if part)
+    return f", {both}" if both else ""
+
+
+def _trap(document: Document, path: KeyPath, kind: str, value: Any) -> str:
+    """What YAML made of it, where that is the likely mistake."""
+    raw = document.raw.get(path)
+    if kind == "string_type" and raw is not None and value is not None:
+        return f'; YAML reads an unquoted {raw} as {_describe(value)}: quote it: "{raw}"'
+    if isinstance(value, str) and kind.startswith(("int_", "float_")):
+        if raw is not None and _NUMBER.fullmatch(raw) and "e" in raw.lower():
+            return (
+                f"; YAML reads {raw} as text: write {_with_point(raw)} or {_written_out(raw)}"
+                if kind.startswith("float_")
+                else f"; YAML reads {raw} as text: write {_written_out(raw)}"
+            )
+        if raw is None and _NUMBER.fullmatch(value):
+            return "; remove the quotes"
+    if value is None:
+        return "; give it a value or remove the line"
+    return ""
+
+
+def _with_point(raw: str) -> str:
+    number, _, exponent = raw.lower().partition("e")
+    sign = "" if exponent.startswith(("+", "-")) else "+"
+    return f"{number if '.' in number else number + '.0'}e{sign}{exponent}"
+
+
+def _written_out(raw: str) -> str:
+    if abs(int(raw.lower().partition("e")[2])) > 18:
+        return "it out"
+    number = float(raw.replace("_", ""))
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
+def _find(schema: type[BaseModel], path: KeyPath) -> tuple[type[BaseModel], FieldInfo | None]:
+    """The model that owns the last key of `path`, and that key's field."""
+    owner, field = schema, None
+    for part in path:
+        if field is not None:
+            inner = _model_in(field.annotation)
+            if inner is None:
+                return owner, None
+            owner = inner
+        field = {(f.alias or name): f for name, f in owner.model_fields.items()}.get(str(part))
+        if field is None:
+            return owner, None
+    return owner, field
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((m for m in map(_model_in, get_args(annotation)) if m is not None), None)
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    return [f.alias or name for name, f in model.model_fields.items()]
+
+
+def _describe(value: Any) -> str:
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = ascii(value) if isinstance(value, str) else str(value) if value == value else ".nan"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _clean(key: str) -> str:
+    shown = key if key.isprintable() and key else ascii(key)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+def _first_sentence(text: str) -> str:
+    return text.split(". ")[0].rstrip(".")

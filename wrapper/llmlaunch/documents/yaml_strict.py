@@ -1,0 +1,234 @@
+"""Strict YAML: safe, small, without surprises, and with a place for every value.
+
+YAML 1.1, which PyYAML reads, has traps that a recipe must not fall into: the last of two equal keys wins,
+`12:30:00` is a number in base 60, `010` is eight, `1e9` is text, `no` is false. Duplicate keys, tags, anchors and
+the first two kinds of number are refused here; the others are kept with their raw text, so that whoever knows
+which type a field has can say what went wrong.
+
+The event stream is read instead of `yaml.load`: it tells an explicit tag from a resolved one, and nothing is
+ever constructed but dicts, lists, text, numbers, booleans and None.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llmlaunch.errors import UserError
+
+__all__ = ["MAX_BYTES", "Document", "KeyPath", "parse_document", "parse_value", "read_document", "read_text"]
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+
+KeyPath = tuple[str | int, ...]
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TAG = "tag:yaml.org,2002:"
+_BOOLEANS = {"yes": True, "no": False, "true": True, "false": False, "on": True, "off": False}
+_OCTAL = re.compile(r"[-+]?0[0-9_]+")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file. `places` says where each value stands ("recipe.yaml:12"), `raw` holds unquoted scalars as
+    they were written, both by the path of keys from the top."""
+
+    name: str
+    text: str
+    value: Any
+    places: Mapping[KeyPath, str]
+    raw: Mapping[KeyPath, str]
+
+    def where(self, path: KeyPath = ()) -> str:
+        """The place of the value at `path`, or of the nearest enclosing one that exists."""
+        for length in range(len(path), -1, -1):
+            place = self.places.get(path[:length])
+            if place is not None:
+                return place
+        return self.name
+
+
+def read_text(path: Path) -> str:
+    """The text of a small UTF-8 file.
+
+    Raises `UserError` for a directory, a device, an unreadable or missing file, more than MAX_BYTES (seen before
+    anything is read), and for what is not text.
+    """
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise UserError(f"{path}: is a directory; name the file in it")
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path}: is not a regular file; give the path of a file")
+        if status.st_size > MAX_BYTES:
+            size = status.st_size / 2**20
+            raise UserError(
+                f"{path}: is {size:.1f} MiB, more than the {MAX_BYTES >> 20} MiB allowed here; is it the right file?"
+            )
+        with open(path, "rb") as file:  # noqa: PTH123  (the path may hold undecodable bytes)
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the path and its rights") from None
+    except ValueError as error:  # a NUL in the path itself
+        raise UserError(f"{str(path)!r}: is not a usable path: {error}") from None
+    if len(data) > MAX_BYTES:
+        raise UserError(f"{path}: is more than the {MAX_BYTES >> 20} MiB allowed here; is it the right file?")
+    if b"\0" in data:
+        raise UserError(f"{path}: contains a NUL byte; it is not a text file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}:{line}: is not UTF-8 text; save the file as UTF-8") from None
+
+
+def read_document(path: Path) -> Document:
+    """Read and parse a YAML (or JSON) file whose top level is a mapping."""
+    return parse_document(read_text(path), str(path))
+
+
+def parse_document(text: str, name: str) -> Document:
+    """Parse YAML text whose top level is a mapping; `name` is how messages call the file."""
+    document = _Parser(text, name).parse()
+    if document.value is None:
+        raise UserError(f"{name}: is empty; write `key: value` lines")
+    if not isinstance(document.value, dict):
+        kind = "a list" if isinstance(document.value, list) else "a single value"
+        raise UserError(f"{document.where()}: the file is {kind}, not a mapping; write `key: value` lines")
+    return document
+
+
+def parse_value(text: str, name: str) -> Document:
+    """Parse one YAML value, of any kind; every place is `name` itself (for words of a command line)."""
+    document = _Parser(text, name, numbered=False).parse()
+    return document
+
+
+class _Parser:
+    """Events to plain values. One use."""
+
+    def __init__(self, text: str, name: str, numbered: bool = True) -> None:
+        self.text, self.name, self.numbered = text, name, numbered
+        self.places: dict[KeyPath, str] = {}
+        self.raw: dict[KeyPath, str] = {}
+        self.loader: Any = None
+
+    def parse(self) -> Document:
+        try:
+            self.loader = _Loader(self.text)
+            try:
+                value = self._documents()
+            finally:
+                self.loader.dispose()
+        except yaml.YAMLError as error:
+            raise UserError(self._syntax(error)) from None
+        except UnicodeError:  # surrogates: a command line that was not UTF-8
+            raise UserError(f"{self.name}: is not UTF-8 text") from None
+        return Document(self.name, self.text, value, self.places, self.raw)
+
+    def _documents(self) -> Any:
+        self.loader.get_event()  # stream start
+        event = self.loader.get_event()
+        value = None
+        if isinstance(event, yaml.DocumentStartEvent):
+            value = self._value(self.loader.get_event(), ())
+            self.loader.get_event()  # document end
+            event = self.loader.get_event()
+        if not isinstance(event, yaml.StreamEndEvent):
+            raise self._error(event, "a second document begins here; keep one document in the file")
+        return value
+
+    def _value(self, event: Any, path: KeyPath) -> Any:
+        self.places.setdefault(path, self._place(event))
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            raise self._error(event, "anchors (&) and aliases (*) are not accepted; write the value out")
+        if event.tag is not None:
+            raise self._error(event, f"the YAML tag {_short(event.tag)} is not accepted; remove it")
+        if len(path) > MAX_DEPTH:
+            raise self._error(event, f"nested more than {MAX_DEPTH} levels deep; a file of this kind is flat")
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(path)
+        return self._scalar(event, path)
+
+    def _mapping(self, path: KeyPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        while not isinstance(event := self.loader.get_event(), yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
+                raise self._error(event, "a key must be plain text")
+            key = event.value  # as written: `on:` and `010:` are keys like any other
+            if key in result:
+                first = self.places[(*path, key)]
+                raise self._error(event, f"the key {_short(key)} stands twice (first at {first}); remove one")
+            if key == "<<":
+                raise self._error(event, "merge keys (<<) are not accepted; write the values out")
+            self.places[(*path, key)] = self._place(event)
+            result[key] = self._value(self.loader.get_event(), (*path, key))
+        return result
+
+    def _sequence(self, path: KeyPath) -> list[Any]:
+        result: list[Any] = []
+        while not isinstance(event := self.loader.get_event(), yaml.SequenceEndEvent):
+            result.append(self._value(event, (*path, len(result))))
+        return result
+
+    def _scalar(self, event: Any, path: KeyPath) -> Any:
+        if not event.implicit[0]:  # quoted, or a block of text
+            return event.value
+        text = event.value
+        self.raw[path] = text
+        tag = self.loader.resolve(yaml.ScalarNode, text, (True, False)).removeprefix(_TAG)
+        if tag == "null":
+            return None
+        if tag == "bool":
+            return _BOOLEANS[text.lower()]
+        if tag not in ("int", "float"):
+            return text
+        if ":" in text:
+            raise self._error(event, f'YAML reads {text} as a number in base 60; quote it: "{text}"')
+        if _OCTAL.fullmatch(text) and tag == "int":
+            raise self._error(
+                event, f'YAML reads {text} as an octal number; write it without the 0, or quote it: "{text}"'
+            )
+        try:
+            return _number(text, tag)
+        except ValueError:
+            raise self._error(event, f"{_short(text)} is not a usable number") from None
+
+    def _place(self, event: Any) -> str:
+        return f"{self.name}:{event.start_mark.line + 1}" if self.numbered else self.name
+
+    def _error(self, event: Any, problem: str) -> UserError:
+        return UserError(f"{self._place(event)}: {problem}")
+
+    def _syntax(self, error: yaml.YAMLError) -> str:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        place = f"{self.name}:{mark.line + 1}" if mark is not None and self.numbered else self.name
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be parsed"
+        fix = "; indent with spaces, not tabs" if "'\\t'" in str(problem) else ""
+        return f"{place}: is not valid YAML: {' '.join(str(problem).split())}{fix}"
+
+
+def _number(text: str, tag: str) -> int | float:
+    plain = text.replace("_", "")
+    if tag == "int":
+        number = int(plain, 0)
+        if abs(number) >= 2**63:
+            raise ValueError("does not fit 64 bits")
+        return number
+    lowered = plain.lower().lstrip("+-")
+    if lowered in (".inf", ".nan"):
+        return float(plain.lower().replace(".", ""))
+    return float(plain)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,114 @@
+"""Finding a model shape: a shipped preset by name, a Hugging Face config by path, or written inline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.assets import asset
+from llmlaunch.documents.validate import BadKey, given, known_and_nearest, validate
+from llmlaunch.documents.yaml_strict import Document
+from llmlaunch.errors import UserError
+from llmlaunch.models.huggingface import read_config
+from llmlaunch.models.schema import ShapeFile, check_shape
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
+
+__all__ = ["find_model", "load_preset", "preset_names", "resolve_model"]
+
+_REQUIRED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
+
+
+def preset_names() -> tuple[str, ...]:
+    """The names of the shipped model shapes, sorted."""
+    return tuple(sorted(path.stem for path in asset("recipes", "models").glob("*.json")))
+
+
+def load_preset(name: str) -> ModelShape:
+    """A shipped shape. Raises `UserError` naming the known ones."""
+    names = preset_names()
+    if name not in names:
+        raise UserError(f"unknown model {name!r}; {known_and_nearest(name, names)} (or give the path of a config.json)")
+    data = json.loads(asset("recipes", "models", f"{name}.json").read_text(encoding="utf-8"))
+    return _shape(data["shape"] | {"name": name})
+
+
+def find_model(spec: str | Mapping[str, Any], base_dir: Path = Path()) -> ModelShape:
+    """The shape `spec` names: a preset, the path of a `config.json` or of its folder (relative to `base_dir`), or
+    an inline mapping (`ShapeFile`). Raises `UserError`; `BadKey` where a key of the mapping is wrong."""
+    return resolve_model(spec, base_dir)[0]
+
+
+def resolve_model(
+    spec: str | Mapping[str, Any], base_dir: Path = Path(), default_positions: int | None = None
+) -> tuple[ModelShape, tuple[str, ...]]:
+    """`find_model` and the notes on what was assumed. `default_positions` is `max_position_embeddings` where an
+    inline shape does not say it."""
+    if isinstance(spec, str):
+        return _named(spec, base_dir)
+    document = Document("model", "", spec, {}, {})
+    written = given(validate(ShapeFile, document))
+    base = written.pop("base", None)
+    shape, notes = _named(base, base_dir) if base is not None else (None, ())
+    values = asdict(shape) if shape is not None else {}
+    return _complete(values, written, base, default_positions), notes
+
+
+def _named(spec: str, base_dir: Path) -> tuple[ModelShape, tuple[str, ...]]:
+    if spec in preset_names():
+        return load_preset(spec), ()
+    looks_like_path = "/" in spec or spec.endswith(".json") or spec in (".", "..")
+    path = base_dir / spec
+    try:
+        found = looks_like_path or path.exists()
+    except (OSError, ValueError):
+        found = False
+    return read_config(path) if found else (load_preset(spec), ())
+
+
+def _complete(
+    values: dict[str, Any], written: dict[str, Any], base: str | None, default_positions: int | None
+) -> ModelShape:
+    """Base values and written ones together, with what follows from them."""
+    values = values | {key: value for key, value in written.items() if value is not None}
+    for key in _REQUIRED:
+        if key not in values:
+            raise BadKey((), f"is missing `{key}`; give it, or `base:` with a preset that has it")
+    heads, hidden = values["num_attention_heads"], values["hidden_size"]
+    values.setdefault("num_query_groups", heads)
+    if "head_dim" not in written and (
+        "head_dim" not in values or {"hidden_size", "num_attention_heads"} & written.keys()
+    ):
+        if hidden % heads:
+            raise BadKey(
+                ("num_attention_heads",),
+                f"hidden_size {hidden} is not divisible by {heads} heads; "
+                f"give head_dim, or a number of heads that divides it",
+            )
+        values["head_dim"] = hidden // heads
+    if "max_position_embeddings" not in values:
+        if default_positions is None:
+            raise BadKey((), "is missing `max_position_embeddings`")
+        values["max_position_embeddings"] = default_positions
+    if values.get("moe") is not None and (written.get("moe") is not None or "num_layers" in written):
+        values["moe"] = dict(values["moe"])
+        explicit = (written.get("moe") or {}).get("layer_pattern")
+        pattern = values["moe"].get("layer_pattern") or ()
+        if explicit is None and len(pattern) != values["num_layers"] and all(pattern):
+            values["moe"]["layer_pattern"] = (1,) * values["num_layers"]
+    values["name"] = f"{base} changed" if base else "inline"
+    return check_shape(_shape(values))
+
+
+def _shape(values: Mapping[str, Any]) -> ModelShape:
+    """A shape from plain values, as presets and inline mappings give them."""
+    plain = dict(values)
+    if plain.get("moe") is not None:
+        moe = {"shared_expert_ffn_hidden_size": 0} | dict(plain["moe"])
+        moe["layer_pattern"] = tuple(moe.get("layer_pattern") or (1,) * plain["num_layers"])
+        plain["moe"] = MoeShape(**moe)
+    if plain.get("mla") is not None:
+        plain["mla"] = MlaShape(**plain["mla"])
+    return ModelShape(**plain)
