@@ -52,13 +52,17 @@ def _attention(job: Job, rows: RankColumns) -> FloatColumn:
         groups = np.maximum(shape.num_query_groups, t) * shape.head_dim
         whole = 0.0
         split_by_t = e * (2.0 * shape.query_width + 2.0 * groups) + 4.0 * heads
-    bytes_ = n * ((2.0 * e * h + 4.0 + dropout_mask(shape)) / split + whole / split + split_by_t / t)
-    if job.facts.attention_scores_saved:
-        # probabilities, and with dropout their mask and the dropped copy: Korthikanti et al., section 4.1
-        copies = 2.0 * e + 1.0 if shape.attention_dropout > 0 else e
-        scores = copies * heads * n * job.workload.sequence_length / t
-        bytes_ = bytes_ + np.where(rows.layouts.recompute == RECOMPUTE_NONE, scores, 0.0)
-    return bytes_
+    return n * ((2.0 * e * h + 4.0 + dropout_mask(shape)) / split + whole / split + split_by_t / t)
+
+
+def _scores(job: Job, rows: RankColumns) -> FloatColumn:
+    """Bytes of the s x s probabilities of one layer where attention is unfused, with dropout their mask and the dropped
+    copy too (Korthikanti et al., section 4.1). Recomputing anything recomputes these."""
+    shape, e = job.shape, job.facts.activation_bytes
+    if not job.facts.attention_scores_saved:
+        return np.zeros(len(rows))
+    copies = 2.0 * e + 1.0 if shape.attention_dropout > 0 else e
+    return copies * shape.num_attention_heads * tokens(job, rows) * job.workload.sequence_length / rows.layouts.tensor
 
 
 def _mlp_width_bytes(job: Job) -> float:
@@ -89,7 +93,7 @@ def _mlp(job: Job, rows: RankColumns, mixture: bool) -> FloatColumn:
 
 
 def layer_bytes(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
-    """(dense layer, mixture layer) for one micro-batch, nothing recomputed but core attention where asked."""
+    """(dense layer, mixture layer) for one micro-batch with nothing recomputed, attention scores apart."""
     attention = _attention(job, rows)
     dense = attention + _mlp(job, rows, mixture=False)
     if job.shape.moe is None:
@@ -116,8 +120,10 @@ def kept_activations(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
     """
     dense, moe = layer_bytes(job, rows)
     n, split, e = tokens(job, rows), sequence_split(rows), job.facts.activation_bytes
-    whole = rows.dense_layers * dense + rows.moe_layers * moe
-    inputs = (rows.dense_layers + rows.moe_layers) * n * e * job.shape.hidden_size / split
+    layers = rows.dense_layers + rows.moe_layers
+    scores = np.where(rows.layouts.recompute == RECOMPUTE_NONE, layers * _scores(job, rows), 0.0)
+    whole = rows.dense_layers * dense + rows.moe_layers * moe + scores
+    inputs = layers * n * e * job.shape.hidden_size / split
     kept = np.where(rows.layouts.recompute == RECOMPUTE_FULL, inputs, whole) * in_flight(rows)
     # int64 token ids, their labels, positions and loss mask; dropout's mask where the embedding has one
     embedding = n * (32.0 + dropout_mask(job.shape) / split)
@@ -150,4 +156,5 @@ def layer_working_set(job: Job, rows: RankColumns) -> FloatColumn:
     matrix = 0.0 if job.facts.weight_gradient_fused else job.facts.activation_bytes * largest_matrix(job, rows)
     dense, moe = layer_bytes(job, rows)
     again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, np.maximum(dense, moe), 0.0)
+    again += np.where(rows.layouts.recompute == RECOMPUTE_NONE, 0.0, _scores(job, rows))
     return np.maximum(gradients, matrix) + again
