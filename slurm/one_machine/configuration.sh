@@ -1,0 +1,146 @@
+# Everything SLURM reads, written below $DIR. Sourced by cluster.sh.
+# shellcheck shell=bash
+
+write_configuration() {
+  local host i
+  host=$(hostname -s)
+  mkdir "$DIR" || die "cannot make $DIR"
+  touch "$DIR/.llmlaunch-slurm"
+  mkdir "$DIR"/{etc,run,log,dev}
+  mkdir -m 700 "$DIR"/{state,spool}
+  node_kind > "$DIR/etc/kind.new" && mv "$DIR/etc/kind.new" "$DIR/etc/kind"
+  echo "$NODES $ACCOUNTING" > "$DIR/etc/size"
+  (umask 077 && head -c 128 /dev/urandom > "$DIR/etc/munge.key")
+  {
+    echo "127.0.0.1 localhost $host"
+    for ((i = 1; i <= NODES; i++)); do echo "127.0.0.1 $(node_name "$i")"; done
+  } > "$DIR/etc/hosts"
+  {
+    controller_lines "$host"
+    [ "$ACCOUNTING" = 0 ] || accounting_lines
+    node_lines "$host"
+  } > "$SLURM_CONF"
+  write_gres
+  [ "$ACCOUNTING" = 0 ] || write_slurmdbd_conf
+}
+
+# A GPU must be a device file; a link to one will do, and needs neither mknod nor root.
+write_gres() {
+  local i
+  echo "AutoDetect=off" > "$DIR/etc/gres.conf"
+  [ "$GPUS" -gt 0 ] || return 0
+  for ((i = 0; i < GPUS; i++)); do ln -s /dev/null "$DIR/dev/nvidia$i"; done
+  echo "NodeName=$(node_names "$NODES") Name=gpu Type=$GPU_TYPE File=$DIR/dev/nvidia[0-$((GPUS - 1))]" >> "$DIR/etc/gres.conf"
+}
+
+# With these two, slurmctld and srun listen on the address of their host's name alone. The nodes call
+# slurmctld at 127.0.0.1, and step daemons call srun back at the address its connection came from, which on
+# loopback is always 127.0.0.1. Where the host's name is another address (127.0.1.1 on a stock Debian) nobody
+# would be reached and every srun would hang: there they have to listen on all addresses.
+communication_line() {
+  [ "$(getent ahostsv4 "$1" | awk 'NR == 1 {print $1}')" != 127.0.0.1 ] ||
+    echo "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny"
+}
+
+# Why some of these values:
+#   cred_expire         a requeued job may start again only after so many seconds; 5 is the least SLURM takes
+#   SlurmdPidFile       in spool/, not run/: it holds the number inside the node's own namespace
+#   EnforcePartLimits   a request that can never run is refused at once, as on a well-kept site
+#   JobCompType         a line for each finished job, so that `sacct -c` answers without slurmdbd
+#   *Timeout, *Wait     short, so that a dead node is noticed in seconds; a site has minutes
+controller_lines() {
+  cat << CONF
+ClusterName=llmlaunch
+SlurmctldHost=$1(127.0.0.1)
+SlurmctldPort=$BASE_PORT
+SlurmUser=$(id -un)
+SlurmdUser=$(id -un)
+AuthType=auth/munge
+AuthInfo=socket=$DIR/run/munge.sock,cred_expire=5
+$(communication_line "$1")
+StateSaveLocation=$DIR/state
+SlurmdSpoolDir=$DIR/spool/%n
+SlurmctldPidFile=$DIR/run/slurmctld.pid
+SlurmdPidFile=$DIR/spool/slurmd.%n.pid
+SlurmctldLogFile=$DIR/log/slurmctld.log
+SlurmdLogFile=$DIR/log/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+MailProg=/bin/true
+GresTypes=gpu
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=100
+SlurmdParameters=config_overrides
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0,sched_min_interval=0
+PriorityType=priority/multifactor
+EnforcePartLimits=ALL
+ReturnToService=2
+SlurmdTimeout=10
+SlurmctldTimeout=10
+BatchStartTimeout=10
+MessageTimeout=10
+TCPTimeout=2
+KillWait=5
+UnkillableStepTimeout=20
+CompleteWait=0
+InactiveLimit=0
+JobCompType=jobcomp/filetxt
+JobCompLoc=$DIR/log/jobcomp.txt
+CONF
+}
+
+# For connections to slurmdbd the munge socket is taken from AccountingStoragePass, not from AuthInfo.
+accounting_lines() {
+  local tres=""
+  [ "$GPUS" = 0 ] || tres="AccountingStorageTRES=gres/gpu,gres/gpu:$GPU_TYPE"
+  cat << CONF
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort=$((BASE_PORT + 1))
+AccountingStoragePass=$DIR/run/munge.sock
+AccountingStorageEnforce=associations,limits,qos
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=5
+$tres
+CONF
+}
+
+# All nodes share 127.0.0.1 and differ by port: an address each would make every srun hang (see above).
+node_lines() {
+  local host i gres=""
+  [ "$GPUS" = 0 ] || gres="Gres=gpu:$GPU_TYPE:$GPUS"
+  for ((i = 1; i <= NODES; i++)); do
+    host=$1
+    [ "$(node_kind)" = plain ] || host=$(node_name "$i")
+    echo "NodeName=$(node_name "$i") NodeHostname=$host NodeAddr=127.0.0.1 Port=$((BASE_PORT + 10 + i)) CPUs=$CPUS" \
+      "Boards=1 SocketsPerBoard=1 CoresPerSocket=$CPUS ThreadsPerCore=1 RealMemory=$MEMORY_MIB $gres State=UNKNOWN"
+  done
+  echo "PartitionName=train Nodes=$(node_names "$NODES") Default=YES MaxTime=INFINITE DefaultTime=01:00:00 State=UP"
+  echo "PartitionName=debug Nodes=$(node_name 1) MaxTime=00:10:00 State=UP"
+}
+
+# slurmdbd listens on every address (22.05 has no setting for it) and trusts none without the munge key.
+write_slurmdbd_conf() {
+  (
+    umask 077
+    cat > "$DIR/etc/slurmdbd.conf" << CONF
+AuthType=auth/munge
+AuthInfo=socket=$DIR/run/munge.sock
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort=$((BASE_PORT + 1))
+SlurmUser=$(id -un)
+PidFile=$DIR/run/slurmdbd.pid
+LogFile=$DIR/log/slurmdbd.log
+CommitDelay=1
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=slurm_acct
+CONF
+  )
+}
