@@ -1,0 +1,212 @@
+"""Fixtures for tests of the node side: the real node.pyz, with the real pynvml, over a scripted NVML library."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmlaunch.runs.node_archive import node_archive
+
+SOURCE = Path(__file__).with_name("fake_nvml.c")
+GIB = 2**30
+PATIENCE_SECONDS = 30.0  # for what will surely come on any machine; nothing is judged by how long it took
+ATTEMPT = "17.0"
+NODE = "node1"
+
+Line = dict[str, Any]
+
+
+def until(holds: Callable[[], Any], what: str) -> Any:
+    """The first true answer of `holds`; fails the test when it never comes."""
+    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < give_up_at:
+        answer = holds()
+        if answer:
+            return answer
+        time.sleep(0.01)
+    raise AssertionError(f"never happened: {what}")
+
+
+def build(directory: Path, *defines: str) -> Path:
+    """Compile the library into `directory` and return that."""
+    compiler = shutil.which("cc")
+    assert compiler, "no C compiler for the stand-in NVML library: apt-get install gcc libc6-dev"
+    directory.mkdir()
+    flags = "-std=c11 -Wall -Wextra -Werror -O1 -shared -fPIC -fvisibility=hidden".split()
+    library = directory / "libnvidia-ml.so.1"
+    name = ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(library)]
+    subprocess.run([compiler, *flags, *defines, *name, str(SOURCE), "-lpthread"], check=True)
+    return directory
+
+
+def alive(pid: int) -> bool:
+    """Whether `pid` runs: neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class NodeRig:
+    """One run directory, the processes started in it, and the scenario of its NVML."""
+
+    def __init__(self, archive: Path, directory: Path, library: Path | None) -> None:
+        self.archive = archive
+        self.run_directory = directory / "run"
+        self.scenario_path = directory / "scenario"
+        self.calls_path = directory / "calls"
+        self.python = sys.executable
+        self.library = library
+        self.processes: list[subprocess.Popen[str]] = []
+        self.attempt_directory = self.run_directory / "attempts" / ATTEMPT
+        self.peaks_path = self.run_directory / "peaks" / f"{NODE}.jsonl"
+
+    def scenario(self, text: str) -> None:
+        """Replace the state of the GPUs in one step; the library sees it at its next call."""
+        fresh = self.scenario_path.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.replace(self.scenario_path)
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        dropped = ("LD_LIBRARY_PATH", "PYTHONPATH", "RANK", "LOCAL_RANK", "LLMLAUNCH_NODE_RANK", "CUDA_VISIBLE_DEVICES")
+        kept = {name: value for name, value in os.environ.items() if name not in dropped}
+        if self.library is not None:
+            kept["LD_LIBRARY_PATH"] = str(self.library)
+            kept["FAKE_NVML_SCENARIO"] = str(self.scenario_path)
+            kept["FAKE_NVML_CALLS"] = str(self.calls_path)
+        return {**kept, **extra}
+
+    def start(self, *arguments: str, setup: Callable[[], object] | None = None, **environment: str) -> Any:
+        """Start `node.pyz ARGUMENTS`; it is ended with the test at the latest."""
+        process = subprocess.Popen(
+            [self.python, "-I", "-S", str(self.archive), *arguments],
+            env=self.environment(**environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=setup,
+        )
+        self.processes.append(process)
+        return process
+
+    def monitor(self, *options: str, **more: Any) -> Any:
+        """Start a monitor with short intervals."""
+        place = ("--run-dir", str(self.run_directory), "--attempt", ATTEMPT, "--node", NODE)
+        quick = ("--interval", "0.02", "--list-interval", "0.1", "--beat-interval", "0.05", "--stall-after", "0.5")
+        return self.start("monitor", *place, *quick, *options, **more)
+
+    def rank(self, *program: str, rank: int = 0, node: str = NODE, **more: Any) -> Any:
+        """Start `program` under the rank wrapper."""
+        place = ("--run-dir", str(self.run_directory), "--attempt", ATTEMPT, "--node", node)
+        return self.start("rank", *place, "--", *program, RANK=str(rank), LOCAL_RANK=str(rank), **more)
+
+    def finish(self, nodes: int, code: int) -> tuple[int, Line, str]:
+        """Run finish; its exit code, status.json and what it said."""
+        place = ("--run-dir", str(self.run_directory), "--attempt", ATTEMPT)
+        process = self.start("finish", *place, "--nodes", str(nodes), "--code", str(code), "--wait", "0")
+        _, said = process.communicate(timeout=PATIENCE_SECONDS)
+        return process.returncode, json.loads((self.run_directory / "status.json").read_text()), said
+
+    def done(self, *nodes: str) -> None:
+        for node in nodes:
+            marker = self.attempt_directory / "done" / node
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+
+    def lines(self) -> list[Line]:
+        """Every whole line of the peaks file, as a reader sees it: torn ones skipped."""
+        whole = []
+        text = self.peaks_path.read_text() if self.peaks_path.exists() else ""
+        for line in text.splitlines():
+            try:
+                whole.append(json.loads(line))
+            except ValueError:
+                continue
+        return whole
+
+    def until_line(self, what: str, holds: Callable[[Line], Any]) -> Line:
+        """Wait for a line of the peaks file that `holds`."""
+        found = until(lambda: [line for line in self.lines() if holds(line)], what)
+        return dict(found[-1])
+
+    def until_event(self, event: str) -> Line:
+        return self.until_line(event, lambda line: line["event"] == event)
+
+    def until_used(self, gibibytes: float, index: int = 0) -> Line:
+        """Wait until the monitor has seen and written this much memory in use."""
+        wanted = int(gibibytes * GIB)
+        return self.until_line(
+            f"{gibibytes} GiB in use on GPU {index}",
+            lambda line: line.get("gpus") and line["gpus"][index]["used_bytes"] == wanted,
+        )
+
+    def record(self, rank: int = 0) -> Line:
+        return dict(json.loads((self.attempt_directory / "ranks" / f"{rank}.json").read_text()))
+
+    def until_record(self, rank: int = 0) -> Line:
+        until((self.attempt_directory / "ranks" / f"{rank}.json").exists, f"record of rank {rank}")
+        return self.record(rank)
+
+    def stop(self, process: Any) -> Line:
+        """SIGTERM; the monitor must exit with 0. Returns its last line."""
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0, said
+        return self.lines()[-1]
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="session")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("archive") / "node.pyz"
+    path.write_bytes(node_archive())
+    return path
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml") / "driver")
+
+
+@pytest.fixture(scope="session")
+def old_nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml") / "old_driver", "-DOLD_DRIVER")
+
+
+@pytest.fixture
+def gpu_node(archive: Path, nvml_library: Path, tmp_path: Path) -> Iterator[NodeRig]:
+    """A node whose driver answers as the scenario says."""
+    rig = NodeRig(archive, tmp_path, nvml_library)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def old_gpu_node(archive: Path, old_nvml_library: Path, tmp_path: Path) -> Iterator[NodeRig]:
+    """The same with a driver older than R510."""
+    rig = NodeRig(archive, tmp_path, old_nvml_library)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def cpu_node(archive: Path, tmp_path: Path) -> Iterator[NodeRig]:
+    """A node without an NVML library (on a machine that has one, its scenario file is simply not there)."""
+    rig = NodeRig(archive, tmp_path, None)
+    yield rig
+    rig.close()

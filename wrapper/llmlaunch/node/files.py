@@ -1,0 +1,47 @@
+"""The small files of a run directory: read one, replace one in a single step, say a line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    Record = dict[str, Any]
+
+
+def attempt_directory(run_directory: Path, attempt: str) -> Path:
+    return run_directory / "attempts" / attempt
+
+
+def read_json(path: Path) -> Record | None:
+    """The object in `path`, or None where there is none to read (missing, unreadable, half written)."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def replace_json(path: Path, record: Record) -> None:
+    """Write `record` so that a reader sees the old file or the whole new one. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary.open("wb") as file:
+            file.write(json.dumps(record, indent=1).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def say(message: str) -> None:
+    """One line on stderr; where even that cannot be written, nothing."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"llmlaunch: {message}\n".encode())

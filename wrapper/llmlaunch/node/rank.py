@@ -1,0 +1,133 @@
+"""The rank wrapper: runs one trainer as its child and writes down how it began and ended.
+
+Everything the trainer would notice stays as it was: signals arrive once, its code or signal becomes the
+wrapper's, and no disk error changes either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .files import attempt_directory, replace_json, say
+from .signals import die_with_parent, end_like, signal_name
+
+if TYPE_CHECKING:
+    from .files import Record
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell has them
+
+
+def main(argv: list[str]) -> int:
+    """Run PROGRAM; returns its exit code, or ends by the signal that ended it."""
+    options, program = _arguments(argv)
+    rank = _environment_int("RANK")
+    path = attempt_directory(options.run_dir, options.attempt) / "ranks" / f"{rank}.json"
+    record: Record = {
+        "v": 1,
+        "rank": rank,
+        "local_rank": _environment_int("LOCAL_RANK"),
+        "node": options.node,
+        "pid": os.getpid(),
+        "program_pid": None,
+        "started_at": time.time(),
+        "ended_at": None,
+        "exit_code": None,
+        "signal": None,
+        "resident_peak_bytes": None,
+        "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+    record["program_pid"] = child = spawn(program)
+    _write(path, record)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    for number in FORWARDED:  # while the child is still a zombie, so that no signal ever goes to its number's heir
+        signal.signal(number, signal.SIG_IGN)
+    _, status, usage = os.wait4(child, 0)
+    record["ended_at"] = time.time()
+    record["resident_peak_bytes"] = usage.ru_maxrss * 1024  # Linux counts KiB
+    if os.WIFSIGNALED(status):
+        record["signal"] = signal_name(os.WTERMSIG(status))
+        _write(path, record)
+        end_like(os.WTERMSIG(status))
+    record["exit_code"] = os.WEXITSTATUS(status)
+    _write(path, record)
+    return os.WEXITSTATUS(status)
+
+
+def spawn(program: list[str]) -> int:
+    """Start `program`; from now on what this process is told is passed on to it. Returns its pid.
+
+    The child gets a process group of its own: torchrun signals the whole group of the wrapper (`os.killpg` in
+    torch 2.13, subprocess_handler.py), a terminal likewise, and with the forwarded one the trainer would be
+    told twice.
+    """
+    heard = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    wrapper = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _become(program, wrapper, mask)
+
+    def forward(number: int, frame: object) -> None:
+        with contextlib.suppress(OSError):  # gone, or of another user since
+            os.kill(child, number)
+
+    for number in heard:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return child
+
+
+def _become(program: list[str], parent: int, mask: set[int | signal.Signals]) -> None:
+    """In the child: turn into `program`. Never returns."""
+    code = NOT_EXECUTABLE
+    try:
+        os.setpgid(0, 0)
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:  # it went before we asked
+            os._exit(128 + signal.SIGKILL)
+        # Python ignores these two for itself; a program expects to inherit the defaults (as subprocess does).
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.execvp(program[0], program)
+    except FileNotFoundError as error:
+        code = NOT_FOUND
+        say(f"cannot start {program[0]}: {error.strerror}")
+    except OSError as error:
+        say(f"cannot start {program[0]}: {error.strerror}")
+    finally:
+        os._exit(code)
+
+
+def _arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(prog="node.pyz rank", usage="%(prog)s [options] -- PROGRAM [ARG ...]")
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True)
+    parser.add_argument("--node", required=True)
+    cut = argv.index("--") if "--" in argv else len(argv)
+    options = parser.parse_args(argv[:cut])
+    if not argv[cut + 1 :]:
+        parser.error("no PROGRAM after --")
+    return options, argv[cut + 1 :]
+
+
+def _environment_int(name: str) -> int:
+    """torchrun sets RANK and LOCAL_RANK; a program started alone is rank 0."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else 0
+
+
+def _write(path: Path, record: Record) -> None:
+    try:
+        replace_json(path, record)
+    except OSError as error:
+        say(f"rank {record['rank']}: {path} not written ({error.strerror}); the program goes on")

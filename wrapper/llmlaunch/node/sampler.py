@@ -1,0 +1,100 @@
+"""The one thread that calls NVML. A call may hang for ever, so nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .files import Record
+    from .nvml import Gpu
+
+
+class NvmlSampler:
+    """Samples in its own thread and publishes whole snapshots; the writer only ever reads attributes."""
+
+    def __init__(self, interval_seconds: float, list_interval_seconds: float) -> None:
+        self.ready = False  # NVML answered what there is, be it nothing
+        self.driver: str | None = None
+        self.gpus: list[Record] = []  # replaced, never changed
+        self.rank_pids: tuple[int, ...] = ()  # set by the writer
+        self._interval = interval_seconds
+        self._list_interval = list_interval_seconds
+        self._events: SimpleQueue[Record] = SimpleQueue()
+        self._calling_since: float | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self, timeout_seconds: float) -> bool:
+        """Ask for a last full sample; False where the driver kept us waiting longer."""
+        self._done.set()
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def events(self) -> list[Record]:
+        """What happened since the last question."""
+        found = []
+        while True:
+            try:
+                found.append(self._events.get_nowait())
+            except Empty:
+                return found
+
+    def waiting_seconds(self) -> float:
+        """How long the driver has kept the present call; 0 between calls."""
+        since = self._calling_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _run(self) -> None:
+        # Whatever goes wrong here ends the sampling of GPUs and nothing else.
+        try:
+            self._calling_since = time.monotonic()
+            from . import nvml
+
+            gpus = nvml.open_gpus(self._skipped)
+            self.driver = nvml.driver_version()
+            self._sample(gpus, everything=True)
+            self.ready = True
+            self._loop(gpus)
+            self._sample(gpus, everything=True)
+            nvml.shut_down()
+        except Exception as error:
+            why = str(error) or type(error).__name__
+            self._events.put({"event": "no_nvml", "code": getattr(error, "value", None), "why": why})
+        self._calling_since = None
+        self.ready = True
+
+    def _skipped(self, index: int, code: int) -> None:
+        self._events.put({"event": "gpu_skipped", "index": index, "code": code})
+
+    def _loop(self, gpus: list[Gpu]) -> None:
+        tick = listed_at = time.monotonic()
+        while True:
+            tick = max(tick + self._interval, time.monotonic())  # after a slow call, never catch up in a burst
+            self._calling_since = None
+            if self._done.wait(max(0.0, tick - time.monotonic())):
+                return
+            everything = time.monotonic() - listed_at >= self._list_interval
+            if everything:
+                listed_at = time.monotonic()
+            self._sample(gpus, everything)
+
+    def _sample(self, gpus: list[Gpu], everything: bool) -> None:
+        for gpu in gpus:
+            was_lost = gpu.lost
+            self._calling_since = time.monotonic()
+            gpu.sample_memory()
+            if everything or gpu.risen:
+                self._publish(gpus)  # what the cheap call saw is safe, should the dear one hang
+                gpu.sample_processes(self.rank_pids)
+            if gpu.lost != was_lost:
+                self._events.put({"event": "gpu_lost", "gpu": gpu.record()})
+        self._publish(gpus)
+
+    def _publish(self, gpus: list[Gpu]) -> None:
+        self.gpus = [gpu.record() for gpu in gpus]
