@@ -1,0 +1,143 @@
+"""One open store: its transactions, and a database's complaints turned into sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, DataError, IntegrityError, ProgrammingError
+
+from llmlaunch.errors import UserError
+from llmlaunch.store.location import VARIABLE, Location
+
+__all__ = ["BUSY_SECONDS", "Store", "connect"]
+
+BUSY_SECONDS = 30.0
+_WRITES = "llmlaunch_writes"
+_LOCK_KEY = 0x6C6C6D6C  # "llml": the advisory lock that all writers of one PostgreSQL database share
+_OUR_BUGS = (IntegrityError, ProgrammingError, DataError)
+
+
+class Store:
+    """An open store. `warnings` are sentences for a person, found while opening it."""
+
+    def __init__(self, engine: Engine, location: Location, warnings: tuple[str, ...] = ()) -> None:
+        self.location = location
+        self.warnings = warnings
+        self._engine = engine
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads."""
+        with self._transaction(self._engine) as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that has shut other writers out since it began; an exception inside leaves no trace."""
+        with self._transaction(self._engine.execution_options(**{_WRITES: True})) as connection:
+            yield connection
+
+    @contextmanager
+    def _transaction(self, engine: Engine) -> Iterator[Connection]:
+        try:
+            with engine.begin() as connection:
+                yield connection
+        except DatabaseError as error:
+            if isinstance(error, _OUR_BUGS):
+                raise
+            raise _explained(error, self.location) from None  # the original may quote the URL
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(location: Location) -> Engine:
+    """An engine for `location`; nothing is asked of the database yet. Raises UserError for a URL nobody can use."""
+    if location.path is not None:
+        engine = create_engine(
+            URL.create("sqlite", database=str(location.path)), connect_args={"timeout": BUSY_SECONDS}
+        )
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    try:
+        engine = create_engine(make_url(location.url), connect_args={"connect_timeout": 10})
+    except ImportError as error:
+        raise UserError(
+            f"{VARIABLE}: {location.shown} needs the Python package {error.name!r}: pip install 'llmlaunch[postgres]'"
+        ) from None
+    except (ArgumentError, ValueError):
+        raise UserError(
+            f"{VARIABLE} is not a database URL (postgresql://user:password@host:port/database; in the password "
+            "write @ as %40, / as %2F, : as %3A)"
+        ) from None
+    event.listen(engine, "begin", _begin_postgres)
+    return engine
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    # The driver must not begin transactions by itself: ours begin with the lock they need (see _begin_sqlite).
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    # A rollback journal, not WAL: WAL needs shared memory, which network file systems do not have.
+    cursor.execute("PRAGMA journal_mode=DELETE")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A deferred transaction that turns into a writer can fail with "locked" without waiting; IMMEDIATE waits.
+    writes = connection.get_execution_options().get(_WRITES)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _begin_postgres(connection: Connection) -> None:
+    if connection.get_execution_options().get(_WRITES):
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+
+
+def _explained(error: DatabaseError, location: Location) -> UserError:
+    """The complaint as a sentence. The statement and its values stay out: a record may be long."""
+    said = _without_secrets(str(error.orig).strip().partition("\n")[0], location)
+    where = f"store {location.shown}"
+    if location.path is None:
+        return UserError(f"{where}: {said}; check {VARIABLE} and that the database server answers")
+    low = said.lower()
+    if "not a database" in low or "malformed" in low or "encrypted" in low:
+        return UserError(
+            f"{where} is damaged or not a SQLite file ({said}); move it away, then `llmlaunch collect DIR...` rebuilds "
+            "runs and measurements from the run directories"
+        )
+    if "locking protocol" in low:
+        return UserError(
+            f"{where}: its file system cannot lock files ({said}); set {VARIABLE} to a file on a local disk "
+            "or to a PostgreSQL database"
+        )
+    if "locked" in low or "busy" in low:
+        return UserError(
+            f"{where} is in use by another program since {BUSY_SECONDS:.0f} seconds ({said}); try again later"
+        )
+    return UserError(f"{where}: {said}; check the free space and the permissions of {location.path.parent}")
+
+
+def _without_secrets(said: str, location: Location) -> str:
+    if location.path is not None:
+        return said
+    url = make_url(location.url)
+    secrets = [location.url, str(url.password or ""), *(str(v) for k, v in url.query.items() if "pass" in k.lower())]
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        said = said.replace(secret, "***")
+    return said

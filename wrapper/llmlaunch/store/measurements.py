@@ -1,0 +1,129 @@
+"""Measurement records in the store: import, list, export, and those that `collect` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from llmlaunch.errors import UserError
+from llmlaunch.store.database import Store
+from llmlaunch.store.record_text import columns, dump, parse_file, same_content
+from llmlaunch.store.tables import measurements
+
+__all__ = ["Filters", "ImportResult", "contents", "import_file", "put_collected"]
+
+_CHUNK = 500  # ids asked for at once; SQLite before 3.32 takes 999 parameters
+
+
+@dataclass(frozen=True)
+class ImportResult:
+    """How many records of a file were new, took the place of another, or were there already."""
+
+    added: int
+    replaced: int
+    unchanged: int
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What to list; None is anything. Texts are compared without regard to case, `run` exactly."""
+
+    family: str | None = None
+    backend: str | None = None
+    gpu: str | None = None
+    kind: str | None = None
+    run: str | None = None
+
+
+def import_file(store: Store, path: Path, replace: bool = False) -> ImportResult:
+    """Take over every record of a JSON Lines file, all or none. A record that is there with equal content stays.
+
+    Raises UserError for a bad file (see `parse_file`), and for an id that is there with other content unless
+    `replace`, which then keeps its place in the order.
+    """
+    lines = parse_file(path)
+    with store.write() as connection:
+        known = _contents_by_id(connection, [line.id for line in lines])
+        new: dict[str, str] = {}
+        changed: dict[str, str] = {}
+        records = {line.id: line.record for line in lines}
+        for line in lines:
+            before = known.get(line.id)
+            if before is None:
+                new.setdefault(line.id, line.content)
+            elif not same_content(before, line.content):
+                if not replace:
+                    raise UserError(
+                        f"{path}, line {line.number}: the store holds {line.id!r} with other content; give it another "
+                        "id, or use --replace to take the file's; nothing was imported"
+                    )
+                changed[line.id] = line.content
+        _insert(connection, [(content, records[key]) for key, content in new.items()])
+        _update(connection, [(content, records[key]) for key, content in changed.items()])
+    return ImportResult(len(new), len(changed), len(lines) - len(new) - len(changed))
+
+
+def put_collected(connection: Connection, records: Sequence[Mapping[str, Any]]) -> int:
+    """Write the records of a run inside the caller's transaction, new or grown; the number that changed."""
+    own = [dict(record) for record in records]
+    known = _contents_by_id(connection, [str(record["id"]) for record in own])
+    new, changed = [], []
+    for record in own:
+        content = dump(record)
+        before = known.get(str(record["id"]))
+        if before is None:
+            new.append((content, record))
+        elif not same_content(before, content):
+            changed.append((content, record))
+    _insert(connection, new)
+    _update(connection, changed)
+    return len(new) + len(changed)
+
+
+def contents(store: Store, filters: Filters = Filters()) -> list[str]:
+    """The records' own texts, in the order they came in."""
+    wanted = select(measurements.c.content).order_by(measurements.c.position)
+    folded = {"family": filters.family, "backend": filters.backend, "gpu": filters.gpu, "peak_kind": filters.kind}
+    for column, value in folded.items():
+        if value is not None:
+            wanted = wanted.where(func.lower(measurements.c[column]) == value.lower())
+    if filters.run is not None:
+        wanted = wanted.where(measurements.c.run_id == filters.run)
+    with store.read() as connection:
+        return list(connection.execute(wanted).scalars())
+
+
+def _contents_by_id(connection: Connection, ids: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for some in _chunks(ids):
+        wanted = select(measurements.c.id, measurements.c.content).where(measurements.c.id.in_(some))
+        found.update((str(key), str(content)) for key, content in connection.execute(wanted))
+    return found
+
+
+def _insert(connection: Connection, found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    if not found:
+        return
+    last = connection.execute(select(func.max(measurements.c.position))).scalar() or 0
+    rows = [
+        {"id": record["id"], "position": last + n, "content": content, **columns(dict(record))}
+        for n, (content, record) in enumerate(found, start=1)
+    ]
+    connection.execute(measurements.insert(), rows)
+
+
+def _update(connection: Connection, found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    for content, record in found:
+        chosen = measurements.update().where(measurements.c.id == record["id"])
+        connection.execute(chosen.values(content=content, **columns(dict(record))))
+
+
+def _chunks(values: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(values)
+    while some := list(islice(rest, _CHUNK)):
+        yield some
