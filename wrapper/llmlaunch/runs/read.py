@@ -1,0 +1,121 @@
+"""A run directory read back (docs/run-directory.md): only files, no scheduler, no store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.errors import UserError
+
+__all__ = ["Attempt", "RunFiles", "read_run"]
+
+SCHEMA = 1
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the job. `ranks` are the rank records by global rank, `done` the nodes whose marker exists."""
+
+    name: str
+    ranks: tuple[Record, ...]
+    done: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run directory says so far. `run_id`, `submission` and `status` are None before they are written.
+
+    `attempts` are in the order they were started. `problems` names files that are there but cannot be read, which
+    happens to runs that ended in a crash or on a full disk; what else is there still counts.
+    """
+
+    directory: Path
+    run: Record
+    run_id: str | None
+    submission: Record | None
+    status: Record | None
+    attempts: tuple[Attempt, ...]
+    peaks: tuple[Path, ...]
+    problems: tuple[str, ...] = ()
+
+
+def read_run(directory: Path) -> RunFiles:
+    """Raises UserError where `directory` is no run directory or one of a newer llmlaunch."""
+    if not directory.is_dir():
+        raise UserError(f"{directory}: is no folder; name a run directory, as `llmlaunch render -o` writes it")
+    problems: list[str] = []
+    run = _described(directory)
+    return RunFiles(
+        directory=directory,
+        run=run,
+        run_id=_run_id(directory),
+        submission=_optional(directory / "submission.json", problems),
+        status=_optional(directory / "status.json", problems),
+        attempts=_attempts(directory / "attempts", problems),
+        peaks=tuple(sorted((directory / "peaks").glob("*.jsonl"))),
+        problems=tuple(problems),
+    )
+
+
+def _described(directory: Path) -> Record:
+    path = directory / "run.json"
+    try:
+        run = _object(path)
+    except FileNotFoundError:
+        raise UserError(f"{directory}: holds no run.json, so it is no run directory") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}; render the run again") from error
+    if run.get("schema") != SCHEMA:
+        raise UserError(
+            f"{path}: schema {run.get('schema')!r}, but this llmlaunch reads {SCHEMA}; use the version that rendered it"
+        )
+    return run
+
+
+def _run_id(directory: Path) -> str | None:
+    try:
+        text = (directory / "run.id").read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    return text.splitlines()[0] if text else None
+
+
+def _attempts(folder: Path, problems: list[str]) -> tuple[Attempt, ...]:
+    folders = [path for path in folder.glob("*") if path.is_dir()]
+    read = [(path, _attempt(path, problems)) for path in folders]
+    return tuple(attempt for _, attempt in sorted(read, key=lambda pair: _started(*pair)))
+
+
+def _attempt(folder: Path, problems: list[str]) -> Attempt:
+    records = [_optional(path, problems) for path in (folder / "ranks").glob("*.json")]
+    ranks = sorted((r for r in records if r is not None), key=lambda r: int(r.get("rank", -1)))
+    done = sorted(path.name for path in (folder / "done").glob("*"))
+    return Attempt(folder.name, tuple(ranks), tuple(done))
+
+
+def _started(folder: Path, attempt: Attempt) -> tuple[float, str]:
+    """Unix seconds of the first rank's start; of the folder's last change where no rank has started."""
+    starts = [float(rank["started_at"]) for rank in attempt.ranks if rank.get("started_at") is not None]
+    return (min(starts) if starts else folder.stat().st_mtime, attempt.name)
+
+
+def _optional(path: Path, problems: list[str]) -> Record | None:
+    try:
+        return _object(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        problems.append(f"{path}: {error}")
+        return None
+
+
+def _object(path: Path) -> Record:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError("is no JSON object")
+    return value

@@ -1,0 +1,117 @@
+"""The run directory: all its files as a value, and the writing of them, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from llmlaunch.backends.base import Rendered
+from llmlaunch.errors import UserError
+from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.runs.node_archive import node_archive
+from llmlaunch.runs.provenance import Provenance, code_json, gather_provenance
+from llmlaunch.runs.run_json import run_description
+from llmlaunch.runs.scripts import SNAPSHOT_FOLDER, job_script, train_script
+from llmlaunch.runs.snapshot import copy_snapshot
+
+__all__ = ["render_run", "run_files"]
+
+_EXECUTABLE = frozenset({"job.sbatch", "train.sh"})
+_FOLDERS = ("logs", "peaks", "attempts")  # sbatch and srun make no folders
+_RESERVED = frozenset({*_FOLDERS, SNAPSHOT_FOLDER})
+
+
+def run_files(
+    recipe: Recipe,
+    plan: Plan,
+    plan_json: Mapping[str, object],
+    rendered: Rendered,
+    provenance: Provenance,
+) -> dict[str, bytes]:
+    """Every file of the run directory by relative path, except the copied code of a snapshot.
+
+    Pure: the same inputs give the same bytes (LLMLAUNCH_TEMPLATES is one of them). Raises UserError for a recipe
+    value that fits neither a directive nor a shell word.
+    """
+    code_root = None if provenance.snapshot is None else provenance.snapshot.root
+    files = {
+        "recipe.yaml": _text(recipe.text),
+        "plan.json": _json(plan_json),
+        "run.json": _json(run_description(recipe, plan, rendered)),
+        "job.sbatch": _text(job_script(recipe)),
+        "train.sh": _text(train_script(recipe, rendered, code_root)),
+        "node.pyz": node_archive(),
+        "code.json": code_json(provenance),
+    }
+    if provenance.diff:
+        files["code.diff"] = provenance.diff
+    for name, content in rendered.files.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or name in files or path.parts[0] in _RESERVED:
+            raise ValueError(f"backend {recipe.backend.name} may not write {name!r} into a run directory")
+        files[name] = content
+    return files
+
+
+def render_run(
+    recipe: Recipe, plan: Plan, plan_json: Mapping[str, object], rendered: Rendered, directory: Path
+) -> None:
+    """Writes the run directory, for its owner alone (0700, files 0600).
+
+    Built beside its final place and renamed, so that a run directory is whole or absent. Raises UserError where
+    `directory` holds something already, cannot be written, or a recipe value does not fit.
+    """
+    target = directory.resolve()
+    _refuse_occupied(target)
+    provenance = gather_provenance(recipe)
+    files = run_files(recipe, plan, plan_json, rendered, provenance)
+    building: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        for folder in _FOLDERS:
+            (building / folder).mkdir(mode=0o700)
+        for name, content in files.items():
+            _write(building / name, content, executable=name in _EXECUTABLE)
+        if provenance.snapshot is not None:
+            copy_snapshot(provenance.snapshot, building / SNAPSHOT_FOLDER)
+        building.rename(target)
+        building = None
+    except OSError as error:
+        raise UserError(f"{target}: the run directory cannot be written: {error.strerror or error}") from error
+    finally:
+        if building is not None:
+            shutil.rmtree(building, ignore_errors=True)
+
+
+def _refuse_occupied(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise UserError(f"{target}: exists and is no folder; name a new one")
+    if target == Path.cwd():
+        raise UserError(f"{target}: is the folder you stand in; name a new one below it")
+    if any(target.iterdir()):
+        raise UserError(f"{target}: holds files already; name a new folder, or remove this one")
+
+
+def _write(path: Path, content: bytes, executable: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    mode = 0o700 if executable else 0o600
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _json(value: Mapping[str, object]) -> bytes:
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

@@ -1,0 +1,141 @@
+"""job.sbatch and train.sh: what their templates are filled with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.runs.shell import ShellText, directive, looks_secret, render_template, variable_name
+
+__all__ = ["SNAPSHOT_FOLDER", "job_script", "train_script"]
+
+SNAPSHOT_FOLDER = "code"
+
+Option = str | int | float | bool
+
+# Options that decide how many trainers start: the plan holds only for the recipe's own numbers.
+_FIXED = {
+    "nodes": "set nodes: at the top of the recipe",
+    "ntasks": "one torchrun per node starts the trainers; set nodes: at the top of the recipe",
+    "ntasks-per-node": "one torchrun per node starts the trainers; devices per node come from the cluster profile",
+    "wrap": "job.sbatch is the script; shell lines the site needs go under setup:",
+}
+_GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
+
+
+def job_script(recipe: Recipe) -> str:
+    """job.sbatch. Raises UserError for a recipe value no directive or shell word can hold."""
+    try:
+        return render_template(
+            "job.sbatch.j2",
+            {
+                "directives": _directives(recipe),
+                "name": recipe.name,
+                "nodes": recipe.nodes,
+                "setup": [ShellText(line) for line in recipe.setup],
+                "secrets": recipe.secrets,
+                "container": recipe.container,
+                "python": recipe.python or "",
+            },
+        )
+    except UserError as error:
+        raise type(error)(f"{recipe.path}: {error}") from error
+
+
+def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None) -> str:
+    """train.sh. `code_root` is the source tree a snapshot was taken of, None without one: words and variables that
+    name a place below it then name the copy in the run directory. Raises UserError as `job_script` does."""
+    try:
+        return render_template(
+            "train.sh.j2",
+            {
+                "nodes": recipe.nodes,
+                "devices_per_node": recipe.cluster.devices_per_node,
+                "environment": sorted(_environment(recipe, rendered, code_root).items()),
+                "required_variables": rendered.required_variables,
+                "python": recipe.python or "",
+                "program": [_in_snapshot(word, code_root) for word in rendered.program],
+                "monitor_interval_seconds": recipe.monitor_interval_seconds,
+                "snapshot": code_root is not None,
+            },
+        )
+    except UserError as error:
+        raise type(error)(f"{recipe.path}: {error}") from error
+
+
+def _directives(recipe: Recipe) -> list[ShellText]:
+    """What the job itself needs, then what recipe and cluster profile ask for, by name; theirs win."""
+    for option, advice in _FIXED.items():
+        if option in recipe.slurm:
+            raise UserError(f"slurm.{option}: not to be set here: {advice}")
+    options: dict[str, Option] = {
+        "job-name": recipe.name,
+        "nodes": recipe.nodes,
+        "ntasks-per-node": 1,
+        **_cpu_request(recipe),
+        **_gpu_request(recipe),
+        # Relative to where sbatch is called, and in no folder: sbatch makes none, and a job whose output cannot be
+        # opened dies without a word. The job's real log is in logs/.
+        "output": "slurm-%j.out",
+        "open-mode": "append",
+    }
+    options.update({name: value for name, value in sorted(recipe.slurm.items()) if name != "gres"})
+    options.setdefault("gres", recipe.slurm.get("gres", False))  # ours, if any, holds the recipe's already
+    lines = [directive(option, value) for option, value in options.items()]
+    return [line for line in lines if line]
+
+
+def _cpu_request(recipe: Recipe) -> dict[str, Option]:
+    cpus = recipe.cluster.cpus_per_node
+    return {"cpus-per-task": cpus} if cpus else {}
+
+
+def _gpu_request(recipe: Recipe) -> dict[str, Option]:
+    """The devices of a node, in the form the cluster profile names; nothing where the recipe asks for them itself."""
+    cluster, asked = recipe.cluster, recipe.slurm
+    gres = str(asked.get("gres") or "")
+    if cluster.accelerator.kind == "cpu" or any(option in asked for option in _GPU_OPTIONS) or "gpu" in gres:
+        return {}
+    if cluster.gpu_request == "gres":
+        return {"gres": ",".join(filter(None, [f"gpu:{cluster.devices_per_node}", gres]))}
+    if cluster.gpu_request in ("gpus-per-node", "gpus-per-task"):  # one task per node: the same number
+        return {cluster.gpu_request: cluster.devices_per_node}
+    if cluster.gpu_request == "none":
+        return {}
+    raise UserError(
+        f"cluster {cluster.name}: gpu_request is {cluster.gpu_request!r}; "
+        "one of gpus-per-node, gres, gpus-per-task, none"
+    )
+
+
+def _environment(recipe: Recipe, rendered: Rendered, code_root: PurePath | None) -> dict[str, str | NodeVariable]:
+    """Ours, the backend's, the site's, the recipe's; the later wins."""
+    for name in (*recipe.environment, *recipe.cluster.environment):
+        if looks_secret(variable_name(name)):
+            raise UserError(
+                f"environment.{name}: looks like a secret, and a run directory holds none; list the name under "
+                "secrets: and export it where you submit"
+            )
+    ours = {"PYTHONUNBUFFERED": "1"}  # a line of the log appears when it is written
+    if recipe.cluster.accelerator.kind == "gpu":
+        ours["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order NVML counts in, so that ranks and peaks match
+    merged: Mapping[str, str] = {
+        **ours,
+        **rendered.environment,
+        **recipe.cluster.environment,
+        **recipe.environment,
+    }
+    return {name: _in_snapshot(value, code_root) for name, value in merged.items()}
+
+
+def _in_snapshot(word: str | NodeVariable, code_root: PurePath | None) -> str | NodeVariable:
+    """The same place in the run directory's copy of the code, for a word that names one below `code_root`."""
+    if code_root is None or isinstance(word, NodeVariable) or not word.startswith(str(code_root)):
+        return word
+    rest = word[len(str(code_root)) :]
+    if rest and not rest.startswith("/"):
+        return word
+    return NodeVariable("LLMLAUNCH_RUN_DIR", f"/{SNAPSHOT_FOLDER}{rest}")

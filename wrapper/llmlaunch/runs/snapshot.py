@@ -1,0 +1,80 @@
+"""`code: {snapshot: true}`: which files of the trainer's tree a run directory keeps, and the copying of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.runs.git import GitFailed, tracked_files
+
+__all__ = ["Snapshot", "copy_snapshot", "list_snapshot"]
+
+LIMIT_BYTES = 512 * 2**20
+_NEVER = frozenset({".git", ".hg", ".svn", "__pycache__"})
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """`files` are relative to `root`: what git tracks there, as it lies in the working tree, or without git all."""
+
+    root: Path
+    files: tuple[str, ...]
+    bytes_total: int
+    from_git: bool
+
+    def as_json(self) -> dict[str, object]:
+        kind = "files git tracks, as they lay in the working tree" if self.from_git else "all files"
+        return {"files": len(self.files), "bytes": self.bytes_total, "holds": kind}
+
+
+def list_snapshot(recipe: Recipe, root: Path | None, why_not: str) -> Snapshot:
+    """What a snapshot would copy. Raises UserError where there is no tree, or one of more than LIMIT_BYTES."""
+    if root is None:
+        raise UserError(f"{recipe.path}: code.snapshot: nothing to copy: {why_not}; name the tree in code.path")
+    try:
+        names = tracked_files(root)
+    except GitFailed:
+        names = []
+    files = names or _all_files(root)
+    sizes = {}
+    for name in files:
+        path = root / name
+        if path.is_symlink() or path.is_file():  # not what is tracked but deleted, nor sockets and pipes
+            sizes[name] = path.lstat().st_size
+    total = sum(sizes.values())
+    if total > LIMIT_BYTES:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+        raise UserError(
+            f"{recipe.path}: code.snapshot: {root} holds {total / 2**20:.0f} MiB, more than the {LIMIT_BYTES // 2**20} "
+            f"MiB a run directory takes; the largest: {', '.join(largest)}. Point code.path at the code alone, or "
+            "keep data and checkpoints out of what git tracks"
+        )
+    return Snapshot(root, tuple(sorted(sizes)), total, bool(names))
+
+
+def copy_snapshot(snapshot: Snapshot, target: Path) -> None:
+    """Copies the files below `target`; links stay links, the owner's execute bit stays."""
+    for name in snapshot.files:
+        destination = target / name
+        destination.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        shutil.copy2(snapshot.root / name, destination, follow_symlinks=False)
+        if not destination.is_symlink():
+            destination.chmod(0o600 | (destination.stat().st_mode & 0o100))
+
+
+def _all_files(root: Path) -> list[str]:
+    """Every file below `root`, without version control's own, caches, and run directories rendered there."""
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        if "run.json" in names and "node.pyz" in names:
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if name not in _NEVER]
+        here = Path(folder)
+        found += [here / name for name in names]
+        found += [here / name for name in folders if (here / name).is_symlink()]
+    return sorted(str(path.relative_to(root)) for path in found)
