@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_SECRET_WORDS = r"TOKEN|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?"
+_SECRET_WORDS = r"TOKEN|API_?KEY|ACCESS_KEY(?:_ID)?|SECRET_KEY|PRIVATE_KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?"
 _SECRET_NAME = re.compile(rf"(.*_)?({_SECRET_WORDS})", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=(?=[^\s$,;])(?![\"']?\$)")
 _MAX_LINE = 4096
@@ -39,6 +39,7 @@ _OWNED_OPTIONS = {
     "nodes": "the number of nodes is `nodes:` of the recipe",
     "ntasks": "each node runs one task, which starts the trainers",
     "ntasks-per-node": "each node runs one task, which starts the trainers",
+    "wrap": "the job script is rendered; shell lines the site needs go under `setup:`",
 }
 
 
@@ -86,6 +87,8 @@ def _slurm_value(value: Any) -> Any:
         name = secret_in(value)
         if name is not None:
             raise ValueError(f"gives {name} a literal value, which would be written to the job script; {_LIST_IT}")
+        if '"' in value or "\\" in value:  # sbatch has its own quoting of directives (slurm src/sbatch/opt.c)
+            raise ValueError("contains a double quote or backslash, which no #SBATCH line can hold; remove it")
         return _line(value)
     if isinstance(value, (int, bool)):
         return value

@@ -58,9 +58,11 @@ def _plain(value: Any) -> Any:
 
 def known_and_nearest(word: str, known: Sequence[str]) -> str:
     """The end of a sentence about an unknown word: the nearest known one, else all of them."""
-    near = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1, cutoff=0.6)
-    near = near or difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    wanted, names = word.lower(), list(known)
+    near = difflib.get_close_matches(wanted.replace("-", "_"), names, n=1, cutoff=0.6)
+    near = near or difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
+    near = near or [name for name in names if len(wanted) > 2 and wanted in name]
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
 
 
 def validate(schema: type[Model], document: Document, hints: Mapping[KeyPath, str] | None = None) -> Model:
@@ -110,7 +112,7 @@ def _problem(
 
 def _expected(kind: str, error: Mapping[str, Any], field: FieldInfo | None) -> str:
     if kind in ("literal_error", "union_tag_invalid"):
-        return f"must be one of {error.get('ctx', {}).get('expected', '')}".replace("'", "").replace(" or ", ", ")
+        return f"must be {_choice(error)}"
     if kind.startswith(("int_", "float_", "greater_", "less_", "finite_")):
         noun = "a whole number" if _whole(kind, field) else "a finite number"
         return f"must be {noun}{_range(field, error)}"
@@ -125,6 +127,12 @@ def _expected(kind: str, error: Mapping[str, Any], field: FieldInfo | None) -> s
     return words.get(kind, str(error["msg"]))
 
 
+def _choice(error: Mapping[str, Any]) -> str:
+    expected = str(error.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
+    mapping = " or a mapping" if any(str(part).startswith("(") for part in error["loc"]) else ""
+    return f"one of {expected}{mapping}" if "," in expected else f"{expected}{mapping}"
+
+
 def _whole(kind: str, field: FieldInfo | None) -> bool:
     return kind.startswith("int_") or (field is not None and "int" in str(field.annotation))
 
@@ -133,10 +141,26 @@ def _range(field: FieldInfo | None, error: Mapping[str, Any]) -> str:
     bounds = dict(error.get("ctx") or {})
     for constraint in field.metadata if field is not None else ():
         bounds |= {n: getattr(constraint, n) for n in ("ge", "gt", "le", "lt") if hasattr(constraint, n)}
-    low = f"at least {bounds['ge']}" if "ge" in bounds else f"above {bounds['gt']}" if "gt" in bounds else ""
-    high = f"at most {bounds['le']}" if "le" in bounds else f"below {bounds['lt']}" if "lt" in bounds else ""
+    low = (
+        f"at least {_figure(bounds['ge'])}"
+        if "ge" in bounds
+        else f"above {_figure(bounds['gt'])}"
+        if "gt" in bounds
+        else ""
+    )
+    high = (
+        f"at most {_figure(bounds['le'])}"
+        if "le" in bounds
+        else f"below {_figure(bounds['lt'])}"
+        if "lt" in bounds
+        else ""
+    )
     both = " and ".join(part for part in (low, high) if part)
     return f", {both}" if both else ""
+
+
+def _figure(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
 
 
 def _trap(document: Document, path: KeyPath, kind: str, value: Any) -> str:

@@ -11,7 +11,6 @@ ever constructed but dicts, lists, text, numbers, booleans and None.
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Mapping
@@ -62,7 +61,7 @@ def read_text(path: Path) -> str:
     anything is read), and for what is not text.
     """
     try:
-        status = os.stat(path)
+        status = path.stat()
         if stat.S_ISDIR(status.st_mode):
             raise UserError(f"{path}: is a directory; name the file in it")
         if not stat.S_ISREG(status.st_mode):
@@ -72,7 +71,7 @@ def read_text(path: Path) -> str:
             raise UserError(
                 f"{path}: is {size:.1f} MiB, more than the {MAX_BYTES >> 20} MiB allowed here; is it the right file?"
             )
-        with open(path, "rb") as file:  # noqa: PTH123  (the path may hold undecodable bytes)
+        with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the path and its rights") from None
@@ -107,8 +106,7 @@ def parse_document(text: str, name: str) -> Document:
 
 def parse_value(text: str, name: str) -> Document:
     """Parse one YAML value, of any kind; every place is `name` itself (for words of a command line)."""
-    document = _Parser(text, name, numbered=False).parse()
-    return document
+    return _Parser(text, name, numbered=False).parse()
 
 
 class _Parser:
@@ -165,13 +163,14 @@ class _Parser:
             if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
                 raise self._error(event, "a key must be plain text")
             key = event.value  # as written: `on:` and `010:` are keys like any other
+            inner = (*path, key)
             if key in result:
-                first = self.places[(*path, key)]
+                first = self.places[inner]
                 raise self._error(event, f"the key {_short(key)} stands twice (first at {first}); remove one")
             if key == "<<":
                 raise self._error(event, "merge keys (<<) are not accepted; write the values out")
-            self.places[(*path, key)] = self._place(event)
-            result[key] = self._value(self.loader.get_event(), (*path, key))
+            self.places[inner] = self._place(event)
+            result[key] = self._value(self.loader.get_event(), inner)
         return result
 
     def _sequence(self, path: KeyPath) -> list[Any]:
@@ -213,7 +212,7 @@ class _Parser:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         place = f"{self.name}:{mark.line + 1}" if mark is not None and self.numbered else self.name
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be parsed"
-        fix = "; indent with spaces, not tabs" if "'\\t'" in str(problem) else ""
+        fix = "; indent with spaces, not tabs" if "tab" in str(problem) or "\\t" in str(problem) else ""
         return f"{place}: is not valid YAML: {' '.join(str(problem).split())}{fix}"
 
 

@@ -106,7 +106,7 @@ def _shape(values: Mapping[str, Any]) -> ModelShape:
     """A shape from plain values, as presets and inline mappings give them."""
     plain = dict(values)
     if plain.get("moe") is not None:
-        moe = {"shared_expert_ffn_hidden_size": 0} | dict(plain["moe"])
+        moe: dict[str, Any] = {"shared_expert_ffn_hidden_size": 0} | dict(plain["moe"])
         moe["layer_pattern"] = tuple(moe.get("layer_pattern") or (1,) * plain["num_layers"])
         plain["moe"] = MoeShape(**moe)
     if plain.get("mla") is not None:

@@ -94,8 +94,8 @@ class Recipe:
     data: Data
     pins: Mapping[str, int | str | bool | tuple[int | str | bool, ...]]
     memory: MemoryPolicy
-    slurm: Mapping[str, Scalar]  # any sbatch long option -> value, cluster defaults merged in
-    environment: Mapping[str, str]  # exported to the trainers; secrets by reference only
+    slurm: Mapping[str, Scalar]  # any sbatch long option -> value, cluster defaults merged in; False = leave it out
+    environment: Mapping[str, str]  # the recipe's own, over the cluster's; secrets by reference only
     secrets: tuple[str, ...]  # names of variables that must be set where the job is submitted
     setup: tuple[str, ...]  # shell lines the site needs first (module load ...): trusted code of the site
     container: Container | None

@@ -1,0 +1,102 @@
+"""Checks across the parts of a recipe: those that no layout could pass, whatever the backend.
+
+Each returns the key to mend and the sentence. What depends on the backend, or on values nobody fixed, is for the
+backend's own rules and the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+
+from llmlaunch.documents.yaml_strict import KeyPath
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["disagreements"]
+
+Problem = tuple[KeyPath, str]
+
+
+def disagreements(recipe: Recipe) -> list[Problem]:
+    """Every disagreement found, in the order of the recipe's keys."""
+    return [*_model_and_training(recipe), *_pins_and_model(recipe), *_pins_and_world(recipe), *_pins_and_batch(recipe)]
+
+
+def _model_and_training(recipe: Recipe) -> Iterator[Problem]:
+    shape, sequence = recipe.model, recipe.workload.sequence_length
+    if shape.position_embedding == "learned_absolute" and sequence > shape.max_position_embeddings:
+        yield (
+            ("training", "sequence_length"),
+            f"{sequence} is more than the {shape.max_position_embeddings} positions {shape.name} has "
+            f"learned embeddings for; use at most {shape.max_position_embeddings}",
+        )
+    if recipe.data.python_source and shape.vocab_size < 256:
+        yield (
+            ("data", "python_source"),
+            f"bytes need a vocabulary of at least 256, the model has {shape.vocab_size}; raise model.vocab_size",
+        )
+
+
+def _pinned(recipe: Recipe, name: str) -> tuple[int, ...]:
+    """The values a pin allows, or nothing where it is free."""
+    pin = recipe.pins.get(name)
+    if pin is None:
+        return ()
+    return tuple(int(value) for value in (pin if isinstance(pin, tuple) else (pin,)))
+
+
+def _pins_and_model(recipe: Recipe) -> Iterator[Problem]:
+    shape = recipe.model
+    tensor = _pinned(recipe, "tensor")
+    if tensor and all(shape.num_attention_heads % size for size in tensor):
+        yield (
+            ("layout", "tensor"),
+            f"{shape.num_attention_heads} attention heads are not divisible by {_listed(tensor)}; "
+            f"use a divisor of {shape.num_attention_heads}",
+        )
+    pipeline = _pinned(recipe, "pipeline")
+    if pipeline and all(size > shape.num_layers for size in pipeline):
+        yield (
+            ("layout", "pipeline"),
+            f"{_listed(pipeline)} stages for {shape.num_layers} layers; use at most {shape.num_layers}",
+        )
+    expert = _pinned(recipe, "expert")
+    experts = shape.moe.num_experts if shape.moe is not None else 1
+    if expert and all(experts % size for size in expert):
+        have = f"{experts} experts are" if shape.moe is not None else "a model without experts is"
+        yield ("layout", "expert"), f"{have} not divisible by {_listed(expert)}; use a divisor of {experts}"
+
+
+def _pins_and_world(recipe: Recipe) -> Iterator[Problem]:
+    names = [name for name in ("tensor", "pipeline", "context", "data") if name in recipe.pins]
+    if not names:
+        return
+    world = recipe.world_size
+    products = {prod(sizes) for sizes in product(*(_pinned(recipe, name) for name in names))}
+    whole = {size for size in products if (size == world if len(names) == 4 else world % size == 0)}
+    if not whole:
+        wanted = "is not" if len(names) == 4 else "does not divide"
+        yield (
+            ("layout", names[0]),
+            f"{' x '.join(names)} = {_listed(tuple(sorted(products)))} {wanted} the {world} devices "
+            f"of {recipe.nodes} nodes; change a size or `nodes`",
+        )
+
+
+def _pins_and_batch(recipe: Recipe) -> Iterator[Problem]:
+    batch = recipe.workload.global_batch_size
+    names = [name for name in ("data", "micro_batch_size") if name in recipe.pins]
+    if not names:
+        return
+    products = sorted({prod(sizes) for sizes in product(*(_pinned(recipe, name) for name in names))})
+    if all(batch % size for size in products):
+        yield (
+            ("training", "global_batch_size"),
+            f"{batch} is not divisible by {' x '.join(names)} = {_listed(tuple(products))}; "
+            f"use a multiple of {products[0]}",
+        )
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values[:6])) + (", ..." if len(values) > 6 else "")

@@ -1,0 +1,35 @@
+"""A digest of what a recipe means, not of how it is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["recipe_digest"]
+
+# how it was written, what was remarked on it, and where a figure was found
+_LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions"})
+_NOTES = frozenset({"memory_source"})
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """sha256 (hex) over canonical JSON of the resolved content: defaults filled in, presets and profiles expanded,
+    keys sorted. Order, comments, white space, and whether a value came from an override make no difference."""
+    content = {f.name: _plain(getattr(recipe, f.name)) for f in fields(recipe) if f.name not in _LEFT_OUT}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name not in _NOTES}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

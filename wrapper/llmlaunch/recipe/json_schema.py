@@ -1,0 +1,103 @@
+"""The JSON Schema of a recipe, for editors, and the reference of its keys, for the docs.
+
+`python -m llmlaunch.recipe.json_schema` prints the schema; with `--reference`, the table of keys in docs/recipe.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llmlaunch.recipe.schema import RecipeFile
+
+__all__ = ["reference_table", "schema"]
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a recipe file."""
+    return {"$schema": _DIALECT, **RecipeFile.model_json_schema(by_alias=True), "title": "llmlaunch recipe"}
+
+
+def reference_table() -> str:
+    """Every key of a recipe as a Markdown table: key, type, default, meaning."""
+    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{key}` | {kind} | {default} | {about} |" for key, kind, default, about in _rows()]
+    return "\n".join(lines) + "\n"
+
+
+def _rows() -> Iterator[tuple[str, str, str, str]]:
+    whole = schema()
+    yield from _rows_of(whole, whole["$defs"], "")
+
+
+def _rows_of(node: Mapping[str, Any], defs: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    required = set(node.get("required", ()))
+    for key, field in node["properties"].items():
+        inner = _inner(field, defs)
+        default = "required" if key in required else _default(field, inner)
+        yield prefix + key, _kind(field, defs), default, field.get("description", "")
+        if inner is not None:
+            yield from _rows_of(inner, defs, f"{prefix}{key}.")
+
+
+def _branches(field: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [b for b in field.get("anyOf") or field.get("oneOf") or [field] if b.get("type") != "null"]
+
+
+def _inner(field: Mapping[str, Any], defs: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The mapping a field may hold, where its keys are known."""
+    for branch in _branches(field):
+        if "anyOf" in branch or "oneOf" in branch:
+            return _inner(branch, defs)
+        if "$ref" in branch:
+            found: Mapping[str, Any] = defs[branch["$ref"].rsplit("/", 1)[1]]
+            return found
+    return None
+
+
+def _default(field: Mapping[str, Any], inner: Mapping[str, Any] | None) -> str:
+    value = field.get("default")
+    if value is None or value == [] or value == {} or (inner is not None and isinstance(value, dict)):
+        return ""
+    return f"`{json.dumps(value)}`" if not isinstance(value, str) else f"`{value}`"
+
+
+def _kind(field: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
+    return " or ".join(dict.fromkeys(_kind_of(branch, defs) for branch in _branches(field)))
+
+
+def _kind_of(node: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
+    if "anyOf" in node or "oneOf" in node:
+        return _kind(node, defs)
+    if "$ref" in node:
+        return "mapping"
+    if "const" in node:
+        return f"`{node['const']}`"
+    if "enum" in node:
+        return ", ".join(f"`{value}`" for value in node["enum"])
+    if isinstance(node.get("type"), list):
+        return " or ".join(_WORDS.get(name, name) for name in node["type"])
+    if node.get("type") == "array":
+        return f"list of {_kind_of(node['items'], defs)}"
+    return _WORDS.get(str(node.get("type")), "mapping") + _bounds(node)
+
+
+_WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true/false", "object": "mapping"}
+
+
+def _bounds(node: Mapping[str, Any]) -> str:
+    low = node.get("minimum", node.get("exclusiveMinimum"))
+    high = node.get("maximum", node.get("exclusiveMaximum"))
+    if low is None and high is None:
+        return ""
+    opened = "above " if "exclusiveMinimum" in node else ""
+    closed = "below " if "exclusiveMaximum" in node else ""
+    return f", {opened}{low:g}" + (f" to {closed}{high:g}" if high is not None else "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference_table() if "--reference" in sys.argv[1:] else json.dumps(schema(), indent=2) + "\n")

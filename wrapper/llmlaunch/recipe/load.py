@@ -1,0 +1,146 @@
+"""From a file to a validated recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.cluster.load import load_cluster
+from llmlaunch.cluster.profile import Cluster
+from llmlaunch.documents.validate import BadKey, given, report, validate
+from llmlaunch.documents.yaml_strict import Document, KeyPath, read_document
+from llmlaunch.errors import UserError
+from llmlaunch.models.presets import resolve_model
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.recipe.consistency import disagreements
+from llmlaunch.recipe.digest import recipe_digest
+from llmlaunch.recipe.overrides import apply_overrides
+from llmlaunch.recipe.schema import HINTS, BackendFile, PinsFile, RecipeFile, TrainingFile
+from llmlaunch.recipe.types import (
+    BackendChoice,
+    Code,
+    Container,
+    Data,
+    MemoryPolicy,
+    Recipe,
+    Training,
+)
+from llmlaunch.workload import Workload
+
+__all__ = ["load_recipe"]
+
+_GIB = 2**30
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read, check and resolve a recipe; `overrides` are `key=value` words.
+
+    Relative paths of a model or a cluster start where the recipe lies. Raises `UserError` with one line for each of
+    the first few mistakes: file and line, key, what is wrong, how to mend it.
+    """
+    written = read_document(Path(path))
+    document = apply_overrides(written, overrides)
+    file = validate(RecipeFile, document, HINTS)
+    recipe = _resolve(file, document, Path(path).parent)
+    problems = [*_backend_and_pins(file), *disagreements(recipe)]
+    if problems:
+        raise report(document, problems)
+    recipe = replace(recipe, text=written.text, overrides=tuple(overrides))
+    return replace(recipe, digest=recipe_digest(recipe))
+
+
+def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
+    model, notes = _model(file, document, base_dir)
+    cluster = _cluster(file, document, base_dir)
+    backend = BackendFile.model_construct(name=file.backend) if isinstance(file.backend, str) else file.backend
+    container, code = file.container, file.code
+    return Recipe(
+        name=file.name,
+        model=model,
+        backend=BackendChoice(
+            name=backend.name,
+            version=backend.version,
+            path=backend.path,
+            script=backend.script,
+            script_args=tuple(backend.script_args),
+            extra_args=tuple(backend.extra_args),
+        ),
+        cluster=cluster,
+        nodes=file.nodes,
+        training=_training(file.training),
+        data=Data(file.data.mock, file.data.path, file.data.python_source, file.data.tokenizer),
+        pins=_pins(file.layout) if isinstance(file.layout, PinsFile) else {},
+        memory=MemoryPolicy(float(file.memory.limit), int(file.memory.floor_gib * _GIB)),
+        slurm={**cluster.slurm, **file.slurm},
+        environment=file.environment,
+        secrets=tuple(dict.fromkeys(file.secrets)),
+        setup=tuple(file.setup),
+        container=Container(container.image, tuple(container.mounts)) if container is not None else None,
+        code=Code(snapshot=True) if isinstance(code, str) else Code(code.path, code.snapshot),
+        monitor_interval_seconds=float(file.monitor.interval_seconds),
+        path=str(document.name),
+        text="",
+        assumptions=(*notes, *_stretched(model, file.training.sequence_length)),
+        python=file.python,
+    )
+
+
+def _model(file: RecipeFile, document: Document, base_dir: Path) -> tuple[ModelShape, tuple[str, ...]]:
+    spec: str | Mapping[str, Any] = file.model if isinstance(file.model, str) else given(file.model)
+    try:
+        return resolve_model(spec, base_dir, default_positions=file.training.sequence_length)
+    except UserError as error:
+        raise _at(document, "model", spec, error) from None
+
+
+def _cluster(file: RecipeFile, document: Document, base_dir: Path) -> Cluster:
+    spec: str | Mapping[str, Any] = file.cluster if isinstance(file.cluster, str) else given(file.cluster)
+    try:
+        return load_cluster(spec, base_dir)
+    except UserError as error:
+        raise _at(document, "cluster", spec, error) from None
+
+
+def _at(document: Document, key: str, spec: str | Mapping[str, Any], error: UserError) -> UserError:
+    """An error of a part, said of the recipe's own line."""
+    inside: KeyPath = ()
+    if isinstance(error, BadKey) and not isinstance(spec, str):
+        return report(document, [((key, *error.key), error.problem)])
+    if not isinstance(spec, str) and "base" in spec:
+        inside = ("base",)
+    return report(document, [((key, *inside), str(error))])
+
+
+def _training(file: TrainingFile) -> Training:
+    return Training(
+        workload=Workload(file.sequence_length, file.global_batch_size, file.precision),
+        steps=file.steps,
+        learning_rate=float(file.learning_rate),
+        seed=file.seed,
+        log_interval=file.log_interval,
+        save_interval=file.save_interval,
+        checkpoint_path=file.checkpoint_path,
+    )
+
+
+def _pins(file: PinsFile) -> dict[str, Any]:
+    pins = {name: value for name, value in given(file).items() if value is not None}
+    flag = pins.pop("distributed_optimizer", None)
+    return pins if flag is None else pins | {"zero_stage": int(flag)}
+
+
+def _backend_and_pins(file: RecipeFile) -> list[tuple[KeyPath, str]]:
+    name = file.backend if isinstance(file.backend, str) else file.backend.name
+    if name == "megatron-lm" or not isinstance(file.layout, PinsFile) or file.layout.distributed_optimizer is None:
+        return []
+    return [(("layout", "distributed_optimizer"), f"is a word of megatron-lm; for {name} write zero_stage")]
+
+
+def _stretched(model: ModelShape, sequence_length: int) -> tuple[str, ...]:
+    if sequence_length <= model.max_position_embeddings or model.position_embedding == "learned_absolute":
+        return ()
+    return (
+        f"sequences of {sequence_length} are longer than the {model.max_position_embeddings} {model.name} is built for",
+    )

@@ -1,0 +1,277 @@
+"""What a recipe may say: every key, its type, range, default and meaning. The docs and editors read it too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+
+from llmlaunch.cluster.schema import ClusterFile, inline_or_name
+from llmlaunch.documents.text import (
+    EnvironmentName,
+    EnvironmentValue,
+    Line,
+    Name,
+    PathText,
+    SecretName,
+    SlurmOption,
+    SlurmValue,
+    secret_in,
+)
+from llmlaunch.documents.validate import StrictModel
+from llmlaunch.documents.yaml_strict import KeyPath
+from llmlaunch.models.schema import ShapeFile
+
+__all__ = ["HINTS", "SHORTHAND", "RecipeFile"]
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+
+# what a plain word in the place of a mapping stands for
+SHORTHAND = {"model": "base", "cluster": "base", "accelerator": "base", "backend": "name"}
+
+# keys that are unknown for a reason worth telling
+HINTS: dict[KeyPath, str] = {
+    ("memory", "risk"): "needs a calibration, and there is none yet; use `limit` (a share of device memory) instead",
+    ("training", "micro_batch_size"): "is part of the layout; write it under `layout:`",
+    ("training", "nodes"): "stands at the top of the recipe, not under `training:`",
+}
+
+T = TypeVar("T")
+
+
+def _setup_line(text: str) -> str:
+    name = secret_in(text)
+    if name is not None:
+        raise ValueError(
+            f"gives {name} a literal value, which would be written to the run directory; "
+            "list the name under secrets: and set the variable where you submit"
+        )
+    return text
+
+
+def _mount(text: str) -> str:
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(parts) or not all(part.startswith("/") for part in parts[:2]) or "," in text:
+        raise ValueError("must be /source:/destination or /source:/destination:flags")
+    return text
+
+
+def _pin(check: Callable[[Any], bool], wanted: str) -> Callable[[Any], Any]:
+    """A pin: one value, a list of allowed ones, or `auto`."""
+
+    def validate(value: Any) -> Any:
+        if value == "auto" and isinstance(value, str):
+            return None
+        values = value if isinstance(value, list) else [value]
+        if not values:
+            raise ValueError(f"is an empty list; give {wanted}, a list of such, or auto")
+        for item in values:
+            if not check(item):
+                raise ValueError(f"must be {wanted}, a list of such, or auto")
+        return tuple(dict.fromkeys(values)) if isinstance(value, list) else value
+
+    return validate
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 10**9
+
+
+def _is_stage(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 3
+
+
+def _one_or_many(one: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}, {"const": "auto"}]}
+
+
+SizePin = Annotated[
+    Any,
+    AfterValidator(_pin(_is_size, "a whole number of at least 1")),
+    WithJsonSchema(_one_or_many({"type": "integer", "minimum": 1})),
+]
+StagePin = Annotated[
+    Any, AfterValidator(_pin(_is_stage, "0, 1, 2 or 3")), WithJsonSchema(_one_or_many({"enum": [0, 1, 2, 3]}))
+]
+FlagPin = Annotated[
+    Any,
+    AfterValidator(_pin(lambda value: isinstance(value, bool), "true or false")),
+    WithJsonSchema(_one_or_many({"type": "boolean"})),
+]
+RecomputePin = Annotated[
+    Any,
+    AfterValidator(_pin(lambda value: value in ("none", "selective", "full"), "none, selective or full")),
+    WithJsonSchema(_one_or_many({"enum": ["none", "selective", "full"]})),
+]
+
+
+class BackendFile(StrictModel):
+    """The training framework."""
+
+    name: Literal["megatron-lm", "deepspeed"] = Field(description="Training framework")
+    version: Line | None = Field(None, description="Version the job will run with, quoted; recorded with the run")
+    path: PathText | None = Field(None, description="Megatron-LM checkout on the cluster")
+    script: PathText | None = Field(None, description="Your own DeepSpeed training script instead of the shipped one")
+    script_args: list[Line] = Field([], description="Arguments of `script`")
+    extra_args: list[Line] = Field([], description="Arguments passed to the framework as they are")
+
+    @model_validator(mode="after")
+    def _belongs_to_the_backend(self) -> BackendFile:
+        if self.name == "megatron-lm" and (self.script is not None or self.script_args):
+            raise ValueError("script and script_args belong to deepspeed; remove them, or use extra_args")
+        if self.name == "deepspeed" and self.path is not None:
+            raise ValueError("path is the Megatron-LM checkout; remove it (a script of your own goes into `script`)")
+        if self.script_args and self.script is None:
+            raise ValueError("script_args needs script; name the script they belong to")
+        return self
+
+
+class TrainingFile(StrictModel):
+    """What is trained, for how long and how it is optimised."""
+
+    sequence_length: Annotated[int, Field(ge=1, le=2**28)] = Field(description="Tokens in one sequence")
+    global_batch_size: Annotated[int, Field(ge=1, le=2**28)] = Field(
+        description="Sequences in one step, over all devices"
+    )
+    steps: Count = Field(description="Optimizer steps")
+    precision: Literal["bf16", "fp16", "fp32"] = Field("bf16", description="Number format of the computation")
+    learning_rate: Annotated[float, Field(gt=0, le=1000)] = Field(3.0e-4, description="Peak learning rate")
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(1234, description="Seed of initialisation and data order")
+    log_interval: Count = Field(10, description="Steps between two lines of the log")
+    save_interval: Count | None = Field(None, description="Steps between two checkpoints; absent = none is written")
+    checkpoint_path: PathText | None = Field(None, description="Folder on the cluster for checkpoints")
+
+    @model_validator(mode="after")
+    def _checkpoints_have_a_place(self) -> TrainingFile:
+        if (self.save_interval is None) != (self.checkpoint_path is None):
+            missing = "checkpoint_path" if self.checkpoint_path is None else "save_interval"
+            raise ValueError(f"save_interval and checkpoint_path go together; add {missing} or remove the other")
+        return self
+
+
+class DataFile(StrictModel):
+    """What it is trained on: exactly one of mock, path and python_source."""
+
+    mock: bool = Field(False, description="Made-up tokens of the framework: for measuring speed and memory")
+    path: PathText | None = Field(None, description="The framework's own format, a text file or a folder of text files")
+    python_source: bool = Field(False, description="Source files of Python's standard library, byte by byte")
+    tokenizer: Line | None = Field(None, description="Hugging Face tokenizer for `path`")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> DataFile:
+        if self.mock + self.python_source + (self.path is not None) != 1:
+            raise ValueError("give exactly one of mock: true, path: ... or python_source: true")
+        if self.tokenizer is not None and self.path is None:
+            raise ValueError("tokenizer belongs to path; remove it")
+        return self
+
+
+class PinsFile(StrictModel):
+    """What you fix of the layout: a value, a list of allowed values, or auto."""
+
+    tensor: SizePin = Field(None, description="Tensor parallel size")
+    pipeline: SizePin = Field(None, description="Pipeline parallel size")
+    virtual_pipeline: SizePin = Field(None, description="Model chunks of each pipeline rank; 1 = not interleaved")
+    context: SizePin = Field(None, description="Context parallel size")
+    data: SizePin = Field(None, description="Data parallel size, context parallelism not counted")
+    expert: SizePin = Field(None, description="Expert parallel size")
+    expert_tensor: SizePin = Field(None, description="Tensor parallel size inside experts")
+    micro_batch_size: SizePin = Field(None, description="Sequences in one micro-batch of one data parallel rank")
+    sequence_parallel: FlagPin = Field(None, description="Sequence parallelism beside tensor parallelism")
+    zero_stage: StagePin = Field(None, description="ZeRO stage; for megatron-lm 1 is the distributed optimizer")
+    distributed_optimizer: bool | None = Field(None, description="megatron-lm: another way to say zero_stage 1 or 0")
+    recompute: RecomputePin = Field(None, description="Activations recomputed in the backward pass")
+
+    @model_validator(mode="after")
+    def _one_answer(self) -> PinsFile:
+        if self.distributed_optimizer is None or self.zero_stage is None:
+            return self
+        stages = self.zero_stage if isinstance(self.zero_stage, tuple) else (self.zero_stage,)
+        if stages != (int(self.distributed_optimizer),):
+            flag = "true" if self.distributed_optimizer else "false"
+            raise ValueError(
+                f"distributed_optimizer: {flag} is zero_stage: {int(self.distributed_optimizer)}, which contradicts "
+                "the zero_stage given; remove one of the two"
+            )
+        return self
+
+
+class MemoryFile(StrictModel):
+    """When a plan is called safe."""
+
+    limit: Annotated[float, Field(gt=0, le=1)] = Field(0.80, description="Share of device memory that may be used")
+    floor_gib: Annotated[float, Field(ge=0, le=1024)] = Field(
+        4.0, description="What must stay free at least, in units of 2**30 bytes (GPUs only)"
+    )
+
+
+class ContainerFile(StrictModel):
+    """A container, by pyxis."""
+
+    image: PathText = Field(description="Path of a .sqsh file, or a registry reference")
+    mounts: list[Annotated[Line, AfterValidator(_mount)]] = Field([], description="/source:/destination[:flags], each")
+
+
+class CodeFile(StrictModel):
+    """The trainer's code."""
+
+    path: PathText | None = Field(None, description="Source tree of the trainer, recorded by commit and diff")
+    snapshot: bool = Field(False, description="Copy the source tree into the run directory")
+
+
+class MonitorFile(StrictModel):
+    """The monitor beside the training."""
+
+    interval_seconds: Annotated[float, Field(ge=0.1, le=3600)] = Field(1.0, description="Seconds between two samples")
+
+
+def _auto_or_pins(value: object) -> str:
+    return "(pins)" if isinstance(value, dict) else "(auto)"
+
+
+def _reject_auto(value: Any) -> Any:
+    if value == "auto":
+        raise ValueError("llmlaunch does not choose the number of nodes yet; give a whole number of at least 1")
+    return value
+
+
+class RecipeFile(StrictModel):
+    """A recipe: what to train, on which cluster, how."""
+
+    schema_version: Literal[1] = Field(alias="schema", description="Version of the recipe format, 1")
+    name: Name = Field(description="Name of the recipe and of its jobs: letters, digits, '.', '_' and '-', at most 64")
+    model: Annotated[
+        Annotated[Line, Tag("(name)")] | Annotated[ShapeFile, Tag("(inline)")], Discriminator(inline_or_name)
+    ] = Field(description="Preset, path of a Hugging Face config.json (or its folder), or an inline shape")
+    backend: Annotated[
+        Annotated[Literal["megatron-lm", "deepspeed"], Tag("(name)")] | Annotated[BackendFile, Tag("(inline)")],
+        Discriminator(inline_or_name),
+    ] = Field(description="megatron-lm, deepspeed, or a mapping")
+    cluster: Annotated[
+        Annotated[Line, Tag("(name)")] | Annotated[ClusterFile, Tag("(inline)")], Discriminator(inline_or_name)
+    ] = Field(description="Profile under slurm/clusters/, path of a profile, or a mapping")
+    nodes: Annotated[int, Field(ge=1, le=100_000), BeforeValidator(_reject_auto)] = Field(description="Number of nodes")
+    training: TrainingFile = Field(description="What is trained, for how long")
+    data: DataFile = Field(description="What it is trained on")
+    layout: Annotated[
+        Annotated[Literal["auto"], Tag("(auto)")] | Annotated[PinsFile, Tag("(pins)")], Discriminator(_auto_or_pins)
+    ] = Field("auto", description="How the job is split: auto, or a mapping of what you fix")
+    memory: MemoryFile = Field(MemoryFile.model_construct(), description="When a plan is called safe")
+    slurm: dict[SlurmOption, SlurmValue] = Field(
+        {}, description="Any long option of sbatch without its dashes; true = without a value, false = leave it out"
+    )
+    environment: dict[EnvironmentName, EnvironmentValue] = Field(
+        {}, description="Variables exported to the trainers; no secrets"
+    )
+    secrets: list[SecretName] = Field([], description="Names of variables that must be set where you submit")
+    setup: list[Annotated[Line, AfterValidator(_setup_line)]] = Field(
+        [], description="Shell lines run first on every node (module load ...); they are run as they are"
+    )
+    container: ContainerFile | None = Field(None, description="Container of the job")
+    code: Annotated[
+        Annotated[Literal["snapshot"], Tag("(name)")] | Annotated[CodeFile, Tag("(inline)")],
+        Discriminator(inline_or_name),
+    ] = Field(CodeFile.model_construct(), description="The trainer's code: snapshot, or a mapping")
+    monitor: MonitorFile = Field(MonitorFile.model_construct(), description="The monitor beside the training")
+    python: PathText | None = Field(None, description="Python of the training environment on the nodes")
