@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 from jinja2 import TemplateError
+from run_samples import NASTY
+
 from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable
 from llmlaunch.errors import UserError
@@ -19,7 +21,6 @@ from llmlaunch.runs.shell import (
     required,
     shell_word,
 )
-from run_samples import NASTY
 
 
 def bash(script: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,164 @@
+#!/bin/bash
+# Rendered by llmlaunch. Trains on one node; job.sbatch starts it once per node and sets what it needs.
+# Everything it prints is in logs/<attempt>.<node>.log of the run directory.
+
+# -u: a misspelt variable ends the script. Not -e: every exit code is looked at where it arises.
+set -u
+
+: "${LLMLAUNCH_RUN_DIR:?job.sbatch sets it; start that instead}"
+: "${LLMLAUNCH_ATTEMPT:?job.sbatch sets it; start that instead}"
+: "${MASTER_ADDR:?job.sbatch sets it; start that instead}"
+: "${MASTER_PORT:?job.sbatch sets it; start that instead}"
+
+export LLMLAUNCH_NODE_RANK=${SLURM_NODEID:-0}
+export LLMLAUNCH_NODE=${SLURMD_NODENAME:-${HOSTNAME%%.*}}
+
+say() { printf 'train.sh on %s: %s\n' "$LLMLAUNCH_NODE" "$*"; }
+
+die() {
+  say "$*" >&2
+  exit 1
+}
+
+cd -- "$LLMLAUNCH_RUN_DIR" || die "cannot enter the run directory $LLMLAUNCH_RUN_DIR"
+
+# Rank 0 listens here, and the others will look for it on MASTER_ADDR: better said now than after a time-out.
+if [[ -n ${SLURMD_NODENAME:-} && $LLMLAUNCH_NODE_RANK = 0 && $SLURMD_NODENAME != "$MASTER_ADDR" ]]; then
+  die "this is node rank 0, but the others were told to meet on $MASTER_ADDR"
+fi
+
+# --- environment of the trainers --------------------------------------------------------------------------------------
+export NASTY_0='a b'
+export NASTY_1='$(touch PWNED)'
+export NASTY_10='*'
+export NASTY_11='~'
+export NASTY_12='${HOME}'
+export NASTY_13='é✓'
+export NASTY_14=a=b
+export NASTY_15='!x'
+export NASTY_16='#c'
+export NASTY_17='{{ 7*7 }}'
+export NASTY_18='{% raw %}'
+export NASTY_2='`touch PWNED`'
+export NASTY_3='x; touch PWNED'
+export NASTY_4='x
+touch PWNED'
+export NASTY_5='it'"'"'s'
+export NASTY_6='"'
+export NASTY_7='\'
+export NASTY_8=-rf
+export NASTY_9=''
+export PYTHONUNBUFFERED=1
+
+# --- which Python trains ----------------------------------------------------------------------------------------------
+# The recipe's python, else $LLMLAUNCH_PYTHON, else the first on PATH that has torch.
+
+recipe_python=''
+if [[ -n $recipe_python ]]; then
+  pythons=("$recipe_python")
+elif [[ -n ${LLMLAUNCH_PYTHON:-} ]]; then
+  pythons=("$LLMLAUNCH_PYTHON")
+else
+  pythons=(python3 python)
+fi
+python=
+for candidate in "${pythons[@]}"; do
+  if "$candidate" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null; then
+    python=$(command -v "$candidate")
+    break
+  fi
+done
+[[ -n $python ]] || die "no torch in ${pythons[*]}: name the training environment's interpreter (python: in the recipe, or LLMLAUNCH_PYTHON)"
+say "training with $python"
+
+# --- the node side: monitor and rank wrapper ----------------------------------------------------------------------------
+# node.pyz wants Python 3.8 or newer and nothing else. Without it the training runs the same, only unwatched.
+
+node_python=
+for candidate in "$python" python3 python; do
+  if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then
+    node_python=$candidate
+    break
+  fi
+done
+
+program=("$python" /opt/train.py 'a b' '$(touch PWNED)' '`touch PWNED`' 'x; touch PWNED' 'x
+touch PWNED' 'it'"'"'s' '"' '\' -rf '' '*' '~' '${HOME}' 'é✓' a=b '!x' '#c' '{{ 7*7 }}' '{% raw %}')
+monitor=
+if [[ -n $node_python ]]; then
+  node_side=(--run-dir "$LLMLAUNCH_RUN_DIR" --attempt "$LLMLAUNCH_ATTEMPT" --node "$LLMLAUNCH_NODE")
+  # A log of its own: a monitor that hangs must not hold this script's output open.
+  monitor_log=logs/$LLMLAUNCH_ATTEMPT.$LLMLAUNCH_NODE.monitor.log
+  nice -n 10 "$node_python" node.pyz monitor "${node_side[@]}" --interval 1.0 \
+    </dev/null >>"$monitor_log" 2>&1 &
+  monitor=$!
+  disown # its end is nobody's business: no message, no waiting
+  # The wrapper notes each rank's own exit code or signal, which torchrun and srun blur.
+  program=("$node_python" "$LLMLAUNCH_RUN_DIR/node.pyz" rank "${node_side[@]}" -- "${program[@]}")
+else
+  say "no Python 3.8 or newer here: no peaks and no exit codes of single ranks will be known of this node"
+fi
+
+# TERM, five seconds, KILL; never waited for, since a process stuck in the driver cannot be waited for.
+stop_monitor() {
+  [[ -n $monitor ]] || return 0
+  is_ours() { [[ -r /proc/$monitor/cmdline ]] && tr '\0' ' ' <"/proc/$monitor/cmdline" | grep -q 'node.pyz monitor'; }
+  if is_ours; then
+    kill -TERM "$monitor" 2>/dev/null
+    for _ in {1..50}; do
+      is_ours || break
+      sleep 0.1
+    done
+    is_ours && kill -KILL "$monitor" 2>/dev/null
+  fi
+  [[ -s $monitor_log ]] || rm -f -- "$monitor_log"
+}
+
+# --- the training -------------------------------------------------------------------------------------------------------
+
+torchrun=
+interrupted=0
+told_to_stop=0
+
+# Once: a second TERM would break off torchrun's own orderly end (it gives its workers 30 seconds).
+stop() {
+  interrupted=1
+  [[ $told_to_stop = 0 ]] || return
+  told_to_stop=1
+  say "told to stop; passing it on to torchrun"
+  [[ -z $torchrun ]] || kill -TERM "$torchrun" 2>/dev/null
+}
+trap stop TERM INT HUP
+
+# Static rendezvous: node ranks are SLURM's. The c10d rendezvous of many examples sorts nodes by address (node10 before
+# node2), and then pipeline stages do not lie on the nodes they were planned for.
+# "--": torchrun would take a trainer's argument such as --node for a shortened one of its own.
+"$python" -m torch.distributed.run \
+  --nnodes=1 --nproc_per_node=2 --node_rank="$LLMLAUNCH_NODE_RANK" \
+  --rdzv_backend=static --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" \
+  --max_restarts=0 --no_python \
+  -- "${program[@]}" &
+torchrun=$!
+# A signal that came before the line above had nobody to be passed on to.
+[[ $told_to_stop = 0 ]] || kill -TERM "$torchrun" 2>/dev/null
+
+# wait returns early when a trapped signal arrives; torchrun's own code comes from the wait that nothing interrupted.
+while :; do
+  interrupted=0
+  wait "$torchrun"
+  code=$?
+  [[ $interrupted = 1 ]] || break
+done
+
+# --- how it ended ---------------------------------------------------------------------------------------------------------
+
+if [[ $code = 0 ]]; then
+  if ! { mkdir -p "attempts/$LLMLAUNCH_ATTEMPT/done" && : >"attempts/$LLMLAUNCH_ATTEMPT/done/$LLMLAUNCH_NODE"; }; then
+    say "cannot write the done marker; the job will count as failed"
+  fi
+  say "done"
+else
+  say "torchrun ended with exit code $code"
+fi
+stop_monitor
+exit "$code"
