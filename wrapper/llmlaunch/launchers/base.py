@@ -1,0 +1,76 @@
+"""What every launcher does: take a run directory, say what became of it, stop it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+__all__ = ["JobState", "Launcher", "Phase", "Submission"]
+
+Phase = Literal["pending", "running", "succeeded", "failed", "cancelled", "unknown"]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One run directory handed to a launcher; what `submission.json` holds."""
+
+    launcher: str
+    job_id: str
+    run_dir: Path
+    submitted_at: float
+    """Unix seconds."""
+    cluster: str | None = None
+    """slurm: the cluster that took the job, where sbatch names it. local: the host it was started on."""
+
+    def owns(self, attempt: str) -> bool:
+        """Whether `attempt` (docs/run-directory.md) is one of this job's.
+
+        The seconds in a local attempt's name are the script's own clock and may be one later than ours, so there
+        the process id decides.
+        """
+        job = attempt.rpartition(".")[0]
+        if self.launcher == "local":
+            return job.startswith("local-") and job.rpartition("-")[2] == self.job_id.rpartition("-")[2]
+        return job == self.job_id
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What is known of a job now. `unknown` is neither running nor failed."""
+
+    phase: Phase
+    state: str = ""
+    """The scheduler's own word, such as PENDING or OUT_OF_MEMORY; empty without a scheduler."""
+    reason: str = ""
+    exit_code: int | None = None
+    """Known only of a job that succeeded or failed."""
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ("succeeded", "failed", "cancelled")
+
+
+class Launcher(Protocol):
+    """`slurm` or `local`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def submit(self, run_dir: Path, extra: Sequence[str] = ()) -> Submission:
+        """Start the job of a run directory; writes `run.id` and `submission.json` there.
+
+        `extra` goes to sbatch before the script, where it wins over the script's own directives. Raises
+        SchedulerRefused when the scheduler does not take the job, UserError when this is no run directory or it
+        was submitted before. The run directory is kept in every case.
+        """
+        ...
+
+    def states(self, submissions: Iterable[Submission]) -> Mapping[str, JobState]:
+        """The state of each submission by job id. Never raises for one that is not found: that is `unknown`."""
+        ...
+
+    def cancel(self, submission: Submission) -> None:
+        """Stop the job; one that has ended is left alone. Raises UserError where it cannot be reached."""
+        ...

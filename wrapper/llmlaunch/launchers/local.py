@@ -1,0 +1,140 @@
+"""Runs a one-node job on this machine, detached from the terminal that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from llmlaunch.errors import UserError
+from llmlaunch.launchers import environment, run_files
+from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.stop import alive, stop_job
+
+__all__ = ["LocalLauncher"]
+
+# Boot time, and with it a process's start, moves by a second when the clock is set.
+_START_TOLERANCE_SECONDS = 3
+
+
+@dataclass(frozen=True)
+class LocalLauncher:
+    """Starts `bash job.sbatch`. A cancelled job has `kill_after_seconds` to end by itself.
+
+    torchrun gives its workers 30 seconds after a SIGTERM (torch 2.13), hence more than that.
+    """
+
+    kill_after_seconds: float = 40.0
+
+    @property
+    def name(self) -> str:
+        return "local"
+
+    def submit(self, run_dir: Path, extra: Sequence[str] = ()) -> Submission:
+        if extra:
+            raise UserError(f"{' '.join(extra)}: options of sbatch; a local run has no sbatch to give them to")
+        nodes = run_files.node_count(run_dir)
+        if nodes > 1:
+            raise UserError(
+                f"{run_dir / 'run.json'}: nodes is {nodes}, and this machine is one; submit it to SLURM, or "
+                "render it with nodes: 1"
+            )
+        run_dir = run_files.prepare(run_dir)
+        submission = _start(run_dir)
+        try:
+            run_files.write_submission(submission)
+        except (OSError, UserError):
+            # Another submit was faster, or the disk is full: a job nobody knows of must not run on.
+            self.cancel(submission)
+            raise
+        return submission
+
+    def states(self, submissions: Iterable[Submission]) -> Mapping[str, JobState]:
+        return {submission.job_id: _state(submission) for submission in submissions}
+
+    def cancel(self, submission: Submission) -> None:
+        if not _here(submission):
+            raise UserError(f"job {submission.job_id} runs on host {submission.cluster}; cancel it there")
+        leader = _process(submission)
+        if leader is None:
+            return
+        with contextlib.suppress(OSError):  # a full disk must not keep a job from being stopped
+            _cancel_mark(submission).touch()
+        stop_job(leader, self.kill_after_seconds)
+
+
+def _start(run_dir: Path) -> Submission:
+    """Start the job in a session of its own, so that no closing terminal and no Ctrl-C reaches it."""
+    output = run_dir / "logs" / f".starting.{os.getpid()}"
+    with output.open("wb") as file:
+        try:
+            child = subprocess.Popen(
+                ["bash", run_files.SCRIPT],
+                cwd=run_dir,
+                env=environment.for_local_job(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            output.unlink()
+            raise UserError(f"bash cannot be run on this machine: {error.strerror}") from error
+    started_at = psutil.Process(child.pid).create_time()
+    job_id = f"local-{int(started_at)}-{child.pid}"
+    output.rename(output.with_name(f"{job_id}.out"))
+    _children.append(child)
+    return Submission("local", job_id, run_dir, started_at, platform.node())
+
+
+# Kept so that an ended child of this process is waited for; children of an ended launcher belong to init.
+_children: list[subprocess.Popen[bytes]] = []
+
+
+def _reap() -> None:
+    for child in _children:
+        child.poll()
+
+
+def _state(submission: Submission) -> JobState:
+    # In this order: a job that ends in between has written its status.json.
+    running = _here(submission) and _process(submission) is not None
+    end = run_files.read_end(submission)
+    if running:
+        return JobState("running")
+    if end is not None and end.succeeded:
+        return JobState("succeeded", reason=end.why, exit_code=end.exit_code)
+    if _cancel_mark(submission).exists():
+        return JobState("cancelled", reason=end.why if end else "")
+    if end is not None:
+        return JobState("failed", reason=end.why, exit_code=end.exit_code)
+    if not _here(submission):
+        return JobState("unknown", reason=f"started on host {submission.cluster}; ask there while it runs")
+    return JobState("failed", reason="its process is gone and left no status.json: killed, or the machine restarted")
+
+
+def _here(submission: Submission) -> bool:
+    return submission.cluster == platform.node()
+
+
+def _process(submission: Submission) -> psutil.Process | None:
+    """The job's script while it runs: by process id and start time, for ids are used again."""
+    _reap()
+    _, started, pid = submission.job_id.split("-")
+    try:
+        process = psutil.Process(int(pid))
+        same = abs(process.create_time() - int(started)) <= _START_TOLERANCE_SECONDS
+    except psutil.NoSuchProcess:
+        return None
+    return process if same and alive([process]) else None
+
+
+def _cancel_mark(submission: Submission) -> Path:
+    """Tells a cancelled job from a failed one: status.json is the job's own and says failed for both."""
+    return submission.run_dir / "logs" / f"{submission.job_id}.cancelled"

@@ -1,0 +1,116 @@
+"""What sbatch, squeue and sacct print, as text.
+
+Text and never --json: its shape changed in 23.11 and 24.05, and `squeue --json` ignores -j in 22.05. Every format
+is given explicitly, because SQUEUE_FORMAT and SACCT_FORMAT change the defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from llmlaunch.launchers.base import Phase
+
+__all__ = ["SACCT_FIELDS", "SQUEUE_FORMAT", "Row", "complaint", "parse_job_id", "parse_sacct", "parse_squeue"]
+
+SQUEUE_FORMAT = "%F|%T|%r"
+"""Job id (an array's tasks share it), state, reason."""
+
+SACCT_FIELDS = "JobID,State,ExitCode"
+
+# Job states of squeue(1) and sacct(1), by what they mean for someone who waits.
+_STATES: Mapping[Phase, tuple[str, ...]] = {
+    "pending": (
+        "PENDING",
+        "CONFIGURING",
+        "REQUEUED",
+        "REQUEUE_FED",
+        "REQUEUE_HOLD",
+        "RESV_DEL_HOLD",
+        "SPECIAL_EXIT",
+    ),
+    "running": ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"),
+    "succeeded": ("COMPLETED",),
+    "failed": ("BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
+    "cancelled": ("CANCELLED", "REVOKED"),
+}
+_PHASE_OF: Mapping[str, Phase] = {state: phase for phase, states in _STATES.items() for state in states}
+
+# Of an array's tasks the one that says most about the whole: still going on before gone wrong before done.
+_TELLING: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "unknown", "succeeded")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job as squeue or sacct shows it."""
+
+    state: str
+    reason: str = ""
+    exit_code: int | None = None
+
+    @property
+    def phase(self) -> Phase:
+        return _PHASE_OF.get(self.state, "unknown")
+
+
+def parse_job_id(text: str) -> tuple[str, str | None] | None:
+    """Job id and cluster from `sbatch --parsable`: `12` or `12;cluster`, maybe below a site's own greeting."""
+    for line in reversed(text.splitlines()):
+        match = re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip())
+        if match:
+            return match[1], match[2]
+    return None
+
+
+def parse_squeue(text: str) -> dict[str, Row]:
+    """Rows by job id, from `squeue -h -o SQUEUE_FORMAT`."""
+    rows = []
+    for line in text.splitlines():
+        fields = line.split("|", 2)
+        if len(fields) == 3:
+            reason = fields[2].strip()
+            rows.append((fields[0].strip(), Row(_first_word(fields[1]), "" if reason == "None" else reason)))
+    return _one_each(rows)
+
+
+def parse_sacct(text: str) -> dict[str, Row]:
+    """Rows by job id, from `sacct -X -P -n -o SACCT_FIELDS`. Of a requeued job's rows (-D) the last counts."""
+    last: dict[str, Row] = {}
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) == 3:
+            row = Row(_first_word(fields[1]), exit_code=_exit_code(fields[2]))
+            last.pop(fields[0], None)  # so that the order is that of the last rows
+            last[fields[0]] = row
+    return _one_each((re.split(r"[_+.]", job_id)[0], row) for job_id, row in last.items())
+
+
+def complaint(stderr: str) -> str:
+    """A command's own words on one line, without `sbatch: error:` before each."""
+    lines = (re.sub(r"^\w+: (error: )?", "", line.strip()) for line in stderr.splitlines())
+    return "; ".join(line for line in lines if line)
+
+
+def _first_word(state: str) -> str:
+    """`CANCELLED by 1000` -> `CANCELLED`; a trailing + marks a word cut to its column's width."""
+    words = state.split()
+    return words[0].rstrip("+") if words else ""
+
+
+def _exit_code(text: str) -> int | None:
+    """`5:0` -> 5; `0:9` (ended by signal 9) -> 137, as a shell has it."""
+    match = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    if not match:
+        return None
+    code, signal = int(match[1]), int(match[2])
+    return 128 + signal if signal else code
+
+
+def _one_each(rows: Iterable[tuple[str, Row]]) -> dict[str, Row]:
+    jobs: dict[str, Row] = {}
+    for job_id, row in rows:
+        known = jobs.get(job_id)
+        if known is None or _TELLING.index(row.phase) < _TELLING.index(known.phase):
+            jobs[job_id] = row
+    return jobs
