@@ -1,0 +1,223 @@
+"""Rendered directories really started, with bash alone: job.sbatch, train.sh, node.pyz and real torchrun on this
+machine, and a trainer of a few lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_samples import NASTY, deepspeed_cpu, nasty_job
+
+from llmlaunch.backends.base import Rendered
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.runs.read import RunFiles, read_run
+from llmlaunch.runs.render import render_run
+
+TRAINER = """\
+import json, os, signal, sys, time
+rank = int(os.environ["RANK"])
+print("rank", rank, "trains", flush=True)
+{body}
+"""
+
+
+def render(folder: Path, body: str = "", **changes: object) -> Path:
+    """A run directory whose two ranks run `body`, with recipe fields changed."""
+    of, plan, rendered = deepspeed_cpu()
+    of = replace(of, **changes)  # type: ignore[arg-type]
+    trainer = TRAINER.format(body=body).encode()
+    rendered = replace(rendered, program=("trainer/train.py",), files={"trainer/train.py": trainer})
+    return write(folder, of, plan, rendered)
+
+
+def write(folder: Path, of: Recipe, plan, rendered: Rendered) -> Path:
+    render_run(of, plan, {"recipe": of.name}, rendered, folder / "run")
+    return folder / "run"
+
+
+def environment(**more: str) -> dict[str, str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "LLMLAUNCH"))}
+    return {**plain, "LLMLAUNCH_PYTHON": sys.executable, **more}
+
+
+def start(run: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(run / "job.sbatch")]
+    return subprocess.run(command, cwd="/", env=environment(**more), capture_output=True, text=True, timeout=120)
+
+
+def training_log(run: Path) -> str:
+    logs = [path for path in (run / "logs").glob("*.log") if not path.name.endswith((".job.log", ".monitor.log"))]
+    return "".join(path.read_text() for path in logs)
+
+
+def only_attempt(run: Path) -> tuple[RunFiles, dict[int, dict[str, object]]]:
+    files = read_run(run)
+    (attempt,) = files.attempts
+    return files, {rank["rank"]: dict(rank) for rank in attempt.ranks}
+
+
+@pytest.mark.frameworks
+def test_a_training_that_ends_well_succeeds_and_leaves_its_traces(tmp_path: Path) -> None:
+    run = render(tmp_path)
+    done = start(run)
+    assert done.returncode == 0, done.stdout + done.stderr + training_log(run)
+    files, ranks = only_attempt(run)
+    assert files.status is not None
+    assert files.status["state"] == "succeeded"
+    assert {rank: record["exit_code"] for rank, record in ranks.items()} == {0: 0, 1: 0}
+    assert len(files.attempts[0].done) == len(files.peaks) == 1
+    assert files.run_id is not None
+    assert files.run_id.startswith("tiny-")
+    assert "rank 1 trains" in training_log(run)
+    assert (run / "logs" / f"{files.attempts[0].name}.job.log").is_file()
+    assert files.problems == ()
+
+
+@pytest.mark.frameworks
+def test_the_job_fails_when_one_rank_does_and_its_own_code_is_kept(tmp_path: Path) -> None:
+    run = render(tmp_path, "sys.exit(3 if rank == 1 else 0)")
+    assert start(run).returncode != 0
+    files, ranks = only_attempt(run)
+    assert files.status is not None
+    assert files.status["state"] == "failed"
+    assert ranks[1]["exit_code"] == 3
+    assert files.attempts[0].done == ()
+
+
+@pytest.mark.frameworks
+def test_a_killed_rank_is_known_by_its_signal(tmp_path: Path) -> None:
+    run = render(tmp_path, "rank or os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")
+    assert start(run).returncode != 0
+    _, ranks = only_attempt(run)
+    assert (ranks[0]["exit_code"], ranks[0]["signal"]) == (None, "SIGKILL")
+
+
+@pytest.mark.frameworks
+def test_a_second_start_is_a_second_attempt(tmp_path: Path) -> None:
+    run = render(tmp_path, "name = f'ran-{rank}'\nsys.exit(os.path.exists(name) or open(name, 'w').close())")
+    first, second = start(run), start(run)
+    assert (first.returncode == 0, second.returncode == 0) == (True, False)
+    assert [len(attempt.done) for attempt in read_run(run).attempts] == [1, 0]
+    assert len((run / "run.id").read_text().splitlines()) == 1
+
+
+@pytest.mark.frameworks
+def test_told_to_stop_it_stops_the_ranks_and_still_judges(tmp_path: Path) -> None:
+    run = render(tmp_path, "open(f'here-{rank}', 'w').close()\ntime.sleep(600)")
+    with subprocess.Popen(["bash", str(run / "job.sbatch")], env=environment(), stdout=subprocess.PIPE) as job:
+        while not all((run / f"here-{rank}").exists() for rank in (0, 1)):
+            assert job.poll() is None, training_log(run)
+            time.sleep(0.1)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=90) != 0
+    files, ranks = only_attempt(run)
+    assert files.status is not None
+    assert files.status["state"] == "failed"
+    for record in ranks.values():
+        assert not Path(f"/proc/{record['program_pid']}").exists()
+    assert "told to stop" in training_log(run)
+
+
+@pytest.mark.frameworks
+def test_hostile_arguments_and_variables_arrive_as_they_are(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    trainer = tmp_path / "a trainer.py"
+    trainer.write_text(
+        "import json, os, sys\n"
+        f"path = os.path.join({str(seen)!r}, os.environ['RANK'])\n"
+        "open(path, 'w').write(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
+    )
+    run = write(tmp_path, *nasty_job(trainer))
+    done = start(run)
+    assert done.returncode == 0, training_log(run)
+    for rank in ("0", "1"):
+        arguments, variables = json.loads((seen / rank).read_text())
+        assert tuple(arguments) == NASTY
+        assert tuple(variables[f"NASTY_{index}"] for index in range(len(NASTY))) == NASTY
+    assert list(tmp_path.rglob("PWNED")) == []
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("arguments", [("--node", "1"), ("--nnodes=9", "--", "-m"), ("--rdzv", "--log", "x")])
+def test_arguments_that_look_like_torchruns_reach_the_trainer(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    of, plan, rendered = deepspeed_cpu()
+    trainer = b"import sys; print(sys.argv[1:], flush=True)\n"
+    rendered = replace(rendered, program=("trainer/t.py", *arguments), files={"trainer/t.py": trainer})
+    run = write(tmp_path, of, plan, rendered)
+    assert start(run).returncode == 0
+    assert str(list(arguments)) in training_log(run)
+
+
+@pytest.mark.frameworks
+def test_a_setup_line_that_fails_is_named_and_the_job_goes_on(tmp_path: Path) -> None:
+    setup = ("cd /", "false", 'echo "$NEVER_SET"', "export FROM_SETUP=yes")
+    run = render(tmp_path, "assert os.environ['FROM_SETUP'] == 'yes'", setup=setup)
+    done = start(run)
+    assert done.returncode == 0, training_log(run)
+    assert "setup: exit code 1 from: false" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "message"),
+    [
+        ({"secrets": ("HF_TOKEN",)}, {}, "HF_TOKEN: secret of the recipe; export it where you submit"),
+        ({"nodes": 2}, {}, "planned for 2 nodes; without SLURM it runs on one"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_starts(tmp_path, changes, variables, message: str) -> None:
+    run = render(tmp_path, **changes)
+    done = start(run, **variables)
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
+    assert training_log(run) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "message"),
+    [
+        ({}, {"LLMLAUNCH_PYTHON": "/nowhere/python"}, "no torch in /nowhere/python: name the training environment"),
+        ({"python": "/nowhere/python"}, {}, "no torch in /nowhere/python"),
+    ],
+)
+def test_a_node_that_cannot_train_says_why(tmp_path, changes, variables, message: str) -> None:
+    run = render(tmp_path, **changes)
+    assert start(run, **variables).returncode != 0
+    assert message in training_log(run)
+    status = read_run(run).status
+    assert status is not None
+    assert status["state"] == "failed"
+
+
+def test_a_variable_the_backend_needs_is_asked_for(tmp_path: Path) -> None:
+    of, plan, rendered = deepspeed_cpu()
+    run = write(tmp_path, of, plan, replace(rendered, required_variables=("MEGATRON_LM_PATH",)))
+    assert start(run).returncode != 0
+    assert "MEGATRON_LM_PATH: is needed on every node" in training_log(run)
+
+
+@pytest.mark.parametrize(
+    ("node_script", "state"), [("mark; exit 0", "succeeded"), ("exit 0", "failed"), ("mark; exit 4", "failed")]
+)
+def test_without_python_on_the_batch_host_code_and_markers_judge(tmp_path: Path, node_script: str, state: str) -> None:
+    run = render(tmp_path)
+    mark = 'mark() { mkdir "attempts/$LLMLAUNCH_ATTEMPT/done"; : >"attempts/$LLMLAUNCH_ATTEMPT/done/here"; }\n'
+    (run / "train.sh").write_text(mark + node_script)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("bash", "dirname", "date", "mkdir", "find", "wc"):
+        (tools / tool).symlink_to(Path("/usr/bin") / tool)
+    done = start(run, PATH=str(tools), LLMLAUNCH_PYTHON="")
+    assert (done.returncode == 0) == (state == "succeeded")
+    assert "no Python 3.8 or newer on this host" in done.stdout
+    status = read_run(run).status
+    assert status is not None
+    assert status["state"] == state
+    assert (status["exit_code"] == 0) == (state == "succeeded")
