@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["gib", "percent", "table"]
+__all__ = ["gib", "one_line", "percent", "table"]
 
 GIB = 2**30
 
@@ -17,6 +17,11 @@ def gib(count: float) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def one_line(text: str) -> str:
+    """Text from a file or a person as one harmless line: control characters, which a terminal obeys, become "?"."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmlaunch.errors import UserError
 
-__all__ = ["VARIABLE", "Location", "exists", "network_file_system", "where"]
+__all__ = ["VARIABLE", "Location", "network_file_system", "store_exists", "where"]
 
 VARIABLE = "LLMLAUNCH_STORE"
 
@@ -57,7 +57,7 @@ def where(environment: Mapping[str, str] | None = None) -> Location:
     return _sqlite(Path(data_home) / "llmlaunch" / "store.db")
 
 
-def exists(location: Location | None = None) -> bool:
+def store_exists(location: Location | None = None) -> bool:
     """Whether there is a store to read. A database server that somebody named counts as one."""
     found = location or where()
     return found.path is None or found.path.is_file()

@@ -1,0 +1,124 @@
+"""`llmlaunch measurements`: list, import and export measurement records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmlaunch.cli.planned import print_json
+
+__all__ = ["command"]
+
+HEAD = ("id", "family", "backend", "gpu", "kind", "pipeline rank", "peak GiB", "predicted GiB", "run")
+
+
+def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
+    for name, what in (
+        ("run", "of one run (its id)"),
+        ("kind", "of one kind of peak, e.g. device"),
+        ("gpu", "of one GPU type"),
+        ("backend", "of one backend"),
+        ("family", "of one family"),
+    ):
+        function = click.option(f"--{name}", metavar="TEXT", help=f"Only records {what}.")(function)
+    return function
+
+
+@click.group("measurements")
+def command() -> None:
+    """The measured peaks in the store, in the format of docs/store.md: one JSON object per record."""
+
+
+@command.command("list")
+@_filters
+@click.option("--json", "as_json", is_flag=True, help="Print the records as JSON.")
+def list_command(as_json: bool, **filters: str | None) -> None:
+    """List the records, in the order they came in. Runs that have finished since are collected first."""
+    contents = _contents(filters)
+    if as_json:
+        _echo_json(contents)
+    elif contents:
+        click.echo(_table([json.loads(content) for content in contents]))
+    else:
+        click.echo("no measurements", err=True)
+
+
+@command.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--replace", is_flag=True, help="Take the file's record where the store holds its id with other content.")
+@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+def import_command(file: Path, replace: bool, as_json: bool) -> None:
+    """Take over every record of FILE (one JSON object a line), all or none. Importing twice changes nothing."""
+    from llmlaunch.store.measurements import import_file
+    from llmlaunch.store.open import open_store
+
+    with open_store() as store:
+        for warning in store.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        done = import_file(store, file, replace)
+        place = store.location.shown
+    if as_json:
+        print_json({"added": done.added, "replaced": done.replaced, "unchanged": done.unchanged, "store": place})
+    else:
+        click.echo(f"{done.added} added, {done.replaced} replaced, {done.unchanged} unchanged in {place}")
+
+
+@command.command("export")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@_filters
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of one record a line.")
+def export_command(file: Path | None, as_json: bool, **filters: str | None) -> None:
+    """Write the records to FILE, or to stdout, as they came in: the same JSON, in the same order.
+
+    Runs that have finished since are collected first. With FILE, --json prints how many records were written.
+    """
+    contents = _contents(filters)
+    if file is not None:
+        from llmlaunch.store.export import write_lines
+
+        write_lines(contents, file)
+        if as_json:
+            print_json({"exported": len(contents), "file": str(file)})
+        else:
+            click.echo(f"{len(contents)} records written to {file}", err=True)
+    elif as_json:
+        _echo_json(contents)
+    else:
+        for content in contents:
+            click.echo(content)
+
+
+def _contents(filters: dict[str, str | None]) -> list[str]:
+    from llmlaunch.store.location import store_exists
+
+    if not store_exists():
+        return []
+    from llmlaunch.store.collect import open_collected
+    from llmlaunch.store.measurements import Filters, contents
+
+    with open_collected(lambda line: click.echo(line, err=True)) as store:
+        return contents(store, Filters(**filters))
+
+
+def _echo_json(contents: list[str]) -> None:
+    """The records' own texts, not written anew: numbers stay as they were measured."""
+    click.echo('{"measurements": [' + ",\n".join(contents) + "]}")
+
+
+def _table(records: list[dict[str, Any]]) -> str:
+    from llmlaunch.report.text import gib, one_line, table
+
+    def size(value: object) -> str:
+        return gib(value) if isinstance(value, int) else "-"
+
+    rows = []
+    for record in records:
+        texts = [record.get(key) for key in ("id", "family", "backend", "gpu", "peak_kind", "pipeline_rank")]
+        cells = ["-" if text is None else one_line(str(text)) for text in texts]
+        sizes = [size(record.get("peak_bytes")), size(record.get("predicted_bytes"))]
+        rows.append([*cells, *sizes, one_line(str(record.get("run_id") or "-"))])
+    return table(HEAD, rows, indent="")

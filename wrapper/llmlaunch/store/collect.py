@@ -1,0 +1,216 @@
+"""Run directories into the store. Files are the truth: this only reads them, and collecting twice changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from llmlaunch.errors import UserError
+from llmlaunch.runs.read import RunFiles, read_run
+from llmlaunch.store.database import Store
+from llmlaunch.store.measurements import put_collected
+from llmlaunch.store.open import open_store
+from llmlaunch.store.peaks import read_peaks
+from llmlaunch.store.recipes import put_plan, put_recipe
+from llmlaunch.store.run_identity import run_id_of, signature
+from llmlaunch.store.run_outcome import AttemptOutcome, attempt_outcomes, launched_by, run_state
+from llmlaunch.store.run_records import AttemptRecords, attempt_records
+from llmlaunch.store.runs import ONGOING, put_run, unix_seconds, worst_predicted
+from llmlaunch.store.tables import runs
+
+__all__ = ["Outcome", "collect", "open_collected"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was done about one run. `did` is "collected", "unchanged" (collected before), "waiting" (submitted or
+    running, and not named) or "unreadable"; `measurements` counts its records, `reason` says why there is no more."""
+
+    run_id: str | None
+    directory: Path
+    did: str
+    state: str | None = None
+    measurements: int = 0
+    reason: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "directory": str(self.directory)}
+
+    def sentence(self) -> str:
+        """One line for a person."""
+        name = self.run_id or str(self.directory)
+        if self.did == "unreadable":
+            return str(self.reason)
+        count = f"{self.measurements} measurement{'' if self.measurements == 1 else 's'}"
+        done = {"unchanged": "nothing new", "waiting": "not collected"}.get(self.did, f"collected, {count}")
+        return f"{name} ({self.state}): {done}" + (f"; {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the store holds of a run before it is collected."""
+
+    run_id: str
+    directory: Path
+    state: str
+    files: str | None
+
+
+def open_collected(say: Callable[[str], None]) -> Store:
+    """Open the store and collect what has finished since, as every command that reads it does first.
+
+    `say` gets a sentence for each run collected, and the reason where the store can be read but not written. Raises
+    UserError where it cannot be opened.
+    """
+    store = open_store()
+    for warning in store.warnings:
+        say(f"warning: {warning}")
+    try:
+        for outcome in collect(store):
+            if outcome.did == "collected":
+                say(outcome.sentence())
+    except UserError as error:
+        say(f"warning: finished runs were not collected: {error}")
+    return store
+
+
+def collect(store: Store, run_dirs: Iterable[Path] | None = None) -> list[Outcome]:
+    """Write runs and measurements of run directories into the store, each run in a transaction of its own.
+
+    None: all known runs, those that are over and whose files changed since. A named directory may be of a run the
+    store never heard of, and its running attempt is taken as far as it got. Raises UserError for a store that cannot
+    be written; what is wrong with one directory is the `reason` of its outcome.
+    """
+    known = _known_runs(store)
+    if run_dirs is None:
+        return [_guarded(store, run.directory, {run.run_id: run}, named=False) for run in known.values()]
+    return [_guarded(store, path.resolve(), known, named=True) for path in run_dirs]
+
+
+def _known_runs(store: Store) -> dict[str, _Known]:
+    wanted = select(runs.c.run_id, runs.c.directory, runs.c.state, runs.c.files).order_by(runs.c.run_id)
+    with store.read() as connection:
+        return {
+            row.run_id: _Known(row.run_id, Path(row.directory), row.state, row.files)
+            for row in connection.execute(wanted)
+        }
+
+
+def _guarded(store: Store, directory: Path, known: dict[str, _Known], named: bool) -> Outcome:
+    """One directory, with all that can be wrong with its files turned into a reason."""
+    run_id = None if named else next(iter(known))
+    try:
+        plan = _read(directory, known, named)
+    except UserError as error:
+        return Outcome(run_id, directory, "unreadable", reason=str(error))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        return Outcome(run_id, directory, "unreadable", reason=f"{directory}: cannot be read: {error}")
+    if isinstance(plan, Outcome):
+        return plan
+    with store.write() as connection:
+        _write(connection, plan)
+    return plan.outcome
+
+
+@dataclass(frozen=True)
+class _ToWrite:
+    outcome: Outcome
+    files: RunFiles
+    row: dict[str, Any]
+    recipe_text: str | None
+    plan_text: str | None
+    records: list[dict[str, Any]]
+
+
+def _read(directory: Path, known: dict[str, _Known], named: bool) -> Outcome | _ToWrite:
+    run_id = run_id_of(directory, {key: run.directory for key, run in known.items()}, named)
+    before = known.get(run_id)
+    if before is not None and before.directory == directory and before.files is not None:
+        same = before.files == signature(directory, before.state)
+        if same and not (named and before.state == "running"):
+            did = "waiting" if before.state in ONGOING else "unchanged"
+            return Outcome(run_id, directory, did, before.state)
+    signatures = {state: signature(directory, state) for state in ("running", "over")}  # before the files are read
+    files = read_run(directory)
+    launcher_state = before.state if before else None
+    outcomes = attempt_outcomes(files, launcher_state)
+    state = run_state(outcomes, files.submission, launcher_state)
+    wanted = [attempt for attempt in outcomes if attempt.over or named]
+    made, problems = _attempts_records(files, run_id, wanted)
+    records = [record for one in made for record in one.records]
+    last_none = made[-1].why_none if made else None
+    if not outcomes and state not in ONGOING:
+        last_none = "the job never started"
+    row = _row(directory, files, outcomes, state)
+    row["no_peak_reason"] = last_none
+    row["files"] = signatures["running" if state == "running" else "over"]
+    reasons = [reason for reason in (_still_running(outcomes, named), last_none, *files.problems, *problems) if reason]
+    did = "collected" if wanted or state not in ONGOING else "waiting"
+    outcome = Outcome(run_id, directory, did, state, len(records), "; ".join(reasons) or None)
+    return _ToWrite(
+        outcome, files, row, _optional_text(directory / "recipe.yaml"), _optional_text(directory / "plan.json"), records
+    )
+
+
+def _attempts_records(
+    files: RunFiles, run_id: str, wanted: Sequence[AttemptOutcome]
+) -> tuple[list[AttemptRecords], tuple[str, ...]]:
+    if not wanted:
+        return [], ()  # the files of a long run that still goes on may be large
+    peaks, problems = read_peaks(files.peaks)
+    made = [attempt_records(files.run, run_id, one.name, one.ranks, peaks, one.state) for one in wanted]
+    return made, problems
+
+
+def _row(directory: Path, files: RunFiles, outcomes: Sequence[AttemptOutcome], state: str) -> dict[str, Any]:
+    newest = outcomes[-1] if outcomes else None
+    launcher, job_id, cluster = launched_by(files, list(outcomes))
+    row: dict[str, Any] = {
+        "directory": str(directory),
+        "launcher": launcher,
+        "job_id": job_id,
+        "cluster": cluster,
+        "state": state,
+        "attempt": newest.name if newest else None,
+        "started_at": newest.started_at if newest else None,
+        "peak_kind": str(files.run.get("peak_kind")),
+        "predicted_bytes": worst_predicted(files.run),
+    }
+    if files.submission is not None:
+        row["submitted_at"] = unix_seconds(files.submission.get("submitted_at"))
+    if state in ONGOING:
+        row.update(why=None, ended_at=None, exit_code=None)
+    elif newest is not None and newest.name == (files.status or {}).get("attempt"):  # else the launcher's word stays
+        row.update(why=newest.why, ended_at=newest.ended_at, exit_code=newest.exit_code)
+    return row
+
+
+def _write(connection: Connection, what: _ToWrite) -> None:
+    row = what.row
+    name, digest = what.files.run.get("name"), what.files.run.get("recipe_digest")
+    if isinstance(name, str) and isinstance(digest, str) and what.recipe_text is not None:
+        words = what.files.run.get("overrides")
+        overrides = [str(word) for word in words] if isinstance(words, list) else []
+        row["recipe_id"] = put_recipe(connection, name, digest, what.recipe_text, overrides)
+        if what.plan_text is not None:
+            row["plan_id"] = put_plan(connection, row["recipe_id"], what.plan_text)
+    put_run(connection, str(what.outcome.run_id), row)
+    put_collected(connection, what.records)
+
+
+def _still_running(outcomes: Sequence[AttemptOutcome], named: bool) -> str | None:
+    if not outcomes or outcomes[-1].over:
+        return None
+    so_far = "these are its peaks so far" if named else "name the run to collect what it has"
+    return f"attempt {outcomes[-1].name} has not ended yet: {so_far}"
+
+
+def _optional_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None

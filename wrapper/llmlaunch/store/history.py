@@ -1,0 +1,113 @@
+"""What a recipe really used when it last ran."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, func, select
+
+from llmlaunch.store.database import Store
+from llmlaunch.store.tables import measurements, recipes, runs
+
+__all__ = ["PastPeak", "PastRun", "last_true_peaks"]
+
+
+@dataclass(frozen=True)
+class PastPeak:
+    """The worst rank of one pipeline rank and kind. `predicted_bytes` is what that run's plan had said."""
+
+    pipeline_rank: int | None
+    peak_kind: str
+    peak_bytes: int
+    predicted_bytes: int | None
+    peak_source: str | None
+    global_rank: int | None
+    node: str | None
+    gpu: str | None
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """A run with measured peaks. `same_recipe` is false where the name is equal and the content is not: then its
+    peaks are of another job. `started_at` is in unix seconds. A run that failed reached its peaks, and perhaps
+    needed more."""
+
+    run_id: str
+    directory: Path
+    recipe: str
+    same_recipe: bool
+    state: str
+    launcher: str | None
+    started_at: float | None
+    peaks: tuple[PastPeak, ...]
+
+    @property
+    def worst(self) -> PastPeak:
+        return max(self.peaks, key=lambda peak: peak.peak_bytes)
+
+
+def last_true_peaks(store: Store, digest: str, name: str) -> PastRun | None:
+    """The newest measured run of the recipe with this content digest, else of a recipe of this name; None where
+    there is neither. A run that succeeded goes before newer ones that did not."""
+    with store.read() as connection:
+        for same, choice in ((True, recipes.c.digest == digest), (False, recipes.c.name == name)):
+            found = _newest(connection, choice)
+            if found is not None:
+                run, attempt, started_at = found
+                return PastRun(
+                    run_id=run.run_id,
+                    directory=Path(run.directory),
+                    recipe=run.name,
+                    same_recipe=same,
+                    state=run.state,
+                    launcher=run.launcher,
+                    started_at=started_at,
+                    peaks=_peaks(connection, run.run_id, attempt),
+                )
+    return None
+
+
+def _newest(connection: Connection, choice: ColumnElement[bool]) -> tuple[Any, str | None, float | None] | None:
+    wanted = (
+        select(
+            runs.c.run_id,
+            runs.c.directory,
+            runs.c.state,
+            runs.c.launcher,
+            recipes.c.name,
+            measurements.c.attempt,
+            func.max(measurements.c.started_at).label("started_at"),
+        )
+        .join(recipes, runs.c.recipe_id == recipes.c.id)
+        .join(measurements, measurements.c.run_id == runs.c.run_id)
+        .where(choice, measurements.c.peak_bytes.is_not(None))
+        .group_by(
+            runs.c.run_id, runs.c.directory, runs.c.state, runs.c.launcher, recipes.c.name, measurements.c.attempt
+        )
+    )
+    rows = connection.execute(wanted).all()
+    if not rows:
+        return None
+    best = max(rows, key=lambda row: (row.state == "succeeded", row.started_at or 0.0, row.run_id))
+    return best, best.attempt, best.started_at
+
+
+def _peaks(connection: Connection, run_id: str, attempt: str | None) -> tuple[PastPeak, ...]:
+    wanted = (
+        select(measurements.c.content)
+        .where(
+            measurements.c.run_id == run_id,
+            measurements.c.attempt == attempt if attempt is not None else measurements.c.attempt.is_(None),
+            measurements.c.peak_bytes.is_not(None),
+        )
+        .order_by(measurements.c.peak_bytes, measurements.c.position.desc())
+    )
+    worst: dict[tuple[int, str], PastPeak] = {}
+    for content in connection.execute(wanted).scalars():
+        record = json.loads(content)
+        peak = PastPeak(**{name: record.get(name) for name in PastPeak.__dataclass_fields__})
+        worst[(-1 if peak.pipeline_rank is None else peak.pipeline_rank, str(peak.peak_kind))] = peak
+    return tuple(worst[key] for key in sorted(worst))

@@ -1,0 +1,66 @@
+"""Is a directory the run it is taken for, and is there something new in it?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from llmlaunch.errors import UserError
+
+__all__ = ["run_id_of", "signature"]
+
+
+def run_id_of(directory: Path, known: Mapping[str, Path], named: bool) -> str:
+    """The id in `run.id`; `known` are the directories of the runs in the store.
+
+    Raises UserError where there is none, where the directory is a copy of a known run's, and, unless it was `named`
+    by a person, where it now holds another run than the one it is known for.
+    """
+    try:
+        lines = (directory / "run.id").read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        if not (directory / "run.json").exists():
+            raise UserError(f"{directory}: no run directory (it has no run.json)") from None
+        raise UserError(f"{directory}: this run has never been submitted (it has no run.id)") from None
+    run_id = lines[0].strip()
+    if not run_id or not run_id.isprintable() or len(run_id) > 200:
+        raise UserError(f"{directory / 'run.id'}: must hold the run's id, one line of at most 200 characters")
+    if not named and run_id not in known:
+        raise UserError(f"{directory}: held run {next(iter(known))}, but now holds {run_id}")
+    _refuse_copy(directory, run_id, known.get(run_id))
+    return run_id
+
+
+def _refuse_copy(directory: Path, run_id: str, original: Path | None) -> None:
+    """A moved directory is the same run; a copy beside the original is not."""
+    if original is None or original == directory:
+        return
+    try:
+        other = (original / "run.id").read_text(encoding="utf-8").split("\n")[0].strip()
+        copied = other == run_id and not original.samefile(directory)
+    except (OSError, ValueError):
+        return
+    if copied:
+        raise UserError(
+            f"{directory}: is a copy of run {run_id}, which the store knows in {original}; collect that "
+            "one, or delete run.id in the copy and submit it as a run of its own"
+        )
+
+
+def signature(directory: Path, state: str) -> str:
+    """A digest that changes when there may be something new to read. Peaks of a running attempt rise all the time
+    and are not looked at; rank records are replaced by renaming, which touches their folder."""
+    looked_at = [directory / name for name in ("run.json", "run.id", "submission.json", "status.json", "attempts")]
+    looked_at += sorted((directory / "attempts").glob("*/ranks"))
+    if state != "running":
+        looked_at += sorted((directory / "peaks").glob("*.jsonl"))
+    digest = hashlib.sha256()
+    for path in looked_at:
+        try:
+            stat = path.stat()
+            seen = f"{path.relative_to(directory)}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+        except FileNotFoundError:
+            seen = f"{path.relative_to(directory)}\0absent\n"
+        digest.update(seen.encode(errors="surrogateescape"))
+    return digest.hexdigest()

@@ -1,0 +1,111 @@
+"""What a run directory says became of each attempt, and which of them are over. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmlaunch.runs.read import RunFiles
+from llmlaunch.store.peaks import time_or_none
+from llmlaunch.store.runs import ONGOING, unix_seconds
+
+__all__ = ["AttemptOutcome", "attempt_outcomes", "launched_by", "run_state"]
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AttemptOutcome:
+    """One attempt. `over` is false where it may still be running: its peaks may still rise."""
+
+    name: str
+    ranks: tuple[Record, ...]
+    state: str
+    over: bool
+    why: str | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+
+    @property
+    def started_at(self) -> float | None:
+        times = [t for t in (time_or_none(rank.get("started_at")) for rank in self.ranks) if t is not None]
+        return min(times, default=None)
+
+
+def attempt_outcomes(files: RunFiles, launcher_state: str | None) -> list[AttemptOutcome]:
+    """All attempts, oldest first. `launcher_state` is what the store holds: where a launcher knows that the job is
+    over, so is the newest attempt, though a killed job wrote no status.json."""
+    status = files.status or {}
+    found = {attempt.name: (attempt.ranks, attempt.done) for attempt in files.attempts}
+    judged = status.get("attempt")
+    if isinstance(judged, str):
+        ranks, done = found.get(judged, ((), ()))
+        found[judged] = (_with_copies(ranks, status.get("ranks")), done)
+    outcomes = []
+    for number, (name, (ranks, done)) in enumerate(found.items(), start=1):
+        if name == judged:
+            outcomes.append(_judged(name, ranks, status))
+        elif number < len(found):  # a later attempt began, and overwrote what status.json said of this one
+            outcomes.append(AttemptOutcome(name, ranks, _guessed(ranks, done, files.run), over=True))
+        else:
+            over = launcher_state is not None and launcher_state not in ONGOING
+            state = launcher_state if over and launcher_state else "running"
+            outcomes.append(AttemptOutcome(name, ranks, state, over))
+    return outcomes
+
+
+def run_state(outcomes: list[AttemptOutcome], submission: Record | None, launcher_state: str | None) -> str:
+    """The state of the run: its newest attempt's, unless it was submitted again since."""
+    if not outcomes:
+        return launcher_state or "submitted"
+    newest = outcomes[-1]
+    again = unix_seconds((submission or {}).get("submitted_at"))
+    if newest.ended_at is not None and again is not None and again > newest.ended_at:
+        return launcher_state if launcher_state and launcher_state not in ONGOING else "submitted"
+    return newest.state
+
+
+def launched_by(files: RunFiles, outcomes: list[AttemptOutcome]) -> tuple[str | None, str | None, str | None]:
+    """Launcher, job id and cluster: from submission.json, else from the attempt's name (a bare `sbatch`)."""
+    if files.submission is not None:
+        job = files.submission.get("job_id")
+        return (
+            _text(files.submission.get("launcher")),
+            None if job is None else str(job),
+            _text(files.submission.get("cluster")),
+        )
+    if not outcomes:
+        return None, None, None
+    job_id = outcomes[-1].name.rpartition(".")[0] or outcomes[-1].name
+    return "local" if job_id.startswith("local-") else "slurm", job_id, None
+
+
+def _judged(name: str, ranks: tuple[Record, ...], status: Record) -> AttemptOutcome:
+    state = "succeeded" if status.get("state") == "succeeded" else "failed"
+    code = status.get("exit_code")
+    return AttemptOutcome(
+        name,
+        ranks,
+        state,
+        over=True,
+        why=None if state == "succeeded" else _text(status.get("why")),
+        ended_at=time_or_none(status.get("ended_at")),
+        exit_code=code if type(code) is int and abs(code) < 2**31 else None,
+    )
+
+
+def _guessed(ranks: tuple[Record, ...], done: tuple[str, ...], run: Record) -> str:
+    well = all(rank.get("exit_code") == 0 and rank.get("signal") is None for rank in ranks)
+    return "succeeded" if ranks and well and len(done) == run.get("nodes") else "failed"
+
+
+def _with_copies(ranks: tuple[Record, ...], copies: object) -> tuple[Record, ...]:
+    """status.json repeats every rank record; take those whose own file is torn or gone."""
+    own = {rank.get("rank") for rank in ranks}
+    listed = copies if isinstance(copies, list) else []
+    return (*ranks, *(copy for copy in listed if isinstance(copy, dict) and copy.get("rank") not in own))
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,187 @@
+"""Runs in the store: recorded when submitted, listed, found, and told by a launcher what became of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.runs.read import read_run
+from llmlaunch.store.database import Store
+from llmlaunch.store.peaks import byte_count, time_or_none
+from llmlaunch.store.recipes import put_plan, put_recipe
+from llmlaunch.store.tables import measurements, recipes, runs
+
+__all__ = [
+    "ONGOING",
+    "Run",
+    "find_run",
+    "list_runs",
+    "put_run",
+    "record_submission",
+    "set_state",
+    "unix_seconds",
+    "worst_predicted",
+]
+
+ONGOING = ("submitted", "running")  # every other state is the end of a run
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. `predicted_bytes` and `measured_bytes` are the worst rank's, of `peak_kind`; times are unix seconds.
+    `state` is submitted, running, succeeded, failed, or what a launcher said (cancelled, lost ...)."""
+
+    run_id: str
+    recipe: str | None
+    recipe_digest: str | None
+    launcher: str | None
+    job_id: str | None
+    cluster: str | None
+    state: str
+    why: str | None
+    attempt: str | None
+    submitted_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+    peak_kind: str | None
+    predicted_bytes: int | None
+    measured_bytes: int | None
+    no_peak_reason: str | None
+    directory: Path
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "directory": str(self.directory)}
+
+
+def record_submission(
+    store: Store, recipe: Recipe, plan_json: Mapping[str, Any], run_dir: Path, submission: Mapping[str, Any]
+) -> str:
+    """Remember a run that has just been submitted, for the first time or again; its id.
+
+    `submission` has `launcher`, `job_id`, `submitted_at` (unix seconds or ISO 8601) and perhaps `cluster`. The id is
+    that of `run.id`, which must be written before. Raises UserError where it is not.
+    """
+    directory = run_dir.resolve()
+    files = read_run(directory)
+    if files.run_id is None:
+        raise UserError(f"{directory}: holds no run.id, so this run has no name in the store; submit it again")
+    with store.write() as connection:
+        recipe_id = put_recipe(connection, recipe.name, recipe.digest, recipe.text, recipe.overrides)
+        row = {
+            "directory": str(directory),
+            "recipe_id": recipe_id,
+            "plan_id": put_plan(connection, recipe_id, json.dumps(plan_json, sort_keys=True)),
+            "launcher": submission.get("launcher"),
+            "job_id": None if submission.get("job_id") is None else str(submission["job_id"]),
+            "cluster": submission.get("cluster"),
+            "state": "submitted",
+            "why": None,
+            "submitted_at": unix_seconds(submission.get("submitted_at")),
+            "ended_at": None,
+            "exit_code": None,
+            "peak_kind": files.run.get("peak_kind"),
+            "predicted_bytes": worst_predicted(files.run),
+            "files": None,
+        }
+        put_run(connection, files.run_id, row)
+    return files.run_id
+
+
+def set_state(store: Store, run_id: str, state: str, why: str | None = None, ended_at: float | None = None) -> None:
+    """What a launcher knows and no file says: the scheduler dropped the job, or it was cancelled before it began.
+
+    Holds until the run is submitted again or its own status.json says how it ended. Nothing happens to an unknown run.
+    """
+    row = {"state": state, "why": why, "ended_at": ended_at, "files": None}  # files: collect what it left behind
+    with store.write() as connection:
+        connection.execute(runs.update().where(runs.c.run_id == run_id).values(row))
+
+
+def list_runs(store: Store) -> list[Run]:
+    """Every run, the newest first."""
+    wanted = select(runs, recipes.c.name, recipes.c.digest).outerjoin(recipes, runs.c.recipe_id == recipes.c.id)
+    with store.read() as connection:
+        measured = _worst_measured(connection)
+        found = [_run(row._mapping, measured) for row in connection.execute(wanted)]
+    return sorted(found, key=lambda run: (run.submitted_at or run.started_at or 0.0, run.run_id), reverse=True)
+
+
+def find_run(store: Store, word: str) -> Run:
+    """The run a person means: its id, the unmistakable beginning of one, or its directory.
+
+    Raises UserError where there is none or more than one.
+    """
+    known = list_runs(store)
+    exact = [run for run in known if run.run_id == word]
+    directory = Path(word).expanduser().resolve()
+    meant = exact or [run for run in known if run.directory == directory]
+    meant = meant or [run for run in known if word and run.run_id.startswith(word)]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        names = ", ".join(run.run_id for run in meant[:4])
+        raise UserError(f"{word!r} is the beginning of {len(meant)} runs ({names}): type more of it")
+    raise UserError(
+        f"no run {word!r} in the store {store.location.shown}; `llmlaunch runs` lists them, and "
+        "`llmlaunch collect DIR` takes in a run directory"
+    )
+
+
+def put_run(connection: Connection, run_id: str, row: Mapping[str, Any]) -> None:
+    """Insert or update one run inside the caller's transaction."""
+    chosen = runs.update().where(runs.c.run_id == run_id).values(dict(row))
+    if connection.execute(chosen).rowcount == 0:
+        connection.execute(runs.insert(), {"run_id": run_id, **row})
+
+
+def unix_seconds(value: object) -> float | None:
+    """A time as submission.json may have it: unix seconds, or ISO 8601 text."""
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
+        except ValueError:
+            return None
+    return time_or_none(value)
+
+
+def worst_predicted(run: Mapping[str, Any]) -> int | None:
+    """The largest of run.json's predicted bytes per pipeline rank."""
+    predicted = run.get("predicted_bytes")
+    listed = predicted if isinstance(predicted, list) else []
+    return max((value for value in listed if byte_count(value) is not None), default=None)
+
+
+def _worst_measured(connection: Connection) -> dict[tuple[str, str], int]:
+    """By run and kind: the worst rank's peak in the newest attempt that has any."""
+    grouped = (
+        select(
+            measurements.c.run_id,
+            measurements.c.peak_kind,
+            func.max(measurements.c.started_at).label("started"),
+            func.max(measurements.c.peak_bytes).label("peak"),
+        )
+        .where(measurements.c.run_id.is_not(None), measurements.c.peak_bytes.is_not(None))
+        .group_by(measurements.c.run_id, measurements.c.peak_kind, measurements.c.attempt)
+    )
+    rows = sorted(connection.execute(grouped), key=lambda row: row.started or 0.0)
+    return {(row.run_id, row.peak_kind): int(row.peak) for row in rows}
+
+
+def _run(row: Mapping[Any, Any], measured: Mapping[tuple[str, str], int]) -> Run:
+    same = {name: row[name] for name in Run.__dataclass_fields__ if name in row and name != "directory"}
+    return Run(
+        **same,
+        directory=Path(row["directory"]),
+        recipe=row["name"],
+        recipe_digest=row["digest"],
+        measured_bytes=measured.get((row["run_id"], row["peak_kind"])),
+    )
