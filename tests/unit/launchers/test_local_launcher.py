@@ -1,0 +1,179 @@
+"""A local run is a real, detached job: it ends as its script ended, outlives its launcher, and stops when told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from local_jobs import run_directory, wait_until
+
+from llmlaunch.errors import UserError
+from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.local import LocalLauncher
+from llmlaunch.launchers.run_files import read_submission
+
+
+def state(submission: Submission) -> JobState:
+    return LocalLauncher().states([submission])[submission.job_id]
+
+
+def wait_for_end(submission: Submission) -> JobState:
+    wait_until(lambda: state(submission).phase != "running")
+    return state(submission)
+
+
+def process_of(run_dir: Path, name: str) -> psutil.Process:
+    """The process whose id the job wrote into the file `name`."""
+    wait_until(lambda: (run_dir / name).is_file() and bool((run_dir / name).read_text().strip()))
+    return psutil.Process(int((run_dir / name).read_text()))
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_success(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "echo to the terminal\necho training > $log\nfinish 0 'all done'")
+    submission = LocalLauncher().submit(run_dir)
+    assert wait_for_end(submission) == JobState("succeeded", reason="all done", exit_code=0)
+    assert read_submission(run_dir) == submission
+    assert (run_dir / "run.id").read_text().startswith("sample-")
+    assert (run_dir / "logs" / f"{submission.job_id}.out").read_text() == "to the terminal\n"
+
+
+def test_failure_keeps_the_exit_code(tmp_path: Path) -> None:
+    submission = LocalLauncher().submit(run_directory(tmp_path / "run", "finish 9 'rank 1 exited with 9'"))
+    assert wait_for_end(submission) == JobState("failed", reason="rank 1 exited with 9", exit_code=9)
+
+
+def test_exit_code_0_without_a_last_word_is_no_success(tmp_path: Path) -> None:
+    submission = LocalLauncher().submit(run_directory(tmp_path / "run", "exit 0"))
+    ended = wait_for_end(submission)
+    assert ended.phase == "failed"
+    assert "left no status.json" in ended.reason
+
+
+def test_runs_until_it_has_ended(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "until [ -e go ]; do sleep 0.05; done\nfinish 0")
+    submission = LocalLauncher().submit(run_dir)
+    assert state(submission).phase == "running"
+    (run_dir / "go").touch()
+    assert wait_for_end(submission).phase == "succeeded"
+
+
+def test_outlives_the_launcher_and_its_terminal(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "until [ -e go ]; do sleep 0.05; done\nfinish 0")
+    code = (
+        "import sys, time, pathlib\n"
+        "from llmlaunch.launchers.local import LocalLauncher\n"
+        "LocalLauncher().submit(pathlib.Path(sys.argv[1]))\n"
+        "print('submitted', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code, run_dir], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "submitted\n"
+    os.killpg(launcher.pid, signal.SIGHUP)  # what a closing terminal sends to all that runs in it
+    assert launcher.wait() == -signal.SIGHUP
+    launcher.stdout.close()
+    submission = read_submission(run_dir)
+    assert submission is not None
+    assert state(submission).phase == "running"
+    (run_dir / "go").touch()
+    assert wait_for_end(submission).phase == "succeeded"
+
+
+def test_cancel_lets_the_job_put_things_in_order(tmp_path: Path) -> None:
+    body = "trap 'echo saved > saved; finish 143' TERM\necho $$ > pid\nwhile :; do sleep 0.05; done"
+    run_dir = run_directory(tmp_path / "run", body)
+    launcher = LocalLauncher()
+    submission = launcher.submit(run_dir)
+    process_of(run_dir, "pid")
+    launcher.cancel(submission)
+    assert (run_dir / "saved").exists()
+    assert state(submission).phase == "cancelled"
+
+
+def test_the_script_alone_is_told_so_that_its_children_hear_it_once(tmp_path: Path) -> None:
+    child = "trap 'echo TERM >> heard; sleep 0.5; exit 0' TERM; echo $$ > pid; while :; do sleep 0.05; done"
+    body = f"bash -c {child!r} &\ntrap 'kill -TERM $!' TERM\nwait $!\nwait $!\nfinish 143"
+    run_dir = run_directory(tmp_path / "run", body)
+    launcher = LocalLauncher()
+    submission = launcher.submit(run_dir)
+    process_of(run_dir, "pid")
+    launcher.cancel(submission)
+    assert (run_dir / "heard").read_text() == "TERM\n"
+    assert state(submission).phase == "cancelled"
+
+
+def test_cancel_kills_what_does_not_listen_in_whatever_session(tmp_path: Path) -> None:
+    deaf = "trap '' TERM; echo $$ > {name}; while :; do sleep 0.05; done"
+    body = f"bash -c {deaf.format(name='child')!r} &\nsetsid bash -c {deaf.format(name='stray')!r} &\nwait"
+    run_dir = run_directory(tmp_path / "run", body)
+    launcher = LocalLauncher(kill_after_seconds=1.0)
+    submission = launcher.submit(run_dir)
+    child, stray = process_of(run_dir, "child"), process_of(run_dir, "stray")
+    launcher.cancel(submission)
+    wait_until(lambda: gone(child) and gone(stray))
+    assert state(submission).phase == "cancelled"
+
+
+def test_cancel_leaves_an_ended_job_and_strangers_alone(tmp_path: Path) -> None:
+    submission = LocalLauncher().submit(run_directory(tmp_path / "run", "finish 0"))
+    wait_for_end(submission)
+    LocalLauncher().cancel(submission)
+    assert state(submission).phase == "succeeded"
+    # The same process id, started at another time: someone else's.
+    stranger = subprocess.Popen(["sleep", "60"])
+    reused = replace(submission, job_id=f"local-{int(submission.submitted_at) - 1000}-{stranger.pid}")
+    LocalLauncher().cancel(reused)
+    assert stranger.poll() is None
+    assert state(reused).phase == "failed"
+    stranger.kill()
+    stranger.wait()
+
+
+def test_killed_from_outside_is_failed(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "echo $$ > pid\nexec sleep 60")
+    submission = LocalLauncher().submit(run_dir)
+    process_of(run_dir, "pid").kill()
+    assert wait_for_end(submission).phase == "failed"
+
+
+def test_of_another_host_s_job_only_the_end_is_known(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "finish 0")
+    elsewhere = Submission("local", "local-1700000000-1", run_dir, 1700000000.0, "login7")
+    assert state(elsewhere).phase == "unknown"
+    with pytest.raises(UserError, match="cancel it there"):
+        LocalLauncher().cancel(elsewhere)
+    record = {"attempt": "local-1700000000-1.0", "state": "succeeded", "exit_code": 0, "why": ""}
+    (run_dir / "status.json").write_text(json.dumps(record))
+    assert state(elsewhere).phase == "succeeded"
+
+
+def test_several_nodes_are_refused(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "finish 0", nodes=4)
+    with pytest.raises(UserError, match="nodes is 4, and this machine is one"):
+        LocalLauncher().submit(run_dir)
+    assert sorted(path.name for path in run_dir.iterdir()) == ["job.sbatch", "run.json"]
+
+
+def test_options_of_sbatch_are_refused(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "finish 0")
+    with pytest.raises(UserError, match="options of sbatch"):
+        LocalLauncher().submit(run_dir, ["--partition=gpu"])
+
+
+def test_inside_an_allocation_the_job_is_still_a_local_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    submission = LocalLauncher().submit(run_directory(tmp_path / "run", 'finish 0 "job ${SLURM_JOB_ID:-none}"'))
+    assert wait_for_end(submission).reason == "job none"

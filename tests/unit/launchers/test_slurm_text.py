@@ -1,0 +1,81 @@
+"""What the SLURM commands printed, recorded from 22.05.8, and what we read out of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmlaunch.launchers.slurm_text import Row, complaint, parse_job_id, parse_sacct, parse_squeue
+
+
+@pytest.mark.parametrize(
+    ("printed", "job"),
+    [
+        ("12\n", ("12", None)),
+        ("12;alps\n", ("12", "alps")),
+        ("Welcome to Alps! Your quota: 98 %\n4711\n", ("4711", None)),
+        ("", None),
+        ("Submitted batch job 12\n", None),  # not what --parsable prints: rather nothing than a guess
+    ],
+)
+def test_job_id_of_sbatch(printed: str, job: tuple[str, str | None] | None) -> None:
+    assert parse_job_id(printed) == job
+
+
+def test_squeue_rows_by_job_id() -> None:
+    printed = "7|PENDING|Resources\n2|FAILED|JobLaunchFailure\n1|FAILED|NonZeroExitCode\n3|COMPLETED|None\n"
+    assert parse_squeue(printed) == {
+        "7": Row("PENDING", "Resources"),
+        "2": Row("FAILED", "JobLaunchFailure"),
+        "1": Row("FAILED", "NonZeroExitCode"),
+        "3": Row("COMPLETED", ""),
+    }
+
+
+def test_squeue_of_another_cluster_names_it_first() -> None:
+    assert parse_squeue("CLUSTER: alps\n7|RUNNING|None\n") == {"7": Row("RUNNING")}
+
+
+def test_a_reason_may_contain_the_separator() -> None:
+    assert parse_squeue("7|PENDING|Nodes|down\n")["7"].reason == "Nodes|down"
+
+
+def test_an_array_goes_on_while_one_task_does() -> None:
+    assert parse_squeue("7|COMPLETED|None\n7|RUNNING|None\n7|PENDING|JobArrayTaskLimit\n")["7"].phase == "running"
+    assert parse_sacct("7_1|COMPLETED|0:0\n7_2|FAILED|3:0\n7_[3-4]|CANCELLED by 0|0:0\n")["7"] == Row(
+        "FAILED", exit_code=3
+    )
+
+
+def test_sacct_state_is_its_first_word() -> None:
+    assert parse_sacct("4|CANCELLED by 0|0:0\n")["4"].phase == "cancelled"
+    assert parse_sacct("5|OUT_OF_ME+|0:125\n")["5"].phase == "unknown"  # cut words are not guessed at
+    assert parse_sacct("6|TIMEOUT|0:0\n")["6"].phase == "failed"
+
+
+def test_of_a_requeued_job_the_last_row_counts() -> None:
+    assert parse_sacct("9|NODE_FAIL|0:0\n9|COMPLETED|0:0\n")["9"] == Row("COMPLETED", exit_code=0)
+    assert parse_sacct("9|REQUEUED|0:0\n9|FAILED|2:0\n")["9"] == Row("FAILED", exit_code=2)
+
+
+def test_a_signal_is_told_as_a_shell_tells_it() -> None:
+    assert parse_sacct("2|FAILED|0:9\n1|FAILED|5:0\n") == {
+        "2": Row("FAILED", exit_code=137),
+        "1": Row("FAILED", exit_code=5),
+    }
+
+
+def test_a_state_of_a_newer_slurm_is_unknown_and_not_failed() -> None:
+    assert Row("TELEPORTING").phase == "unknown"
+
+
+def test_a_complaint_is_one_line_in_the_command_s_own_words() -> None:
+    printed = (
+        "sbatch: error: invalid partition specified: nope\n"
+        "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
+    )
+    assert complaint(printed) == (
+        "invalid partition specified: nope; Batch job submission failed: Invalid partition name specified"
+    )
+    assert complaint("slurm_load_jobs error: Invalid job id specified\n") == (
+        "slurm_load_jobs error: Invalid job id specified"
+    )
