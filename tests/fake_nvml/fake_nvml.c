@@ -6,7 +6,7 @@
  *
  * Environment
  *   FAKE_NVML_SCENARIO  the scenario; read again at the first call after it changed, so a test is its script
- *   FAKE_NVML_CALLS     where nvmlShutdown writes "FUNCTION COUNT" lines
+ *   FAKE_NVML_CALLS     where "FUNCTION COUNT" lines are written when the scenario changed and at nvmlShutdown
  *
  * Scenario: one directive a line, '#' starts a comment. Amounts take K, M or G (1024-based).
  *   gpu [uuid=U] [name=N] [total=80G] [reserved=512M] [used=N] [accounting=0|1] [shifted=0|1]
@@ -79,6 +79,37 @@ static struct { char function[64]; long count; } calls[MAX_FUNCTIONS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct stat read_state;
 static int initialized;
+
+/* How often each function was called */
+
+static void count_call(const char *function)
+{
+    for (int i = 0; i < MAX_FUNCTIONS; i++) {
+        if (!*calls[i].function)
+            snprintf(calls[i].function, sizeof calls[i].function, "%s", function);
+        if (!strcmp(calls[i].function, function)) {
+            calls[i].count++;
+            return;
+        }
+    }
+}
+
+static void write_calls(void)
+{
+    const char *path = getenv("FAKE_NVML_CALLS");
+    char fresh[4096];
+    FILE *file;
+    if (!path)
+        return;
+    snprintf(fresh, sizeof fresh, "%.4000s.new", path);
+    file = fopen(fresh, "w");
+    if (!file)
+        return;
+    for (int i = 0; i < MAX_FUNCTIONS && *calls[i].function; i++)
+        fprintf(file, "%s %ld\n", calls[i].function, calls[i].count);
+    fclose(file);
+    rename(fresh, path);
+}
 
 /* The scenario file */
 
@@ -185,21 +216,10 @@ static void read_scenario(void)
         read_line(line);
     fclose(file);
     read_state = now;
+    write_calls();
 }
 
 /* What every call begins with */
-
-static void count_call(const char *function)
-{
-    for (int i = 0; i < MAX_FUNCTIONS; i++) {
-        if (!*calls[i].function)
-            snprintf(calls[i].function, sizeof calls[i].function, "%s", function);
-        if (!strcmp(calls[i].function, function)) {
-            calls[i].count++;
-            return;
-        }
-    }
-}
 
 static int applies(const rule_t *rule, const char *function, int gpu)
 {
@@ -268,13 +288,10 @@ EXPORT int nvmlInitWithFlags(unsigned flags)
 
 EXPORT int nvmlShutdown(void)
 {
-    const char *path = getenv("FAKE_NVML_CALLS");
-    FILE *file = path ? fopen(path, "w") : NULL;
-    for (int i = 0; file && i < MAX_FUNCTIONS && *calls[i].function; i++)
-        fprintf(file, "%s %ld\n", calls[i].function, calls[i].count);
-    if (file)
-        fclose(file);
+    pthread_mutex_lock(&lock);
+    write_calls();
     initialized = 0;
+    pthread_mutex_unlock(&lock);
     return SUCCESS;
 }
 

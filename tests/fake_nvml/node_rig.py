@@ -42,7 +42,7 @@ def build(directory: Path, *defines: str) -> Path:
     compiler = shutil.which("cc")
     assert compiler, "no C compiler for the stand-in NVML library: apt-get install gcc libc6-dev"
     directory.mkdir()
-    flags = "-std=c11 -Wall -Wextra -Werror -O1 -shared -fPIC -fvisibility=hidden".split()
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
     library = directory / "libnvidia-ml.so.1"
     name = ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(library)]
     subprocess.run([compiler, *flags, *defines, *name, str(SOURCE), "-lpthread"], check=True)
@@ -60,7 +60,7 @@ def alive(pid: int) -> bool:
 class NodeRig:
     """One run directory, the processes started in it, and the scenario of its NVML."""
 
-    def __init__(self, archive: Path, directory: Path, library: Path | None) -> None:
+    def __init__(self, archive: Path, directory: Path, library: Path) -> None:
         self.archive = archive
         self.run_directory = directory / "run"
         self.scenario_path = directory / "scenario"
@@ -77,13 +77,30 @@ class NodeRig:
         fresh.write_text(text)
         fresh.replace(self.scenario_path)
 
+    def calls(self) -> dict[str, int]:
+        """How often each function had been called when the scenario last changed, or at the end."""
+        words = (line.split() for line in self.calls_path.read_text().splitlines())
+        return {function: int(count) for function, count in words}
+
+    def until_sampled(self, text: str) -> None:
+        """Set the scenario, and wait until device memory was read under it, be it written down or not."""
+        under = None
+        for _ in range(1000):
+            self.calls_path.unlink(missing_ok=True)
+            self.scenario(text)
+            until(self.calls_path.exists, "the new scenario to be read")
+            now = self.calls().get("nvmlDeviceGetMemoryInfo_v2", 0)
+            under = now if under is None else under
+            if now >= under + 2:
+                return
+        raise AssertionError("device memory is not read any more")
+
     def environment(self, **extra: str) -> dict[str, str]:
         dropped = ("LD_LIBRARY_PATH", "PYTHONPATH", "RANK", "LOCAL_RANK", "LLMLAUNCH_NODE_RANK", "CUDA_VISIBLE_DEVICES")
         kept = {name: value for name, value in os.environ.items() if name not in dropped}
-        if self.library is not None:
-            kept["LD_LIBRARY_PATH"] = str(self.library)
-            kept["FAKE_NVML_SCENARIO"] = str(self.scenario_path)
-            kept["FAKE_NVML_CALLS"] = str(self.calls_path)
+        kept["LD_LIBRARY_PATH"] = str(self.library)
+        kept["FAKE_NVML_SCENARIO"] = str(self.scenario_path)
+        kept["FAKE_NVML_CALLS"] = str(self.calls_path)
         return {**kept, **extra}
 
     def start(self, *arguments: str, setup: Callable[[], object] | None = None, **environment: str) -> Any:
@@ -91,6 +108,7 @@ class NodeRig:
         process = subprocess.Popen(
             [self.python, "-I", "-S", str(self.archive), *arguments],
             env=self.environment(**environment),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -206,7 +224,10 @@ def old_gpu_node(archive: Path, old_nvml_library: Path, tmp_path: Path) -> Itera
 
 @pytest.fixture
 def cpu_node(archive: Path, tmp_path: Path) -> Iterator[NodeRig]:
-    """A node without an NVML library (on a machine that has one, its scenario file is simply not there)."""
-    rig = NodeRig(archive, tmp_path, None)
+    """A node without NVML: what is found by that name, before a real one, is no library."""
+    nothing = tmp_path / "no_nvml"
+    nothing.mkdir()
+    (nothing / "libnvidia-ml.so.1").write_text("not a library")
+    rig = NodeRig(archive, tmp_path, nothing)
     yield rig
     rig.close()

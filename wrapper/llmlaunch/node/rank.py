@@ -130,4 +130,4 @@ def _write(path: Path, record: Record) -> None:
     try:
         replace_json(path, record)
     except OSError as error:
-        say(f"rank {record['rank']}: {path} not written ({error.strerror}); the program goes on")
+        say(f"rank {record['rank']}: {path} not written: {error.strerror}")

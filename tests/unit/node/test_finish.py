@@ -1,0 +1,119 @@
+"""The job's last word: it fails exactly when a trainer failed, and says which."""
+
+from __future__ import annotations
+
+import signal
+
+from node_rig import ATTEMPT, NODE, NodeRig
+
+
+def run(node_side: NodeRig, script: str, rank: int, node: str = NODE) -> None:
+    node_side.rank("sh", "-c", script, rank=rank, node=node).wait()
+
+
+def test_success_needs_code_markers_and_ranks(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 0", rank=0)
+    run(cpu_node, "exit 0", rank=1, node="node2")
+    cpu_node.done(NODE, "node2")
+    code, status, said = cpu_node.finish(nodes=2, code=0)
+    assert code == status["exit_code"] == 0
+    assert (status["schema"], status["attempt"], status["state"]) == (1, ATTEMPT, "succeeded")
+    assert status["nodes"] == [{"node": NODE, "done": True}, {"node": "node2", "done": True}]
+    assert status["ranks"] == [cpu_node.record(0), cpu_node.record(1)]
+    assert said == f"llmlaunch: attempt {ATTEMPT} succeeded: 2 nodes, 2 ranks\n"
+
+
+def test_the_launchers_code_is_the_jobs_and_the_ranks_own_is_kept(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 0", rank=0)
+    run(cpu_node, "kill -9 $$", rank=1, node="node2")
+    code, status, said = cpu_node.finish(nodes=2, code=1)
+    assert (code, status["state"], status["exit_code"]) == (1, "failed", 1)
+    assert status["ranks"][1]["signal"] == "SIGKILL"
+    assert status["why"] == "rank 1 on node node2 was ended by SIGKILL"
+    assert said == f"llmlaunch: attempt {ATTEMPT} failed: rank 1 on node node2 was ended by SIGKILL\n"
+
+
+def test_a_failed_rank_is_not_hidden_by_a_launcher_that_returned_0(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 7", rank=0)
+    cpu_node.done(NODE)
+    code, status, _ = cpu_node.finish(nodes=1, code=0)
+    assert (code, status["why"]) == (7, f"rank 0 on node {NODE} exited with 7")
+
+
+def test_a_signal_counts_as_the_shell_counts_it(cpu_node: NodeRig) -> None:
+    run(cpu_node, "kill -SEGV $$", rank=0)
+    cpu_node.done(NODE)
+    assert cpu_node.finish(nodes=1, code=0)[0] == 128 + signal.SIGSEGV
+
+
+def test_the_first_to_fail_is_named_not_those_it_took_with_it(cpu_node: NodeRig) -> None:
+    run(cpu_node, "kill -TERM $$", rank=0)
+    run(cpu_node, "exit 3", rank=1)
+    run(cpu_node, "exit 4", rank=2)
+    _, status, _ = cpu_node.finish(nodes=1, code=1)
+    assert status["why"] == f"rank 1 on node {NODE} exited with 3 (first of 3 failed ranks)"
+
+
+def test_a_node_without_its_marker_fails_the_job(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 0", rank=0)
+    run(cpu_node, "exit 0", rank=1, node="node2")
+    cpu_node.done(NODE)
+    code, status, _ = cpu_node.finish(nodes=2, code=0)
+    assert (code, status["why"]) == (1, "node node2 left no done marker")
+    assert status["nodes"][1] == {"node": "node2", "done": False}
+
+
+def test_a_node_that_left_nothing_fails_the_job(cpu_node: NodeRig) -> None:
+    cpu_node.done(NODE)
+    code, status, _ = cpu_node.finish(nodes=2, code=0)
+    assert (code, status["why"]) == (1, "1 node left no trace")
+    assert status["nodes"] == [{"node": NODE, "done": True}, {"node": None, "done": False}]
+
+
+def test_a_job_that_never_started_a_rank(cpu_node: NodeRig) -> None:
+    cpu_node.run_directory.mkdir()
+    code, status, _ = cpu_node.finish(nodes=1, code=127)
+    assert (code, status["ranks"]) == (127, [])
+    assert status["why"] == "the launcher returned 127; 1 node left no trace"
+
+
+def test_done_markers_alone_are_enough(cpu_node: NodeRig) -> None:
+    """A disk too full for rank records does not fail a job that trained to its end."""
+    cpu_node.done(NODE)
+    assert cpu_node.finish(nodes=1, code=0)[0] == 0
+
+
+def test_a_rank_without_an_end_did_not_fail_by_that(cpu_node: NodeRig) -> None:
+    wrapper = cpu_node.rank("sleep", "60")
+    cpu_node.until_record()
+    wrapper.kill()
+    cpu_node.done(NODE)
+    code, status, _ = cpu_node.finish(nodes=1, code=0)
+    assert (code, status["ranks"][0]["ended_at"]) == (0, None)
+
+
+def test_a_launcher_that_failed_though_all_trainers_were_content(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 0", rank=0)
+    cpu_node.done(NODE)
+    code, status, _ = cpu_node.finish(nodes=1, code=5)
+    assert (code, status["state"]) == (5, "failed")
+    assert status["why"] == "the launcher returned 5, though every trainer ended with 0"
+
+
+def test_other_attempts_do_not_count(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 0", rank=0)
+    cpu_node.done(NODE)
+    failed = cpu_node.run_directory / "attempts" / "16.0" / "ranks"
+    failed.mkdir(parents=True)
+    (failed / "0.json").write_text('{"rank": 0, "node": "node9", "exit_code": 1, "signal": null}')
+    assert cpu_node.finish(nodes=1, code=0)[0] == 0
+
+
+def test_markers_that_a_file_system_shows_late_are_waited_for(cpu_node: NodeRig) -> None:
+    cpu_node.done(NODE)
+    place = ("--run-dir", str(cpu_node.run_directory), "--attempt", ATTEMPT)
+    finish = cpu_node.start("finish", *place, "--nodes", "2", "--code", "0")
+    cpu_node.rank("true", rank=1, node="node2").wait()
+    assert finish.poll() is None
+    cpu_node.done("node2")
+    assert finish.wait() == 0

@@ -1,0 +1,184 @@
+"""What the monitor says about GPUs, against what the scripted driver truly did."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from node_rig import ATTEMPT, GIB, NODE, NodeRig, until
+
+TWO_GPUS = "gpu uuid=GPU-a\ngpu uuid=GPU-b\n"
+
+
+def test_peaks_over_time_are_the_true_ones(gpu_node: NodeRig) -> None:
+    mine = os.getpid()
+    gpu_node.scenario(f"{TWO_GPUS}proc 0 pid={mine} mem=10G\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_used(10.5)
+    gpu_node.scenario(f"{TWO_GPUS}proc 0 pid={mine} mem=70G\n")
+    gpu_node.until_used(70.5)
+    gpu_node.scenario(f"{TWO_GPUS}proc 0 pid={mine} mem=30G\nproc 1 pid={mine} mem=5G\n")
+    gpu_node.until_used(30.5)
+    first, second = gpu_node.stop(monitor)["gpus"]
+
+    assert (first["uuid"], second["uuid"]) == ("GPU-a", "GPU-b")
+    assert first["device_peak_bytes"] == 70 * GIB + GIB // 2
+    assert first["baseline_bytes"] == 10 * GIB + GIB // 2
+    assert first["used_bytes"] == 30 * GIB + GIB // 2
+    assert first["process_peak_bytes"] == {str(mine): 70 * GIB}
+    assert first["total_bytes"] == 80 * GIB
+    assert first["reserved_bytes"] == GIB // 2
+    assert first["pci"] == "00000000:10:00.0"
+    assert second["process_peak_bytes"] == {str(mine): 5 * GIB}
+
+
+def test_every_line_stands_alone(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu used=40G\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_used(40.5)
+    gpu_node.scenario("gpu used=1G\n")
+    gpu_node.until_used(1.5)
+    gpu_node.stop(monitor)
+    lines = gpu_node.lines()
+    assert [line["event"] for line in lines if line["event"] != "beat"] == ["start", "end"]
+    assert all(line["gpus"][0]["device_peak_bytes"] == 40 * GIB + GIB // 2 for line in lines)
+    assert all((line["v"], line["attempt"], line["node"]) == (1, ATTEMPT, NODE) for line in lines)
+    assert lines[0]["driver"] == "580.65.06"
+    assert lines[-1]["signal"] == "SIGTERM"
+    assert lines[-1]["nvml_answered"]
+
+
+def test_accounting_sees_the_spike_that_no_sample_saw(gpu_node: NodeRig) -> None:
+    mine = os.getpid()
+    gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={mine} mem=30G peak=70G\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_used(30.5)
+    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    assert gpu["process_peak_bytes"] == {str(mine): 30 * GIB}
+    assert gpu["accounting_peak_bytes"] == {str(mine): 70 * GIB}
+
+
+def test_accounting_of_a_rank_is_asked_after_it_ended(gpu_node: NodeRig) -> None:
+    trainer = gpu_node.rank("sleep", "60")
+    pid = gpu_node.until_record()["program_pid"]
+    gpu_node.scenario("gpu accounting=1\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_line("the rank", lambda line: line.get("processes"))
+    trainer.terminate()
+    trainer.wait()
+    gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={pid} mem=0 peak=66G\n")
+    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    assert gpu["accounting_peak_bytes"] == {str(pid): 66 * GIB}
+
+
+def test_the_process_list_is_asked_rarely_and_when_memory_rose(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu used=1G\n")
+    monitor = gpu_node.monitor("--list-interval", "3600")
+    gpu_node.until_used(1.5)
+    gpu_node.scenario("gpu used=2G\n")
+    gpu_node.until_used(2.5)
+    gpu_node.scenario("gpu used=2176M\n")  # 128 MiB more: not worth a list
+    gpu_node.until_used(2.625)
+    until(lambda: gpu_node.lines()[-1]["gpus"][0]["samples"] > 20, "twenty samples")
+    gpu_node.stop(monitor)
+    calls = gpu_node.calls()
+    assert calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 3  # at start, at the rise, at the end
+    assert calls["nvmlDeviceGetMemoryInfo_v2"] > 20
+    assert calls["nvmlInit"] == 1
+
+
+def test_only_processes_that_exist_here_with_amounts_that_can_be(gpu_node: NodeRig) -> None:
+    mine, parent = os.getpid(), os.getppid()
+    gpu_node.scenario(f"gpu\nproc 0 pid=4194300 mem=1G\nproc 0 pid={parent} mem=na\nproc 0 pid={mine} mem=2G\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_used(3.5)
+    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    assert gpu["process_peak_bytes"] == {str(mine): 2 * GIB}
+
+
+def test_a_shifted_process_list_is_not_believed(gpu_node: NodeRig) -> None:
+    mine, parent = os.getpid(), os.getppid()
+    gpu_node.scenario(f"gpu shifted=1\nproc 0 pid={mine} mem=2G\nproc 0 pid={parent} mem=3G\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_used(5.5)
+    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    assert gpu["process_peak_bytes"] == {str(mine): 2 * GIB, str(parent): 3 * GIB}
+    assert "processes_v3" in gpu["unavailable"]
+
+
+def test_an_old_driver_answers_the_older_calls(old_gpu_node: NodeRig) -> None:
+    mine = os.getpid()
+    old_gpu_node.scenario(f"gpu\nproc 0 pid={mine} mem=7G\n")
+    monitor = old_gpu_node.monitor()
+    old_gpu_node.until_used(7.5)
+    (gpu,) = old_gpu_node.stop(monitor)["gpus"]
+    assert gpu["device_peak_bytes"] == 7 * GIB + GIB // 2
+    assert gpu["reserved_bytes"] is None
+    assert gpu["process_peak_bytes"] == {str(mine): 7 * GIB}
+    assert gpu["unavailable"] == {"memory_v2": 13, "processes_v3": 13}
+
+
+def test_a_call_that_is_refused_is_not_made_again(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu used=1G\nfail nvmlDeviceGetComputeRunningProcesses_v3 code=4\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_used(1.5)
+    until(lambda: gpu_node.lines()[-1]["gpus"][0]["samples"] > 20, "twenty samples")
+    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    assert gpu["unavailable"] == {"processes_v3": 4}
+    calls = gpu_node.calls()
+    assert calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 1
+
+
+def test_a_passing_error_is_only_that(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu used=1G\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_used(1.5)
+    gpu_node.until_sampled("gpu used=2G\nfail * code=999\n")
+    gpu_node.scenario("gpu used=3G\n")
+    gpu_node.until_used(3.5)
+    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    assert (gpu["lost"], gpu["unavailable"]) == (None, {})
+
+
+def test_a_gpu_that_is_not_ours_is_skipped(gpu_node: NodeRig) -> None:
+    gpu_node.scenario(f"{TWO_GPUS}fail nvmlDeviceGetHandleByIndex_v2 gpu=0 code=4\n")
+    monitor = gpu_node.monitor()
+    start = gpu_node.until_event("start")
+    gpu_node.stop(monitor)
+    skipped = gpu_node.lines()[0]
+    assert (skipped["event"], skipped["index"], skipped["code"]) == ("gpu_skipped", 0, 4)
+    assert [(gpu["index"], gpu["uuid"]) for gpu in start["gpus"]] == [(1, "GPU-b")]
+
+
+def test_a_driver_that_does_not_match_its_library_is_one_line(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu\nfail nvmlInit code=18\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_event("start")
+    gpu_node.stop(monitor)
+    assert [(line["code"], bool(line["why"])) for line in gpu_node.lines() if line["event"] == "no_nvml"] == [
+        (18, True)
+    ]
+
+
+def test_lines_are_few_while_no_peak_moves(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu used=4G\n")
+    monitor = gpu_node.monitor("--beat-interval", "600")
+    gpu_node.until_event("start")
+    gpu_node.until_sampled("gpu used=60G\n")
+    end = gpu_node.stop(monitor)
+    assert [line["event"] for line in gpu_node.lines()] == ["start", "end"]
+    assert end["gpus"][0]["device_peak_bytes"] == 60 * GIB + GIB // 2
+
+
+def test_a_peak_that_rose_is_written_at_the_next_beat(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu used=4G\n")
+    monitor = gpu_node.monitor("--beat-interval", "0.2")
+    gpu_node.until_used(4.5)
+    gpu_node.until_sampled("gpu used=60G\n")
+    gpu_node.until_sampled("gpu used=1G\n")
+    gpu_node.until_line("a line after the rise", lambda line: _peak_gib(line) > 60)
+    gpu_node.stop(monitor)
+
+
+def _peak_gib(line: dict[str, Any]) -> float:
+    return float(line["gpus"][0]["device_peak_bytes"] / GIB)

@@ -1,0 +1,108 @@
+"""Resident memory of the ranks: on any node, and all there is on one without GPUs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+from node_rig import ATTEMPT, NODE, NodeRig, until
+
+MIB = 2**20
+# Holds 96 MiB for a moment, then waits on its standard input.
+SPIKE = "import sys; block = b'x' * (96 << 20); del block; print('ready', flush=True); sys.stdin.read()"
+
+
+def test_without_an_nvml_library_resident_memory_goes_on(cpu_node: NodeRig) -> None:
+    trainer = cpu_node.rank("sleep", "60")
+    pid = cpu_node.until_record()["program_pid"]
+    monitor = cpu_node.monitor()
+    cpu_node.until_line("a sample", lambda line: line.get("processes"))
+    end = cpu_node.stop(monitor)
+    events = [line["event"] for line in cpu_node.lines()]
+    assert events[:2] == ["no_nvml", "start"]
+    assert events.count("no_nvml") == 1
+    assert end["gpus"] == []
+    (process,) = end["processes"]
+    assert (process["rank"], process["pid"]) == (0, pid)
+    assert 0 < process["resident_bytes"] <= process["resident_peak_bytes"]
+    assert trainer.poll() is None
+
+
+def test_the_peak_is_the_kernels_own_and_outlives_the_program(cpu_node: NodeRig) -> None:
+    monitor = cpu_node.monitor("--interval", "0.02")
+    trainer = cpu_node.rank(sys.executable, "-c", SPIKE, rank=3)
+    cpu_node.until_line("the spike", lambda line: _peak(line) > 96 * MIB)
+    trainer.kill()
+    (process,) = cpu_node.stop(monitor)["processes"]
+    assert process["rank"] == 3
+    assert process["resident_peak_bytes"] > 96 * MIB
+
+
+def test_a_rank_that_ended_between_two_samples_has_its_peak_from_its_record(cpu_node: NodeRig) -> None:
+    monitor = cpu_node.monitor("--interval", "600")  # not one sample between start and end
+    cpu_node.until_event("start")
+    trainer = cpu_node.rank(sys.executable, "-c", SPIKE.replace("sys.stdin.read()", "pass"))
+    assert trainer.wait() == 0
+    (process,) = cpu_node.stop(monitor)["processes"]
+    assert process["resident_bytes"] is None
+    assert process["resident_peak_bytes"] == cpu_node.record()["resident_peak_bytes"] > 96 * MIB
+
+
+def test_both_are_recorded_where_there_are_gpus(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu used=1G\n")
+    gpu_node.rank("sleep", "60")
+    monitor = gpu_node.monitor()
+    line = gpu_node.until_line("ranks and GPUs", lambda line: line.get("processes") and line.get("gpus"))
+    assert line["processes"][0]["resident_peak_bytes"] > 0
+    gpu_node.stop(monitor)
+
+
+def test_ranks_of_other_nodes_are_left_to_their_monitors(cpu_node: NodeRig) -> None:
+    cpu_node.rank("sleep", "60", rank=0)
+    cpu_node.rank("sleep", "60", rank=1, node="node2")
+    cpu_node.until_record(1)
+    monitor = cpu_node.monitor()
+    cpu_node.until_line("own rank", lambda line: line.get("processes"))
+    assert [process["rank"] for process in cpu_node.stop(monitor)["processes"]] == [0]
+
+
+def test_a_large_job_is_not_listed_by_every_node(cpu_node: NodeRig) -> None:
+    """With the node's place in run.json, only its own ranks' records are opened: 2 and 3 on the second node."""
+    cpu_node.run_directory.mkdir()
+    (cpu_node.run_directory / "run.json").write_text(json.dumps({"schema": 1, "devices_per_node": 2}))
+    for rank in range(5):
+        cpu_node.rank("sleep", "60", rank=rank)
+        cpu_node.until_record(rank)
+    monitor = cpu_node.monitor(LLMLAUNCH_NODE_RANK="1")
+    cpu_node.until_line("two ranks", lambda line: len(line.get("processes", [])) == 2)
+    assert [process["rank"] for process in cpu_node.stop(monitor)["processes"]] == [2, 3]
+
+
+def test_it_ends_with_its_parent(cpu_node: NodeRig) -> None:
+    place = f"--run-dir {cpu_node.run_directory} --attempt {ATTEMPT} --node {NODE}"
+    shell = cpu_node.rank("sh", "-c", f"{cpu_node.python} {cpu_node.archive} monitor {place} & wait")
+    cpu_node.until_event("start")
+    shell.kill()
+    assert cpu_node.until_event("end")["signal"] == "SIGTERM"
+
+
+def test_a_checkpoint_signal_does_not_end_it(cpu_node: NodeRig) -> None:
+    monitor = cpu_node.monitor()
+    cpu_node.until_event("start")
+    before = len(cpu_node.lines())
+    monitor.send_signal(signal.SIGUSR1)
+    until(lambda: len(cpu_node.lines()) > before + 2, "two more lines")
+    assert cpu_node.stop(monitor)["event"] == "end"
+
+
+def test_a_wrong_argument_does_not_fail_the_job(cpu_node: NodeRig) -> None:
+    monitor = cpu_node.start("monitor", "--run-dir")
+    _, said = monitor.communicate()
+    assert monitor.returncode == 0
+    assert "--run-dir" in said
+
+
+def _peak(line: dict[str, object]) -> int:
+    processes = line.get("processes")
+    return max((p["resident_peak_bytes"] or 0 for p in processes), default=0) if isinstance(processes, list) else 0
