@@ -65,9 +65,7 @@ def test_tying_the_embedding_saves_one_vocabulary() -> None:
 
 def test_biases_on_queries_keys_and_values_alone() -> None:
     """Qwen2.5-0.5B: 494,032,768 parameters (its safetensors)."""
-    shape = ModelShape(
-        "qwen2.5-0.5b", 24, 896, 4864, 14, 2, 64, 151936, 32768, tied_embeddings=True, qkv_bias=True
-    )
+    shape = ModelShape("qwen2.5-0.5b", 24, 896, 4864, 14, 2, 64, 151936, 32768, tied_embeddings=True, qkv_bias=True)
     assert count_parameters(shape).total == 494_032_768
 
 

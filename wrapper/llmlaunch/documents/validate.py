@@ -59,8 +59,8 @@ def _plain(value: Any) -> Any:
 def known_and_nearest(word: str, known: Sequence[str]) -> str:
     """The end of a sentence about an unknown word: the nearest known one, else all of them."""
     wanted, names = word.lower(), list(known)
-    near = difflib.get_close_matches(wanted.replace("-", "_"), names, n=1, cutoff=0.6)
-    near = near or difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(wanted.replace("-", "_"), names) or difflib.get_close_matches(wanted, names)
+    near.sort(key=lambda name: name[:3] != wanted[:3])  # people get the beginning of a word right
     near = near or [name for name in names if len(wanted) > 2 and wanted in name]
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
 
@@ -73,7 +73,9 @@ def validate(schema: type[Model], document: Document, hints: Mapping[KeyPath, st
     try:
         return schema.model_validate(document.value)
     except ValidationError as error:
-        problems = [_problem(schema, document, dict(e), hints or {}) for e in error.errors(include_url=False)]
+        # a key that is missing is often the same mistake as one that is unknown: tell that one first
+        errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] == "missing")
+        problems = [_problem(schema, document, dict(e), hints or {}) for e in errors]
     raise report(document, problems)
 
 

@@ -212,7 +212,9 @@ class _Parser:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         place = f"{self.name}:{mark.line + 1}" if mark is not None and self.numbered else self.name
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be parsed"
-        fix = "; indent with spaces, not tabs" if "tab" in str(problem) or "\\t" in str(problem) else ""
+        lines = self.text.split("\n")
+        tab = mark is not None and mark.line < len(lines) and "\t" in lines[mark.line]
+        fix = "; indent with spaces, not tabs" if tab else ""
         return f"{place}: is not valid YAML: {' '.join(str(problem).split())}{fix}"
 
 

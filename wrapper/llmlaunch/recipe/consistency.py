@@ -7,7 +7,6 @@ backend's own rules and the planner.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from math import prod
 
 from llmlaunch.documents.yaml_strict import KeyPath
@@ -70,32 +69,43 @@ def _pins_and_model(recipe: Recipe) -> Iterator[Problem]:
 
 def _pins_and_world(recipe: Recipe) -> Iterator[Problem]:
     names = [name for name in ("tensor", "pipeline", "context", "data") if name in recipe.pins]
-    if not names:
-        return
     world = recipe.world_size
-    products = {prod(sizes) for sizes in product(*(_pinned(recipe, name) for name in names))}
-    whole = {size for size in products if (size == world if len(names) == 4 else world % size == 0)}
-    if not whole:
+    fitting = _divisors_among(recipe, names, world)
+    if len(names) == 4:
+        fitting &= {world}
+    if not fitting:
         wanted = "is not" if len(names) == 4 else "does not divide"
         yield (
             ("layout", names[0]),
-            f"{' x '.join(names)} = {_listed(tuple(sorted(products)))} {wanted} the {world} devices "
-            f"of {recipe.nodes} nodes; change a size or `nodes`",
+            f"{_product(recipe, names)} {wanted} the {world} devices of {recipe.nodes} nodes; change a size or `nodes`",
         )
 
 
 def _pins_and_batch(recipe: Recipe) -> Iterator[Problem]:
-    batch = recipe.workload.global_batch_size
     names = [name for name in ("data", "micro_batch_size") if name in recipe.pins]
-    if not names:
-        return
-    products = sorted({prod(sizes) for sizes in product(*(_pinned(recipe, name) for name in names))})
-    if all(batch % size for size in products):
+    batch = recipe.workload.global_batch_size
+    if not _divisors_among(recipe, names, batch):
         yield (
             ("training", "global_batch_size"),
-            f"{batch} is not divisible by {' x '.join(names)} = {_listed(tuple(products))}; "
-            f"use a multiple of {products[0]}",
+            f"{batch} is not divisible by {_product(recipe, names)}; use a multiple of it",
         )
+
+
+def _divisors_among(recipe: Recipe, names: list[str], whole: int) -> set[int]:
+    """The products of one pinned value each that divide `whole`; a part of a divisor is a divisor too."""
+    products = {1}
+    for name in names:
+        products = {
+            product * size for product in products for size in _pinned(recipe, name) if whole % (product * size) == 0
+        }
+    return products
+
+
+def _product(recipe: Recipe, names: list[str]) -> str:
+    values = [_pinned(recipe, name) for name in names]
+    if any(len(sizes) > 1 for sizes in values):
+        return f"any {' x '.join(names)} given"
+    return f"{' x '.join(names)} = {prod(sizes[0] for sizes in values)}"
 
 
 def _listed(values: tuple[int, ...]) -> str:

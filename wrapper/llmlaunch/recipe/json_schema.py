@@ -94,9 +94,13 @@ def _bounds(node: Mapping[str, Any]) -> str:
     high = node.get("maximum", node.get("exclusiveMaximum"))
     if low is None and high is None:
         return ""
-    opened = "above " if "exclusiveMinimum" in node else ""
-    closed = "below " if "exclusiveMaximum" in node else ""
-    return f", {opened}{low:g}" + (f" to {closed}{high:g}" if high is not None else "")
+    least = f"above {_figure(low)}" if "exclusiveMinimum" in node else f"at least {_figure(low)}"
+    most = f"below {_figure(high)}" if "exclusiveMaximum" in node else f"at most {_figure(high)}"
+    return ", " + ", ".join(text for text, bound in ((least, low), (most, high)) if bound is not None)
+
+
+def _figure(bound: float | None) -> str:
+    return str(int(bound)) if bound is not None and bound == int(bound) else str(bound)
 
 
 if __name__ == "__main__":

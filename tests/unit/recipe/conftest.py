@@ -1,0 +1,27 @@
+"""A complete recipe to change one line of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOOD = Path(__file__).with_name("good.yaml")
+
+
+@pytest.fixture
+def good() -> str:
+    return GOOD.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str | bytes], Path]:
+    """Write a recipe and return its path."""
+
+    def to_file(content: str | bytes) -> Path:
+        path = tmp_path / "recipe.yaml"
+        path.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        return path
+
+    return to_file

@@ -1,0 +1,287 @@
+"""A recipe resolved: shipped ones, defaults, pins, overrides, the digest, and what editors and docs are told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from llmlaunch.assets import asset
+from llmlaunch.errors import UserError
+from llmlaunch.models.parameters import count_parameters
+from llmlaunch.recipe.json_schema import reference_table, schema
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+
+Write = Callable[[str | bytes], Path]
+SHIPPED = sorted(asset("recipes").glob("*.yaml"))
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_recipe_loads_under_its_own_name(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert recipe.name == path.stem
+    assert recipe.text == path.read_text(encoding="utf-8")
+    assert recipe.workload.global_batch_size % recipe.cluster.devices_per_node == 0
+
+
+def test_the_70b_recipe_is_what_checks_rely_on() -> None:
+    recipe = load_recipe(asset("recipes", "llama3-70b.yaml"))
+    assert (recipe.model.name, recipe.backend.name, recipe.cluster.name) == (
+        "llama3-70b",
+        "megatron-lm",
+        "h100-80gb-x8",
+    )
+    assert (recipe.nodes, recipe.world_size) == (64, 512)
+    assert (recipe.workload.sequence_length, recipe.workload.global_batch_size) == (8192, 1024)
+    assert (recipe.workload.precision, recipe.data.mock, recipe.pins) == ("bf16", True, {})
+
+
+def test_the_quickstart_is_small_real_and_needs_no_gpu() -> None:
+    recipe = load_recipe(asset("recipes", "quickstart.yaml"))
+    assert 8e6 < count_parameters(recipe.model).total < 10e6
+    assert (recipe.cluster.accelerator.kind, recipe.world_size, recipe.nodes) == ("cpu", 2, 1)
+    assert recipe.data.python_source
+    assert recipe.model.vocab_size == 256
+    assert recipe.training.steps >= 30
+
+
+def test_what_is_not_said_has_a_default(good: str, write: Write) -> None:
+    recipe = load_recipe(write(good))
+    assert recipe.training.learning_rate == 3e-4
+    assert (recipe.memory.limit, recipe.memory.floor_bytes) == (0.80, 4 * 2**30)
+    assert recipe.slurm == {"exclusive": True, "time": "24:00:00"}
+    assert (recipe.container, recipe.code.snapshot, recipe.python) == (None, False, None)
+    assert recipe.monitor_interval_seconds == 1.0
+
+
+def test_every_key_reaches_the_recipe(good: str, write: Write) -> None:
+    recipe = load_recipe(
+        write(
+            good.replace(
+                "backend: megatron-lm", "backend: {name: megatron-lm, version: '0.19', path: /opt/m, extra_args: [--x]}"
+            )
+            .replace("precision: bf16", "precision: fp16\n  seed: 7\n  save_interval: 5\n  checkpoint_path: /ck")
+            .replace(
+                "layout: auto", "layout: {tensor: [2, 4], sequence_parallel: true, recompute: full, context: auto}"
+            )
+            .replace("{mock: true}", "{path: /data, tokenizer: gpt2}")
+            + "  exclusive: false\n  nice: 5\n"
+            "memory: {limit: 0.9, floor_gib: 2}\n"
+            "environment: {OMP_NUM_THREADS: 4, NCCL_DEBUG: INFO}\n"
+            "secrets: [HF_TOKEN]\n"
+            "setup: [module load cuda]\n"
+            "container: {image: /c/a.sqsh, mounts: ['/a:/b', '/a:/b:ro']}\n"
+            "code: snapshot\n"
+            "monitor: {interval_seconds: 0.5}\n"
+            "python: /opt/py/bin/python\n"
+        )
+    )
+    assert (recipe.backend.version, recipe.backend.path, recipe.backend.extra_args) == ("0.19", "/opt/m", ("--x",))
+    assert (recipe.training.seed, recipe.training.save_interval, recipe.training.checkpoint_path) == (7, 5, "/ck")
+    assert recipe.pins == {"tensor": (2, 4), "sequence_parallel": True, "recompute": "full"}
+    assert (recipe.data.path, recipe.data.tokenizer) == ("/data", "gpt2")
+    assert recipe.slurm == {"exclusive": False, "time": "24:00:00", "nice": 5}
+    assert (recipe.memory.limit, recipe.memory.floor_bytes) == (0.9, 2 * 2**30)
+    assert recipe.environment == {"OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO"}
+    assert (recipe.secrets, recipe.setup) == (("HF_TOKEN",), ("module load cuda",))
+    assert recipe.container is not None
+    assert recipe.container.mounts == ("/a:/b", "/a:/b:ro")
+    assert (recipe.code.snapshot, recipe.monitor_interval_seconds) == (True, 0.5)
+    assert recipe.python == "/opt/py/bin/python"
+
+
+@pytest.mark.parametrize(("flag", "stage"), [("true", 1), ("false", 0)])
+def test_the_distributed_optimizer_is_zero_stage_one(flag: str, stage: int, good: str, write: Write) -> None:
+    path = write(good.replace("layout: auto", f"layout: {{distributed_optimizer: {flag}}}"))
+    assert load_recipe(path).pins == {"zero_stage": stage}
+    assert load_recipe(path, [f"layout.zero_stage={stage}"]).pins == {"zero_stage": stage}
+    with pytest.raises(UserError, match="is a word of megatron-lm; for deepspeed write zero_stage"):
+        load_recipe(path, ["backend=deepspeed"])
+
+
+def test_sequences_longer_than_the_model_is_built_for_are_remarked_on(good: str, write: Write) -> None:
+    assert load_recipe(write(good)).assumptions == ()
+    assert "longer than the 4096 llama2-7b is built for" in load_recipe(write(good), ["model=llama2-7b"]).assumptions[0]
+
+
+def test_a_model_and_a_cluster_beside_the_recipe(good: str, write: Write, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2}', encoding="utf-8")
+    (tmp_path / "site.yaml").write_text("base: a100-80gb-x8\nslurm: {partition: big}\n", encoding="utf-8")
+    recipe = load_recipe(write(good), ["model=./mine", "cluster=./site.yaml"])
+    assert (recipe.model.name, recipe.model.num_layers) == ("mine", 2)
+    assert "taken from the defaults of its class" in recipe.assumptions[0]
+    assert recipe.slurm["partition"] == "big"
+    assert recipe.cluster.accelerator.name == "a100-80gb"
+
+
+# --- overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "value"),
+    [
+        ("nodes=8", lambda r: r.nodes, 8),
+        ("training.steps=5", lambda r: r.training.steps, 5),
+        ("training.learning_rate=1.0e-3", lambda r: r.training.learning_rate, 0.001),
+        ("layout.tensor=2", lambda r: r.pins, {"tensor": 2}),
+        ("layout.tensor=[2, 4]", lambda r: r.pins, {"tensor": (2, 4)}),
+        ("layout={tensor: 2, pipeline: 4}", lambda r: r.pins, {"tensor": 2, "pipeline": 4}),
+        ("model.num_layers=8", lambda r: (r.model.num_layers, r.model.hidden_size), (8, 4096)),
+        ("cluster.devices_per_node=4", lambda r: (r.world_size, r.cluster.accelerator.name), (16, "h100-80gb")),
+        ("cluster.accelerator.memory_gib=70", lambda r: r.cluster.accelerator.memory_bytes, 70 * 2**30),
+        ("backend.path=/opt/megatron", lambda r: (r.backend.name, r.backend.path), ("megatron-lm", "/opt/megatron")),
+        ("slurm.partition=gpu", lambda r: r.slurm["partition"], "gpu"),
+        ('slurm.time="1:00:00"', lambda r: r.slurm["time"], "1:00:00"),
+        ("setup=[module load a, module load b]", lambda r: r.setup, ("module load a", "module load b")),
+        ("environment.A=b=c", lambda r: r.environment, {"A": "b=c"}),
+        ("code.path=/src", lambda r: (r.code.path, r.code.snapshot), ("/src", False)),
+    ],
+)
+def test_an_override_sets_one_thing(
+    override: str, read: Callable[[Recipe], Any], value: Any, good: str, write: Write
+) -> None:
+    recipe = load_recipe(write(good), [override])
+    assert read(recipe) == value
+    assert recipe.overrides == (override,)
+    assert recipe.text == good
+
+
+def test_overrides_apply_in_order_and_reach_into_lists(good: str, write: Write) -> None:
+    path = write(good + "setup: [a, b]\n")
+    assert load_recipe(path, ["setup.1=c", "setup.2=d"]).setup == ("a", "c", "d")
+    assert load_recipe(path, ["nodes=1", "nodes=2"]).nodes == 2
+    assert load_recipe(path, ["code=snapshot", "code.path=/src"]).code.snapshot
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("nodes", "override nodes: is not key=value; write for example training.steps=100"),
+        ("=4", "is not key=value"),
+        ("training..steps=4", "is not key=value"),
+        ("nodes=-1", "override nodes=-1: nodes: must be a whole number"),
+        (
+            "nodes=1e2",
+            "override nodes=1e2: nodes: must be a whole number, at least 1 and at most 100000, not '1e2'; YAML reads",
+        ),
+        ("training.step=4", "override training.step=4: training.step: is not a known key; did you mean steps?"),
+        ("trainer.steps=4", "override trainer.steps=4: trainer: is not a known key; did you mean training?"),
+        ("slurm.time=12:30:00", "base 60"),
+        ("layout={tensor: 2, tensor: 4}", "stands twice"),
+        ("layout={tensor: 2", "override layout={tensor: 2: is not valid YAML"),
+        ("setup.0=x", "setup: must be a list"),
+        ("name=\udcff", "is not UTF-8"),
+    ],
+)
+def test_a_wrong_override_is_named(override: str, message: str, good: str, write: Write) -> None:
+    with pytest.raises(UserError) as caught:
+        load_recipe(write(good), [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- digest
+
+
+def test_the_digest_is_of_the_meaning_not_of_the_writing(good: str, write: Write) -> None:
+    first = load_recipe(write(good)).digest
+    assert len(first) == 64
+    reordered = "# a remark\n" + "".join(
+        reversed([f"{part}\n" for part in good.strip().split("\n") if part[0] != " "][:6])
+    )
+    reordered += good[good.index("training:") :] + "memory: {limit: 0.8}\n"
+    assert load_recipe(write(reordered)).digest == first
+    assert load_recipe(write(good.replace("steps: 1000", "steps: 5")), ["training.steps=1000"]).digest == first
+    spelled = good.replace("model: llama3-8b", "model: {base: llama3-8b}").replace("llama3-8b}", "llama3-8b}  # same")
+    assert load_recipe(write(spelled)).model.num_layers == 32
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["nodes=8", "training.seed=1", "model.num_layers=31", "cluster.devices_per_node=4", "layout.tensor=2", "slurm.a=b"],
+)
+def test_any_change_of_meaning_changes_the_digest(override: str, good: str, write: Write) -> None:
+    path = write(good)
+    assert load_recipe(path, [override]).digest != load_recipe(path).digest
+
+
+def test_the_digest_is_the_same_in_another_process() -> None:
+    path = asset("recipes", "llama3-70b.yaml")
+    program = f"from llmlaunch.recipe.load import load_recipe; print(load_recipe({str(path)!r}).digest)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=_environment()
+    )
+    assert done.stdout.strip() == load_recipe(path).digest
+
+
+def _environment() -> dict[str, str]:
+    return {"PYTHONPATH": str(ROOT / "wrapper"), "PYTHONHASHSEED": "7", "PATH": "/usr/bin:/bin"}
+
+
+# --- what others read
+
+
+def test_loading_a_recipe_imports_little() -> None:
+    """`check` starts with this; the frameworks and the heavy libraries have no place on the way."""
+    path = str(asset("recipes", "llama3-70b.yaml"))
+    program = (
+        "import sys; from llmlaunch.recipe.load import load_recipe; "
+        f"load_recipe({path!r}); print('\\n'.join(sorted(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=_environment()
+    )
+    loaded = set(done.stdout.split())
+    assert not loaded & {"torch", "jinja2", "sqlalchemy", "rich", "numpy", "transformers", "deepspeed", "jsonschema"}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_the_json_schema_accepts_every_shipped_recipe(path: Path) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), schema())
+
+
+@pytest.mark.parametrize("line", ["nodes: auto", "nods: 4", "layout: {tensor: 0}", "name: ../x", "backend: megatron"])
+def test_the_json_schema_refuses_mistakes_in_the_editor(line: str, good: str) -> None:
+    wrong = yaml.safe_load(good) | yaml.safe_load(line)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema())
+
+
+def test_the_json_schema_is_printed_for_editors() -> None:
+    command = [sys.executable, "-m", "llmlaunch.recipe.json_schema"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
+    assert json.loads(done.stdout) == schema()
+
+
+def test_the_docs_list_every_key_as_the_schema_has_it() -> None:
+    text = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- keys -->\n")[2].partition("<!-- end of keys -->")[0]
+    assert table.strip() == reference_table().strip(), (
+        "docs/recipe.md is behind the schema: put the output of "
+        "`python -m llmlaunch.recipe.json_schema --reference` between its two markers"
+    )
+
+
+def test_every_key_has_a_meaning() -> None:
+    rows = [line.split(" | ") for line in reference_table().splitlines()[2:]]
+    assert len(rows) > 80
+    assert all(row[-1].removesuffix(" |").strip() for row in rows)
+
+
+def test_the_recipes_in_the_docs_load(write: Write) -> None:
+    text = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
+    whole = [block for block in text.split("```yaml\n")[1:] if block.startswith("schema: 1")]
+    assert whole
+    for block in whole:
+        load_recipe(write(block.partition("```")[0]))
