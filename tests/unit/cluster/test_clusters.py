@@ -144,7 +144,10 @@ def test_an_accelerator_nobody_knows_can_be_described_in_full() -> None:
     ("text", "message"),
     [
         ("devices_per_node: 8\n", "is missing `accelerator`"),
-        ("base: h100-80gb-x8\ndevices: 4\n", "site.yaml:2: devices: is not a known key; did you mean devices_per_node?"),
+        (
+            "base: h100-80gb-x8\ndevices: 4\n",
+            "site.yaml:2: devices: is not a known key; did you mean devices_per_node?",
+        ),
         ("base: h100-80gb-x8\ndevices_per_node: -4\n", "site.yaml:2: devices_per_node: must be a whole number"),
         ("base: h100-80gb-x8\naccelerator: h300\n", "accelerator: unknown accelerator 'h300'"),
         ("base: h100-80gb-x8\nnvlink_domain_devices: 12\n", "nvlink_domain_devices: 12 devices are not whole nodes"),
