@@ -1,7 +1,7 @@
 """How long `llmlaunch check recipes/llama3-70b.yaml` takes, as a multiple of a process that only imports.
 
-The yardstick imports numpy, click and yaml and defines one pydantic model. Both run as whole processes, in turn, so that
-a machine whose speed drifts slows both; the ratio of each pair is what counts. Bar: at most 3.
+The yardstick imports numpy, click and yaml and defines one pydantic model. Both run as whole processes, in turn, so
+that a machine whose speed drifts slows both; the ratio of each pair is what counts. Bar: at most 3.
 
     python benchmarks/check_startup.py [PAIRS]
 """

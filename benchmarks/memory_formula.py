@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-
 from llmlaunch.backends.registry import backend_for
+
 from llmlaunch.layout import LayoutColumns, Situation
 from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.job import Job
@@ -37,8 +37,10 @@ def main() -> None:
             start = time.process_time()
             worst_ranks(job, columns)
             times.append(time.process_time() - start)
-        each = statistics.median(times) / len(columns) * 1e6
-        print(f"{name}: {len(columns):,} layouts, {each:.2f} us a layout (best {min(times) / len(columns) * 1e6:.2f}); bar: 2")
+        each, best = (seconds / len(columns) * 1e6 for seconds in (statistics.median(times), min(times)))
+        print(f"{name}: {len(columns):,} layouts, {each:.2f} us a layout (best {best:.2f}); bar: 2")
+            f"{name}: {len(columns):,} layouts, {each:.2f} us a layout (best {min(times) / len(columns) * 1e6:.2f}); bar: 2"
+        )
 
 
 def legal_layouts(layouts: LayoutColumns, recipe, backend) -> LayoutColumns:  # type: ignore[no-untyped-def]

@@ -119,7 +119,9 @@ def _summary(group: Sequence[Result]) -> dict[str, Any]:
     if group[0].peak_kind in OUTCOMES:
         verdicts = [r.verdict for r in priced]
         return {**summary, "called_safe": verdicts.count("safe"), "called_unsafe": verdicts.count("unsafe")}
-    errors = np.array([r.predicted_bytes / r.measured_bytes - 1.0 for r in priced if r.predicted_bytes and r.measured_bytes])
+    errors = np.array(
+        [r.predicted_bytes / r.measured_bytes - 1.0 for r in priced if r.predicted_bytes and r.measured_bytes]
+    )
     if not len(errors):
         return summary
     size = np.abs(errors)
@@ -131,4 +133,3 @@ def _summary(group: Sequence[Result]) -> dict[str, Any]:
         "p95": float(np.quantile(size, 0.95)),
         "worst": float(errors[int(size.argmax())]),
     }
-

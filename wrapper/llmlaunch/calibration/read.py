@@ -10,11 +10,11 @@ from llmlaunch.errors import UserError
 
 __all__ = ["read_records"]
 
-NEEDED = (
-    "id family peak_kind peak_bytes backend gpu model sequence_length micro_batch_size parallelism optimizer "
-    "recompute precision implementation"
-).split()
 SECTIONS = ("model", "parallelism", "optimizer", "recompute", "precision", "implementation")
+NEEDED = (
+    *("id", "family", "peak_kind", "peak_bytes", "backend", "gpu", "sequence_length", "micro_batch_size"),
+    *SECTIONS,
+)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

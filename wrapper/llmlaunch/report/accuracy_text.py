@@ -20,9 +20,13 @@ def accuracy_text(families: Mapping[str, Mapping[str, Any]]) -> str:
         parts.append("Predicted against measured peaks\n" + table(head, [_peak_row(n, f) for n, f in peaks]))
     if outcomes:
         head = ["family/outcome", "records", "priced", "called safe", "called unsafe"]
-        rows = [[n, *(str(f[k]) for k in ("records", "supported", "called_safe", "called_unsafe"))] for n, f in outcomes]
+        rows = [
+            [n, *(str(f[k]) for k in ("records", "supported", "called_safe", "called_unsafe"))] for n, f in outcomes
+        ]
         parts.append("Runs known only to have fitted or died, judged by the 80 % rule\n" + table(head, rows))
-    reasons = [f"  {count:>4}  {name}: {why}" for name, f in families.items() for why, count in f["unsupported"].items()]
+    reasons = [
+        f"  {count:>4}  {name}: {why}" for name, f in families.items() for why, count in f["unsupported"].items()
+    ]
     if reasons:
         parts.append("Not supported\n" + "\n".join(reasons))
     return "\n\n".join(parts)

@@ -62,7 +62,9 @@ def _time(recipe: Recipe, plan: Plan) -> list[str]:
     peak = recipe.cluster.accelerator.flops_per_second.get(work.precision)
     mfu = f", MFU {flops / seconds / recipe.world_size / peak:.0%}" if peak else ""
     shares = sorted(plan.step_terms.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{name.replace('_', ' ')} {value / seconds:.0%}" for name, value in shares if value > 0.005 * seconds)
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {value / seconds:.0%}" for name, value in shares if value > 0.005 * seconds
+    )
     return [
         f"Time, a first model: {seconds:.2f} s a step, {plan.chosen.tokens_per_second_per_gpu:,.0f} tokens/s per device"
         f"{mfu}",

@@ -1,0 +1,90 @@
+"""`accuracy` answers for every measured record: a prediction of the same kind of peak, or the reason there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmlaunch.calibration.accuracy import Result, families, score
+from llmlaunch.calibration.machines import clusters_by_gpu
+from llmlaunch.calibration.read import read_records
+from llmlaunch.errors import UserError
+
+DATA = Path(__file__).parents[2] / "data" / "measurements"
+
+
+@pytest.fixture(scope="module")
+def records() -> list[dict[str, Any]]:
+    return [*read_records(DATA / "fit.jsonl"), *read_records(DATA / "outcomes.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def results(records: list[dict[str, Any]]) -> list[Result]:
+    clusters = clusters_by_gpu()
+    return [score(record, clusters) for record in records]
+
+
+def test_every_record_gets_one_result_in_input_order(records: list[dict[str, Any]], results: list[Result]) -> None:
+    assert len(records) == 363 + 324
+    assert [r.id for r in results] == [record["id"] for record in records]
+
+
+def test_a_record_is_priced_or_refused_with_a_reason_never_half(results: list[Result]) -> None:
+    for result in results:
+        assert result.supported == (result.predicted_bytes is not None)
+        assert result.supported == (result.reason is None)
+
+
+def test_a_supported_record_with_a_card_has_a_verdict(records: list[dict[str, Any]], results: list[Result]) -> None:
+    for record, result in zip(records, results, strict=True):
+        if result.supported and record["gpu_memory_bytes"]:
+            assert result.verdict in ("safe", "unsafe")
+            assert result.limit_bytes == int(0.8 * record["gpu_memory_bytes"])
+
+
+def test_step_time_is_predicted_where_the_batch_is_known(results: list[Result]) -> None:
+    grid = [r for r in results if r.family == "fujii-grid-A100-40GB"]
+    assert grid
+    assert all(r.predicted_step_seconds and r.predicted_tokens_per_second_per_gpu for r in grid)
+
+
+@pytest.mark.parametrize(
+    ("family", "most"),
+    [("SimuMax/allocated", 0.03), ("SimuMax/reserved", 0.03), ("megatron-lm-goldens/allocated", 0.06)],
+)
+def test_megatron_errors_stay_as_small_as_the_readme_says(results: list[Result], family: str, most: float) -> None:
+    assert families(results)[family]["mape"] <= most
+
+
+def test_unknown_fields_are_assumed_in_the_open(records: list[dict[str, Any]]) -> None:
+    record = json.loads(json.dumps(next(r for r in records if r["family"] == "SimuMax")))
+    record["recompute"]["granularity"] = None
+    assert score(record, {}).assumed["recompute.granularity"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "holds no record"),
+        (b"[1]\n", "not a JSON object"),
+        (b"{\n", "is not JSON"),
+        (b'{"id": "x"}\n', "lacks family"),
+        (b'{"id": NaN}\n', "NaN is no number"),
+        (b"\xff\xfe", "not UTF-8"),
+    ],
+)
+def test_a_file_that_holds_no_measurements_is_refused_by_line(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "measured.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=says) as refused:
+        read_records(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_folder_or_a_missing_file_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent.jsonl"):
+        with pytest.raises(UserError, match="cannot be read"):
+            read_records(path)

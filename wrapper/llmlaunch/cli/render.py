@@ -1,0 +1,31 @@
+"""`llmlaunch render`: the run directory, ready for `sbatch job.sbatch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llmlaunch.cli.planned import planned, print_json, recipe_arguments
+
+__all__ = ["command"]
+
+
+@click.command("render")
+@recipe_arguments
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write; must be new.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool) -> int:
+    """Plan RECIPE and write its run directory. Nothing is submitted; nothing is written unless it is safe."""
+    from llmlaunch.planner.planning import explain_unsafe
+    from llmlaunch.runs.render import render_run
+
+    result = planned(recipe, overrides)
+    if not result.plan.safe:
+        raise explain_unsafe(result.plan)
+    rendered = result.backend.render(result.recipe, result.plan.layout)
+    render_run(result.recipe, result.plan, result.json, rendered, output)
+    if as_json:
+        print_json(result.json)
+    click.echo(f"rendered {output}: {result.plan.layout.describe()}; next: sbatch {output}/job.sbatch", err=True)
+    return 0

@@ -1,0 +1,158 @@
+"""`llmlaunch submit`: render, submit, record; with --follow also watch, collect and compare."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmlaunch.cli.planned import Planned, planned, print_json, recipe_arguments
+from llmlaunch.errors import UserError
+
+if TYPE_CHECKING:
+    from llmlaunch.launchers.base import JobState, Submission
+    from llmlaunch.launchers.choose import Choice
+
+__all__ = ["command"]
+
+FAILED = 1
+
+
+@click.command("submit")
+@recipe_arguments
+@click.option("--dry-run", is_flag=True, help="Show what would be written and submitted; do neither.")
+@click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
+@click.option("--follow", is_flag=True, help="Watch the job to its end, then collect its peaks.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The run directory; runs/NAME-TIME unless given.")
+@click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
+def command(
+    recipe: str,
+    overrides: tuple[str, ...],
+    dry_run: bool,
+    local: bool,
+    follow: bool,
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    """Plan RECIPE, write its run directory, submit it to SLURM, or run it here where there is none.
+
+    Exit code 0: submitted (with --follow: succeeded). 2: invalid. 3: nothing safe. 4: the scheduler refused.
+    """
+    from llmlaunch.launchers.choose import choose
+    from llmlaunch.planner.planning import explain_unsafe
+
+    choice = choose(local)
+    baseline = _baseline(recipe, overrides, choice) if choice.launcher.name == "local" and not dry_run else None
+    result = planned(recipe, overrides, baseline)
+    if not result.plan.safe:
+        raise explain_unsafe(result.plan)
+    if dry_run:
+        return _show(result, choice.why, as_json)
+    directory = _render(result, output)
+    click.echo(choice.why, err=True)
+    submission = choice.launcher.submit(directory)
+    _record(result, submission)
+    click.echo(f"job {submission.job_id} in {directory}", err=True)
+    if as_json:
+        print_json(_submission_json(result, submission))
+    if not follow:
+        click.echo(f"look again: llmlaunch status {directory}; llmlaunch logs {directory}", err=True)
+        return 0
+    return _follow(choice, submission)
+
+
+def _baseline(recipe: str, overrides: tuple[str, ...], choice: Choice) -> int | None:
+    """On a CPU the peak is resident memory: what an idle trainer takes is measured, not guessed."""
+    from llmlaunch.launchers.baseline import measured_baseline
+    from llmlaunch.recipe.load import load_recipe
+
+    loaded = load_recipe(recipe, overrides)
+    if loaded.cluster.accelerator.kind != "cpu" or loaded.backend.name != "deepspeed":
+        return None
+    os.environ.setdefault("LLMLAUNCH_PYTHON", _trainer_python(loaded.python))
+    return measured_baseline(os.environ["LLMLAUNCH_PYTHON"], lambda line: click.echo(line, err=True))
+
+
+def _trainer_python(named: str | None) -> str:
+    """The interpreter of a local run: the recipe's, else this one where it has torch."""
+    if named is None and importlib.util.find_spec("torch") is None:
+        raise UserError(
+            f"{sys.executable} has no torch to train with; install llmlaunch[local] there, or name the training "
+            "environment's interpreter (python: in the recipe, or LLMLAUNCH_PYTHON)"
+        )
+    return named or sys.executable
+
+
+def _render(result: Planned, output: Path | None) -> Path:
+    from llmlaunch.runs.render import render_run
+
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    runs = Path(os.environ.get("LLMLAUNCH_RUNS", "runs"))
+    directory = output or runs / f"{result.recipe.name}-{stamp}-{secrets.token_hex(2)}"
+    rendered = result.backend.render(result.recipe, result.plan.layout)
+    render_run(result.recipe, result.plan, result.json, rendered, directory)
+    return directory.resolve()
+
+
+def _show(result: Planned, why: str, as_json: bool) -> int:
+    """What would be written, the scripts on stdout, in the same words `render` writes them."""
+    from llmlaunch.runs.provenance import gather_provenance
+    from llmlaunch.runs.render import run_files
+
+    rendered = result.backend.render(result.recipe, result.plan.layout)
+    files = run_files(result.recipe, result.plan, result.json, rendered, gather_provenance(result.recipe))
+    if as_json:
+        print_json({**result.json, "files": sorted(files)})
+        return 0
+    for name in ("job.sbatch", "train.sh", "ds_config.json"):
+        if name in files:
+            click.echo(f"===== {name}\n{files[name].decode()}")
+    click.echo(
+        f"{result.plan.layout.describe()}; {len(files)} files; nothing was written or submitted. {why}", err=True
+    )
+    return 0
+
+
+def _record(result: Planned, submission: Submission) -> None:
+    """The store is an index: where it cannot be written the job runs on, and `collect` can name it later."""
+    from llmlaunch.store.open import open_store
+    from llmlaunch.store.runs import record_submission
+
+    try:
+        with open_store() as store:
+            record_submission(store, result.recipe, result.json, submission.run_dir, asdict(submission))
+    except UserError as failure:
+        click.echo(
+            f"warning: the run goes on, but the store does not know it ({failure}); "
+            f"later: llmlaunch collect {submission.run_dir}",
+            err=True,
+        )
+
+
+def _submission_json(result: Planned, submission: Submission) -> dict[str, Any]:
+    return {
+        "recipe": result.recipe.name,
+        "run_dir": str(submission.run_dir),
+        "launcher": submission.launcher,
+        "job_id": submission.job_id,
+        "layout": result.plan.layout.as_json(),
+    }
+
+
+def _follow(choice: Choice, submission: Submission) -> int:
+    from llmlaunch.launchers.follow import follow
+
+    state: JobState = follow(submission.run_dir, choice.launcher, submission, lambda line: click.echo(line))
+    if not state.ended:
+        return 0
+    from llmlaunch.cli.outcome import tell_outcome
+
+    tell_outcome(submission.run_dir, state)
+    return 0 if state.phase == "succeeded" else FAILED
