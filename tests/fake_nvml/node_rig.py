@@ -120,7 +120,7 @@ class NodeRig:
     def monitor(self, *options: str, **more: Any) -> Any:
         """Start a monitor with short intervals."""
         place = ("--run-dir", str(self.run_directory), "--attempt", ATTEMPT, "--node", NODE)
-        quick = ("--interval", "0.02", "--list-interval", "0.1", "--beat-interval", "0.05", "--stall-after", "0.5")
+        quick = ("--interval", "0.02", "--list-interval", "0.1", "--beat-interval", "0.05", "--stall-after", "600")
         return self.start("monitor", *place, *quick, *options, **more)
 
     def rank(self, *program: str, rank: int = 0, node: str = NODE, **more: Any) -> Any:

@@ -10,6 +10,7 @@ from node_rig import GIB, NodeRig, until
 
 pytestmark = pytest.mark.faults
 
+SHORT_STALL = ("--stall-after", "0.2")
 HANG = "slow * us=600000000\n"  # ten minutes: no test waits for it
 
 
@@ -19,7 +20,7 @@ def events(node: NodeRig) -> list[str]:
 
 def test_latency_in_every_call_neither_delays_nor_stops_it(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu used=1G\ngpu used=2G\nslow * us=30000\n")
-    monitor = gpu_node.monitor("--stall-after", "20")
+    monitor = gpu_node.monitor()
     gpu_node.until_used(1.5)
     gpu_node.scenario("gpu used=50G\ngpu used=60G\nslow * us=30000\n")
     gpu_node.until_used(60.5, index=1)
@@ -32,7 +33,7 @@ def test_latency_in_every_call_neither_delays_nor_stops_it(gpu_node: NodeRig) ->
 def test_a_hung_driver_does_not_keep_it(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu used=40G\n")
     gpu_node.rank("sleep", "60")
-    monitor = gpu_node.monitor()
+    monitor = gpu_node.monitor(*SHORT_STALL)
     gpu_node.until_used(40.5)
     gpu_node.scenario("gpu used=40G\n" + HANG)
     gpu_node.until_event("nvml_stalled")
@@ -47,7 +48,7 @@ def test_a_hung_driver_does_not_keep_it(gpu_node: NodeRig) -> None:
 def test_a_driver_that_hangs_from_the_start(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu\n" + HANG)
     gpu_node.rank("sleep", "60")
-    monitor = gpu_node.monitor()
+    monitor = gpu_node.monitor(*SHORT_STALL)
     gpu_node.until_line("the rank", lambda line: line.get("processes"))
     end = gpu_node.stop(monitor)
     assert (end["gpus"], end["nvml_answered"]) == ([], False)
@@ -56,7 +57,7 @@ def test_a_driver_that_hangs_from_the_start(gpu_node: NodeRig) -> None:
 
 def test_a_driver_that_comes_back(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu used=1G\n")
-    monitor = gpu_node.monitor("--stall-after", "0.2")
+    monitor = gpu_node.monitor(*SHORT_STALL)
     gpu_node.until_used(1.5)
     gpu_node.scenario("gpu used=1G\nslow nvmlDeviceGetMemoryInfo_v2 us=800000\n")
     gpu_node.until_event("nvml_stalled")
@@ -103,7 +104,7 @@ def test_a_successor_closes_the_line_its_predecessor_tore(gpu_node: NodeRig) -> 
 @pytest.mark.parametrize("fault", ["killed", "hung", "stopped"])
 def test_a_program_does_not_notice_what_becomes_of_the_monitor(gpu_node: NodeRig, fault: str) -> None:
     gpu_node.scenario("gpu used=1G\n")
-    monitor = gpu_node.monitor()
+    monitor = gpu_node.monitor(*SHORT_STALL)
     gpu_node.until_used(1.5)
     trainer = gpu_node.rank("sh", "-c", "read word; echo $word; exit 5")
     gpu_node.until_line("the rank", lambda line: line.get("processes"))

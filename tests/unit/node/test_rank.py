@@ -46,7 +46,7 @@ def test_the_record_is_there_from_start_to_end(cpu_node: NodeRig) -> None:
     wrapper = cpu_node.rank("sleep", "60", rank=5, CUDA_VISIBLE_DEVICES="2,3")
     start = cpu_node.until_record(5)
     assert start["pid"] == wrapper.pid
-    assert Path(f"/proc/{start['program_pid']}/comm").read_text() == "sleep\n"
+    until(lambda: Path(f"/proc/{start['program_pid']}/comm").read_text() == "sleep\n", "the program")
     assert before <= start["started_at"] <= time.time()
     assert (start["v"], start["rank"], start["local_rank"], start["node"]) == (1, 5, 5, NODE)
     assert start["visible_devices"] == "2,3"

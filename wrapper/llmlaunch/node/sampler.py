@@ -53,9 +53,9 @@ class NvmlSampler:
     def _run(self) -> None:
         # Whatever goes wrong here ends the sampling of GPUs and nothing else.
         try:
-            self._calling_since = time.monotonic()
             from . import nvml
 
+            self._calling_since = time.monotonic()
             gpus = nvml.open_gpus(self._skipped)
             self.driver = nvml.driver_version()
             self._sample(gpus, everything=True)
