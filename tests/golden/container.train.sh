@@ -102,7 +102,8 @@ torchrun=
 interrupted=0
 told_to_stop=0
 
-# Once: a second TERM would break off torchrun's own orderly end (it gives its workers 30 seconds).
+# Once: a second TERM would break off torchrun's own orderly end (it gives its workers 30 seconds). Where SLURM tracks
+# processes without cgroups it signals torchrun, too, and that happens; its traceback in the log is then harmless.
 stop() {
   interrupted=1
   [[ $told_to_stop = 0 ]] || return

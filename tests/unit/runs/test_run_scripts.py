@@ -178,6 +178,9 @@ def test_what_is_missing_is_said_before_anything_starts(tmp_path, changes, varia
     assert done.returncode != 0
     assert message in done.stdout + done.stderr
     assert training_log(run) == ""
+    status = read_run(run).status
+    assert status is not None
+    assert status["state"] == "failed"
 
 
 @pytest.mark.parametrize(
