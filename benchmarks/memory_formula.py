@@ -39,8 +39,6 @@ def main() -> None:
             times.append(time.process_time() - start)
         each, best = (seconds / len(columns) * 1e6 for seconds in (statistics.median(times), min(times)))
         print(f"{name}: {len(columns):,} layouts, {each:.2f} us a layout (best {best:.2f}); bar: 2")
-            f"{name}: {len(columns):,} layouts, {each:.2f} us a layout (best {min(times) / len(columns) * 1e6:.2f}); bar: 2"
-        )
 
 
 def legal_layouts(layouts: LayoutColumns, recipe, backend) -> LayoutColumns:  # type: ignore[no-untyped-def]

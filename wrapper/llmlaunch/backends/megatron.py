@@ -1,0 +1,65 @@
+"""Megatron-LM as a backend: what it keeps in memory, how it can split a job, what it is started with."""
+
+from __future__ import annotations
+
+from llmlaunch.backends.base import NodeVariable, Rendered, Space
+from llmlaunch.backends.fact_tables import megatron_facts
+from llmlaunch.backends.megatron_arguments import arguments, environment
+from llmlaunch.backends.megatron_rules import RULES
+from llmlaunch.layout import RECOMPUTE_NAMES, Layout, Rule
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["MegatronLM"]
+
+SCRIPT = "pretrain_gpt.py"
+CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
+MOST_TENSOR = 64
+
+
+class MegatronLM:
+    """`pretrain_gpt.py` of a Megatron-LM checkout, arguments of core 0.19."""
+
+    name = "megatron-lm"
+
+    def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
+        return RULES
+
+    def space(self, recipe: Recipe) -> Space:
+        """Tensor parallelism stays inside the NVLink domain: across it, every layer would wait for the fabric."""
+        widest = min(recipe.cluster.nvlink_domain_devices, recipe.world_size, MOST_TENSOR)
+        tensor = tuple(1 << i for i in range(widest.bit_length()) if 1 << i <= widest)
+        return Space(
+            tensor=tensor,
+            expert_tensor=tensor if recipe.model.moe else (1,),
+            sequence_parallel=(0, 1),
+            zero_stage=(0, 1),
+            recompute=tuple(range(len(RECOMPUTE_NAMES))),
+        )
+
+    def facts(self, recipe: Recipe) -> MemoryFacts:
+        return megatron_facts(recipe.workload.precision)
+
+    def render(self, recipe: Recipe, layout: Layout) -> Rendered:
+        """Raises UserError where `extra_args` or the recipe's environment contradict the plan."""
+        where = recipe.backend.path
+        script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where.rstrip('/')}/{SCRIPT}"
+        facts = self.facts(recipe)
+        return Rendered(
+            program=(script, *arguments(recipe, layout)),
+            environment=environment(recipe, layout),
+            files={},
+            required_variables=(CHECKOUT_VARIABLE,) if where is None else (),
+            measurement={
+                "optimizer": {"gradient_dtype": "fp32" if facts.gradient_bytes == 4 else recipe.workload.precision},
+                "implementation": {
+                    "attention": "auto",
+                    "transformer_impl": "transformer_engine",
+                    "gated_activation_fused": True,
+                    "overlap_grad_reduce": layout.zero_stage > 0,
+                    "overlap_param_gather": layout.zero_stage > 0,
+                    "gradient_accumulation_fusion": True,
+                    "expandable_segments": True,
+                },
+            },
+        )

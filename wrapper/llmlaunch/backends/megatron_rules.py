@@ -1,0 +1,160 @@
+"""What Megatron-LM accepts, as data. Megatron checks in four places: arguments, transformer config, process groups and
+run time; a launcher must apply all of them before a job waits in a queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.layout import Rule, Situation
+
+__all__ = ["RULES"]
+
+Bools = NDArray[np.bool_]
+ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
+CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
+GROUPS = "megatron/core/parallel_state.py initialize_model_parallel, core 0.19"
+LAYERS = "megatron/core/tensor_parallel/layers.py, core 0.19"
+SCHEDULES = "megatron/core/pipeline_parallel/schedules.py, core 0.19"
+
+
+def divides(part: NDArray[Any], whole: NDArray[Any] | int) -> Bools:
+    return np.equal(np.asarray(whole) % part, 0)
+
+
+def implies(condition: NDArray[Any], then: NDArray[Any] | bool) -> Bools:
+    return np.logical_or(np.logical_not(condition), then)
+
+
+def heads(s: Situation) -> Bools:
+    return divides(s.layouts.tensor, s.shape.num_attention_heads)
+
+
+def query_groups(s: Situation) -> Bools:
+    t, groups = s.layouts.tensor, s.shape.num_query_groups
+    return divides(t, groups) | np.equal(t % groups, 0)
+
+
+def ffn(s: Situation) -> Bools:
+    return divides(s.layouts.tensor, s.shape.ffn_hidden_size)
+
+
+def layers(s: Situation) -> Bools:
+    return divides(s.layouts.pipeline, s.shape.num_layers)
+
+
+def virtual_layers(s: Situation) -> Bools:
+    return divides(s.layouts.pipeline * s.layouts.virtual_pipeline, s.shape.num_layers)
+
+
+def virtual_needs_pipeline(s: Situation) -> Bools:
+    return implies(s.layouts.virtual_pipeline > 1, s.layouts.pipeline > 1)
+
+
+def batch(s: Situation) -> Bools:
+    return divides(s.layouts.data * s.layouts.micro_batch_size, s.workload.global_batch_size)
+
+
+def interleaved_microbatches(s: Situation) -> Bools:
+    per_pipeline = s.workload.global_batch_size // (s.layouts.data * s.layouts.micro_batch_size)
+    return implies(s.layouts.virtual_pipeline > 1, divides(s.layouts.pipeline, per_pipeline))
+
+
+def context_length(s: Situation) -> Bools:
+    return implies(s.layouts.context > 1, divides(2 * s.layouts.context, s.workload.sequence_length))
+
+
+def sequence_needs_tensor(s: Situation) -> Bools:
+    return implies(s.layouts.sequence_parallel > 0, s.layouts.tensor > 1)
+
+
+def sequence_length(s: Situation) -> Bools:
+    split = s.layouts.tensor * s.layouts.context
+    return implies(s.layouts.sequence_parallel > 0, divides(split, s.workload.sequence_length))
+
+
+def experts(s: Situation) -> Bools:
+    if s.shape.moe is None:
+        return np.equal(s.layouts.expert, 1) & np.equal(s.layouts.expert_tensor, 1)
+    return divides(s.layouts.expert, s.shape.moe.num_experts)
+
+
+def expert_ffn(s: Situation) -> Bools:
+    width = s.shape.moe.ffn_hidden_size if s.shape.moe else s.shape.ffn_hidden_size
+    return divides(s.layouts.expert_tensor, width)
+
+
+def expert_world(s: Situation) -> Bools:
+    return divides(s.layouts.expert * s.layouts.expert_tensor * s.layouts.pipeline, s.world_size)
+
+
+def mixture_needs_sequence(s: Situation) -> Bools:
+    if s.shape.moe is None:
+        return np.ones(len(s.layouts), dtype=np.bool_)
+    return implies(s.layouts.tensor > 1, s.layouts.sequence_parallel > 0)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("heads", "--tensor-model-parallel-size must divide the attention heads", CONFIG, heads),
+    Rule(
+        "query-groups",
+        "the query groups must be a multiple or a divisor of --tensor-model-parallel-size",
+        CONFIG,
+        query_groups,
+    ),
+    Rule("ffn", "--tensor-model-parallel-size must divide the FFN hidden size", LAYERS, ffn),
+    Rule("layers", "--pipeline-model-parallel-size must divide the layers", ARGUMENTS, layers),
+    Rule(
+        "virtual-needs-pipeline",
+        "virtual pipeline stages need --pipeline-model-parallel-size above 1",
+        ARGUMENTS,
+        virtual_needs_pipeline,
+    ),
+    Rule(
+        "virtual-layers",
+        "pipeline size x --num-virtual-stages-per-pipeline-rank must divide the layers",
+        ARGUMENTS,
+        virtual_layers,
+    ),
+    Rule("batch", "data parallel size x --micro-batch-size must divide --global-batch-size", ARGUMENTS, batch),
+    Rule(
+        "interleaved-microbatches",
+        "with virtual stages, the pipeline size must divide the number of micro-batches",
+        SCHEDULES,
+        interleaved_microbatches,
+    ),
+    Rule(
+        "context-length",
+        "2 x --context-parallel-size must divide --seq-length",
+        ARGUMENTS,
+        context_length,
+    ),
+    Rule(
+        "sequence-needs-tensor",
+        "--sequence-parallel needs --tensor-model-parallel-size above 1 (Megatron would silently switch it off)",
+        ARGUMENTS,
+        sequence_needs_tensor,
+    ),
+    Rule(
+        "sequence-length",
+        "with --sequence-parallel, tensor x context parallel size must divide --seq-length",
+        ARGUMENTS,
+        sequence_length,
+    ),
+    Rule("experts", "--expert-model-parallel-size must divide the experts, and needs some", ARGUMENTS, experts),
+    Rule("expert-ffn", "--expert-tensor-parallel-size must divide the experts' FFN hidden size", LAYERS, expert_ffn),
+    Rule(
+        "expert-world",
+        "expert x expert-tensor x pipeline parallel size must divide the number of devices",
+        GROUPS,
+        expert_world,
+    ),
+    Rule(
+        "mixture-needs-sequence",
+        "a mixture of experts with --tensor-model-parallel-size above 1 needs --sequence-parallel to train",
+        "megatron/core/transformer/moe/moe_layer.py forward, core 0.19",
+        mixture_needs_sequence,
+    ),
+)
