@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from pathlib import Path
+
 import pytest
 
-from llmlaunch.launchers.slurm_text import Row, complaint, parse_job_id, parse_sacct, parse_squeue
+from llmlaunch.launchers.slurm_text import (
+    Row,
+    complaint,
+    parse_job_id,
+    parse_late_jobs,
+    parse_sacct,
+    parse_squeue,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +29,15 @@ from llmlaunch.launchers.slurm_text import Row, complaint, parse_job_id, parse_s
 )
 def test_job_id_of_sbatch(printed: str, job: tuple[str, str | None] | None) -> None:
     assert parse_job_id(printed) == job
+
+
+def test_a_late_job_is_known_by_its_directory_and_its_hour() -> None:
+    printed = (
+        "4|2026-11-21T03:58:20|/runs/a\n"  # an earlier job of the same directory
+        "9|2026-11-21T05:00:01|/runs/a\n"
+        "10|2026-11-21T05:00:02|/runs/ab\n"
+    )
+    assert parse_late_jobs(printed, Path("/runs/a"), datetime(2026, 11, 21, 5)) == [9]
 
 
 def test_squeue_rows_by_job_id() -> None:

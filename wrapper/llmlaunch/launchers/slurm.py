@@ -19,11 +19,13 @@ from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers import environment, run_files
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.slurm_text import (
+    LATE_JOB_FORMAT,
     SACCT_FIELDS,
     SQUEUE_FORMAT,
     Row,
     complaint,
     parse_job_id,
+    parse_late_jobs,
     parse_sacct,
     parse_squeue,
 )
@@ -34,6 +36,7 @@ __all__ = ["SlurmLauncher"]
 _LATE = ("timed out", "Zero Bytes were transmitted", "Unexpected message received")
 
 _PAUSE_SECONDS = 1.0
+_LOOKS_FOR_A_LATE_JOB = 10
 _CLOCK_SLACK = timedelta(minutes=1)
 
 
@@ -99,23 +102,23 @@ class SlurmLauncher:
             raise SchedulerRefused(f"sbatch refused the job: {answer.words}; the run directory is kept: {run_dir}")
         return *job, submitted_at
 
-    def _find(self, run_dir: Path, since: float, late: _Answer) -> tuple[str, str | None] | None:
-        """The job that a late answer may hide: this user's latest one with the run directory to work in."""
-        answer = self._ask(["squeue", "-h", "-t", "all", "--me", "-o", "%F|%V|%Z"])
-        if answer.code != 0:
-            raise SchedulerRefused(
-                f"SLURM did not answer in time ({late.words}), and whether it took the job is not known; "
-                f"look with 'squeue --me' before submitting again. The run directory is kept: {run_dir}"
-            )
+    def _find(self, run_dir: Path, since: float, late: _Answer) -> tuple[str, str | None]:
+        """The job that a late answer hides: this user's latest one with the run directory to work in.
+
+        Looked for some time, because a controller that wakes up may answer squeue before it takes the job. Raises
+        SchedulerRefused where it does not turn up.
+        """
         earliest = datetime.fromtimestamp(since) - _CLOCK_SLACK
-        found = [
-            int(job_id)
-            for job_id, submitted, work_dir in (
-                line.split("|", 2) for line in answer.output.splitlines() if line.count("|") >= 2
-            )
-            if work_dir.strip() == str(run_dir) and datetime.fromisoformat(submitted) >= earliest
-        ]
-        return (str(max(found)), None) if found else None
+        for _ in range(_LOOKS_FOR_A_LATE_JOB):
+            answer = self._ask(["squeue", "-h", "-t", "all", "--me", "-o", LATE_JOB_FORMAT])
+            found = parse_late_jobs(answer.output, run_dir, earliest) if answer.code == 0 else []
+            if found:
+                return str(max(found)), None
+            time.sleep(_PAUSE_SECONDS)
+        raise SchedulerRefused(
+            f"SLURM did not answer in time ({late.words}), and the job is not seen in the queue; it may still turn "
+            f"up: look with 'squeue --me' before submitting again. The run directory is kept: {run_dir}"
+        )
 
     def _states(self, cluster: str | None, submissions: Sequence[Submission]) -> dict[str, JobState]:
         job_ids = ",".join(submission.job_id for submission in submissions)

@@ -9,13 +9,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
 from llmlaunch.launchers.base import Phase
 
-__all__ = ["SACCT_FIELDS", "SQUEUE_FORMAT", "Row", "complaint", "parse_job_id", "parse_sacct", "parse_squeue"]
+__all__ = [
+    "LATE_JOB_FORMAT",
+    "SACCT_FIELDS",
+    "SQUEUE_FORMAT",
+    "Row",
+    "complaint",
+    "parse_job_id",
+    "parse_late_jobs",
+    "parse_sacct",
+    "parse_squeue",
+]
 
 SQUEUE_FORMAT = "%F|%T|%r"
 """Job id (an array's tasks share it), state, reason."""
+
+LATE_JOB_FORMAT = "%F|%V|%Z"
+"""Job id, when it was submitted, the directory it works in."""
 
 SACCT_FIELDS = "JobID,State,ExitCode"
 
@@ -61,6 +76,16 @@ def parse_job_id(text: str) -> tuple[str, str | None] | None:
         if match:
             return match[1], match[2]
     return None
+
+
+def parse_late_jobs(text: str, work_dir: Path, earliest: datetime) -> list[int]:
+    """Ids of the jobs that work in `work_dir` and were submitted since, from `squeue -h -o LATE_JOB_FORMAT`."""
+    rows = (line.split("|", 2) for line in text.splitlines() if line.count("|") >= 2)
+    return [
+        int(job_id)
+        for job_id, submitted, directory in rows
+        if directory.strip() == str(work_dir) and datetime.fromisoformat(submitted) >= earliest
+    ]
 
 
 def parse_squeue(text: str) -> dict[str, Row]:

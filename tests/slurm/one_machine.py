@@ -1,0 +1,144 @@
+"""Drives slurm/one_machine/cluster.sh for the tests, and makes run directories by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+CLUSTER_SH = Path(__file__).parents[2] / "slurm" / "one_machine" / "cluster.sh"
+_PORT_OFFSETS = (0, 1, *range(11, 23))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One cluster of its own, below a directory of its own."""
+
+    directory: Path
+    port: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+    script: Path = CLUSTER_SH
+    prefix: Sequence[str] = ()
+    """What runs the script, for example as another user."""
+
+    @property
+    def conf(self) -> Path:
+        return self.directory / "etc" / "slurm.conf"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That of a person who uses the cluster."""
+        return {**os.environ, "SLURM_CONF": str(self.conf)}
+
+    @property
+    def nodes(self) -> list[str]:
+        """Node names in SLURM's order."""
+        return self.ask("sinfo", "-h", "-p", "train", "-N", "-o", "%N").split()
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`cluster.sh WORDS`, whatever its exit code."""
+        environment = {
+            **os.environ,
+            **{f"LLMLAUNCH_SLURM_{name}": value for name, value in self.settings.items()},
+            "LLMLAUNCH_SLURM_DIR": str(self.directory),
+            "LLMLAUNCH_SLURM_PORT": str(self.port),
+        }
+        environment.pop("SLURM_CONF", None)
+        argv = [*self.prefix, "bash", str(self.script), *words]
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+
+    def do(self, *words: str) -> str:
+        """`cluster.sh WORDS`, which must succeed; what it printed."""
+        done = self.call(*words)
+        if done.returncode != 0:
+            pytest.fail(f"cluster.sh {' '.join(words)}: {done.stderr}")
+        return done.stdout
+
+    def ask(self, *argv: str) -> str:
+        """A SLURM command against this cluster, which must succeed; what it printed."""
+        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode != 0:
+            pytest.fail(f"{' '.join(argv)}: {done.stderr}")
+        return done.stdout
+
+    def pid(self, name: str) -> int:
+        return int((self.directory / "run" / f"{name}.pid").read_text())
+
+
+def install(*, accounting: bool = False) -> None:
+    """The Debian packages: installed where root, else the test fails with the line to type."""
+    settings = {"ACCOUNTING": "1" if accounting else "0"}
+    Cluster(Path("/tmp/llmlaunch-install-only"), 26800, settings).do("install")
+
+
+def new_cluster(settings: Mapping[str, str], **other: object) -> Cluster:
+    """A cluster that is not up yet, where no other checkout's is. `throw_away` it in the end."""
+    # Directly below /tmp: the sockets in it have paths of 107 bytes at most.
+    parent = Path(tempfile.mkdtemp(prefix="llmlaunch-", dir="/tmp"))
+    parent.chmod(0o777)
+    return Cluster(parent / "c", _free_ports(), settings, **other)  # type: ignore[arg-type]
+
+
+def throw_away(cluster: Cluster) -> None:
+    cluster.do("down")
+    shutil.rmtree(cluster.directory.parent)
+
+
+def _free_ports() -> int:
+    """The first of 23 ports. Above those jobs choose (20000 to 29999), below those the kernel hands out."""
+    for base in random.sample(range(30000, 32700), 200):
+        with ExitStack() as stack:
+            try:
+                for offset in _PORT_OFFSETS:
+                    stack.enter_context(socket.socket()).bind(("", base + offset))
+            except OSError:
+                continue
+            return base
+    pytest.fail("no 23 free ports between 30000 and 32722")
+
+
+# What every job.sbatch does around its training: a name for the attempt, a log, a last word.
+_FRAME = """#!/bin/bash
+#SBATCH --output=slurm-%j.out
+#SBATCH --open-mode=append
+#SBATCH --job-name=sample
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+attempt=$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
+mkdir -p "attempts/$attempt"
+exec >> "logs/$attempt.job.log" 2>&1
+finish() {{
+  state=failed
+  [ "$1" != 0 ] || state=succeeded
+  printf '{{"schema": 1, "attempt": "%s", "state": "%s", "exit_code": %d, "nodes": [], "ranks": [], "ended_at": 1,
+    "why": "%s"}}' "$attempt" "$state" "$1" "$2" > .status && mv .status status.json
+  exit "$1"
+}}
+"""
+
+
+def run_directory(path: Path, body: str, nodes: int = 1) -> Path:
+    """A run directory whose job.sbatch runs `body`, which ends with `finish CODE [WHY]`."""
+    path.mkdir()
+    (path / "run.json").write_text(json.dumps({"schema": 1, "name": "sample", "nodes": nodes}))
+    (path / "job.sbatch").write_text(_FRAME.format(nodes=nodes) + body)
+    return path
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    """Returns when `true()` is; fails after a time no healthy machine needs."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"waited in vain until {what}"
+        time.sleep(0.1)

@@ -1,0 +1,59 @@
+"""With slurmdbd and MariaDB: the full sacct, and what the launcher learns from it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from one_machine import Cluster, install, new_cluster, throw_away, wait_until
+
+from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.slurm import SlurmLauncher
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def accounted(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """One node with slurmdbd and MariaDB."""
+    install(accounting=True)
+    cluster = new_cluster({"CPUS": "2", "ACCOUNTING": "1"})
+    try:
+        cluster.do("up", "1")
+        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+        yield cluster
+    finally:
+        throw_away(cluster)
+
+
+def forget_every_job(cluster: Cluster) -> None:
+    """A controller started with -c knows no job, as one does MinJobAge after a job's end."""
+    os.kill(cluster.pid("slurmctld"), signal.SIGKILL)
+    environment = {**cluster.environment, "LLMLAUNCH_SLURM_DAEMON": "controller"}
+    environment["PATH"] += ":/usr/sbin:/sbin"
+    subprocess.run(["slurmctld", "-c"], env=environment, check=True, capture_output=True)
+    wait_until(lambda: cluster.call("status").returncode == 0, "the new controller answers")
+
+
+def test_the_accounting_outlives_the_controller_s_memory(accounted: Cluster, tmp_path: Path) -> None:
+    script = "[ ${SLURM_RESTART_COUNT:-0} = 1 ] && exit 4; sleep 600"
+    job_id = accounted.ask("sbatch", "--parsable", "--output=/dev/null", f"--wrap={script}").strip()
+    submission = Submission("slurm", job_id, tmp_path, time.time())
+
+    def rows() -> list[str]:
+        return accounted.ask("sacct", "-X", "-D", "-P", "-n", "-j", job_id, "-o", "state,exitcode").split()
+
+    wait_until(lambda: rows() == ["RUNNING|0:0"], "the accounting knows that the job runs")
+    accounted.ask("scontrol", "requeue", job_id)
+    wait_until(lambda: rows() == ["REQUEUED|0:0", "FAILED|4:0"], "both attempts are in the accounting")
+
+    told = SlurmLauncher().states([submission])[job_id]
+    assert told == JobState("failed", "FAILED", "NonZeroExitCode", 4)
+    forget_every_job(accounted)
+    # Nobody remembers the reason; code and state come from slurmdbd.
+    assert SlurmLauncher().states([submission])[job_id] == JobState("failed", "FAILED", "", 4)

@@ -1,0 +1,183 @@
+"""The one-machine cluster: there in seconds, gone without a trace, and nobody else's business."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from one_machine import CLUSTER_SH, Cluster, new_cluster, throw_away, wait_until
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def small(slurm_packages: None) -> Iterator[Cluster]:
+    """A cluster of the test's own, not up yet, without GPUs."""
+    cluster = new_cluster({"CPUS": "2", "GPUS": "0"})
+    yield cluster
+    throw_away(cluster)
+
+
+def of_cluster(cluster: Cluster) -> list[psutil.Process]:
+    """Every process that has anything to do with it: by environment, command line or an open file."""
+    directory = str(cluster.directory)
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = [*process.environ().values(), *process.cmdline(), *(file.path for file in process.open_files())]
+        except psutil.Error:
+            continue
+        if process.pid != os.getpid() and any(directory in word for word in words):
+            found.append(process)
+    return found
+
+
+def test_up_says_how_to_use_it_and_status_that_all_is_well(small: Cluster) -> None:
+    assert small.call("status").returncode == 1
+    assert small.do("up", "2") == f"export SLURM_CONF={small.conf}\n" == small.do("env")
+    status = small.do("status")
+    assert "slurmctld pid" in status
+    assert [line.split()[1] for line in status.splitlines()[-2:]] == ["idle", "idle"]
+    assert small.ask("srun", "-N2", "bash", "-c", "echo $SLURMD_NODENAME").split() != []
+
+
+def test_up_again_leaves_it_as_it_is(small: Cluster) -> None:
+    small.do("up", "1")
+    controller = small.pid("slurmctld")
+    small.do("up", "1")
+    assert small.pid("slurmctld") == controller
+    small.do("up", "2")
+    assert small.pid("slurmctld") != controller
+    assert len(small.nodes) == 2
+
+
+def test_down_leaves_no_process_and_no_file_and_touches_nobody_else(small: Cluster, tmp_path: Path) -> None:
+    small.do("up", "2")
+    # A person's own program in a shell with SLURM_CONF exported, one that reads a log, and a job.
+    bystander = subprocess.Popen(["sleep", "600"], env=small.environment)
+    reader = subprocess.Popen(["tail", "-f", small.directory / "log" / "slurmctld.log"], stdout=subprocess.DEVNULL)
+    started = tmp_path / "started"
+    script = f"srun bash -c 'touch {started}; exec sleep 601'"
+    small.ask("sbatch", "--parsable", "-N1", "--output=/dev/null", f"--wrap={script}")
+    wait_until(started.exists, "the job runs")
+    assert "slurmstepd" in {process.name() for process in of_cluster(small)}
+    small.do("down")
+    left = {process.pid for process in of_cluster(small)}
+    assert left == {bystander.pid, reader.pid}
+    assert bystander.poll() is reader.poll() is None
+    assert not small.directory.exists()
+    for process in (bystander, reader):
+        process.kill()
+        process.wait()
+
+
+def test_a_killed_node_is_gone_with_its_jobs_and_comes_back(small: Cluster, tmp_path: Path) -> None:
+    small.do("up", "2")
+    first, second = small.nodes
+    for node in (first, second):
+        script = f"echo $$ > {tmp_path / node}; exec sleep 602"
+        small.ask("sbatch", "-w", node, "--no-requeue", "--output=/dev/null", f"--wrap={script}")
+    wait_until(lambda: (tmp_path / first).exists() and (tmp_path / second).exists(), "both jobs run")
+
+    def sleeping() -> list[str]:
+        nodes = []
+        for process in psutil.process_iter():
+            try:
+                if process.cmdline() == ["sleep", "602"]:
+                    nodes.append(process.environ()["SLURMD_NODENAME"])
+            except (psutil.Error, KeyError):
+                continue
+        return sorted(nodes)
+
+    assert sleeping() == [first, second]
+    small.do("kill-node", "2")
+    wait_until(lambda: sleeping() == [first], "the second node's job is gone")
+    assert f"node.{second} " not in small.call("status").stdout
+    small.do("start-node", "2")
+    wait_until(lambda: small.call("status").returncode == 0, "the node is back")
+
+
+def test_without_accounting_sacct_still_knows_finished_jobs(small: Cluster) -> None:
+    small.do("up", "1")
+    job_id = subprocess.run(
+        ["sbatch", "--parsable", "--wait", "--output=/dev/null", "--wrap=exit 5"],
+        env=small.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    printed = small.ask("sacct", "-c", "-P", "-n", "-j", job_id, "-o", "jobid,state,exitcode")
+    assert printed == f"{job_id}|FAILED|5:0\n"
+
+
+def test_gpus_are_handed_out(slurm: Cluster) -> None:
+    printed = slurm.ask("srun", "-N1", "--gpus-per-node=8", "bash", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert printed == "0,1,2,3,4,5,6,7\n"
+
+
+def test_a_directory_it_did_not_make_is_not_touched(small: Cluster) -> None:
+    small.directory.mkdir()
+    (small.directory / "thesis.tex").touch()
+    for command in ("up", "down"):
+        done = small.call(command)
+        assert done.returncode == 1
+        assert "was not made by cluster.sh" in done.stderr
+    assert (small.directory / "thesis.tex").exists()
+    shutil.rmtree(small.directory)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"NODES": "0"}, "0 nodes; it must be 1 to 12"),
+        ({"NODES": "13"}, "13 nodes; it must be 1 to 12"),
+        ({"CPUS": "two"}, "LLMLAUNCH_SLURM_CPUS is 'two'"),
+        ({"ACCOUNTING": "yes"}, "LLMLAUNCH_SLURM_ACCOUNTING is 'yes'"),
+    ],
+)
+def test_a_wrong_setting_is_named(small: Cluster, settings: dict[str, str], message: str) -> None:
+    done = replace(small, settings=settings).call("up")
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert not small.directory.exists()
+
+
+def test_a_taken_port_is_named(slurm: Cluster, small: Cluster) -> None:
+    done = replace(small, port=slurm.port).call("up")
+    assert f"port {slurm.port} is taken" in done.stderr
+
+
+def test_as_a_normal_user(slurm_packages: None) -> None:
+    root = os.getuid() == 0
+    user = 65534 if root else os.getuid()
+    nobody = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups") if root else ()
+    plain = new_cluster({"CPUS": "2"})
+    # The checkout may lie where nobody may look.
+    scripts = shutil.copytree(CLUSTER_SH.parent, plain.directory.parent / "scripts")
+    plain = replace(plain, script=scripts / "cluster.sh", prefix=nobody)
+    try:
+        plain.do("up", "2")
+        assert plain.directory.stat().st_uid == user
+        assert plain.nodes == ["127.77.0.1", "127.77.0.2"]
+        task = (
+            "import os, socket; address = socket.gethostbyname(os.environ['SLURMD_NODENAME']);"
+            "print(os.environ['SLURM_NODEID'], address)"
+        )
+        printed = plain.ask(
+            *nobody, "srun", "-N2", shutil.which("python3", path="/usr/bin") or sys.executable, "-c", task
+        )
+        assert sorted(printed.splitlines()) == ["0 127.77.0.1", "1 127.77.0.2"]
+        plain.ask(*nobody, "sbatch", "-N2", "--output=/dev/null", "--wrap=srun sleep 603")
+        wait_until(lambda: "RUNNING" in plain.ask(*nobody, "squeue", "-h", "-o", "%T"), "the job runs")
+        plain.do("kill-node", "2")
+        plain.do("down")
+        assert of_cluster(plain) == []
+    finally:
+        throw_away(plain)

@@ -1,0 +1,247 @@
+"""The SLURM launcher against a real SLURM: what it says of a job is what became of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from one_machine import Cluster, new_cluster, run_directory, throw_away, wait_until
+
+from llmlaunch.errors import SchedulerRefused, UserError
+from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.follow import follow
+from llmlaunch.launchers.run_files import read_submission
+from llmlaunch.launchers.slurm import SlurmLauncher
+
+pytestmark = pytest.mark.slurm
+
+WAIT_FOR_GO = "until [ -e go ]; do sleep 0.1; done\nfinish 0"
+
+
+def submit(run_dir: Path, *extra: str) -> Submission:
+    return SlurmLauncher().submit(run_dir, extra)
+
+
+def state(submission: Submission) -> JobState:
+    return SlurmLauncher().states([submission])[submission.job_id]
+
+
+def wait_for(submission: Submission, *phases: str) -> JobState:
+    wait_until(lambda: state(submission).phase in phases, f"the job is {' or '.join(phases)}")
+    return state(submission)
+
+
+def test_success_is_the_job_s_own_word(slurm: Cluster, tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "finish 0 'all done'")
+    submission = submit(run_dir)
+    assert wait_for(submission, "succeeded") == JobState("succeeded", "COMPLETED", "all done", 0)
+    assert read_submission(run_dir) == submission
+    assert submission.launcher == "slurm"
+    assert (run_dir / "run.id").read_text().startswith("sample-")
+
+
+def test_exit_code_0_alone_is_no_success(slurm: Cluster, tmp_path: Path) -> None:
+    submission = submit(run_directory(tmp_path / "run", "exit 0"))
+    wait_until(lambda: state(submission).state == "COMPLETED", "SLURM says COMPLETED")
+    assert state(submission).phase == "unknown"
+    assert "left no status.json" in state(submission).reason
+
+
+def test_slurm_s_completed_does_not_outweigh_a_failed_rank(slurm: Cluster, tmp_path: Path) -> None:
+    submission = submit(run_directory(tmp_path / "run", "(finish 7 'rank 3 exited with 7')\nexit 0"))
+    assert wait_for(submission, "failed") == JobState("failed", "COMPLETED", "rank 3 exited with 7", 7)
+
+
+def test_failure_tells_code_and_reason(slurm: Cluster, tmp_path: Path) -> None:
+    submission = submit(run_directory(tmp_path / "run", "finish 9 'rank 1 exited with 9'"))
+    failed = wait_for(submission, "failed")
+    assert failed == JobState("failed", "FAILED", "NonZeroExitCode; rank 1 exited with 9", 9)
+
+
+def test_failure_without_a_last_word_still_tells_the_code(slurm: Cluster, tmp_path: Path) -> None:
+    submission = submit(run_directory(tmp_path / "run", "exit 5"))
+    wait_for(submission, "failed")
+    wait_until(lambda: state(submission).exit_code == 5, "sacct -c knows the exit code")
+
+
+def test_pending_tells_the_reason_then_runs(slurm: Cluster, tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
+    submission = submit(run_dir, "--hold")
+    assert wait_for(submission, "pending") == JobState("pending", "PENDING", "JobHeldUser")
+    slurm.ask("scontrol", "release", submission.job_id)
+    assert wait_for(submission, "running").state == "RUNNING"
+    (run_dir / "go").touch()
+    wait_for(submission, "succeeded")
+
+
+def test_cancel(slurm: Cluster, tmp_path: Path) -> None:
+    submission = submit(run_directory(tmp_path / "run", WAIT_FOR_GO))
+    wait_for(submission, "running")
+    SlurmLauncher().cancel(submission)
+    assert wait_for(submission, "cancelled", "failed").state == "CANCELLED"
+    SlurmLauncher().cancel(submission)  # an ended job is left alone
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--partition=nope"], "invalid partition specified: nope"),
+        (["--nodes=100"], "More processors requested than permitted"),
+        (["--gpus-per-node=9"], "Requested node configuration is not available"),
+        (["--no-such-option"], "unrecognized option"),
+    ],
+)
+def test_a_refusal_is_told_in_sbatch_s_own_words(
+    slurm: Cluster, tmp_path: Path, extra: Sequence[str], words: str
+) -> None:
+    run_dir = run_directory(tmp_path / "run", "finish 0")
+    with pytest.raises(SchedulerRefused, match="sbatch refused the job") as refusal:
+        submit(run_dir, *extra)
+    assert words in str(refusal.value)
+    assert str(run_dir) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert refusal.value.exit_code == 4
+    assert (run_dir / "job.sbatch").exists()
+    assert read_submission(run_dir) is None
+    wait_for(submit(run_dir), "succeeded")  # mended, it may be submitted again
+
+
+def test_a_run_directory_is_submitted_once(slurm: Cluster, tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "finish 0")
+    submission = submit(run_dir)
+    with pytest.raises(UserError, match=f"already submitted as slurm job {submission.job_id}"):
+        submit(run_dir)
+
+
+def test_an_unknown_job_is_unknown_and_not_failed(slurm: Cluster, tmp_path: Path) -> None:
+    unknown = Submission("slurm", "4000000", tmp_path, 1700000000.0)
+    assert state(unknown) == JobState("unknown", reason="SLURM does not know job 4000000")
+
+
+def test_many_jobs_are_asked_for_at_once(slurm: Cluster, tmp_path: Path) -> None:
+    good = [submit(run_directory(tmp_path / f"good{i}", "finish 0")) for i in range(5)]
+    bad = submit(run_directory(tmp_path / "bad", "finish 3"))
+    held = submit(run_directory(tmp_path / "held", "finish 0"), "--hold")
+    unknown = Submission("slurm", "4000000", tmp_path, 1700000000.0)
+    every = [*good, bad, held, unknown]
+
+    def phases() -> list[str]:
+        states = SlurmLauncher().states(every)
+        return [states[submission.job_id].phase for submission in every]
+
+    wait_until(lambda: phases() == [*["succeeded"] * 5, "failed", "pending", "unknown"], "all have ended")
+    assert SlurmLauncher().states([]) == {}
+
+
+def test_the_environment_does_not_override_the_script(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "SBATCH_JOB_NAME": "other",
+        "SBATCH_PARTITION": "debug",
+        "SBATCH_OPEN_MODE": "truncate",
+        "SQUEUE_FORMAT": "%j",
+        "SQUEUE_STATES": "COMPLETED",
+    }.items():
+        monkeypatch.setenv(name, value)
+    submission = submit(run_directory(tmp_path / "run", WAIT_FOR_GO), "--hold")
+    assert state(submission).phase == "pending"
+    shown = slurm.ask("squeue", "-h", "-t", "all", "-j", submission.job_id, "-o", "%j %P")
+    assert shown == "sample debug\n"  # the script names no partition: the site's default may
+
+
+def test_node_ranks_follow_slurm_s_order(slurm: Cluster, tmp_path: Path) -> None:
+    """node10 and node11 come after node9, and rank 0 sits where MASTER_ADDR points."""
+    body = (
+        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+        'echo "$MASTER_ADDR" > master\n'
+        "srun bash -c 'echo $SLURM_NODEID $SLURMD_NODENAME $(hostname)' > ranks\n"
+        "finish $?"
+    )
+    run_dir = run_directory(tmp_path / "run", body, nodes=11)
+    submission = submit(run_dir)
+    assert wait_for(submission, "succeeded", "failed").phase == "succeeded"
+    ranks = {int(line.split()[0]): line.split()[1] for line in (run_dir / "ranks").read_text().splitlines()}
+    assert [ranks[rank] for rank in range(11)] == slurm.nodes
+    assert slurm.nodes[8:] in (["node9", "node10", "node11"], ["127.77.0.9", "127.77.0.10", "127.77.0.11"])
+    assert (run_dir / "master").read_text().strip() == ranks[0]
+
+
+def test_follow_from_the_queue_to_the_end(slurm: Cluster, tmp_path: Path) -> None:
+    body = "srun --output=logs/$attempt.%N.log bash -c 'echo rank $SLURM_NODEID'\nfinish $?"
+    run_dir = run_directory(tmp_path / "run", body, nodes=2)
+    submission = submit(run_dir, "--hold")
+    lines: list[str] = []
+
+    def write(line: str) -> None:
+        lines.append(line)
+        if "JobHeldUser" in line:
+            slurm.ask("scontrol", "release", submission.job_id)
+
+    end = follow(run_dir, SlurmLauncher(), submission, write, poll_seconds=0.5)
+    assert end.phase == "succeeded"
+    assert lines[0] == f"Job {submission.job_id} is waiting: JobHeldUser"
+    names = (path.name.removeprefix(f"{submission.job_id}.0.") for path in (run_dir / "logs").glob("*.log"))
+    first, second = sorted(name.removesuffix(".log") for name in names if name != "job.log")
+    assert {f"{first}: rank 0", f"{second}: rank 1"} <= set(lines)
+
+
+def test_a_requeued_job_is_followed_into_its_next_attempt(slurm: Cluster, tmp_path: Path) -> None:
+    body = "echo attempt $attempt\n[ ${SLURM_RESTART_COUNT:-0} = 0 ] && sleep 600\nfinish 0"
+    run_dir = run_directory(tmp_path / "run", body)
+    submission = submit(run_dir)
+    lines: list[str] = []
+
+    def write(line: str) -> None:
+        lines.append(line)
+        if line == f"attempt {submission.job_id}.0":
+            slurm.ask("scontrol", "requeue", submission.job_id)
+
+    assert follow(run_dir, SlurmLauncher(), submission, write, poll_seconds=0.5).phase == "succeeded"
+    assert lines.index(f"attempt {submission.job_id}.0") < lines.index(f"attempt {submission.job_id}.1")
+
+
+@pytest.fixture
+def alone(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster of the test's own, to be broken."""
+    cluster = new_cluster({"CPUS": "2", "GPUS": "0"})
+    try:
+        cluster.do("up", "1")
+        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+        yield cluster
+    finally:
+        throw_away(cluster)
+
+
+def test_a_controller_that_answers_late_has_taken_the_job_once(alone: Cluster, tmp_path: Path) -> None:
+    """sbatch gives up and exits 1, and the job is in the queue: seen with 22.05.8."""
+    controller = alone.pid("slurmctld")
+    os.kill(controller, signal.SIGSTOP)
+    wake = threading.Timer(12.0, os.kill, (controller, signal.SIGCONT))
+    wake.start()
+    submission = submit(run_directory(tmp_path / "run", "finish 0"))
+    wake.join()
+    wait_for(submission, "succeeded")
+    assert alone.ask("squeue", "-h", "-t", "all", "-o", "%i").split() == [submission.job_id]
+
+
+def test_a_controller_that_is_down_is_said_plainly(alone: Cluster, tmp_path: Path) -> None:
+    ended = submit(run_directory(tmp_path / "ended", "finish 6 'rank 0 exited with 6'"))
+    wait_for(ended, "failed")
+    running = submit(run_directory(tmp_path / "running", WAIT_FOR_GO))
+    wait_for(running, "running")
+    os.kill(alone.pid("slurmctld"), signal.SIGKILL)
+    run_dir = run_directory(tmp_path / "run", "finish 0")
+    with pytest.raises(SchedulerRefused, match="Unable to contact slurm controller"):
+        submit(run_dir)
+    assert read_submission(run_dir) is None
+    # squeue is silent; what `sacct -c` and the job's own last word tell is told.
+    states = SlurmLauncher(tries=1).states([ended, running])
+    assert states[ended.job_id].phase == "failed"
+    assert states[ended.job_id].exit_code == 6
+    assert states[running.job_id].phase == "unknown"
+    assert "Unable to contact slurm controller" in states[running.job_id].reason
