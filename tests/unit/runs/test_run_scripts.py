@@ -224,3 +224,53 @@ def test_without_python_on_the_batch_host_code_and_markers_judge(tmp_path: Path,
     assert status is not None
     assert status["state"] == state
     assert (status["exit_code"] == 0) == (state == "succeeded")
+
+
+STUBBORN_NODE_SIDE = """\
+import os, signal, sys, time
+if sys.argv[1] == "monitor":
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    open("monitor.pid", "w").write(str(os.getpid()))
+    time.sleep(600)
+if sys.argv[1] == "rank":
+    program = sys.argv[sys.argv.index("--") + 1 :]
+    os.execvp(program[0], program)
+"""
+
+
+@pytest.mark.frameworks
+@pytest.mark.faults
+def test_a_monitor_that_does_not_stop_is_killed_and_the_training_counts(tmp_path: Path) -> None:
+    run = render(tmp_path, "time.sleep(1)")
+    (run / "node.pyz").write_text(STUBBORN_NODE_SIDE)
+    done = start(run)
+    assert done.returncode == 0, training_log(run)
+    assert not Path("/proc", (run / "monitor.pid").read_text()).exists()
+
+
+@pytest.mark.frameworks
+@pytest.mark.faults
+def test_a_monitor_that_dies_at_once_leaves_its_words_and_the_training_counts(tmp_path: Path) -> None:
+    run = render(tmp_path)
+    crash = 'import sys\nif sys.argv[1] == "monitor":\n    sys.exit("no monitor today")\n'
+    (run / "node.pyz").write_text(crash + STUBBORN_NODE_SIDE)
+    assert start(run).returncode == 0, training_log(run)
+    (log,) = (run / "logs").glob("*.monitor.log")
+    assert log.read_text() == "no monitor today\n"
+
+
+def test_node_rank_0_on_another_host_than_the_meeting_point_ends_at_once(tmp_path: Path) -> None:
+    run = render(tmp_path)
+    variables = {
+        "LLMLAUNCH_RUN_DIR": str(run),
+        "LLMLAUNCH_ATTEMPT": "1.0",
+        "MASTER_ADDR": "node1",
+        "MASTER_PORT": "29500",
+        "SLURM_NODEID": "0",
+        "SLURMD_NODENAME": "node2",
+    }
+    command = ["bash", str(run / "train.sh")]
+    done = subprocess.run(command, env=environment(**variables), capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "node rank 0, but the others were told to meet on node1" in done.stderr
