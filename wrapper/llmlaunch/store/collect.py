@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from llmlaunch.errors import UserError
 from llmlaunch.runs.read import RunFiles, read_run
@@ -17,7 +17,7 @@ from llmlaunch.store.open import open_store
 from llmlaunch.store.peaks import read_peaks
 from llmlaunch.store.recipes import put_plan, put_recipe
 from llmlaunch.store.run_identity import run_id_of, signature
-from llmlaunch.store.run_outcome import AttemptOutcome, attempt_outcomes, launched_by, run_state
+from llmlaunch.store.run_outcome import AttemptOutcome, LauncherWord, attempt_outcomes, launched_by, run_state
 from llmlaunch.store.run_records import AttemptRecords, attempt_records
 from llmlaunch.store.runs import ONGOING, put_run, unix_seconds, worst_predicted
 from llmlaunch.store.tables import runs
@@ -57,6 +57,7 @@ class _Known:
     run_id: str
     directory: Path
     state: str
+    word: LauncherWord | None
     files: str | None
 
 
@@ -92,12 +93,16 @@ def collect(store: Store, run_dirs: Iterable[Path] | None = None) -> list[Outcom
 
 
 def _known_runs(store: Store) -> dict[str, _Known]:
-    wanted = select(runs.c.run_id, runs.c.directory, runs.c.state, runs.c.files).order_by(runs.c.run_id)
+    wanted = select(runs).order_by(runs.c.run_id)
     with store.read() as connection:
         return {
-            row.run_id: _Known(row.run_id, Path(row.directory), row.state, row.files)
+            row.run_id: _Known(row.run_id, Path(row.directory), row.state, _word(row), row.files)
             for row in connection.execute(wanted)
         }
+
+
+def _word(row: Row[Any]) -> LauncherWord | None:
+    return None if row.launcher_state is None else LauncherWord(row.launcher_state, row.launcher_said_at)
 
 
 def _guarded(store: Store, directory: Path, known: dict[str, _Known], named: bool) -> Outcome:
@@ -136,9 +141,9 @@ def _read(directory: Path, known: dict[str, _Known], named: bool) -> Outcome | _
             return Outcome(run_id, directory, did, before.state)
     signatures = {state: signature(directory, state) for state in ("running", "over")}  # before the files are read
     files = read_run(directory)
-    launcher_state = before.state if before else None
-    outcomes = attempt_outcomes(files, launcher_state)
-    state = run_state(outcomes, files.submission, launcher_state)
+    word = before.word if before else None
+    outcomes = attempt_outcomes(files, word)
+    state = run_state(outcomes, files.submission, word)
     wanted = [attempt for attempt in outcomes if attempt.over or named]
     made, problems = _attempts_records(files, run_id, wanted)
     records = [record for one in made for record in one.records]

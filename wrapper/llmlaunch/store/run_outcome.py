@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmlaunch.runs.read import RunFiles
 from llmlaunch.store.peaks import time_or_none
-from llmlaunch.store.runs import ONGOING, unix_seconds
+from llmlaunch.store.runs import unix_seconds
 
-__all__ = ["AttemptOutcome", "attempt_outcomes", "launched_by", "run_state"]
+__all__ = ["AttemptOutcome", "LauncherWord", "attempt_outcomes", "launched_by", "run_state"]
 
 Record = Mapping[str, Any]
 
@@ -33,9 +33,17 @@ class AttemptOutcome:
         return min(times, default=None)
 
 
-def attempt_outcomes(files: RunFiles, launcher_state: str | None) -> list[AttemptOutcome]:
-    """All attempts, oldest first. `launcher_state` is what the store holds: where a launcher knows that the job is
-    over, so is the newest attempt, though a killed job wrote no status.json."""
+@dataclass(frozen=True)
+class LauncherWord:
+    """A launcher's word that the job is over, and when it was (unix seconds)."""
+
+    state: str
+    said_at: float
+
+
+def attempt_outcomes(files: RunFiles, word: LauncherWord | None) -> list[AttemptOutcome]:
+    """All attempts, oldest first. Where a launcher knows that the job is over, so is the newest attempt, unless it
+    began later: a killed job writes no status.json."""
     status = files.status or {}
     found = {attempt.name: (attempt.ranks, attempt.done) for attempt in files.attempts}
     judged = status.get("attempt")
@@ -49,20 +57,20 @@ def attempt_outcomes(files: RunFiles, launcher_state: str | None) -> list[Attemp
         elif number < len(found):  # a later attempt began, and overwrote what status.json said of this one
             outcomes.append(AttemptOutcome(name, ranks, _guessed(ranks, done, files.run), over=True))
         else:
-            over = launcher_state is not None and launcher_state not in ONGOING
-            state = launcher_state if over and launcher_state else "running"
-            outcomes.append(AttemptOutcome(name, ranks, state, over))
+            running = AttemptOutcome(name, ranks, "running", over=False)
+            spoken_of = word is not None and (running.started_at or 0.0) <= word.said_at
+            outcomes.append(replace(running, state=word.state, over=True) if word and spoken_of else running)
     return outcomes
 
 
-def run_state(outcomes: list[AttemptOutcome], submission: Record | None, launcher_state: str | None) -> str:
+def run_state(outcomes: list[AttemptOutcome], submission: Record | None, word: LauncherWord | None) -> str:
     """The state of the run: its newest attempt's, unless it was submitted again since."""
     if not outcomes:
-        return launcher_state or "submitted"
+        return word.state if word else "submitted"
     newest = outcomes[-1]
     again = unix_seconds((submission or {}).get("submitted_at"))
     if newest.ended_at is not None and again is not None and again > newest.ended_at:
-        return launcher_state if launcher_state and launcher_state not in ONGOING else "submitted"
+        return word.state if word and word.said_at >= again else "submitted"
     return newest.state
 
 

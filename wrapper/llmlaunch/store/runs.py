@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -85,6 +86,8 @@ def record_submission(
             "cluster": submission.get("cluster"),
             "state": "submitted",
             "why": None,
+            "launcher_state": None,
+            "launcher_said_at": None,
             "submitted_at": unix_seconds(submission.get("submitted_at")),
             "ended_at": None,
             "exit_code": None,
@@ -99,9 +102,13 @@ def record_submission(
 def set_state(store: Store, run_id: str, state: str, why: str | None = None, ended_at: float | None = None) -> None:
     """What a launcher knows and no file says: the scheduler dropped the job, or it was cancelled before it began.
 
-    Holds until the run is submitted again or its own status.json says how it ended. Nothing happens to an unknown run.
+    A final state holds until the run is submitted again, a later attempt begins (after `ended_at`, or now), or its
+    own status.json says how it ended. Nothing happens to an unknown run.
     """
-    row = {"state": state, "why": why, "ended_at": ended_at, "files": None}  # files: collect what it left behind
+    row: dict[str, Any] = {"state": state, "why": why, "ended_at": ended_at}
+    if state not in ONGOING:
+        said_at = time.time() if ended_at is None else ended_at
+        row |= {"launcher_state": state, "launcher_said_at": said_at, "files": None}  # files: collect what it left
     with store.write() as connection:
         connection.execute(runs.update().where(runs.c.run_id == run_id).values(row))
 

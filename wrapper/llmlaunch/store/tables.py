@@ -61,6 +61,8 @@ runs = Table(
     Column("cluster", String),
     Column("state", String, nullable=False),
     Column("why", Text),  # what status.json or the launcher said of a run that did not succeed
+    Column("launcher_state", String),  # the launcher's word on how the job ended, where it has one
+    Column("launcher_said_at", Double),  # it does not hold for what started later
     Column("attempt", String),  # the newest one
     Column("submitted_at", Double),
     Column("started_at", Double),

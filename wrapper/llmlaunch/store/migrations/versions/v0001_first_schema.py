@@ -55,6 +55,8 @@ def _runs() -> None:
         sa.Column("cluster", sa.String(), nullable=True),
         sa.Column("state", sa.String(), nullable=False),
         sa.Column("why", sa.Text(), nullable=True),
+        sa.Column("launcher_state", sa.String(), nullable=True),
+        sa.Column("launcher_said_at", sa.Double(), nullable=True),
         sa.Column("attempt", sa.String(), nullable=True),
         sa.Column("submitted_at", sa.Double(), nullable=True),
         sa.Column("started_at", sa.Double(), nullable=True),

@@ -1,0 +1,136 @@
+"""Run directories made by hand, as docs/run-directory.md says nodes leave them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+RUN_ID = "tiny-20260101T000000Z-0001"
+ATTEMPT = "77.0"
+STARTED = 1_760_000_000.0
+
+
+class RunDir:
+    """`devices` ranks on each of `nodes` nodes n0, n1 ...; the pid of rank r is 1000 + r."""
+
+    def __init__(
+        self, path: Path, kind: str = "cpu", nodes: int = 1, devices: int = 2, pipeline: int = 1, run_id: str = RUN_ID
+    ) -> None:
+        self.path, self.nodes, self.devices = path, nodes, devices
+        for folder in ("logs", "peaks", "attempts"):
+            (path / folder).mkdir(parents=True)
+        peak_kind = "resident" if kind == "cpu" else "device"
+        self.run: dict[str, Any] = {
+            "schema": 1,
+            "name": "tiny",
+            "recipe_digest": "d1",
+            "backend": "deepspeed",
+            "accelerator_kind": kind,
+            "nodes": nodes,
+            "devices_per_node": devices,
+            "pipeline": pipeline,
+            "peak_kind": peak_kind,
+            "predicted_bytes": [(10 + stage) * GIB for stage in range(pipeline)],
+            "monitor_interval_seconds": 1.0,
+            "measurement": {
+                "id": None,
+                "family": "llmlaunch",
+                "peak_kind": peak_kind,
+                "peak_bytes": None,
+                "pipeline_rank": None,
+                "backend": "deepspeed",
+                "gpu": "cpu" if kind == "cpu" else "H100",
+                "world_size": nodes * devices,
+                "model": {"num_layers": 2, "attention_dropout": 0.1},
+            },
+        }
+        self.write("run.json", self.run)
+        (path / "recipe.yaml").write_text("schema: 1\nname: tiny\n")
+        self.write("plan.json", {"recipe": "tiny", "verdict": "safe"})
+        (path / "run.id").write_text(run_id + "\n")
+
+    def write(self, name: str, value: Any) -> None:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value))
+
+    def rank(self, rank: int, attempt: str = ATTEMPT, **changes: Any) -> dict[str, Any]:
+        record = {
+            "v": 1,
+            "rank": rank,
+            "local_rank": rank % self.devices,
+            "node": f"n{rank // self.devices}",
+            "pid": 500 + rank,
+            "program_pid": 1000 + rank,
+            "started_at": STARTED + rank,
+            "ended_at": STARTED + 100,
+            "exit_code": 0,
+            "signal": None,
+            "resident_peak_bytes": (rank + 1) * GIB,
+            "visible_devices": None,
+            **changes,
+        }
+        self.write(f"attempts/{attempt}/ranks/{rank}.json", record)
+        return record
+
+    def ranks(self, attempt: str = ATTEMPT, **changes: Any) -> list[dict[str, Any]]:
+        return [self.rank(rank, attempt, **changes) for rank in range(self.nodes * self.devices)]
+
+    def line(self, node: str, event: str = "end", attempt: str = ATTEMPT, **fields: Any) -> None:
+        record = {"v": 1, "event": event, "attempt": attempt, "node": node, "time": STARTED + 50, **fields}
+        with (self.path / "peaks" / f"{node}.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def torn(self, node: str) -> None:
+        with (self.path / "peaks" / f"{node}.jsonl").open("a") as file:
+            file.write('{"v": 1, "event": "beat", "attempt": "77.0", "gpus": [{"uuid": "GPU-\n')
+
+    def status(self, attempt: str = ATTEMPT, state: str = "succeeded", exit_code: int = 0, **changes: Any) -> None:
+        ranks = [json.loads(path.read_text()) for path in (self.path / "attempts" / attempt / "ranks").glob("*.json")]
+        self.write(
+            "status.json",
+            {
+                "schema": 1,
+                "attempt": attempt,
+                "state": state,
+                "exit_code": exit_code,
+                "nodes": [{"node": f"n{i}", "done": state == "succeeded"} for i in range(self.nodes)],
+                "ranks": ranks,
+                "ended_at": STARTED + 101,
+                "why": "as told",
+                **changes,
+            },
+        )
+
+
+def gpu(
+    index: int, node: str = "n0", peak_gib: float = 20, baseline_gib: float | None = 1, **fields: Any
+) -> dict[str, Any]:
+    """One entry of a monitor's `gpus`: 80 GiB, on the PCI bus in the order of `index`."""
+    return {
+        "index": index,
+        "uuid": f"GPU-{node}-{index}",
+        "name": "NVIDIA H100",
+        "pci": f"00000000:{index + 1:02X}:00.0",
+        "total_bytes": 80 * GIB,
+        "reserved_bytes": GIB // 2,
+        "used_bytes": GIB,
+        "device_peak_bytes": int(peak_gib * GIB),
+        "baseline_bytes": None if baseline_gib is None else int(baseline_gib * GIB),
+        "process_peak_bytes": {},
+        "accounting_peak_bytes": {},
+        "samples": 3,
+        "lost": False,
+        **fields,
+    }
+
+
+def finished_cpu_run(path: Path, run_id: str = RUN_ID) -> RunDir:
+    """Two ranks with resident peaks of 1 and 2 GiB by the kernel's count."""
+    run = RunDir(path, run_id=run_id)
+    run.ranks()
+    run.line("n0", processes=[{"rank": 0, "pid": 1000, "resident_bytes": 5, "resident_peak_bytes": GIB // 2}])
+    run.status()
+    return run

@@ -1,0 +1,158 @@
+"""Opening makes, migrates or refuses a store; two programs may do it at once."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from llmlaunch.errors import UserError
+from llmlaunch.store import migrations
+from llmlaunch.store.database import Store
+from llmlaunch.store.location import Location, where
+from llmlaunch.store.measurements import contents
+from llmlaunch.store.open import REVISION, VERSION_TABLE, open_store
+from llmlaunch.store.tables import metadata
+
+
+def at(path: Path) -> Location:
+    return where({"LLMLAUNCH_STORE": str(path)})
+
+
+def test_a_new_store_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "deeper" / "store.db"
+    before = os.umask(0)
+    try:
+        open_store(at(path)).close()
+    finally:
+        os.umask(before)
+    assert [p.stat().st_mode & 0o777 for p in (path, path.parent, path.parent.parent)] == [0o600, 0o700, 0o700]
+
+
+def test_it_keeps_a_rollback_journal_and_waits_for_others(store: Store) -> None:
+    with store.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+
+
+def test_the_migrations_make_exactly_the_tables_the_program_uses(store: Store) -> None:
+    with store.read() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"version_table": VERSION_TABLE, "compare_server_default": True}
+        )
+        assert compare_metadata(context, metadata) == []
+
+
+def test_the_program_expects_the_newest_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    assert ScriptDirectory.from_config(config).get_heads() == [REVISION]
+
+
+def test_an_empty_file_and_an_older_store_are_brought_up_to_date(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    older = sqlite3.connect(tmp_path / "older.db")  # known to Alembic, no migration applied yet
+    older.execute(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+    older.close()
+    for name in ("empty.db", "older.db"):
+        with open_store(at(tmp_path / name)) as store:
+            assert contents(store) == []
+
+
+def test_a_name_with_odd_characters_is_only_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "a%b?c#d e.db"
+    open_store(at(path)).close()
+    assert path.stat().st_size > 0
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    open_store(at(path)).close()
+    newer = sqlite3.connect(path)
+    newer.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    newer.commit()
+    newer.close()
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"newer llmlaunch.*9999.*upgrade llmlaunch"):
+        open_store(at(path))
+    assert path.read_bytes() == before
+
+
+def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "places.db"
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE bookmarks (url TEXT)")
+    other.close()
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"another program.*bookmarks"):
+        open_store(at(path))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["text", "torn"])
+def test_a_damaged_file_is_one_message(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "store.db"
+    if damage == "text":
+        path.write_text("these are my notes, not a database\n" * 100)
+    else:
+        open_store(at(path)).close()
+        path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 8192)
+    with pytest.raises(UserError, match=r"damaged or not a SQLite file.*llmlaunch collect"):
+        contents(open_store(at(path)))
+
+
+@pytest.mark.parametrize("parent", ["file", "proc"])
+def test_a_place_that_cannot_be_written_is_one_message(tmp_path: Path, parent: str) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" if parent == "file" else Path("/proc/llmlaunch")
+    with pytest.raises(UserError, match=r"cannot be made.*LLMLAUNCH_STORE"):
+        open_store(at(folder / "store.db"))
+
+
+def test_a_folder_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a file"):
+        open_store(at(tmp_path))
+
+
+def test_a_server_that_does_not_answer_is_one_message_without_the_password() -> None:
+    location = where({"LLMLAUNCH_STORE": "postgresql://ada:hush@127.0.0.1:1/llm"})
+    with pytest.raises(UserError, match=r"LLMLAUNCH_STORE|postgres") as caught:
+        open_store(location)
+    assert "hush" not in str(caught.value)
+    with pytest.raises(UserError, match="LLMLAUNCH_STORE"):
+        open_store(where({"LLMLAUNCH_STORE": "postgresql://ada:hush@h:port/llm"}))
+
+
+def test_a_failed_migration_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store.db"
+    half = sqlite3.connect(path)
+    half.execute(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+    half.execute("CREATE TABLE measurements (id TEXT)")  # in the way of the last table of the first migration
+    half.close()
+    monkeypatch.setattr("llmlaunch.store.open._refuse_foreign", lambda *_: None)
+    with pytest.raises(UserError, match="already exists"):
+        open_store(at(path))
+    seen = sqlite3.connect(path)
+    tables = {name for (name,) in seen.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    seen.close()
+    assert tables == {VERSION_TABLE, "measurements"}
+
+
+def test_many_programs_may_open_a_new_store_at_once(tmp_path: Path) -> None:
+    program = "from llmlaunch.store.open import open_store; open_store().close()"
+    env = {**os.environ, "LLMLAUNCH_STORE": str(tmp_path / "new" / "store.db")}
+    running = [subprocess.Popen([sys.executable, "-c", program], env=env, stderr=subprocess.PIPE) for _ in range(4)]
+    said = [process.communicate()[1].decode() for process in running]
+    assert said == [""] * 4
+    with open_store(at(tmp_path / "new" / "store.db")) as store:
+        assert contents(store) == []
