@@ -142,6 +142,15 @@ def test_a_line_is_shown_when_it_is_whole(tmp_path: Path) -> None:
     assert logs.new_lines()[1:] == ["100%", "�"]
 
 
+def test_a_long_log_is_shown_whole(tmp_path: Path) -> None:
+    folder, logs = logs_of(tmp_path, nodes=1)
+    lines = [f"step {i} {'x' * 100}" for i in range(30_000)]  # more than one read of 1 MiB
+    lines.insert(7, "y" * 3_000_000)  # and a line longer than one
+    (folder / "12.0.node1.log").write_text("\n".join(lines))
+    assert list(logs.to_end()) == lines
+    assert list(logs.to_end()) == []
+
+
 def test_a_log_begun_again_is_read_from_its_start(tmp_path: Path) -> None:
     folder, logs = logs_of(tmp_path, nodes=1)
     log = folder / "12.0.node1.log"

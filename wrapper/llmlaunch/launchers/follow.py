@@ -90,7 +90,7 @@ class _View:
         while quiet < _QUIET_READS:
             quiet = 0 if self._copy() else quiet + 1
             time.sleep(_READ_SECONDS)
-        for line in self.logs.rest():
+        for line in self.logs.to_end():
             self.write(line)
             self.shown = True
         if not self.shown:

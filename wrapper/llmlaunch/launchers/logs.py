@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,10 +62,20 @@ class JobLogs:
         self.several = node_count(self.submission.run_dir) > 1
 
     def new_lines(self) -> list[str]:
+        """The lines completed since the last call, of at most 1 MiB of each log."""
         self._look()
         return [line for log in self.logs.values() for line in log.read()]
 
+    def to_end(self) -> Iterator[str]:
+        """All that is written by now, however long, with last lines that were never ended."""
+        seen = -1
+        while (position := sum(log.offset for log in self.logs.values())) > seen:
+            seen = position
+            yield from self.new_lines()
+        yield from self.rest()
+
     def rest(self) -> list[str]:
+        """Last lines that were never ended."""
         return [line for log in self.logs.values() for line in log.rest()]
 
     def _look(self) -> None:
