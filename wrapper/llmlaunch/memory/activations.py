@@ -85,8 +85,9 @@ def _mlp(job: Job, rows: RankColumns, mixture: bool) -> FloatColumn:
     routed = n * moe.topk / split  # tokens each device's experts see when routing is balanced
     if moe.capacity_factor:
         routed = routed * max(moe.capacity_factor, 0.0)
-    shards = np.where(rows.layouts.sequence_parallel > 0, rows.layouts.expert_tensor, 1)
-    expert = routed * (2.0 * e * h * shards + _mlp_width_bytes(job) * moe.ffn_hidden_size)
+    # expert-tensor parallelism gathers the tokens of its group and splits the width: only the inputs grow
+    gathered = rows.layouts.expert_tensor
+    expert = routed * (2.0 * e * h * gathered + _mlp_width_bytes(job) * moe.ffn_hidden_size)
     shared = n * _mlp_width_bytes(job) * moe.shared_expert_ffn_hidden_size / t
     router = n * ROUTER_BYTES * 2.0 * moe.num_experts / split
     return norm + expert + shared + router

@@ -9,6 +9,7 @@ from llmlaunch.recipe.types import MemoryPolicy
 __all__ = ["memory_limit"]
 
 GIB = 2**30
+RULE = 0.80
 
 
 def memory_limit(accelerator: Accelerator, policy: MemoryPolicy) -> Limit:
@@ -21,5 +22,6 @@ def memory_limit(accelerator: Accelerator, policy: MemoryPolicy) -> Limit:
     if by_floor < share:
         reason = f"{floor / GIB:.1f} GiB stay free, more than {policy.limit:.0%} of the device would leave"
         return Limit(max(by_floor, 0), accelerator.memory_bytes, accelerator.memory_source, reason)
-    reason = f"{policy.limit:.0%} of device memory (the 80 % rule of Fujii et al. unless the recipe says otherwise)"
+    rule = "the 80 % rule of Fujii et al." if policy.limit == RULE else "as the recipe says"
+    reason = f"{policy.limit:.0%} of device memory, {rule}"
     return Limit(share, accelerator.memory_bytes, accelerator.memory_source, reason)

@@ -83,7 +83,8 @@ def _step_terms(recipe: Recipe, layout: Layout) -> dict[str, float]:
 
 
 def _sentences(found: Found, limit: Limit) -> dict[str, str]:
-    said = {rule.key: f"{rule.sentence} ({rule.where})" for rule in found.rules if rule.key in found.refused}
+    failed = (rule for rule in found.rules if rule.key in found.refused)
+    said = {rule.key: f"{rule.sentence} ({rule.where})" for rule in failed}
     if MEMORY in found.refused:
         said[MEMORY] = f"the worst pipeline rank needs more than {limit.limit_bytes / GIB:.1f} GiB: {limit.reason}"
     return said

@@ -43,7 +43,8 @@ def _memory(plan: Plan) -> list[str]:
         f"Memory, GiB per device and pipeline rank; worst is rank {worst.pipeline_rank} with "
         f"{gib(worst.device_bytes)} ({kind} peak) of {gib(plan.limit.limit_bytes)}, {gib(free)} to spare",
         table(["", *(name.replace("_", " ") for name in shown), kind], rows),
-        f"  limit: {plan.limit.reason}; device memory {gib(plan.limit.memory_bytes)} GiB ({plan.limit.memory_source})",
+        f"  limit: {plan.limit.reason}; device memory is {gib(plan.limit.memory_bytes)} GiB by "
+        f"{plan.limit.memory_source.split(':')[0]}",
     ]
 
 

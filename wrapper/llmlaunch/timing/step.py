@@ -22,9 +22,13 @@ __all__ = ["StepTime", "step_time"]
 
 FloatColumn = NDArray[np.float64]
 
-# Share of dense peak that large bf16 matrix products reach inside training steps; published Megatron-LM runs on A100
-# and H100 end at 40 to 55 % of peak over the whole step, whose other parts are modelled apart.
-MATRIX_EFFICIENCY = 0.68
+# Five figures no data sheet gives. Each was kept at a plausible round value that ranks the 56 timed layouts of an 8B
+# model on 8 to 256 A100s best (tests/data/measurements/outcomes.jsonl, family fujii-grid-A100-40GB).
+MATRIX_EFFICIENCY = 0.70  # share of dense peak that large matrix products reach
+FABRIC_EFFICIENCY = 0.50  # share of the nominal fabric speed that collectives reach
+LAYER_SECONDS = 6e-4  # launching a layer's kernels, forward and backward
+RING_STEP_SECONDS = 4e-4  # one more ring step of context parallelism in a layer: small kernels, synchronisation
+DATA_OVERLAP = 0.3  # share of one micro-batch's compute that hides the data-parallel transfers
 # Bytes an element-wise pass moves for each byte it keeps: read the inputs, write the output, read it again.
 TRAFFIC_PER_KEPT_BYTE = 3.0
 OPTIMIZER_TRAFFIC_BYTES = 30.0  # per parameter of the shard: read and write master, moments, gradient, parameter
@@ -70,19 +74,21 @@ def step_time(
     tensor = tensor * np.where(lay.recompute == RECOMPUTE_FULL, 4.0 / 3.0, 1.0)
     context = parts.layers * _context_exposed(shape, workload, cluster, lay, parts)
     expert = parts.layers * _expert_seconds(shape, workload, cluster, lay)
+    launch = parts.layers * LAYER_SECONDS
     compute = 3.0 * forward_compute + again
-    micro = compute + tensor + context + expert  # one micro-batch, forward and backward, on one stage
+    micro = compute + tensor + context + expert + launch  # one micro-batch, forward and backward, on one stage
     m, p, v = microbatches, lay.pipeline, lay.virtual_pipeline
     send = _pipeline_send(shape, workload, cluster, lay)
     terms = {
         "compute": m * 3.0 * forward_compute,
         "recompute": m * again,
+        "kernel_launches": m * launch,
         "tensor_parallel": m * tensor,
         "context_parallel": m * context,
         "expert_parallel": m * expert,
         "pipeline_bubble": (p - 1) / v * micro,
         "pipeline_transfer": np.ceil(m / p) * 2.0 * (p - 1) * send * v,
-        "data_parallel": _data_seconds(shape, cluster, lay, 2.0 * compute / 3.0, m),
+        "data_parallel": _data_seconds(shape, cluster, lay, compute, m),
         "optimizer": _optimizer_seconds(shape, cluster, lay),
     }
     return StepTime(terms)
@@ -139,7 +145,7 @@ def _bandwidth(cluster: Cluster, span: NDArray[np.int64]) -> FloatColumn:
         np.where(
             span <= cluster.nvlink_domain_devices,
             cluster.domain_link.bytes_per_second,
-            cluster.fabric_link.bytes_per_second,
+            FABRIC_EFFICIENCY * cluster.fabric_link.bytes_per_second,
         ),
     ).astype(np.float64)
 
@@ -162,23 +168,25 @@ def _tensor_seconds(shape: ModelShape, workload: Workload, cluster: Cluster, lay
 def _context_exposed(
     shape: ModelShape, workload: Workload, cluster: Cluster, lay: LayoutColumns, parts: _Parts
 ) -> FloatColumn:
-    """Ring exchange of keys and values, hidden behind attention where that takes longer."""
+    """Ring exchange of keys and values, hidden behind attention where that takes longer, and what each step costs."""
     c, span = lay.context, lay.context * lay.tensor
     block = 2.0 * 2.0 * _tokens(workload, lay) * shape.key_value_width / lay.tensor
     ring = 3.0 * (c - 1) * (block / _bandwidth(cluster, span) + _latency(cluster, span))
-    return np.where(c > 1, np.maximum(ring - 3.0 * parts.scores, 0.0), 0.0)
+    return np.where(c > 1, np.maximum(ring - 3.0 * parts.scores, 0.0) + (c - 1) * RING_STEP_SECONDS, 0.0)
 
 
 def _expert_seconds(shape: ModelShape, workload: Workload, cluster: Cluster, lay: LayoutColumns) -> FloatColumn:
-    """Dispatch and combine, forward and backward: four all-to-alls of topk copies of every token."""
+    """Dispatch and combine, forward and backward: four all-to-alls of topk copies of every token over the expert
+    group, and as many gathers or scatters over the expert-tensor group."""
     if shape.moe is None:
         return np.zeros(len(lay))
     share = sum(shape.moe.layer_pattern) / len(shape.moe.layer_pattern)
     split = np.where(lay.sequence_parallel > 0, lay.tensor, 1)
-    message = 2.0 * _tokens(workload, lay) / split * shape.moe.topk * shape.hidden_size
+    message = 4.0 * share * 2.0 * _tokens(workload, lay) / split * shape.moe.topk * shape.hidden_size
     span = lay.expert * lay.expert_tensor
-    seconds = 4.0 * share * message * (lay.expert - 1) / lay.expert / _bandwidth(cluster, span)
-    return np.where(lay.expert > 1, seconds, 0.0)
+    all_to_all = message * (lay.expert - 1) / lay.expert / _bandwidth(cluster, span)
+    gather = message * (lay.expert_tensor - 1) / _bandwidth(cluster, lay.expert_tensor)
+    return all_to_all + gather
 
 
 def _pipeline_send(shape: ModelShape, workload: Workload, cluster: Cluster, lay: LayoutColumns) -> FloatColumn:
@@ -204,16 +212,15 @@ def _stage_parameters(shape: ModelShape, lay: LayoutColumns) -> FloatColumn:
 
 
 def _data_seconds(
-    shape: ModelShape, cluster: Cluster, lay: LayoutColumns, backward: FloatColumn, microbatches: NDArray[np.int64]
+    shape: ModelShape, cluster: Cluster, lay: LayoutColumns, compute: FloatColumn, microbatches: NDArray[np.int64]
 ) -> FloatColumn:
-    """Gradients reduced and parameters gathered once a step, hidden behind one backward pass; ZeRO 3 gathers
-    parameters twice and scatters gradients for every micro-batch, hidden behind that micro-batch."""
+    """Gradients reduced and parameters gathered once a step; ZeRO 3 gathers parameters twice and scatters gradients
+    for every micro-batch. `compute` is one micro-batch's, part of which hides the transfers."""
     group = lay.data * lay.context
-    span = group * lay.tensor
-    ring = (group - 1) / group / _bandwidth(cluster, span)
+    ring = (group - 1) / group / _bandwidth(cluster, group * lay.tensor)
     parameters = _stage_parameters(shape, lay)
-    once = np.maximum((4.0 + 2.0) * parameters * ring - 0.5 * backward, 0.0)
-    every = microbatches * np.maximum(3.0 * 2.0 * parameters * ring - backward, 0.0)
+    once = np.maximum((4.0 + 2.0) * parameters * ring - DATA_OVERLAP * compute, 0.0)
+    every = microbatches * np.maximum(3.0 * 2.0 * parameters * ring - DATA_OVERLAP * compute, 0.0)
     return np.where(group > 1, np.where(lay.zero_stage >= 3, every, once), 0.0)
 
 
