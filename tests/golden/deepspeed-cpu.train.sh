@@ -70,7 +70,7 @@ if [[ -n $node_python ]]; then
   node_side=(--run-dir "$LLMLAUNCH_RUN_DIR" --attempt "$LLMLAUNCH_ATTEMPT" --node "$LLMLAUNCH_NODE")
   # A log of its own: a monitor that hangs must not hold this script's output open.
   monitor_log=logs/$LLMLAUNCH_ATTEMPT.$LLMLAUNCH_NODE.monitor.log
-  nice -n 10 "$node_python" node.pyz monitor "${node_side[@]}" --interval 1.0 \
+  "$node_python" node.pyz monitor "${node_side[@]}" --interval 1.0 \
     </dev/null >>"$monitor_log" 2>&1 &
   monitor=$!
   disown # its end is nobody's business: no message, no waiting
