@@ -67,10 +67,10 @@ def explain_unsafe(plan: Plan) -> NothingSafe:
     """The error for a plan that is not safe: the closest layout, what overflows it, what would fit."""
     rank = plan.estimate.worst
     term, term_bytes = max(rank.terms.items(), key=lambda item: item[1])
-    over = rank.device_bytes - plan.limit.limit_bytes
+    needs, limit = rank.device_bytes / GIB, plan.limit.limit_bytes / GIB
     return NothingSafe(
         f"{plan.recipe}: no layout is safe. Closest: {plan.layout.describe()}, pipeline rank {rank.pipeline_rank} "
-        f"needs {rank.device_bytes / GIB:.1f} GiB of {plan.limit.limit_bytes / GIB:.1f} GiB ({over / GIB:.1f} GiB too much), "
+        f"needs {needs:.1f} GiB of {limit:.1f} GiB ({needs - limit:.1f} GiB too much), "
         f"most of it {term} with {term_bytes / GIB:.1f} GiB. {plan.advice or ''}".rstrip()
     )
 

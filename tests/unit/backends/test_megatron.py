@@ -1,0 +1,175 @@
+"""What is rendered for Megatron-LM is what its own parser of core 0.19.2 takes, and what the plan says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.base import NodeVariable
+from llmlaunch.backends.megatron import MegatronLM
+from llmlaunch.backends.megatron_rules import RULES
+from llmlaunch.errors import UserError
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+
+PARSER = Path(__file__).parents[2] / "data" / "megatron" / "arguments-0.19.2.json"
+DENSE = Layout(8, 4, virtual_pipeline=5, data=16, sequence_parallel=1, zero_stage=1)
+MIXTURE = Layout(2, 4, data=8, expert=8, sequence_parallel=1, zero_stage=1)
+
+
+def recipe_of(name: str, *overrides: str) -> Recipe:
+    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
+
+
+def words_of(recipe: Recipe, layout: Layout) -> list[str]:
+    return [word for word in MegatronLM().render(recipe, layout).program if isinstance(word, str)]
+
+
+def value(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+@pytest.fixture(scope="module")
+def parser() -> dict[str, dict[str, Any]]:
+    actions = json.loads(PARSER.read_text())
+    return {flag: action for action in actions for flag in action["flags"]}
+
+
+CASES = [
+    ("llama3-70b", (), DENSE),
+    ("llama3-70b", (), replace(DENSE, virtual_pipeline=1, context=2, data=8, recompute=RECOMPUTE_FULL)),
+    ("llama3-8b", (), Layout(1, 1, data=32, recompute=RECOMPUTE_SELECTIVE)),
+    ("llama3-8b", ("model=gpt3-175b", "training.sequence_length=2048"), replace(DENSE, virtual_pipeline=1)),
+    ("llama3-8b", ("training.precision=fp16", "training.save_interval=100", "training.checkpoint_path=/ckpt"), DENSE),
+    ("llama3-8b", ("data={path: /data/text_document, tokenizer: /models/llama3}",), DENSE),
+    ("mixtral-8x7b", (), MIXTURE),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "layout"), CASES)
+def test_every_word_is_one_the_real_parser_takes(
+    parser: dict[str, dict[str, Any]], name: str, overrides: tuple[str, ...], layout: Layout
+) -> None:
+    words = words_of(recipe_of(name, *overrides), layout)
+    assert words, "nothing rendered"
+    place = 0
+    while place < len(words):
+        action = parser.get(words[place])
+        assert action is not None, f"{words[place]} is no argument of megatron-core 0.19.2"
+        place += 1
+        taken = []
+        while place < len(words) and not words[place].startswith("--"):
+            taken.append(words[place])
+            place += 1
+        assert len(taken) == {"0": 0, "None": 1}.get(str(action["nargs"]), len(taken)), action["flags"]
+        choices = action["choices"]
+        assert not choices or all(word in choices for word in taken), (action["flags"], taken)
+
+
+def test_the_layout_is_in_the_words() -> None:
+    words = words_of(recipe_of("llama3-70b"), DENSE)
+    assert value(words, "--tensor-model-parallel-size") == "8"
+    assert value(words, "--pipeline-model-parallel-size") == "4"
+    assert value(words, "--num-virtual-stages-per-pipeline-rank") == "5"
+    assert value(words, "--micro-batch-size") == "1"
+    assert value(words, "--global-batch-size") == "1024"
+    assert {"--sequence-parallel", "--use-distributed-optimizer", "--bf16", "--swiglu"} <= set(words)
+
+
+def test_expert_tensor_parallelism_is_always_said_because_its_default_is_the_tensor_size() -> None:
+    words = words_of(recipe_of("mixtral-8x7b"), MIXTURE)
+    assert value(words, "--expert-model-parallel-size") == "8"
+    assert value(words, "--expert-tensor-parallel-size") == "1"
+
+
+def test_gpt3_keeps_its_biases_and_learned_positions() -> None:
+    words = words_of(recipe_of("llama3-8b", "model=gpt3-175b", "training.sequence_length=2048"), Layout(8, 8, data=1))
+    assert value(words, "--position-embedding-type") == "learned_absolute"
+    assert value(words, "--normalization") == "LayerNorm"
+    assert not {"--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights"} & set(words)
+
+
+def test_the_checkout_is_named_by_the_recipe_or_by_the_node() -> None:
+    unnamed = MegatronLM().render(recipe_of("llama3-70b"), DENSE)
+    assert unnamed.program[0] == NodeVariable("MEGATRON_LM_PATH", "/pretrain_gpt.py")
+    assert unnamed.required_variables == ("MEGATRON_LM_PATH",)
+    named = MegatronLM().render(recipe_of("llama3-70b", "backend={name: megatron-lm, path: /opt/Megatron-LM}"), DENSE)
+    assert named.program[0] == "/opt/Megatron-LM/pretrain_gpt.py"
+    assert named.required_variables == ()
+
+
+def test_extra_arguments_pass_through_unless_they_are_planned() -> None:
+    passed = recipe_of("llama3-70b", "backend={name: megatron-lm, extra_args: [--manual-gc]}")
+    assert words_of(passed, DENSE)[-1] == "--manual-gc"
+    repeated = recipe_of("llama3-70b", "backend={name: megatron-lm, extra_args: [--lr=1.0]}")
+    with pytest.raises(UserError, match="--lr is planned"):
+        MegatronLM().render(repeated, DENSE)
+
+
+def test_one_connection_before_blackwell_and_a_contradiction_is_refused() -> None:
+    hopper = recipe_of("llama3-70b")
+    assert MegatronLM().render(hopper, DENSE).environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in MegatronLM().render(hopper, Layout(data=512)).environment
+    blackwell = recipe_of("llama3-70b", "cluster=b200-x8")
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in MegatronLM().render(blackwell, DENSE).environment
+    contradicting = recipe_of("llama3-70b", "environment.CUDA_DEVICE_MAX_CONNECTIONS='8'")
+    with pytest.raises(UserError, match="CUDA_DEVICE_MAX_CONNECTIONS"):
+        MegatronLM().render(contradicting, DENSE)
+
+
+def test_python_source_is_no_data_for_megatron() -> None:
+    with pytest.raises(UserError, match="python_source"):
+        MegatronLM().render(recipe_of("llama3-8b", "data={python_source: true}"), DENSE)
+
+
+def refused_by(recipe: Recipe, layout: Layout) -> list[str]:
+    situation = Situation(LayoutColumns.of([layout]), recipe.model, recipe.workload, recipe.cluster, recipe.nodes)
+    return [rule.key for rule in RULES if not bool(np.all(rule.allows(situation)))]
+
+
+REFUSED = [
+    ("heads", "llama3-70b", Layout(3, 1, data=1)),
+    ("query-groups", "llama3-70b", Layout(12, 1, data=1)),
+    ("layers", "llama3-70b", Layout(1, 3, data=1)),
+    ("virtual-needs-pipeline", "llama3-70b", Layout(virtual_pipeline=2)),
+    ("virtual-layers", "llama3-70b", Layout(1, 4, virtual_pipeline=3)),
+    ("batch", "llama3-70b", Layout(data=3)),
+    ("interleaved-microbatches", "llama3-70b", Layout(1, 8, virtual_pipeline=2, data=256)),
+    ("context-length", "llama3-70b", Layout(context=3)),
+    ("sequence-needs-tensor", "llama3-70b", Layout(sequence_parallel=1)),
+    ("sequence-length", "llama3-70b", Layout(8, 1, context=4096, sequence_parallel=1)),
+    ("experts", "llama3-70b", Layout(expert=2)),
+    ("experts", "mixtral-8x7b", Layout(expert=16)),
+    ("expert-ffn", "mixtral-8x7b", Layout(expert_tensor=3)),
+    ("expert-world", "mixtral-8x7b", Layout(1, 16, expert=8, data=4)),
+    ("mixture-needs-sequence", "mixtral-8x7b", Layout(2, 1, data=32)),
+]
+
+
+@pytest.mark.parametrize(("key", "name", "layout"), REFUSED)
+def test_each_rule_refuses_what_it_is_there_for(key: str, name: str, layout: Layout) -> None:
+    assert key in refused_by(recipe_of(name), layout)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("llama3-70b", DENSE),
+        ("llama3-70b", Layout(16, 1, data=32, sequence_parallel=1)),  # 8 query groups on 16 ranks: replicated
+        ("mixtral-8x7b", MIXTURE),
+    ],
+)
+def test_layouts_megatron_runs_are_legal(name: str, layout: Layout) -> None:
+    assert refused_by(recipe_of(name), layout) == []
+
+
+def test_rule_keys_are_unique_and_name_their_place() -> None:
+    assert len({rule.key for rule in RULES}) == len(RULES)
+    assert all("core 0.19" in rule.where and rule.sentence for rule in RULES)

@@ -1,0 +1,118 @@
+"""The planner searches everything, refuses with exactly one reason, and never calls an overflow safe."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.errors import NothingSafe, UserError
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.estimator import worst_ranks
+from llmlaunch.memory.job import Job
+from llmlaunch.planner.enumerate import enumerate_layouts
+from llmlaunch.planner.limit import memory_limit
+from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan_json import plan_json
+from llmlaunch.planner.planning import explain_unsafe, make_plan
+from llmlaunch.planner.search import search
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+
+GIB = 2**30
+
+
+def recipe_of(name: str, *overrides: str) -> Recipe:
+    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
+
+
+def plan_of(name: str, *overrides: str) -> Plan:
+    recipe = recipe_of(name, *overrides)
+    return make_plan(recipe, backend_for(recipe))
+
+
+def test_the_70b_recipe_is_safe_as_it_ships() -> None:
+    plan = plan_of("llama3-70b")
+    assert plan.safe
+    assert plan.layout.world_size == 512
+    assert plan.estimate.worst.device_bytes <= plan.limit.limit_bytes
+    assert plan.limit.limit_bytes == int(0.8 * plan.limit.memory_bytes)
+
+
+@pytest.mark.parametrize("name", ["llama3-70b", "llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed", "quickstart"])
+def test_every_layout_is_chosen_from_or_refused_once(name: str) -> None:
+    recipe = recipe_of(name)
+    backend = backend_for(recipe)
+    job = Job(recipe.model, recipe.workload, backend.facts(recipe))
+    found = search(recipe, backend, job, memory_limit(recipe.cluster.accelerator, recipe.memory))
+    assert found.searched == len(enumerate_layouts(recipe, backend.space(recipe)))
+    assert sum(found.refused.values()) + int(np.count_nonzero(found.safe)) == found.searched
+    assert np.all(np.diff(found.step_seconds[found.order]) >= -1e-9)
+    assert np.all(found.layouts.data * found.layouts.tensor * found.layouts.pipeline * found.layouts.context
+                  == recipe.world_size)  # fmt: skip
+
+
+def test_what_the_search_prices_is_what_the_plan_shows() -> None:
+    recipe = recipe_of("llama3-70b")
+    plan = make_plan(recipe, backend_for(recipe))
+    job = Job(recipe.model, recipe.workload, backend_for(recipe).facts(recipe))
+    again = worst_ranks(job, LayoutColumns.of([plan.layout]))
+    assert int(again.device_bytes[0]) == plan.chosen.device_bytes == plan.estimate.worst.device_bytes
+    assert sum(plan.step_terms.values()) == pytest.approx(plan.chosen.step_seconds)
+
+
+def test_planning_twice_gives_the_same_plan() -> None:
+    assert plan_json(plan_of("llama3-8b")) == plan_json(plan_of("llama3-8b"))
+
+
+def test_pins_narrow_the_space_and_are_kept() -> None:
+    plan = plan_of("llama3-70b", "layout={tensor: 8, pipeline: [2, 4], recompute: full}")
+    assert plan.layout.tensor == 8
+    assert plan.layout.pipeline in (2, 4)
+    assert plan.layout.as_json()["recompute"] == "full"
+
+
+def test_nothing_safe_says_the_closest_layout_its_rank_and_term_and_what_would_fit() -> None:
+    plan = plan_of("llama3-70b", "nodes=1")
+    assert not plan.safe
+    failure = explain_unsafe(plan)
+    assert isinstance(failure, NothingSafe)
+    assert failure.exit_code == 3
+    message = str(failure)
+    assert plan.layout.describe() in message
+    assert "pipeline rank 0" in message
+    assert "optimizer_states" in message
+    assert "Smallest change that fits: nodes: " in message
+    assert "\n" not in message
+
+
+def test_the_smallest_change_may_be_to_free_a_pin() -> None:
+    plan = plan_of("llama3-70b", "layout={tensor: 1, pipeline: 1}")
+    assert not plan.safe
+    assert plan.advice is not None
+    assert "layout" in plan.advice
+
+
+def test_no_legal_layout_names_the_rule_that_refuses_most() -> None:
+    with pytest.raises(UserError, match="batch"):
+        plan_of("llama3-8b", "training.global_batch_size=7", "layout={context: 1, tensor: 1, pipeline: 1}")
+
+
+def test_pins_that_match_no_split_of_the_devices_are_named() -> None:
+    with pytest.raises(UserError, match=r"data=7"):
+        plan_of("llama3-8b", "layout={data: 7}")
+
+
+def test_a_small_card_keeps_a_fixed_floor_free() -> None:
+    recipe = recipe_of("llama3-8b", "cluster=a100-40gb-x8", "memory.limit=0.95", "memory.floor_gib=4")
+    limit = memory_limit(recipe.cluster.accelerator, recipe.memory)
+    assert limit.limit_bytes == recipe.cluster.accelerator.memory_bytes - 4 * GIB
+    assert "stay free" in limit.reason
+
+
+def test_the_published_llama3_layout_is_among_the_first() -> None:
+    # NVIDIA's H100 recipe for Llama 3 70B splits it TP4 PP4 CP2; a ranking that is far off would not have it on top
+    plan = plan_of("llama3-70b")
+    ranked = [plan.layout, *(c.layout for c in plan.alternatives)]
+    assert any((x.tensor, x.pipeline, x.context) == (4, 4, 2) for x in ranked)
