@@ -1,0 +1,345 @@
+"""Trains a Llama or Mixtral model with DeepSpeed: the script llmlaunch copies into a run directory.
+
+It stands alone: Python >= 3.9, torch, DeepSpeed and Transformers, and nothing of llmlaunch. Started by torchrun:
+
+    torchrun --nproc_per_node 2 train.py --model model.json --data python-source --steps 40 \\
+        --sequence-length 256 --learning-rate 1e-3 --deepspeed --deepspeed_config ds_config.json
+
+`model.json` is a Hugging Face configuration. Rank 0 prints one line per log interval:
+
+    step 5/40 | loss 3.1234 | 0.52 s/step | 1969 tokens/s
+
+Exit code 0 after the last step; anything else is a failure, and a loss that is not finite is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NoReturn
+
+import deepspeed
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from deepspeed.accelerator import get_accelerator
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+# Text is held in memory, one byte a token, so that reading it never disturbs a step.
+TEXT_BYTES_PER_RANK = 64 * 2**20
+PYTHON_SOURCE_BYTES = 8 * 2**20
+INITIAL_STANDARD_DEVIATION = 0.02
+ADAM_BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+
+Batches = Callable[[int], torch.Tensor]
+
+# Built by --measure-baseline: large enough to run every kernel once, too small to weigh anything.
+TINY_MODEL = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 256,
+}
+TINY_SETTINGS = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 1,
+    "gradient_clipping": 1.0,
+    "zero_allow_untested_optimizer": True,
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 1000, "allgather_bucket_size": 1000},
+}
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a Llama or Mixtral model with DeepSpeed.")
+    parser.add_argument("--model", type=Path, help="Hugging Face configuration of the model (JSON)")
+    parser.add_argument("--data", default="mock", help="mock, python-source, a text file or a folder of them")
+    parser.add_argument("--tokenizer", help="Hugging Face tokenizer; without it every byte is a token")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--sequence-length", type=int, default=256)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--warmup-steps", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--log-interval", type=int, default=1)
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--save", type=Path, help="folder for checkpoints; training resumes from its latest")
+    parser.add_argument("--save-interval", type=int, default=0, help="steps between checkpoints")
+    parser.add_argument("--measure-baseline", action="store_true", help="print the idle trainer's memory")
+    parser.add_argument("--deepspeed", action="store_true", help="accepted for DeepSpeed's own launcher")
+    parser.add_argument("--deepspeed_config", "--deepspeed-config", type=Path)
+    parsed = parser.parse_args(words)
+    if not parsed.measure_baseline and not (parsed.model and parsed.deepspeed_config):
+        parser.error("--model and --deepspeed_config are needed")
+    return parsed
+
+
+def join() -> None:
+    """Joins the process group torchrun described.
+
+    On a CPU DeepSpeed would first compile its shared-memory all-reduce (about 45 s, needs g++ and ninja). Only
+    inference calls that kernel (deepspeed/comm/torch.py, `inference_all_reduce`, 0.19.8), so it is switched off.
+    """
+    accelerator = get_accelerator()
+    if accelerator.device_name() == "cpu":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    else:
+        accelerator.set_device(int(os.environ["LOCAL_RANK"]))
+    deepspeed.init_distributed(verbose=False)
+
+
+def leave() -> NoReturn:
+    """Ends the process group together, then the process, with success.
+
+    Not through the interpreter's own end: a torch thread that still wants Python while it is taken down aborts the
+    process (SIGABRT, "terminate called without an active exception"; about 1 run in 15 on a CPU, torch 2.13).
+    """
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def compute_dtype(settings: dict[str, Any]) -> torch.dtype:
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if settings.get(name, {}).get("enabled"):
+            return dtype
+    return torch.float32
+
+
+def build_model(config: dict[str, Any], settings: dict[str, Any], seed: int) -> torch.nn.Module:
+    """The model on its device, with the same initial weights for every ZeRO stage and number of ranks.
+
+    ZeRO 3 splits each module as soon as it is made; the other stages make it whole, in the compute precision.
+    """
+    split = settings.get("zero_optimization", {}).get("stage", 0) == 3
+    device = torch.device(get_accelerator().current_device_name())
+    with deepspeed.zero.Init(config_dict_or_path=settings) if split else device:
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**config), attn_implementation="sdpa", dtype=compute_dtype(settings)
+        )
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=split):
+            if not split or dist.get_rank() == 0:
+                initialise(name, parameter.data, generator)
+    return model
+
+
+def initialise(name: str, weights: torch.Tensor, generator: torch.Generator) -> None:
+    """Biases 0, norm weights 1, matrices normal."""
+    if name.endswith("bias"):
+        weights.zero_()
+    elif weights.dim() == 1:
+        weights.fill_(1.0)
+    else:
+        weights.normal_(0.0, INITIAL_STANDARD_DEVIATION, generator=generator)
+
+
+def text_files(source: str) -> list[Path]:
+    """The files a data source names, in an order that is the same on every node."""
+    if source == "python-source":
+        library = Path(sysconfig.get_paths()["stdlib"])
+        skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+        files = [p for p in library.rglob("*.py") if not skip & set(p.relative_to(library).parts)]
+    else:
+        path = Path(source)
+        files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    return sorted(files)
+
+
+def read_share(files: list[Path], rank: int, ranks: int, limit_bytes: int) -> bytes:
+    """This rank's own part of the text: ranks never see the same byte. `limit_bytes` bounds all of it."""
+    ends = list(accumulate(path.stat().st_size for path in files))
+    total = min(ends[-1] if ends else 0, limit_bytes)
+    first, last = total * rank // ranks, total * (rank + 1) // ranks
+    parts = []
+    for index, path in enumerate(files):
+        begin = ends[index - 1] if index else 0
+        start, stop = max(first, begin), min(last, ends[index])
+        if start < stop:
+            with path.open("rb") as stream:
+                stream.seek(start - begin)
+                parts.append(stream.read(stop - start))
+    return b"".join(parts)
+
+
+def read_tokens(source: str, tokenizer: str | None, vocabulary: int) -> torch.Tensor:
+    """This rank's tokens, one a byte or as the tokenizer says."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    limit = PYTHON_SOURCE_BYTES if source == "python-source" else TEXT_BYTES_PER_RANK * ranks
+    text = read_share(text_files(source), rank, ranks, limit)
+    if tokenizer is None:
+        tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0)
+        largest = 256
+    else:
+        words = AutoTokenizer.from_pretrained(tokenizer)
+        tokens = torch.tensor(words(text.decode("utf-8", "replace"))["input_ids"], dtype=torch.int32)
+        largest = len(words)
+    if largest > vocabulary:
+        raise SystemExit(f"the data has {largest} different tokens, the model only {vocabulary}: enlarge vocab_size")
+    return tokens
+
+
+def make_batches(args: argparse.Namespace, vocabulary: int, micro_batch_size: int) -> Batches:
+    """A function from the number of a micro-batch to this rank's tokens, inputs and targets in one.
+
+    The numbers depend on seed, rank and micro-batch alone, so a resumed run goes on where it stopped.
+    """
+    rank, length = dist.get_rank(), args.sequence_length + 1
+
+    def generator(number: int) -> torch.Generator:
+        return torch.Generator().manual_seed((args.seed * 1_000_003 + rank) * 1_000_003 + number)
+
+    if args.data == "mock":
+        return lambda number: torch.randint(0, vocabulary, (micro_batch_size, length), generator=generator(number))
+    tokens = read_tokens(args.data, args.tokenizer, vocabulary)
+    if len(tokens) < length:
+        raise SystemExit(
+            f"{args.data}: rank {rank} has {len(tokens)} tokens, a sequence needs {length}: give more text "
+            "or a shorter sequence_length"
+        )
+
+    def batch(number: int) -> torch.Tensor:
+        starts = torch.randint(0, len(tokens) - length + 1, (micro_batch_size,), generator=generator(number))
+        return torch.stack([tokens[start : start + length] for start in starts.tolist()]).long()
+
+    return batch
+
+
+def build_engine(args: argparse.Namespace, config: dict[str, Any], settings: dict[str, Any]) -> Any:
+    """The DeepSpeed engine of the model `config` describes, under the ds_config `settings`."""
+    model = build_model(config, settings, args.seed)
+    model.config.use_cache = False
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # DeepSpeed casts buffers to the compute precision, and rotary frequencies do not survive bf16.
+    exact = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=args.learning_rate, betas=ADAM_BETAS, weight_decay=WEIGHT_DECAY, fused=True
+    )
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, model_parameters=model.parameters(), config=settings
+    )
+    for name, buffer in engine.module.named_buffers():
+        if name in exact:
+            buffer.data = exact[name].to(engine.device)
+    engine.train()
+    return engine
+
+
+def micro_batch_loss(engine: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of the next token, and Mixtral's load-balancing loss where the model has one."""
+    outputs = engine(input_ids=tokens[:, :-1])
+    loss = F.cross_entropy(outputs.logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+    balance = getattr(outputs, "aux_loss", None)
+    if balance is not None:
+        loss = loss + engine.module.config.router_aux_loss_coef * balance
+    return loss
+
+
+def train_step(engine: Any, batches: Batches, step: int) -> float:
+    """One optimizer step; returns the loss averaged over micro-batches and ranks."""
+    micro_batches = engine.gradient_accumulation_steps()
+    total = torch.zeros((), device=engine.device)
+    for index in range(micro_batches):
+        tokens = batches(step * micro_batches + index).to(engine.device)
+        loss = micro_batch_loss(engine, tokens)
+        total += loss.detach() / micro_batches
+        engine.backward(loss)
+        engine.step()
+    dist.all_reduce(total)
+    return float(total / dist.get_world_size())
+
+
+def set_learning_rate(engine: Any, args: argparse.Namespace, step: int) -> None:
+    """Linear warm-up, then constant."""
+    share = min(1.0, (step + 1) / (args.warmup_steps + 1))
+    for group in engine.optimizer.param_groups:
+        group["lr"] = args.learning_rate * share
+
+
+def resume(engine: Any, folder: Path | None) -> int:
+    """Loads the latest checkpoint, if there is one; returns the steps already done."""
+    if folder is None or not (folder / "latest").exists():
+        return 0
+    _, state = engine.load_checkpoint(str(folder))
+    return int(state["step"])
+
+
+def train(args: argparse.Namespace) -> None:
+    settings = json.loads(args.deepspeed_config.read_text(encoding="utf-8"))
+    config = json.loads(args.model.read_text(encoding="utf-8"))
+    engine = build_engine(args, config, settings)
+    batches = make_batches(args, int(config["vocab_size"]), engine.train_micro_batch_size_per_gpu())
+    tokens_per_step = engine.train_batch_size() * args.sequence_length
+    done = resume(engine, args.save)
+    logged, clock = done, time.perf_counter()
+    for step in range(done, args.steps):
+        set_learning_rate(engine, args, step)
+        loss = train_step(engine, batches, step)
+        if not math.isfinite(loss):
+            raise SystemExit(f"step {step + 1}: the loss is {loss}; lower the learning rate or check the data")
+        finished = step + 1
+        if finished % args.log_interval == 0 or finished == args.steps:
+            seconds = (time.perf_counter() - clock) / (finished - logged)
+            logged, clock = finished, time.perf_counter()
+            report(
+                f"step {finished}/{args.steps} | loss {loss:.4f} | {seconds:.2f} s/step | "
+                f"{tokens_per_step / seconds:.0f} tokens/s"
+            )
+        if args.save and args.save_interval and finished % args.save_interval == 0:
+            engine.save_checkpoint(str(args.save), tag=f"step-{finished}", client_state={"step": finished})
+
+
+def report(line: str) -> None:
+    """One line from rank 0, written at once."""
+    if dist.get_rank() == 0:
+        print(line, flush=True)
+
+
+def resident_bytes() -> Iterator[tuple[str, int]]:
+    """This process's resident memory now and at its highest, from the kernel (Linux)."""
+    names = {"VmRSS": "resident_bytes", "VmHWM": "resident_peak_bytes"}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key in names:
+            yield names[key], int(value.split()[0]) * 1024
+
+
+def measure_baseline(args: argparse.Namespace) -> None:
+    """Prints, as one JSON line, what a trainer holds beside the tensors of its model.
+
+    Torch, DeepSpeed and Transformers load much of themselves only when first used (about 150 MB of 420), so one step
+    of a negligible model is taken before reading.
+    """
+    engine = build_engine(args, TINY_MODEL, TINY_SETTINGS)
+    batches = make_batches(argparse.Namespace(**{**vars(args), "data": "mock", "sequence_length": 8}), 256, 1)
+    train_step(engine, batches, 0)
+    report(json.dumps({"event": "baseline", "world_size": dist.get_world_size(), **dict(resident_bytes())}))
+
+
+def main(words: list[str] | None = None) -> NoReturn:
+    args = arguments(words)
+    torch.manual_seed(args.seed)
+    join()
+    if args.measure_baseline:
+        measure_baseline(args)
+    else:
+        train(args)
+    leave()
+
+
+if __name__ == "__main__":
+    main()
