@@ -20,6 +20,8 @@
 #   LLMLAUNCH_SLURM_GPU_TYPE         their type in --gres=gpu:TYPE:N [h100]
 #   LLMLAUNCH_SLURM_ACCOUNTING       1: slurmdbd and MariaDB, for the full sacct; 0: `sacct -c` only [0]
 #   LLMLAUNCH_SLURM_TIMEOUT_SECONDS  how long to wait for a daemon to answer [60]
+
+# shellcheck source-path=SCRIPTDIR
 set -euo pipefail
 umask 022
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
@@ -182,7 +184,7 @@ main() {
     env) print_env ;;
     kill-node) kill_node "${2:-}" ;;
     start-node) boot_node "${2:-}" ;;
-    help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$here/cluster.sh" ;;
+    help) sed -n '2,/^$/s/^# \{0,1\}//p' "$here/cluster.sh" ;;
     *) die "no command '$command'; 'cluster.sh help' lists them" ;;
   esac
 }
