@@ -48,7 +48,7 @@ class Store:
             with engine.begin() as connection:
                 yield connection
         except DatabaseError as error:
-            if isinstance(error, _OUR_BUGS):
+            if isinstance(error, _OUR_BUGS) and not _of_the_site(error):
                 raise
             raise _explained(error, self.location) from None  # the original may quote the URL
 
@@ -81,11 +81,15 @@ def connect(location: Location) -> Engine:
         ) from None
     except (ArgumentError, ValueError):
         raise UserError(
-            f"{VARIABLE} is not a database URL (postgresql://user:password@host:port/database; in the password "
-            "write @ as %40, / as %2F, : as %3A)"
+            f"{VARIABLE}: {location.shown} is not a database URL (postgresql://user:password@host:port/database)"
         ) from None
     event.listen(engine, "begin", _begin_postgres)
     return engine
+
+
+def _of_the_site(error: DatabaseError) -> bool:
+    """psycopg calls an unknown connection option and a missing permission programming errors, too."""
+    return error.statement is None or getattr(error.orig, "sqlstate", None) == "42501"  # insufficient_privilege
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
@@ -114,7 +118,7 @@ def _explained(error: DatabaseError, location: Location) -> UserError:
     said = _without_secrets(str(error.orig).strip().partition("\n")[0], location)
     where = f"store {location.shown}"
     if location.path is None:
-        return UserError(f"{where}: {said}; check {VARIABLE} and that the database server answers")
+        return UserError(f"{where}: {said}; check {VARIABLE}, and that the server runs and lets this user in")
     low = said.lower()
     if "not a database" in low or "malformed" in low or "encrypted" in low:
         return UserError(

@@ -14,9 +14,10 @@ __all__ = ["VARIABLE", "Location", "network_file_system", "store_exists", "where
 
 VARIABLE = "LLMLAUNCH_STORE"
 
-# A URL that is anything else than this (a password with "@", "/" or "?" left unescaped) is shown without its parts.
+# Anything else (a password with "@", "/", "?" or "#" left as it is) would be taken apart at the wrong places, and a
+# part of the password would show up as the name of a host.
 _PLAIN_URL = re.compile(
-    r"(?P<scheme>[a-z0-9+]+)://(?:(?P<user>[^:/@?#]*)(?::[^/@?#]*)?@)?(?P<place>[^@/?#]*(?:/[^@?#]*)?)(?:\?[^@]*)?"
+    r"(?P<scheme>[a-z0-9+]+)://(?:(?P<user>[^:/@?#]*)(?::[^:/@?#]*)?@)?(?P<place>[^@/?#]*(?:/[^@?#]*)?)(?:\?[^@]*)?"
 )
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "cifs", "smb3", "ceph", "afs", "pvfs2", "panfs"}
@@ -94,19 +95,18 @@ def _from_url(url: str) -> Location:
             f"{VARIABLE}: {scheme}:// is not a database llmlaunch can use; give sqlite:////path or "
             "postgresql://user@host/database"
         )
+    plain = _PLAIN_URL.fullmatch(url)
+    if plain is None:
+        raise UserError(
+            f"{VARIABLE} is not a database URL (postgresql://user:password@host:port/database; in the password write "
+            "@ as %40, / as %2F, : as %3A, ? as %3F, # as %23)"
+        )
     # Without a driver SQLAlchemy 2.0 takes psycopg2 and 2.1 psycopg; our extra `postgres` installs psycopg.
     driver = scheme if "+" in scheme else "postgresql+psycopg"
-    return Location(f"{driver}://{rest}", None, _without_password(url))
+    user = f"{plain['user']}@" if plain["user"] else ""
+    return Location(f"{driver}://{rest}", None, f"{scheme}://{user}{plain['place']}")
 
 
 def _sqlite(path: Path) -> Location:
     absolute = path.absolute()
     return Location(f"sqlite:///{absolute}", absolute, str(absolute))
-
-
-def _without_password(url: str) -> str:
-    match = _PLAIN_URL.fullmatch(url)
-    if match is None:
-        return url.partition("://")[0] + "://(hidden)"
-    user = match["user"]
-    return f"{match['scheme']}://{user + '@' if user else ''}{match['place']}"

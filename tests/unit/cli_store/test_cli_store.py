@@ -1,0 +1,166 @@
+"""`runs`, `collect` and `measurements` as a person types them: the result alone on stdout, the rest on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_run_dirs import GIB, RUN_ID, RunDir, finished_cpu_run
+
+from llmlaunch.cli.main import main
+
+FIT = Path(__file__).resolve().parents[2] / "data" / "measurements" / "fit.jsonl"
+
+
+class CommandLine:
+    """The whole command line, in this process: a hundred starts of Python would take longer than all the rest."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *words: str | Path, code: int = 0) -> tuple[str, str]:
+        """stdout and stderr of a command that must end with `code`, and never with a traceback."""
+        self._monkeypatch.setattr(sys, "argv", ["llmlaunch", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = self._capsys.readouterr()
+        assert "Traceback" not in err
+        assert ended.value.code == code, err
+        return out, err
+
+    def answer(self, *words: str | Path) -> Any:
+        return json.loads(self(*words, "--json")[0])
+
+
+@pytest.fixture
+def llmlaunch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(capsys, monkeypatch)
+
+
+@pytest.fixture
+def store_file(own_home: Path) -> Path:
+    return own_home / "data" / "llmlaunch" / "store.db"
+
+
+def test_where_nothing_ever_ran_nothing_is_made(llmlaunch: CommandLine, store_file: Path) -> None:
+    assert llmlaunch.answer("runs") == {"runs": []}
+    assert llmlaunch.answer("measurements", "list") == {"measurements": []}
+    assert llmlaunch.answer("collect") == {"runs": []}
+    assert llmlaunch("measurements", "export") == ("", "")
+    assert llmlaunch("runs")[0] == ""
+    assert not store_file.exists()
+
+
+def test_imported_records_come_back_equal(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    assert "363 added" in llmlaunch("measurements", "import", FIT)[0]
+    again = llmlaunch.answer("measurements", "import", FIT)
+    assert (again["added"], again["replaced"], again["unchanged"]) == (0, 0, 363)
+    given = [json.loads(line) for line in FIT.read_text().splitlines()]
+    assert [json.loads(line) for line in llmlaunch("measurements", "export")[0].splitlines()] == given
+    assert llmlaunch.answer("measurements", "list") == {"measurements": given}
+    out = tmp_path / "out.jsonl"
+    assert llmlaunch.answer("measurements", "export", out) == {"exported": 363, "file": str(out)}
+    assert [json.loads(line) for line in out.read_text().splitlines()] == given
+
+
+def test_the_list_is_a_table_that_filters_narrow(llmlaunch: CommandLine) -> None:
+    llmlaunch("measurements", "import", FIT)
+    out, err = llmlaunch("measurements", "list", "--gpu", "h100", "--kind", "allocated")
+    lines = out.splitlines()
+    assert lines[0].split()[:5] == ["id", "family", "backend", "gpu", "kind"]
+    assert len(lines) > 10
+    assert all(" H100 " in line and " allocated " in line for line in lines[1:])
+    assert err == ""
+    assert llmlaunch("measurements", "list", "--family", "nobody") == ("", "no measurements\n")
+
+
+def test_a_bad_file_is_one_line_and_exit_code_2(llmlaunch: CommandLine, tmp_path: Path, store_file: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"id": "a"}\n{"id": NaN}\n')
+    out, err = llmlaunch("measurements", "import", bad, code=2)
+    assert out == ""
+    assert err.startswith(f"error: {bad}, line 2: NaN")
+    assert err.count("\n") == 1
+    assert llmlaunch.answer("measurements", "list") == {"measurements": []}
+
+
+def test_a_changed_record_needs_replace(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    first.write_text('{"id": "a", "x": 1}\n')
+    second.write_text('{"id": "a", "x": 2}\n')
+    llmlaunch("measurements", "import", first)
+    assert "--replace" in llmlaunch("measurements", "import", second, code=2)[1]
+    assert llmlaunch.answer("measurements", "import", second, "--replace")["replaced"] == 1
+    assert llmlaunch.answer("measurements", "list") == {"measurements": [{"id": "a", "x": 2}]}
+
+
+def test_a_named_directory_is_collected_and_listed(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    run = finished_cpu_run(tmp_path / "run")
+    out, err = llmlaunch("collect", run.path)
+    assert (out, err) == (f"{RUN_ID} (succeeded): collected, 2 measurements\n", "")
+    assert llmlaunch.answer("collect", RUN_ID)["runs"][0]["did"] == "unchanged"
+    (found,) = llmlaunch.answer("runs")["runs"]
+    assert (found["run_id"], found["recipe"], found["state"]) == (RUN_ID, "tiny", "succeeded")
+    assert (found["predicted_bytes"], found["measured_bytes"]) == (10 * GIB, 2 * GIB)
+    assert found["directory"] == str(run.path)
+    row = llmlaunch("runs")[0].splitlines()[1].split()
+    assert row == [RUN_ID, "tiny", "slurm", "77", "succeeded", "resident", "10.0", "2.00", str(run.path)]
+    assert len(llmlaunch.answer("measurements", "list", "--run", RUN_ID)["measurements"]) == 2
+
+
+@pytest.mark.parametrize("words", [["runs"], ["measurements", "list"], ["measurements", "export"]])
+def test_what_reads_the_store_collects_first_and_says_so_on_stderr(
+    llmlaunch: CommandLine, tmp_path: Path, words: list[str]
+) -> None:
+    run = RunDir(tmp_path / "run")
+    llmlaunch("collect", run.path)
+    run.ranks()
+    run.status()
+    out, err = llmlaunch(*words, "--json")
+    assert err == f"{RUN_ID} (succeeded): collected, 2 measurements\n"
+    assert len(json.loads(out).popitem()[1]) == (1 if words == ["runs"] else 2)
+
+
+def test_a_running_run_says_that_it_is_not_final(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.ranks(ended_at=None, exit_code=None)
+    assert "these are its peaks so far" in llmlaunch("collect", run.path)[0]
+    assert "not collected" in llmlaunch("collect")[0]
+
+
+def test_what_is_no_run_is_named_and_the_others_are_collected(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    run = finished_cpu_run(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    out, err = llmlaunch("collect", tmp_path / "empty", run.path, code=2)
+    assert "collected, 2 measurements" in out
+    assert err == f"error: {tmp_path / 'empty'}: no run directory (it has no run.json)\n"
+    assert "no run 'nobody'" in llmlaunch("collect", "nobody", code=2)[1]
+
+
+def test_control_characters_of_a_record_do_not_reach_the_terminal(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id": "a\\u001b[31m", "gpu": "x\\ny"}\n')
+    llmlaunch("measurements", "import", path)
+    out, _ = llmlaunch("measurements", "list")
+    assert "\x1b" not in out
+    assert len(out.splitlines()) == 2
+
+
+def test_a_damaged_store_is_one_line(llmlaunch: CommandLine, store_file: Path) -> None:
+    store_file.parent.mkdir(parents=True)
+    store_file.write_text("not a database" * 100)
+    for words in (["runs"], ["collect"], ["measurements", "list"], ["measurements", "import", str(FIT)]):
+        _, err = llmlaunch(*words, code=2)
+        assert err.startswith(f"error: store {store_file} is damaged")
+        assert err.count("\n") == 1
+
+
+def test_a_password_in_the_url_is_not_printed(llmlaunch: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMLAUNCH_STORE", "postgresql://ada:hush@127.0.0.1:1/llm")
+    for words in (["runs"], ["measurements", "import", str(FIT)]):
+        out, err = llmlaunch(*words, code=2)
+        assert "hush" not in out + err
+        assert "ada@127.0.0.1:1/llm" in err
