@@ -13,6 +13,7 @@ from llmlaunch.memory.facts import MemoryFacts
 
 __all__ = ["deepspeed_facts", "megatron_deepspeed_facts", "megatron_facts"]
 
+REDUCE_BUCKET_ELEMENTS = 5e8  # DeepSpeed's default reduce_bucket_size (deepspeed/runtime/zero/config.py, 0.19)
 ELEMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 
 
@@ -68,8 +69,6 @@ def deepspeed_facts(precision: str, offload_optimizer: bool = False, fused_loss:
     gradient and the bf16 gradient are alive together (transformers/loss/loss_utils.py, 5.23).
     """
     width = ELEMENT_BYTES[precision]
-    master = 4.0
-    state = 0.0 if offload_optimizer else master + 8.0
     kept = 0.0 if offload_optimizer else width
     return MemoryFacts(
         backend="deepspeed",
@@ -77,14 +76,15 @@ def deepspeed_facts(precision: str, offload_optimizer: bool = False, fused_loss:
         source="deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, 0.19.8",
         parameter_bytes=width,
         gradient_bytes=0.0,
-        optimizer_bytes=state,
+        optimizer_bytes=0.0 if offload_optimizer else 12.0,
         backward_gradient_bytes=(width, width, 0.0, 0.0),
         backward_gradient_bytes_sharded=(0.0, 0.0, kept, kept),
         step_bytes_sharded=(4.0, 4.0, 4.0, 0.0),
         activation_bytes=width,
         gated_activation_fused=False,
+        norm_extra_bytes=0.0 if fused_loss else 4.0 + (width if width < 4.0 else 0.0),
         logit_bytes=0.0 if fused_loss else 2.0 * width + 8.0,
-        bucket_bytes=5e8 * width,
+        bucket_bytes=REDUCE_BUCKET_ELEMENTS * width,
         live_parameters=1e9,
         workspace_bytes=constant("workspace_bytes"),
         cache_share=constant("cache_share"),

@@ -35,6 +35,11 @@ def sequence_split(rows: RankColumns) -> FloatColumn:
     return np.where(rows.layouts.sequence_parallel > 0, rows.layouts.tensor, 1).astype(np.float64)
 
 
+def norm_bytes(job: Job) -> float:
+    """Bytes per token a norm keeps: its input, its output, its statistics, and the copies of an unfused one."""
+    return (2.0 * job.facts.activation_bytes + job.facts.norm_extra_bytes) * job.shape.hidden_size + 4.0
+
+
 def _attention(job: Job, rows: RankColumns) -> FloatColumn:
     """Bytes of one attention block for one micro-batch: norm input, its output, Q, K, V, output, statistics."""
     shape, e = job.shape, job.facts.activation_bytes
@@ -52,7 +57,7 @@ def _attention(job: Job, rows: RankColumns) -> FloatColumn:
         groups = np.maximum(shape.num_query_groups, t) * shape.head_dim
         whole = 0.0
         split_by_t = e * (2.0 * shape.query_width + 2.0 * groups) + 4.0 * heads
-    return n * ((2.0 * e * h + 4.0 + dropout_mask(shape)) / split + whole / split + split_by_t / t)
+    return n * ((norm_bytes(job) + dropout_mask(shape)) / split + whole / split + split_by_t / t)
 
 
 def _scores(job: Job, rows: RankColumns) -> FloatColumn:
@@ -78,7 +83,7 @@ def _mlp(job: Job, rows: RankColumns, mixture: bool) -> FloatColumn:
     shape, e = job.shape, job.facts.activation_bytes
     t, split, n = rows.layouts.tensor, sequence_split(rows), tokens(job, rows)
     h = shape.hidden_size
-    norm = n * (2.0 * e * h + 4.0 + dropout_mask(shape)) / split
+    norm = n * (norm_bytes(job) + dropout_mask(shape)) / split
     if not mixture or shape.moe is None:
         return norm + n * _mlp_width_bytes(job) * shape.ffn_hidden_size / t
     moe = shape.moe
@@ -135,7 +140,7 @@ def loss_bytes(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank: the final norm (input, output, statistics) and the logits around the loss."""
     n, split, t = tokens(job, rows), sequence_split(rows), rows.layouts.tensor.astype(np.float64)
     e = job.facts.activation_bytes
-    norm = n * (2.0 * e * job.shape.hidden_size + 4.0) / split
+    norm = n * norm_bytes(job) / split
     logits = n * job.facts.logit_bytes * vocabulary(job, t) / t
     return np.where(rows.last, (norm + logits) * (1 + job.shape.mtp_num_layers), 0.0)
 
