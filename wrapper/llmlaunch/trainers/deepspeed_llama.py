@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 import deepspeed
 import torch
+import torch._dynamo  # Transformers needs it later, and it cannot be imported under zero.Init (torch 2.13)
 import torch.distributed as dist
 import torch.nn.functional as F
 from deepspeed.accelerator import get_accelerator
