@@ -1,42 +1,49 @@
-"""DeepSpeed as a backend: ZeRO stages over data parallelism, our training script or the person's own."""
+"""DeepSpeed as a backend: ZeRO over data parallel ranks, with the shipped training script or a person's own."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from importlib.resources import files
-from pathlib import Path
-from typing import Any
 
 from llmlaunch.backends.base import NodeVariable, Rendered, Space
-from llmlaunch.backends.deepspeed_rules import RULES
-from llmlaunch.backends.fact_tables import REDUCE_BUCKET_ELEMENTS, deepspeed_facts
+from llmlaunch.backends.deepspeed_config import bucket_bytes, ds_config, live_parameters, model_config, to_json
+from llmlaunch.backends.deepspeed_rules import RULES, refuse_what_the_trainer_cannot_build
+from llmlaunch.backends.fact_tables import deepspeed_facts
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.models.parameters import count_parameters
-from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.trainers import TRAINER
 
 __all__ = ["DeepSpeed"]
 
-CONFIG, MODEL, TRAINER = "ds_config.json", "trainer/model.json", "trainer/train.py"
-RUN_DIRECTORY = "LLMLAUNCH_RUN_DIR"
-# What the engine is told about the batch, precision and ZeRO is the plan; a person's script may not undo it.
-PLANNED_FLAGS = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
+Words = tuple[str | NodeVariable, ...]
+
+RUN_DIR = "LLMLAUNCH_RUN_DIR"
+CONFIG_FILE = "ds_config.json"
+MODEL_FILE = "trainer/model.json"
+TRAINER_FILE = "trainer/train.py"
+# glibc keeps freed blocks of up to 32 MiB once it has seen some. With these thresholds tensors go back to the kernel,
+# and resident memory is what the tensors need (docs/backends.md, "Resident memory on a CPU").
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
+MOST_WARMUP_STEPS = 2000
 
 
 class DeepSpeed:
-    """DeepSpeed 0.19 with a Hugging Face model, split by data alone."""
+    """ds_config.json and a training script, DeepSpeed 0.19."""
 
     name = "deepspeed"
 
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
+        """Raises UserError for a model the shipped script cannot build."""
+        if recipe.backend.script is None:
+            refuse_what_the_trainer_cannot_build(recipe)
         return RULES
 
     def space(self, recipe: Recipe) -> Space:
         one = (1,)
+        # Only the person's own script knows what it recomputes; a pin of layout.recompute says so.
+        recompute = (RECOMPUTE_NONE, RECOMPUTE_FULL) if recipe.backend.script is None else (RECOMPUTE_NONE,)
         return Space(
             tensor=one,
             pipeline=one,
@@ -44,16 +51,20 @@ class DeepSpeed:
             context=one,
             expert=one,
             expert_tensor=one,
+            sequence_parallel=(0,),
             zero_stage=(0, 1, 2, 3),
-            recompute=(RECOMPUTE_NONE, RECOMPUTE_FULL),
+            recompute=recompute,
         )
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
-        """On a CPU the peak is resident memory: the idle trainer stands where a GPU has its context, and nothing
-        is held by drivers or communicators."""
-        facts = deepspeed_facts(recipe.workload.precision)
-        facts = replace(facts, bucket_bytes=bucket_elements(recipe.model) * facts.activation_bytes)
-        if recipe.cluster.accelerator.kind != "cpu":
+        """On a CPU the peak is resident memory: the idle trainer stands where a GPU has its context, and nothing is
+        held by drivers or communicators."""
+        facts = replace(
+            deepspeed_facts(recipe.workload.precision),
+            bucket_bytes=bucket_bytes(recipe),
+            live_parameters=float(live_parameters(recipe)),
+        )
+        if recipe.cluster.accelerator.kind == "gpu":
             return facts
         return replace(
             facts,
@@ -64,137 +75,86 @@ class DeepSpeed:
         )
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
-        """Raises UserError where the person's script arguments contradict the plan."""
-        config = {CONFIG: _json(ds_config(recipe, layout))}
-        words = ("--deepspeed", "--deepspeed_config", NodeVariable(RUN_DIRECTORY, f"/{CONFIG}"))
-        if recipe.backend.script is not None:
-            _refuse_planned(recipe)
-            program = (recipe.backend.script, *recipe.backend.script_args, *recipe.backend.extra_args, *words)
-            return Rendered(program, environment(recipe), config, measurement=measurement(recipe))
-        trainer = files("llmlaunch.trainers").joinpath("deepspeed_llama.py").read_bytes()
-        program = (NodeVariable(RUN_DIRECTORY, f"/{TRAINER}"), *trainer_words(recipe, layout), *words)
-        model = _json(hugging_face_config(recipe.model, recipe.workload.sequence_length))
-        written = {**config, MODEL: model, TRAINER: trainer}
-        return Rendered(program, environment(recipe), written, measurement=measurement(recipe))
-
-
-def bucket_elements(shape: ModelShape) -> int:
-    """DeepSpeed allocates its whole reduce bucket at the first backward; one larger than the model is only waste."""
-    return int(min(REDUCE_BUCKET_ELEMENTS, max(count_parameters(shape).total, 1_000_000)))
-
-
-def ds_config(recipe: Recipe, layout: Layout) -> dict[str, Any]:
-    """Nothing left to "auto" or to a default that changes memory; no key DeepSpeed 0.19 does not know."""
-    work, bucket = recipe.workload, bucket_elements(recipe.model)
-    zero: dict[str, Any] = {"stage": layout.zero_stage}
-    if layout.zero_stage:
-        zero |= {"reduce_bucket_size": bucket, "overlap_comm": layout.zero_stage == 3, "contiguous_gradients": True}
-        zero |= (
-            {"allgather_bucket_size": bucket}
-            if layout.zero_stage < 3
-            else {"stage3_prefetch_bucket_size": bucket // 10}
+        """Raises UserError where `extra_args` or the recipe's environment contradict the plan."""
+        files = {CONFIG_FILE: to_json(ds_config(recipe, layout))}
+        if recipe.backend.script is None:
+            refuse_what_the_trainer_cannot_build(recipe)
+            files[MODEL_FILE] = to_json(model_config(recipe))
+            files[TRAINER_FILE] = TRAINER.read_bytes()
+            program = (NodeVariable(RUN_DIR, f"/{TRAINER_FILE}"), *_trainer_arguments(recipe, layout))
+        else:
+            program = (recipe.backend.script, *recipe.backend.script_args)
+        program = (*program, "--deepspeed", "--deepspeed_config", NodeVariable(RUN_DIR, f"/{CONFIG_FILE}"))
+        _refuse_repeats(recipe, program)
+        return Rendered(
+            program=(*program, *recipe.backend.extra_args),
+            environment=_environment(recipe),
+            files=files,
+            measurement=_measurement(recipe),
         )
-    config: dict[str, Any] = {
-        "train_batch_size": work.global_batch_size,
-        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
-        "gradient_accumulation_steps": layout.num_microbatches(work.global_batch_size),
-        "gradient_clipping": 1.0,
-        "steps_per_print": 1_000_000_000,  # our script prints its own progress
-        "zero_allow_untested_optimizer": True,  # torch's AdamW: nothing is compiled on the nodes
-        "zero_optimization": zero,
-    }
-    if work.precision in ("bf16", "fp16"):
-        config[work.precision] = {"enabled": True}
-    return config
 
 
-def trainer_words(recipe: Recipe, layout: Layout) -> tuple[str | NodeVariable, ...]:
-    """Arguments of our own training script."""
-    training, data = recipe.training, recipe.data
-    source = "mock" if data.mock else "python-source" if data.python_source else str(data.path)
-    words: list[str | NodeVariable] = ["--model", NodeVariable(RUN_DIRECTORY, f"/{MODEL}"), "--data", source]
-    if data.tokenizer is not None:
-        words += ["--tokenizer", data.tokenizer]
-    words += ["--steps", str(training.steps), "--sequence-length", str(recipe.workload.sequence_length)]
-    words += ["--learning-rate", repr(training.learning_rate), "--warmup-steps", str(min(training.steps // 20, 2000))]
+def _trainer_arguments(recipe: Recipe, layout: Layout) -> Words:
+    training = recipe.training
+    words: list[str | NodeVariable] = ["--model", NodeVariable(RUN_DIR, f"/{MODEL_FILE}"), "--data", _data(recipe)]
+    if recipe.data.tokenizer is not None:
+        words += ["--tokenizer", recipe.data.tokenizer]
+    words += ["--steps", str(training.steps)]
+    words += ["--sequence-length", str(recipe.workload.sequence_length)]
+    words += ["--learning-rate", repr(training.learning_rate)]
+    words += ["--warmup-steps", str(min(training.steps // 10, MOST_WARMUP_STEPS))]
     words += ["--seed", str(training.seed), "--log-interval", str(training.log_interval)]
     if layout.recompute == RECOMPUTE_FULL:
         words += ["--gradient-checkpointing"]
-    if training.checkpoint_path is not None and training.save_interval is not None:
-        words += ["--save", training.checkpoint_path, "--save-interval", str(training.save_interval)]
-    return (*words, *recipe.backend.extra_args)
+    if training.save_interval is not None:
+        words += ["--save", training.checkpoint_path or NodeVariable(RUN_DIR, "/checkpoints")]
+        words += ["--save-interval", str(training.save_interval)]
+    return tuple(words)
 
 
-def hugging_face_config(shape: ModelShape, sequence_length: int) -> dict[str, Any]:
-    """The `config.json` of this shape, Llama or Mixtral. Raises UserError for shapes neither family has."""
-    unlike = {
-        "LayerNorm": shape.normalization != "RMSNorm",
-        "ungated MLP": not shape.gated_mlp,
-        "learned positions": shape.position_embedding != "rope",
-        "query/key norms": shape.qk_layernorm,
-        "latent attention": shape.mla is not None,
-        "multi-token prediction": shape.mtp_num_layers > 0,
-        "mixture in some layers only": shape.moe is not None and set(shape.moe.layer_pattern) != {1},
-        "shared experts": shape.moe is not None and shape.moe.shared_expert_ffn_hidden_size > 0,
-    }
-    wrong = [what for what, present in unlike.items() if present]
-    if wrong:
-        raise UserError(
-            f"model {shape.name}: llmlaunch's DeepSpeed script trains Llama and Mixtral shapes, and this one has "
-            f"{', '.join(wrong)}; give a script of your own (backend: {{name: deepspeed, script: ...}}) or take megatron-lm"
-        )
-    config: dict[str, Any] = {
-        "model_type": "mixtral" if shape.moe else "llama",
-        "num_hidden_layers": shape.num_layers,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.moe.ffn_hidden_size if shape.moe else shape.ffn_hidden_size,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_query_groups,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": max(shape.max_position_embeddings, sequence_length),
-        "rope_theta": shape.rotary_base,
-        "tie_word_embeddings": shape.tied_embeddings,
-        "attention_dropout": shape.attention_dropout,
-    }
-    if shape.moe:
-        config |= {"num_local_experts": shape.moe.num_experts, "num_experts_per_tok": shape.moe.topk}
-        config |= {"output_router_logits": True}
-    else:
-        config |= {"attention_bias": shape.linear_bias or shape.qkv_bias, "mlp_bias": shape.linear_bias}
-    return config
+def _data(recipe: Recipe) -> str:
+    if recipe.data.mock:
+        return "mock"
+    return "python-source" if recipe.data.python_source else str(recipe.data.path)
 
 
-def environment(recipe: Recipe) -> dict[str, str]:
-    """One thread a process unless the person says otherwise; on a CPU, DeepSpeed's CPU accelerator, and memory that
-    goes back to the kernel when freed, so that resident memory means what it says."""
-    wanted = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    if recipe.cluster.accelerator.kind == "cpu":
-        wanted |= {"DS_ACCELERATOR": "cpu", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
-    else:
-        wanted |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    return {**wanted, **{k: v for k, v in recipe.environment.items() if k in wanted}}
-
-
-def measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
-    return {
-        "optimizer": {"gradient_dtype": recipe.workload.precision},
-        "implementation": {"attention": "auto", "gated_activation_fused": False, "gradient_accumulation_fusion": False},
-    }
-
-
-def _refuse_planned(recipe: Recipe) -> None:
-    for word in (*recipe.backend.script_args, *recipe.backend.extra_args):
-        if word.split("=", 1)[0] in PLANNED_FLAGS:
+def _refuse_repeats(recipe: Recipe, program: Words) -> None:
+    mine = {word for word in program if isinstance(word, str) and word.startswith("--")}
+    for word in recipe.backend.extra_args:
+        flag = word.split("=", 1)[0]
+        if flag in mine:
             raise UserError(
-                f"{recipe.path}: backend.script_args: {word} is added by llmlaunch, with the planned {CONFIG}; remove it"
+                f"{recipe.path}: backend.extra_args: {flag} is planned by llmlaunch already; say it in the recipe "
+                "(layout, training, model) and remove it there"
             )
 
 
-def _json(value: dict[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()
+def _environment(recipe: Recipe) -> dict[str, str]:
+    """Variables of the trainers. Raises UserError where the recipe sets one that must be so to something else."""
+    wanted = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    required = {}
+    if recipe.cluster.accelerator.kind == "gpu":
+        wanted |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    else:
+        wanted |= MALLOC
+        required = {"DS_ACCELERATOR": "cpu"}
+    for name, value in required.items():
+        given = recipe.environment.get(name)
+        if given is not None and given != value:
+            raise UserError(
+                f"{recipe.path}: environment.{name}: is {given!r}, but cluster {recipe.cluster.name} has no GPU and "
+                f"needs {value!r}; remove the line or name another cluster"
+            )
+    return {**wanted, **required, **{k: v for k, v in recipe.environment.items() if k in wanted}}
 
 
-def trainer_path() -> Path:
-    """Our training script, where llmlaunch is installed."""
-    return Path(str(files("llmlaunch.trainers").joinpath("deepspeed_llama.py")))
+def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
+    known: dict[str, dict[str, object]] = {"optimizer": {"gradient_dtype": recipe.workload.precision}}
+    if recipe.backend.script is None:
+        known["implementation"] = {
+            "attention": "auto",  # torch's scaled_dot_product_attention chooses
+            "gated_activation_fused": False,
+            "gradient_accumulation_fusion": False,
+            "expandable_segments": recipe.cluster.accelerator.kind == "gpu",
+        }
+    return known

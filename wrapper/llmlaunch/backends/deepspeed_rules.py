@@ -1,4 +1,4 @@
-"""What DeepSpeed, as llmlaunch drives it, accepts, as data."""
+"""What DeepSpeed with ZeRO accepts, as data, and the models the shipped training script can build."""
 
 from __future__ import annotations
 
@@ -7,49 +7,109 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.layout import Rule, Situation
+from llmlaunch.errors import UserError
+from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
+from llmlaunch.recipe.types import Recipe
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "refuse_what_the_trainer_cannot_build"]
 
 Bools = NDArray[np.bool_]
-OURS = "llmlaunch's DeepSpeed training script"
-BATCH = "deepspeed/runtime/config.py _batch_assertion, 0.19"
+CONFIG = "deepspeed/runtime/config.py _batch_assertion, 0.19.8"
+TRAINER = "llmlaunch/trainers/deepspeed_llama.py"
 
 
-def batch(s: Situation) -> Bools:
-    return np.equal(s.workload.global_batch_size % (s.layouts.data * s.layouts.micro_batch_size), 0)
+def only(field: str) -> Callable[[Situation], Bools]:
+    """The layout field is 1: the job is split by data alone."""
 
-
-def only_one(field: str) -> Callable[[Situation], Bools]:
     def allows(s: Situation) -> Bools:
-        return np.equal(getattr(s.layouts, field), 1)
+        passes: Bools = np.equal(getattr(s.layouts, field), 1)
+        return passes
 
     return allows
 
 
-def no_selective(s: Situation) -> Bools:
-    return np.not_equal(s.layouts.recompute, 1)
+def batch(s: Situation) -> Bools:
+    passes: Bools = np.equal(s.workload.global_batch_size % (s.layouts.data * s.layouts.micro_batch_size), 0)
+    return passes
 
 
-def no_sequence_parallel(s: Situation) -> Bools:
+def half_precision(s: Situation) -> Bools:
+    refused = s.workload.precision == "fp16" and s.cluster.accelerator.kind == "cpu"
+    return np.full(len(s.layouts), not refused)
+
+
+def sequence_parallel(s: Situation) -> Bools:
     return np.equal(s.layouts.sequence_parallel, 0)
 
 
+def no_selective(s: Situation) -> Bools:
+    return np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE)
+
+
+def _by_data_alone(name: str, field: str) -> Rule:
+    sentence = f"DeepSpeed jobs are split by data alone here: {name} parallel size must be 1 (Megatron-LM can split it)"
+    return Rule(field.replace("_", "-"), sentence, TRAINER, only(field))
+
+
 RULES: tuple[Rule, ...] = (
-    Rule("batch", "data parallel size x micro-batch size must divide the global batch size", BATCH, batch),
-    *(
-        Rule(
-            field.replace("_", "-"), f"the job is split by data alone: {field.replace('_', ' ')} must be 1", OURS, only
-        )
-        for field, only in (
-            (f, only_one(f)) for f in ("tensor", "pipeline", "virtual_pipeline", "context", "expert", "expert_tensor")
-        )
-    ),
-    Rule("sequence-parallel", "sequence parallelism needs tensor parallelism", OURS, no_sequence_parallel),
+    _by_data_alone("tensor", "tensor"),
+    _by_data_alone("pipeline", "pipeline"),
+    _by_data_alone("virtual pipeline", "virtual_pipeline"),
+    _by_data_alone("context", "context"),
+    _by_data_alone("expert", "expert"),
+    _by_data_alone("expert tensor", "expert_tensor"),
     Rule(
-        "recompute-whole-layers",
-        "Hugging Face models recompute whole layers or none (recompute: full or none)",
-        "transformers/modeling_layers.py GradientCheckpointingLayer, 5.23",
+        "sequence-parallel",
+        "sequence parallelism splits over tensor parallel ranks, and there are none",
+        TRAINER,
+        sequence_parallel,
+    ),
+    Rule(
+        "batch",
+        "train_batch_size must be a multiple of train_micro_batch_size_per_gpu x data parallel size",
+        CONFIG,
+        batch,
+    ),
+    Rule(
+        "fp16-needs-gpu",
+        "fp16 needs a GPU; on a CPU use fp32 or bf16",
+        "deepspeed/runtime/engine.py _do_sanity_check, 0.19.8",
+        half_precision,
+    ),
+    Rule(
+        "no-selective-recompute",
+        "gradient checkpointing recomputes whole layers: recompute must be none or full",
+        "transformers/modeling_utils.py gradient_checkpointing_enable, 5.23",
         no_selective,
     ),
 )
+
+
+def refuse_what_the_trainer_cannot_build(recipe: Recipe) -> None:
+    """The shipped script builds Hugging Face's Llama and Mixtral, nothing else. Raises UserError."""
+    shape, moe = recipe.model, recipe.model.moe
+    unlike = {
+        f"normalization {shape.normalization}": shape.normalization != "RMSNorm",
+        f"position embedding {shape.position_embedding}": shape.position_embedding != "rope",
+        "an MLP without gate": not shape.gated_mlp,
+        "biases on query, key and value alone": shape.qkv_bias and not shape.linear_bias,
+        "norms on queries and keys": shape.qk_layernorm,
+        "dropout on the residual stream": shape.hidden_dropout > 0,
+        "multi-latent attention": shape.mla is not None,
+        "multi-token prediction": shape.mtp_num_layers > 0,
+        "biases in a mixture of experts": moe is not None and shape.linear_bias,
+        "a shared expert": moe is not None and moe.shared_expert_ffn_hidden_size > 0,
+        "dense layers between mixtures": moe is not None and not all(moe.layer_pattern),
+        "an expert capacity": moe is not None and moe.capacity_factor is not None,
+    }
+    found = [what for what, is_so in unlike.items() if is_so]
+    if found:
+        raise UserError(
+            f"{recipe.path}: model: {shape.name} has {', '.join(found)}, and the shipped DeepSpeed script builds Llama "
+            "and Mixtral only; name a script of your own (backend.script) or use backend: megatron-lm"
+        )
+    if not recipe.data.mock and recipe.data.tokenizer is None and shape.vocab_size < 256:
+        raise UserError(
+            f"{recipe.path}: data: without a tokenizer every byte is a token, which needs a vocabulary of at least "
+            f"256; the model has {shape.vocab_size}: raise model.vocab_size"
+        )

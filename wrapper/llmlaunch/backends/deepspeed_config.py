@@ -1,0 +1,125 @@
+"""The JSON files a DeepSpeed run is given: ds_config.json and the model's Hugging Face configuration.
+
+DeepSpeed refuses unknown keys inside its sections but not at the top level, and takes "auto" silently for a default
+(deepspeed/runtime/config_utils.py, 0.19.8): every key here is known and every value explicit.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llmlaunch.layout import Layout
+from llmlaunch.models.parameters import count_parameters
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["bucket_bytes", "ds_config", "live_parameters", "model_config", "to_json"]
+
+Json = dict[str, Any]
+
+# Elements. DeepSpeed's own defaults are 5e8 (1 GB in bf16, twice that with overlap); smaller buckets reduce as fast.
+BUCKET = 200_000_000
+PREFETCH = 50_000_000
+LIVE_PARAMETERS = 1_000_000_000
+PERSISTENT_PARAMETER = 100_000  # smaller tensors (norms) stay whole on every rank
+SUB_GROUP = 1_000_000_000
+GRADIENT_CLIPPING = 1.0
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def ds_config(recipe: Recipe, layout: Layout) -> Json:
+    """The whole of ds_config.json. The batch triple is exact: total = micro x accumulation x data."""
+    work = recipe.workload
+    config: Json = {
+        "train_batch_size": work.global_batch_size,
+        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
+        "gradient_accumulation_steps": layout.num_microbatches(work.global_batch_size),
+        "gradient_clipping": GRADIENT_CLIPPING,
+        "steps_per_print": recipe.training.log_interval,
+        # The script brings torch's AdamW: DeepSpeed's own would be compiled on the node first.
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": _zero(recipe, layout.zero_stage),
+    }
+    if work.precision == "bf16":
+        config["bf16"] = {"enabled": True}
+    elif work.precision == "fp16":
+        config["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}
+    return config
+
+
+def _zero(recipe: Recipe, stage: int) -> Json:
+    if stage == 0:
+        return {"stage": 0}
+    section: Json = {
+        "stage": stage,
+        "contiguous_gradients": True,
+        "overlap_comm": _overlaps(recipe),
+        "reduce_scatter": True,
+        "reduce_bucket_size": _bucket(recipe),
+        "allgather_bucket_size": _bucket(recipe),
+    }
+    if stage == 3:
+        section |= {
+            "stage3_prefetch_bucket_size": min(PREFETCH, _parameters(recipe)),
+            "stage3_param_persistence_threshold": PERSISTENT_PARAMETER,
+            "stage3_max_live_parameters": live_parameters(recipe),
+            "stage3_max_reuse_distance": live_parameters(recipe),
+            "sub_group_size": SUB_GROUP,
+        }
+    return section
+
+
+def _parameters(recipe: Recipe) -> int:
+    return count_parameters(recipe.model).total
+
+
+def _bucket(recipe: Recipe) -> int:
+    return min(BUCKET, _parameters(recipe))
+
+
+def _overlaps(recipe: Recipe) -> bool:
+    return recipe.cluster.accelerator.kind == "gpu"
+
+
+def bucket_bytes(recipe: Recipe) -> float:
+    """Gradient buckets of one rank: two where reduction overlaps backward (zero/stage_1_and_2.py, 0.19.8)."""
+    return float(_bucket(recipe) * ELEMENT_BYTES[recipe.workload.precision] * (2 if _overlaps(recipe) else 1))
+
+
+def live_parameters(recipe: Recipe) -> int:
+    """Most parameters ZeRO 3 may keep gathered at once."""
+    return min(LIVE_PARAMETERS, _parameters(recipe))
+
+
+def model_config(recipe: Recipe) -> Json:
+    """The model as a Hugging Face configuration of Llama or Mixtral (transformers/models, 4.53 to 5.23)."""
+    shape, moe = recipe.model, recipe.model.moe
+    config: Json = {
+        "model_type": "llama" if moe is None else "mixtral",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_hidden_size if moe is None else moe.ffn_hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_query_groups,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": max(shape.max_position_embeddings, recipe.workload.sequence_length),
+        "rms_norm_eps": 1e-5,
+        "rope_theta": shape.rotary_base,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "attention_dropout": shape.attention_dropout,
+    }
+    if moe is None:
+        return config | {"attention_bias": shape.linear_bias, "mlp_bias": shape.linear_bias}
+    return config | {
+        "num_local_experts": moe.num_experts,
+        "num_experts_per_tok": moe.topk,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.01,
+        "sliding_window": None,
+    }
+
+
+def to_json(value: Json) -> bytes:
+    """Readable, and the same bytes for the same values."""
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
