@@ -30,7 +30,8 @@ class MemoryFacts:
     # more gradient bytes alive during backward, per parameter of the rank and per sharded parameter
     backward_gradient_bytes: ByStage = NONE
     backward_gradient_bytes_sharded: ByStage = NONE
-    # temporaries of the optimizer step, per sharded parameter
+    # temporaries of the optimizer step, per parameter of the rank and per sharded parameter
+    step_bytes: ByStage = NONE
     step_bytes_sharded: ByStage = NONE
     activation_bytes: float = 2.0
     gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved

@@ -52,7 +52,7 @@ def states(job: Job, rows: RankColumns) -> States:
         backward=_by_stage(facts.backward_gradient_bytes, rows) * whole
         + _by_stage(facts.backward_gradient_bytes_sharded, rows) * sharded
         + np.where(dense_group > 1, facts.bucket_bytes, 0.0),
-        step=_by_stage(facts.step_bytes_sharded, rows) * sharded,
+        step=_by_stage(facts.step_bytes, rows) * whole + _by_stage(facts.step_bytes_sharded, rows) * sharded,
     )
 
 
