@@ -13,6 +13,7 @@ quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
 
 test: install  ## everything but what needs a GPU
+	./.ci/prerequisites test
 	$(RUN) -m pytest -m "not gpu"
 
 unit: install  ## what needs no server, no framework and no SLURM: seconds
@@ -34,7 +35,7 @@ $(INSTALLED): pyproject.toml tests/constraints.txt .ci/prerequisites
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt --editable '.[local,dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt --editable '.[local,dev,postgres]'
 	touch $(INSTALLED)
 
 clean:

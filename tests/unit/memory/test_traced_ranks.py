@@ -1,9 +1,9 @@
 """The estimator against ranks of large jobs, run as real Megatron core under fake tensors.
 
 Source: traces of megatron-core 0.19.2 (GPTModel, DDP, DistributedOptimizer, real schedules) on a CPU with torch 2.13
-FakeTensorMode and torch's fake process group; every live "CUDA" storage counted. Sequence 8192 (Llama 2: 4096), micro-batch
-1, bf16, sequence parallel, distributed optimizer with fp32 gradients, fused gradient accumulation. Kernel workspaces are
-not in a trace.
+FakeTensorMode and torch's fake process group; every live "CUDA" storage counted. Sequence 8192 (Llama 2: 4096),
+micro-batch 1, bf16, sequence parallel, distributed optimizer with fp32 gradients, fused gradient accumulation. Kernel
+workspaces are not in a trace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ GIB = 2**30
 TRACED_FACTS = replace(megatron_facts("bf16"), workspace_bytes=0.0, weight_gradient_fused=True)
 
 TRACES = [
-    *[(LLAMA3_8B, Layout(4, 4, data=32), 8, stage, peak) for stage, peak in enumerate([12.1051, 9.2136, 7.0866, 7.0942])],
+    *[
+        (LLAMA3_8B, Layout(4, 4, data=32), 8, stage, peak)
+        for stage, peak in enumerate([12.1051, 9.2136, 7.0866, 7.0942])
+    ],
     (LLAMA3_8B, Layout(4, 4, data=16, context=2), 8, 0, 7.7512),
     (LLAMA3_8B, Layout(4, 4, data=16, context=2), 8, 3, 5.2321),
     (LLAMA3_8B, Layout(4, 4, data=32, recompute=RECOMPUTE_FULL), 8, 0, 4.3627),

@@ -43,7 +43,7 @@ class MegatronLM:
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan."""
         where = recipe.backend.path
-        script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where.rstrip('/')}/{SCRIPT}"
+        script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where}/{SCRIPT}"
         facts = self.facts(recipe)
         return Rendered(
             program=(script, *arguments(recipe, layout)),

@@ -21,11 +21,13 @@ SCHEDULES = "megatron/core/pipeline_parallel/schedules.py, core 0.19"
 
 
 def divides(part: NDArray[Any], whole: NDArray[Any] | int) -> Bools:
-    return np.equal(np.asarray(whole) % part, 0)
+    column: Bools = np.equal(np.asarray(whole) % part, 0)
+    return column
 
 
 def implies(condition: NDArray[Any], then: NDArray[Any] | bool) -> Bools:
-    return np.logical_or(np.logical_not(condition), then)
+    column: Bools = np.logical_or(np.logical_not(condition), then)
+    return column
 
 
 def heads(s: Situation) -> Bools:

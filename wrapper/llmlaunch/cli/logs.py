@@ -22,7 +22,6 @@ def command(run: str, follow: bool) -> int:
     if follow:
         follow_job(submission.run_dir, launcher_of(submission), submission, lambda line: click.echo(line))
         return 0
-    logs = JobLogs(submission)
-    for line in (*logs.new_lines(), *logs.rest()):
+    for line in JobLogs(submission).to_end():
         click.echo(line)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from llmlaunch.cli.planned import print_json
-from llmlaunch.cli.submitted import submission_of
+from llmlaunch.cli.submitted import note_end, submission_of
 
 __all__ = ["command"]
 
@@ -19,6 +19,7 @@ def command(run: str, as_json: bool) -> int:
 
     submission = submission_of(run)
     state = launcher_of(submission).states([submission])[submission.job_id]
+    note_end(submission, state)
     if as_json:
         print_json(
             {

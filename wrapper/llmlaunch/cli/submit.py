@@ -153,6 +153,8 @@ def _follow(choice: Choice, submission: Submission) -> int:
     if not state.ended:
         return 0
     from llmlaunch.cli.outcome import tell_outcome
+    from llmlaunch.cli.submitted import note_end
 
+    note_end(submission, state)
     tell_outcome(submission.run_dir, state)
     return 0 if state.phase == "succeeded" else FAILED

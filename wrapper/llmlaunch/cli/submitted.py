@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.base import Submission
+from llmlaunch.launchers.base import JobState, Submission
 
-__all__ = ["submission_of"]
+__all__ = ["note_end", "submission_of"]
 
 
 def submission_of(word: str) -> Submission:
@@ -38,3 +38,20 @@ def _directory(word: str) -> Path:
 
     with open_store() as store:
         return find_run(store, word).directory
+
+
+def note_end(submission: Submission, state: JobState) -> None:
+    """Tell the store what only the launcher knows: a job that ended without a status.json of its own, because it was
+    cancelled while it waited, or lost with its node."""
+    if not state.ended or (submission.run_dir / "status.json").exists():
+        return
+    from llmlaunch.launchers.run_files import name_run
+    from llmlaunch.store.location import store_exists
+
+    if not store_exists():
+        return
+    from llmlaunch.store.open import open_store
+    from llmlaunch.store.runs import set_state
+
+    with open_store() as store:
+        set_state(store, name_run(submission.run_dir), state.phase, state.reason or state.state or None)

@@ -48,8 +48,9 @@ def dotted(path: Iterable[str | int]) -> str:
 
 
 def given(model: BaseModel) -> dict[str, Any]:
-    """What was written, without the defaults, as plain values."""
-    return {name: _plain(getattr(model, name)) for name in model.model_fields_set}
+    """What was written, without the defaults, as plain values, in the schema's order."""
+    written = model.model_fields_set
+    return {name: _plain(getattr(model, name)) for name in type(model).model_fields if name in written}
 
 
 def _plain(value: Any) -> Any:

@@ -44,7 +44,7 @@ def _attention(job: Job, rows: RankColumns) -> FloatColumn:
     """Bytes of one attention block for one micro-batch: norm input, its output, Q, K, V, output, statistics."""
     shape, e = job.shape, job.facts.activation_bytes
     t, split, n = rows.layouts.tensor, sequence_split(rows), tokens(job, rows)
-    h, heads = shape.hidden_size, shape.num_attention_heads
+    heads = shape.num_attention_heads
     split_by_t: float | FloatColumn
     if shape.mla is not None:
         mla = shape.mla
@@ -139,7 +139,6 @@ def kept_activations(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
 def loss_bytes(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank: the final norm (input, output, statistics) and the logits around the loss."""
     n, split, t = tokens(job, rows), sequence_split(rows), rows.layouts.tensor.astype(np.float64)
-    e = job.facts.activation_bytes
     norm = n * norm_bytes(job) / split
     logits = n * job.facts.logit_bytes * vocabulary(job, t) / t
     return np.where(rows.last, (norm + logits) * (1 + job.shape.mtp_num_layers), 0.0)

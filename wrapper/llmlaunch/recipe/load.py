@@ -37,7 +37,8 @@ _GIB = 2**30
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read, check and resolve a recipe; `overrides` are `key=value` words.
 
-    Relative paths of a model or a cluster start where the recipe lies. Raises `UserError` with one line for each of
+    Relative paths start where the recipe lies; the digest is of what was written, so it does not depend on that
+    place. Raises `UserError` with one line for each of
     the first few mistakes: file and line, key, what is wrong, how to mend it.
     """
     written = read_document(Path(path))
@@ -48,7 +49,23 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if problems:
         raise report(document, problems)
     recipe = replace(recipe, text=written.text, overrides=tuple(overrides))
-    return replace(recipe, digest=recipe_digest(recipe))
+    return _absolute(replace(recipe, digest=recipe_digest(recipe)), Path(path).parent)
+
+
+def _absolute(recipe: Recipe, base_dir: Path) -> Recipe:
+    """The job runs in its run directory: what the recipe names relative to itself must still be found there."""
+
+    def found(path: str | None) -> str | None:
+        return None if path is None else str((base_dir / Path(path).expanduser()).absolute())
+
+    training, data, backend = recipe.training, recipe.data, recipe.backend
+    return replace(
+        recipe,
+        backend=replace(backend, path=found(backend.path), script=found(backend.script)),
+        training=replace(training, checkpoint_path=found(training.checkpoint_path)),
+        data=replace(data, path=found(data.path)),
+        code=replace(recipe.code, path=found(recipe.code.path)),
+    )
 
 
 def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:

@@ -79,7 +79,7 @@ def _described(directory: Path) -> Record:
 
 def _run_id(directory: Path) -> str | None:
     try:
-        text = (directory / "run.id").read_text(encoding="utf-8").strip()
+        text = (directory / "run.id").read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
         return None
     return text.splitlines()[0] if text else None
@@ -93,9 +93,14 @@ def _attempts(folder: Path, problems: list[str]) -> tuple[Attempt, ...]:
 
 def _attempt(folder: Path, problems: list[str]) -> Attempt:
     records = [_optional(path, problems) for path in (folder / "ranks").glob("*.json")]
-    ranks = sorted((r for r in records if r is not None), key=lambda r: int(r.get("rank", -1)))
+    ranks = sorted((r for r in records if r is not None), key=_rank_of)
     done = sorted(path.name for path in (folder / "done").glob("*"))
     return Attempt(folder.name, tuple(ranks), tuple(done))
+
+
+def _rank_of(record: Record) -> int:
+    rank = record.get("rank")
+    return rank if isinstance(rank, int) else -1
 
 
 def _started(folder: Path, attempt: Attempt) -> tuple[float, str]:
