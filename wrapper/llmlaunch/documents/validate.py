@@ -81,8 +81,11 @@ def validate(schema: type[Model], document: Document, hints: Mapping[KeyPath, st
 
 
 def report(document: Document, problems: Sequence[Problem]) -> UserError:
-    """One error for several problems, in the order of the file."""
-    lines = list(dict.fromkeys(_line(document, path, text) for path, text in problems))
+    """One error for several problems, in the order of the file; of one key the first, which often explains the rest."""
+    first: dict[KeyPath, str] = {}
+    for path, text in problems:
+        first.setdefault(path, text)
+    lines = [_line(document, path, text) for path, text in first.items()]
     if len(lines) > MAX_PROBLEMS:
         more = len(lines) - MAX_PROBLEMS
         lines = [*lines[:MAX_PROBLEMS], f"{document.name}: and {more} more"]

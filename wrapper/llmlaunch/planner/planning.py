@@ -15,12 +15,15 @@ from llmlaunch.memory.job import Job
 from llmlaunch.planner.limit import memory_limit
 from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.search import MEMORY, Found, search
-from llmlaunch.recipe.types import Recipe, Training
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import step_time
 
 __all__ = ["explain_unsafe", "make_plan"]
 
 ALTERNATIVES = 5
+# Tried in this order where nothing is safe. Not powers of two alone: 126 layers want 7 or 9 pipeline stages.
+MORE_NODES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 21, 24, 28, 32, 42, 48, 63, 64)
+SHORTER = (2, 4, 8, 16, 32)
 GIB = 2**30
 
 
@@ -112,21 +115,24 @@ def _advice(recipe: Recipe, backend: Backend) -> str:
         found = search(changed, backend, job, memory_limit(changed.cluster.accelerator, changed.memory))
         if np.any(found.safe):
             return f"Smallest change that fits: {change} ({found.candidate(changed, 0).layout.describe()})."
-    return "Neither freeing the pins, nor 64 times the nodes, nor a 32 times shorter sequence would fit."
+    return (
+        f"Neither freeing the pins, nor up to {MORE_NODES[-1]} times the nodes, nor a "
+        f"{SHORTER[-1]} times shorter sequence would fit."
+    )
 
 
 def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
+    """One changed recipe after the other: a freed pin, more nodes, a shorter sequence."""
     for name in recipe.pins:
         rest = {k: v for k, v in recipe.pins.items() if k != name}
         yield f"free the pin layout.{name}", replace(recipe, pins=rest)
     if len(recipe.pins) > 1:
         yield "layout: auto", replace(recipe, pins={})
     unpinned = replace(recipe, pins={}) if recipe.pins else recipe
-    for factor in (2, 4, 8, 16, 32, 64):
-        if recipe.workload.global_batch_size % factor == 0 or factor == 2:
-            yield f"nodes: {recipe.nodes * factor}", replace(unpinned, nodes=recipe.nodes * factor)
-    for factor in (2, 4, 8, 16, 32):
+    for factor in MORE_NODES:
+        yield f"nodes: {recipe.nodes * factor}", replace(unpinned, nodes=recipe.nodes * factor)
+    for factor in SHORTER:
         length = recipe.workload.sequence_length // factor
         if length >= 1:
-            training: Training = replace(recipe.training, workload=replace(recipe.workload, sequence_length=length))
+            training = replace(recipe.training, workload=replace(recipe.workload, sequence_length=length))
             yield f"training.sequence_length: {length}", replace(unpinned, training=training)
