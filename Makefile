@@ -7,7 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test unit lint install benchmark clean
+.PHONY: quickstart test unit soak lint install benchmark clean
 
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
@@ -18,6 +18,9 @@ test: install  ## everything but what needs a GPU
 
 unit: install  ## what needs no server, no framework and no SLURM: seconds
 	$(RUN) -m pytest -m "not gpu and not slurm and not frameworks and not postgres and not browser"
+
+soak: install  ## long repeats: property tests with many examples
+	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not frameworks and not postgres and not browser"
 
 lint: install
 	$(RUN) -m ruff check .

@@ -139,4 +139,9 @@ def test_a_snapshot_that_is_too_large_or_of_nothing_is_refused(tmp_path: Path, m
     with pytest.raises(UserError, match=r"code\.snapshot: .*the largest: data\.bin"):
         gather_provenance(recipe(code=Code(path=str(tmp_path), snapshot=True)))
     with pytest.raises(UserError, match="nothing to copy"):
-        gather_provenance(recipe(code=Code(snapshot=True)))
+        gather_provenance(recipe(backend=BackendChoice("megatron-lm"), code=Code(snapshot=True)))
+
+
+def test_llmlaunchs_own_trainer_needs_no_snapshot_it_is_in_every_run_directory() -> None:
+    own = recipe(backend=BackendChoice("deepspeed"), code=Code(snapshot=True))
+    assert gather_provenance(own).snapshot is None

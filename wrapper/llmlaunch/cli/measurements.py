@@ -42,7 +42,7 @@ def list_command(as_json: bool, **filters: str | None) -> None:
     if as_json:
         _echo_json(contents)
     elif contents:
-        click.echo(_table([json.loads(content) for content in contents]))
+        _print([json.loads(content) for content in contents])
     else:
         click.echo("no measurements", err=True)
 
@@ -109,8 +109,9 @@ def _echo_json(contents: list[str]) -> None:
     click.echo('{"measurements": [' + ",\n".join(contents) + "]}")
 
 
-def _table(records: list[dict[str, Any]]) -> str:
-    from llmlaunch.report.text import gib, one_line, table
+def _print(records: list[dict[str, Any]]) -> None:
+    from llmlaunch.report.console import print_table
+    from llmlaunch.report.text import gib, one_line
 
     def size(value: object) -> str:
         return gib(value) if isinstance(value, int) else "-"
@@ -121,4 +122,4 @@ def _table(records: list[dict[str, Any]]) -> str:
         cells = ["-" if text is None else one_line(str(text)) for text in texts]
         sizes = [size(record.get("peak_bytes")), size(record.get("predicted_bytes"))]
         rows.append([*cells, *sizes, one_line(str(record.get("run_id") or "-"))])
-    return table(HEAD, rows, indent="")
+    print_table(HEAD, rows)

@@ -29,7 +29,7 @@ def command(as_json: bool) -> None:
     if as_json:
         print_json({"runs": [run.as_json() for run in runs]})
     elif runs:
-        click.echo(_table(runs))
+        _print(runs)
     else:
         click.echo("no runs yet; `llmlaunch submit RECIPE` starts one", err=True)
 
@@ -42,20 +42,14 @@ def _collected_runs() -> list[Run]:
         return list_runs(store)
 
 
-def _table(runs: list[Run]) -> str:
-    from llmlaunch.report.text import gib, one_line, table
+def _print(runs: list[Run]) -> None:
+    from llmlaunch.report.console import print_table
+    from llmlaunch.report.text import gib, one_line
 
-    directories = [one_line(str(run.directory)) for run in runs]
-    width = max(map(len, directories))
     rows = []
-    for run, directory in zip(runs, directories, strict=True):
+    for run in runs:
         texts = (run.run_id, run.recipe, run.launcher, run.job_id, run.state, run.peak_kind)
         sizes = (run.predicted_bytes, run.measured_bytes)
-        rows.append(
-            [
-                *(one_line(text or "-") for text in texts),
-                *("-" if size is None else gib(size) for size in sizes),
-                directory.ljust(width),
-            ]
-        )
-    return table(HEAD, rows, indent="")
+        figures = ["-" if size is None else gib(size) for size in sizes]
+        rows.append([*(one_line(text or "-") for text in texts), *figures, one_line(str(run.directory))])
+    print_table(HEAD, rows)

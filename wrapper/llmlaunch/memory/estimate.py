@@ -25,7 +25,7 @@ class Estimate:
     on a CPU-only machine."""
 
     ranks: tuple[RankEstimate, ...]
-    host_bytes_per_node: int
+    host_bytes_per_node: int | None  # null: not modelled yet
     peak_kind: str = "device"
 
     @property

@@ -15,6 +15,7 @@ from llmlaunch.memory.terms import rank_terms
 __all__ = ["NOT_MODELLED", "WorstRanks", "estimate", "worst_ranks"]
 
 NOT_MODELLED = (
+    "host memory of the nodes",
     "imbalance of expert routing",
     "fragmentation beyond the allocator's usual cache",
     "gather buffers of sequence parallelism and point-to-point buffers of the pipeline",
@@ -67,4 +68,4 @@ def estimate(job: Job, layout: Layout, num_microbatches: int | None = None, peak
         )
         for i in range(len(rows))
     )
-    return Estimate(ranks, host_bytes_per_node=0, peak_kind=peak_kind)
+    return Estimate(ranks, host_bytes_per_node=None, peak_kind=peak_kind)

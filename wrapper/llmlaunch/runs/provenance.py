@@ -41,7 +41,9 @@ def gather_provenance(recipe: Recipe) -> Provenance:
     """
     root, why_not = _code_root(recipe)
     state = read_git(root) if root is not None else GitState(note=why_not)
-    snapshot = list_snapshot(recipe, root, why_not) if recipe.code.snapshot else None
+    # our own trainer is copied into every run directory as it is
+    wanted = recipe.code.snapshot and (root is not None or not _ours(recipe))
+    snapshot = list_snapshot(recipe, root, why_not) if wanted else None
     code: dict[str, object] = {
         "schema": 1,
         "llmlaunch_version": __version__,
@@ -56,6 +58,10 @@ def gather_provenance(recipe: Recipe) -> Provenance:
 
 def code_json(provenance: Provenance) -> bytes:
     return (json.dumps(provenance.code, indent=2) + "\n").encode()
+
+
+def _ours(recipe: Recipe) -> bool:
+    return recipe.backend.name == "deepspeed" and recipe.backend.script is None and recipe.code.path is None
 
 
 def _code_root(recipe: Recipe) -> tuple[Path | None, str]:
