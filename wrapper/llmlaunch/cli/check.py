@@ -19,13 +19,14 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
     Exit code 0: safe. 2: the recipe is invalid. 3: no layout is safe.
     """
     from llmlaunch.planner.planning import explain_unsafe
+    from llmlaunch.report.console import print_verdict
     from llmlaunch.report.plan_text import check_text
 
     result = planned(recipe, overrides)
     if as_json:
         print_json(result.json)
     else:
-        click.echo(check_text(result.recipe, result.plan))
+        print_verdict(check_text(result.recipe, result.plan), result.plan.safe)
         for line in _seen_before(result):
             click.echo(line)
     if not result.plan.safe:

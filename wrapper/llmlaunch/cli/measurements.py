@@ -110,8 +110,7 @@ def _echo_json(contents: list[str]) -> None:
 
 
 def _print(records: list[dict[str, Any]]) -> None:
-    from llmlaunch.report.console import print_table
-    from llmlaunch.report.text import gib, one_line
+    from llmlaunch.report.text import gib, one_line, table
 
     def size(value: object) -> str:
         return gib(value) if isinstance(value, int) else "-"
@@ -122,4 +121,4 @@ def _print(records: list[dict[str, Any]]) -> None:
         cells = ["-" if text is None else one_line(str(text)) for text in texts]
         sizes = [size(record.get("peak_bytes")), size(record.get("predicted_bytes"))]
         rows.append([*cells, *sizes, one_line(str(record.get("run_id") or "-"))])
-    print_table(HEAD, rows)
+    click.echo(table(HEAD, rows, indent=""))

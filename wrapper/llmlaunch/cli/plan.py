@@ -15,13 +15,14 @@ __all__ = ["command"]
 def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
     """Show the layouts of RECIPE ranked by step time, and how many were refused for what."""
     from llmlaunch.planner.planning import explain_unsafe
+    from llmlaunch.report.console import print_verdict
     from llmlaunch.report.plan_text import plan_text
 
     result = planned(recipe, overrides)
     if as_json:
         print_json(result.json)
     else:
-        click.echo(plan_text(result.recipe, result.plan))
+        print_verdict(plan_text(result.recipe, result.plan), result.plan.safe)
     if not result.plan.safe:
         raise explain_unsafe(result.plan)
     return 0

@@ -43,8 +43,7 @@ def _collected_runs() -> list[Run]:
 
 
 def _print(runs: list[Run]) -> None:
-    from llmlaunch.report.console import print_table
-    from llmlaunch.report.text import gib, one_line
+    from llmlaunch.report.text import gib, one_line, table
 
     rows = []
     for run in runs:
@@ -52,4 +51,4 @@ def _print(runs: list[Run]) -> None:
         sizes = (run.predicted_bytes, run.measured_bytes)
         figures = ["-" if size is None else gib(size) for size in sizes]
         rows.append([*(one_line(text or "-") for text in texts), *figures, one_line(str(run.directory))])
-    print_table(HEAD, rows)
+    click.echo(table(HEAD, rows, indent=""))

@@ -90,11 +90,12 @@ def _first_failed(rules: Sequence[Rule], situation: Situation) -> NDArray[np.int
 def _ranking(
     layouts: LayoutColumns, device: NDArray[np.float64], seconds: NDArray[np.float64], safe: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Safe layouts by step time; equal times by bytes, then by the smaller split, so that ties never wobble."""
+    """Safe layouts by step time; where none is safe, all by bytes. Equals by the smaller split, then the lower ZeRO
+    stage, then the other figure, so that ties never wobble and the simpler of two equal layouts wins."""
     index = np.flatnonzero(safe)
     first, second = (seconds, device) if len(index) else (device, seconds)
     if not len(index):
         index = np.arange(len(layouts))
     split = layouts.tensor * layouts.pipeline * layouts.context * layouts.virtual_pipeline
-    keys = (index, split[index], second[index], np.round(first[index], 12))
+    keys = (index, second[index], layouts.zero_stage[index], split[index], np.round(first[index], 12))
     return index[np.lexsort(keys)]

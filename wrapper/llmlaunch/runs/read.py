@@ -99,8 +99,10 @@ def _attempt(folder: Path, problems: list[str]) -> Attempt:
 
 
 def _rank_of(record: Record) -> int:
-    rank = record.get("rank")
-    return rank if isinstance(rank, int) else -1
+    rank = record.get("rank", -1)
+    if not isinstance(rank, int):
+        raise UserError(f"a rank record cannot be read: its rank is {rank!r}, no whole number")
+    return rank
 
 
 def _started(folder: Path, attempt: Attempt) -> tuple[float, str]:
