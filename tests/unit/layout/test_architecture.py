@@ -1,0 +1,70 @@
+"""The house stands: every room imports only from the floors below it, and what is apart stays apart."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
+FLOORS = (
+    ("errors", "assets", "documents"),
+    ("models", "cluster", "layout", "workload"),
+    ("recipe", "memory", "timing"),
+    ("backends", "planner", "calibration"),
+    ("runs", "report"),
+    ("launchers", "store"),
+    ("cli",),
+)
+FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+APART = {"node", "trainers"}
+CARRIERS = {("runs", "node"), ("backends", "trainers")}  # copy their files into the run directory, run none of them
+
+
+def imports(path: Path) -> set[str]:
+    """Rooms of llmlaunch a file imports, also inside functions."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("llmlaunch.")}
+    return rooms
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_imports_point_down_or_sideways_never_up() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {room}"
+        for path in PACKAGE.rglob("*.py")
+        if room_of(path) in FLOOR
+        for room in imports(path)
+        if FLOOR.get(room, 0) > FLOOR[room_of(path)] or (room in APART and (room_of(path), room) not in CARRIERS)
+    ]
+    assert wrong == []
+
+
+def test_no_two_rooms_import_each_other() -> None:
+    arrows = {(room_of(p), room) for p in PACKAGE.rglob("*.py") for room in imports(p) if room != room_of(p)}
+    assert [pair for pair in arrows if pair[::-1] in arrows] == []
+
+
+def test_nodes_and_trainers_know_nothing_of_the_login_side() -> None:
+    for path in (*PACKAGE.glob("node/*.py"), *PACKAGE.glob("trainers/*.py")):
+        assert imports(path) <= {room_of(path)}, path
+
+
+def test_every_room_is_on_a_floor() -> None:
+    rooms = {room_of(p) for p in PACKAGE.rglob("*.py")} - {"__init__", "__main__"}
+    assert rooms == set(FLOOR) | APART
+
+
+def test_memory_knows_no_backend_by_name() -> None:
+    for path in PACKAGE.glob("memory/*.py"):
+        code = ast.parse(path.read_text())
+        strings = {n.value for n in ast.walk(code) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        assert not strings & {"megatron-lm", "deepspeed"}, path
