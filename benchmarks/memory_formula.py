@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from llmlaunch.backends.registry import backend_for
 
+from llmlaunch.backends.registry import backend_for
 from llmlaunch.layout import LayoutColumns, Situation
 from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.job import Job

@@ -17,9 +17,10 @@ __all__ = ["bucket_bytes", "ds_config", "live_parameters", "model_config", "to_j
 
 Json = dict[str, Any]
 
-# Elements. DeepSpeed's own defaults are 5e8 (1 GB in bf16, twice that with overlap); smaller buckets reduce as fast.
-BUCKET = 200_000_000
-PREFETCH = 50_000_000
+# Elements in one collective. DeepSpeed's default is 5e8 (1 GB in bf16, and copies of it); 100 MB fill a link as well. Of
+# a small model a tenth, because a bucket is allocated whole.
+MOST_BUCKET = 50_000_000
+LEAST_BUCKET = 1_000_000
 LIVE_PARAMETERS = 1_000_000_000
 PERSISTENT_PARAMETER = 100_000  # smaller tensors (norms) stay whole on every rank
 SUB_GROUP = 1_000_000_000
@@ -53,14 +54,14 @@ def _zero(recipe: Recipe, stage: int) -> Json:
     section: Json = {
         "stage": stage,
         "contiguous_gradients": True,
-        "overlap_comm": _overlaps(recipe),
+        "overlap_comm": recipe.cluster.accelerator.kind == "gpu",
         "reduce_scatter": True,
         "reduce_bucket_size": _bucket(recipe),
         "allgather_bucket_size": _bucket(recipe),
     }
     if stage == 3:
         section |= {
-            "stage3_prefetch_bucket_size": min(PREFETCH, _parameters(recipe)),
+            "stage3_prefetch_bucket_size": _bucket(recipe),
             "stage3_param_persistence_threshold": PERSISTENT_PARAMETER,
             "stage3_max_live_parameters": live_parameters(recipe),
             "stage3_max_reuse_distance": live_parameters(recipe),
@@ -74,16 +75,13 @@ def _parameters(recipe: Recipe) -> int:
 
 
 def _bucket(recipe: Recipe) -> int:
-    return min(BUCKET, _parameters(recipe))
-
-
-def _overlaps(recipe: Recipe) -> bool:
-    return recipe.cluster.accelerator.kind == "gpu"
+    return min(MOST_BUCKET, max(_parameters(recipe) // 10, LEAST_BUCKET))
 
 
 def bucket_bytes(recipe: Recipe) -> float:
-    """Gradient buckets of one rank: two where reduction overlaps backward (zero/stage_1_and_2.py, 0.19.8)."""
-    return float(_bucket(recipe) * ELEMENT_BYTES[recipe.workload.precision] * (2 if _overlaps(recipe) else 1))
+    """Three buckets: gradients being collected, gradients being reduced, parameters being gathered (counted in CPU
+    runs for each stage; zero/stage_1_and_2.py and stage3.py, 0.19.8)."""
+    return float(3 * _bucket(recipe) * ELEMENT_BYTES[recipe.workload.precision])
 
 
 def live_parameters(recipe: Recipe) -> int:

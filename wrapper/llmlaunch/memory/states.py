@@ -61,6 +61,7 @@ def _by_stage(table: ByStage, rows: RankColumns) -> FloatColumn:
 
 
 def _gathered(job: Job, rows: RankColumns, counts: RankParameters, sharded: FloatColumn) -> FloatColumn:
-    """ZeRO 3 gathers what runs now: the largest layer, and what is prefetched or kept up to a limit."""
-    most = np.minimum(counts.dense + counts.expert - sharded, counts.largest_layer + job.facts.live_parameters)
+    """ZeRO 3 gathers what runs now: the largest layer, and what is prefetched or kept up to a limit. It is a copy: the
+    shard stays beside it (counted in CPU runs, DeepSpeed 0.19.8)."""
+    most = np.minimum(counts.dense + counts.expert, counts.largest_layer + job.facts.live_parameters)
     return np.where(rows.layouts.zero_stage >= 3, job.facts.parameter_bytes * np.maximum(most, 0.0), 0.0)
