@@ -164,10 +164,11 @@ def test_what_dry_run_shows_is_what_render_writes(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "train.sh").read_text() in shown
 
 
-def test_local_runs_refuse_several_nodes_and_keep_the_directory(tmp_path: Path) -> None:
+def test_local_runs_refuse_several_nodes_and_write_nothing(tmp_path: Path) -> None:
     answer = llmlaunch(tmp_path, "submit", str(ROOT / "recipes" / "quickstart.yaml"), "nodes=2", "--local", "-o", "run")
     assert answer.returncode == 2
     assert "this machine is one" in answer.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_accuracy_answers_for_every_record(tmp_path: Path) -> None:

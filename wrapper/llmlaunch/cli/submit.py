@@ -55,6 +55,11 @@ def command(
         raise explain_unsafe(result.plan)
     if dry_run:
         return _show(result, choice.why, as_json)
+    if choice.launcher.name == "local" and result.recipe.nodes > 1:
+        raise UserError(
+            f"{recipe}: nodes: is {result.recipe.nodes}, and this machine is one; submit where there is SLURM, or try "
+            f"nodes=1. {choice.why}"
+        )
     directory = _render(result, output)
     click.echo(choice.why, err=True)
     submission = choice.launcher.submit(directory)
