@@ -65,7 +65,8 @@ def case_of(record: Record) -> Case:
     stages = tuple(int(n) for n in uneven) if uneven else None
     if stages and (len(stages) != layout.pipeline or sum(stages) != shape.num_layers):
         raise Unsupported(f"layers_per_pipeline_rank {uneven} does not add up to {shape.num_layers} layers")
-    return Case(Job(shape, workload, facts, stages), layout, int(microbatches), bool(batch), assumed)
+    group = record["parallelism"].get("microbatch_group") if layout.virtual_pipeline > 1 else None
+    return Case(Job(shape, workload, facts, stages, group), layout, int(microbatches), bool(batch), assumed)
 
 
 def _refuse(record: Record) -> None:

@@ -107,15 +107,16 @@ def layer_bytes(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
     return dense, attention + _mlp(job, rows, mixture=True)
 
 
-def in_flight(rows: RankColumns) -> FloatColumn:
+def in_flight(job: Job, rows: RankColumns) -> FloatColumn:
     """Micro-batches' worth of a rank's layers kept alive at its peak.
 
-    1F1B: min(m, p - r) (PipeDream-Flush). Interleaved with v chunks: min(2 (p - r - 1) + (v - 1) p + 1, m v) chunks of
-    1/v each (megatron/core/pipeline_parallel/schedules.py, core 0.19).
+    1F1B: min(m, p - r) (PipeDream-Flush). Interleaved with v chunks in groups of g micro-batches: min(2 (p - r - 1) +
+    (v - 1) g + 1, m v) chunks of 1/v each (megatron/core/pipeline_parallel/schedules.py, core 0.19).
     """
     p, v, m = rows.layouts.pipeline, rows.layouts.virtual_pipeline, rows.microbatches
     plain = np.minimum(m, p - rows.rank)
-    chunks = np.minimum(2 * (p - rows.rank - 1) + (v - 1) * p + 1, m * v)
+    group = p if job.microbatch_group is None else job.microbatch_group
+    chunks = np.minimum(2 * (p - rows.rank - 1) + (v - 1) * group + 1, m * v)
     return np.asarray(np.where(v > 1, chunks / v, plain), dtype=np.float64)
 
 
@@ -130,10 +131,10 @@ def kept_activations(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
     scores = np.where(rows.layouts.recompute == RECOMPUTE_NONE, layers * _scores(job, rows), 0.0)
     whole = rows.dense_layers * dense + rows.moe_layers * moe + scores
     inputs = layers * n * e * job.shape.hidden_size / split
-    kept = np.where(rows.layouts.recompute == RECOMPUTE_FULL, inputs, whole) * in_flight(rows)
+    kept = np.where(rows.layouts.recompute == RECOMPUTE_FULL, inputs, whole) * in_flight(job, rows)
     # int64 token ids, their labels, positions and loss mask; dropout's mask where the embedding has one
     embedding = n * (32.0 + dropout_mask(job.shape) / split)
-    return kept, np.where(rows.first, embedding * in_flight(rows), 0.0)
+    return kept, np.where(rows.first, embedding * in_flight(job, rows), 0.0)
 
 
 def loss_bytes(job: Job, rows: RankColumns) -> FloatColumn:

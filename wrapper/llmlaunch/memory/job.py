@@ -22,12 +22,14 @@ IntColumn = NDArray[np.int64]
 @dataclass(frozen=True)
 class Job:
     """What is the same for every layout of a recipe. `layers_by_rank` is set only where stages are uneven;
-    then every layout must have that many pipeline ranks."""
+    then every layout must have that many pipeline ranks. `microbatch_group` is how many micro-batches an interleaved
+    schedule runs through one chunk before the next; None is its default, the pipeline size."""
 
     shape: ModelShape
     workload: Workload
     facts: MemoryFacts
     layers_by_rank: tuple[int, ...] | None = None
+    microbatch_group: int | None = None
 
 
 @dataclass(frozen=True)
