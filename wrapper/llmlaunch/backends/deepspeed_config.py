@@ -17,8 +17,8 @@ __all__ = ["bucket_bytes", "ds_config", "live_parameters", "model_config", "to_j
 
 Json = dict[str, Any]
 
-# Elements in one collective. DeepSpeed's default is 5e8 (1 GB in bf16, and copies of it); 100 MB fill a link as well. Of
-# a small model a tenth, because a bucket is allocated whole.
+# Elements in one collective. DeepSpeed's default is 5e8 (1 GB in bf16, and copies of it); 100 MB fill a link as well.
+# Of a small model a tenth, because a bucket is allocated whole.
 MOST_BUCKET = 50_000_000
 LEAST_BUCKET = 1_000_000
 LIVE_PARAMETERS = 1_000_000_000

@@ -46,7 +46,7 @@ def states(job: Job, rows: RankColumns) -> States:
         return bytes_per_parameter * np.where(stage >= from_stage, sharded, whole)
 
     return States(
-        parameters=held(facts.parameter_bytes, 3) + _gathered(job, rows, counts, sharded),
+        parameters=held(facts.parameter_bytes, 3) + _gathered(job, rows, counts, dense_group),
         gradients=held(facts.gradient_bytes, 2),
         optimizer=held(facts.optimizer_bytes, 1),
         backward=_by_stage(facts.backward_gradient_bytes, rows) * whole
@@ -60,8 +60,8 @@ def _by_stage(table: ByStage, rows: RankColumns) -> FloatColumn:
     return np.asarray(table, dtype=np.float64)[rows.layouts.zero_stage]
 
 
-def _gathered(job: Job, rows: RankColumns, counts: RankParameters, sharded: FloatColumn) -> FloatColumn:
-    """ZeRO 3 gathers what runs now: the largest layer, and what is prefetched or kept up to a limit. It is a copy: the
-    shard stays beside it (counted in CPU runs, DeepSpeed 0.19.8)."""
+def _gathered(job: Job, rows: RankColumns, counts: RankParameters, group: FloatColumn) -> FloatColumn:
+    """ZeRO 3 gathers what runs now: the largest layer, and what is prefetched or kept up to a limit. The gathered
+    parameters are a copy, the shard stays beside them (counted in CPU runs, DeepSpeed 0.19.8)."""
     most = np.minimum(counts.dense + counts.expert, counts.largest_layer + job.facts.live_parameters)
-    return np.where(rows.layouts.zero_stage >= 3, job.facts.parameter_bytes * np.maximum(most, 0.0), 0.0)
+    return np.where((rows.layouts.zero_stage >= 3) & (group > 1), job.facts.parameter_bytes * most, 0.0)
