@@ -32,17 +32,16 @@ def _headline(recipe: Recipe, plan: Plan) -> list[str]:
 
 
 def _memory(plan: Plan) -> list[str]:
-    worst, kind = plan.estimate.worst, plan.estimate.peak_kind
-    shown = [name for name in worst.terms if any(r.terms[name] for r in plan.estimate.ranks)]
-    rows = [
-        [f"rank {r.pipeline_rank}", *(gib(r.terms[name]) for name in shown), gib(r.device_bytes)]
-        for r in _shown_ranks(plan)
-    ]
+    """Terms down, pipeline ranks across: what one rank is made of reads from top to bottom."""
+    worst, kind, ranks = plan.estimate.worst, plan.estimate.peak_kind, _shown_ranks(plan)
+    terms = [name for name in worst.terms if any(r.terms[name] for r in plan.estimate.ranks)]
+    rows = [[name.replace("_", " "), *(gib(r.terms[name]) for r in ranks)] for name in terms]
+    rows.append([f"{kind} peak", *(gib(r.device_bytes) for r in ranks)])
     free = plan.limit.limit_bytes - worst.device_bytes
     return [
-        f"Memory, GiB per device and pipeline rank; worst is rank {worst.pipeline_rank} with "
-        f"{gib(worst.device_bytes)} ({kind} peak) of {gib(plan.limit.limit_bytes)}, {gib(free)} to spare",
-        table(["", *(name.replace("_", " ") for name in shown), kind], rows),
+        f"Memory, GiB per device; the worst pipeline rank is {worst.pipeline_rank}: {gib(worst.device_bytes)} of "
+        f"{gib(plan.limit.limit_bytes)}, {gib(free)} to spare",
+        table(["pipeline rank", *(str(r.pipeline_rank) for r in ranks)], rows),
         f"  limit: {plan.limit.reason}; device memory is {gib(plan.limit.memory_bytes)} GiB by "
         f"{plan.limit.memory_source.split(':')[0]}",
     ]
@@ -76,7 +75,7 @@ def _time(recipe: Recipe, plan: Plan) -> list[str]:
 def _small_print(plan: Plan) -> list[str]:
     safe = plan.searched - sum(plan.refused.values())
     lines = [f"Searched {plan.searched:,} layouts: {safe:,} are legal and safe (llmlaunch plan shows the others)"]
-    lines.append(f"Not modelled: {'; '.join(plan.not_modelled)}")
+    lines += ["Not modelled:", *(f"  {what}" for what in plan.not_modelled)]
     lines += [f"Assumed: {sentence}" for sentence in plan.assumptions]
     return lines
 
