@@ -14,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from llmlaunch.backends.base import Backend
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.layout import LayoutColumns, Situation
 from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.enumerate import enumerate_layouts
 from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "llama3-70b.yaml"
 
@@ -41,7 +43,7 @@ def main() -> None:
         print(f"{name}: {len(columns):,} layouts, {each:.2f} us a layout (best {best:.2f}); bar: 2")
 
 
-def legal_layouts(layouts: LayoutColumns, recipe, backend) -> LayoutColumns:  # type: ignore[no-untyped-def]
+def legal_layouts(layouts: LayoutColumns, recipe: Recipe, backend: Backend) -> LayoutColumns:
     situation = Situation(layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes)
     passed = np.ones(len(layouts), dtype=bool)
     for rule in backend.rules(recipe):

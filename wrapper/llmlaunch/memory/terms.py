@@ -6,7 +6,7 @@ alive, and the optimizer step with its temporaries. Each term is what it adds to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,8 +40,9 @@ class Terms:
         return self.reserved + _sum(self.terms[n] for n in OUTSIDE_TORCH)
 
 
-def _sum(columns: object) -> FloatColumn:
-    return np.sum(list(columns), axis=0)  # type: ignore[call-overload, no-any-return]
+def _sum(columns: Iterable[FloatColumn]) -> FloatColumn:
+    total: FloatColumn = np.sum(list(columns), axis=0)
+    return total
 
 
 def rank_terms(job: Job, rows: RankColumns) -> Terms:
