@@ -109,8 +109,8 @@ def _trainer_arguments(recipe: Recipe, layout: Layout) -> Words:
     words += ["--seed", str(training.seed), "--log-interval", str(training.log_interval)]
     if layout.recompute == RECOMPUTE_FULL:
         words += ["--gradient-checkpointing"]
-    if training.save_interval is not None:
-        words += ["--save", training.checkpoint_path or NodeVariable(RUN_DIR, "/checkpoints")]
+    if training.checkpoint_path is not None and training.save_interval is not None:
+        words += ["--save", training.checkpoint_path]
         words += ["--save-interval", str(training.save_interval)]
     return tuple(words)
 
