@@ -15,6 +15,7 @@ __all__ = ["RULES"]
 Bools = NDArray[np.bool_]
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
+BLOCK = "megatron/core/transformer/transformer_block.py get_num_layers_to_build, core 0.19"
 GROUPS = "megatron/core/parallel_state.py initialize_model_parallel, core 0.19"
 LAYERS = "megatron/core/tensor_parallel/layers.py, core 0.19"
 SCHEDULES = "megatron/core/pipeline_parallel/schedules.py, core 0.19"
@@ -117,7 +118,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "virtual-layers",
         "pipeline size x --num-virtual-stages-per-pipeline-rank must divide the layers",
-        ARGUMENTS,
+        BLOCK,
         virtual_layers,
     ),
     Rule("batch", "data parallel size x --micro-batch-size must divide --global-batch-size", ARGUMENTS, batch),
