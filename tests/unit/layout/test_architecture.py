@@ -17,7 +17,8 @@ FLOORS = (
 )
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 APART = {"node", "trainers"}
-CARRIERS = {("runs", "node"), ("backends", "trainers")}  # copy their files into the run directory, run none of them
+# know where their files lie: to copy them into the run directory, or to start them under another interpreter
+CARRIERS = {("runs", "node"), ("backends", "trainers"), ("launchers", "trainers")}
 
 
 def imports(path: Path) -> set[str]:

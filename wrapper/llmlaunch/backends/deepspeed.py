@@ -15,7 +15,7 @@ from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import TRAINER
 
-__all__ = ["DeepSpeed"]
+__all__ = ["CPU_ACCELERATOR", "MALLOC", "DeepSpeed"]
 
 Words = tuple[str | NodeVariable, ...]
 
@@ -26,6 +26,7 @@ TRAINER_FILE = "trainer/train.py"
 # glibc keeps freed blocks of up to 32 MiB once it has seen some. With these thresholds tensors go back to the kernel,
 # and resident memory is what the tensors need (docs/backends.md, "Resident memory on a CPU").
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
+CPU_ACCELERATOR = {"DS_ACCELERATOR": "cpu"}
 MOST_WARMUP_STEPS = 2000
 
 
@@ -134,13 +135,13 @@ def _refuse_repeats(recipe: Recipe, program: Words) -> None:
 
 def _environment(recipe: Recipe) -> dict[str, str]:
     """Variables of the trainers. Raises UserError where the recipe sets one that must be so to something else."""
-    wanted = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    required = {}
+    wanted = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    required: dict[str, str] = {}
     if recipe.cluster.accelerator.kind == "gpu":
         wanted |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     else:
         wanted |= MALLOC
-        required = {"DS_ACCELERATOR": "cpu"}
+        required = CPU_ACCELERATOR
     for name, value in required.items():
         given = recipe.environment.get(name)
         if given is not None and given != value:

@@ -7,6 +7,7 @@ machine's own torch and DeepSpeed, so it is measured once for each interpreter a
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -15,7 +16,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from llmlaunch.backends.deepspeed import CPU_ACCELERATOR, MALLOC
 from llmlaunch.errors import UserError
+from llmlaunch.trainers import TRAINER
 
 __all__ = ["measured_baseline"]
 
@@ -32,7 +35,7 @@ def measured_baseline(python: str, say: Callable[[str], None]) -> int:
     Raises:
         UserError: the interpreter lacks torch, deepspeed or transformers, or the measuring run fails.
     """
-    key = _versions(python)
+    key = f"{_versions(python)} {hashlib.sha256(TRAINER.read_bytes()).hexdigest()[:12]}"
     path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmlaunch" / "baseline.json"
     known = _read(path)
     if key in known:
@@ -60,11 +63,10 @@ def _versions(python: str) -> str:
 
 
 def _measure(python: str) -> int:
-    trainer = Path(__file__).resolve().parent.parent / "trainers" / "deepspeed_llama.py"
     command = [python, "-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=1", "--node_rank=0"]
     command += ["--rdzv_backend=static", "--master_addr=127.0.0.1", f"--master_port={_free_port()}"]
-    command += [str(trainer), "--measure-baseline"]
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    command += [str(TRAINER), "--measure-baseline"]
+    environment = {**os.environ, **CPU_ACCELERATOR, **MALLOC, "OMP_NUM_THREADS": "1"}
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=environment)
     except subprocess.TimeoutExpired:
