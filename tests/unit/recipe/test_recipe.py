@@ -285,3 +285,22 @@ def test_the_recipes_in_the_docs_load(write: Write) -> None:
     assert whole
     for block in whole:
         load_recipe(write(block.partition("```")[0]))
+
+
+def test_paths_start_where_the_recipe_lies_and_do_not_enter_the_digest(tmp_path: Path) -> None:
+    text = (
+        "schema: 1\nname: mine\nmodel: llama3-8b\nbackend: {name: deepspeed, script: code/train.py}\n"
+        "cluster: h100-80gb-x8\nnodes: 4\n"
+        "training: {sequence_length: 8192, global_batch_size: 512, steps: 10, save_interval: 5, checkpoint_path: ckpt}\n"
+        "data: {path: text}\nlayout: auto\n"
+    )
+    loaded = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "recipe.yaml").write_text(text)
+        loaded.append(load_recipe(tmp_path / folder / "recipe.yaml"))
+    first = loaded[0]
+    assert first.backend.script == str(tmp_path / "one" / "code" / "train.py")
+    assert first.data.path == str(tmp_path / "one" / "text")
+    assert first.training.checkpoint_path == str(tmp_path / "one" / "ckpt")
+    assert first.digest == loaded[1].digest
