@@ -291,7 +291,8 @@ def test_paths_start_where_the_recipe_lies_and_do_not_enter_the_digest(tmp_path:
     text = (
         "schema: 1\nname: mine\nmodel: llama3-8b\nbackend: {name: deepspeed, script: code/train.py}\n"
         "cluster: h100-80gb-x8\nnodes: 4\n"
-        "training: {sequence_length: 8192, global_batch_size: 512, steps: 10, save_interval: 5, checkpoint_path: ckpt}\n"
+        "training: {sequence_length: 8192, global_batch_size: 512, steps: 10, save_interval: 5,"
+        " checkpoint_path: ckpt}\n"
         "data: {path: text}\nlayout: auto\n"
     )
     loaded = []
