@@ -87,7 +87,8 @@ fi
 # TERM, five seconds, KILL; never waited for, since a process stuck in the driver cannot be waited for.
 stop_monitor() {
   [[ -n $monitor ]] || return 0
-  is_ours() { [[ -r /proc/$monitor/cmdline ]] && tr '\0' ' ' <"/proc/$monitor/cmdline" | grep -q 'node.pyz monitor'; }
+  # it may end between any two of these words
+  is_ours() { { tr '\0' ' ' <"/proc/$monitor/cmdline" | grep -q 'node.pyz monitor'; } 2>/dev/null; }
   if is_ours; then
     kill -TERM "$monitor" 2>/dev/null
     for _ in {1..50}; do
