@@ -23,7 +23,7 @@ from llmlaunch.runs.render import render_run
 TRAINER = """\
 import json, os, signal, sys, time
 rank = int(os.environ["RANK"])
-print(f"rank {rank} trains\\n", end="", flush=True)  # one write: two ranks share the log
+print("rank %d trains\\n" % rank, end="", flush=True)  # one write: two ranks share the log
 {body}
 """
 
