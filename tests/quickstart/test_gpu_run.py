@@ -67,7 +67,7 @@ def run(place: Path, environment: dict[str, str]) -> subprocess.CompletedProcess
         "monitor.interval_seconds=0.2",
     )  # fmt: skip
     recipe = str(ROOT / "recipes" / "llama2-7b-deepspeed.yaml")
-    return llmlaunch(place, environment, "submit", recipe, *words, "--local", "--follow", "-o", "run")
+    return llmlaunch(place, environment, "submit", recipe, *words, "--local", "--follow", "--json", "-o", "run")
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +106,10 @@ def test_a_slow_driver_did_not_slow_the_job(run: subprocess.CompletedProcess[str
     assert run.returncode == 0
     status = json.loads((place / "run" / "status.json").read_text())
     assert [rank["exit_code"] for rank in status["ranks"]] == [0, 0]
+
+
+def test_json_stands_alone_on_stdout_also_while_following(run: subprocess.CompletedProcess[str], place: Path) -> None:
+    submission = json.loads(run.stdout)
+    assert submission["run_dir"] == str(place / "run")
+    assert submission["launcher"] == "local"
+    assert "The run succeeded" in run.stderr

@@ -18,6 +18,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.workload import Workload
 
 __all__ = [
+    "LAYOUT_FIELDS",
     "RECOMPUTE_FULL",
     "RECOMPUTE_NAMES",
     "RECOMPUTE_NONE",
@@ -26,6 +27,7 @@ __all__ = [
     "LayoutColumns",
     "Rule",
     "Situation",
+    "refusal_counts",
 ]
 
 RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL = 0, 1, 2
@@ -119,6 +121,10 @@ class LayoutColumns:
 
     def __len__(self) -> int:
         return len(self.tensor)
+
+    def num_microbatches(self, global_batch_size: int) -> IntColumn:
+        """Micro-batches each pipeline runs in one step."""
+        return np.asarray(global_batch_size // (self.data * self.micro_batch_size), dtype=np.int64)
 
     def row(self, index: int) -> Layout:
         return Layout(**{n: int(getattr(self, n)[index]) for n in LAYOUT_FIELDS})

@@ -17,12 +17,12 @@ __all__ = ["Backend", "NodeVariable", "Rendered", "Space"]
 class Space:
     """The values of each layout field this backend can be asked for; empty = the planner enumerates all divisors."""
 
-    tensor: tuple[int, ...] = ()
+    tensor: tuple[int, ...] = (1,)
     pipeline: tuple[int, ...] = ()
     virtual_pipeline: tuple[int, ...] = ()
     context: tuple[int, ...] = ()
     expert: tuple[int, ...] = ()
-    expert_tensor: tuple[int, ...] = ()
+    expert_tensor: tuple[int, ...] = (1,)
     sequence_parallel: tuple[int, ...] = (0,)
     zero_stage: tuple[int, ...] = (0,)
     recompute: tuple[int, ...] = (0, 2)

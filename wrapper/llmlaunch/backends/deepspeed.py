@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmlaunch.backends.base import NodeVariable, Rendered, Space
+from llmlaunch.backends.conflicts import merged_environment, refuse_repeats
 from llmlaunch.backends.deepspeed_config import bucket_bytes, ds_config, live_parameters, model_config, to_json
 from llmlaunch.backends.deepspeed_rules import RULES, refuse_what_the_trainer_cannot_build
 from llmlaunch.backends.fact_tables import deepspeed_facts
-from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import MemoryFacts
@@ -89,7 +89,7 @@ class DeepSpeed:
         else:
             program = (recipe.backend.script, *recipe.backend.script_args)
         program = (*program, "--deepspeed", "--deepspeed_config", NodeVariable(RUN_DIR, f"/{CONFIG_FILE}"))
-        _refuse_repeats(recipe, program)
+        refuse_repeats(recipe, program)
         return Rendered(
             program=(*program, *recipe.backend.extra_args),
             environment=_environment(recipe),
@@ -122,34 +122,14 @@ def _data(recipe: Recipe) -> str:
     return "python-source" if recipe.data.python_source else str(recipe.data.path)
 
 
-def _refuse_repeats(recipe: Recipe, program: Words) -> None:
-    mine = {word for word in program if isinstance(word, str) and word.startswith("--")}
-    for word in recipe.backend.extra_args:
-        flag = word.split("=", 1)[0]
-        if flag in mine:
-            raise UserError(
-                f"{recipe.path}: backend.extra_args: {flag} is planned by llmlaunch already; say it in the recipe "
-                "(layout, training, model) and remove it there"
-            )
-
-
 def _environment(recipe: Recipe) -> dict[str, str]:
     """Variables of the trainers. Raises UserError where the recipe sets one that must be so to something else."""
     wanted = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    required: dict[str, str] = {}
     if recipe.cluster.accelerator.kind == "gpu":
         wanted |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    else:
-        wanted |= MALLOC
-        required = CPU_ACCELERATOR
-    for name, value in required.items():
-        given = recipe.environment.get(name)
-        if given is not None and given != value:
-            raise UserError(
-                f"{recipe.path}: environment.{name}: is {given!r}, but cluster {recipe.cluster.name} has no GPU and "
-                f"needs {value!r}; remove the line or name another cluster"
-            )
-    return {**wanted, **required, **{k: v for k, v in recipe.environment.items() if k in wanted}}
+        return merged_environment(recipe, wanted, {}, "")
+    because = f"cluster {recipe.cluster.name}, which has no GPU,"
+    return merged_environment(recipe, wanted | MALLOC, CPU_ACCELERATOR, because)
 
 
 def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from llmlaunch.backends.fact_tables import ELEMENT_BYTES
 from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.types import Recipe
@@ -25,7 +26,6 @@ LIVE_PARAMETERS = 1_000_000_000
 PERSISTENT_PARAMETER = 100_000  # smaller tensors (norms) stay whole on every rank
 SUB_GROUP = 1_000_000_000
 GRADIENT_CLIPPING = 1.0
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def ds_config(recipe: Recipe, layout: Layout) -> Json:

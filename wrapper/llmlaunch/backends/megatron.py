@@ -28,7 +28,7 @@ class MegatronLM:
     def space(self, recipe: Recipe) -> Space:
         """Tensor parallelism stays inside the NVLink domain: across it, every layer would wait for the fabric."""
         widest = min(recipe.cluster.nvlink_domain_devices, recipe.world_size, MOST_TENSOR)
-        tensor = tuple(1 << i for i in range(widest.bit_length()) if 1 << i <= widest)
+        tensor = tuple(1 << i for i in range(widest.bit_length()))
         return Space(
             tensor=tensor,
             expert_tensor=tensor if recipe.model.moe else (1,),

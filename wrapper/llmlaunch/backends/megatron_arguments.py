@@ -5,6 +5,7 @@ Every flag here stands in the parser of megatron-core 0.19.2; unknown flags are 
 
 from __future__ import annotations
 
+from llmlaunch.backends.conflicts import merged_environment, refuse_repeats
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import ModelShape
@@ -30,7 +31,7 @@ def arguments(recipe: Recipe, layout: Layout) -> Words:
         *_data(recipe),
         *_checkpoint(recipe),
     )
-    _refuse_repeats(recipe, planned)
+    refuse_repeats(recipe, planned)
     return (*planned, *recipe.backend.extra_args)
 
 
@@ -169,17 +170,6 @@ def _checkpoint(recipe: Recipe) -> Words:
     )
 
 
-def _refuse_repeats(recipe: Recipe, planned: Words) -> None:
-    mine = {word for word in planned if word.startswith("--")}
-    for word in recipe.backend.extra_args:
-        flag = word.split("=", 1)[0]
-        if flag in mine:
-            raise UserError(
-                f"{recipe.path}: backend.extra_args: {flag} is planned by llmlaunch already; say it in the recipe "
-                "(layout, training, model) and remove it there"
-            )
-
-
 def environment(recipe: Recipe, layout: Layout) -> dict[str, str]:
     """What Megatron-LM needs beside its arguments.
 
@@ -198,14 +188,6 @@ def environment(recipe: Recipe, layout: Layout) -> dict[str, str]:
     }
     capability = recipe.cluster.accelerator.compute_capability
     blackwell = capability is not None and float(capability) >= BLACKWELL
-    required = {}
-    if (layout.tensor > 1 or layout.context > 1) and not blackwell:
-        required["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
-    for name, value in required.items():
-        given = recipe.environment.get(name)
-        if given is not None and given != value:
-            raise UserError(
-                f"{recipe.path}: environment.{name}: is {given!r}, but Megatron-LM needs {value!r} for this layout "
-                f"({layout.describe()}); remove the line"
-            )
-    return {**wanted, **required, **{k: v for k, v in recipe.environment.items() if k in wanted}}
+    split = layout.tensor > 1 or layout.context > 1
+    required = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if split and not blackwell else {}
+    return merged_environment(recipe, wanted, required, f"Megatron-LM with this layout ({layout.describe()})")

@@ -24,8 +24,7 @@ TABLES = {
     "megatron-deepspeed": "megatron-deepspeed",
     "deepspeed": "deepspeed",
 }
-# What a field is when nobody recorded it: the framework's default at the versions above.
-DEFAULTS = {"granularity": "none", "gradient_dtype": None}
+RECOMPUTE_DEFAULT = "none"  # of every backend above, where a record does not say
 
 
 class Unsupported(Exception):
@@ -34,7 +33,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """One record, ready to be priced. `num_microbatches` is null where the batch is unknown (one is assumed)."""
+    """One record, ready to be priced. Where the batch is unknown, a full pipeline of micro-batches is assumed."""
 
     job: Job
     layout: Layout
@@ -149,7 +148,7 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
 def _layout(record: Record, assumed: dict[str, Any]) -> Layout:
     p, granularity = record["parallelism"], record["recompute"]["granularity"]
     if granularity is None:
-        granularity = assumed["recompute.granularity"] = DEFAULTS["granularity"]
+        granularity = assumed["recompute.granularity"] = RECOMPUTE_DEFAULT
     if p.get("sequence_parallel") is None and p["tensor"] > 1:
         assumed["parallelism.sequence_parallel"] = False
     if record["micro_batch_size"] is None:

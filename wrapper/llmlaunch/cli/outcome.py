@@ -14,23 +14,23 @@ from llmlaunch.report.text import gib, table
 __all__ = ["tell_outcome"]
 
 
-def tell_outcome(run_dir: Path, state: JobState) -> None:
-    """Collect the run and print predicted against measured, by rank, and where the record lies."""
+def tell_outcome(run_dir: Path, state: JobState, aside: bool) -> None:
+    """Collect the run and print predicted against measured, by rank, and where the record lies; `aside`: on stderr."""
     from llmlaunch.store.collect import collect
     from llmlaunch.store.location import where
     from llmlaunch.store.measurements import Filters, contents
     from llmlaunch.store.open import open_store
 
-    click.echo("")
+    click.echo("", err=aside)
     because = f": {state.reason}" if state.reason else ""
-    click.echo(f"The run {state.phase}{because}")
+    click.echo(f"The run {state.phase}{because}", err=aside)
     with open_store() as store:
         for outcome in collect(store, [run_dir]):
             click.echo(outcome.sentence(), err=True)
             found = [json.loads(t) for t in contents(store, Filters(run=outcome.run_id))] if outcome.run_id else []
             if found:
-                click.echo(_comparison(found))
-                click.echo(f"The record lies in {where().shown}, its files in {run_dir}")
+                click.echo(_comparison(found), err=aside)
+                click.echo(f"The record lies in {where().shown}, its files in {run_dir}", err=aside)
 
 
 def _comparison(records: list[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from llmlaunch.backends.base import Backend
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Planned", "planned", "print_json", "recipe_arguments"]
+__all__ = ["Planned", "plan_loaded", "planned", "print_json", "recipe_arguments"]
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,19 @@ def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("recipe", metavar="RECIPE", type=click.Path())(function)
 
 
-def planned(path: str, overrides: tuple[str, ...], baseline_bytes: int | None = None) -> Planned:
+def planned(path: str, overrides: tuple[str, ...]) -> Planned:
     """Load, choose the backend, search. Raises UserError; the plan may be unsafe."""
+    from llmlaunch.recipe.load import load_recipe
+
+    return plan_loaded(load_recipe(path, overrides))
+
+
+def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None) -> Planned:
+    """Choose the backend, search. `baseline_bytes` as `make_plan` takes it."""
     from llmlaunch.backends.registry import backend_for
     from llmlaunch.planner.plan_json import plan_json
     from llmlaunch.planner.planning import make_plan
-    from llmlaunch.recipe.load import load_recipe
 
-    recipe = load_recipe(path, overrides)
     backend = backend_for(recipe)
     plan = make_plan(recipe, backend, baseline_bytes)
     return Planned(recipe, backend, plan, plan_json(plan))

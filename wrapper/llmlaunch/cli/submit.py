@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmlaunch.cli.planned import Planned, planned, print_json, recipe_arguments
+from llmlaunch.cli.planned import Planned, plan_loaded, planned, print_json, recipe_arguments
 from llmlaunch.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,20 +46,14 @@ def command(
     Exit code 0: submitted (with --follow: succeeded). 2: invalid. 3: nothing safe. 4: the scheduler refused.
     """
     from llmlaunch.launchers.choose import choose
-    from llmlaunch.planner.planning import explain_unsafe
 
     choice = choose(local)
-    baseline = _baseline(recipe, overrides, choice) if choice.launcher.name == "local" and not dry_run else None
-    result = planned(recipe, overrides, baseline)
-    if not result.plan.safe:
-        raise explain_unsafe(result.plan)
+    result = planned(recipe, overrides)
+    _refuse_unsafe(result)
     if dry_run:
         return _show(result, choice.why, as_json)
-    if choice.launcher.name == "local" and result.recipe.nodes > 1:
-        raise UserError(
-            f"{recipe}: nodes: is {result.recipe.nodes}, and this machine is one; submit where there is SLURM, or try "
-            f"nodes=1. {choice.why}"
-        )
+    if choice.launcher.name == "local":
+        result = _for_this_machine(result, choice.why)
     directory = _render(result, output)
     click.echo(choice.why, err=True)
     submission = choice.launcher.submit(directory)
@@ -70,29 +64,36 @@ def command(
     if not follow:
         click.echo(f"look again: llmlaunch status {directory}; llmlaunch logs {directory}", err=True)
         return 0
-    return _follow(choice, submission)
+    return _follow(choice, submission, aside=as_json)
 
 
-def _baseline(recipe: str, overrides: tuple[str, ...], choice: Choice) -> int | None:
-    """On a CPU the peak is resident memory: what an idle trainer takes is measured, not guessed."""
+def _refuse_unsafe(result: Planned) -> None:
+    from llmlaunch.planner.planning import explain_unsafe
+
+    if not result.plan.safe:
+        raise explain_unsafe(result.plan)
+
+
+def _for_this_machine(result: Planned, why: str) -> Planned:
+    """The plan of a local run, after all that can be refused at once: with an interpreter that can train (the
+    recipe's, else what LLMLAUNCH_PYTHON names, else this one), and where the peak is resident memory with the idle
+    trainer's bytes measured, not guessed."""
     from llmlaunch.launchers.baseline import measured_baseline
-    from llmlaunch.recipe.load import load_recipe
 
-    loaded = load_recipe(recipe, overrides)
-    if loaded.cluster.accelerator.kind != "cpu" or loaded.backend.name != "deepspeed":
-        return None
-    os.environ.setdefault("LLMLAUNCH_PYTHON", _trainer_python(loaded.python))
-    return measured_baseline(os.environ["LLMLAUNCH_PYTHON"], lambda line: click.echo(line, err=True))
-
-
-def _trainer_python(named: str | None) -> str:
-    """The interpreter of a local run: the recipe's, else this one where it has torch."""
-    if named is None and importlib.util.find_spec("torch") is None:
+    recipe = result.recipe
+    if recipe.nodes > 1:
         raise UserError(
-            f"{sys.executable} has no torch to train with; install llmlaunch[local] there, or name the training "
-            "environment's interpreter (python: in the recipe, or LLMLAUNCH_PYTHON)"
+            f"{recipe.path}: nodes: is {recipe.nodes}, and this machine is one; submit where there is SLURM, or try "
+            f"nodes=1. {why}"
         )
-    return named or sys.executable
+    python = recipe.python or os.environ.get("LLMLAUNCH_PYTHON") or sys.executable
+    if python == sys.executable and importlib.util.find_spec("torch") is not None:
+        os.environ["LLMLAUNCH_PYTHON"] = python
+    if recipe.cluster.accelerator.kind != "cpu" or recipe.backend.name != "deepspeed":
+        return result
+    measured = plan_loaded(recipe, measured_baseline(python, lambda line: click.echo(line, err=True)))
+    _refuse_unsafe(measured)
+    return measured
 
 
 def _render(result: Planned, output: Path | None) -> Path:
@@ -151,15 +152,16 @@ def _submission_json(result: Planned, submission: Submission) -> dict[str, Any]:
     }
 
 
-def _follow(choice: Choice, submission: Submission) -> int:
+def _follow(choice: Choice, submission: Submission, aside: bool) -> int:
+    """`aside`: on stderr, because stdout holds the JSON alone."""
     from llmlaunch.launchers.follow import follow
 
-    state: JobState = follow(submission.run_dir, choice.launcher, submission, lambda line: click.echo(line))
+    state: JobState = follow(submission.run_dir, choice.launcher, submission, lambda line: click.echo(line, err=aside))
     if not state.ended:
         return 0
     from llmlaunch.cli.outcome import tell_outcome
     from llmlaunch.cli.submitted import note_end
 
     note_end(submission, state)
-    tell_outcome(submission.run_dir, state)
+    tell_outcome(submission.run_dir, state, aside)
     return 0 if state.phase == "succeeded" else FAILED

@@ -24,7 +24,7 @@ NOT_MODELLED = (
 
 @dataclass(frozen=True)
 class WorstRanks:
-    """Per layout: the pipeline rank with the most device bytes, those bytes, and the term that is largest there."""
+    """Per layout: the pipeline rank with the most device bytes (the first of equals), and those bytes."""
 
     pipeline_rank: NDArray[np.int64]
     device_bytes: FloatColumn
@@ -35,7 +35,7 @@ def worst_ranks(job: Job, layouts: LayoutColumns) -> WorstRanks:
     rows = candidate_ranks(job, layouts)
     device = rank_terms(job, rows).device
     n = len(layouts)
-    if len(rows) <= 2 * n and job.layers_by_rank is None and bool(np.all(rows.layout_index[:n] == np.arange(n))):
+    if job.stages_alike:
         return _of_two(n, rows.layout_index, rows.rank, device)
     order = np.lexsort((-rows.rank, device, rows.layout_index))
     last_of_layout = np.searchsorted(rows.layout_index[order], np.arange(n), side="right") - 1

@@ -35,9 +35,7 @@ class MemoryFacts:
     step_bytes_sharded: ByStage = NONE
     activation_bytes: float = 2.0
     gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved
-    norm_extra_bytes: float = (
-        0.0  # unfused norms keep copies: bytes per hidden element and norm, beside input and output
-    )
+    norm_extra_bytes: float = 0.0  # per hidden element and norm: copies an unfused norm keeps beside input and output
     attention_scores_saved: bool = False  # unfused attention keeps the s x s probabilities
     logit_bytes: float = 6.0  # per token and vocabulary/tensor element, alive around the loss
     weight_gradient_fused: bool = False  # wgrad accumulates into the gradient buffer: no temporary of a matrix

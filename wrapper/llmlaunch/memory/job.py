@@ -31,6 +31,11 @@ class Job:
     layers_by_rank: tuple[int, ...] | None = None
     microbatch_group: int | None = None
 
+    @property
+    def stages_alike(self) -> bool:
+        """Every pipeline rank holds as many layers of each kind as any other."""
+        return self.layers_by_rank is None and pattern_is_uniform(self.shape)
+
 
 @dataclass(frozen=True)
 class RankColumns:
@@ -70,7 +75,7 @@ def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | 
     With even, alike stages, in-flight micro-batches fall from rank to rank and only the first and the last rank
     hold embeddings: the worst is one of those two. Otherwise every rank is a candidate.
     """
-    if job.layers_by_rank is not None or not _stages_alike(job.shape):
+    if not job.stages_alike:
         return all_ranks(job, layouts, microbatches)
     n = len(layouts)
     split = np.flatnonzero(layouts.pipeline > 1)
@@ -79,7 +84,7 @@ def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | 
     return _rows(job, layouts, index, rank, microbatches)
 
 
-def _stages_alike(shape: ModelShape) -> bool:
+def pattern_is_uniform(shape: ModelShape) -> bool:
     return shape.moe is None or len(set(shape.moe.layer_pattern)) == 1
 
 
@@ -87,7 +92,7 @@ def _rows(
     job: Job, layouts: LayoutColumns, index: IntColumn, rank: IntColumn, microbatches: IntColumn | None
 ) -> RankColumns:
     if microbatches is None:
-        microbatches = job.workload.global_batch_size // (layouts.data * layouts.micro_batch_size)
+        microbatches = layouts.num_microbatches(job.workload.global_batch_size)
     rows = layouts.take(index)
     dense, moe = _layers(job, rows, rank)
     return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe)
@@ -104,7 +109,7 @@ def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn
         moe = (before[stop] - before[start]).astype(np.float64)
         return (stop - start) - moe, moe
     layers = shape.num_layers / rows.pipeline
-    if _stages_alike(shape):
+    if job.stages_alike:
         share = float(pattern[0]) if len(pattern) else 0.0
         return layers * (1.0 - share), layers * share
     # chunk c of rank r holds layers [(c p + r) n, (c p + r + 1) n), n layers to a chunk

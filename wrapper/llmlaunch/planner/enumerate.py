@@ -55,12 +55,8 @@ def _values(recipe: Recipe, space: Space, name: str) -> Iterable[int]:
         return powers_of_two(min(MOST_MICRO_BATCH, recipe.workload.global_batch_size))
     if name == "context":
         return powers_of_two(min(MOST_CONTEXT, world))
-    if name == "tensor":
-        return tuple(d for d in divisors(shape.num_attention_heads) if d <= world)
     if name == "expert":
         return divisors(shape.moe.num_experts) if shape.moe else (1,)
-    if name == "expert_tensor":
-        return powers_of_two(recipe.cluster.devices_per_node) if shape.moe else (1,)
     return tuple(d for d in divisors(shape.num_layers) if name == "virtual_pipeline" or d <= world)
 
 

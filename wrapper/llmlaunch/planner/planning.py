@@ -36,10 +36,7 @@ def make_plan(recipe: Recipe, backend: Backend, baseline_bytes: int | None = Non
     Raises:
         UserError: no layout is legal at all; the message names the rule that refuses the most.
     """
-    facts = backend.facts(recipe)
-    if baseline_bytes is not None:
-        facts = replace(facts, context_bytes=float(baseline_bytes))
-    job = Job(recipe.model, recipe.workload, facts)
+    job = _job(recipe, backend, baseline_bytes)
     limit = memory_limit(recipe.cluster.accelerator, recipe.memory)
     found = search(recipe, backend, job, limit)
     if not len(found.order):
@@ -61,9 +58,23 @@ def make_plan(recipe: Recipe, backend: Backend, baseline_bytes: int | None = Non
         refusal_sentences=_sentences(found, limit),
         alternatives=tuple(found.candidate(recipe, i) for i in range(1, count)),
         not_modelled=NOT_MODELLED,
-        assumptions=recipe.assumptions,
-        advice=None if safe else _advice(recipe, backend),
+        assumptions=(*recipe.assumptions, *_baseline_said(job, peak_kind, baseline_bytes)),
+        advice=None if safe else _advice(recipe, backend, baseline_bytes),
     )
+
+
+def _job(recipe: Recipe, backend: Backend, baseline_bytes: int | None) -> Job:
+    facts = backend.facts(recipe)
+    if baseline_bytes is not None:
+        facts = replace(facts, context_bytes=float(baseline_bytes))
+    return Job(recipe.model, recipe.workload, facts)
+
+
+def _baseline_said(job: Job, peak_kind: str, baseline_bytes: int | None) -> tuple[str, ...]:
+    if peak_kind != "resident":
+        return ()
+    where = "measured on this machine" if baseline_bytes is not None else "as on another machine; submit measures it"
+    return (f"an idle trainer takes {job.facts.context_bytes / GIB:.2f} GiB, {where}",)
 
 
 def explain_unsafe(plan: Plan) -> NothingSafe:
@@ -80,7 +91,7 @@ def explain_unsafe(plan: Plan) -> NothingSafe:
 
 def _step_terms(recipe: Recipe, layout: Layout) -> dict[str, float]:
     columns = LayoutColumns.of([layout])
-    microbatches = recipe.workload.global_batch_size // (columns.data * columns.micro_batch_size)
+    microbatches = columns.num_microbatches(recipe.workload.global_batch_size)
     terms = step_time(recipe.model, recipe.workload, recipe.cluster, columns, microbatches).terms
     return {name: float(column[0]) for name, column in terms.items()}
 
@@ -108,10 +119,10 @@ def _no_layout(recipe: Recipe, found: Found) -> str:
     )
 
 
-def _advice(recipe: Recipe, backend: Backend) -> str:
+def _advice(recipe: Recipe, backend: Backend, baseline_bytes: int | None) -> str:
     """The first change, smallest first, whose space holds a safe layout."""
     for change, changed in _changes(recipe):
-        job = Job(changed.model, changed.workload, backend.facts(changed))
+        job = _job(changed, backend, baseline_bytes)
         found = search(changed, backend, job, memory_limit(changed.cluster.accelerator, changed.memory))
         if np.any(found.safe):
             return f"Smallest change that fits: {change} ({found.candidate(changed, 0).layout.describe()})."

@@ -20,12 +20,11 @@ from llmlaunch.timing.step import step_time
 __all__ = ["Found", "search"]
 
 MEMORY = "memory"
-INFEASIBLE_BYTES = np.inf
 
 
 @dataclass(frozen=True)
 class Found:
-    """The legal layouts with their worst rank and step time, safest information first.
+    """The legal layouts with their worst rank and step time, by column.
 
     `order` ranks the safe ones, fastest first, or, where none is safe, all legal ones by device bytes.
     """
@@ -60,7 +59,7 @@ def search(recipe: Recipe, backend: Backend, job: Job, limit: Limit) -> Found:
     first_failed = _first_failed(rules, Situation(layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes))
     legal = layouts.take(np.flatnonzero(first_failed < 0))
     worst = worst_ranks(job, legal)
-    microbatches = recipe.workload.global_batch_size // (legal.data * legal.micro_batch_size)
+    microbatches = legal.num_microbatches(recipe.workload.global_batch_size)
     seconds = step_time(recipe.model, recipe.workload, recipe.cluster, legal, microbatches).total
     safe = worst.device_bytes <= limit.limit_bytes
     refused = dict(refusal_counts(rules, first_failed))
