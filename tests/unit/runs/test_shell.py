@@ -11,12 +11,12 @@ from run_samples import NASTY
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable
+from llmlaunch.documents.text import looks_secret
 from llmlaunch.errors import UserError
 from llmlaunch.runs.shell import (
     ShellText,
     directive,
     export,
-    looks_secret,
     render_template,
     required,
     shell_word,

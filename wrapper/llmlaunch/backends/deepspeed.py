@@ -126,7 +126,7 @@ def _environment(recipe: Recipe) -> dict[str, str]:
     """Variables of the trainers. Raises UserError where the recipe sets one that must be so to something else."""
     wanted = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     if recipe.cluster.accelerator.kind == "gpu":
-        wanted |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        wanted |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
         return merged_environment(recipe, wanted, {}, "")
     because = f"cluster {recipe.cluster.name}, which has no GPU,"
     return merged_environment(recipe, wanted | MALLOC, CPU_ACCELERATOR, because)

@@ -181,7 +181,6 @@ def environment(recipe: Recipe, layout: Layout) -> dict[str, str]:
         UserError: the recipe's environment sets one of these to something else.
     """
     wanted = {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",

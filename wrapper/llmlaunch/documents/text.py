@@ -20,6 +20,7 @@ __all__ = [
     "SecretName",
     "SlurmOption",
     "SlurmValue",
+    "looks_secret",
     "secret_in",
 ]
 
@@ -43,9 +44,15 @@ _OWNED_OPTIONS = {
 }
 
 
+def looks_secret(name: str) -> bool:
+    """Whether a variable's name says that its value is a secret. Judged by the end of the name: the substring "token"
+    would hit TOKENIZERS_PARALLELISM."""
+    return _SECRET_NAME.fullmatch(name) is not None
+
+
 def secret_in(text: str) -> str | None:
     """The name of a variable in `text` that looks like a secret and is given a literal value, if there is one."""
-    return next((name for name in _ASSIGNMENT.findall(text) if _SECRET_NAME.fullmatch(name)), None)
+    return next((name for name in _ASSIGNMENT.findall(text) if looks_secret(name)), None)
 
 
 def _line(text: str) -> str:
@@ -107,7 +114,7 @@ def _environment_name(text: str) -> str:
 
 
 def _literal_name(text: str) -> str:
-    if _SECRET_NAME.fullmatch(text):
+    if looks_secret(text):
         raise ValueError(f"looks like a secret, which must not stand in a recipe; {_LIST_IT}")
     return _environment_name(text)
 

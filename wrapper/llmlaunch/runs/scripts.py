@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.documents.text import looks_secret
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.runs.shell import ShellText, directive, looks_secret, render_template, variable_name
+from llmlaunch.runs.shell import ShellText, directive, render_template, variable_name
 
 __all__ = ["SNAPSHOT_FOLDER", "job_script", "train_script"]
 

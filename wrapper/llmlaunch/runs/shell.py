@@ -25,7 +25,6 @@ __all__ = [
     "ShellText",
     "directive",
     "export",
-    "looks_secret",
     "render_template",
     "required",
     "shell_word",
@@ -37,9 +36,6 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _CONTROL = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")  # everything some reader takes for the end of a line, too
 _PLAIN_DIRECTIVE = re.compile(r"[\w@%+=:,./\[\]*-]+")
-_SECRET = re.compile(
-    r"(?i)(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY(?:_ID)?|CREDENTIALS?|PRIVATE_KEY)$"
-)
 
 
 class ShellText(str):
@@ -96,12 +92,6 @@ def required(name: str, advice: str) -> ShellText:
     if re.search(r"""["'`$\\{}]""", advice):
         raise ValueError(f"not fit for a message inside an expansion: {advice!r}")
     return ShellText(f': "${{{variable_name(name)}:?{advice}}}"')
-
-
-def looks_secret(name: str) -> bool:
-    """True where a variable's name says that its value is a secret. Judged by the end of the name: the
-    substring "token" would hit TOKENIZERS_PARALLELISM."""
-    return bool(_SECRET.search(name))
 
 
 def directive(option: str, value: str | int | float | bool) -> ShellText:
