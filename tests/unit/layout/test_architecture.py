@@ -8,7 +8,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
 FLOORS = (
     ("errors", "assets", "documents"),
-    ("models", "cluster", "layout", "workload"),
+    ("models", "cluster", "layout", "techniques", "workload"),
     ("recipe", "memory", "timing"),
     ("backends", "planner", "calibration"),
     ("runs", "report"),

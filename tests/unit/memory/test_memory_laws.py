@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
 
-from llmlaunch.backends.fact_tables import deepspeed_facts, megatron_facts
+from llmlaunch.backends.facts.deepspeed import deepspeed_facts
+from llmlaunch.backends.facts.megatron import megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import estimate, worst_ranks

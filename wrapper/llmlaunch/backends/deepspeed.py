@@ -8,7 +8,7 @@ from llmlaunch.backends.base import NodeVariable, Rendered, Space
 from llmlaunch.backends.conflicts import merged_environment, refuse_repeats
 from llmlaunch.backends.deepspeed_config import bucket_bytes, ds_config, live_parameters, model_config, to_json
 from llmlaunch.backends.deepspeed_rules import RULES, refuse_what_the_trainer_cannot_build
-from llmlaunch.backends.fact_tables import deepspeed_facts
+from llmlaunch.backends.facts.deepspeed import deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import MemoryFacts

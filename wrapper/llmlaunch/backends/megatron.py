@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmlaunch.backends.base import NodeVariable, Rendered, Space
-from llmlaunch.backends.fact_tables import megatron_facts
+from llmlaunch.backends.facts.megatron import megatron_facts
 from llmlaunch.backends.megatron_arguments import arguments, environment
 from llmlaunch.backends.megatron_rules import RULES
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout, Rule

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmlaunch.backends.fact_tables import deepspeed_facts, megatron_deepspeed_facts, megatron_facts
+from llmlaunch.backends.facts.deepspeed import deepspeed_facts
+from llmlaunch.backends.facts.megatron import megatron_facts
+from llmlaunch.backends.facts.megatron_deepspeed import megatron_deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
 __all__ = ["FloatColumn", "Job", "RankColumns", "all_ranks", "candidate_ranks"]
@@ -30,6 +31,7 @@ class Job:
     facts: MemoryFacts
     layers_by_rank: tuple[int, ...] | None = None
     microbatch_group: int | None = None
+    techniques: Techniques = NO_TECHNIQUES
 
     @property
     def stages_alike(self) -> bool:

@@ -1,0 +1,55 @@
+"""Ways to trade time for memory that hold for a whole job: what is recomputed, offloaded, chunked or not trained.
+
+Every field's default changes nothing. Estimator, recipe and backends share this type; which backend can do what is in
+the backend's rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["NO_TECHNIQUES", "Adapters", "Techniques"]
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Low-rank adapters beside every linear layer of the blocks; the rest of the model is frozen.
+
+    `frozen_down` is LoRA-FA (Zhang et al. 2023): the first matrix of each pair is frozen too, so a linear keeps the
+    r-wide projection of its input instead of the input.
+    """
+
+    rank: int
+    frozen_down: bool = False
+
+
+@dataclass(frozen=True)
+class Techniques:
+    """What one job does beside its layout.
+
+    Recompute: `recompute_modules` are what selective recompute recomputes, in Megatron's names; empty is the backend's
+    default. `recompute_method` and `recompute_layers` belong to full recompute: "uniform" keeps the input of every
+    `recompute_layers` layers, "block" recomputes that many layers of each pipeline rank and keeps the others whole.
+    Offload: `offload_modules` (activations, Megatron's fine-grained names) and `offload_layers` (the first layers of
+    each rank, whole) go to the host; so do optimizer states by share, and with `offload_parameters` the parameters.
+    """
+
+    recompute_modules: tuple[str, ...] = ()
+    recompute_method: str = "uniform"
+    recompute_layers: int | None = None  # None: 1 for uniform, all for block
+    offload_modules: tuple[str, ...] = ()
+    offload_layers: int = 0
+    offload_checkpoints: bool = False  # full recompute's kept layer inputs go to the host (DeepSpeed cpu_checkpointing)
+    offload_optimizer: float = 0.0  # share of the optimizer states, 0 to 1
+    offload_parameters: bool = False  # ZeRO 3 offload_param
+    loss: str | None = None  # "native", "te", "fused_linear", "tiled"; None = the backend's default
+    mlp_chunks: int = 1  # mini-sequences of the MLP (MsT)
+    adapters: Adapters | None = None
+    trained_layers: int | None = None  # only the last so many layers and the head are trained (SHERL)
+    delay_weight_gradients: bool = False  # 2BP
+    swapped_share: float = 0.0  # MEMO's alpha: share of skeletal activations swapped to the host, what-if
+    sampled_share: float = 1.0  # WTA-CRS: share of a linear's input rows kept, what-if
+    weight_versions: int = 1  # PipeDream-2BW keeps 2, what-if
+
+
+NO_TECHNIQUES = Techniques()
