@@ -137,12 +137,22 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
         gradients = optimizer["gradient_dtype"]
         if gradients is None:
             assumed["optimizer.gradient_dtype"] = "fp32" if precision == "bf16" else precision
-        facts = megatron_facts(precision, gradients, optimizer_bytes=optimizer.get("state_bytes_per_parameter"))
+        facts = megatron_facts(
+            precision,
+            gradients,
+            optimizer_bytes=optimizer.get("state_bytes_per_parameter"),
+            loss=implementation.get("cross_entropy_fusion"),
+        )
+        facts = replace(
+            facts,
+            weight_gradient_fused=implementation.get("gradient_accumulation_fusion") is not False,
+            optimizer_instances=optimizer.get("optimizer_instances") or 1,
+            context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
+        )
     return replace(
         facts,
         attention_scores_saved=implementation.get("attention") == "unfused",
         gated_activation_fused=bool(implementation.get("gated_activation_fused")),
-        weight_gradient_fused=bool(implementation.get("gradient_accumulation_fusion")),
         pad_vocabulary=False,  # the record's own padded size is used
     )
 

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MemoryFacts"]
+__all__ = ["MemoryFacts", "Quantized"]
 
 ByStage = tuple[float, float, float, float]  # by ZeRO stage 0, 1, 2, 3
 NONE: ByStage = (0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Linear layers that multiply in a narrower format: bytes per element of the input they save, and per weight of
+    the narrow copies they keep beside the compute copy, scales included."""
+
+    input_bytes: float
+    weight_copy_bytes: float
 
 
 @dataclass(frozen=True)
@@ -38,11 +47,26 @@ class MemoryFacts:
     norm_extra_bytes: float = 0.0  # per hidden element and norm: copies an unfused norm keeps beside input and output
     attention_scores_saved: bool = False  # unfused attention keeps the s x s probabilities
     logit_bytes: float = 6.0  # per token and vocabulary/tensor element, alive around the loss
+    logit_gradient_bytes: float = 2.0  # of the same, while the head runs backward
     weight_gradient_fused: bool = False  # wgrad accumulates into the gradient buffer: no temporary of a matrix
+    weight_gradient_stubs: bool = False  # then one stub for every distinct weight shape is kept for autograd
+    sequence_gather: bool = False  # sequence parallelism keeps one buffer of a gathered layer input
+    pipeline_buffers: bool = False  # a received and a sent tensor beside what the layers keep
+    context_all_to_all: bool = False  # context parallelism by all-to-all: the attention output is kept twice
+    combine_bytes: float = 0.0  # per routed token and hidden element, kept to combine expert outputs
+    expert_imbalance: float = 1.0  # tokens of the busiest device's experts over the mean, dropless routing
+    quantized: Quantized | None = None
+    optimizer_instances: int = 1  # groups that shard the optimizer each for itself
     bucket_bytes: float = 0.0  # communication buckets, bytes per rank
     live_parameters: float = 0.0  # ZeRO 3: most parameters kept gathered beside the largest layer
     workspace_bytes: float = 0.0  # what kernel libraries hold through torch, bytes per rank
     cache_share: float = 0.0  # reserved = allocated x (1 + cache_share)
+    mixture_cache_share: float | None = None  # the same for a mixture of experts; None = no different
     context_bytes: float = 0.0  # the accelerator's context, outside torch; on a CPU the idle trainer
     communicator_bytes: float = 0.0  # per process group of more than one rank that a rank is in
     pad_vocabulary: bool = True  # to a multiple of 128 x tensor
+
+    @property
+    def linear_input_bytes(self) -> float:
+        """Bytes per element of what a linear saves of its input."""
+        return self.activation_bytes if self.quantized is None else self.quantized.input_bytes

@@ -14,7 +14,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
-__all__ = ["FloatColumn", "Job", "RankColumns", "all_ranks", "candidate_ranks"]
+__all__ = ["FloatColumn", "IntColumn", "Job", "RankColumns", "all_ranks", "candidate_ranks"]
 
 FloatColumn = NDArray[np.float64]
 IntColumn = NDArray[np.int64]

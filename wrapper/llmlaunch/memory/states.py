@@ -8,19 +8,20 @@ import numpy as np
 
 from llmlaunch.memory.facts import ByStage
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
-from llmlaunch.memory.weights import RankParameters, rank_parameters
+from llmlaunch.memory.weights import RankParameters, linear_weights, rank_parameters
 
 __all__ = ["States", "states"]
 
 
 @dataclass(frozen=True)
 class States:
-    """Bytes on one device. The first three live all the time; `backward` only while gradients are made, `step`
+    """Bytes on one device. The first four live all the time; `backward` only while gradients are made, `step`
     only while the optimizer runs."""
 
     parameters: FloatColumn
     gradients: FloatColumn
     optimizer: FloatColumn
+    weight_copies: FloatColumn
     backward: FloatColumn
     step: FloatColumn
 
@@ -28,9 +29,10 @@ class States:
 def shard_groups(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
     """Devices that share (dense, expert) state: data (x context), and what expert parallelism leaves of it."""
     lay = rows.layouts
-    dense = lay.data * (lay.context if job.facts.shard_over_context else 1)
-    expert = lay.tensor * lay.context * lay.data / (lay.expert_tensor * lay.expert)
-    return dense.astype(np.float64), np.maximum(expert, 1.0)
+    instances = job.facts.optimizer_instances
+    dense = lay.data * (lay.context if job.facts.shard_over_context else 1) / instances
+    expert = lay.tensor * lay.context * lay.data / (lay.expert_tensor * lay.expert) / instances
+    return np.maximum(dense, 1.0), np.maximum(expert, 1.0)
 
 
 def states(job: Job, rows: RankColumns) -> States:
@@ -49,11 +51,19 @@ def states(job: Job, rows: RankColumns) -> States:
         parameters=held(facts.parameter_bytes, 3) + _gathered(job, rows, counts, dense_group),
         gradients=held(facts.gradient_bytes, 2),
         optimizer=held(facts.optimizer_bytes, 1),
+        weight_copies=_weight_copies(job, rows),
         backward=_by_stage(facts.backward_gradient_bytes, rows) * whole
         + _by_stage(facts.backward_gradient_bytes_sharded, rows) * sharded
         + np.where(dense_group > 1, facts.bucket_bytes, 0.0),
         step=_by_stage(facts.step_bytes, rows) * whole + _by_stage(facts.step_bytes_sharded, rows) * sharded,
     )
+
+
+def _weight_copies(job: Job, rows: RankColumns) -> FloatColumn:
+    """Narrow copies of the weights, made once a step and kept through its micro-batches."""
+    if job.facts.quantized is None:
+        return np.zeros(len(rows))
+    return job.facts.quantized.weight_copy_bytes * linear_weights(job, rows)
 
 
 def _by_stage(table: ByStage, rows: RankColumns) -> FloatColumn:

@@ -1,7 +1,8 @@
 """All terms of a rank's peak, as columns that sum to it.
 
-A device's torch peak is its lasting state plus the larger of two moments: the backward pass with the most activations
-alive, and the optimizer step with its temporaries. Each term is what it adds to the peak, so the sum is exact.
+A device's torch peak is its lasting state plus the worst of a few moments: the loss with all activations alive, the
+backward pass of the head, that of a layer, and the optimizer step with its temporaries. The terms of the worst moment
+are the terms of the rank, so the sum is exact.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmlaunch.memory.activations import kept_activations, layer_working_set, loss_bytes
+from llmlaunch.memory.activations import kept_activations, kept_embedding
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
-from llmlaunch.memory.states import states
+from llmlaunch.memory.loss import final_norm, logits
+from llmlaunch.memory.states import States, states
+from llmlaunch.memory.working import head_backward, layer_backward, persistent_buffers, recomputed_layer
 
 __all__ = ["OUTSIDE_TORCH", "Terms", "rank_terms"]
 
 CACHE = "allocator_cache"
 OUTSIDE_TORCH = ("context", "communicators")
+Moment = Mapping[str, FloatColumn]
 
 
 @dataclass(frozen=True)
@@ -48,28 +52,56 @@ def _sum(columns: Iterable[FloatColumn]) -> FloatColumn:
 def rank_terms(job: Job, rows: RankColumns) -> Terms:
     """Bytes by term for every row, rounded to whole bytes so that sums are exact."""
     state = states(job, rows)
-    kept, embedding = kept_activations(job, rows)
-    loss, layer = loss_bytes(job, rows), layer_working_set(job, rows)
-    # the loss is gone before the layers run backward: only the larger of the two counts
-    working = np.maximum(layer - loss, 0.0)
-    forward_backward = state.backward + kept + embedding + loss + working
-    terms = {
-        "parameters": state.parameters,
-        "gradients": state.gradients,
-        "optimizer_states": state.optimizer,
-        "gradient_buffers": state.backward,
-        "activations": kept,
-        "embedding": embedding,
-        "logits_and_loss": loss,
-        "working_set": working,
-        "optimizer_step": np.maximum(state.step - forward_backward, 0.0),
-        "workspace": np.full(len(rows), job.facts.workspace_bytes),
-    }
+    terms = {**_lasting(job, rows, state), **_worst(moments(job, rows, state))}
     terms = {name: np.rint(column) for name, column in terms.items()}
-    terms[CACHE] = np.rint(job.facts.cache_share * _sum(terms.values()))
+    terms[CACHE] = np.rint(_cache_share(job) * _sum(terms.values()))
     terms["context"] = np.full(len(rows), float(round(job.facts.context_bytes)))
     terms["communicators"] = np.rint(job.facts.communicator_bytes * _groups(rows))
     return Terms(terms)
+
+
+def _cache_share(job: Job) -> float:
+    mixture = job.facts.mixture_cache_share
+    return job.facts.cache_share if mixture is None or job.shape.moe is None else mixture
+
+
+def _lasting(job: Job, rows: RankColumns, state: States) -> Moment:
+    """What is there from the second step on, whatever runs."""
+    return {
+        "parameters": state.parameters,
+        "weight_copies": state.weight_copies,
+        "gradients": state.gradients,
+        "optimizer_states": state.optimizer,
+        **persistent_buffers(job, rows),
+        "workspace": np.full(len(rows), job.facts.workspace_bytes),
+    }
+
+
+def moments(job: Job, rows: RankColumns, state: States) -> tuple[Moment, ...]:
+    """What is alive beside the lasting state at each moment that can be the peak, by term."""
+    kept = {
+        "activations": kept_activations(job, rows),
+        "embedding": kept_embedding(job, rows),
+        "gradient_buffers": state.backward,
+    }
+    norm = final_norm(job, rows)
+    return (
+        {**kept, "logits_and_loss": norm + logits(job, rows)},
+        {**kept, "logits_and_loss": norm, "head_backward": head_backward(job, rows)},
+        {**kept, "layer_backward": layer_backward(job, rows), "recomputed_layer": recomputed_layer(job, rows)},
+        {"optimizer_step": state.step},
+    )
+
+
+def _worst(alternatives: tuple[Moment, ...]) -> Moment:
+    """Of every row, the moment with the most bytes; the first of equals."""
+    worst = np.argmax([_sum(moment.values()) for moment in alternatives], axis=0)
+    names = dict.fromkeys(name for moment in alternatives for name in moment)
+    zero = np.zeros(len(worst))
+    return {
+        name: np.choose(worst, [np.asarray(moment.get(name, zero), dtype=np.float64) for moment in alternatives])
+        for name in names
+    }
 
 
 def _groups(rows: RankColumns) -> FloatColumn:

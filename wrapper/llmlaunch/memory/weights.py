@@ -14,7 +14,7 @@ import numpy as np
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["RankParameters", "largest_matrix", "layer_parameters", "rank_parameters"]
+__all__ = ["Matrices", "RankParameters", "layer_parameters", "linear_weights", "matrices", "rank_parameters"]
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,53 @@ def _mtp(
     return count * (layer + projection + 3.0 * _norms(shape)), count * (experts if mixture else 0.0 * experts)
 
 
-def largest_matrix(job: Job, rows: RankColumns) -> FloatColumn:
-    """Elements of the largest single weight matrix on a device, the output head included on the last rank."""
-    shape = job.shape
-    tensor = rows.layouts.tensor.astype(np.float64)
-    mlp = shape.hidden_size * shape.ffn_hidden_size * (2.0 if shape.gated_mlp else 1.0) / tensor
+@dataclass(frozen=True)
+class Matrices:
+    """Elements of weight matrices on one device. `dense` and `expert` are (first linear, second linear) of one layer's
+    MLP, all its experts together; `distinct` is the sum over shapes that differ, each once."""
+
+    dense: tuple[FloatColumn, FloatColumn]
+    expert: tuple[FloatColumn, FloatColumn]
+    head: FloatColumn  # last rank only
+    distinct: FloatColumn
+
+
+def matrices(job: Job, rows: RankColumns) -> Matrices:
+    """The matrices whose gradients are made one after the other."""
+    shape, lay = job.shape, rows.layouts
+    tensor = lay.tensor.astype(np.float64)
+    gates = 2.0 if shape.gated_mlp else 1.0
+    second = shape.hidden_size * shape.ffn_hidden_size / tensor
     head = np.where(rows.last, vocabulary(job, tensor) / tensor * shape.hidden_size, 0.0)
-    return np.maximum(mlp, head)
+    distinct = _attention_matrices(shape, tensor) + (1.0 + gates) * second * (rows.dense_layers > 0) + head
+    if shape.moe is None:
+        return Matrices((gates * second, second), (0.0 * second, 0.0 * second), head, distinct)
+    one = shape.hidden_size * shape.moe.ffn_hidden_size / lay.expert_tensor
+    local = shape.moe.num_experts / lay.expert
+    shared = shape.hidden_size * shape.moe.shared_expert_ffn_hidden_size / tensor
+    distinct = distinct + (1.0 + gates) * (one + shared) * (rows.moe_layers > 0)
+    return Matrices((gates * second, second), (gates * local * one, local * one), head, distinct)
+
+
+def _attention_matrices(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
+    """Elements of one layer's attention matrices on a device, without biases and norms."""
+    if shape.mla is not None:
+        return _latent_attention(shape, tensor)
+    groups = np.maximum(shape.num_query_groups / tensor, 1.0)
+    return shape.hidden_size * (2.0 * shape.query_width / tensor + 2.0 * groups * shape.head_dim)
+
+
+def linear_weights(job: Job, rows: RankColumns) -> FloatColumn:
+    """Weights of the blocks' linear layers on one device: what a narrower number format is applied to (not the
+    embedding, the head and the router)."""
+    shape, lay = job.shape, rows.layouts
+    tensor = lay.tensor.astype(np.float64)
+    attention = _attention_matrices(shape, tensor)
+    gates = 3.0 if shape.gated_mlp else 2.0
+    count = rows.dense_layers * (attention + gates * shape.hidden_size * shape.ffn_hidden_size / tensor)
+    if shape.moe is None:
+        return count
+    moe = shape.moe
+    experts = moe.num_experts / lay.expert * shape.hidden_size * moe.ffn_hidden_size / lay.expert_tensor
+    shared = shape.hidden_size * moe.shared_expert_ffn_hidden_size / tensor
+    return count + rows.moe_layers * (attention + gates * (experts + shared))

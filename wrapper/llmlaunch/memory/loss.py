@@ -1,0 +1,26 @@
+"""The logits and the loss on the last pipeline rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.saved import STATISTIC_BYTES, sequence_split, tokens
+from llmlaunch.memory.weights import vocabulary
+
+__all__ = ["final_norm", "logits"]
+
+
+def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
+    """Last rank: the norm before the head keeps its input and output."""
+    facts, h = job.facts, job.shape.hidden_size
+    per_token = (2.0 * facts.activation_bytes + facts.norm_extra_bytes) * h + STATISTIC_BYTES
+    kept = tokens(job, rows) * per_token / sequence_split(rows) * (1 + job.shape.mtp_num_layers)
+    return np.where(rows.last, kept, 0.0)
+
+
+def logits(job: Job, rows: RankColumns) -> FloatColumn:
+    """Last rank: the logits and whatever the loss keeps beside them at its worst moment, for every prediction head."""
+    t = rows.layouts.tensor.astype(np.float64)
+    alive = tokens(job, rows) * job.facts.logit_bytes * vocabulary(job, t) / t
+    return np.where(rows.last, alive * (1 + job.shape.mtp_num_layers), 0.0)

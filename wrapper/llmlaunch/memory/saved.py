@@ -1,0 +1,175 @@
+"""The tensors one transformer layer keeps for its backward pass, for one micro-batch, by the module that keeps them.
+
+The list of a fused block was read off traces of Megatron core 0.19.2 with Transformer Engine 2.20 under fake tensors
+(dense, sequence parallel, flash attention) and from their sources; Korthikanti et al. (2022), section 4, gives the same
+list for GPT with dropout and unfused scores. Names are those of Megatron's `--recompute-modules` and
+`--offload-modules`, with `_input` and `_output` where a module keeps both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.models.shape import ModelShape
+
+__all__ = ["Layer", "saved_by_dense_layer", "saved_by_mixture_layer", "sequence_split", "tokens"]
+
+ROUTER_BYTES = 8.0  # router logits and probabilities, fp32 each
+STATISTIC_BYTES = 4.0  # softmax and norm statistics are fp32
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Bytes by tensor, one micro-batch, one layer."""
+
+    tensors: Mapping[str, FloatColumn]
+
+    @property
+    def total(self) -> FloatColumn:
+        return self.without(())
+
+    def without(self, names: tuple[str, ...]) -> FloatColumn:
+        """All but the tensors named."""
+        kept = [column for name, column in self.tensors.items() if name not in names]
+        total: FloatColumn = np.sum(kept, axis=0)
+        return total
+
+    def of(self, *names: str) -> FloatColumn:
+        """The tensors named, where the layer has them."""
+        first = next(iter(self.tensors.values()))
+        total: FloatColumn = np.sum([self.tensors.get(name, np.zeros_like(first)) for name in names], axis=0)
+        return total
+
+
+def tokens(job: Job, rows: RankColumns) -> FloatColumn:
+    """Tokens of one micro-batch on one context-parallel rank."""
+    return job.workload.sequence_length * rows.layouts.micro_batch_size / rows.layouts.context
+
+
+def sequence_split(rows: RankColumns) -> FloatColumn:
+    """What norms, residuals and dropout are divided by: tensor with sequence parallelism, else nothing."""
+    return np.where(rows.layouts.sequence_parallel > 0, rows.layouts.tensor, 1).astype(np.float64)
+
+
+def saved_by_dense_layer(job: Job, rows: RankColumns) -> Layer:
+    """Attention and a dense MLP."""
+    shape, t = job.shape, rows.layouts.tensor
+    n = tokens(job, rows)
+    mlp = {
+        **_norm(job, rows, "mlp_norm"),
+        "mlp_fc1_output": n * _projected(job) * shape.ffn_hidden_size / t,
+        "mlp_fc2_input": n * job.facts.linear_input_bytes * shape.ffn_hidden_size / t,
+    }
+    return Layer({**_attention(job, rows), **mlp})
+
+
+def saved_by_mixture_layer(job: Job, rows: RankColumns) -> Layer:
+    """Attention and a mixture of experts; a mixture routes topk copies of every token."""
+    shape, facts = job.shape, job.facts
+    moe = shape.moe
+    assert moe is not None
+    lay, n, split = rows.layouts, tokens(job, rows), sequence_split(rows)
+    routed = routed_tokens(job, rows)
+    width = routed * moe.ffn_hidden_size
+    shared = n * moe.shared_expert_ffn_hidden_size / lay.tensor
+    mixture = {
+        **_norm(job, rows, "mlp_norm"),
+        "moe_router": n * ROUTER_BYTES * moe.num_experts / split,
+        # expert-tensor parallelism gathers the tokens of its group and splits the width: only the inputs grow
+        "expert_fc1_input": routed * facts.linear_input_bytes * shape.hidden_size * lay.expert_tensor,
+        "expert_fc1_output": width * _projected(job),
+        "expert_fc2_input": width * facts.linear_input_bytes,
+        "moe_permuted_output": routed * facts.combine_bytes * shape.hidden_size * lay.expert_tensor,
+        "shared_fc1_output": shared * _projected(job),
+        "shared_fc2_input": shared * facts.linear_input_bytes,
+    }
+    return Layer({**_attention(job, rows), **mixture})
+
+
+def routed_tokens(job: Job, rows: RankColumns) -> FloatColumn:
+    """Tokens the experts of one device see: topk of each when routing is balanced; with a capacity factor, experts are
+    padded up to it and drop what exceeds it (megatron/core/transformer/moe/moe_utils.py, core 0.19)."""
+    moe = job.shape.moe
+    if moe is None:
+        return np.zeros(len(rows))
+    routed = tokens(job, rows) * moe.topk / sequence_split(rows)
+    if moe.capacity_factor is not None and moe.capacity_factor > 0:
+        return routed * moe.capacity_factor
+    return routed * job.facts.expert_imbalance
+
+
+def _projected(job: Job) -> float:
+    """Bytes per (token x ffn column) the activation function keeps: gate and up, or up alone; an unfused gated
+    activation keeps silu(gate) as well."""
+    e = job.facts.activation_bytes
+    if not job.shape.gated_mlp:
+        return e
+    return 2.0 * e if job.facts.gated_activation_fused else 3.0 * e
+
+
+def _norm(job: Job, rows: RankColumns, name: str) -> dict[str, FloatColumn]:
+    """A norm keeps its input and statistics, the linear after it the output; dropout before the norm keeps a mask."""
+    shape, facts = job.shape, job.facts
+    share = tokens(job, rows) / sequence_split(rows)
+    mask = float(shape.hidden_size) if shape.hidden_dropout > 0 else 0.0
+    kept = (facts.activation_bytes + facts.norm_extra_bytes) * shape.hidden_size + STATISTIC_BYTES + mask
+    return {
+        f"{name}_input": share * kept,
+        f"{name}_output": share * facts.linear_input_bytes * shape.hidden_size,
+    }
+
+
+def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """One attention block: norm, Q, K, V, output and its statistics, scores where they are kept."""
+    shape, facts, n, t = job.shape, job.facts, tokens(job, rows), rows.layouts.tensor
+    e = facts.activation_bytes
+    tensors = _norm(job, rows, "attn_norm")
+    statistics = STATISTIC_BYTES * shape.num_attention_heads
+    # a narrower linear keeps its own copy of the attention's output; so does an all-to-all over context ranks
+    copied = facts.linear_input_bytes if facts.linear_input_bytes < e else 0.0
+    copied += e if facts.context_all_to_all else 0.0
+    if shape.mla is None:
+        width = float(shape.query_width)
+        groups = np.maximum(shape.num_query_groups, t) * shape.head_dim
+        tensors["attn_qkv"] = n * e * (width + 2.0 * groups) / t
+        tensors["attn_qk_norm"] = n * e * (width + groups) / t if shape.qk_layernorm else np.zeros(len(rows))
+    else:
+        width = float(shape.num_attention_heads * shape.mla.v_head_dim)
+        tensors |= _latents(job, rows)
+    tensors["attn_output"] = n * (e * width + statistics) / t
+    tensors["attn_proj_input"] = n * copied * width / t
+    tensors["attn_scores"] = _scores(job, rows)
+    return tensors
+
+
+def _latents(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """Multi-latent attention keeps the latents and their norms' outputs, whole on every device, and the up-projected
+    Q, K and V (megatron/core/transformer/multi_latent_attention.py, core 0.19)."""
+    shape, e, n = job.shape, job.facts.activation_bytes, tokens(job, rows)
+    mla = shape.mla
+    assert mla is not None
+    heads, head = shape.num_attention_heads, mla.qk_head_dim + mla.qk_pos_emb_head_dim
+    latent = (mla.q_lora_rank or 0) + mla.kv_lora_rank + mla.qk_pos_emb_head_dim
+    return {
+        "attn_latents": n * (e + job.facts.linear_input_bytes) * latent / sequence_split(rows),
+        "attn_qkv": n * e * heads * (2.0 * head + mla.v_head_dim) / rows.layouts.tensor,
+    }
+
+
+def _scores(job: Job, rows: RankColumns) -> FloatColumn:
+    """The s x s probabilities where attention is unfused, with dropout their mask and the dropped copy too
+    (Korthikanti et al., section 4.1). Recomputing anything recomputes these."""
+    shape, e = job.shape, job.facts.activation_bytes
+    if not job.facts.attention_scores_saved:
+        return np.zeros(len(rows))
+    copies = 2.0 * e + 1.0 if shape.attention_dropout > 0 else e
+    return copies * shape.num_attention_heads * tokens(job, rows) * job.workload.sequence_length / rows.layouts.tensor
+
+
+def key_value_width(shape: ModelShape) -> int:
+    """Columns of K and V together."""
+    return 2 * shape.key_value_width

@@ -1,0 +1,103 @@
+"""The most that is alive besides what is kept, while a layer, the head or the embedding runs backward."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE
+from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.saved import (
+    Layer,
+    routed_tokens,
+    saved_by_dense_layer,
+    saved_by_mixture_layer,
+    sequence_split,
+    tokens,
+)
+from llmlaunch.memory.weights import matrices
+
+__all__ = ["head_backward", "layer_backward", "persistent_buffers", "recomputed_layer"]
+
+
+def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
+    """Gradients alive while one layer runs backward, beyond the saved tensors they replace.
+
+    The MLP comes first. Its steps, in turn: the second linear (gradient of its output and of its input), the
+    activation function (gradients of both sides; the saved input of the second linear is gone), the first linear
+    (gradient of its input, and of its weight where that is not accumulated in place). The gradient of the residual
+    stream lives through all of it, twice where it branches.
+    """
+    shape, e = job.shape, job.facts.activation_bytes
+    n, split, t = tokens(job, rows), sequence_split(rows), rows.layouts.tensor.astype(np.float64)
+    stream = 2.0 * e * n * shape.hidden_size / split
+    dense = _mlp_backward(job, n, n * shape.ffn_hidden_size / t, n * shape.hidden_size, matrices(job, rows).dense)
+    if shape.moe is None:
+        return np.asarray(stream + dense)
+    routed = routed_tokens(job, rows)
+    inputs = routed * shape.hidden_size * rows.layouts.expert_tensor
+    expert = _mlp_backward(job, n, routed * shape.moe.ffn_hidden_size, inputs, matrices(job, rows).expert)
+    # combining and dispatching hold a permuted copy before and one after the exchange
+    exchange = 2.0 * e * routed * shape.hidden_size
+    mixture = np.maximum(expert, exchange)
+    dense = np.where(rows.dense_layers > 0, dense, 0.0)
+    return np.asarray(stream + np.maximum(dense, np.where(rows.moe_layers > 0, mixture, 0.0)))
+
+
+def _mlp_backward(
+    job: Job, n: FloatColumn, width: FloatColumn, hidden: FloatColumn, matrix: tuple[FloatColumn, FloatColumn]
+) -> FloatColumn:
+    """`width` and `hidden` are elements of one ffn-wide and one hidden-wide tensor, `matrix` those of both weights."""
+    e, w = job.facts.activation_bytes, job.facts.linear_input_bytes
+    projected = 2.0 if job.shape.gated_mlp else 1.0
+    first, second = (0.0 * m if job.facts.weight_gradient_fused else job.facts.parameter_bytes * m for m in matrix)
+    second_linear = e * (hidden + width) + second
+    activation = e * (1.0 + projected) * width - w * width
+    first_linear = e * (projected * width + hidden) + first - w * width - e * projected * width
+    return np.maximum(second_linear, np.maximum(activation, first_linear))
+
+
+def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
+    """Full recompute makes a layer's activations once more before its backward; any recompute makes its scores."""
+    again = saved_by_dense_layer(job, rows)
+    whole = again.total
+    if job.shape.moe is not None:
+        mixture: Layer = saved_by_mixture_layer(job, rows)
+        whole = np.where(rows.moe_layers > 0, np.maximum(whole * (rows.dense_layers > 0), mixture.total), whole)
+    scores = again.of("attn_scores")
+    recompute = rows.layouts.recompute
+    group = job.techniques.recompute_layers if job.techniques.recompute_method == "uniform" else 1
+    full = whole * (group or 1)
+    return np.where(recompute == RECOMPUTE_FULL, full, np.where(recompute == RECOMPUTE_NONE, 0.0, scores))
+
+
+def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
+    """Last rank: the gradient of the logits, of the head's gathered input, and of its weight."""
+    n, t = tokens(job, rows), rows.layouts.tensor.astype(np.float64)
+    head = matrices(job, rows).head
+    logits = n * job.facts.logit_gradient_bytes * head / job.shape.hidden_size
+    weight = np.zeros(len(rows)) if job.facts.weight_gradient_fused else job.facts.parameter_bytes * head
+    gathered = job.facts.activation_bytes * n * job.shape.hidden_size * (1.0 + 1.0 / t)
+    return np.where(rows.last, logits + weight + gathered, 0.0)
+
+
+def persistent_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """Buffers made once and kept: by name, bytes.
+
+    `weight_gradient_stubs`: with gradients accumulated in place, Transformer Engine hands autograd one stub for every
+    distinct shape of weight (transformer_engine/pytorch/module/base.py get_dummy_wgrad, 2.2 to 2.20) and Megatron core
+    one for the head (megatron/core/tensor_parallel/layers.py, core 0.19).
+    `sequence_gather`: the largest all-gather of sequence parallelism (megatron/core/utils.py GlobalMemoryBuffer).
+    """
+    e = job.facts.activation_bytes
+    stubs = np.zeros(len(rows))
+    if job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs:
+        stubs = job.facts.parameter_bytes * matrices(job, rows).distinct
+    gathered = np.where(rows.layouts.sequence_parallel > 0, e * tokens(job, rows) * job.shape.hidden_size, 0.0)
+    exchanged = np.where(
+        rows.layouts.pipeline > 1, 2.0 * e * tokens(job, rows) * job.shape.hidden_size / sequence_split(rows), 0.0
+    )
+    return {
+        "weight_gradient_stubs": stubs,
+        "sequence_gather": gathered * job.facts.sequence_gather,
+        "pipeline_buffers": exchanged * job.facts.pipeline_buffers,
+    }
