@@ -19,7 +19,7 @@ from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.workload import Workload
 
-FACTS = megatron_facts("bf16")
+FACTS = megatron_facts()
 STATIC = ("parameters", "gradients", "optimizer_states")
 SHAPES = st.sampled_from([LLAMA3_8B, LLAMA2_7B, MIXTRAL, ALTERNATING])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmlaunch.backends.base import NodeVariable, Rendered, Space
-from llmlaunch.backends.facts.megatron import megatron_facts
+from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron_arguments import arguments, environment
 from llmlaunch.backends.megatron_rules import RULES
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout, Rule
@@ -38,7 +38,10 @@ class MegatronLM:
         )
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
-        return megatron_facts(recipe.workload.precision)
+        capability = recipe.cluster.accelerator.compute_capability
+        return megatron_facts(
+            MegatronOptions(recipe.workload.precision, compute_capability=float(capability) if capability else None)
+        )
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan."""

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmlaunch.backends.facts.deepspeed import deepspeed_facts
-from llmlaunch.backends.facts.megatron import megatron_facts
+from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.facts.megatron_deepspeed import megatron_deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
+from llmlaunch.techniques import Techniques
 from llmlaunch.workload import Workload
 
 __all__ = ["Case", "Unsupported", "case_of"]
@@ -26,6 +27,19 @@ TABLES = {
     "megatron-deepspeed": "megatron-deepspeed",
     "deepspeed": "deepspeed",
 }
+# Names of number formats in records and recipes -> Transformer Engine's recipes.
+FP8_RECIPES = {
+    "delayed": "delayed",
+    "fp8_ds": "delayed",
+    "tensorwise": "tensorwise",
+    "fp8_cs": "tensorwise",
+    "blockwise": "blockwise",
+    "fp8_sc": "blockwise",
+    "mxfp8": "mxfp8",
+    "fp8_mx": "mxfp8",
+    "nvfp4": "nvfp4",
+}
+CAPABILITY = {"V100": 7.0, "A100": 8.0, "A800": 8.0, "H100": 9.0, "H800": 9.0, "H200": 9.0, "B200": 10.0, "GB200": 10.0}
 RECOMPUTE_DEFAULT = "none"  # of every backend above, where a record does not say
 
 
@@ -67,7 +81,8 @@ def case_of(record: Record) -> Case:
     if stages and (len(stages) != layout.pipeline or sum(stages) != shape.num_layers):
         raise Unsupported(f"layers_per_pipeline_rank {uneven} does not add up to {shape.num_layers} layers")
     group = record["parallelism"].get("microbatch_group") if layout.virtual_pipeline > 1 else None
-    return Case(Job(shape, workload, facts, stages, group), layout, int(microbatches), bool(batch), assumed)
+    techniques = _techniques(record)
+    return Case(Job(shape, workload, facts, stages, group, techniques), layout, int(microbatches), bool(batch), assumed)
 
 
 def _refuse(record: Record) -> None:
@@ -77,8 +92,9 @@ def _refuse(record: Record) -> None:
     optimizer = record["optimizer"]
     if optimizer["name"] != "adam":
         raise Unsupported(f"optimizer {optimizer['name']!r} is not modelled")
-    if record["precision"].get("fp8_recipe"):
-        raise Unsupported(f"precision recipe {record['precision']['fp8_recipe']!r} is not modelled")
+    recipe = record["precision"].get("fp8_recipe")
+    if recipe and (TABLES[backend] != "megatron" or recipe not in FP8_RECIPES):
+        raise Unsupported(f"precision recipe {recipe!r} is not modelled for {backend}")
     if record["implementation"].get("cpu_activation_offload"):
         raise Unsupported("activation offload is not modelled")
     if record["parallelism"].get("tensor") is None:
@@ -134,26 +150,44 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
     elif table == "megatron-deepspeed":
         facts = megatron_deepspeed_facts(precision)
     else:
-        gradients = optimizer["gradient_dtype"]
-        if gradients is None:
-            assumed["optimizer.gradient_dtype"] = "fp32" if precision == "bf16" else precision
-        facts = megatron_facts(
-            precision,
-            gradients,
-            optimizer_bytes=optimizer.get("state_bytes_per_parameter"),
-            loss=implementation.get("cross_entropy_fusion"),
-        )
-        facts = replace(
-            facts,
-            weight_gradient_fused=implementation.get("gradient_accumulation_fusion") is not False,
-            optimizer_instances=optimizer.get("optimizer_instances") or 1,
-            context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
-        )
+        facts = megatron_facts(_megatron_options(record, assumed))
     return replace(
         facts,
         attention_scores_saved=implementation.get("attention") == "unfused",
         gated_activation_fused=bool(implementation.get("gated_activation_fused")),
         pad_vocabulary=False,  # the record's own padded size is used
+    )
+
+
+def _techniques(record: Record) -> Techniques:
+    recompute = record["recompute"]
+    return Techniques(
+        recompute_modules=tuple(recompute.get("modules") or ()),
+        recompute_method=recompute["method"] if recompute.get("method") in ("uniform", "block") else "uniform",
+        recompute_layers=recompute.get("num_layers"),
+    )
+
+
+def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOptions:
+    optimizer, implementation, precision = record["optimizer"], record["implementation"], record["precision"]
+    if optimizer["gradient_dtype"] is None:
+        assumed["optimizer.gradient_dtype"] = "fp32" if precision["compute"] == "bf16" else precision["compute"]
+    local = implementation.get("transformer_impl") == "local"
+    if implementation.get("gradient_accumulation_fusion") is None:
+        assumed["implementation.gradient_accumulation_fusion"] = True
+    return MegatronOptions(
+        precision=precision["compute"],
+        gradient_dtype=optimizer["gradient_dtype"],
+        optimizer_bytes=optimizer.get("state_bytes_per_parameter"),
+        optimizer_instances=optimizer.get("optimizer_instances") or 1,
+        loss=implementation.get("cross_entropy_fusion") or "none",
+        fp8_recipe=FP8_RECIPES[precision["fp8_recipe"]] if precision.get("fp8_recipe") else None,
+        fp8_parameters=bool(precision.get("fp8_param_gather")),
+        transformer_engine=not local,
+        gradient_accumulation_fusion=implementation.get("gradient_accumulation_fusion") is not False,
+        defer_embedding_wgrad=bool(implementation.get("defer_embedding_wgrad")),
+        context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
+        compute_capability=CAPABILITY.get(record["gpu"].split("-")[0].split(" ")[0]),
     )
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
+from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.saved import Layer, saved_by_dense_layer, saved_by_mixture_layer, sequence_split, tokens
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.techniques import Techniques
 
-__all__ = ["RECOMPUTED", "Kept", "kept_by_layer", "kept_activations", "kept_embedding"]
+__all__ = ["RECOMPUTED", "Kept", "kept_activations", "kept_by_layer", "kept_embedding"]
 
 Kept = tuple[FloatColumn, FloatColumn]  # bytes of one dense and of one mixture layer, one micro-batch
 
@@ -67,7 +67,8 @@ def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Layer
     if "core_attn" in modules:
         part = part + _uncopied_values(job, rows)
     inputs = _layer_input(job, rows)
-    return np.where(recompute == RECOMPUTE_FULL, inputs, np.where(recompute == RECOMPUTE_SELECTIVE, part, whole))
+    kept: FloatColumn = np.choose(recompute, [whole, part, inputs])  # none, selective, full
+    return kept
 
 
 def _named(table: dict[str, tuple[str, ...]], modules: tuple[str, ...]) -> tuple[str, ...]:
@@ -86,7 +87,7 @@ def _uncopied_values(job: Job, rows: RankColumns) -> FloatColumn:
     if shape.position_embedding != "rope" or shape.mla is not None or job.facts.attention_scores_saved:
         return np.zeros(len(rows))
     t = rows.layouts.tensor
-    width = shape.query_width + np.maximum(shape.num_query_groups, t) * shape.head_dim
+    width: FloatColumn = shape.query_width + np.maximum(shape.num_query_groups, t) * float(shape.head_dim)
     return tokens(job, rows) * job.facts.activation_bytes * width / t
 
 
@@ -126,7 +127,7 @@ def _block(job: Job, rows: RankColumns, depth: FloatColumn) -> FloatColumn:
 
 
 def kept_embedding(job: Job, rows: RankColumns) -> FloatColumn:
-    """First rank: int64 token ids, their labels, positions and loss mask; dropout's mask where the embedding has one."""
+    """First rank: int64 token ids, labels, positions and loss mask; dropout's mask where the embedding has one."""
     mask = float(job.shape.hidden_size) if job.shape.hidden_dropout > 0 else 0.0
     embedding = tokens(job, rows) * (32.0 + mask / sequence_split(rows))
     return np.where(rows.first, embedding * in_flight(job, rows).depth, 0.0)

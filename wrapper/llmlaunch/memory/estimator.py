@@ -16,9 +16,8 @@ __all__ = ["NOT_MODELLED", "WorstRanks", "estimate", "worst_ranks"]
 
 NOT_MODELLED = (
     "host memory of the nodes",
-    "imbalance of expert routing",
+    "expert routing less balanced than usual",
     "fragmentation beyond the allocator's usual cache",
-    "gather buffers of sequence parallelism and point-to-point buffers of the pipeline",
 )
 
 

@@ -13,10 +13,12 @@ NONE: ByStage = (0.0, 0.0, 0.0, 0.0)
 @dataclass(frozen=True)
 class Quantized:
     """Linear layers that multiply in a narrower format: bytes per element of the input they save, and per weight of
-    the narrow copies they keep beside the compute copy, scales included."""
+    the narrow copies they keep, scales included. With `replaces_parameters` there is no wider compute copy beside them
+    (Megatron `--fp8-param-gather`)."""
 
     input_bytes: float
     weight_copy_bytes: float
+    replaces_parameters: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class MemoryFacts:
     attention_scores_saved: bool = False  # unfused attention keeps the s x s probabilities
     logit_bytes: float = 6.0  # per token and vocabulary/tensor element, alive around the loss
     logit_gradient_bytes: float = 2.0  # of the same, while the head runs backward
+    deferred_head_gradients: int = 0  # micro-batches whose logit gradients wait for the end of the step
     weight_gradient_fused: bool = False  # wgrad accumulates into the gradient buffer: no temporary of a matrix
     weight_gradient_stubs: bool = False  # then one stub for every distinct weight shape is kept for autograd
     sequence_gather: bool = False  # sequence parallelism keeps one buffer of a gathered layer input
@@ -60,6 +63,7 @@ class MemoryFacts:
     bucket_bytes: float = 0.0  # communication buckets, bytes per rank
     live_parameters: float = 0.0  # ZeRO 3: most parameters kept gathered beside the largest layer
     workspace_bytes: float = 0.0  # what kernel libraries hold through torch, bytes per rank
+    grouped_workspace_bytes: float = 0.0  # the same for grouped GEMM of experts, beside it
     cache_share: float = 0.0  # reserved = allocated x (1 + cache_share)
     mixture_cache_share: float | None = None  # the same for a mixture of experts; None = no different
     context_bytes: float = 0.0  # the accelerator's context, outside torch; on a CPU the idle trainer

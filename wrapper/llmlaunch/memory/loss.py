@@ -22,5 +22,7 @@ def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
 def logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank: the logits and whatever the loss keeps beside them at its worst moment, for every prediction head."""
     t = rows.layouts.tensor.astype(np.float64)
-    alive = tokens(job, rows) * job.facts.logit_bytes * vocabulary(job, t) / t
-    return np.where(rows.last, alive * (1 + job.shape.mtp_num_layers), 0.0)
+    heads = 1 + job.shape.mtp_num_layers
+    deferred = np.minimum(job.facts.deferred_head_gradients, rows.microbatches) * job.facts.logit_gradient_bytes
+    alive = tokens(job, rows) * (job.facts.logit_bytes * heads + deferred) * vocabulary(job, t) / t
+    return np.where(rows.last, alive, 0.0)

@@ -81,7 +81,7 @@ def saved_by_mixture_layer(job: Job, rows: RankColumns) -> Layer:
         "moe_router": n * ROUTER_BYTES * moe.num_experts / split,
         # expert-tensor parallelism gathers the tokens of its group and splits the width: only the inputs grow
         "expert_fc1_input": routed * facts.linear_input_bytes * shape.hidden_size * lay.expert_tensor,
-        "expert_fc1_output": width * _projected(job),
+        "expert_fc1_output": width * (_projected(job) + _scaled(job)),
         "expert_fc2_input": width * facts.linear_input_bytes,
         "moe_permuted_output": routed * facts.combine_bytes * shape.hidden_size * lay.expert_tensor,
         "shared_fc1_output": shared * _projected(job),
@@ -109,6 +109,13 @@ def _projected(job: Job) -> float:
     if not job.shape.gated_mlp:
         return e
     return 2.0 * e if job.facts.gated_activation_fused else 3.0 * e
+
+
+def _scaled(job: Job) -> float:
+    """Experts multiply their activation by the router's probability: fused for a gated one, else the unscaled
+    activation is kept as well (megatron/core/transformer/mlp.py and moe/experts.py, core 0.12 to 0.19)."""
+    fused = job.shape.gated_mlp and job.facts.gated_activation_fused
+    return 0.0 if fused else job.facts.activation_bytes
 
 
 def _norm(job: Job, rows: RankColumns, name: str) -> dict[str, FloatColumn]:
@@ -168,8 +175,3 @@ def _scores(job: Job, rows: RankColumns) -> FloatColumn:
         return np.zeros(len(rows))
     copies = 2.0 * e + 1.0 if shape.attention_dropout > 0 else e
     return copies * shape.num_attention_heads * tokens(job, rows) * job.workload.sequence_length / rows.layouts.tensor
-
-
-def key_value_width(shape: ModelShape) -> int:
-    """Columns of K and V together."""
-    return 2 * shape.key_value_width

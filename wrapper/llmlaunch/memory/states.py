@@ -48,7 +48,7 @@ def states(job: Job, rows: RankColumns) -> States:
         return bytes_per_parameter * np.where(stage >= from_stage, sharded, whole)
 
     return States(
-        parameters=held(facts.parameter_bytes, 3) + _gathered(job, rows, counts, dense_group),
+        parameters=held(facts.parameter_bytes, 3) - _replaced(job, rows) + _gathered(job, rows, counts, dense_group),
         gradients=held(facts.gradient_bytes, 2),
         optimizer=held(facts.optimizer_bytes, 1),
         weight_copies=_weight_copies(job, rows),
@@ -64,6 +64,13 @@ def _weight_copies(job: Job, rows: RankColumns) -> FloatColumn:
     if job.facts.quantized is None:
         return np.zeros(len(rows))
     return job.facts.quantized.weight_copy_bytes * linear_weights(job, rows)
+
+
+def _replaced(job: Job, rows: RankColumns) -> FloatColumn:
+    """Bytes of the compute copy that narrow parameters make superfluous."""
+    if job.facts.quantized is None or not job.facts.quantized.replaces_parameters:
+        return np.zeros(len(rows))
+    return job.facts.parameter_bytes * linear_weights(job, rows)
 
 
 def _by_stage(table: ByStage, rows: RankColumns) -> FloatColumn:

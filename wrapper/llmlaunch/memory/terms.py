@@ -73,8 +73,13 @@ def _lasting(job: Job, rows: RankColumns, state: States) -> Moment:
         "gradients": state.gradients,
         "optimizer_states": state.optimizer,
         **persistent_buffers(job, rows),
-        "workspace": np.full(len(rows), job.facts.workspace_bytes),
+        "workspace": np.full(len(rows), job.facts.workspace_bytes + _grouped(job)),
     }
+
+
+def _grouped(job: Job) -> float:
+    moe = job.shape.moe
+    return job.facts.grouped_workspace_bytes if moe is not None and moe.grouped_gemm is not False else 0.0
 
 
 def moments(job: Job, rows: RankColumns, state: States) -> tuple[Moment, ...]:

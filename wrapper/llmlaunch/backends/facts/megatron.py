@@ -2,53 +2,106 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.memory.constants import constant
-from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.facts import MemoryFacts, Quantized
 
-__all__ = ["megatron_facts"]
+__all__ = ["MegatronOptions", "megatron_facts"]
 
+HOPPER = 9.0
+BLACKWELL = 10.0
 
-# Bytes per logit at the loss's worst moment, by `--cross-entropy-fusion-impl`, for logits of `width` bytes.
-# None: fp32 logits beside the narrow ones, softmax in place (tensor_parallel/cross_entropy.py, core 0.19).
-# native: the same compiled, where each stage writes a new fp32 tensor (fusions/fused_cross_entropy.py).
+# Bytes per logit at the loss's worst moment, beyond the logits themselves, by `--cross-entropy-fusion-impl`.
+# none: an fp32 copy, the softmax in place of it (tensor_parallel/cross_entropy.py, core 0.19).
+# native: the same compiled: a second fp32 tensor beside the first (fusions/fused_cross_entropy.py, core 0.19).
 # te: the gradient overwrites the logits (transformer_engine/pytorch/cross_entropy.py, 2.20).
-LOGIT_BYTES = {None: lambda width: width + 4.0, "native": lambda width: width + 8.0, "te": lambda width: width}
+LOSS_BYTES = {"none": 4.0, "native": 8.0, "te": 0.0}
 
 
-def megatron_facts(
-    precision: str,
-    gradient_dtype: str | None = None,
-    version: str = "0.19",
-    optimizer_bytes: float | None = None,
-    loss: str | None = None,
-) -> MemoryFacts:
-    """Megatron core: DDP's gradient buffer accumulates in `gradient_dtype` (fp32 with --bf16 unless
-    --grad-reduce-in-bf16; megatron/training/arguments.py, core 0.19); Adam keeps an fp32 master and two fp32
-    moments (megatron/core/optimizer/optimizer.py). Gradients narrower than fp32 are copied to fp32 shards in the step
-    (distrib_optimizer.py, `_copy_model_grads_to_main_grads`)."""
-    width = ELEMENT_BYTES[precision]
-    gradients = ELEMENT_BYTES[gradient_dtype or ("fp32" if precision == "bf16" else precision)]
-    master = 0.0 if precision == "fp32" else 4.0
+@dataclass(frozen=True)
+class MegatronOptions:
+    """What of a run's arguments decides its bytes, beside model and layout. Defaults are those of core 0.19 with
+    Transformer Engine; `compute_capability` None counts as Hopper or newer."""
+
+    precision: str = "bf16"
+    gradient_dtype: str | None = None  # None: fp32 with bf16 (--accumulate-allreduce-grads-in-fp32), else the precision
+    optimizer_bytes: float | None = None  # per parameter; None: fp32 master and two fp32 moments
+    optimizer_instances: int = 1
+    loss: str = "none"
+    fp8_recipe: str | None = None
+    fp8_parameters: bool = False
+    transformer_engine: bool = True
+    gradient_accumulation_fusion: bool = True
+    defer_embedding_wgrad: bool = False
+    context_all_to_all: bool = False
+    compute_capability: float | None = None
+    version: str = "0.19"
+
+
+def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
+    """Megatron core with its DDP, or its distributed optimizer where the layout has ZeRO stage 1.
+
+    The gradient buffer accumulates in fp32 with --bf16 unless --grad-reduce-in-bf16 (megatron/training/arguments.py,
+    core 0.19); Adam keeps an fp32 master and two fp32 moments (megatron/core/optimizer/optimizer.py). Gradients
+    narrower than fp32 are copied to fp32 shards in the step (distrib_optimizer.py, `_copy_model_grads_to_main_grads`).
+    """
+    width = ELEMENT_BYTES[options.precision]
+    gradients = ELEMENT_BYTES[options.gradient_dtype or ("fp32" if options.precision == "bf16" else options.precision)]
+    master = 0.0 if options.precision == "fp32" else 4.0
     copied = 4.0 if gradients < 4.0 else 0.0
+    engine = _engine_workspace(options)
     return MemoryFacts(
         backend="megatron-lm",
-        version=version,
+        version=options.version,
         source="megatron/core/optimizer and megatron/core/distributed, core 0.19",
         parameter_bytes=width,
         gradient_bytes=gradients,
-        optimizer_bytes=master + 8.0 if optimizer_bytes is None else optimizer_bytes,
+        optimizer_bytes=master + 8.0 if options.optimizer_bytes is None else options.optimizer_bytes,
+        optimizer_instances=options.optimizer_instances,
         step_bytes_sharded=(copied, copied, copied, copied),
         activation_bytes=width,
-        logit_bytes=LOGIT_BYTES[loss](width),
+        logit_bytes=width + LOSS_BYTES[options.loss],
         logit_gradient_bytes=width,
-        weight_gradient_fused=True,
-        weight_gradient_stubs=True,
+        # --wgrad-deferral-limit is not recorded with the runs we have; Megatron's own tests set 2
+        deferred_head_gradients=2 if options.defer_embedding_wgrad else 0,
+        weight_gradient_fused=options.gradient_accumulation_fusion,
+        weight_gradient_stubs=options.transformer_engine,
         sequence_gather=True,
         pipeline_buffers=True,
-        workspace_bytes=constant("workspace_bytes"),
+        context_all_to_all=options.context_all_to_all,
+        expert_imbalance=constant("expert_imbalance"),
+        quantized=_quantized(options),
+        workspace_bytes=constant("workspace_bytes") + engine,
+        grouped_workspace_bytes=4.0 * engine,
         cache_share=constant("cache_share"),
         mixture_cache_share=constant("mixture_cache_share"),
         context_bytes=constant("context_bytes"),
         communicator_bytes=constant("communicator_bytes"),
     )
+
+
+def _engine_workspace(options: MegatronOptions) -> float:
+    if not options.transformer_engine:
+        return 0.0
+    before = options.compute_capability is not None and options.compute_capability < HOPPER
+    return constant("transformer_engine_workspace_bytes" + ("_before_hopper" if before else ""))
+
+
+def _quantized(options: MegatronOptions) -> Quantized | None:
+    """Transformer Engine saves a linear's input in the narrow format, in the one orientation the weight gradient needs,
+    and keeps narrow weights for all micro-batches of a step. Before Blackwell, 8-bit matrix products want the second
+    operand transposed, so weights are kept twice; block-scaled formats always are, because scales run along one
+    dimension (transformer_engine/pytorch/tensor/*_tensor.py and module/linear.py, 2.20)."""
+    if options.fp8_recipe is None:
+        return None
+    both = options.compute_capability is not None and options.compute_capability < BLACKWELL
+    copies = {
+        "delayed": (1.0, 2.0 if both else 1.0),
+        "tensorwise": (1.0, 2.0 if both else 1.0),
+        "blockwise": (1.0 + 4.0 / 128.0, 2.0 + 8.0 / 128.0**2),
+        "mxfp8": (1.0 + 1.0 / 32.0, 2.0 + 2.0 / 32.0),
+        "nvfp4": (0.5 + 1.0 / 16.0, 1.0 + 2.0 / 16.0),
+    }[options.fp8_recipe]
+    return Quantized(*copies, replaces_parameters=options.fp8_parameters)
