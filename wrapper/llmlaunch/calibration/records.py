@@ -39,6 +39,14 @@ FP8_RECIPES = {
     "fp8_mx": "mxfp8",
     "nvfp4": "nvfp4",
 }
+# Megatron-Bridge's number formats gather narrow parameters, whatever the model's own flag says
+# (src/megatron/bridge/training/mixed_precision.py, perf_recipes/_common.py, 2026-08).
+BRIDGE_GATHERS = ("delayed", "tensorwise", "mxfp8")
+# Bytes of the optimizer a version shards over data parallelism alone, by (version, card); elsewhere none. Every branch
+# of this fork reads `get_data_parallel_group(with_context_parallel=True)`, and its 94 GB grid agrees. Its 40 GB grid
+# does not: so priced, two runs that died need 29 and 30 GiB of 40. All 12 bytes over data alone price two runs that
+# fitted above the card. The moments alone (8 bytes) contradict neither; what in that build does it is not known.
+OVER_DATA = {("okoge-kaz/Megatron-LM fork, Oct 2024", "A100-40GB"): 8.0}
 CAPABILITY = {"V100": 7.0, "A100": 8.0, "A800": 8.0, "H100": 9.0, "H800": 9.0, "H200": 9.0, "B200": 10.0, "GB200": 10.0}
 RECOMPUTE_DEFAULT = "none"  # of every backend above, where a record does not say
 
@@ -173,6 +181,10 @@ def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOption
     if optimizer["gradient_dtype"] is None:
         assumed["optimizer.gradient_dtype"] = "fp32" if precision["compute"] == "bf16" else precision["compute"]
     local = implementation.get("transformer_impl") == "local"
+    recipe = FP8_RECIPES[precision["fp8_recipe"]] if precision.get("fp8_recipe") else None
+    narrow = bool(precision.get("fp8_param_gather"))
+    if record["backend"] == "megatron-bridge" and recipe in BRIDGE_GATHERS:
+        narrow = assumed["precision.fp8_param_gather"] = True
     if implementation.get("gradient_accumulation_fusion") is None:
         assumed["implementation.gradient_accumulation_fusion"] = True
     return MegatronOptions(
@@ -181,8 +193,9 @@ def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOption
         optimizer_bytes=optimizer.get("state_bytes_per_parameter"),
         optimizer_instances=optimizer.get("optimizer_instances") or 1,
         loss=implementation.get("cross_entropy_fusion") or "none",
-        fp8_recipe=FP8_RECIPES[precision["fp8_recipe"]] if precision.get("fp8_recipe") else None,
-        fp8_parameters=bool(precision.get("fp8_param_gather")),
+        fp8_recipe=recipe,
+        fp8_parameters=narrow,
+        optimizer_bytes_over_data=OVER_DATA.get((record["backend_version"], record["gpu"]), 0.0),
         transformer_engine=not local,
         gradient_accumulation_fusion=implementation.get("gradient_accumulation_fusion") is not False,
         defer_embedding_wgrad=bool(implementation.get("defer_embedding_wgrad")),

@@ -38,6 +38,7 @@ class MemoryFacts:
     gradient_bytes: float
     optimizer_bytes: float
     shard_over_context: bool = True
+    optimizer_bytes_over_data: float = 0.0  # of `optimizer_bytes`, what is sharded over data parallelism alone
     # more gradient bytes alive during backward, per parameter of the rank and per sharded parameter
     backward_gradient_bytes: ByStage = NONE
     backward_gradient_bytes_sharded: ByStage = NONE

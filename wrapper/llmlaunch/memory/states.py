@@ -50,13 +50,22 @@ def states(job: Job, rows: RankColumns) -> States:
     return States(
         parameters=held(facts.parameter_bytes, 3) - _replaced(job, rows) + _gathered(job, rows, counts, dense_group),
         gradients=held(facts.gradient_bytes, 2),
-        optimizer=held(facts.optimizer_bytes, 1),
+        optimizer=held(facts.optimizer_bytes, 1) + _kept_by_context(job, rows, counts),
         weight_copies=_weight_copies(job, rows),
         backward=_by_stage(facts.backward_gradient_bytes, rows) * whole
         + _by_stage(facts.backward_gradient_bytes_sharded, rows) * sharded
         + np.where(dense_group > 1, facts.bucket_bytes, 0.0),
         step=_by_stage(facts.step_bytes, rows) * whole + _by_stage(facts.step_bytes_sharded, rows) * sharded,
     )
+
+
+def _kept_by_context(job: Job, rows: RankColumns, counts: RankParameters) -> FloatColumn:
+    """What states sharded over data parallelism alone hold more than those sharded over context ranks too."""
+    lay, more = rows.layouts, job.facts.optimizer_bytes_over_data
+    if not more or not job.facts.shard_over_context:
+        return np.zeros(len(rows))
+    once, all_ranks = lay.data.astype(np.float64), (lay.data * lay.context).astype(np.float64)
+    return np.where(lay.zero_stage >= 1, more * counts.dense * (1.0 / once - 1.0 / all_ranks), 0.0)
 
 
 def _weight_copies(job: Job, rows: RankColumns) -> FloatColumn:

@@ -37,6 +37,7 @@ class MegatronOptions:
     defer_embedding_wgrad: bool = False
     context_all_to_all: bool = False
     compute_capability: float | None = None
+    optimizer_bytes_over_data: float = 0.0
     version: str = "0.19"
 
 
@@ -60,6 +61,7 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
         gradient_bytes=gradients,
         optimizer_bytes=master + 8.0 if options.optimizer_bytes is None else options.optimizer_bytes,
         optimizer_instances=options.optimizer_instances,
+        optimizer_bytes_over_data=options.optimizer_bytes_over_data,
         step_bytes_sharded=(copied, copied, copied, copied),
         activation_bytes=width,
         logit_bytes=width + LOSS_BYTES[options.loss],
