@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
-from llmlaunch.models.shape import ModelShape
 
 __all__ = ["Layer", "saved_by_dense_layer", "saved_by_mixture_layer", "sequence_split", "tokens"]
 
