@@ -53,10 +53,27 @@ def test_step_time_is_predicted_where_the_batch_is_known(results: list[Result]) 
 
 @pytest.mark.parametrize(
     ("family", "most"),
-    [("SimuMax/allocated", 0.03), ("SimuMax/reserved", 0.03), ("megatron-lm-goldens/allocated", 0.06)],
+    [
+        ("SimuMax/allocated", 0.03),
+        ("SimuMax/reserved", 0.03),
+        ("megatron-lm-goldens/allocated", 0.06),
+        ("bigscience/device", 0.08),
+    ],
 )
 def test_megatron_errors_stay_as_small_as_the_readme_says(results: list[Result], family: str, most: float) -> None:
     assert families(results)[family]["mape"] <= most
+
+
+def test_a_run_of_megatron_deepspeed_assumes_the_forks_dropout_and_its_optimizers_sharding(
+    records: list[dict[str, Any]],
+) -> None:
+    record = json.loads(json.dumps(next(r for r in records if r["backend"] == "megatron-deepspeed")))
+    assert score(record, {}).assumed["model.hidden_dropout"] == 0.1
+    record["parallelism"]["data"] = 4
+    record["precision"]["compute"], record["optimizer"]["gradient_dtype"] = "bf16", "fp32"
+    sharded, unset = record, json.loads(json.dumps(record))
+    sharded["optimizer"]["zero_stage"], unset["optimizer"]["zero_stage"] = 1, 0
+    assert score(sharded, {}).predicted_bytes == score(unset, {}).predicted_bytes
 
 
 def test_unknown_fields_are_assumed_in_the_open(records: list[dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmlaunch.backends.facts.deepspeed import deepspeed_facts
 from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
-from llmlaunch.backends.facts.megatron_deepspeed import megatron_deepspeed_facts
+from llmlaunch.backends.facts.megatron_deepspeed import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job
@@ -73,6 +73,8 @@ def case_of(record: Record) -> Case:
     shape = _shape(record)
     facts = _facts(record, assumed)
     layout = _layout(record, assumed)
+    if TABLES[record["backend"]] == "megatron-deepspeed":
+        shape, layout = _as_megatron_deepspeed_runs(record, shape, layout, assumed)
     microbatches = record.get("num_microbatches")
     batch = record.get("global_batch_size")
     if not microbatches and batch:
@@ -135,6 +137,25 @@ def _shape(record: Record) -> ModelShape:
     )
 
 
+def _as_megatron_deepspeed_runs(
+    record: Record, shape: ModelShape, layout: Layout, assumed: dict[str, Any]
+) -> tuple[ModelShape, Layout]:
+    """The fork's dropout where a record names none: the runs' launch scripts leave both at their default. Its bf16
+    optimizer shards the states whatever ZeRO stage is set."""
+    if not shape.attention_dropout:
+        assumed["model.attention_dropout"] = DROPOUT
+    if not shape.hidden_dropout:
+        assumed["model.hidden_dropout"] = DROPOUT
+    shape = replace(
+        shape,
+        attention_dropout=shape.attention_dropout or DROPOUT,
+        hidden_dropout=shape.hidden_dropout or DROPOUT,
+    )
+    if accumulates_in_fp32(record["precision"]["compute"], record["optimizer"]["gradient_dtype"]):
+        layout = replace(layout, zero_stage=max(layout.zero_stage, 1))
+    return shape, layout
+
+
 def _moe(moe: Mapping[str, Any], layers: int) -> MoeShape:
     return MoeShape(
         num_experts=moe["num_experts"],
@@ -156,7 +177,7 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
         fused = implementation.get("cross_entropy_fusion") is not None
         facts = deepspeed_facts(precision, optimizer.get("offload") is not None, fused)
     elif table == "megatron-deepspeed":
-        facts = megatron_deepspeed_facts(precision)
+        facts = megatron_deepspeed_facts(precision, optimizer["gradient_dtype"])
     else:
         facts = megatron_facts(_megatron_options(record, assumed))
     return replace(

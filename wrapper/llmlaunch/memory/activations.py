@@ -100,7 +100,14 @@ def kept_activations(job: Job, rows: RankColumns) -> FloatColumn:
     dense, mixture = kept_by_layer(job, rows)
     alive = in_flight(job, rows)
     kept = alive.dense * dense + alive.mixture * mixture
-    return np.asarray(kept * _checkpointed_share(job.techniques, rows) + _block(job, rows, alive.depth))
+    layers = kept * _checkpointed_share(job.techniques, rows) + _block(job, rows, alive.depth)
+    return np.asarray(layers + _stage_output(job, rows) * alive.depth)
+
+
+def _stage_output(job: Job, rows: RankColumns) -> FloatColumn:
+    """All but the last rank: what is kept of the tensor sent on, one micro-batch."""
+    share = job.facts.stage_output_bytes * job.shape.hidden_size / rows.layouts.tensor
+    return np.where(rows.last, 0.0, tokens(job, rows) * share)
 
 
 def _checkpointed_share(techniques: Techniques, rows: RankColumns) -> FloatColumn:
@@ -127,7 +134,9 @@ def _block(job: Job, rows: RankColumns, depth: FloatColumn) -> FloatColumn:
 
 
 def kept_embedding(job: Job, rows: RankColumns) -> FloatColumn:
-    """First rank: int64 token ids, labels, positions and loss mask; dropout's mask where the embedding has one."""
+    """First rank: int64 token ids, their labels, positions and loss mask; what the embedding's norm and dropout keep,
+    where it has them."""
     mask = float(job.shape.hidden_size) if job.shape.hidden_dropout > 0 else 0.0
-    embedding = tokens(job, rows) * (32.0 + mask / sequence_split(rows))
+    norm = job.facts.activation_bytes * job.shape.hidden_size if job.facts.embedding_norm else 0.0
+    embedding = tokens(job, rows) * (32.0 + (mask + norm) / sequence_split(rows))
     return np.where(rows.first, embedding * in_flight(job, rows).depth, 0.0)

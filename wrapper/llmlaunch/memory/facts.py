@@ -8,6 +8,7 @@ __all__ = ["MemoryFacts", "Quantized"]
 
 ByStage = tuple[float, float, float, float]  # by ZeRO stage 0, 1, 2, 3
 NONE: ByStage = (0.0, 0.0, 0.0, 0.0)
+DEFAULT_GROUPS = ("tensor", "pipeline", "context", "data", "expert", "data_and_context")
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,14 @@ class MemoryFacts:
     # temporaries of the optimizer step, per parameter of the rank and per sharded parameter
     step_bytes: ByStage = NONE
     step_bytes_sharded: ByStage = NONE
+    gradient_norm_bytes: ByStage = NONE  # per element of the largest parameter: copied to a wider type for its norm
+    flat_bucket_bytes: float = 0.0  # gradients are flattened this many bytes at a time to be reduced, before the step
+    flat_step: bool = False  # the step's temporaries are single tensors, which no freed activation can give room to
     activation_bytes: float = 2.0
     gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved
     norm_extra_bytes: float = 0.0  # per hidden element and norm: copies an unfused norm keeps beside input and output
+    embedding_norm: bool = False  # a norm after the embedding, outside what is recomputed, keeps its input
+    stage_output_bytes: float = 0.0  # per hidden element / tensor: this rank's share of the output it sent, kept
     attention_scores_saved: bool = False  # unfused attention keeps the s x s probabilities
     logit_bytes: float = 6.0  # per token and vocabulary/tensor element, alive around the loss
     logit_gradient_bytes: float = 2.0  # of the same, while the head runs backward
@@ -68,7 +74,8 @@ class MemoryFacts:
     cache_share: float = 0.0  # reserved = allocated x (1 + cache_share)
     mixture_cache_share: float | None = None  # the same for a mixture of experts; None = no different
     context_bytes: float = 0.0  # the accelerator's context, outside torch; on a CPU the idle trainer
-    communicator_bytes: float = 0.0  # per process group of more than one rank that a rank is in
+    communicator_bytes: float = 0.0  # per process group of more than one rank that a rank communicates in
+    groups: tuple[str, ...] = DEFAULT_GROUPS  # those groups, by name (memory/communicators.py)
     pad_vocabulary: bool = True  # to a multiple of 128 x tensor
 
     @property

@@ -8,9 +8,12 @@ import numpy as np
 
 from llmlaunch.memory.facts import ByStage
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
-from llmlaunch.memory.weights import RankParameters, linear_weights, rank_parameters
+from llmlaunch.memory.weights import RankParameters, largest_parameter, linear_weights, rank_parameters
 
 __all__ = ["States", "states"]
+
+
+MASTER_GRADIENT_BYTES = 4.0
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class States:
     weight_copies: FloatColumn
     backward: FloatColumn
     step: FloatColumn
+    norm: FloatColumn  # the largest parameter's gradient in the type its norm is taken in, just before the step
+    flat: FloatColumn  # room the single tensors of reduction, norm and step take
 
 
 def shard_groups(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
@@ -47,6 +52,8 @@ def states(job: Job, rows: RankColumns) -> States:
     def held(bytes_per_parameter: float, from_stage: int) -> FloatColumn:
         return bytes_per_parameter * np.where(stage >= from_stage, sharded, whole)
 
+    norm = _by_stage(facts.gradient_norm_bytes, rows) * np.minimum(sharded, largest_parameter(job, rows))
+    step = _by_stage(facts.step_bytes, rows) * whole + _by_stage(facts.step_bytes_sharded, rows) * sharded
     return States(
         parameters=held(facts.parameter_bytes, 3) - _replaced(job, rows) + _gathered(job, rows, counts, dense_group),
         gradients=held(facts.gradient_bytes, 2),
@@ -55,7 +62,13 @@ def states(job: Job, rows: RankColumns) -> States:
         backward=_by_stage(facts.backward_gradient_bytes, rows) * whole
         + _by_stage(facts.backward_gradient_bytes_sharded, rows) * sharded
         + np.where(dense_group > 1, facts.bucket_bytes, 0.0),
-        step=_by_stage(facts.step_bytes, rows) * whole + _by_stage(facts.step_bytes_sharded, rows) * sharded,
+        step=step,
+        norm=norm,
+        flat=np.maximum(
+            # the norm's copy fits where the fp32 gradients of the last step were, if it is no larger
+            step + np.where(norm > MASTER_GRADIENT_BYTES * sharded, norm, 0.0),
+            np.where(dense_group > 1, facts.flat_bucket_bytes, 0.0),
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmlaunch.memory.activations import kept_activations, kept_embedding
+from llmlaunch.memory.communicators import communicators
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.loss import final_norm, logits
 from llmlaunch.memory.states import States, states
@@ -52,11 +53,12 @@ def _sum(columns: Iterable[FloatColumn]) -> FloatColumn:
 def rank_terms(job: Job, rows: RankColumns) -> Terms:
     """Bytes by term for every row, rounded to whole bytes so that sums are exact."""
     state = states(job, rows)
-    terms = {**_lasting(job, rows, state), **_worst(moments(job, rows, state))}
+    alternatives = moments(job, rows, state)
+    terms = {**_lasting(job, rows, state), **_worst(alternatives)}
     terms = {name: np.rint(column) for name, column in terms.items()}
-    terms[CACHE] = np.rint(_cache_share(job) * _sum(terms.values()))
+    terms[CACHE] = np.rint(_cache_share(job) * _sum(terms.values()) + _flat_step_apart(job, state, alternatives))
     terms["context"] = np.full(len(rows), float(round(job.facts.context_bytes)))
-    terms["communicators"] = np.rint(job.facts.communicator_bytes * _groups(rows))
+    terms["communicators"] = np.rint(communicators(job, rows))
     return Terms(terms)
 
 
@@ -94,8 +96,24 @@ def moments(job: Job, rows: RankColumns, state: States) -> tuple[Moment, ...]:
         {**kept, "logits_and_loss": norm + logits(job, rows)},
         {**kept, "logits_and_loss": norm, "head_backward": head_backward(job, rows)},
         {**kept, "layer_backward": layer_backward(job, rows), "recomputed_layer": recomputed_layer(job, rows)},
+        {"gradient_norm": state.norm},
         {"optimizer_step": state.step},
     )
+
+
+def _flat_step_apart(job: Job, state: States, alternatives: tuple[Moment, ...]) -> FloatColumn:
+    """What the allocator reserves beyond the worst moment where the step's temporaries are single large tensors.
+
+    Freed blocks merge only inside the segment they were cut from (c10/cuda/CUDACachingAllocator.cpp, free_block,
+    without expandable segments), so blocks of the size of a layer's tensors never make room for one tensor of the size
+    of the rank's gradients: its segments lie beside those of the backward pass.
+    """
+    totals = np.array([_sum(moment.values()) for moment in alternatives])
+    if not job.facts.flat_step:
+        return np.zeros(totals.shape[1])
+    backward = totals[:-2].max(axis=0)
+    apart: FloatColumn = np.maximum(backward + state.flat - totals.max(axis=0), 0.0)
+    return apart
 
 
 def _worst(alternatives: tuple[Moment, ...]) -> Moment:
@@ -107,13 +125,3 @@ def _worst(alternatives: tuple[Moment, ...]) -> Moment:
         name: np.choose(worst, [np.asarray(moment.get(name, zero), dtype=np.float64) for moment in alternatives])
         for name in names
     }
-
-
-def _groups(rows: RankColumns) -> FloatColumn:
-    """Process groups of more than one rank that a device is in; each may hold a communicator."""
-    lay = rows.layouts
-    sizes = (lay.tensor, lay.pipeline, lay.context, lay.data, lay.expert)
-    count = np.zeros(len(rows))
-    for size in sizes:
-        count += size > 1
-    return count + ((lay.data > 1) & (lay.context > 1))

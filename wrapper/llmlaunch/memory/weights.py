@@ -14,7 +14,15 @@ import numpy as np
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["Matrices", "RankParameters", "layer_parameters", "linear_weights", "matrices", "rank_parameters"]
+__all__ = [
+    "Matrices",
+    "RankParameters",
+    "largest_parameter",
+    "layer_parameters",
+    "linear_weights",
+    "matrices",
+    "rank_parameters",
+]
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,14 @@ def matrices(job: Job, rows: RankColumns) -> Matrices:
     shared = shape.hidden_size * shape.moe.shared_expert_ffn_hidden_size / tensor
     distinct = distinct + (1.0 + gates) * (one + shared) * (rows.moe_layers > 0)
     return Matrices((gates * second, second), (gates * local * one, local * one), head, distinct)
+
+
+def largest_parameter(job: Job, rows: RankColumns) -> FloatColumn:
+    """Elements of the largest single parameter on a device, the embedding and the head included."""
+    mats = matrices(job, rows)
+    tensor = rows.layouts.tensor.astype(np.float64)
+    table = np.where(rows.first | rows.last, vocabulary(job, tensor) / tensor * job.shape.hidden_size, 0.0)
+    return np.maximum(np.maximum(mats.dense[0], mats.expert[0]), table)
 
 
 def _attention_matrices(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:

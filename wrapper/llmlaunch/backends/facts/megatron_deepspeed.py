@@ -1,29 +1,104 @@
-"""What Megatron-DeepSpeed keeps in memory."""
+"""What Megatron-DeepSpeed keeps in memory: the fork and the DeepSpeed (0.6) BLOOM was trained with in 2022."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 
-from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+from llmlaunch.backends.facts.elements import ELEMENT_BYTES
+from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import MemoryFacts
 
-__all__ = ["megatron_deepspeed_facts"]
+__all__ = ["DROPOUT", "accumulates_in_fp32", "megatron_deepspeed_facts"]
+
+# The fork's default of both dropouts, which the BLOOM runs inherited (bigscience-workshop/Megatron-DeepSpeed,
+# megatron/arguments.py, 2022-02; bigscience-workshop/bigscience, train/tr11-176B-ml/README.md).
+DROPOUT = 0.1
+
+REDUCE_BUCKET_ELEMENTS = 5e8  # deepspeed/runtime/engine.py MEMORY_OPT_ALLREDUCE_SIZE and zero/constants.py, 0.6
+
+# Groups with a collective of their own. Megatron's: tensor, and data and pipeline (megatron/data/gpt_dataset.py sums
+# over both). DeepSpeed's grid builds its own of the same ranks: data (gradients), pipeline (the loss), the whole model
+# (overflow), the shares of a stage's output; besides the tied embeddings, each neighbour in the pipeline, and all ranks
+# (deepspeed/runtime/pipe/topology.py, engine.py, module.py, 0.6).
+GROUPS = (
+    "world",
+    "tensor",
+    "data",
+    "pipeline",
+    "data",
+    "pipeline",
+    "model",
+    "stage_output",
+    "neighbours",
+    "tied_embeddings",
+)
 
 
-def megatron_deepspeed_facts(precision: str) -> MemoryFacts:
-    """Megatron-DeepSpeed (BLOOM): DeepSpeed's FP16_Optimizer or BF16_Optimizer under Megatron's model. bf16 keeps
-    fp32 accumulation beside the bf16 gradients (deepspeed/runtime/bf16_optimizer.py)."""
-    base = megatron_facts(
-        MegatronOptions(
-            precision, precision, transformer_engine=False, gradient_accumulation_fusion=False, compute_capability=8.0
-        )
-    )
-    accumulate = 4.0 if precision == "bf16" else 0.0
-    return replace(
-        base,
+def accumulates_in_fp32(precision: str, gradient_dtype: str | None) -> bool:
+    """Whether DeepSpeed's BF16_Optimizer runs: bf16 weights whose gradients are accumulated in fp32. It shards the
+    optimizer whatever the ZeRO stage says (deepspeed/runtime/bf16_optimizer.py, 0.6)."""
+    return precision == "bf16" and gradient_dtype != "bf16"
+
+
+def megatron_deepspeed_facts(precision: str, gradient_dtype: str | None = None) -> MemoryFacts:
+    """Megatron's model of early 2022 under DeepSpeed's pipeline engine.
+
+    Model (megatron/model/transformer.py, mpu/layers.py): unfused attention; no gradient is accumulated in place; the
+    embedding's norm (`--embed-layernorm`) and dropout lie outside the checkpointed layers. Pipeline (deepspeed/runtime/
+    pipe/engine.py): a stage keeps the share of the output it sent, and restores output and gradient whole to run
+    backward. Loss: fp16 logits, their fp32 copy, what is left after subtracting the maximum, and its exponential
+    (mpu/cross_entropy.py).
+    """
+    width = ELEMENT_BYTES[precision]
+    engine = _engine(precision, gradient_dtype)
+    return MemoryFacts(
         backend="megatron-deepspeed",
-        version="0.7",
-        source="deepspeed/runtime/bf16_optimizer.py and zero/stage_1_and_2.py",
-        gradient_bytes=base.gradient_bytes + accumulate,
+        version="0.6",
+        source=engine.source,
+        parameter_bytes=width,
+        gradient_bytes=engine.gradient_bytes,
+        optimizer_bytes=12.0,
         shard_over_context=False,
+        backward_gradient_bytes=(engine.narrow_bytes,) * 4,
+        step_bytes=(engine.step_bytes, 0.0, 0.0, 0.0),
+        step_bytes_sharded=(0.0, engine.step_bytes_sharded, engine.step_bytes_sharded, 0.0),
+        gradient_norm_bytes=(0.0, engine.norm_bytes, engine.norm_bytes, 0.0),
+        flat_bucket_bytes=REDUCE_BUCKET_ELEMENTS * max(width, engine.gradient_bytes),
+        flat_step=True,
+        activation_bytes=width,
+        embedding_norm=True,
+        stage_output_bytes=width,
+        attention_scores_saved=True,
+        logit_bytes=width + 12.0,
+        logit_gradient_bytes=width + 4.0,
+        pipeline_buffers=True,
+        workspace_bytes=constant("workspace_bytes"),
+        context_bytes=constant("context_a100_2022_bytes"),
+        communicator_bytes=constant("communicator_bytes"),
+        groups=GROUPS,
     )
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """Bytes per parameter of one of DeepSpeed's 16-bit optimizers: what stays until the step, what only backward
+    holds, and the step's temporaries, whole (no ZeRO) and sharded."""
+
+    source: str
+    gradient_bytes: float
+    narrow_bytes: float
+    step_bytes: float
+    step_bytes_sharded: float
+    norm_bytes: float
+
+
+def _engine(precision: str, gradient_dtype: str | None) -> _Engine:
+    """BF16_Optimizer adds every micro-batch's bf16 gradients to whole fp32 ones and steps on a slice of those.
+
+    Otherwise the 16-bit gradients accumulate whole. ZeRO 1 takes each gradient's norm in double precision, flattens the
+    partition's gradients and copies them to fp32: 2 + 4 bytes. Without ZeRO the step copies each gradient to fp32 and
+    flattens the copies: 4 + 4 (deepspeed/runtime/fp16/fused_optimizer.py).
+    """
+    if accumulates_in_fp32(precision, gradient_dtype):
+        return _Engine("deepspeed/runtime/bf16_optimizer.py, 0.6", 4.0, 2.0, 0.0, 0.0, 0.0)
+    return _Engine("deepspeed/runtime/zero/stage_1_and_2.py, fp16/fused_optimizer.py, 0.6", 2.0, 0.0, 8.0, 6.0, 8.0)
