@@ -7,6 +7,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
+from llmlaunch.calibration.margins import Margin, no_margin
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks
@@ -118,3 +119,31 @@ def test_the_published_llama3_layout_is_among_the_first() -> None:
     plan = plan_of("llama3-70b")
     ranked = [plan.layout, *(c.layout for c in plan.alternatives)]
     assert any((x.tensor, x.pipeline, x.context) == (4, 4, 2) for x in ranked)
+
+
+def test_without_enough_measured_runs_the_rule_decides_and_says_so() -> None:
+    recipe = recipe_of("llama3-8b", "memory.risk=0.01")
+    limit = memory_limit(recipe.cluster.accelerator, recipe.memory, no_margin(0.01, 3))
+    assert limit.limit_bytes == int(0.8 * recipe.cluster.accelerator.memory_bytes)
+    assert limit.reason == "risk 0.01 needs 99 comparable runs, the store holds 3: the 80 % rule decides"
+    assert (limit.risk, limit.runs) == (0.01, 3)
+
+
+@pytest.mark.parametrize(("ratio", "share"), [(1.25, 0.8), (1.05, 1 / 1.05), (0.9, 1.0)])
+def test_with_enough_measured_runs_they_decide_and_the_floor_stays_free(ratio: float, share: float) -> None:
+    recipe = recipe_of("llama3-8b", "memory={risk: 0.05, floor_gib: 2}")
+    said = Margin(0.05, 30, 19, ratio, "risk 0.05 by 30 comparable runs")
+    memory = recipe.cluster.accelerator.memory_bytes
+    limit = memory_limit(recipe.cluster.accelerator, recipe.memory, said)
+    assert limit.limit_bytes == int(memory * share - 2 * GIB)
+    assert limit.limit_bytes <= memory
+    assert limit.reason.startswith(said.sentence)
+    plan = plan_json(make_plan(recipe, backend_for(recipe), margin=said))
+    assert (plan["memory"]["risk"], plan["memory"]["runs"]) == (0.05, 30)
+    assert plan["memory"]["limit_bytes"] == limit.limit_bytes
+
+
+def test_measured_runs_change_nothing_where_no_risk_is_asked_for() -> None:
+    recipe = recipe_of("llama3-8b")
+    said = Margin(0.05, 30, 19, 1.01, "risk 0.05 by 30 comparable runs")
+    assert plan_json(make_plan(recipe, backend_for(recipe), margin=said)) == plan_json(plan_of("llama3-8b"))

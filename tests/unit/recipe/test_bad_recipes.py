@@ -105,12 +105,8 @@ MISTAKES = {
     "a word for a choice": ("bf16", "bf8", 11, "training.precision: must be one of bf16, fp16, fp32, not 'bf8'"),
     "an unknown backend": ("megatron-lm", "megatron", 4, "backend: must be one of megatron-lm, deepspeed or a mapping"),
     "nodes auto": ("nodes: 4", "nodes: auto", 6, "nodes: llmlaunch does not choose the number of nodes yet"),
-    "risk without calibration": (
-        "layout: auto",
-        "memory: {risk: 0.01}",
-        13,
-        "memory.risk: needs a calibration, and there is none",
-    ),
+    "a risk of nothing": ("layout: auto", "memory: {risk: 0}", 13, "memory.risk: must be"),
+    "a risk of more than one in two": ("layout: auto", "memory: {risk: 1}", 13, "memory.risk: must be"),
     "a limit above one": (
         "layout: auto",
         "memory: {limit: 80}",

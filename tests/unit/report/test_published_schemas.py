@@ -10,8 +10,10 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.calibration.accuracy import families, score
+from llmlaunch.calibration.accuracy import scored
+from llmlaunch.calibration.machines import clusters_by_gpu
 from llmlaunch.calibration.read import read_records
+from llmlaunch.report.accuracy_json import accuracy_json
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.json_schema import schema
@@ -39,13 +41,14 @@ def test_an_unsafe_plan_has_the_same_shape() -> None:
     jsonschema.validate(plan_json(make_plan(recipe, backend_for(recipe))), published("plan"))
 
 
-def test_accuracy_has_the_published_shape() -> None:
-    results = [
-        score(record, {})
+@pytest.mark.parametrize("anchors", [False, True])
+def test_accuracy_has_the_published_shape(anchors: bool) -> None:
+    found = [
+        scored(record, {})
         for name in ("fit", "outcomes")
         for record in read_records(ROOT / "tests" / "data" / "measurements" / f"{name}.jsonl")
     ]
-    answer = {"records": [result.as_json() for result in results], "families": families(results)}
+    answer = accuracy_json(found, clusters_by_gpu(), anchors)
     jsonschema.validate(json.loads(json.dumps(answer)), published("accuracy"))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
 
-__all__ = ["read_records"]
+__all__ = ["problem", "read_records"]
 
 SECTIONS = ("model", "parallelism", "optimizer", "recompute", "precision", "implementation")
 NEEDED = (
@@ -41,13 +42,19 @@ def _record(path: Path, number: int, line: str) -> dict[str, Any]:
         raise UserError(f"{path}:{number}: is not JSON ({failure}); mend or remove the line") from None
     if not isinstance(record, dict):
         raise UserError(f"{path}:{number}: is not a JSON object; a measurement record is one object a line")
+    wrong = problem(record)
+    if wrong is not None:
+        raise UserError(f"{path}:{number}: {wrong}")
+    return record
+
+
+def problem(record: Mapping[str, Any]) -> str | None:
+    """Why a JSON object is no measurement record; None where it is one."""
     missing = [name for name in NEEDED if name not in record]
     if missing:
-        raise UserError(f"{path}:{number}: lacks {', '.join(missing)}; null means not known, absent is refused")
+        return f"lacks {', '.join(missing)}; null means not known, absent is refused"
     wrong = [name for name in SECTIONS if not isinstance(record[name], dict)]
-    if wrong:
-        raise UserError(f"{path}:{number}: {', '.join(wrong)} must be an object")
-    return record
+    return f"{', '.join(wrong)} must be an object" if wrong else None
 
 
 def _refuse_constant(name: str) -> float:

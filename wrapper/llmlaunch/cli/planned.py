@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmlaunch.backends.base import Backend
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
+
+if TYPE_CHECKING:
+    from llmlaunch.calibration.margins import Margin
 
 __all__ = ["Planned", "plan_loaded", "planned", "print_json", "recipe_arguments"]
 
@@ -46,8 +49,17 @@ def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None) -> Planned:
     from llmlaunch.planner.planning import make_plan
 
     backend = backend_for(recipe)
-    plan = make_plan(recipe, backend, baseline_bytes)
+    plan = make_plan(recipe, backend, baseline_bytes, _margin(recipe))
     return Planned(recipe, backend, plan, plan_json(plan))
+
+
+def _margin(recipe: Recipe) -> Margin | None:
+    """What the store's runs say at the recipe's risk; the store is opened only where one is asked for."""
+    if recipe.memory.risk is None:
+        return None
+    from llmlaunch.cli.measured import stored_margin
+
+    return stored_margin(recipe, recipe.memory.risk)
 
 
 def print_json(value: Any) -> None:

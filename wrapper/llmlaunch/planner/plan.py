@@ -13,12 +13,15 @@ __all__ = ["Candidate", "Limit", "Plan"]
 
 @dataclass(frozen=True)
 class Limit:
-    """The bytes a device may be filled to, and the reason for that number."""
+    """The bytes a device may be filled to, and the reason for that number. `risk` is what the recipe asks for and
+    `runs` the comparable measured runs behind it; both None where it asks for none."""
 
     limit_bytes: int
     memory_bytes: int
     memory_source: str
     reason: str
+    risk: float | None = None
+    runs: int | None = None
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ def _memory(estimate: Estimate, limit: Limit) -> dict[str, Any]:
         "memory_bytes": limit.memory_bytes,
         "memory_source": limit.memory_source,
         "margin": limit.reason,
+        "risk": limit.risk,
+        "runs": limit.runs,
         "worst_pipeline_rank": estimate.worst.pipeline_rank,
         "ranks": [
             {

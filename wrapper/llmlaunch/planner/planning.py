@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from llmlaunch.backends.base import Backend
+from llmlaunch.calibration.margins import Margin
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
@@ -27,17 +28,19 @@ SHORTER = (2, 4, 8, 16, 32)
 GIB = 2**30
 
 
-def make_plan(recipe: Recipe, backend: Backend, baseline_bytes: int | None = None) -> Plan:
+def make_plan(
+    recipe: Recipe, backend: Backend, baseline_bytes: int | None = None, margin: Margin | None = None
+) -> Plan:
     """The fastest safe layout, or the closest unsafe one with advice.
 
     `baseline_bytes` replaces what the facts hold outside torch: on a CPU, the measured resident memory of a trainer
-    that has imported everything and does nothing.
+    that has imported everything and does nothing. `margin` is what measured runs say at the recipe's risk.
 
     Raises:
         UserError: no layout is legal at all; the message names the rule that refuses the most.
     """
     job = _job(recipe, backend, baseline_bytes)
-    limit = memory_limit(recipe.cluster.accelerator, recipe.memory)
+    limit = memory_limit(recipe.cluster.accelerator, recipe.memory, margin)
     found = search(recipe, backend, job, limit)
     if not len(found.order):
         raise UserError(_no_layout(recipe, found))
@@ -59,7 +62,7 @@ def make_plan(recipe: Recipe, backend: Backend, baseline_bytes: int | None = Non
         alternatives=tuple(found.candidate(recipe, i) for i in range(1, count)),
         not_modelled=NOT_MODELLED,
         assumptions=(*recipe.assumptions, *_baseline_said(job, peak_kind, baseline_bytes)),
-        advice=None if safe else _advice(recipe, backend, baseline_bytes),
+        advice=None if safe else _advice(recipe, backend, baseline_bytes, margin),
     )
 
 
@@ -119,11 +122,11 @@ def _no_layout(recipe: Recipe, found: Found) -> str:
     )
 
 
-def _advice(recipe: Recipe, backend: Backend, baseline_bytes: int | None) -> str:
+def _advice(recipe: Recipe, backend: Backend, baseline_bytes: int | None, margin: Margin | None) -> str:
     """The first change, smallest first, whose space holds a safe layout."""
     for change, changed in _changes(recipe):
         job = _job(changed, backend, baseline_bytes)
-        found = search(changed, backend, job, memory_limit(changed.cluster.accelerator, changed.memory))
+        found = search(changed, backend, job, memory_limit(changed.cluster.accelerator, changed.memory, margin))
         if np.any(found.safe):
             return f"Smallest change that fits: {change} ({found.candidate(changed, 0).layout.describe()})."
     return (

@@ -15,6 +15,8 @@ __all__ = ["recipe_digest"]
 # how it was written, what was remarked on it, and where a figure was found
 _LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions"})
 _NOTES = frozenset({"memory_source"})
+# came after the first digests were stored: absent still means what it meant, so those digests hold
+_LATER = frozenset({"risk"})
 
 
 def recipe_digest(recipe: Recipe) -> str:
@@ -27,7 +29,8 @@ def recipe_digest(recipe: Recipe) -> str:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name not in _NOTES}
+        held = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in _NOTES}
+        return {name: _plain(item) for name, item in held.items() if name not in _LATER or item is not None}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -89,7 +89,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         training=_training(file.training),
         data=Data(file.data.mock, file.data.path, file.data.python_source, file.data.tokenizer),
         pins=_pins(file.layout) if isinstance(file.layout, PinsFile) else {},
-        memory=MemoryPolicy(float(file.memory.limit), int(file.memory.floor_gib * _GIB)),
+        memory=MemoryPolicy(float(file.memory.limit), int(file.memory.floor_gib * _GIB), file.memory.risk),
         slurm={**cluster.slurm, **file.slurm},
         environment=file.environment,
         secrets=tuple(dict.fromkeys(file.secrets)),

@@ -32,7 +32,6 @@ SHORTHAND = {"model": "base", "cluster": "base", "accelerator": "base", "backend
 
 # keys that are unknown for a reason worth telling
 HINTS: dict[KeyPath, str] = {
-    ("memory", "risk"): "needs a calibration, and there is none yet; use `limit` (a share of device memory) instead",
     ("training", "micro_batch_size"): "is part of the layout; write it under `layout:`",
     ("training", "nodes"): "stands at the top of the recipe, not under `training:`",
 }
@@ -203,6 +202,9 @@ class MemoryFile(StrictModel):
     limit: Annotated[float, Field(gt=0, le=1)] = Field(0.80, description="Share of device memory that may be used")
     floor_gib: Annotated[float, Field(ge=0, le=1024)] = Field(
         4.0, description="What must stay free at least, in units of 2**30 bytes (GPUs only)"
+    )
+    risk: Annotated[float, Field(gt=0, le=0.5)] | None = Field(
+        None, description="Share of runs that may need more; measured runs then set the limit, `limit` until they do"
     )
 
 

@@ -53,10 +53,12 @@ class Data:
 
 @dataclass(frozen=True)
 class MemoryPolicy:
-    """Safe means device bytes <= `limit` x device memory, and at least `floor_bytes` free."""
+    """Safe means device bytes <= `limit` x device memory, and at least `floor_bytes` free. With a `risk`, the share of
+    runs that may need more than the plan says, measured runs set the limit where there are enough of them."""
 
     limit: float = 0.80
     floor_bytes: int = 4 * 2**30
+    risk: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,108 @@
+"""A margin rests on runs that are like the plan, each configuration once, and says how many they are."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from samples import CARD, run
+
+from llmlaunch.calibration.comparable import margin_for, runs_of
+from llmlaunch.calibration.coverage import coverage
+from llmlaunch.calibration.machines import clusters_by_gpu
+from llmlaunch.calibration.margins import Margin
+
+CLUSTERS = clusters_by_gpu()
+H100 = CLUSTERS["H100"].accelerator.name
+RATIOS = [0.90 + i / 100 for i in range(20)]
+
+
+def margin(records: list[dict[str, Any]], risk: float = 0.05, **asked: Any) -> Margin:
+    words = {"backend": "megatron-lm", "accelerator": H100, "version": None, "risk": risk, **asked}
+    return margin_for(records, CLUSTERS, **words)
+
+
+def measured(kind: str = "device") -> list[dict[str, Any]]:
+    return [run(i, ratio, kind) for i, ratio in enumerate(RATIOS)]
+
+
+def test_enough_runs_bound_the_ratio_and_are_counted() -> None:
+    found = margin(measured())
+    assert (found.runs, found.needed) == (20, 19)
+    assert found.upper_ratio == pytest.approx(RATIOS[-1], rel=1e-6)
+    assert "20 comparable runs" in found.sentence
+
+
+def test_too_few_runs_are_refused_with_the_number() -> None:
+    found = margin(measured()[:3], risk=0.01)
+    assert found.upper_ratio is None
+    assert found.sentence == "risk 0.01 needs 99 comparable runs, the store holds 3"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"backend": "deepspeed"},
+        {"gpu": "A100"},
+        {"flags_known": False},
+        {"run_state": "running"},
+        {"run_state": "failed"},
+        {"source": {"evidence": "failed"}},
+        {"peak_kind": "allocated"},
+        {"peak_kind": "fits", "peak_bytes": None},
+        {"gpu_memory_bytes": 2**20},  # predicted above its own card: no plan is ever there
+        {"optimizer": {"name": "lion"}},
+        {"model": {}},  # imported, and no measurement record at all
+    ],
+)
+def test_what_is_not_comparable_does_not_count(changed: dict[str, Any]) -> None:
+    strangers = [{**copy.deepcopy(run(100 + i, 3.0)), **changed} for i in range(30)]
+    assert margin([*measured(), *strangers]) == margin(measured())
+
+
+def test_another_minor_version_does_not_count_and_an_unknown_one_does() -> None:
+    older = [{**run(100 + i, 3.0), "backend_version": "core_v0.15.1"} for i in range(30)]
+    same = [{**run(200 + i, 1.0), "backend_version": "0.19.2"} for i in range(5)]
+    found = margin([*measured(), *older, *same], version="0.19.0")
+    assert found.runs == 25
+    assert found.upper_ratio == margin(measured()).upper_ratio
+
+
+def test_repeats_and_ranks_of_one_configuration_are_one_run_the_worst() -> None:
+    again = [
+        {**record, "id": f"{record['id']}-{n}", "peak_bytes": record["peak_bytes"] + n}
+        for record in measured()
+        for n in range(4)
+    ]
+    found = margin(again)
+    assert found.runs == 20
+    assert found.upper_ratio is not None
+    assert found.upper_ratio > (margin(measured()).upper_ratio or 0)
+
+
+def test_a_death_is_never_forgotten() -> None:
+    assert margin([*measured(), run(99, None)]).upper_ratio is None  # one in twenty-one is more than one in twenty
+    many = [run(i, 1.0) for i in range(60)]
+    assert margin([*many, run(99, None)]).upper_ratio is not None
+    filled = {**run(99, 1.0), "run_state": "failed", "peak_bytes": CARD - 2**30}
+    assert margin([*measured(), filled]).upper_ratio is None
+
+
+def test_reserved_peaks_stand_in_for_device_ones_and_never_below_one() -> None:
+    low = [run(i, 0.8, "reserved") for i in range(20)]
+    found = margin(low)
+    assert found.upper_ratio == 1.0
+    assert "reserved" in found.sentence
+    assert margin([*low, *measured()]).upper_ratio == margin(measured()).upper_ratio
+
+
+def test_coverage_is_reported_apart_for_what_a_planner_would_choose() -> None:
+    (pool,) = coverage(runs_of(measured(), CLUSTERS))
+    assert (pool["backend"], pool["accelerator"], pool["peak_kind"], pool["runs"]) == ("megatron", H100, "device", 20)
+    at = {row["risk"]: row for row in pool["risks"]}
+    assert at[0.1]["covered"]["all"] == {"runs": 20, "share": 0.9}
+    assert at[0.1]["covered"]["near_limit"]["runs"] <= 20
+    assert at[0.05]["covered"] is not None
+    assert at[0.01]["covered"] is None
+    assert "99" in at[0.01]["reason"]

@@ -1,0 +1,82 @@
+"""The bound holds as often as it says, whatever the scores look like, and a death never lowers it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from llmlaunch.calibration.margins import DIED, left_out, no_margin, runs_needed, upper_ratio
+
+RISKS = st.sampled_from([0.5, 0.3, 0.25, 0.2, 0.1, 0.05])
+LIVED = st.floats(0.2, 5.0, allow_nan=False)
+SCORES = st.lists(st.one_of(LIVED, st.just(DIED)), max_size=60)
+
+
+def bound(scores: list[float], risk: float) -> float:
+    found = upper_ratio(scores, risk)
+    return math.inf if found is None else found
+
+
+@given(st.lists(LIVED, min_size=2, max_size=60), RISKS)
+def test_whichever_run_is_the_next_one_at_most_the_risk_exceeds_what_the_others_give(
+    scores: list[float], risk: float
+) -> None:
+    # exchangeable runs: each is as likely as any other to be the one that comes last, so this share is the coverage
+    assume(len(scores) - 1 >= runs_needed(risk))
+    held = [score <= bound(scores[:i] + scores[i + 1 :], risk) for i, score in enumerate(scores)]
+    assert sum(held) >= (1 - risk) * len(scores) - 1e-9
+
+
+@pytest.mark.parametrize("risk", [0.2, 0.1, 0.05])
+@pytest.mark.parametrize("seed", range(3))
+def test_new_runs_stay_within_the_bound_as_often_as_promised(risk: float, seed: int) -> None:
+    random, trials, runs = np.random.default_rng(seed), 4000, 60
+    drawn = 1.0 + random.standard_t(2, size=(trials, runs + 1)) * 0.1  # heavy tails: no distribution is assumed
+    held = sum(row[-1] <= bound(list(row[:-1]), risk) for row in drawn)
+    assert held / trials >= 1 - risk - 3 * math.sqrt(risk * (1 - risk) / trials)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_deaths_seen_only_as_deaths_keep_the_promise(seed: int) -> None:
+    # the true score of a run that died is above what its card allows, and is never seen
+    random, trials, runs, risk = np.random.default_rng(seed), 4000, 60, 0.1
+    true = 1.0 + random.standard_t(3, size=(trials, runs + 1)) * 0.2
+    card = random.uniform(1.0, 2.0, size=(trials, runs))
+    seen = np.where(true[:, :-1] > card, DIED, true[:, :-1])
+    held = sum(row[-1] <= bound(list(scores), risk) for row, scores in zip(true, seen, strict=True))
+    assert held / trials >= 1 - risk - 3 * math.sqrt(risk * (1 - risk) / trials)
+
+
+@given(SCORES, RISKS)
+def test_a_death_never_lowers_the_bound_nor_makes_one(scores: list[float], risk: float) -> None:
+    before, after = upper_ratio(scores, risk), upper_ratio([*scores, DIED], risk)
+    if after is not None:
+        assert before is not None
+        assert after >= before
+
+
+@given(SCORES, RISKS, RISKS)
+def test_less_risk_is_never_a_lower_bound(scores: list[float], one: float, other: float) -> None:
+    assert bound(scores, min(one, other)) >= bound(scores, max(one, other))
+
+
+@given(SCORES, RISKS)
+def test_left_out_is_the_bound_of_the_others(scores: list[float], risk: float) -> None:
+    assert left_out(scores, risk) == [upper_ratio(scores[:i] + scores[i + 1 :], risk) for i in range(len(scores))]
+
+
+@pytest.mark.parametrize(("risk", "needed"), [(0.5, 1), (0.1, 9), (0.05, 19), (0.03, 33), (0.01, 99), (0.001, 999)])
+def test_a_risk_is_bounded_from_just_the_runs_it_needs(risk: float, needed: int) -> None:
+    assert runs_needed(risk) == needed
+    scores = [1.0 + i / 1000 for i in range(needed)]
+    assert upper_ratio(scores, risk) == scores[-1]
+    assert upper_ratio(scores[1:], risk) is None
+
+
+def test_no_bound_is_said_with_its_numbers() -> None:
+    assert no_margin(0.01, 3).sentence == "risk 0.01 needs 99 comparable runs, the store holds 3"
+    assert "5 of the 120 comparable runs" in no_margin(0.01, 120, died=5).sentence
