@@ -7,7 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test unit soak lint install benchmark clean
+.PHONY: quickstart test unit soak lint install benchmark accuracy-table clean
 
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
@@ -30,6 +30,10 @@ lint: install
 benchmark: install  ## ratios for benchmarks/RESULTS.md
 	$(RUN) benchmarks/check_startup.py
 	$(RUN) benchmarks/memory_formula.py
+
+accuracy-table: install  ## the tables of README.md, from the measurements that come with the source
+	$(RUN) -m llmlaunch accuracy tests/data/measurements/fit.jsonl tests/data/measurements/outcomes.jsonl \
+		--markdown README.md
 
 install: $(INSTALLED)
 

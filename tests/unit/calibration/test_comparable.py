@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from samples import CARD, run
 
+from llmlaunch.calibration.accuracy import scored
 from llmlaunch.calibration.comparable import margin_for, runs_of
 from llmlaunch.calibration.coverage import coverage
 from llmlaunch.calibration.machines import clusters_by_gpu
@@ -98,7 +99,7 @@ def test_reserved_peaks_stand_in_for_device_ones_and_never_below_one() -> None:
 
 
 def test_coverage_is_reported_apart_for_what_a_planner_would_choose() -> None:
-    (pool,) = coverage(runs_of(measured(), CLUSTERS))
+    (pool,) = coverage(runs_of([scored(record, CLUSTERS) for record in measured()], CLUSTERS))
     assert (pool["backend"], pool["accelerator"], pool["peak_kind"], pool["runs"]) == ("megatron", H100, "device", 20)
     at = {row["risk"]: row for row in pool["risks"]}
     assert at[0.1]["covered"]["all"] == {"runs": 20, "share": 0.9}

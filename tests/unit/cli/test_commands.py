@@ -225,5 +225,5 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "runs": ["as_json"],
         "collect": ["as_json", "words"],
         "measurements": [],
-        "accuracy": ["as_json", "file"],
+        "accuracy": ["anchors", "as_json", "each", "files", "markdown", "plot"],
     }

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,39 +67,46 @@ def margin_for(
     """The margin of a plan for `backend` on `accelerator` at `risk`; `clusters` as `scored` takes it."""
     wanted = TABLES.get(backend, backend)
     mine = [r for r in records if TABLES.get(str(r.get("backend"))) == wanted]
-    found = [run for run in runs_of(mine, clusters) if run.accelerator == accelerator and _same(run.version, version)]
+    runs = runs_of(_readable(mine, clusters), clusters)
+    found = [run for run in runs if run.accelerator == accelerator and _same(run.version, version)]
     pools = {kind: [run for run in found if run.kind == kind] for kind in BOUNDING}
     needed = runs_needed(risk)
     kind = next((k for k in BOUNDING if len(pools[k]) >= needed), max(BOUNDING, key=lambda k: len(pools[k])))
-    runs = pools[kind]
-    bound = upper_ratio([run.score for run in runs], risk)
+    pool = pools[kind]
+    bound = upper_ratio([run.score for run in pool], risk)
     if bound is None:
-        return no_margin(risk, len(runs), sum(run.died for run in runs))
+        return no_margin(risk, len(pool), sum(run.died for run in pool))
     bound = bound if kind == "device" else max(bound, 1.0)
     said = (
-        f"risk {risk:g} by {len(runs)} comparable runs on {accelerator}: a {kind} peak is at most {bound:.3f} times "
+        f"risk {risk:g} by {len(pool)} comparable runs on {accelerator}: a {kind} peak is at most {bound:.3f} times "
         "the prediction"
     )
-    return Margin(risk, len(runs), needed, bound, said)
+    return Margin(risk, len(pool), needed, bound, said)
 
 
-def runs_of(records: Iterable[Mapping[str, Any]], clusters: Mapping[str, Cluster]) -> list[Run]:
+def runs_of(found: Iterable[Scored], clusters: Mapping[str, Cluster]) -> list[Run]:
     """Every record that can speak for others, one per configuration and kind of peak. A death speaks for `device` and
     `reserved` alike."""
     kept: dict[tuple[str, str], Run] = {}
-    for record in records:
-        for run in _runs(record, clusters):
-            key = (run.kind, _configuration(record))
+    for one in found:
+        for run in _runs(one, clusters):
+            key = (run.kind, _configuration(one.record))
             if key not in kept or run.score > kept[key].score:
                 kept[key] = run
     return list(kept.values())
 
 
+def _readable(records: Iterable[Mapping[str, Any]], clusters: Mapping[str, Cluster]) -> Iterator[Scored]:
+    """The store takes over any JSON object with an id: one that only looks like a measurement speaks for nobody."""
+    for record in records:
+        if problem(record) is None:
+            with suppress(KeyError, TypeError, ValueError):
+                yield scored(record, clusters)
+
+
 def _usable(record: Mapping[str, Any]) -> bool:
     """Said of the record alone, before it is priced. The peak of a run that failed is what it reached, not what it
     needed; of one that still runs it may rise."""
-    if problem(record) is not None:
-        return False
     source = record.get("source")
     evidence = source.get("evidence") if isinstance(source, Mapping) else None
     ended = record.get("run_state") in (None, "succeeded") or _filled_its_card(record)
@@ -110,15 +118,9 @@ def _filled_its_card(record: Mapping[str, Any]) -> bool:
     return bool(record.get("run_state") == "failed" and card and peak and peak >= FULL * card)
 
 
-def _runs(record: Mapping[str, Any], clusters: Mapping[str, Cluster]) -> list[Run]:
-    if not _usable(record):
-        return []
-    try:
-        one = scored(record, clusters)
-    except (KeyError, TypeError, ValueError):  # an imported record that only looks like one cannot speak for others
-        return []
-    result = one.result
-    if one.worst is None or result.peak_kind in ("fits", "host_oom"):
+def _runs(one: Scored, clusters: Mapping[str, Cluster]) -> list[Run]:
+    record, result = one.record, one.result
+    if one.worst is None or result.peak_kind in ("fits", "host_oom") or not _usable(record):
         return []
     cluster = clusters.get(record["gpu"])
     card = record.get("gpu_memory_bytes") or (cluster.accelerator.memory_bytes if cluster else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -11,22 +10,39 @@ from llmlaunch.cli.planned import print_json
 
 __all__ = ["command"]
 
+FILE = click.Path(path_type=Path)
+
 
 @click.command("accuracy")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print every record and family as JSON.")
-def command(file: Path, as_json: bool) -> int:
-    """Score the estimator on FILE, measured records as JSON lines (docs/store.md says the format)."""
-    from llmlaunch.calibration.accuracy import families, score
+@click.option("--records", "each", is_flag=True, help="Also a line for each record.")
+@click.option("--anchors", is_flag=True, help="Beside it Fujii's formula and Megatron's own theory, same records.")
+@click.option("--plot", type=FILE, help="Also plot predicted against measured to this .svg file.")
+@click.option("--markdown", type=FILE, help="Also write the table, with anchors, between the markers of this file.")
+def command(
+    files: tuple[Path, ...], as_json: bool, each: bool, anchors: bool, plot: Path | None, markdown: Path | None
+) -> int:
+    """Score the estimator on each FILE, measured records as JSON lines (docs/store.md says the format)."""
+    from llmlaunch.calibration.accuracy import scored
     from llmlaunch.calibration.machines import clusters_by_gpu
     from llmlaunch.calibration.read import read_records
-    from llmlaunch.report.accuracy_text import accuracy_text
+    from llmlaunch.report.accuracy_json import accuracy_json
+    from llmlaunch.report.accuracy_text import accuracy_text, records_text
 
     clusters = clusters_by_gpu()
-    results = [score(record, clusters) for record in read_records(file)]
-    summary: dict[str, Any] = families(results)
+    found = [scored(record, clusters) for file in files for record in read_records(file)]
+    answer = accuracy_json(found, clusters, anchors or markdown is not None)
+    if plot is not None:
+        from llmlaunch.report.accuracy_plot import write_accuracy_plot
+
+        write_accuracy_plot(answer, plot)
+    if markdown is not None:
+        from llmlaunch.report.accuracy_markdown import accuracy_markdown, write_between_markers
+
+        write_between_markers(markdown, accuracy_markdown(answer))
     if as_json:
-        print_json({"records": [result.as_json() for result in results], "families": summary})
+        print_json(answer)
     else:
-        click.echo(accuracy_text(summary))
+        click.echo((records_text(answer) + "\n\n" if each else "") + accuracy_text(answer))
     return 0

@@ -2,37 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llmlaunch.report.text import percent, table
+from llmlaunch.report.text import gib, one_line, percent, table
 
-__all__ = ["accuracy_text"]
+__all__ = ["accuracy_text", "records_text", "signed"]
+
+Family = Mapping[str, Any]
+ERRORS = ["MAPE", "median", "bias", "p95", "worst", "worst record"]
 
 
-def accuracy_text(families: Mapping[str, Mapping[str, Any]]) -> str:
-    """Measured peaks first, then outcomes, then what is not supported and why."""
-    peaks = [(n, f) for n, f in families.items() if "mape" in f]
-    outcomes = [(n, f) for n, f in families.items() if "called_safe" in f]
-    parts = []
-    if peaks:
-        head = ["family/peak", "records", "priced", "MAPE", "median", "bias", "p95", "worst"]
-        parts.append("Predicted against measured peaks\n" + table(head, [_peak_row(n, f) for n, f in peaks]))
-    if outcomes:
-        head = ["family/outcome", "records", "priced", "called safe", "called unsafe"]
-        rows = [
-            [n, *(str(f[k]) for k in ("records", "supported", "called_safe", "called_unsafe"))] for n, f in outcomes
-        ]
-        parts.append("Runs known only to have fitted or died, judged by the 80 % rule\n" + table(head, rows))
-    reasons = [
-        f"  {count:>4}  {name}: {why}" for name, f in families.items() for why, count in f["unsupported"].items()
+def accuracy_text(answer: Mapping[str, Any]) -> str:
+    """Measured peaks first, then parts of families, outcomes, the anchors, margins, what was assumed, and what is not
+    supported and why. `answer` is what `accuracy --json` prints."""
+    families: Mapping[str, Family] = answer["families"]
+    parts = [
+        _peaks(families),
+        _groups(families),
+        _outcomes(families),
+        _anchors(answer),
+        _margins(answer["margins"]),
+        _assumed(answer["records"]),
+        _unsupported(families),
     ]
-    if reasons:
-        parts.append("Not supported\n" + "\n".join(reasons))
+    return "\n\n".join(part for part in parts if part)
+
+
+def records_text(answer: Mapping[str, Any]) -> str:
+    """One line for each record."""
+    rows = []
+    for record in answer["records"]:
+        measured, predicted = record["measured_bytes"], record["predicted_bytes"]
+        error = signed(predicted / measured - 1) if measured and predicted else "-"
+        said = record["verdict"] or "-" if record["supported"] else one_line(record["reason"])
+        sizes = ["-" if size is None else gib(size) for size in (measured, predicted)]
+        rows.append([record["id"], record["peak_kind"], *sizes, error, said])
+    return "Records\n" + table(["record", "peak", "measured GiB", "predicted GiB", "error", "verdict"], rows)
+
+
+def signed(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
+def _errors(family: Family) -> list[str]:
+    parts = [percent(family["mape"]), percent(family["median"]), signed(family["bias"]), percent(family["p95"])]
+    return [*parts, signed(family["worst"]), family["worst_id"]]
+
+
+def _peaks(families: Mapping[str, Family]) -> str:
+    rows = [[n, str(f["records"]), str(f["supported"]), *_errors(f)] for n, f in families.items() if "mape" in f]
+    head = ["family/peak", "records", "priced", *ERRORS]
+    return "Predicted against measured peaks (- is too low)\n" + table(head, rows) if rows else ""
+
+
+def _groups(families: Mapping[str, Family]) -> str:
+    rows = [
+        [f"{n}: {group.replace('_', ' ')}", str(f["records"]), *_errors(f)]
+        for n, family in families.items()
+        for group, f in family.get("groups", {}).items()
+        if "mape" in f
+    ]
+    return "Parts of these families\n" + table(["part", "priced", *ERRORS], rows) if rows else ""
+
+
+def _outcomes(families: Mapping[str, Family]) -> str:
+    rows = [
+        [n, *(str(f.get(k, "-")) for k in ("records", "supported", "called_safe", "called_unsafe"))]
+        + [str(f.get("above_card", "-")), str(f["flags_unknown"])]
+        for n, f in families.items()
+        if "called_safe" in f
+    ]
+    head = ["family/outcome", "records", "priced", "called safe", "called unsafe", "above the card", "flags unknown"]
+    title = "Runs known only to have fitted or died, judged by the 80 % rule (oom called safe: a death not foreseen)\n"
+    return title + table(head, rows) if rows else ""
+
+
+def _anchors(answer: Mapping[str, Any]) -> str:
+    if "anchors" not in answer:
+        return ""
+    parts = []
+    for name, about in answer["anchors"].items():
+        found = {n: f["anchors"][name] for n, f in answer["families"].items() if f["anchors"][name]["records"]}
+        peaks = [[n, str(f["records"]), *_errors(f)] for n, f in found.items() if "mape" in f]
+        outcomes = [
+            [n, str(f["records"]), *(str(f[k]) for k in ("called_safe", "called_unsafe", "above_card"))]
+            for n, f in found.items()
+            if "called_safe" in f
+        ]
+        lines = [f"{about['title']}, on the same records; it ignores {about['ignores']}"]
+        if peaks:
+            lines.append(table(["family/peak", "records", *ERRORS], peaks))
+        if outcomes:
+            lines.append(
+                table(["family/outcome", "records", "called safe", "called unsafe", "above the card"], outcomes)
+            )
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
-def _peak_row(name: str, family: Mapping[str, Any]) -> list[str]:
-    figures = [percent(family[key]) for key in ("mape", "median")]
-    signed = [f"{100 * family['bias']:+.1f} %", percent(family["p95"]), f"{100 * family['worst']:+.1f} %"]
-    return [name, str(family["records"]), str(family["supported"]), *figures, *signed]
+def _margins(pools: Sequence[Mapping[str, Any]]) -> str:
+    """Where a bound exists: how far above its prediction a run may peak, and how often that held for each run
+    bounded by the others."""
+    rows = [
+        [f"{pool['backend']}, {pool['accelerator']}, {pool['peak_kind']}", str(pool["runs"]), str(pool["died"])]
+        + [f"{row['risk']:g}", f"{row['upper_ratio']:.3f}", *_covered(row)]
+        for pool in pools
+        for row in pool["risks"]
+        if row["upper_ratio"] is not None
+    ]
+    head = ["backend, accelerator, peak", "runs", "died", "risk", "ratio", "held", "near the limit", "fastest safe"]
+    refused = len([1 for pool in pools for row in pool["risks"] if row["upper_ratio"] is None])
+    title = "Measured / predicted is at most this ratio, but for the risk; and where it held for runs left out of it\n"
+    end = f"\n  {refused} more have too few runs, or too many that died, for a bound" if refused else ""
+    return title + table(head, rows) + end if rows else ""
+
+
+def _covered(row: Mapping[str, Any]) -> list[str]:
+    names = ("all", "near_limit", "fastest_safe")
+    if row["covered"] is None:
+        return ["-" for _ in names]
+    shares = [row["covered"][name] for name in names]
+    return ["-" if not s["runs"] else f"{percent(s['share'])} of {s['runs']}" for s in shares]
+
+
+def _assumed(records: Sequence[Mapping[str, Any]]) -> str:
+    counts: dict[tuple[str, str], int] = {}
+    for record in records:
+        for field, value in record["assumed"].items():
+            key = (f"{record['family']}/{record['peak_kind']}", f"{field} = {value}")
+            counts[key] = counts.get(key, 0) + 1
+    lines = [f"  {count:>4}  {name}: {what}" for (name, what), count in counts.items()]
+    return "Assumed where a record does not say\n" + "\n".join(lines) if lines else ""
+
+
+def _unsupported(families: Mapping[str, Family]) -> str:
+    lines = list(_reasons(families))
+    return "Not supported\n" + "\n".join(lines) if lines else ""
+
+
+def _reasons(families: Mapping[str, Family]) -> Iterator[str]:
+    for name, family in families.items():
+        for why, count in family["unsupported"].items():
+            yield f"  {count:>4}  {name}: {why}"
