@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from llmlaunch.calibration.accuracy import Scored, scored
+from llmlaunch.calibration.anchors import anchor_summary
 from llmlaunch.calibration.machines import clusters_by_gpu
 from llmlaunch.calibration.read import read_records
 from llmlaunch.calibration.summary import families
@@ -51,11 +52,19 @@ def test_the_anchors_stand_beside_the_same_records(found: list[Scored], answer: 
     assert answer["families"]["stas00/reserved"]["anchors"]["fujii"] == {"records": 0}  # Megatron's formulas alone
 
 
-def test_the_published_errors_of_the_anchors_are_found_again(answer: dict[str, Any]) -> None:
-    # on the dense CI runs, by others' residual analysis: Fujii 27.4 %, Megatron's theory 40.4 % (38.3 % with mixtures)
-    anchors = answer["families"]["megatron-lm-goldens/allocated"]["anchors"]
-    assert anchors["fujii"]["mape"] == pytest.approx(0.274, abs=0.02)
-    assert anchors["megatron_theory"]["mape"] == pytest.approx(0.383, abs=0.02)
+def test_the_published_errors_of_the_anchors_are_found_again(found: list[Scored]) -> None:
+    # on the CI runs in 16 bits, by others' residual analysis: Fujii 27.4 % (dense), Megatron's theory 38.3 % (all)
+    plain = [
+        one
+        for one in found
+        if one.result.family == "megatron-lm-goldens"
+        and one.result.supported
+        and one.record["precision"]["fp8_recipe"] is None
+        and one.record["optimizer"]["name"] == "adam"
+        and one.record["backend"] == "megatron-lm"
+    ]
+    assert anchor_summary(plain, "fujii")["mape"] == pytest.approx(0.274, abs=0.02)
+    assert anchor_summary(plain, "megatron_theory")["mape"] == pytest.approx(0.383, abs=0.02)
 
 
 def test_groups_split_a_family_without_loss(answer: dict[str, Any]) -> None:

@@ -13,11 +13,11 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.accuracy import scored
 from llmlaunch.calibration.machines import clusters_by_gpu
 from llmlaunch.calibration.read import read_records
-from llmlaunch.report.accuracy_json import accuracy_json
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.json_schema import schema
 from llmlaunch.recipe.load import load_recipe
+from llmlaunch.report.accuracy_json import accuracy_json
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted(asset("recipes").glob("*.yaml"))

@@ -108,7 +108,7 @@ def _compared(record: Mapping[str, Any], priced: Estimate) -> RankEstimate:
     kind, rank = record["peak_kind"], record.get("pipeline_rank")
     if kind in OUTCOMES or rank is None or not 0 <= rank < len(priced.ranks):
         return max(priced.ranks, key=lambda r: _of_kind(r, kind))
-    return priced.ranks[rank]
+    return priced.ranks[int(rank)]
 
 
 def _step_seconds(record: Mapping[str, Any], case: Case, clusters: Mapping[str, Cluster]) -> float | None:

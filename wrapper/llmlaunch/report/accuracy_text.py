@@ -10,6 +10,7 @@ from llmlaunch.report.text import gib, one_line, percent, table
 __all__ = ["accuracy_text", "records_text", "signed"]
 
 Family = Mapping[str, Any]
+OUTCOMES = ("records", "supported", "called_safe", "called_unsafe", "above_card", "flags_unknown")
 ERRORS = ["MAPE", "median", "bias", "p95", "worst", "worst record"]
 
 
@@ -67,12 +68,7 @@ def _groups(families: Mapping[str, Family]) -> str:
 
 
 def _outcomes(families: Mapping[str, Family]) -> str:
-    rows = [
-        [n, *(str(f.get(k, "-")) for k in ("records", "supported", "called_safe", "called_unsafe"))]
-        + [str(f.get("above_card", "-")), str(f["flags_unknown"])]
-        for n, f in families.items()
-        if "called_safe" in f
-    ]
+    rows = [[n, *(str(f.get(k, "-")) for k in OUTCOMES)] for n, f in families.items() if "called_safe" in f]
     head = ["family/outcome", "records", "priced", "called safe", "called unsafe", "above the card", "flags unknown"]
     title = "Runs known only to have fitted or died, judged by the 80 % rule (oom called safe: a death not foreseen)\n"
     return title + table(head, rows) if rows else ""
@@ -105,8 +101,7 @@ def _margins(pools: Sequence[Mapping[str, Any]]) -> str:
     """Where a bound exists: how far above its prediction a run may peak, and how often that held for each run
     bounded by the others."""
     rows = [
-        [f"{pool['backend']}, {pool['accelerator']}, {pool['peak_kind']}", str(pool["runs"]), str(pool["died"])]
-        + [f"{row['risk']:g}", f"{row['upper_ratio']:.3f}", *_covered(row)]
+        [*_pool(pool), f"{row['risk']:g}", f"{row['upper_ratio']:.3f}", *_covered(row)]
         for pool in pools
         for row in pool["risks"]
         if row["upper_ratio"] is not None
@@ -116,6 +111,10 @@ def _margins(pools: Sequence[Mapping[str, Any]]) -> str:
     title = "Measured / predicted is at most this ratio, but for the risk; and where it held for runs left out of it\n"
     end = f"\n  {refused} more have too few runs, or too many that died, for a bound" if refused else ""
     return title + table(head, rows) + end if rows else ""
+
+
+def _pool(pool: Mapping[str, Any]) -> list[str]:
+    return [f"{pool['backend']}, {pool['accelerator']}, {pool['peak_kind']}", str(pool["runs"]), str(pool["died"])]
 
 
 def _covered(row: Mapping[str, Any]) -> list[str]:
