@@ -9,6 +9,7 @@ from typing import Any
 from llmlaunch.backends.facts.deepspeed import deepspeed_facts
 from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.facts.megatron_deepspeed import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
+from llmlaunch.calibration.defaults import with_defaults
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job
@@ -48,7 +49,6 @@ BRIDGE_GATHERS = ("delayed", "tensorwise", "mxfp8")
 # fitted above the card. The moments alone (8 bytes) contradict neither; what in that build does it is not known.
 OVER_DATA = {("okoge-kaz/Megatron-LM fork, Oct 2024", "A100-40GB"): 8.0}
 CAPABILITY = {"V100": 7.0, "A100": 8.0, "A800": 8.0, "H100": 9.0, "H800": 9.0, "H200": 9.0, "B200": 10.0, "GB200": 10.0}
-RECOMPUTE_DEFAULT = "none"  # of every backend above, where a record does not say
 
 
 class Unsupported(Exception):
@@ -69,10 +69,10 @@ class Case:
 def case_of(record: Record) -> Case:
     """Raises Unsupported with the reason."""
     _refuse(record)
-    assumed: dict[str, Any] = {}
+    record, assumed = with_defaults(record)
     shape = _shape(record)
     facts = _facts(record, assumed)
-    layout = _layout(record, assumed)
+    layout = _layout(record)
     if TABLES[record["backend"]] == "megatron-deepspeed":
         shape, layout = _as_megatron_deepspeed_runs(record, shape, layout, assumed)
     microbatches = record.get("num_microbatches")
@@ -174,7 +174,7 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
     precision = record["precision"]["compute"]
     table = TABLES[record["backend"]]
     if table == "deepspeed":
-        fused = implementation.get("cross_entropy_fusion") is not None
+        fused = implementation["cross_entropy_fusion"] != "none"
         facts = deepspeed_facts(precision, optimizer.get("offload") is not None, fused)
     elif table == "megatron-deepspeed":
         facts = megatron_deepspeed_facts(precision, optimizer["gradient_dtype"])
@@ -199,38 +199,30 @@ def _techniques(record: Record) -> Techniques:
 
 def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOptions:
     optimizer, implementation, precision = record["optimizer"], record["implementation"], record["precision"]
-    if optimizer["gradient_dtype"] is None:
-        assumed["optimizer.gradient_dtype"] = "fp32" if precision["compute"] == "bf16" else precision["compute"]
     local = implementation.get("transformer_impl") == "local"
     recipe = FP8_RECIPES[precision["fp8_recipe"]] if precision.get("fp8_recipe") else None
     narrow = bool(precision.get("fp8_param_gather"))
     if record["backend"] == "megatron-bridge" and recipe in BRIDGE_GATHERS:
         narrow = assumed["precision.fp8_param_gather"] = True
-    if implementation.get("gradient_accumulation_fusion") is None:
-        assumed["implementation.gradient_accumulation_fusion"] = True
     return MegatronOptions(
         precision=precision["compute"],
         gradient_dtype=optimizer["gradient_dtype"],
         optimizer_bytes=optimizer.get("state_bytes_per_parameter"),
         optimizer_instances=optimizer.get("optimizer_instances") or 1,
-        loss=implementation.get("cross_entropy_fusion") or "none",
+        loss=implementation["cross_entropy_fusion"],
         fp8_recipe=recipe,
         fp8_parameters=narrow,
         optimizer_bytes_over_data=OVER_DATA.get((record["backend_version"], record["gpu"]), 0.0),
         transformer_engine=not local,
-        gradient_accumulation_fusion=implementation.get("gradient_accumulation_fusion") is not False,
+        gradient_accumulation_fusion=implementation["gradient_accumulation_fusion"],
         defer_embedding_wgrad=bool(implementation.get("defer_embedding_wgrad")),
         context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
         compute_capability=CAPABILITY.get(record["gpu"].split("-")[0].split(" ")[0]),
     )
 
 
-def _layout(record: Record, assumed: dict[str, Any]) -> Layout:
-    p, granularity = record["parallelism"], record["recompute"]["granularity"]
-    if granularity is None:
-        granularity = assumed["recompute.granularity"] = RECOMPUTE_DEFAULT
-    if p.get("sequence_parallel") is None and p["tensor"] > 1:
-        assumed["parallelism.sequence_parallel"] = False
+def _layout(record: Record) -> Layout:
+    p = record["parallelism"]
     if record["micro_batch_size"] is None:
         raise Unsupported("the micro-batch size is not recorded")
     return Layout(
@@ -244,5 +236,5 @@ def _layout(record: Record, assumed: dict[str, Any]) -> Layout:
         micro_batch_size=record["micro_batch_size"],
         sequence_parallel=int(bool(p.get("sequence_parallel")) and p["tensor"] > 1),
         zero_stage=int(record["optimizer"]["zero_stage"] or 0),
-        recompute=RECOMPUTE_NAMES.index(granularity),
+        recompute=RECOMPUTE_NAMES.index(record["recompute"]["granularity"]),
     )

@@ -1,0 +1,92 @@
+"""A null is "not known": what the framework does instead is taken in the open, and nothing known is ever replaced."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmlaunch.calibration.accuracy import score
+from llmlaunch.calibration.defaults import DEFAULTS, with_defaults
+from llmlaunch.calibration.read import read_records
+from llmlaunch.calibration.records import TABLES
+
+DATA = Path(__file__).parents[2] / "data" / "measurements"
+RECORDS = [r for name in ("fit", "outcomes") for r in read_records(DATA / f"{name}.jsonl") if r["backend"] in TABLES]
+
+
+def forgotten(record: dict[str, Any], *fields: str) -> dict[str, Any]:
+    changed = copy.deepcopy(record)
+    for field in fields:
+        section, name = field.split(".")
+        changed[section][name] = None
+    return changed
+
+
+def one_of(backend: str, precision: str = "bf16") -> dict[str, Any]:
+    record = copy.deepcopy(next(r for r in RECORDS if r["backend"] == backend))
+    record["precision"].update(compute=precision, fp8_recipe=None)
+    return record
+
+
+def test_what_is_known_stays_and_what_was_filled_is_said() -> None:
+    for record in RECORDS:
+        before = copy.deepcopy(record)
+        filled, assumed = with_defaults(record)
+        assert record == before
+        for field, value in assumed.items():
+            section, name = field.split(".")
+            assert record[section].get(name) is None
+            assert filled[section][name] == value
+            filled[section] = {**filled[section], name: None}
+        assert {k: _known(v) for k, v in filled.items()} == {k: _known(v) for k, v in record.items()}
+
+
+def _known(section: Any) -> Any:
+    return {k: v for k, v in section.items() if v is not None} if isinstance(section, dict) else section
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision", "field", "value"),
+    [
+        ("megatron-lm", "bf16", "recompute.granularity", "none"),
+        ("megatron-lm", "bf16", "optimizer.gradient_dtype", "fp32"),
+        ("megatron-lm", "fp16", "optimizer.gradient_dtype", "fp16"),
+        ("megatron-lm", "bf16", "implementation.gradient_accumulation_fusion", True),
+        ("megatron-lm", "bf16", "implementation.cross_entropy_fusion", "none"),
+        ("megatron-bridge", "bf16", "implementation.cross_entropy_fusion", "native"),
+        ("megatron-deepspeed", "bf16", "optimizer.gradient_dtype", "fp32"),
+        ("megatron-deepspeed", "bf16", "implementation.gradient_accumulation_fusion", False),
+        ("deepspeed", "bf16", "optimizer.gradient_dtype", "bf16"),
+        ("deepspeed", "bf16", "optimizer.zero_stage", 0),
+    ],
+)
+def test_a_null_becomes_the_frameworks_own_default(backend: str, precision: str, field: str, value: object) -> None:
+    assert score(forgotten(one_of(backend, precision), field), {}).assumed[field] == value
+
+
+def test_a_null_that_changes_no_byte_is_left_alone() -> None:
+    record = forgotten(one_of("megatron-lm"), "implementation.cp_comm_type", "recompute.modules")
+    record["parallelism"]["context"], record["recompute"]["granularity"] = 1, "none"
+    assert not {"implementation.cp_comm_type", "recompute.modules"} & set(with_defaults(record)[1])
+    record["parallelism"]["context"], record["recompute"]["granularity"] = 2, "selective"
+    assumed = with_defaults(record)[1]
+    assert (assumed["implementation.cp_comm_type"], assumed["recompute.modules"]) == ("p2p", ["core_attn"])
+
+
+def test_one_row_alone_answers_for_each_null_and_names_its_source() -> None:
+    fields = sorted({row.field for row in DEFAULTS})
+    for record in RECORDS:
+        empty = forgotten(record, *(field for field in fields if field != "recompute.granularity"))
+        for field in fields:
+            rows = [row for row in DEFAULTS if row.field == field and record["backend"] in row.backends]
+            assert sum(row.applies(empty) for row in rows) <= 1, (record["backend"], field)
+    assert all(any(mark in row.source for mark in (".py", "not called")) for row in DEFAULTS)
+
+
+@pytest.mark.parametrize("backend", sorted(TABLES))
+def test_a_record_that_says_nothing_is_still_priced(backend: str) -> None:
+    record = forgotten(one_of(backend), *{row.field for row in DEFAULTS})
+    assert score(record, {}).supported

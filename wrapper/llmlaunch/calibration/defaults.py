@@ -1,0 +1,138 @@
+"""What a framework does where a measured record does not say: one table, by backend and version, with its source.
+
+null means "not known, never default" in a record; to price the run all the same, what the framework does unless told
+otherwise is taken and printed under `assumed`. A null is filled only where it matters for bytes: the kind of context
+parallel exchange only where there is context parallelism, recomputed modules only under selective recompute. Nulls
+that can only mean "none of it" (an optimizer not offloaded, no experts, no narrow number format) stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["DEFAULTS", "Default", "with_defaults"]
+
+Record = Mapping[str, Any]
+PRECISION = "the precision"
+
+
+def _always(_: Record) -> bool:
+    return True
+
+
+def _bf16(record: Record) -> bool:
+    return bool(record["precision"]["compute"] == "bf16")
+
+
+def _not_bf16(record: Record) -> bool:
+    return not _bf16(record)
+
+
+def _selective(record: Record) -> bool:
+    return bool(record["recompute"]["granularity"] == "selective")
+
+
+def _full(record: Record) -> bool:
+    return bool(record["recompute"]["granularity"] == "full")
+
+
+def _uniform(record: Record) -> bool:
+    return _full(record) and bool(record["recompute"].get("method") == "uniform")
+
+
+def _tensor(record: Record) -> bool:
+    return bool((record["parallelism"]["tensor"] or 1) > 1)
+
+
+def _context(record: Record) -> bool:
+    return bool((record["parallelism"].get("context") or 1) > 1)
+
+
+def _gated(record: Record) -> bool:
+    return bool(record["model"].get("gated_mlp"))
+
+
+@dataclass(frozen=True)
+class Default:
+    """`field` is "section.name" of a record. `value` is what the framework takes; PRECISION stands for the number
+    format of the computation. `source` says in which file it was read and for which versions; no row here changed
+    within them, so a version is not asked for."""
+
+    backends: tuple[str, ...]
+    field: str
+    value: Any
+    source: str
+    applies: Callable[[Record], bool] = _always
+
+
+# Megatron-LM, Megatron-Bridge, Megatron-DeepSpeed (BLOOM's fork), DeepSpeed with a Hugging Face model
+LM, BRIDGE, FORK, DEEPSPEED = ("megatron-lm",), ("megatron-bridge",), ("megatron-deepspeed",), ("deepspeed",)
+CORE = LM + BRIDGE  # Bridge takes over what its own providers do not set
+
+CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
+PARALLEL = "megatron/core/model_parallel_config.py, core 0.19"
+ARGUMENTS = "megatron/training/arguments.py, core 0.9 to 0.19"
+PROVIDER = "src/megatron/bridge/models/gpt_provider.py, Megatron-Bridge 0.2 to 0.6"
+FORK_ARGUMENTS = "megatron/arguments.py, bigscience-workshop/Megatron-DeepSpeed 2023-12"
+ENGINE = "deepspeed/runtime/engine.py get_data_types, DeepSpeed 0.19"
+ZERO_CONFIG = "deepspeed/runtime/zero/config.py, DeepSpeed 0.19"
+LLAMA = "transformers/models/llama/modeling_llama.py and configuration_llama.py, 5.x"
+
+# In this order: a later row may ask for what an earlier one filled in.
+DEFAULTS: tuple[Default, ...] = (
+    Default(CORE, "recompute.granularity", "none", f"recompute_granularity None, {CONFIG}"),
+    Default(FORK, "recompute.granularity", "none", f"--checkpoint-activations is off, {FORK_ARGUMENTS}"),
+    Default(DEEPSPEED, "recompute.granularity", "none", "gradient_checkpointing_enable is not called by itself"),
+    Default(CORE, "recompute.modules", ["core_attn"], f"recompute_modules, {CONFIG}", _selective),
+    Default(CORE, "recompute.method", "uniform", f"has no default: full recompute must name one, {CONFIG}", _full),
+    Default(CORE, "recompute.num_layers", 1, f"has no default: full recompute must name it, {CONFIG}", _uniform),
+    Default(CORE, "optimizer.gradient_dtype", "fp32", f"set with --bf16, {ARGUMENTS}", _bf16),
+    Default(FORK, "optimizer.gradient_dtype", "fp32", f"set with --bf16, {FORK_ARGUMENTS}", _bf16),
+    Default(CORE, "optimizer.gradient_dtype", PRECISION, f"the parameters' own, {ARGUMENTS}", _not_bf16),
+    Default(FORK, "optimizer.gradient_dtype", PRECISION, f"the parameters' own, {FORK_ARGUMENTS}", _not_bf16),
+    Default(DEEPSPEED, "optimizer.gradient_dtype", PRECISION, f"grad_accum_dtype None, {ENGINE}"),
+    Default(CORE, "optimizer.zero_stage", 0, f"--use-distributed-optimizer is off, {ARGUMENTS}"),
+    Default(FORK, "optimizer.zero_stage", 0, f"stage 0, {ZERO_CONFIG}"),
+    Default(DEEPSPEED, "optimizer.zero_stage", 0, f"stage 0, {ZERO_CONFIG}"),
+    Default(CORE, "parallelism.sequence_parallel", False, f"sequence_parallel, {PARALLEL}", _tensor),
+    Default(FORK, "parallelism.sequence_parallel", False, f"has none, {FORK_ARGUMENTS}", _tensor),
+    Default(LM, "implementation.transformer_impl", "transformer_engine", f"transformer_impl, {CONFIG}; {ARGUMENTS}"),
+    Default(BRIDGE, "implementation.transformer_impl", "transformer_engine", f"default_layer_spec, {PROVIDER}"),
+    Default(CORE, "implementation.attention", "auto", f"attention_backend, {CONFIG}"),
+    Default(FORK, "implementation.attention", "unfused", "scores are kept, megatron/model/transformer.py, same fork"),
+    Default(DEEPSPEED, "implementation.attention", "auto", f"scaled_dot_product_attention chooses, {LLAMA}"),
+    Default(LM, "implementation.cross_entropy_fusion", "none", f"cross_entropy_loss_fusion False, {PARALLEL}"),
+    Default(BRIDGE, "implementation.cross_entropy_fusion", "native", f"cross_entropy_loss_fusion True, {PROVIDER}"),
+    Default(FORK, "implementation.cross_entropy_fusion", "none", f"has none, {FORK_ARGUMENTS}"),
+    Default(DEEPSPEED, "implementation.cross_entropy_fusion", "none", "transformers/loss/loss_utils.py, 5.x"),
+    Default(LM, "implementation.gradient_accumulation_fusion", True, f"--no-... turns it off, {ARGUMENTS}"),
+    Default(BRIDGE, "implementation.gradient_accumulation_fusion", True, f"where its extension is there, {PROVIDER}"),
+    Default(FORK, "implementation.gradient_accumulation_fusion", False, f"has none, {FORK_ARGUMENTS}"),
+    Default(CORE, "implementation.defer_embedding_wgrad", False, f"defer_embedding_wgrad_compute, {PARALLEL}"),
+    Default(CORE, "implementation.gated_activation_fused", True, f"bias_swiglu_fusion, {ARGUMENTS}", _gated),
+    Default(DEEPSPEED, "implementation.gated_activation_fused", False, f"LlamaMLP, {LLAMA}", _gated),
+    Default(CORE, "implementation.cp_comm_type", "p2p", f"--cp-comm-type, {ARGUMENTS}", _context),
+    Default(LM, "implementation.overlap_grad_reduce", False, f"--overlap-grad-reduce, {ARGUMENTS}"),
+    Default(LM, "implementation.overlap_param_gather", False, f"--overlap-param-gather, {ARGUMENTS}"),
+    Default(LM, "model.attention_dropout", 0.1, f"attention_dropout, {CONFIG}"),
+    Default(LM, "model.hidden_dropout", 0.1, f"hidden_dropout, {CONFIG}"),
+    Default(FORK, "model.attention_dropout", 0.1, f"--attention-dropout, {FORK_ARGUMENTS}"),
+    Default(FORK, "model.hidden_dropout", 0.1, f"--hidden-dropout, {FORK_ARGUMENTS}"),
+    Default(DEEPSPEED, "model.attention_dropout", 0.0, f"attention_dropout, {LLAMA}"),
+)
+
+
+def with_defaults(record: Record) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The record with its nulls filled from DEFAULTS, and what was filled in, by field."""
+    filled: dict[str, Any] = {**record}
+    assumed: dict[str, Any] = {}
+    for default in DEFAULTS:
+        section, name = default.field.split(".")
+        unknown = filled[section].get(name) is None
+        if unknown and record["backend"] in default.backends and default.applies(filled):
+            value = record["precision"]["compute"] if default.value == PRECISION else default.value
+            filled[section] = {**filled[section], name: value}
+            assumed[default.field] = value
+    return filled, assumed
