@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
 __all__ = [
@@ -143,6 +144,7 @@ class Situation:
     workload: Workload
     cluster: Cluster
     nodes: int
+    techniques: Techniques = NO_TECHNIQUES
 
     @property
     def world_size(self) -> int:

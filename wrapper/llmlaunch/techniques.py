@@ -27,6 +27,8 @@ class Adapters:
 class Techniques:
     """What one job does beside its layout.
 
+    What a recipe says of these, and which backend runs which, stands in docs/backends.md, "Techniques".
+
     Recompute: `recompute_modules` are what selective recompute recomputes, in Megatron's names; empty is the backend's
     default. `recompute_method` and `recompute_layers` belong to full recompute: "uniform" keeps the input of every
     `recompute_layers` layers, "block" recomputes that many layers of each pipeline rank and keeps the others whole.
@@ -43,6 +45,7 @@ class Techniques:
     offload_optimizer: float = 0.0  # share of the optimizer states, 0 to 1
     offload_parameters: bool = False  # ZeRO 3 offload_param
     loss: str | None = None  # "native", "te", "fused_linear", "tiled"; None = the backend's default
+    loss_tiles: int = 8  # pieces of the sequence a tiled loss computes one after the other
     mlp_chunks: int = 1  # mini-sequences of the MLP (MsT)
     adapters: Adapters | None = None
     trained_layers: int | None = None  # only the last so many layers and the head are trained (SHERL)
@@ -50,6 +53,12 @@ class Techniques:
     swapped_share: float = 0.0  # MEMO's alpha: share of skeletal activations swapped to the host, what-if
     sampled_share: float = 1.0  # WTA-CRS: share of a linear's input rows kept, what-if
     weight_versions: int = 1  # PipeDream-2BW keeps 2, what-if
+
+    @property
+    def what_ifs(self) -> tuple[str, ...]:
+        """What of this no backend runs, by the names of the recipe."""
+        neutral = {"swapped_share": 0.0, "sampled_share": 1.0, "weight_versions": 1}
+        return tuple(name for name, value in neutral.items() if getattr(self, name) != value)
 
 
 NO_TECHNIQUES = Techniques()

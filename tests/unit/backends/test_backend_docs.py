@@ -6,14 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.backends import deepspeed_rules, megatron_rules
+from llmlaunch.backends import deepspeed_rules, deepspeed_techniques, megatron_rules, megatron_techniques
+from llmlaunch.backends.requirements import Requirement
 from llmlaunch.backends.rules_table import rules_table
+from llmlaunch.backends.techniques_table import techniques_table
 from llmlaunch.layout import Rule
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "backends.md"
 
 
-@pytest.mark.parametrize("rules", [megatron_rules.RULES, deepspeed_rules.RULES])
-def test_the_page_holds_the_rules_of_the_code(rules: tuple[Rule, ...]) -> None:
+TABLES: list[tuple[Rule | Requirement, ...]] = [
+    megatron_rules.RULES,
+    deepspeed_rules.RULES,
+    *[(*backend.REQUIREMENTS, *backend.TECHNIQUE_RULES) for backend in (megatron_techniques, deepspeed_techniques)],
+]
+
+
+@pytest.mark.parametrize("rules", TABLES)
+def test_the_page_holds_the_rules_of_the_code(rules: tuple[Rule | Requirement, ...]) -> None:
     table = rules_table(rules)
+    assert table in PAGE.read_text("utf-8"), f"docs/backends.md is out of date; put this table there:\n{table}"
+
+
+def test_the_page_holds_every_technique() -> None:
+    table = techniques_table()
     assert table in PAGE.read_text("utf-8"), f"docs/backends.md is out of date; put this table there:\n{table}"

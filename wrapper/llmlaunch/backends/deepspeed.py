@@ -8,7 +8,9 @@ from llmlaunch.backends.base import NodeVariable, Rendered, Space
 from llmlaunch.backends.conflicts import merged_environment, refuse_repeats
 from llmlaunch.backends.deepspeed_config import bucket_bytes, ds_config, live_parameters, model_config, to_json
 from llmlaunch.backends.deepspeed_rules import RULES, refuse_what_the_trainer_cannot_build
+from llmlaunch.backends.deepspeed_techniques import REQUIREMENTS, TECHNIQUE_RULES, trainer_words
 from llmlaunch.backends.facts.deepspeed import deepspeed_facts
+from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import MemoryFacts
@@ -36,10 +38,11 @@ class DeepSpeed:
     name = "deepspeed"
 
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
-        """Raises UserError for a model the shipped script cannot build."""
+        """Raises UserError for a model the shipped script cannot build, or a technique nothing here runs."""
         if recipe.backend.script is None:
             refuse_what_the_trainer_cannot_build(recipe)
-        return RULES
+        refuse_unmet(recipe, REQUIREMENTS)
+        return (*RULES, *TECHNIQUE_RULES)
 
     def space(self, recipe: Recipe) -> Space:
         one = (1,)
@@ -79,7 +82,10 @@ class DeepSpeed:
         )
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
-        """Raises UserError where `extra_args` or the recipe's environment contradict the plan."""
+        """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend
+        runs."""
+        refuse_what_ifs(recipe)
+        refuse_unmet(recipe, REQUIREMENTS)
         files = {CONFIG_FILE: to_json(ds_config(recipe, layout))}
         if recipe.backend.script is None:
             refuse_what_the_trainer_cannot_build(recipe)
@@ -108,8 +114,7 @@ def _trainer_arguments(recipe: Recipe, layout: Layout) -> Words:
     words += ["--learning-rate", repr(training.learning_rate)]
     words += ["--warmup-steps", str(min(training.steps // 10, MOST_WARMUP_STEPS))]
     words += ["--seed", str(training.seed), "--log-interval", str(training.log_interval)]
-    if layout.recompute == RECOMPUTE_FULL:
-        words += ["--gradient-checkpointing"]
+    words += trainer_words(recipe.techniques, layout)
     if training.checkpoint_path is not None and training.save_interval is not None:
         words += ["--save", training.checkpoint_path]
         words += ["--save-interval", str(training.save_interval)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from llmlaunch.backends.deepspeed_techniques import checkpointing_section, offload_sections
 from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
@@ -25,6 +26,7 @@ LEAST_BUCKET = 1_000_000
 LIVE_PARAMETERS = 1_000_000_000
 PERSISTENT_PARAMETER = 100_000  # smaller tensors (norms) stay whole on every rank
 SUB_GROUP = 1_000_000_000
+OFFLOAD_GROUPS = 20
 GRADIENT_CLIPPING = 1.0
 
 
@@ -39,8 +41,12 @@ def ds_config(recipe: Recipe, layout: Layout) -> Json:
         "steps_per_print": recipe.training.log_interval,
         # The script brings torch's AdamW: DeepSpeed's own would be compiled on the node first.
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": _zero(recipe, layout.zero_stage),
+        "zero_optimization": _zero(recipe, layout),
+        **checkpointing_section(recipe.techniques),
     }
+    if recipe.techniques.offload_optimizer:
+        # The script's AdamW runs on the host as it is: DeepSpeed's own would be compiled on the node first.
+        config["zero_force_ds_cpu_optimizer"] = False
     if work.precision == "bf16":
         config["bf16"] = {"enabled": True}
     elif work.precision == "fp16":
@@ -48,7 +54,8 @@ def ds_config(recipe: Recipe, layout: Layout) -> Json:
     return config
 
 
-def _zero(recipe: Recipe, stage: int) -> Json:
+def _zero(recipe: Recipe, layout: Layout) -> Json:
+    stage = layout.zero_stage
     if stage == 0:
         return {"stage": 0}
     section: Json = {
@@ -65,9 +72,17 @@ def _zero(recipe: Recipe, stage: int) -> Json:
             "stage3_param_persistence_threshold": PERSISTENT_PARAMETER,
             "stage3_max_live_parameters": live_parameters(recipe),
             "stage3_max_reuse_distance": live_parameters(recipe),
-            "sub_group_size": SUB_GROUP,
+            "sub_group_size": _sub_group(recipe, layout),
         }
-    return section
+    return section | offload_sections(recipe)
+
+
+def _sub_group(recipe: Recipe, layout: Layout) -> int:
+    """Elements of a rank's shard stepped together. Offload by share sends whole groups to the host (zero/stage3.py,
+    0.19.8), so that a share is kept only where there are many."""
+    if recipe.techniques.offload_optimizer in (0.0, 1.0):
+        return SUB_GROUP
+    return max(_parameters(recipe) // layout.data // OFFLOAD_GROUPS, 1)
 
 
 def _parameters(recipe: Recipe) -> int:

@@ -6,6 +6,8 @@ from llmlaunch.backends.base import NodeVariable, Rendered, Space
 from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron_arguments import arguments, environment
 from llmlaunch.backends.megatron_rules import RULES
+from llmlaunch.backends.megatron_techniques import REQUIREMENTS, TECHNIQUE_RULES
+from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
@@ -23,7 +25,9 @@ class MegatronLM:
     name = "megatron-lm"
 
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
-        return RULES
+        """Raises UserError for a technique Megatron-LM has no flag for."""
+        refuse_unmet(recipe, REQUIREMENTS)
+        return (*RULES, *TECHNIQUE_RULES)
 
     def space(self, recipe: Recipe) -> Space:
         """Tensor parallelism stays inside the NVLink domain: across it, every layer would wait for the fabric."""
@@ -40,11 +44,19 @@ class MegatronLM:
     def facts(self, recipe: Recipe) -> MemoryFacts:
         capability = recipe.cluster.accelerator.compute_capability
         return megatron_facts(
-            MegatronOptions(recipe.workload.precision, compute_capability=float(capability) if capability else None)
+            MegatronOptions(
+                recipe.workload.precision,
+                gradient_dtype=recipe.training.gradient_dtype,
+                loss="native" if recipe.techniques.loss == "native" else "none",  # others are refused
+                compute_capability=float(capability) if capability else None,
+            )
         )
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
-        """Raises UserError where `extra_args` or the recipe's environment contradict the plan."""
+        """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend
+        runs."""
+        refuse_what_ifs(recipe)
+        refuse_unmet(recipe, REQUIREMENTS)
         where = recipe.backend.path
         script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where}/{SCRIPT}"
         facts = self.facts(recipe)

@@ -6,8 +6,9 @@ Every flag here stands in the parser of megatron-core 0.19.2; unknown flags are 
 from __future__ import annotations
 
 from llmlaunch.backends.conflicts import merged_environment, refuse_repeats
+from llmlaunch.backends.megatron_techniques import technique_environment, technique_words
 from llmlaunch.errors import UserError
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
+from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
@@ -27,6 +28,7 @@ def arguments(recipe: Recipe, layout: Layout) -> Words:
         *_model(recipe.model, recipe.workload.sequence_length),
         *_mixture(recipe.model),
         *_parallel(recipe.model, layout),
+        *technique_words(recipe, layout),
         *_training(recipe, layout),
         *_data(recipe),
         *_checkpoint(recipe),
@@ -109,10 +111,6 @@ def _parallel(shape: ModelShape, layout: Layout) -> Words:
         words += _flag("expert-tensor-parallel-size", layout.expert_tensor)
     if layout.zero_stage:
         words += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
-    if layout.recompute == RECOMPUTE_FULL:
-        words += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
-    elif layout.recompute == RECOMPUTE_SELECTIVE:
-        words += ["--recompute-granularity", "selective", "--recompute-modules", "core_attn"]
     return tuple(words)
 
 
@@ -189,4 +187,5 @@ def environment(recipe: Recipe, layout: Layout) -> dict[str, str]:
     blackwell = capability is not None and float(capability) >= BLACKWELL
     split = layout.tensor > 1 or layout.context > 1
     required = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if split and not blackwell else {}
+    required |= technique_environment(recipe.techniques)
     return merged_environment(recipe, wanted, required, f"Megatron-LM with this layout ({layout.describe()})")

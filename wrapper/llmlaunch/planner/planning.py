@@ -70,7 +70,7 @@ def _job(recipe: Recipe, backend: Backend, baseline_bytes: int | None) -> Job:
     facts = backend.facts(recipe)
     if baseline_bytes is not None:
         facts = replace(facts, context_bytes=float(baseline_bytes))
-    return Job(recipe.model, recipe.workload, facts)
+    return Job(recipe.model, recipe.workload, facts, techniques=recipe.techniques)
 
 
 def _baseline_said(job: Job, peak_kind: str, baseline_bytes: int | None) -> tuple[str, ...]:

@@ -56,7 +56,10 @@ def search(recipe: Recipe, backend: Backend, job: Job, limit: Limit) -> Found:
     """Price every legal layout. Nothing is sampled: `check` and `plan` see the same space."""
     layouts = enumerate_layouts(recipe, backend.space(recipe))
     rules = backend.rules(recipe)
-    first_failed = _first_failed(rules, Situation(layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes))
+    situation = Situation(
+        layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, techniques=recipe.techniques
+    )
+    first_failed = _first_failed(rules, situation)
     legal = layouts.take(np.flatnonzero(first_failed < 0))
     worst = worst_ranks(job, legal)
     microbatches = legal.num_microbatches(recipe.workload.global_batch_size)

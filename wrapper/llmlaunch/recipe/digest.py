@@ -9,20 +9,21 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import NO_TECHNIQUES
 
 __all__ = ["recipe_digest"]
 
 # how it was written, what was remarked on it, and where a figure was found
 _LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions"})
 _NOTES = frozenset({"memory_source"})
-# came after the first digests were stored: absent still means what it meant, so those digests hold
-_LATER = frozenset({"risk"})
+# came after the first digests were stored: these values still mean what absent meant, so those digests hold
+_LATER = {"risk": None, "techniques": NO_TECHNIQUES, "gradient_dtype": None}
 
 
 def recipe_digest(recipe: Recipe) -> str:
     """sha256 (hex) over canonical JSON of the resolved content: defaults filled in, presets and profiles expanded,
     keys sorted. Order, comments, white space, and whether a value came from an override make no difference."""
-    content = {f.name: _plain(getattr(recipe, f.name)) for f in fields(recipe) if f.name not in _LEFT_OUT}
+    content = {name: value for name, value in _plain(recipe).items() if name not in _LEFT_OUT}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
@@ -30,7 +31,7 @@ def recipe_digest(recipe: Recipe) -> str:
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         held = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in _NOTES}
-        return {name: _plain(item) for name, item in held.items() if name not in _LATER or item is not None}
+        return {name: _plain(item) for name, item in held.items() if name not in _LATER or item != _LATER[name]}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

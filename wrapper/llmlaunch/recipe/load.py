@@ -18,6 +18,7 @@ from llmlaunch.recipe.consistency import disagreements
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.schema import HINTS, BackendFile, PinsFile, RecipeFile, TrainingFile
+from llmlaunch.recipe.techniques import dispatched, technique_problems, techniques
 from llmlaunch.recipe.types import (
     BackendChoice,
     Code,
@@ -45,7 +46,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     document = apply_overrides(written, overrides)
     file = validate(RecipeFile, document, HINTS)
     recipe = _resolve(file, document, Path(path).parent)
-    problems = [*_backend_and_pins(file), *disagreements(recipe)]
+    problems = [*_backend_and_pins(file), *technique_problems(file, recipe.model), *disagreements(recipe)]
     if problems:
         raise report(document, problems)
     recipe = replace(recipe, text=written.text, overrides=tuple(overrides))
@@ -75,7 +76,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
     container, code = file.container, file.code
     return Recipe(
         name=file.name,
-        model=model,
+        model=dispatched(file, model),
         backend=BackendChoice(
             name=backend.name,
             version=backend.version,
@@ -101,6 +102,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         text="",
         assumptions=(*notes, *_stretched(model, file.training.sequence_length)),
         python=file.python,
+        techniques=techniques(file),
     )
 
 
@@ -139,11 +141,12 @@ def _training(file: TrainingFile) -> Training:
         log_interval=file.log_interval,
         save_interval=file.save_interval,
         checkpoint_path=file.checkpoint_path,
+        gradient_dtype=file.gradient_dtype,
     )
 
 
 def _pins(file: PinsFile) -> dict[str, Any]:
-    pins = {name: value for name, value in given(file).items() if value is not None}
+    pins = {name: value for name, value in given(file).items() if name in PinsFile.model_fields and value is not None}
     flag = pins.pop("distributed_optimizer", None)
     return pins if flag is None else pins | {"zero_stage": int(flag)}
 

@@ -105,6 +105,11 @@ RecomputePin = Annotated[
 ]
 
 
+RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class BackendFile(StrictModel):
     """The training framework."""
 
@@ -126,6 +131,13 @@ class BackendFile(StrictModel):
         return self
 
 
+class AdaptersFile(StrictModel):
+    """Low-rank adapters: the model itself is frozen."""
+
+    rank: Annotated[int, Field(ge=1, le=2**16)] = Field(description="Inner width of each adapter")
+    frozen_down: bool = Field(False, description="LoRA-FA: the first matrix of each adapter is frozen too")
+
+
 class TrainingFile(StrictModel):
     """What is trained, for how long and how it is optimised."""
 
@@ -138,6 +150,13 @@ class TrainingFile(StrictModel):
     learning_rate: Annotated[float, Field(gt=0, le=1000)] = Field(3.0e-4, description="Peak learning rate")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(1234, description="Seed of initialisation and data order")
     log_interval: Count = Field(10, description="Steps between two lines of the log")
+    gradient_dtype: Literal["fp32", "bf16"] | None = Field(
+        None, description="megatron-lm: format gradients accumulate in; absent = fp32 with bf16, else as `precision`"
+    )
+    adapters: AdaptersFile | None = Field(None, description="Train low-rank adapters (LoRA) instead of the model")
+    trained_layers: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="Train only the last so many layers, the final norm and the head; absent = all"
+    )
     save_interval: Count | None = Field(None, description="Steps between two checkpoints; absent = none is written")
     checkpoint_path: PathText | None = Field(None, description="Folder on the cluster for checkpoints")
 
@@ -194,6 +213,56 @@ class PinsFile(StrictModel):
                 "the zero_stage given; remove one of the two"
             )
         return self
+
+
+class LayoutFile(PinsFile):
+    """Pins, and the techniques that trade time for memory. A technique holds for every layout searched."""
+
+    recompute_modules: Annotated[list[RecomputeModule], Field(min_length=1)] | None = Field(
+        None, description="What recompute: selective recomputes; absent = core_attn"
+    )
+    recompute_method: Literal["uniform", "block"] | None = Field(
+        None,
+        description="recompute: full keeps the input of groups of layers (uniform), or recomputes some layers only",
+    )
+    recompute_layers: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="uniform: layers in a group, absent = 1; block: layers of a stage recomputed, absent = all"
+    )
+    offload_modules: Annotated[list[OffloadModule], Field(min_length=1)] | None = Field(
+        None, description="Modules whose saved inputs wait in host memory"
+    )
+    offload_layers: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="First layers whose activations wait in host memory, whole"
+    )
+    offload_checkpoints: bool = Field(False, description="The layer inputs recompute: full keeps wait in host memory")
+    offload_optimizer: Share = Field(0.0, description="Share of the optimizer states held and updated on the host")
+    offload_parameters: bool = Field(False, description="Parameters rest on the host and are streamed in (ZeRO 3)")
+    loss: Literal["native", "te", "fused_linear", "tiled"] | None = Field(
+        None,
+        description="Kernel of the loss: fused, Transformer Engine's, fused with the head, in tiles; absent = unfused",
+    )
+    loss_tiles: Annotated[int, Field(ge=2, le=2**20)] | None = Field(
+        None, description="Pieces of the sequence for loss: tiled; absent = 8"
+    )
+    mlp_chunks: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        1, description="Pieces of the sequence the MLP computes one after the other"
+    )
+    delay_weight_gradients: bool = Field(False, description="Weight gradients in a pass of their own")
+    token_dispatcher: Literal["alltoall", "allgather"] | None = Field(
+        None, description="How tokens reach their experts; absent = alltoall"
+    )
+
+
+class WhatIfFile(StrictModel):
+    """Techniques of papers that no backend runs: priced by check and plan, refused by render and submit."""
+
+    swapped_share: Share = Field(0.0, description="MEMO: share of each layer's activations swapped to the host")
+    sampled_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="WTA-CRS: share of each linear layer's input rows kept for the weight gradient"
+    )
+    weight_versions: Annotated[int, Field(ge=1, le=8)] = Field(
+        1, description="Versions of the weights in flight; PipeDream-2BW keeps 2"
+    )
 
 
 class MemoryFile(StrictModel):
@@ -257,8 +326,9 @@ class RecipeFile(StrictModel):
     training: TrainingFile = Field(description="What is trained, for how long")
     data: DataFile = Field(description="What it is trained on")
     layout: Annotated[
-        Annotated[Literal["auto"], Tag("(auto)")] | Annotated[PinsFile, Tag("(pins)")], Discriminator(_auto_or_pins)
+        Annotated[Literal["auto"], Tag("(auto)")] | Annotated[LayoutFile, Tag("(pins)")], Discriminator(_auto_or_pins)
     ] = Field("auto", description="How the job is split: auto, or a mapping of what you fix")
+    what_if: WhatIfFile = Field(WhatIfFile.model_construct(), description="Techniques no backend runs, to be priced")
     memory: MemoryFile = Field(MemoryFile.model_construct(), description="When a plan is called safe")
     slurm: dict[SlurmOption, SlurmValue] = Field(
         {}, description="Any long option of sbatch without its dashes; true = without a value, false = leave it out"

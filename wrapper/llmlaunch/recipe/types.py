@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
 __all__ = ["BackendChoice", "Code", "Container", "Data", "MemoryPolicy", "Recipe", "Training"]
@@ -38,6 +39,7 @@ class Training:
     log_interval: int
     save_interval: int | None  # steps; None = no checkpoint
     checkpoint_path: str | None
+    gradient_dtype: str | None = None  # what gradients accumulate in; None = the backend's choice
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class Recipe:
     overrides: tuple[str, ...] = ()
     digest: str = ""
     assumptions: tuple[str, ...] = field(default=())
+    techniques: Techniques = NO_TECHNIQUES
     python: str | None = None  # interpreter of the training environment on the nodes; None = the one found there
 
     @property

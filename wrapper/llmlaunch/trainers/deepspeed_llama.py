@@ -21,6 +21,7 @@ import os
 import sys
 import sysconfig
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import accumulate
@@ -75,6 +76,12 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--log-interval", type=int, default=1)
     parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--offload-checkpoints", action="store_true", help="the inputs it keeps wait in host memory")
+    parser.add_argument("--mlp-chunks", type=int, default=1, help="pieces of the sequence an MLP computes in turn")
+    parser.add_argument("--loss-tiles", type=int, default=1, help="pieces of the sequence the loss is computed of")
+    parser.add_argument("--adapter-rank", type=int, default=0, help="train adapters of this rank, freeze the model")
+    parser.add_argument("--frozen-adapter-down", action="store_true", help="freeze their first matrices too (LoRA-FA)")
+    parser.add_argument("--trained-layers", type=int, default=0, help="train the last so many layers and the head only")
     parser.add_argument("--save", type=Path, help="folder for checkpoints; training resumes from its latest")
     parser.add_argument("--save-interval", type=int, default=0, help="steps between checkpoints")
     parser.add_argument("--measure-baseline", action="store_true", help="print the idle trainer's memory")
@@ -120,7 +127,7 @@ def compute_dtype(settings: dict[str, Any]) -> torch.dtype:
     return torch.float32
 
 
-def build_model(config: dict[str, Any], settings: dict[str, Any], seed: int) -> torch.nn.Module:
+def build_model(config: dict[str, Any], settings: dict[str, Any], args: argparse.Namespace) -> torch.nn.Module:
     """The model on its device, with the same initial weights for every ZeRO stage and number of ranks.
 
     ZeRO 3 splits each module as soon as it is made; the other stages make it whole, in the compute precision.
@@ -131,7 +138,8 @@ def build_model(config: dict[str, Any], settings: dict[str, Any], seed: int) -> 
         model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**config), attn_implementation="sdpa", dtype=compute_dtype(settings)
         )
-    generator = torch.Generator(device).manual_seed(seed)
+        choose_trained(model, args)
+    generator = torch.Generator(device).manual_seed(args.seed)
     for name, parameter in model.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=split):
             if not split or dist.get_rank() == 0:
@@ -140,13 +148,100 @@ def build_model(config: dict[str, Any], settings: dict[str, Any], seed: int) -> 
 
 
 def initialise(name: str, weights: torch.Tensor, generator: torch.Generator) -> None:
-    """Biases 0, norm weights 1, matrices normal."""
-    if name.endswith("bias"):
+    """Biases and the second matrices of adapters 0, norm weights 1, other matrices normal."""
+    if name.endswith(("bias", ".adapter_up.weight")):
         weights.zero_()
     elif weights.dim() == 1:
         weights.fill_(1.0)
     else:
         weights.normal_(0.0, INITIAL_STANDARD_DEVIATION, generator=generator)
+
+
+def adapt(linear: torch.nn.Module, rank: int, frozen_down: bool) -> None:
+    """Puts a low-rank pair beside a linear layer (LoRA, Hu et al. 2021; LoRA-FA, Zhang et al. 2023)."""
+    alike = {"bias": False, "device": linear.weight.device, "dtype": linear.weight.dtype}
+    linear.adapter_down = torch.nn.Linear(linear.in_features, rank, **alike)
+    linear.adapter_up = torch.nn.Linear(rank, linear.out_features, **alike)
+    linear.adapter_down.weight.requires_grad = not frozen_down
+
+    def forward(self: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        return F.linear(inputs, self.weight, self.bias) + self.adapter_up(self.adapter_down(inputs))
+
+    linear.forward = types.MethodType(forward, linear)
+
+
+def choose_trained(model: torch.nn.Module, args: argparse.Namespace) -> None:
+    """Freezes what is not trained, and puts an adapter beside every linear layer of the blocks where asked."""
+    if args.trained_layers:
+        model.model.embed_tokens.requires_grad_(False)
+        model.model.layers[: -args.trained_layers].requires_grad_(False)
+    if args.adapter_rank:
+        model.requires_grad_(False)
+        for module in list(model.model.layers.modules()):
+            if isinstance(module, torch.nn.Linear):
+                adapt(module, args.adapter_rank, args.frozen_adapter_down)
+
+
+def recompute_layers(model: torch.nn.Module, settings: dict[str, Any], offload: bool) -> None:
+    """Every layer keeps its input alone; with `offload` in host memory, as ds_config says."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # Transformers makes the embedding's output need a gradient, and frozen first layers would be kept for nothing.
+    model.disable_input_require_grads()
+    if offload:
+        deepspeed.checkpointing.configure(None, deepspeed_config=settings)
+        model._set_gradient_checkpointing(True, deepspeed.checkpointing.non_reentrant_checkpoint)
+
+
+def chunk_mlps(model: torch.nn.Module, chunks: int) -> None:
+    """Each MLP computes pieces of the sequence in turn, keeps its input and computes again in the backward pass
+    (mini-sequences, Luo et al. 2024)."""
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import TiledMLP
+
+    def forward(mlp: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        return TiledMLP.apply(type(mlp).forward, mlp, inputs, chunks, list(mlp.parameters()))
+
+    for layer in model.model.layers:
+        layer.mlp.forward = types.MethodType(forward, layer.mlp)
+
+
+def tile_loss(model: torch.nn.Module, tiles: int) -> None:
+    """Head and loss of one piece of the sequence after the other: only one piece's logits exist. The model is then
+    called with targets and returns the loss.
+
+    Not TiledFusedLogitsLoss: it makes the head's gradient before the engine divides the loss by the micro-batches.
+    """
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import sequence_tiled_compute
+
+    def forward(self: torch.nn.Module, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def piece(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            logits = self.lm_head(hidden).float().flatten(0, 1)
+            return F.cross_entropy(logits, targets.flatten(), reduction="sum")
+
+        summed = sequence_tiled_compute(
+            piece,
+            seqlen=targets.shape[1],
+            shards=tiles,
+            kwargs_to_shard={"hidden": self.model(input_ids=input_ids).last_hidden_state, "targets": targets},
+            kwargs_to_pass={},
+            grad_requiring_tensor_key="hidden",
+            compute_params=list(self.lm_head.parameters()),
+            output_unshard_dimension=0,
+            output_reduction="sum",
+        )
+        return summed / targets.numel()
+
+    model.forward = types.MethodType(forward, model)
+    model.returns_loss = True
+
+
+def apply_techniques(model: torch.nn.Module, settings: dict[str, Any], args: argparse.Namespace) -> None:
+    """What is recomputed, chunked and tiled."""
+    if args.gradient_checkpointing:
+        recompute_layers(model, settings, args.offload_checkpoints)
+    if args.mlp_chunks > 1:
+        chunk_mlps(model, args.mlp_chunks)
+    if args.loss_tiles > 1:
+        tile_loss(model, args.loss_tiles)
 
 
 def text_files(source: str) -> list[Path]:
@@ -222,18 +317,16 @@ def make_batches(args: argparse.Namespace, vocabulary: int, micro_batch_size: in
 
 def build_engine(args: argparse.Namespace, config: dict[str, Any], settings: dict[str, Any]) -> Any:
     """The DeepSpeed engine of the model `config` describes, under the ds_config `settings`."""
-    model = build_model(config, settings, args.seed)
+    model = build_model(config, settings, args)
     model.config.use_cache = False
-    if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    apply_techniques(model, settings, args)
     # DeepSpeed casts buffers to the compute precision, and rotary frequencies do not survive bf16.
     exact = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=args.learning_rate, betas=ADAM_BETAS, weight_decay=WEIGHT_DECAY, fused=True
+        trained, lr=args.learning_rate, betas=ADAM_BETAS, weight_decay=WEIGHT_DECAY, fused=True
     )
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, model_parameters=model.parameters(), config=settings
-    )
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=trained, config=settings)
     for name, buffer in engine.module.named_buffers():
         if name in exact:
             buffer.data = exact[name].to(engine.device)
@@ -243,6 +336,8 @@ def build_engine(args: argparse.Namespace, config: dict[str, Any], settings: dic
 
 def micro_batch_loss(engine: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy of the next token, and Mixtral's load-balancing loss where the model has one."""
+    if getattr(engine.module, "returns_loss", False):
+        return engine(input_ids=tokens[:, :-1], targets=tokens[:, 1:])
     outputs = engine(input_ids=tokens[:, :-1])
     loss = F.cross_entropy(outputs.logits.float().flatten(0, 1), tokens[:, 1:].flatten())
     balance = getattr(outputs, "aux_loss", None)

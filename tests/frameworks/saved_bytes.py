@@ -1,0 +1,104 @@
+"""Counts what the shipped trainer's techniques keep: run by test_techniques_act.py, prints one JSON line.
+
+For each case: bytes of distinct storages autograd saved in the forward pass beside parameters, trained parameters, and
+the loss with a checksum of all gradients.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.nn.functional as F
+from deepspeed.accelerator import get_accelerator
+
+from llmlaunch.trainers import TRAINER
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
+SETTINGS = {
+    "train_batch_size": 2,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 1,
+    "zero_optimization": {"stage": 0},
+    "activation_checkpointing": {"cpu_checkpointing": True},
+}
+SEQUENCE = 128
+CASES: dict[str, list[str]] = {
+    "plain": [],
+    "mlp_chunks": ["--mlp-chunks", "4"],
+    "loss_tiled": ["--loss-tiles", "4"],
+    "recompute": ["--gradient-checkpointing"],
+    "offload_checkpoints": ["--gradient-checkpointing", "--offload-checkpoints"],
+    "adapters": ["--adapter-rank", "4"],
+    "adapters_frozen_down": ["--adapter-rank", "4", "--frozen-adapter-down"],
+    "trained_layers": ["--trained-layers", "1"],
+}
+
+
+def trainer() -> Any:
+    spec = importlib.util.spec_from_file_location("trainer", TRAINER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measured(script: Any, words: list[str]) -> dict[str, float]:
+    args = script.arguments([*words, "--model", "m", "--deepspeed_config", "d"])
+    model = script.build_model(CONFIG, SETTINGS, args)
+    model.config.use_cache = False
+    model.train()
+    script.apply_techniques(model, SETTINGS, args)
+    tokens = torch.randint(0, 512, (2, SEQUENCE + 1), generator=torch.Generator().manual_seed(0))
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        if getattr(model, "returns_loss", False):
+            loss = model(input_ids=tokens[:, :-1], targets=tokens[:, 1:])
+        else:
+            logits = model(input_ids=tokens[:, :-1]).logits
+            loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    trained = [p for p in model.parameters() if p.grad is not None]
+    return {
+        "saved_bytes": sum(saved.values()),
+        "trained": sum(p.numel() for p in trained),
+        "loss": float(loss.detach()),
+        "gradients": float(sum(p.grad.double().abs().sum() for p in trained)),
+    }
+
+
+def main() -> None:
+    script = trainer()
+    script.join()
+    # DeepSpeed's engine for checkpoints on the host would be left out on a CPU, and its blocking copies fail there.
+    get_accelerator().is_synchronized_device = lambda: False
+    print(json.dumps({name: measured(script, words) for name, words in CASES.items()}))
+    sys.stdout.flush()
+    deepspeed.comm.destroy_process_group()
+
+
+if __name__ == "__main__":
+    assert Path(TRAINER).exists()
+    main()

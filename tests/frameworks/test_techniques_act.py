@@ -1,0 +1,119 @@
+"""The techniques the shipped trainer has do what the recipe asked for: the job trains, and less is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_trainer_runs import finish, free_port, lay_out, losses, start
+
+from llmlaunch.layout import RECOMPUTE_FULL, Layout
+
+pytestmark = pytest.mark.frameworks
+
+COUNTER = Path(__file__).with_name("saved_bytes.py")
+# what saved_bytes.py builds: fp32
+TOKENS, LAYERS, HIDDEN, FFN, VOCABULARY, BYTES = 256, 4, 64, 160, 512, 4
+Figures = dict[str, dict[str, float]]
+
+
+@pytest.fixture(scope="module")
+def counted() -> Figures:
+    """Bytes saved for the backward pass, parameters trained, loss and gradients of each technique."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    answer = subprocess.run(
+        [sys.executable, str(COUNTER)],
+        env={**os.environ, **alone, "MASTER_PORT": str(free_port()), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr
+    figures: Figures = json.loads(answer.stdout.splitlines()[-1])
+    return figures
+
+
+@pytest.mark.parametrize("name", ["mlp_chunks", "loss_tiled", "recompute", "offload_checkpoints"])
+def test_what_is_only_computed_otherwise_gives_the_same_loss_and_gradients(counted: Figures, name: str) -> None:
+    for figure in ("loss", "gradients"):
+        assert counted[name][figure] == pytest.approx(counted["plain"][figure], rel=1e-6)
+
+
+def test_chunked_mlps_keep_their_input_alone(counted: Figures) -> None:
+    kept = LAYERS * TOKENS * 4 * FFN * BYTES  # gate, its activation, up and the product
+    assert counted["plain"]["saved_bytes"] - counted["mlp_chunks"]["saved_bytes"] == kept
+
+
+def test_a_tiled_loss_keeps_no_logits(counted: Figures) -> None:
+    saved = counted["plain"]["saved_bytes"] - counted["loss_tiled"]["saved_bytes"]
+    assert saved >= TOKENS * VOCABULARY * BYTES
+
+
+def test_checkpoints_on_the_host_leave_the_device(counted: Figures) -> None:
+    saved = counted["recompute"]["saved_bytes"] - counted["offload_checkpoints"]["saved_bytes"]
+    assert saved == LAYERS * TOKENS * HIDDEN * BYTES
+
+
+def test_adapters_train_little_and_with_frozen_first_matrices_keep_less(counted: Figures) -> None:
+    kv = HIDDEN // 2
+    # q, k, v, o, gate, up, down: rank 4 on both sides
+    pairs = [
+        (HIDDEN, HIDDEN),
+        (HIDDEN, kv),
+        (HIDDEN, kv),
+        (HIDDEN, HIDDEN),
+        (HIDDEN, FFN),
+        (HIDDEN, FFN),
+        (FFN, HIDDEN),
+    ]
+    ins, outs = (LAYERS * 4 * sum(side) for side in zip(*pairs, strict=True))
+    assert counted["adapters"]["trained"] == ins + outs
+    assert counted["adapters_frozen_down"]["trained"] == outs
+    # the inputs of q, k, v in one, of o, of gate and up in one, and of down; all but one are saved by nothing else
+    inputs = LAYERS * TOKENS * (3 * HIDDEN + FFN) * BYTES
+    saved = counted["adapters"]["saved_bytes"] - counted["adapters_frozen_down"]["saved_bytes"]
+    assert 0.5 * inputs < saved <= inputs
+
+
+def test_frozen_first_layers_keep_nothing(counted: Figures) -> None:
+    layers = counted["plain"]["saved_bytes"] - counted["trained_layers"]["saved_bytes"]
+    per_layer = layers / (LAYERS - 1)
+    assert per_layer > TOKENS * (4 * FFN + 4 * HIDDEN) * BYTES
+
+
+def run(folder: Path, layout: Layout, *overrides: str) -> list[float]:
+    code, out, err = finish(start(folder, lay_out(folder, layout, "training.steps=3", *overrides)))
+    assert code == 0, err
+    return losses(out)
+
+
+TOGETHER = "layout={recompute: full, mlp_chunks: 4, loss: tiled, loss_tiles: 3}"
+STREAMED = "layout={offload_parameters: true, offload_optimizer: 1.0, mlp_chunks: 2, loss: tiled}"
+
+
+def test_a_job_learns_the_same_however_it_is_computed(tmp_path: Path) -> None:
+    plain = run(tmp_path / "plain", Layout(data=2, micro_batch_size=2, zero_stage=1))
+    assert plain[-1] < plain[0] - 0.5
+    recomputed = Layout(data=2, micro_batch_size=2, zero_stage=1, recompute=RECOMPUTE_FULL)
+    assert run(tmp_path / "together", recomputed, TOGETHER) == pytest.approx(plain, abs=2e-3)
+    streamed = Layout(data=2, micro_batch_size=2, zero_stage=3)
+    assert run(tmp_path / "streamed", streamed, STREAMED) == pytest.approx(plain, abs=2e-3)
+    offloaded = Layout(data=2, micro_batch_size=2, zero_stage=2)
+    assert run(tmp_path / "offloaded", offloaded, "layout={offload_optimizer: 1.0}") == pytest.approx(plain, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("stage", "override", "falls"),
+    [
+        (1, "training.adapters={rank: 4}", 0.02),
+        (3, "training.adapters={rank: 4, frozen_down: true}", 0.02),
+        (2, "training.trained_layers=1", 0.5),
+    ],
+)
+def test_a_job_of_which_only_a_part_is_trained_learns(tmp_path: Path, stage: int, override: str, falls: float) -> None:
+    seen = run(tmp_path, Layout(data=2, micro_batch_size=2, zero_stage=stage), override)
+    assert seen[-1] < seen[0] - falls

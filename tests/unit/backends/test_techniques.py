@@ -1,0 +1,350 @@
+"""Techniques become the flags they stand for, or are refused with the reason and the backend that has one."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends import deepspeed_techniques, megatron_techniques
+from llmlaunch.backends.deepspeed import DeepSpeed
+from llmlaunch.backends.megatron import MegatronLM
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.backends.techniques_table import TECHNIQUE_LIST
+from llmlaunch.errors import UserError
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.schema import LayoutFile, PinsFile, WhatIfFile
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import Techniques
+from llmlaunch.trainers import TRAINER
+
+PARSER = Path(__file__).parents[2] / "data" / "megatron" / "arguments-0.19.2.json"
+DENSE, MIXTURE, DEEPSPEED = "llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed"
+OWN = "the recipe for DeepSpeed with a script of one's own"
+GPUS = Layout(4, 1, data=8, sequence_parallel=1, zero_stage=1)
+EXPERTS = Layout(2, 1, data=32, expert=8, sequence_parallel=1, zero_stage=1)
+FULL, SELECTIVE = replace(GPUS, recompute=RECOMPUTE_FULL), replace(GPUS, recompute=RECOMPUTE_SELECTIVE)
+ZERO_3 = Layout(data=16, zero_stage=3)
+
+
+def recipe_of(name: str, *overrides: str) -> Recipe:
+    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
+
+
+def megatron_words(layout: Layout, *overrides: str, name: str = DENSE) -> str:
+    program = MegatronLM().render(recipe_of(name, *overrides), layout).program
+    return " ".join(word for word in program if isinstance(word, str))
+
+
+def deepspeed_words(layout: Layout, *overrides: str) -> str:
+    program = DeepSpeed().render(recipe_of(DEEPSPEED, *overrides), layout).program
+    return " ".join(word for word in program if isinstance(word, str))
+
+
+def deepspeed_config(layout: Layout, *overrides: str, name: str = DEEPSPEED) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(DeepSpeed().render(recipe_of(name, *overrides), layout).files["ds_config.json"])
+    return config
+
+
+RENDERED = [
+    (FULL, "layout={recompute: full}", "full --recompute-method uniform --recompute-num-layers 1"),
+    (FULL, "layout={recompute: full, recompute_layers: 4}", "--recompute-method uniform --recompute-num-layers 4"),
+    (FULL, "layout={recompute: full, recompute_method: block}", "--recompute-method block --recompute-num-layers 32"),
+    (SELECTIVE, "layout={recompute: selective}", "--recompute-granularity selective --recompute-modules core_attn"),
+    (
+        SELECTIVE,
+        "layout={recompute: selective, recompute_modules: [layernorm, mlp]}",
+        "--recompute-modules layernorm mlp",
+    ),
+    (
+        GPUS,
+        "layout={offload_modules: [core_attn, attn_proj]}",
+        "--fine-grained-activation-offloading --offload-modules core_attn attn_proj",
+    ),
+    (GPUS, "layout={offload_layers: 3}", "--cpu-offloading-num-layers 3"),
+    (
+        GPUS,
+        "layout={offload_optimizer: 0.5}",
+        "--optimizer-cpu-offload --optimizer-offload-fraction 0.5 --use-precision-aware-optimizer",
+    ),
+    (GPUS, "layout={loss: native}", "--cross-entropy-loss-fusion --cross-entropy-fusion-impl native"),
+    (GPUS, "layout={mlp_chunks: 8}", "--mlp-chunks-for-training 8"),
+    (GPUS, "training.gradient_dtype=bf16", "--grad-reduce-in-bf16"),
+]
+
+
+@pytest.mark.parametrize(("layout", "override", "said"), RENDERED, ids=[said for _, _, said in RENDERED])
+def test_megatron_is_told(layout: Layout, override: str, said: str) -> None:
+    assert f" {said} " in megatron_words(layout, override)
+
+
+def test_megatron_is_told_of_mixtures() -> None:
+    words = megatron_words(EXPERTS, "layout={delay_weight_gradients: true}", name=MIXTURE)
+    assert "--overlap-moe-expert-parallel-comm --delay-wgrad-compute" in words
+    assert "--moe-token-dispatcher-type alltoall" in words
+    words = megatron_words(EXPERTS, "layout={token_dispatcher: allgather}", name=MIXTURE)
+    assert "--moe-token-dispatcher-type allgather" in words
+
+
+def test_block_recompute_of_interleaved_stages_counts_the_layers_of_a_chunk() -> None:
+    layout = replace(FULL, pipeline=4, virtual_pipeline=2, data=2)
+    words = megatron_words(layout, "layout={recompute: full, recompute_method: block}")
+    assert "--recompute-method block --recompute-num-layers 4 " in words
+
+
+def test_offloaded_activations_need_a_variable_and_nothing_else_does() -> None:
+    offloading = recipe_of(DENSE, "layout={offload_modules: [core_attn]}")
+    assert MegatronLM().render(offloading, GPUS).environment["NVTE_CPU_OFFLOAD_V1"] == "1"
+    assert "NVTE_CPU_OFFLOAD_V1" not in MegatronLM().render(recipe_of(DENSE), GPUS).environment
+    contradicting = recipe_of(DENSE, "layout={offload_modules: [core_attn]}", "environment={NVTE_CPU_OFFLOAD_V1: '0'}")
+    with pytest.raises(UserError, match="NVTE_CPU_OFFLOAD_V1"):
+        MegatronLM().render(contradicting, GPUS)
+
+
+def test_deepspeed_moves_states_and_parameters_to_the_host() -> None:
+    whole = deepspeed_config(replace(ZERO_3, zero_stage=1), "layout={offload_optimizer: 1.0}")
+    assert whole["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True, "ratio": 1.0}
+    assert whole["zero_force_ds_cpu_optimizer"] is False
+    streamed = deepspeed_config(ZERO_3, "layout={offload_parameters: true}")["zero_optimization"]
+    assert streamed["offload_param"] == {"device": "cpu", "pin_memory": True}
+    assert "offload_optimizer" not in streamed
+
+
+def test_a_share_of_the_optimizer_is_kept_by_cutting_the_shard_into_groups() -> None:
+    own = "backend={name: deepspeed, script: train.py}"
+    zero = deepspeed_config(ZERO_3, own, "layout={offload_optimizer: 0.5}")["zero_optimization"]
+    shard = 6_738_415_616 / 16
+    assert zero["offload_optimizer"]["ratio"] == 0.5
+    assert 19 <= shard / zero["sub_group_size"] <= 21
+
+
+def test_host_memory_is_not_pinned_where_it_is_the_device() -> None:
+    zero = deepspeed_config(
+        Layout(data=2, zero_stage=3), "layout={offload_optimizer: 1.0, offload_parameters: true}", name="quickstart"
+    )["zero_optimization"]
+    assert zero["offload_optimizer"]["pin_memory"] is False
+    assert zero["offload_param"]["pin_memory"] is False
+
+
+TOLD = [
+    ("layout={mlp_chunks: 8}", "--mlp-chunks 8"),
+    ("layout={loss: tiled}", "--loss-tiles 8"),
+    ("layout={loss: tiled, loss_tiles: 32}", "--loss-tiles 32"),
+    ("training.adapters={rank: 16}", "--adapter-rank 16"),
+    ("training.adapters={rank: 16, frozen_down: true}", "--adapter-rank 16 --frozen-adapter-down"),
+    ("training.trained_layers=4", "--trained-layers 4"),
+]
+
+
+@pytest.mark.parametrize(("override", "said"), TOLD, ids=[said for _, said in TOLD])
+def test_the_script_is_told_words_it_knows(override: str, said: str) -> None:
+    words = deepspeed_words(ZERO_3, override)
+    assert said in words
+    assert all(f'"{flag}"' in TRAINER.read_text() for flag in re.findall(r"--[\w-]+", said))
+    assert said.split()[0] not in deepspeed_words(ZERO_3)
+
+
+def test_checkpoints_on_the_host_are_told_to_the_script_and_to_deepspeed() -> None:
+    layout, override = replace(ZERO_3, recompute=RECOMPUTE_FULL), "layout={recompute: full, offload_checkpoints: true}"
+    assert "--gradient-checkpointing --offload-checkpoints" in deepspeed_words(layout, override)
+    assert deepspeed_config(layout, override)["activation_checkpointing"] == {"cpu_checkpointing": True}
+    assert "activation_checkpointing" not in deepspeed_config(layout)
+
+
+REFUSED = {
+    "no-adapters": (DENSE, ["training.adapters={rank: 4}"], "training.adapters: .*backend: deepspeed has them"),
+    "no-frozen-layers": (DENSE, ["training.trained_layers=4"], "training.trained_layers: .*backend: deepspeed"),
+    "no-parameter-offload": (DENSE, ["layout={offload_parameters: true}"], "backend: deepspeed with zero_stage: 3"),
+    "no-checkpoint-offload": (
+        DENSE,
+        ["layout={recompute: full, offload_checkpoints: true}"],
+        "layout.offload_checkpoints: .*backend: deepspeed",
+    ),
+    "no-te-loss": (DENSE, ["layout={loss: te}"], "layout.loss: te: .*write loss: native"),
+    "no-tiled-loss": (DENSE, ["layout={loss: tiled}"], "layout.loss: .*backend: deepspeed has loss: tiled"),
+    "recomputed-mlp-is-whole": (
+        DENSE,
+        ["layout={recompute: selective, recompute_modules: [mlp], mlp_chunks: 2}"],
+        "layout.mlp_chunks: ",
+    ),
+    "projection-needs-attention": (DENSE, ["layout={offload_modules: [attn_proj]}"], "attn_proj needs core_attn"),
+    "recomputed-experts-stay": (
+        MIXTURE,
+        ["layout={recompute: selective, recompute_modules: [moe], offload_modules: [moe_act]}"],
+        "layout.offload_modules: moe_act",
+    ),
+    "some-layers-stay": (DENSE, ["layout={offload_layers: 32}"], "at least one layer must stay"),
+    "delayed-gradients-need-half": (
+        MIXTURE,
+        ["training.precision=fp32", "layout={delay_weight_gradients: true}"],
+        "precision bf16 or fp16",
+    ),
+    "delayed-gradients-need-alltoall": (
+        MIXTURE,
+        ["layout={delay_weight_gradients: true, token_dispatcher: allgather}"],
+        "token_dispatcher: alltoall",
+    ),
+    "delayed-gradients-keep-experts": (
+        MIXTURE,
+        ["layout={delay_weight_gradients: true, recompute: selective, recompute_modules: [moe]}"],
+        "remove moe from recompute_modules",
+    ),
+    "every-layer-recomputed": (
+        DEEPSPEED,
+        ["layout={recompute: full, recompute_method: block}"],
+        "layout.recompute_method: .*backend: megatron-lm",
+    ),
+    "one-layer-groups": (
+        DEEPSPEED,
+        ["layout={recompute: full, recompute_layers: 2}"],
+        "layout.recompute_layers: .*backend: megatron-lm",
+    ),
+    "no-module-offload": (DEEPSPEED, ["layout={offload_modules: [core_attn]}"], "backend: megatron-lm has --offload"),
+    "no-layer-offload": (DEEPSPEED, ["layout={offload_layers: 2}"], "backend: megatron-lm has --cpu-offloading"),
+    "checkpoints-leave-a-gpu": (
+        "quickstart",
+        ["layout={recompute: full, offload_checkpoints: true}"],
+        "layout.offload_checkpoints: on a CPU the host is the device",
+    ),
+    "whole-optimizer-offload": (DEEPSPEED, ["layout={offload_optimizer: 0.5}"], "write 1.0, or use a script"),
+    "whole-or-tiled-loss": (DEEPSPEED, ["layout={loss: native}"], "backend: megatron-lm has native"),
+    "dense-tiles": (DEEPSPEED, ["model=mixtral-8x7b", "layout={loss: tiled}"], "a mixture's balancing loss"),
+    "dense-chunks": (DEEPSPEED, ["model=mixtral-8x7b", "layout={mlp_chunks: 2}"], "chunks dense MLPs"),
+    "dense-adapters": (DEEPSPEED, ["model=mixtral-8x7b", "training.adapters={rank: 2}"], "a mixture's experts"),
+    "no-delayed-gradients": (DEEPSPEED, ["layout={delay_weight_gradients: true}"], "megatron-lm has --delay-wgrad"),
+    "no-dispatcher": (
+        DEEPSPEED,
+        ["model=mixtral-8x7b", "layout={token_dispatcher: allgather}"],
+        "backend: megatron-lm has --moe-token-dispatcher-type",
+    ),
+    "gradients-as-computed": (DEEPSPEED, ["training.gradient_dtype=fp32"], "backend: megatron-lm lets you choose"),
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_what_a_backend_cannot_do_is_refused_before_anything_is_searched(key: str) -> None:
+    name, overrides, said = REFUSED[key]
+    recipe = recipe_of(name, *overrides)
+    backend = backend_for(recipe)
+    with pytest.raises(UserError, match=said) as caught:
+        make_plan(recipe, backend)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=said):
+        backend.render(recipe, GPUS if backend.name == "megatron-lm" else ZERO_3)
+
+
+def test_every_requirement_has_its_case() -> None:
+    keys = [r.key for r in (*megatron_techniques.REQUIREMENTS, *deepspeed_techniques.REQUIREMENTS)]
+    assert sorted(keys) == sorted(REFUSED)
+
+
+def test_a_script_of_ones_own_does_what_it_likes_but_not_to_deepspeed() -> None:
+    own = "backend={name: deepspeed, script: train.py}"
+    recipe = recipe_of(DEEPSPEED, own, "layout={offload_modules: [core_attn], mlp_chunks: 4, loss: fused_linear}")
+    assert DeepSpeed().rules(recipe)
+    assert "--mlp-chunks" not in " ".join(map(str, DeepSpeed().render(recipe, ZERO_3).program))
+    with pytest.raises(UserError, match=r"training\.gradient_dtype"):
+        DeepSpeed().rules(recipe_of(DEEPSPEED, own, "training.gradient_dtype=fp32"))
+
+
+RULED = [
+    ("offload-layers-one-stage", DENSE, "layout={offload_layers: 2}", replace(GPUS, pipeline=2), GPUS),
+    ("offload-layers-no-recompute", DENSE, "layout={offload_layers: 2}", FULL, GPUS),
+    ("offload-modules-no-full", DENSE, "layout={offload_modules: [core_attn]}", FULL, SELECTIVE),
+    ("offload-optimizer-distributed", DENSE, "layout={offload_optimizer: 0.5}", replace(GPUS, zero_stage=0), GPUS),
+    ("delayed-gradients-experts", MIXTURE, "layout={delay_weight_gradients: true}", GPUS, EXPERTS),
+    (
+        "delayed-gradients-no-full",
+        MIXTURE,
+        "layout={delay_weight_gradients: true}",
+        replace(EXPERTS, recompute=RECOMPUTE_FULL),
+        EXPERTS,
+    ),
+    (
+        "delayed-gradients-interleaved",
+        MIXTURE,
+        "layout={delay_weight_gradients: true}",
+        replace(EXPERTS, pipeline=2),
+        replace(EXPERTS, pipeline=2, virtual_pipeline=2),
+    ),
+    (
+        "offload-optimizer-zero",
+        DEEPSPEED,
+        "layout={offload_optimizer: 1.0}",
+        replace(ZERO_3, zero_stage=0),
+        replace(ZERO_3, zero_stage=1),
+    ),
+    ("offload-part-zero-3", OWN, "layout={offload_optimizer: 0.5}", replace(ZERO_3, zero_stage=2), ZERO_3),
+    (
+        "offload-parameters-zero-3",
+        DEEPSPEED,
+        "layout={offload_parameters: true}",
+        replace(ZERO_3, zero_stage=2),
+        ZERO_3,
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "name", "override", "refused", "taken"), RULED, ids=[case[0] for case in RULED])
+def test_each_rule_refuses_what_it_is_there_for(
+    key: str, name: str, override: str, refused: Layout, taken: Layout
+) -> None:
+    own = [] if name != OWN else ["backend={name: deepspeed, script: train.py}"]
+    name = DEEPSPEED if name == OWN else name
+    asked, silent = recipe_of(name, *own, override), recipe_of(name, *own)
+    rule = next(r for r in backend_for(asked).rules(asked) if r.key == key)
+
+    def allows(recipe: Recipe, layout: Layout) -> bool:
+        columns = LayoutColumns.of([layout])
+        situation = Situation(
+            columns, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, techniques=recipe.techniques
+        )
+        return bool(np.all(rule.allows(situation)))
+
+    assert not allows(asked, refused)
+    assert allows(asked, taken)
+    assert allows(silent, refused), "a technique nobody asked for refuses a layout"
+
+
+def test_every_technique_rule_has_its_case() -> None:
+    keys = [r.key for r in (*megatron_techniques.TECHNIQUE_RULES, *deepspeed_techniques.TECHNIQUE_RULES)]
+    assert sorted(keys) == sorted(case[0] for case in RULED)
+
+
+def test_the_planner_keeps_to_them() -> None:
+    recipe = recipe_of(DENSE, "layout={offload_layers: 2}")
+    plan = make_plan(recipe, backend_for(recipe))
+    assert (plan.layout.pipeline, plan.layout.recompute) == (1, 0)
+    assert plan.refused["offload-layers-one-stage"] > 0
+
+
+@pytest.mark.parametrize("name", [DENSE, DEEPSPEED])
+@pytest.mark.parametrize("what", ["swapped_share: 0.5", "sampled_share: 0.5", "weight_versions: 2"])
+def test_what_no_backend_runs_is_planned_and_never_rendered(name: str, what: str) -> None:
+    recipe = recipe_of(name, f"what_if={{{what}}}")
+    backend = backend_for(recipe)
+    plan = make_plan(recipe, backend)
+    with pytest.raises(UserError, match=rf"what_if\.{what.split(':')[0]}: no backend runs it"):
+        backend.render(recipe, plan.layout)
+
+
+def test_the_table_lists_every_key_and_no_flag_the_parser_lacks() -> None:
+    listed = {key.split(":")[0] for entry in TECHNIQUE_LIST for key in entry.keys}
+    layout = {f"layout.{key}" for key in LayoutFile.model_fields if key not in PinsFile.model_fields}
+    what_ifs = {f"what_if.{key}" for key in WhatIfFile.model_fields}
+    training = {"training.adapters", "training.trained_layers", "training.gradient_dtype"}
+    assert listed == layout | what_ifs | training | {"layout.recompute"}
+    keys = {key.split(".")[-1] for key in listed} - {"recompute", "token_dispatcher", "gradient_dtype"}
+    assert keys == {field.name for field in fields(Techniques)}
+    flags = {flag for action in json.loads(PARSER.read_text()) for flag in action["flags"]}
+    for entry in TECHNIQUE_LIST:
+        assert set(re.findall(r"--[\w-]+", entry.megatron or "")) <= flags
+        assert all(f'"{flag}"' in TRAINER.read_text() for flag in re.findall(r"--[\w-]+", entry.deepspeed or ""))

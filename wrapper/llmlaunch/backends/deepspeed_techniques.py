@@ -1,0 +1,196 @@
+"""Techniques on DeepSpeed: what ds_config.json and the shipped script can do, as data, and how they are asked for it.
+
+A script of the person's own decides for itself what it chunks, adapts or freezes: the recipe then tells the estimate
+what the script does, and only the sections of ds_config.json are rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.backends.requirements import Requirement
+from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import Techniques
+
+__all__ = ["REQUIREMENTS", "TECHNIQUE_RULES", "checkpointing_section", "offload_sections", "trainer_words"]
+
+Bools = NDArray[np.bool_]
+Words = tuple[str, ...]
+TRAINER = "llmlaunch/trainers/deepspeed_llama.py"
+CHECKPOINTING = "transformers/modeling_layers.py GradientCheckpointingLayer, 5.23"
+ZERO = "deepspeed/runtime/zero/config.py, 0.19.8"
+OFFLOAD = "deepspeed/runtime/zero/offload_config.py, 0.19.8"
+
+
+def _shipped(asks: Callable[[Recipe], bool]) -> Callable[[Recipe], bool]:
+    """Asked of the shipped script; a script of one's own may do as it likes."""
+    return lambda recipe: recipe.backend.script is None and asks(recipe)
+
+
+REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "every-layer-recomputed",
+        "layout.recompute_method",
+        "block: gradient checkpointing recomputes every layer; backend: megatron-lm has --recompute-method block",
+        CHECKPOINTING,
+        _shipped(lambda r: r.techniques.recompute_method == "block"),
+    ),
+    Requirement(
+        "one-layer-groups",
+        "layout.recompute_layers",
+        "gradient checkpointing keeps the input of every layer; backend: megatron-lm has --recompute-num-layers",
+        CHECKPOINTING,
+        _shipped(lambda r: (r.techniques.recompute_layers or 1) > 1),
+    ),
+    Requirement(
+        "no-module-offload",
+        "layout.offload_modules",
+        "single modules cannot be offloaded; backend: megatron-lm has --offload-modules, here is offload_checkpoints",
+        TRAINER,
+        _shipped(lambda r: bool(r.techniques.offload_modules)),
+    ),
+    Requirement(
+        "no-layer-offload",
+        "layout.offload_layers",
+        "single layers cannot be offloaded; backend: megatron-lm has --cpu-offloading-num-layers, here is "
+        "offload_checkpoints",
+        TRAINER,
+        _shipped(lambda r: r.techniques.offload_layers > 0),
+    ),
+    Requirement(
+        "checkpoints-leave-a-gpu",
+        "layout.offload_checkpoints",
+        "on a CPU the host is the device: nothing would be saved, and cpu_checkpointing fails there; remove it",
+        "deepspeed/runtime/activation_checkpointing/checkpointing.py get_cpu_activations_for_backward, 0.19.8",
+        lambda r: r.techniques.offload_checkpoints and r.cluster.accelerator.kind == "cpu",
+    ),
+    Requirement(
+        "whole-optimizer-offload",
+        "layout.offload_optimizer",
+        "a share needs DeepSpeedCPUAdam, which would be compiled on the node; write 1.0, or use a script of your own",
+        "deepspeed/runtime/zero/stage3.py __init__, 0.19.8",
+        _shipped(lambda r: 0 < r.techniques.offload_optimizer < 1),
+    ),
+    Requirement(
+        "whole-or-tiled-loss",
+        "layout.loss",
+        "the shipped script's loss is torch's own, whole (leave loss out) or tiled; backend: megatron-lm has native",
+        TRAINER,
+        _shipped(lambda r: r.techniques.loss not in (None, "tiled")),
+    ),
+    Requirement(
+        "dense-tiles",
+        "layout.loss",
+        "tiled: the shipped script tiles the loss of dense models; a mixture's balancing loss would be lost",
+        TRAINER,
+        _shipped(lambda r: r.techniques.loss == "tiled" and r.model.moe is not None),
+    ),
+    Requirement(
+        "dense-chunks",
+        "layout.mlp_chunks",
+        "the shipped script chunks dense MLPs, not experts; backend: megatron-lm chunks both",
+        TRAINER,
+        _shipped(lambda r: r.techniques.mlp_chunks > 1 and r.model.moe is not None),
+    ),
+    Requirement(
+        "dense-adapters",
+        "training.adapters",
+        "the shipped script adapts linear layers, and a mixture's experts are none; use a script of your own",
+        "transformers/models/mixtral/modeling_mixtral.py MixtralExperts, 5.23",
+        _shipped(lambda r: r.techniques.adapters is not None and r.model.moe is not None),
+    ),
+    Requirement(
+        "no-delayed-gradients",
+        "layout.delay_weight_gradients",
+        "weight gradients come with those of the inputs; backend: megatron-lm has --delay-wgrad-compute",
+        TRAINER,
+        _shipped(lambda r: r.techniques.delay_weight_gradients),
+    ),
+    Requirement(
+        "no-dispatcher",
+        "layout.token_dispatcher",
+        "every rank holds all experts, so no token travels; backend: megatron-lm has --moe-token-dispatcher-type",
+        TRAINER,
+        _shipped(lambda r: r.model.moe is not None and r.model.moe.token_dispatcher is not None),
+    ),
+    Requirement(
+        "gradients-as-computed",
+        "training.gradient_dtype",
+        "gradients accumulate in the precision of the computation; backend: megatron-lm lets you choose",
+        "deepspeed/runtime/config.py grad_accum_dtype, 0.19.8",
+        lambda r: r.training.gradient_dtype not in (None, r.workload.precision),
+    ),
+)
+
+
+def implies(condition: bool, then: Bools) -> Bools:
+    return then if condition else np.ones(len(then), dtype=np.bool_)
+
+
+def optimizer_needs_zero(s: Situation) -> Bools:
+    return implies(s.techniques.offload_optimizer > 0, s.layouts.zero_stage > 0)
+
+
+def partly_needs_stage_3(s: Situation) -> Bools:
+    return implies(0 < s.techniques.offload_optimizer < 1, np.equal(s.layouts.zero_stage, 3))
+
+
+def parameters_need_stage_3(s: Situation) -> Bools:
+    return implies(s.techniques.offload_parameters, np.equal(s.layouts.zero_stage, 3))
+
+
+TECHNIQUE_RULES: tuple[Rule, ...] = (
+    Rule("offload-optimizer-zero", "offload_optimizer needs zero_stage 1, 2 or 3", OFFLOAD, optimizer_needs_zero),
+    Rule(
+        "offload-part-zero-3",
+        "offload_optimizer below 1 needs zero_stage 3",
+        f"{ZERO} offload_ratio_check",
+        partly_needs_stage_3,
+    ),
+    Rule(
+        "offload-parameters-zero-3",
+        "offload_parameters needs zero_stage 3 (DeepSpeed would silently ignore it below)",
+        OFFLOAD,
+        parameters_need_stage_3,
+    ),
+)
+
+
+def offload_sections(recipe: Recipe) -> dict[str, Any]:
+    """The sections of `zero_optimization` that move states and parameters to the host."""
+    ways, pinned = recipe.techniques, recipe.cluster.accelerator.kind == "gpu"
+    sections: dict[str, Any] = {}
+    if ways.offload_optimizer:
+        sections["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned, "ratio": ways.offload_optimizer}
+    if ways.offload_parameters:
+        sections["offload_param"] = {"device": "cpu", "pin_memory": pinned}
+    return sections
+
+
+def checkpointing_section(ways: Techniques) -> dict[str, Any]:
+    """The top-level section the script hands to deepspeed.checkpointing."""
+    return {"activation_checkpointing": {"cpu_checkpointing": True}} if ways.offload_checkpoints else {}
+
+
+def trainer_words(ways: Techniques, layout: Layout) -> Words:
+    """What the shipped script is told."""
+    words: list[str] = []
+    if layout.recompute == RECOMPUTE_FULL:
+        words += ["--gradient-checkpointing"]
+    if ways.offload_checkpoints:
+        words += ["--offload-checkpoints"]
+    if ways.mlp_chunks > 1:
+        words += ["--mlp-chunks", str(ways.mlp_chunks)]
+    if ways.loss == "tiled":
+        words += ["--loss-tiles", str(ways.loss_tiles)]
+    if ways.adapters is not None:
+        words += ["--adapter-rank", str(ways.adapters.rank)]
+        words += ["--frozen-adapter-down"] if ways.adapters.frozen_down else []
+    if ways.trained_layers is not None:
+        words += ["--trained-layers", str(ways.trained_layers)]
+    return tuple(words)

@@ -1,0 +1,249 @@
+"""Techniques on Megatron-LM: what it accepts, as data, and the words and variables that switch them on.
+
+Flags and checks were read in megatron-core 0.19.2 (the wheel's arguments.py and transformer_config.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.backends.requirements import Requirement
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, Rule, Situation
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import Techniques
+
+__all__ = ["REQUIREMENTS", "TECHNIQUE_RULES", "technique_environment", "technique_words"]
+
+Bools = NDArray[np.bool_]
+Words = tuple[str, ...]
+ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
+CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
+INSIDE_EXPERTS = frozenset({"moe_act", "expert_fc1"})
+DEFAULT_MODULES = ("core_attn",)
+
+
+def modules_of(techniques: Techniques) -> Words:
+    """What selective recompute recomputes."""
+    return techniques.recompute_modules or DEFAULT_MODULES
+
+
+REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "no-adapters",
+        "training.adapters",
+        "pretrain_gpt.py has no adapters; backend: deepspeed has them",
+        "megatron/training/arguments.py, core 0.19",
+        lambda r: r.techniques.adapters is not None,
+    ),
+    Requirement(
+        "no-frozen-layers",
+        "training.trained_layers",
+        "--freeze-all-layers is all that pretrain_gpt.py can freeze; backend: deepspeed freezes the first layers",
+        "megatron/training/training.py, core 0.19",
+        lambda r: r.techniques.trained_layers is not None,
+    ),
+    Requirement(
+        "no-parameter-offload",
+        "layout.offload_parameters",
+        "parameters stay on the device; backend: deepspeed with zero_stage: 3 streams them",
+        "megatron/core/optimizer/optimizer_config.py, core 0.19",
+        lambda r: r.techniques.offload_parameters,
+    ),
+    Requirement(
+        "no-checkpoint-offload",
+        "layout.offload_checkpoints",
+        "layers that are recomputed cannot be offloaded; backend: deepspeed offloads their inputs",
+        CONFIG,
+        lambda r: r.techniques.offload_checkpoints,
+    ),
+    Requirement(
+        "no-te-loss",
+        "layout.loss",
+        "te: --cross-entropy-fusion-impl te is refused as unstable; write loss: native",
+        ARGUMENTS,
+        lambda r: r.techniques.loss == "te",
+    ),
+    Requirement(
+        "no-tiled-loss",
+        "layout.loss",
+        "the loss is fused (native) or not, never tiled or fused with the head; backend: deepspeed has loss: tiled",
+        "megatron/core/model_parallel_config.py cross_entropy_fusion_impl, core 0.19",
+        lambda r: r.techniques.loss in ("tiled", "fused_linear"),
+    ),
+    Requirement(
+        "recomputed-mlp-is-whole",
+        "layout.mlp_chunks",
+        "an MLP that is recomputed is never chunked; remove mlp from recompute_modules, or mlp_chunks",
+        "megatron/core/transformer/transformer_layer.py _forward_mlp, core 0.19",
+        lambda r: r.techniques.mlp_chunks > 1 and "mlp" in r.techniques.recompute_modules,
+    ),
+    Requirement(
+        "projection-needs-attention",
+        "layout.offload_modules",
+        "attn_proj needs core_attn: the projection's input is the attention's output, which its backward pass needs",
+        CONFIG,
+        lambda r: "attn_proj" in r.techniques.offload_modules and "core_attn" not in r.techniques.offload_modules,
+    ),
+    Requirement(
+        "recomputed-experts-stay",
+        "layout.offload_modules",
+        "moe_act and expert_fc1 cannot be offloaded while recompute_modules holds the whole moe; remove one of the two",
+        CONFIG,
+        lambda r: "moe" in r.techniques.recompute_modules and bool(INSIDE_EXPERTS & set(r.techniques.offload_modules)),
+    ),
+    Requirement(
+        "some-layers-stay",
+        "layout.offload_layers",
+        "at least one layer must stay on the device; offload fewer layers than the model has",
+        CONFIG,
+        lambda r: r.techniques.offload_layers >= r.model.num_layers,
+    ),
+    Requirement(
+        "delayed-gradients-need-half",
+        "layout.delay_weight_gradients",
+        "overlapped expert communication needs precision bf16 or fp16",
+        CONFIG,
+        lambda r: r.techniques.delay_weight_gradients and r.workload.precision == "fp32",
+    ),
+    Requirement(
+        "delayed-gradients-need-alltoall",
+        "layout.delay_weight_gradients",
+        "overlapped expert communication needs token_dispatcher: alltoall",
+        CONFIG,
+        lambda r: (
+            r.techniques.delay_weight_gradients
+            and r.model.moe is not None
+            and r.model.moe.token_dispatcher == "allgather"
+        ),
+    ),
+    Requirement(
+        "delayed-gradients-keep-experts",
+        "layout.delay_weight_gradients",
+        "overlapped expert communication cannot recompute the whole moe; remove moe from recompute_modules",
+        CONFIG,
+        lambda r: r.techniques.delay_weight_gradients and "moe" in r.techniques.recompute_modules,
+    ),
+)
+
+
+def implies(condition: Bools | bool, then: Bools) -> Bools:
+    column: Bools = np.logical_or(np.logical_not(condition), then)
+    return column
+
+
+def layers_on_one_stage(s: Situation) -> Bools:
+    return implies(s.techniques.offload_layers > 0, np.equal(s.layouts.pipeline, 1))
+
+
+def layers_without_recompute(s: Situation) -> Bools:
+    return implies(s.techniques.offload_layers > 0, np.equal(s.layouts.recompute, RECOMPUTE_NONE))
+
+
+def modules_without_full(s: Situation) -> Bools:
+    return implies(bool(s.techniques.offload_modules), np.not_equal(s.layouts.recompute, RECOMPUTE_FULL))
+
+
+def offload_needs_distributed(s: Situation) -> Bools:
+    return implies(s.techniques.offload_optimizer > 0, s.layouts.zero_stage > 0)
+
+
+def delay_needs_experts(s: Situation) -> Bools:
+    return implies(s.techniques.delay_weight_gradients, s.layouts.expert > 1)
+
+
+def delay_without_full(s: Situation) -> Bools:
+    return implies(s.techniques.delay_weight_gradients, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL))
+
+
+def delay_interleaved(s: Situation) -> Bools:
+    interleaved = (s.layouts.pipeline == 1) | (s.layouts.virtual_pipeline > 1)
+    return implies(s.techniques.delay_weight_gradients, interleaved)
+
+
+TECHNIQUE_RULES: tuple[Rule, ...] = (
+    Rule(
+        "offload-layers-one-stage", "offload_layers needs --pipeline-model-parallel-size 1", CONFIG, layers_on_one_stage
+    ),
+    Rule("offload-layers-no-recompute", "offload_layers needs recompute: none", CONFIG, layers_without_recompute),
+    Rule(
+        "offload-modules-no-full",
+        "offload_modules needs recompute none or selective: full keeps nothing of a module",
+        "megatron/core/transformer/transformer_block.py _checkpointed_forward, core 0.19",
+        modules_without_full,
+    ),
+    Rule(
+        "offload-optimizer-distributed",
+        "offload_optimizer needs zero_stage 1: --optimizer-cpu-offload needs --use-precision-aware-optimizer, and that "
+        "--use-distributed-optimizer",
+        "megatron/core/optimizer/optimizer_config.py, core 0.19",
+        offload_needs_distributed,
+    ),
+    Rule(
+        "delayed-gradients-experts",
+        "delay_weight_gradients needs --expert-model-parallel-size above 1: --delay-wgrad-compute needs "
+        "--overlap-moe-expert-parallel-comm",
+        CONFIG,
+        delay_needs_experts,
+    ),
+    Rule(
+        "delayed-gradients-no-full",
+        "delay_weight_gradients needs recompute none or selective",
+        CONFIG,
+        delay_without_full,
+    ),
+    Rule(
+        "delayed-gradients-interleaved",
+        "delay_weight_gradients with pipeline stages needs virtual stages",
+        CONFIG,
+        delay_interleaved,
+    ),
+)
+
+
+def technique_words(recipe: Recipe, layout: Layout) -> Words:
+    """The flags of every technique, recompute among them."""
+    ways = recipe.techniques
+    words = [*_recompute(ways, recipe, layout), *_offload(ways)]
+    if ways.loss == "native":
+        words += ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "native"]
+    if ways.mlp_chunks > 1:
+        words += ["--mlp-chunks-for-training", str(ways.mlp_chunks)]
+    if ways.delay_weight_gradients:
+        words += ["--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"]
+    if recipe.training.gradient_dtype == "bf16":
+        words += ["--grad-reduce-in-bf16"]
+    elif recipe.training.gradient_dtype == "fp32" and recipe.workload.precision == "fp16":
+        words += ["--accumulate-allreduce-grads-in-fp32"]
+    return tuple(words)
+
+
+def _recompute(ways: Techniques, recipe: Recipe, layout: Layout) -> Words:
+    if layout.recompute == RECOMPUTE_SELECTIVE:
+        return ("--recompute-granularity", "selective", "--recompute-modules", *modules_of(ways))
+    if layout.recompute != RECOMPUTE_FULL:
+        return ()
+    layers = ways.recompute_layers
+    if layers is None:
+        chunks = layout.pipeline * layout.virtual_pipeline
+        layers = 1 if ways.recompute_method == "uniform" else recipe.model.num_layers // chunks
+    method = ("--recompute-method", ways.recompute_method, "--recompute-num-layers", str(layers))
+    return ("--recompute-granularity", "full", *method)
+
+
+def _offload(ways: Techniques) -> Words:
+    words: list[str] = []
+    if ways.offload_modules:
+        words += ["--fine-grained-activation-offloading", "--offload-modules", *ways.offload_modules]
+    if ways.offload_layers:
+        words += ["--cpu-offloading-num-layers", str(ways.offload_layers)]
+    if ways.offload_optimizer:
+        words += ["--optimizer-cpu-offload", "--optimizer-offload-fraction", repr(ways.offload_optimizer)]
+        words += ["--use-precision-aware-optimizer", "--overlap-cpu-optimizer-d2h-h2d"]
+    return tuple(words)
+
+
+def technique_environment(ways: Techniques) -> dict[str, str]:
+    """Variables a technique needs: without NVTE_CPU_OFFLOAD_V1 Transformer Engine from 2.10 on would offload weights
+    too, and arguments.py refuses to start (core 0.19)."""
+    return {"NVTE_CPU_OFFLOAD_V1": "1"} if ways.offload_modules else {}

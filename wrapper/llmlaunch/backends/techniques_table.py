@@ -1,0 +1,174 @@
+"""Every technique a recipe can ask for: its key, the paper, what it saves and costs, and what each backend is told.
+
+docs/backends.md holds the table; tests keep page, keys and flags equal to this list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["TECHNIQUE_LIST", "Technique", "techniques_table"]
+
+
+@dataclass(frozen=True)
+class Technique:
+    """`keys` stand in a recipe. `megatron` and `deepspeed` are what is rendered, None where nothing is. `source` is the
+    paper, or where none is known the framework."""
+
+    keys: tuple[str, ...]
+    source: str
+    saves: str
+    costs: str
+    megatron: str | None
+    deepspeed: str | None
+
+
+TECHNIQUE_LIST: tuple[Technique, ...] = (
+    Technique(
+        ("layout.recompute: full", "layout.recompute_method", "layout.recompute_layers"),
+        "Chen et al. 2016; Korthikanti et al. 2022, section 5",
+        "all a layer saves but its input; block: of some layers, uniform: all but one input in each group",
+        "up to one more forward pass",
+        "`--recompute-granularity full --recompute-method --recompute-num-layers`",
+        "`--gradient-checkpointing` of the script (every layer)",
+    ),
+    Technique(
+        ("layout.recompute: selective", "layout.recompute_modules"),
+        "Korthikanti et al. 2022, section 5",
+        "what the named modules save",
+        "their forward pass once more",
+        "`--recompute-granularity selective --recompute-modules`",
+        None,
+    ),
+    Technique(
+        ("layout.offload_modules",),
+        "Megatron core, fine-grained activation offloading",
+        "the saved inputs of the named modules",
+        "host memory and the link to it",
+        "`--fine-grained-activation-offloading --offload-modules`, `NVTE_CPU_OFFLOAD_V1=1`",
+        None,
+    ),
+    Technique(
+        ("layout.offload_layers",),
+        "KARMA (Wahib et al. 2020)",
+        "all that the first layers save",
+        "host memory and the link to it",
+        "`--cpu-offloading-num-layers`",
+        None,
+    ),
+    Technique(
+        ("layout.offload_checkpoints",),
+        "ZeRO-Infinity (Rajbhandari et al. 2021, section 5.1)",
+        "the layer inputs full recompute keeps",
+        "host memory and the link to it",
+        None,
+        "`activation_checkpointing.cpu_checkpointing`",
+    ),
+    Technique(
+        ("layout.offload_optimizer",),
+        "ZeRO-Offload (Ren et al. 2021); M6-10T (Lin et al. 2021)",
+        "the share of master weights and moments",
+        "host memory, a slower step",
+        "`--optimizer-cpu-offload --optimizer-offload-fraction --use-precision-aware-optimizer "
+        "--overlap-cpu-optimizer-d2h-h2d`",
+        "`zero_optimization.offload_optimizer`, `zero_force_ds_cpu_optimizer: false`",
+    ),
+    Technique(
+        ("layout.offload_parameters",),
+        "ZeRO-Infinity; Superpipeline; KARMA; M6-10T",
+        "the parameters, but those that run now",
+        "host memory, every pass reads them over the link",
+        None,
+        "`zero_optimization.offload_param`",
+    ),
+    Technique(
+        ("layout.loss", "layout.loss_tiles"),
+        "MsT (Luo et al. 2024), LM head",
+        "tiled: all logits but one piece's; native saves time alone",
+        "tiled: one more pass of the head",
+        "`--cross-entropy-loss-fusion --cross-entropy-fusion-impl native`",
+        "`--loss-tiles` of the script (`sequence_tiled_compute`)",
+    ),
+    Technique(
+        ("layout.mlp_chunks",),
+        "MsT (Luo et al. 2024), MLP",
+        "an MLP's temporaries but one piece's; in DeepSpeed also all it saves but its input",
+        "smaller matrices; in DeepSpeed the MLP's forward pass once more",
+        "`--mlp-chunks-for-training`",
+        "`--mlp-chunks` of the script (`TiledMLP`)",
+    ),
+    Technique(
+        ("layout.delay_weight_gradients",),
+        "2BP (Rae et al. 2024)",
+        "nothing: output gradients wait, the peak rises",
+        "memory, for overlapped communication",
+        "`--overlap-moe-expert-parallel-comm --delay-wgrad-compute`",
+        None,
+    ),
+    Technique(
+        ("layout.token_dispatcher",),
+        "Pipeline-MoE (Chen et al. 2023)",
+        "with allgather the buffers of the all-to-all",
+        "every expert-parallel rank sees all tokens of its group",
+        "`--moe-token-dispatcher-type`",
+        None,
+    ),
+    Technique(
+        ("training.adapters",),
+        "LoRA (Hu et al. 2021); LoRA-FA (Zhang et al. 2023)",
+        "gradients and states of all but the adapters; LoRA-FA also the inputs of linear layers",
+        "what can be learned is of low rank",
+        None,
+        "`--adapter-rank`, `--frozen-adapter-down` of the script",
+    ),
+    Technique(
+        ("training.trained_layers",),
+        "SHERL (Diao et al. 2024)",
+        "gradients, states and activations of the first layers",
+        "the first layers stay as they are",
+        None,
+        "`--trained-layers` of the script",
+    ),
+    Technique(
+        ("training.gradient_dtype",),
+        "Megatron core, DistributedDataParallel",
+        "bf16: half the gradient buffer",
+        "precision of the accumulated gradient",
+        "`--grad-reduce-in-bf16`, `--accumulate-allreduce-grads-in-fp32` (fp16)",
+        None,
+    ),
+    Technique(
+        ("what_if.swapped_share",),
+        "MEMO (Zhao et al. 2025)",
+        "the share of each layer's activations, but two layers' rounding buffers",
+        "the link must carry a layer's share while the layer computes; the plan says whether it can",
+        None,
+        None,
+    ),
+    Technique(
+        ("what_if.sampled_share",),
+        "WTA-CRS (Liu et al. 2023)",
+        "the inputs of linear layers, but the share of their rows",
+        "noise in the weight gradient",
+        None,
+        None,
+    ),
+    Technique(
+        ("what_if.weight_versions",),
+        "PipeDream-2BW (Narayanan et al. 2021)",
+        "nothing: 4 bytes a parameter for each version more",
+        "memory, for a pipeline without flushes",
+        None,
+        None,
+    ),
+)
+
+
+def techniques_table() -> str:
+    """One Markdown row for each technique."""
+    rows = ["| key | from | saves | costs | megatron-lm | deepspeed |", "|---|---|---|---|---|---|"]
+    for entry in TECHNIQUE_LIST:
+        keys = ", ".join(f"`{key}`" for key in entry.keys)
+        told = " | ".join(text or "refused" for text in (entry.megatron, entry.deepspeed))
+        rows.append(f"| {keys} | {entry.source} | {entry.saves} | {entry.costs} | {told} |")
+    return "\n".join(rows)
