@@ -16,10 +16,10 @@ __all__ = ["RECOMPUTED", "Kept", "kept_activations", "kept_by_layer", "kept_embe
 
 Kept = tuple[FloatColumn, FloatColumn]  # bytes of one dense and of one mixture layer, one micro-batch
 
-# What each of Megatron's `--recompute-modules` lets go of (transformer_layer.py, mlp.py, moe/, core 0.19).
+# What each of Megatron's `--recompute-modules` lets go of (transformer_layer.py, mlp.py, moe/, core 0.19); "layernorm"
+# is in `_separate_norms`.
 RECOMPUTED: dict[str, tuple[str, ...]] = {
     "core_attn": ("attn_scores",),
-    "layernorm": ("attn_norm_output", "mlp_norm_output"),
     "mla_up_proj": ("attn_qkv",),
     "mlp": ("mlp_fc1_output", "mlp_fc2_input"),
     "moe": (
@@ -63,12 +63,20 @@ def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Layer
     if not np.any(recompute):
         return whole
     modules = job.techniques.recompute_modules or DEFAULT_MODULES
-    part = layer.without((*_named(RECOMPUTED, modules), *offloaded))
+    norms = _separate_norms(job, layer) if "layernorm" in modules else ()
+    part = layer.without((*_named(RECOMPUTED, modules), *norms, *offloaded))
     if "core_attn" in modules:
         part = part + _uncopied_values(job, rows)
     inputs = _layer_input(job, rows)
     kept: FloatColumn = np.choose(recompute, [whole, part, inputs])  # none, selective, full
     return kept
+
+
+def _separate_norms(job: Job, layer: Layer) -> tuple[str, ...]:
+    """Norms that can be recomputed: before latent attention and before a mixture. The others are fused into the linear
+    after them, where the flag changes nothing (megatron/core/models/gpt/gpt_layer_specs.py, core 0.19; traced)."""
+    mixture = "expert_fc1_input" in layer.tensors
+    return (*(("attn_norm_output",) if job.shape.mla else ()), *(("mlp_norm_output",) if mixture else ()))
 
 
 def _named(table: dict[str, tuple[str, ...]], modules: tuple[str, ...]) -> tuple[str, ...]:

@@ -57,7 +57,11 @@ def _mlp_backward(
 
 
 def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
-    """Full recompute makes a layer's activations once more before its backward; any recompute makes its scores."""
+    """Full recompute makes a layer's activations once more before its backward; any recompute makes its scores.
+
+    With the block method the layers kept whole are the last ones and run backward first: what they let go of is there
+    for the first recomputed layer.
+    """
     again = saved_by_dense_layer(job, rows)
     whole = again.total
     if job.shape.moe is not None:
@@ -65,8 +69,13 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
         whole = np.where(rows.moe_layers > 0, np.maximum(whole * (rows.dense_layers > 0), mixture.total), whole)
     scores = again.of("attn_scores")
     recompute = rows.layouts.recompute
-    group = job.techniques.recompute_layers if job.techniques.recompute_method == "uniform" else 1
-    full = whole * (group or 1)
+    techniques = job.techniques
+    count = techniques.recompute_layers or 1
+    if techniques.recompute_method == "uniform":
+        full = whole * count
+    else:
+        layers = (rows.dense_layers + rows.moe_layers) / rows.layouts.virtual_pipeline
+        full = whole * np.clip(1.0 + count - layers, 0.0, 1.0)
     return np.where(recompute == RECOMPUTE_FULL, full, np.where(recompute == RECOMPUTE_NONE, 0.0, scores))
 
 
