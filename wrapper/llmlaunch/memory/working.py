@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE
+from llmlaunch.memory.activations import RECOMPUTED
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.saved import (
     Layer,
@@ -57,7 +58,8 @@ def _mlp_backward(
 
 
 def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
-    """Full recompute makes a layer's activations once more before its backward; any recompute makes its scores.
+    """Full recompute makes a layer's activations once more before its backward, that of a mixture the mixture's; any
+    recompute makes the scores again.
 
     With the block method the layers kept whole are the last ones and run backward first: what they let go of is there
     for the first recomputed layer.
@@ -67,7 +69,9 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
     if job.shape.moe is not None:
         mixture: Layer = saved_by_mixture_layer(job, rows)
         whole = np.where(rows.moe_layers > 0, np.maximum(whole * (rows.dense_layers > 0), mixture.total), whole)
-    scores = again.of("attn_scores")
+    part = again.of("attn_scores")
+    if job.shape.moe is not None and "moe" in job.techniques.recompute_modules:
+        part = part + np.where(rows.moe_layers > 0, mixture.of(*RECOMPUTED["moe"]), 0.0)
     recompute = rows.layouts.recompute
     techniques = job.techniques
     count = techniques.recompute_layers or 1
@@ -76,7 +80,7 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
     else:
         layers = (rows.dense_layers + rows.moe_layers) / rows.layouts.virtual_pipeline
         full = whole * np.clip(1.0 + count - layers, 0.0, 1.0)
-    return np.where(recompute == RECOMPUTE_FULL, full, np.where(recompute == RECOMPUTE_NONE, 0.0, scores))
+    return np.where(recompute == RECOMPUTE_FULL, full, np.where(recompute == RECOMPUTE_NONE, 0.0, part))
 
 
 def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
