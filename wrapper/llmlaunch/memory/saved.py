@@ -101,6 +101,16 @@ def routed_tokens(job: Job, rows: RankColumns) -> FloatColumn:
     return routed * job.facts.expert_imbalance
 
 
+def gathered_tokens(job: Job, rows: RankColumns) -> FloatColumn:
+    """Tokens a device holds at once when the dispatcher gathers all tokens of the expert ranks instead of exchanging
+    them (`--moe-token-dispatcher-type allgather`, megatron/core/transformer/moe/token_dispatcher.py, core 0.19)."""
+    moe, lay = job.shape.moe, rows.layouts
+    if moe is None or moe.token_dispatcher != "allgather":
+        return np.zeros(len(rows))
+    ranks = lay.expert * lay.expert_tensor
+    return np.where((ranks > 1) & (rows.moe_layers > 0), tokens(job, rows) / sequence_split(rows) * ranks, 0.0)
+
+
 def _projected(job: Job) -> float:
     """Bytes per (token x ffn column) the activation function keeps: gate and up, or up alone; an unfused gated
     activation keeps silu(gate) as well."""

@@ -9,6 +9,7 @@ from llmlaunch.memory.activations import RECOMPUTED
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.saved import (
     Layer,
+    gathered_tokens,
     routed_tokens,
     saved_by_dense_layer,
     saved_by_mixture_layer,
@@ -37,8 +38,9 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     routed = routed_tokens(job, rows)
     inputs = routed * shape.hidden_size * rows.layouts.expert_tensor
     expert = _mlp_backward(job, n, routed * shape.moe.ffn_hidden_size, inputs, matrices(job, rows).expert)
-    # combining and dispatching hold a permuted copy before and one after the exchange
-    exchange = 2.0 * e * routed * shape.hidden_size
+    # combining and dispatching hold a permuted copy before and one after the exchange, or, where tokens are gathered,
+    # one of all of them
+    exchange = e * shape.hidden_size * (routed + np.maximum(routed, gathered_tokens(job, rows)))
     mixture = np.maximum(expert, exchange)
     dense = np.where(rows.dense_layers > 0, dense, 0.0)
     return np.asarray(stream + np.maximum(dense, np.where(rows.moe_layers > 0, mixture, 0.0)))
@@ -99,13 +101,15 @@ def persistent_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     `weight_gradient_stubs`: with gradients accumulated in place, Transformer Engine hands autograd one stub for every
     distinct shape of weight (transformer_engine/pytorch/module/base.py get_dummy_wgrad, 2.2 to 2.20) and Megatron core
     one for the head (megatron/core/tensor_parallel/layers.py, core 0.19).
-    `sequence_gather`: the largest all-gather of sequence parallelism (megatron/core/utils.py GlobalMemoryBuffer).
+    `sequence_gather`: the largest all-gather of sequence parallelism or of expert parallelism's tokens
+    (megatron/core/utils.py GlobalMemoryBuffer).
     """
     e = job.facts.activation_bytes
     stubs = np.zeros(len(rows))
     if job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs:
         stubs = job.facts.parameter_bytes * matrices(job, rows).distinct
-    gathered = np.where(rows.layouts.sequence_parallel > 0, e * tokens(job, rows) * job.shape.hidden_size, 0.0)
+    sequence = np.where(rows.layouts.sequence_parallel > 0, tokens(job, rows), 0.0)
+    gathered = e * job.shape.hidden_size * np.maximum(sequence, gathered_tokens(job, rows))
     exchanged = np.where(
         rows.layouts.pipeline > 1, 2.0 * e * tokens(job, rows) * job.shape.hidden_size / sequence_split(rows), 0.0
     )
