@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from samples import CARD, run
+from measured_runs import CARD, run
 
 from llmlaunch.calibration.accuracy import scored
 from llmlaunch.calibration.comparable import margin_for, runs_of

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.calibration.accuracy import OUTCOMES, RULE, Scored
+from llmlaunch.calibration.defaults import with_defaults
 from llmlaunch.calibration.records import TABLES
 from llmlaunch.calibration.references import ANCHORS, Setting
 from llmlaunch.calibration.summary import errors
@@ -50,16 +51,15 @@ def _verdicts(known: Sequence[tuple[Scored, int]]) -> dict[str, int]:
 
 
 def _setting(one: Scored) -> Setting | None:
-    case, record = one.case, one.record
-    if case is None or TABLES[record["backend"]] not in MEGATRON:
+    case = one.case
+    if case is None or TABLES[one.record["backend"]] not in MEGATRON:
         return None
-    precision = record["precision"]["compute"]
-    gradients = record["optimizer"]["gradient_dtype"] or ("fp32" if precision == "bf16" else precision)
+    record, _ = with_defaults(one.record)
     return Setting(
         shape=case.job.shape,
         layout=case.layout,
         sequence_length=case.job.workload.sequence_length,
         num_microbatches=case.num_microbatches,
-        fp32_gradients=gradients == "fp32",
-        attention_scores_saved=record["implementation"].get("attention") == "unfused",
+        fp32_gradients=record["optimizer"]["gradient_dtype"] == "fp32",
+        attention_scores_saved=record["implementation"]["attention"] == "unfused",
     )
