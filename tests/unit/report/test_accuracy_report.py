@@ -92,6 +92,13 @@ def test_the_text_says_all_that_the_json_says(answer: dict[str, Any]) -> None:
     assert len(lines) == 2 + len(answer["records"])
 
 
+def test_a_name_in_a_file_cannot_steer_the_terminal(answer: dict[str, Any]) -> None:
+    evil = json.loads(json.dumps(answer).replace("SimuMax", "Simu\\u001b[2JMax"))
+    for text in (accuracy_text(evil), records_text(evil)):
+        assert "Simu?[2JMax" in text
+        assert "\x1b" not in text
+
+
 def test_a_table_is_written_between_its_markers_and_nowhere_else(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text(f"before\n{START}\nold\n{END}\nafter\n")

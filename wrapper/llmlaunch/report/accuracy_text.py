@@ -27,7 +27,7 @@ def accuracy_text(answer: Mapping[str, Any]) -> str:
         _assumed(answer["records"]),
         _unsupported(families),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return _harmless("\n\n".join(part for part in parts if part))
 
 
 def records_text(answer: Mapping[str, Any]) -> str:
@@ -36,10 +36,15 @@ def records_text(answer: Mapping[str, Any]) -> str:
     for record in answer["records"]:
         measured, predicted = record["measured_bytes"], record["predicted_bytes"]
         error = signed(predicted / measured - 1) if measured and predicted else "-"
-        said = record["verdict"] or "-" if record["supported"] else one_line(record["reason"])
+        said = record["verdict"] or "-" if record["supported"] else record["reason"]
         sizes = ["-" if size is None else gib(size) for size in (measured, predicted)]
         rows.append([record["id"], record["peak_kind"], *sizes, error, said])
-    return "Records\n" + table(["record", "peak", "measured GiB", "predicted GiB", "error", "verdict"], rows)
+    return _harmless("Records\n" + table(["record", "peak", "measured GiB", "predicted GiB", "error", "verdict"], rows))
+
+
+def _harmless(text: str) -> str:
+    """Names come from a file: what a terminal would obey is shown as "?"."""
+    return "\n".join(one_line(line) for line in text.split("\n"))
 
 
 def signed(share: float) -> str:
