@@ -21,7 +21,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.workload import Workload
 
 GIB = 2**30
-TRACED_FACTS = replace(megatron_facts(), workspace_bytes=0.0, weight_gradient_stubs=False)
+TRACED_FACTS = replace(megatron_facts(), workspace_bytes=0.0, weight_gradient_stubs=False, sequence_gather="all")
 
 TRACES = [
     *[

@@ -60,7 +60,7 @@ class MemoryFacts:
     deferred_head_gradients: int = 0  # micro-batches whose logit gradients wait for the end of the step
     weight_gradient_fused: bool = False  # wgrad accumulates into the gradient buffer: no temporary of a matrix
     weight_gradient_stubs: bool = False  # then one stub for every distinct weight shape is kept for autograd
-    sequence_gather: bool = False  # sequence parallelism keeps one buffer of a gathered layer input
+    sequence_gather: str = "none"  # ranks that keep one buffer of a gathered layer input: "none", "last" or "all"
     pipeline_buffers: bool = False  # a received and a sent tensor beside what the layers keep
     context_all_to_all: bool = False  # context parallelism by all-to-all: the attention output is kept twice
     combine_bytes: float = 0.0  # per routed token and hidden element, kept to combine expert outputs

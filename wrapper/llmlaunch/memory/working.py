@@ -102,19 +102,20 @@ def persistent_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     distinct shape of weight (transformer_engine/pytorch/module/base.py get_dummy_wgrad, 2.2 to 2.20) and Megatron core
     one for the head (megatron/core/tensor_parallel/layers.py, core 0.19).
     `sequence_gather`: the largest all-gather of sequence parallelism or of expert parallelism's tokens
-    (megatron/core/utils.py GlobalMemoryBuffer).
+    (megatron/core/utils.py GlobalMemoryBuffer); Transformer Engine's linears bring their own, which they free.
     """
     e = job.facts.activation_bytes
     stubs = np.zeros(len(rows))
     if job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs:
         stubs = job.facts.parameter_bytes * matrices(job, rows).distinct
-    sequence = np.where(rows.layouts.sequence_parallel > 0, tokens(job, rows), 0.0)
+    everywhere = job.facts.sequence_gather == "all"
+    sequence = np.where((rows.layouts.sequence_parallel > 0) & (rows.last | everywhere), tokens(job, rows), 0.0)
     gathered = e * job.shape.hidden_size * np.maximum(sequence, gathered_tokens(job, rows))
     exchanged = np.where(
         rows.layouts.pipeline > 1, 2.0 * e * tokens(job, rows) * job.shape.hidden_size / sequence_split(rows), 0.0
     )
     return {
         "weight_gradient_stubs": stubs,
-        "sequence_gather": gathered * job.facts.sequence_gather,
+        "sequence_gather": gathered * (job.facts.sequence_gather != "none"),
         "pipeline_buffers": exchanged * job.facts.pipeline_buffers,
     }
