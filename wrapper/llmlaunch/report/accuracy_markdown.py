@@ -25,7 +25,7 @@ def accuracy_markdown(answer: Mapping[str, Any]) -> str:
     titles = [answer["anchors"][name]["title"] for name in names]
     head = ["measured runs", "peak", "records", "priced", "MAPE", "median", "bias", "p95", "worst"]
     peaks = [[*_peak(name, f), *_anchor_errors(f, names)] for name, f in families.items() if "mape" in f]
-    outcome_head = ["runs", "outcome", "priced", "called safe", "called unsafe", "predicted above the card"]
+    outcome_head = ["runs", "outcome", "priced", "called safe", "called unsafe", "flags unknown", "above the card"]
     outcomes = [[*_outcome(name, f), *_anchor_verdicts(f, names)] for name, f in families.items() if _judged(f)]
     return "\n\n".join(
         [
@@ -71,14 +71,15 @@ def _judged(f: Family) -> bool:
 
 
 def _outcome(name: str, f: Family) -> list[str]:
-    counts = [str(f[key]) for key in ("supported", "called_safe", "called_unsafe")]
+    counts = [str(f[key]) for key in ("supported", "called_safe", "called_unsafe", "flags_unknown")]
     return [*name.rsplit("/", 1), *counts, str(f.get("above_card", "-"))]
 
 
 def _anchor_verdicts(f: Family, names: list[str]) -> Iterator[str]:
     for name in names:
         anchor = f["anchors"][name]
-        yield f"{anchor['called_safe']} of {anchor['records']}" if "called_safe" in anchor else "-"
+        judged = anchor.get("called_safe", 0) + anchor.get("called_unsafe", 0)
+        yield f"{anchor['called_safe']} of {judged}" if judged else "-"
 
 
 def _remarks(answer: Mapping[str, Any]) -> Iterator[str]:
