@@ -1,0 +1,71 @@
+"""In-flight micro-batches against the schedules themselves, run step by step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from shapes import LLAMA3_8B
+
+from llmlaunch.backends.facts.megatron import megatron_facts
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.schedule import in_flight
+from llmlaunch.workload import Workload
+
+
+def most_layers_alive(layers_by_chunk: list[int], pipeline: int, rank: int, microbatches: int, group: int) -> int:
+    """Run one rank's forward and backward steps in Megatron's order and count layers whose activations are alive.
+
+    Forward steps take the chunks in turn, `group` micro-batches each; backward steps take them in reverse. One forward
+    step more than the warm-up runs before the first backward.
+    """
+    chunks = len(layers_by_chunk)
+    total = chunks * microbatches
+    order = [(step // group) % chunks for step in range(total)]
+    warmup = pipeline - rank - 1 if chunks == 1 else 2 * (pipeline - rank - 1) + (chunks - 1) * group
+    warmup = min(warmup, total)
+    alive = most = 0
+    forward, backward = 0, 0
+    while backward < total:
+        if forward < total and forward <= warmup + backward:
+            alive += layers_by_chunk[order[forward]]
+            forward += 1
+        else:
+            alive -= layers_by_chunk[chunks - 1 - order[backward]]
+            backward += 1
+        most = max(most, alive)
+    return most
+
+
+def estimated(layout: Layout, layers: tuple[int, ...] | None, rank: int, microbatches: int) -> float:
+    job = Job(LLAMA3_8B, Workload(4096, microbatches), megatron_facts(), layers)
+    alive = in_flight(job, all_ranks(job, LayoutColumns.of([layout])))
+    return float(alive.dense[rank] + alive.mixture[rank])
+
+
+@given(
+    pipeline=st.sampled_from([1, 2, 4, 8]),
+    chunks=st.sampled_from([1, 2, 4]),
+    rank=st.integers(0, 7),
+    turns=st.integers(1, 4),
+)
+def test_even_stages_keep_what_the_schedule_keeps(pipeline: int, chunks: int, rank: int, turns: int) -> None:
+    assume(rank < pipeline and (chunks == 1 or pipeline > 1))
+    microbatches = pipeline * turns
+    layers = [LLAMA3_8B.num_layers // (pipeline * chunks)] * chunks
+    expected = most_layers_alive(layers, pipeline, rank, microbatches, group=pipeline)
+    layout = Layout(pipeline=pipeline, virtual_pipeline=chunks)
+    assert estimated(layout, None, rank, microbatches) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("microbatches", [4, 8, 16])
+def test_the_embedding_may_take_the_place_of_a_layer_in_the_first_chunk(microbatches: int) -> None:
+    first = most_layers_alive([3, 4], 4, 0, microbatches, group=4)
+    assert estimated(Layout(pipeline=4, virtual_pipeline=2), (7, 8, 8, 7), 0, microbatches) == first
+
+
+def test_the_head_may_take_the_place_of_a_layer_in_the_last_chunk() -> None:
+    """At the first loss. Later micro-batches may keep a layer more, but not while there are logits."""
+    last = most_layers_alive([4, 3], 4, 3, microbatches=4, group=4)
+    assert estimated(Layout(pipeline=4, virtual_pipeline=2), (7, 8, 8, 7), 3, 4) == last
