@@ -111,3 +111,20 @@ def test_a_folder_or_a_missing_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent.jsonl"):
         with pytest.raises(UserError, match="cannot be read"):
             read_records(path)
+
+
+def test_host_memory_is_priced_by_the_node(records: list[dict[str, Any]]) -> None:
+    record = json.loads(json.dumps(next(r for r in records if r["family"] == "SimuMax")))
+    clusters = clusters_by_gpu()
+    record |= {"peak_kind": "host", "peak_bytes": 30 * 2**30, "gpu": "H100"}
+    eight = score(record, clusters)
+    assert eight.supported
+    assert eight.predicted_bytes == 8 * score({**record, "devices_per_node": 1}, clusters).predicted_bytes
+    assert eight.limit_bytes == int(0.8 * clusters["H100"].host_memory_bytes)
+    died = score({**record, "peak_kind": "host_oom", "peak_bytes": None, "host_memory_bytes": 2**30}, clusters)
+    assert died.verdict == "unsafe"
+
+
+def test_host_memory_of_a_cpu_machine_is_refused_with_a_reason(records: list[dict[str, Any]]) -> None:
+    record = {**records[0], "peak_kind": "host", "gpu": "cpu"}
+    assert "resident memory" in str(score(record, {}).reason)

@@ -13,6 +13,7 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.enumerate import enumerate_layouts
+from llmlaunch.planner.host import host_limit
 from llmlaunch.planner.limit import memory_limit
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.plan_json import plan_json
@@ -147,3 +148,45 @@ def test_measured_runs_change_nothing_where_no_risk_is_asked_for() -> None:
     recipe = recipe_of("llama3-8b")
     said = Margin(0.05, 30, 19, 1.01, "risk 0.05 by 30 comparable runs")
     assert plan_json(make_plan(recipe, backend_for(recipe), margin=said)) == plan_json(plan_of("llama3-8b"))
+
+
+def test_host_memory_refuses_with_the_term_and_the_way_out() -> None:
+    plan = plan_of("llama3-8b", "slurm.mem=20G")
+    assert not plan.safe
+    assert set(plan.refused) >= {"host_memory"}
+    said = str(explain_unsafe(plan))
+    assert "not the host memory" in said
+    assert "80% of slurm.mem (20 GiB)" in said
+    assert "most of it processes" in said
+    assert "Smallest change that fits: slurm.mem: 0" in said
+
+
+def test_a_host_that_is_large_enough_changes_nothing() -> None:
+    plan, wide = plan_of("llama3-8b"), plan_of("llama3-8b", "slurm.mem=400G")
+    assert plan.safe
+    assert wide.safe
+    assert plan.layout == wide.layout
+    assert wide.host_limit is not None
+    assert wide.host_limit.limit_bytes == int(0.8 * 400 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("mem", "gib"), [("512000", 500), ("480G", 480), ("1T", 1024), ("491520M", 480), (0, 2048), ("9T", 2048)]
+)
+def test_slurms_units_and_the_nodes_own_memory_bound_the_host(mem: str | int, gib: int) -> None:
+    assert host_limit(recipe_of("llama3-8b", f"slurm.mem={mem}")).memory_bytes == gib * GIB
+
+
+def test_memory_asked_for_by_gpu_is_the_nodes_times_its_gpus() -> None:
+    assert host_limit(recipe_of("llama3-8b", "slurm.mem-per-gpu=64G")).memory_bytes == 8 * 64 * GIB
+
+
+def test_a_size_sbatch_does_not_know_is_refused() -> None:
+    with pytest.raises(UserError, match=r"slurm.mem: 'lots' is no amount of memory; write a whole number with K, M, G"):
+        plan_of("llama3-8b", "slurm.mem=lots")
+
+
+def test_on_a_cpu_the_host_holds_what_its_processes_do() -> None:
+    plan = plan_of("quickstart")
+    assert plan.estimate.host_bytes_per_node == 2 * plan.estimate.worst.device_bytes
+    assert plan_json(plan)["memory"]["host_terms"]["processes"] == plan.estimate.host_bytes_per_node

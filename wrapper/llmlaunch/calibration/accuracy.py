@@ -13,13 +13,16 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimate import Estimate, RankEstimate
 from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.host import Node
 from llmlaunch.timing.step import step_time
 
 __all__ = ["OUTCOMES", "PRICED", "RULE", "Result", "Scored", "score", "scored"]
 
 RULE = 0.80  # Fujii et al.: safe up to this share of device memory
 OUTCOMES = ("oom", "fits", "host_oom")
-PRICED = ("allocated", "reserved", "device")
+HOST = ("host", "host_oom")  # of a node, not of a device
+PRICED = ("allocated", "reserved", "device", "host")
+DEVICES_PER_NODE = 8  # of a machine without a profile
 
 
 @dataclass(frozen=True)
@@ -69,14 +72,19 @@ def scored(record: Mapping[str, Any], clusters: Mapping[str, Cluster]) -> Scored
         "measured_bytes": record["peak_bytes"],
     }
     try:
-        if record["peak_kind"] not in (*PRICED, *OUTCOMES) or record["peak_kind"] == "host_oom":
+        if record["peak_kind"] not in (*PRICED, *OUTCOMES):
             raise Unsupported(f"peak kind {record['peak_kind']!r} is not priced")
         case = case_of(record)
+        node = _node(record, case, clusters)
     except Unsupported as refusal:
         return Scored(record, Result(**known, supported=False, reason=str(refusal), **_unpriced()))
-    priced = estimate(case.job, case.layout, case.num_microbatches)
+    priced = estimate(case.job, case.layout, case.num_microbatches, node=node)
     compared = _compared(record, priced)
+    predicted, worst = _of_kind(compared, record["peak_kind"]), priced.worst.device_bytes
     capacity = record.get("gpu_memory_bytes")
+    if record["peak_kind"] in HOST:
+        predicted = worst = priced.host_bytes_per_node or 0
+        capacity = _host_capacity(record, clusters)
     limit = int(RULE * capacity) if capacity else None
     seconds = _step_seconds(record, case, clusters)
     tokens = case.job.workload.tokens_per_step
@@ -85,13 +93,29 @@ def scored(record: Mapping[str, Any], clusters: Mapping[str, Cluster]) -> Scored
         supported=True,
         reason=None,
         assumed=dict(case.assumed),
-        predicted_bytes=_of_kind(compared, record["peak_kind"]),
+        predicted_bytes=predicted,
         limit_bytes=limit,
-        verdict=None if limit is None else ("safe" if priced.worst.device_bytes <= limit else "unsafe"),
+        verdict=None if limit is None else ("safe" if worst <= limit else "unsafe"),
         predicted_step_seconds=seconds,
         predicted_tokens_per_second_per_gpu=tokens / seconds / case.layout.world_size if seconds else None,
     )
     return Scored(record, result, case, compared, priced.worst)
+
+
+def _node(record: Mapping[str, Any], case: Case, clusters: Mapping[str, Cluster]) -> Node | None:
+    """What runs on one node of a record of host memory; none for other kinds."""
+    if record["peak_kind"] not in HOST:
+        return None
+    if record["gpu"] == "cpu":
+        raise Unsupported("the host memory of a CPU-only machine is resident memory, which is not priced")
+    cluster = clusters.get(record["gpu"])
+    devices = record.get("devices_per_node") or (cluster.devices_per_node if cluster else DEVICES_PER_NODE)
+    return Node(processes=min(int(devices), case.layout.world_size))
+
+
+def _host_capacity(record: Mapping[str, Any], clusters: Mapping[str, Cluster]) -> int | None:
+    cluster = clusters.get(record["gpu"])
+    return record.get("host_memory_bytes") or (cluster.host_memory_bytes if cluster else None)
 
 
 def _unpriced() -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _filled_its_card(record: Mapping[str, Any]) -> bool:
 
 def _runs(one: Scored, clusters: Mapping[str, Cluster]) -> list[Run]:
     record, result = one.record, one.result
-    if one.worst is None or result.peak_kind in ("fits", "host_oom") or not _usable(record):
+    if one.worst is None or result.peak_kind in ("fits", "host", "host_oom") or not _usable(record):
         return []
     cluster = clusters.get(record["gpu"])
     card = record.get("gpu_memory_bytes") or (cluster.accelerator.memory_bytes if cluster else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Estimate", "RankEstimate"]
 
@@ -25,8 +25,9 @@ class Estimate:
     on a CPU-only machine."""
 
     ranks: tuple[RankEstimate, ...]
-    host_bytes_per_node: int | None  # null: not modelled yet
+    host_bytes_per_node: int | None  # null: the nodes are not known
     peak_kind: str = "device"
+    host_terms: Mapping[str, int] = field(default_factory=dict)  # they sum to host_bytes_per_node
 
     @property
     def worst(self) -> RankEstimate:

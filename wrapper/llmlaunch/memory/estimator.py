@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimate import Estimate, RankEstimate
+from llmlaunch.memory.host import Node, host_terms, node_bytes
 from llmlaunch.memory.job import FloatColumn, Job, all_ranks, candidate_ranks
 from llmlaunch.memory.terms import rank_terms
 
 __all__ = ["NOT_MODELLED", "WorstRanks", "estimate", "worst_ranks"]
 
 NOT_MODELLED = (
-    "host memory of the nodes",
+    "page cache, and what data loader workers hold beside their batches",
     "expert routing less balanced than usual",
     "fragmentation beyond the allocator's usual cache",
 )
@@ -52,8 +53,15 @@ def _of_two(n: int, index: NDArray[np.int64], rank: NDArray[np.int64], device: F
     return WorstRanks(worst, bytes_)
 
 
-def estimate(job: Job, layout: Layout, num_microbatches: int | None = None, peak_kind: str = "device") -> Estimate:
-    """Every pipeline rank of one layout. `num_microbatches` overrides what the workload implies."""
+def estimate(
+    job: Job,
+    layout: Layout,
+    num_microbatches: int | None = None,
+    peak_kind: str = "device",
+    node: Node | None = None,
+) -> Estimate:
+    """Every pipeline rank of one layout, and the host memory of its nodes where `node` says what runs on one.
+    `num_microbatches` overrides what the workload implies."""
     given = None if num_microbatches is None else np.array([num_microbatches])
     rows = all_ranks(job, LayoutColumns.of([layout]), given)
     columns = rank_terms(job, rows)
@@ -67,4 +75,7 @@ def estimate(job: Job, layout: Layout, num_microbatches: int | None = None, peak
         )
         for i in range(len(rows))
     )
-    return Estimate(ranks, host_bytes_per_node=None, peak_kind=peak_kind)
+    if node is None:
+        return Estimate(ranks, host_bytes_per_node=None, peak_kind=peak_kind)
+    total, by_term = node_bytes(host_terms(job, rows, node), node)
+    return Estimate(ranks, host_bytes_per_node=total, peak_kind=peak_kind, host_terms=by_term)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MemoryFacts", "Quantized"]
+__all__ = ["HostFacts", "MemoryFacts", "Quantized"]
 
 ByStage = tuple[float, float, float, float]  # by ZeRO stage 0, 1, 2, 3
 NONE: ByStage = (0.0, 0.0, 0.0, 0.0)
@@ -20,6 +20,29 @@ class Quantized:
     input_bytes: float
     weight_copy_bytes: float
     replaces_parameters: bool = False
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What one process keeps in host memory. Of offloaded tensors, `pinned` is the part in page-locked blocks.
+
+    `optimizer_bytes` and `optimizer_pinned_bytes` are per parameter whose states are offloaded, by ZeRO stage: masters,
+    moments, gradients and copies in flight. A checkpoint stages either all of a rank's share at once
+    (`checkpoint_bytes`, per parameter of that share), or one tensor after the other, the largest of which are the
+    rank's flat parameters and states (`checkpoint_parameter_bytes`, `checkpoint_state_bytes`).
+    """
+
+    process_bytes: float = 0.0  # resident set of a trainer, its libraries and what the accelerator's driver maps
+    optimizer_bytes: ByStage = NONE
+    optimizer_pinned_bytes: ByStage = NONE
+    optimizer_flat: bool = True  # one tensor for all of the rank's parameters, else one for each
+    parameter_bytes: float = 0.0  # per offloaded parameter
+    activations_pinned: bool = False
+    checkpoint_bytes: float = 0.0
+    checkpoint_parameter_bytes: float = 0.0
+    checkpoint_state_bytes: float = 0.0
+    loader_batches: int = 0  # micro-batches a rank that loads data holds ready
+    loader_mask: bool = False  # every sample brings its own s x s attention mask, a byte an entry
 
 
 @dataclass(frozen=True)
@@ -76,6 +99,7 @@ class MemoryFacts:
     context_bytes: float = 0.0  # the accelerator's context, outside torch; on a CPU the idle trainer
     communicator_bytes: float = 0.0  # per process group of more than one rank that a rank communicates in
     groups: tuple[str, ...] = DEFAULT_GROUPS  # those groups, by name (memory/communicators.py)
+    host: HostFacts = HostFacts()
     pad_vocabulary: bool = True  # to a multiple of 128 x tensor
 
     @property

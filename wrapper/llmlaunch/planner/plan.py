@@ -13,8 +13,8 @@ __all__ = ["Candidate", "Limit", "Plan"]
 
 @dataclass(frozen=True)
 class Limit:
-    """The bytes a device may be filled to, and the reason for that number. `risk` is what the recipe asks for and
-    `runs` the comparable measured runs behind it; both None where it asks for none."""
+    """The bytes a device or a node may be filled to, and the reason for that number. `risk` is what the recipe asks
+    for and `runs` the comparable measured runs behind it; both None where it asks for none."""
 
     limit_bytes: int
     memory_bytes: int
@@ -47,16 +47,24 @@ class Plan:
     limit: Limit
     step_terms: Mapping[str, float]  # seconds of the step by what they are spent on
     searched: int
-    refused: Mapping[str, int]  # rule key or "memory" -> layouts refused
+    refused: Mapping[str, int]  # rule key, "memory" or "host_memory" -> layouts refused
     refusal_sentences: Mapping[str, str]  # rule key -> its sentence and where it is checked
     alternatives: tuple[Candidate, ...]
     not_modelled: tuple[str, ...]
     assumptions: tuple[str, ...]
     advice: str | None = None
+    host_limit: Limit | None = None  # None: the nodes' memory is not known
 
     @property
     def layout(self) -> Layout:
         return self.chosen.layout
+
+    @property
+    def host_bytes_beyond(self) -> int:
+        """What a node needs beyond its host memory's limit; 0 where it fits."""
+        if self.host_limit is None or self.estimate.host_bytes_per_node is None:
+            return 0
+        return max(self.estimate.host_bytes_per_node - self.host_limit.limit_bytes, 0)
 
     @property
     def safe(self) -> bool:

@@ -16,7 +16,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "recipe": plan.recipe,
         "verdict": plan.verdict,
         "layout": plan.layout.as_json(),
-        "memory": _memory(plan.estimate, plan.limit),
+        "memory": _memory(plan.estimate, plan.limit, plan.host_limit),
         "step_seconds": plan.chosen.step_seconds,
         "step_terms": dict(plan.step_terms),
         "tokens_per_second_per_gpu": plan.chosen.tokens_per_second_per_gpu,
@@ -30,7 +30,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _memory(estimate: Estimate, limit: Limit) -> dict[str, Any]:
+def _memory(estimate: Estimate, limit: Limit, host: Limit | None) -> dict[str, Any]:
     return {
         "peak_kind": estimate.peak_kind,
         "limit_bytes": limit.limit_bytes,
@@ -51,6 +51,9 @@ def _memory(estimate: Estimate, limit: Limit) -> dict[str, Any]:
             for rank in estimate.ranks
         ],
         "host_bytes_per_node": estimate.host_bytes_per_node,
+        "host_terms": dict(estimate.host_terms),
+        "host_limit_bytes": None if host is None else host.limit_bytes,
+        "host_margin": None if host is None else host.reason,
     }
 
 

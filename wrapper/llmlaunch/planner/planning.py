@@ -13,9 +13,10 @@ from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
 from llmlaunch.memory.job import Job
+from llmlaunch.planner.host import host_limit, node_of
 from llmlaunch.planner.limit import memory_limit
 from llmlaunch.planner.plan import Limit, Plan
-from llmlaunch.planner.search import MEMORY, Found, search
+from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found, search
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import step_time
 
@@ -47,7 +48,8 @@ def make_plan(
     safe = bool(np.any(found.safe))
     chosen = found.candidate(recipe, 0)
     peak_kind = "device" if recipe.cluster.accelerator.kind == "gpu" else "resident"
-    detail = estimate(job, chosen.layout, peak_kind=peak_kind)
+    detail = estimate(job, chosen.layout, peak_kind=peak_kind, node=node_of(recipe))
+    host = host_limit(recipe)
     count = min(len(found.order), ALTERNATIVES + 1)
     return Plan(
         recipe=recipe.name,
@@ -55,10 +57,11 @@ def make_plan(
         chosen=chosen,
         estimate=detail,
         limit=limit,
+        host_limit=host,
         step_terms=_step_terms(recipe, chosen.layout),
         searched=found.searched,
         refused=found.refused,
-        refusal_sentences=_sentences(found, limit),
+        refusal_sentences=_sentences(found, limit, host),
         alternatives=tuple(found.candidate(recipe, i) for i in range(1, count)),
         not_modelled=NOT_MODELLED,
         assumptions=(*recipe.assumptions, *_baseline_said(job, peak_kind, baseline_bytes)),
@@ -83,11 +86,25 @@ def _baseline_said(job: Job, peak_kind: str, baseline_bytes: int | None) -> tupl
 def explain_unsafe(plan: Plan) -> NothingSafe:
     """The error for a plan that is not safe: the closest layout, what overflows it, what would fit."""
     rank = plan.estimate.worst
+    if rank.device_bytes <= plan.limit.limit_bytes and plan.host_bytes_beyond:
+        return _explain_host(plan)
     term, term_bytes = max(rank.terms.items(), key=lambda item: item[1])
     needs, limit = rank.device_bytes / GIB, plan.limit.limit_bytes / GIB
     return NothingSafe(
         f"{plan.recipe}: no layout is safe. Closest: {plan.layout.describe()}, pipeline rank {rank.pipeline_rank} "
         f"needs {needs:.1f} GiB of {limit:.1f} GiB ({needs - limit:.1f} GiB too much), "
+        f"most of it {term} with {term_bytes / GIB:.1f} GiB. {plan.advice or ''}".rstrip()
+    )
+
+
+def _explain_host(plan: Plan) -> NothingSafe:
+    assert plan.host_limit is not None
+    term, term_bytes = max(plan.estimate.host_terms.items(), key=lambda item: item[1])
+    needs, limit = (plan.estimate.host_bytes_per_node or 0) / GIB, plan.host_limit.limit_bytes / GIB
+    return NothingSafe(
+        f"{plan.recipe}: no layout is safe. Closest: {plan.layout.describe()}, which fits the devices but not the host "
+        f"memory: a node needs {needs:.1f} GiB of {limit:.1f} GiB ({needs - limit:.1f} GiB too much; "
+        f"{plan.host_limit.reason}), "
         f"most of it {term} with {term_bytes / GIB:.1f} GiB. {plan.advice or ''}".rstrip()
     )
 
@@ -99,11 +116,13 @@ def _step_terms(recipe: Recipe, layout: Layout) -> dict[str, float]:
     return {name: float(column[0]) for name, column in terms.items()}
 
 
-def _sentences(found: Found, limit: Limit) -> dict[str, str]:
+def _sentences(found: Found, limit: Limit, host: Limit) -> dict[str, str]:
     failed = (rule for rule in found.rules if rule.key in found.refused)
     said = {rule.key: f"{rule.sentence} ({rule.where})" for rule in failed}
     if MEMORY in found.refused:
         said[MEMORY] = f"the worst pipeline rank needs more than {limit.limit_bytes / GIB:.1f} GiB: {limit.reason}"
+    if HOST_MEMORY in found.refused:
+        said[HOST_MEMORY] = f"a node's processes need more than {host.limit_bytes / GIB:.1f} GiB: {host.reason}"
     return said
 
 
@@ -136,7 +155,9 @@ def _advice(recipe: Recipe, backend: Backend, baseline_bytes: int | None, margin
 
 
 def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """One changed recipe after the other: a freed pin, more nodes, a shorter sequence."""
+    """One changed recipe after the other: all of the node's memory, a freed pin, more nodes, a shorter sequence."""
+    if recipe.slurm.get("mem") not in (None, False, 0, "0"):
+        yield "slurm.mem: 0 (all of the node's memory)", replace(recipe, slurm={**recipe.slurm, "mem": 0})
     for name in recipe.pins:
         rest = {k: v for k, v in recipe.pins.items() if k != name}
         yield f"free the pin layout.{name}", replace(recipe, pins=rest)

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from llmlaunch.backends.base import Backend
 from llmlaunch.layout import LayoutColumns, Rule, Situation, refusal_counts
 from llmlaunch.memory.estimator import worst_ranks
+from llmlaunch.memory.host import worst_hosts
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.enumerate import enumerate_layouts
+from llmlaunch.planner.host import host_limit, node_of
 from llmlaunch.planner.plan import Candidate, Limit
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import step_time
@@ -20,13 +22,15 @@ from llmlaunch.timing.step import step_time
 __all__ = ["Found", "search"]
 
 MEMORY = "memory"
+HOST_MEMORY = "host_memory"  # fits the devices, not the node
 
 
 @dataclass(frozen=True)
 class Found:
     """The legal layouts with their worst rank and step time, by column.
 
-    `order` ranks the safe ones, fastest first, or, where none is safe, all legal ones by device bytes.
+    `order` ranks the safe ones, fastest first, or, where none is safe, all legal ones by how full they
+    make the fullest memory, of a device or of a node.
     """
 
     layouts: LayoutColumns
@@ -64,17 +68,19 @@ def search(recipe: Recipe, backend: Backend, job: Job, limit: Limit) -> Found:
     worst = worst_ranks(job, legal)
     microbatches = legal.num_microbatches(recipe.workload.global_batch_size)
     seconds = step_time(recipe.model, recipe.workload, recipe.cluster, legal, microbatches).total
-    safe = worst.device_bytes <= limit.limit_bytes
-    refused = dict(refusal_counts(rules, first_failed))
-    if not np.all(safe):
-        refused[MEMORY] = int(np.count_nonzero(~safe))
+    fits = worst.device_bytes <= limit.limit_bytes
+    host, most = worst_hosts(job, legal, node_of(recipe)), host_limit(recipe).limit_bytes
+    safe = fits & (host <= most)
+    counts = {MEMORY: np.count_nonzero(~fits), HOST_MEMORY: np.count_nonzero(fits & ~safe)}
+    refused = {**refusal_counts(rules, first_failed), **{key: int(n) for key, n in counts.items() if n}}
+    filled = np.maximum(worst.device_bytes / max(limit.limit_bytes, 1), host / max(most, 1))
     return Found(
         layouts=legal,
         device_bytes=worst.device_bytes,
         worst_pipeline_rank=worst.pipeline_rank,
         step_seconds=seconds,
         safe=safe,
-        order=_ranking(legal, worst.device_bytes, seconds, safe),
+        order=_ranking(legal, filled, seconds, safe),
         searched=len(layouts),
         refused=refused,
         rules=rules,
@@ -90,12 +96,13 @@ def _first_failed(rules: Sequence[Rule], situation: Situation) -> NDArray[np.int
 
 
 def _ranking(
-    layouts: LayoutColumns, device: NDArray[np.float64], seconds: NDArray[np.float64], safe: NDArray[np.bool_]
+    layouts: LayoutColumns, filled: NDArray[np.float64], seconds: NDArray[np.float64], safe: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Safe layouts by step time; where none is safe, all by bytes. Equals by the smaller split, then the lower ZeRO
-    stage, then the other figure, so that ties never wobble and the simpler of two equal layouts wins."""
+    """Safe layouts by step time; where none is safe, all by how full the fullest memory is. Equals by the smaller
+    split, then the lower ZeRO stage, then the other figure, so that ties never wobble and the simpler of two equal
+    layouts wins."""
     index = np.flatnonzero(safe)
-    first, second = (seconds, device) if len(index) else (device, seconds)
+    first, second = (seconds, filled) if len(index) else (filled, seconds)
     if not len(index):
         index = np.arange(len(layouts))
     split = layouts.tensor * layouts.pipeline * layouts.context * layouts.virtual_pipeline

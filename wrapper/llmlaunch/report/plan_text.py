@@ -13,7 +13,8 @@ __all__ = ["check_text", "plan_text"]
 
 def check_text(recipe: Recipe, plan: Plan) -> str:
     """What `llmlaunch check` prints."""
-    return "\n".join([*_headline(recipe, plan), "", *_memory(plan), "", *_time(recipe, plan), "", *_small_print(plan)])
+    memory = [*_memory(plan), *_host(plan)]
+    return "\n".join([*_headline(recipe, plan), "", *memory, "", *_time(recipe, plan), "", *_small_print(plan)])
 
 
 def plan_text(recipe: Recipe, plan: Plan) -> str:
@@ -44,6 +45,20 @@ def _memory(plan: Plan) -> list[str]:
         table(["pipeline rank", *(str(r.pipeline_rank) for r in ranks)], rows),
         f"  limit: {plan.limit.reason}; device memory is {gib(plan.limit.memory_bytes)} GiB by "
         f"{plan.limit.memory_source.split(':')[0]}",
+    ]
+
+
+def _host(plan: Plan) -> list[str]:
+    """One line, and what it is made of: nobody reads a table for the host unless it overflows."""
+    needs, limit = plan.estimate.host_bytes_per_node, plan.host_limit
+    if needs is None or limit is None:
+        return []
+    parts = sorted(plan.estimate.host_terms.items(), key=lambda item: -item[1])
+    made_of = ", ".join(f"{name.replace('_', ' ')} {gib(value)}" for name, value in parts if value)
+    return [
+        "",
+        f"Host memory, GiB per node: {gib(needs)} of {gib(limit.limit_bytes)}, {limit.reason}",
+        f"  {made_of}",
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.memory.constants import constant
-from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.facts import HostFacts, MemoryFacts
 
 __all__ = ["deepspeed_facts"]
 
@@ -51,4 +51,19 @@ def deepspeed_facts(precision: str, offload_optimizer: bool = False, fused_loss:
         context_bytes=constant("context_bytes"),
         communicator_bytes=constant("communicator_bytes"),
         pad_vocabulary=False,
+        host=_host(width),
+    )
+
+
+def _host(width: float) -> HostFacts:
+    """Offloaded states of ZeRO 1 and 2: fp32 masters and gradients and a narrow copy of both, pinned, and unpinned
+    moments; of ZeRO 3 only the gradients, fp32 and narrow, are pinned (zero/stage_1_and_2.py, stage3.py, 0.19). A
+    checkpoint is written tensor by tensor, each copied to the host on its way (torch/serialization.py)."""
+    return HostFacts(
+        process_bytes=constant("process_host_bytes"),
+        optimizer_bytes=(0.0, 16.0 + 2.0 * width, 16.0 + 2.0 * width, 16.0 + width),
+        optimizer_pinned_bytes=(0.0, 8.0 + 2.0 * width, 8.0 + 2.0 * width, 4.0 + width),
+        parameter_bytes=width,
+        checkpoint_parameter_bytes=width,
+        checkpoint_state_bytes=4.0,
     )

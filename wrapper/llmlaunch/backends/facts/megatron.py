@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.memory.constants import constant
-from llmlaunch.memory.facts import MemoryFacts, Quantized
+from llmlaunch.memory.facts import HostFacts, MemoryFacts, Quantized
 
 __all__ = ["MegatronOptions", "megatron_facts"]
 
@@ -81,6 +81,26 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
         mixture_cache_share=constant("mixture_cache_share"),
         context_bytes=constant("context_bytes"),
         communicator_bytes=constant("communicator_bytes"),
+        host=_host(width, master + 8.0 if options.optimizer_bytes is None else options.optimizer_bytes),
+    )
+
+
+def _host(width: float, optimizer: float) -> HostFacts:
+    """Offloaded states: pinned fp32 parameters and gradients, unpinned moments, one tensor for each parameter
+    (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, core 0.19). Offloaded activations go to a pinned pool
+    (pipeline_parallel/fine_grained_activation_offload.py). A torch_dist checkpoint copies all that a rank writes to the
+    host before it writes, asynchronous or not: its share over data parallelism of parameters and states
+    (dist_checkpointing/strategies/filesystem_async.py preload_tensors). The loader has 2 workers with 2 batches ready
+    each and one on its way; samples bring their attention mask unless --no-create-attention-mask-in-dataloader."""
+    return HostFacts(
+        process_bytes=constant("process_host_bytes"),
+        optimizer_bytes=(16.0,) * 4,
+        optimizer_pinned_bytes=(8.0,) * 4,
+        optimizer_flat=False,
+        activations_pinned=True,
+        checkpoint_bytes=width + optimizer,
+        loader_batches=5,
+        loader_mask=True,
     )
 
 

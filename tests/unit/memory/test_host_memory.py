@@ -1,0 +1,131 @@
+"""Host memory of a node: its processes times what each of them keeps there, named and summing exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from shapes import LLAMA3_8B
+
+from llmlaunch.backends.facts.deepspeed import deepspeed_facts
+from llmlaunch.backends.facts.megatron import megatron_facts
+from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
+from llmlaunch.memory.constants import constant
+from llmlaunch.memory.estimate import Estimate
+from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.host import Node, worst_hosts
+from llmlaunch.memory.job import Job
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.workload import Workload
+
+GIB = 2**30
+NODE = Node(processes=8)
+WORK = Workload(8192, 64, "bf16")
+PARAMETERS = 8_030_261_248
+DATA_8 = Layout(data=8, zero_stage=1)
+
+
+def megatron(layout: Layout, node: Node = NODE, ways: Techniques = NO_TECHNIQUES) -> Estimate:
+    return estimate(Job(LLAMA3_8B, WORK, megatron_facts(), techniques=ways), layout, node=node)
+
+
+def deepspeed(layout: Layout, node: Node = NODE, ways: Techniques = NO_TECHNIQUES) -> Estimate:
+    return estimate(Job(LLAMA3_8B, WORK, deepspeed_facts("bf16"), techniques=ways), layout, node=node)
+
+
+def next_power_of_two(size: float) -> int:
+    return 1 << (round(size) - 1).bit_length()
+
+
+@pytest.mark.parametrize("layout", [DATA_8, Layout(tensor=2, pipeline=2, data=2, micro_batch_size=2)])
+def test_terms_are_of_the_whole_node_and_sum_to_it(layout: Layout) -> None:
+    priced = megatron(layout, Node(processes=8, checkpoints=True))
+    assert priced.host_bytes_per_node == sum(priced.host_terms.values())
+    assert priced.host_terms["processes"] == 8 * constant("process_host_bytes")
+
+
+def test_without_the_nodes_nothing_is_said() -> None:
+    assert estimate(Job(LLAMA3_8B, WORK, megatron_facts()), DATA_8).host_bytes_per_node is None
+
+
+def test_a_checkpoint_stages_each_ranks_share_of_parameters_and_states() -> None:
+    """bf16 parameters and three fp32 states, 14 bytes, each written once by the eight ranks together."""
+    staged = megatron(DATA_8, Node(processes=8, checkpoints=True)).host_terms["checkpoint"]
+    assert staged == pytest.approx(14 * PARAMETERS, rel=1e-3)
+    assert megatron(DATA_8).host_terms["checkpoint"] == 0
+
+
+def test_deepspeed_writes_one_tensor_after_the_other() -> None:
+    """The flat 16-bit parameters, whole on each rank under ZeRO 1, are the largest; under ZeRO 3 an fp32 shard is."""
+    saves = Node(processes=8, checkpoints=True)
+    assert deepspeed(DATA_8, saves).host_terms["checkpoint"] == pytest.approx(8 * 2 * PARAMETERS, rel=1e-3)
+    sharded = deepspeed(replace(DATA_8, zero_stage=3), saves)
+    assert sharded.host_terms["checkpoint"] == pytest.approx(4 * PARAMETERS, rel=1e-3)
+
+
+def test_deepspeeds_offloaded_states_are_pinned_in_powers_of_two() -> None:
+    """ZeRO 2: 8 bytes of moments as they are; 12 bytes pinned, whose flat fp32 tensor is rounded up."""
+    offloaded = deepspeed(replace(DATA_8, zero_stage=2), ways=Techniques(offload_optimizer=1.0))
+    shard = PARAMETERS / 8
+    pinned = 12 * shard * next_power_of_two(4 * shard) / (4 * shard)
+    assert offloaded.host_terms["offloaded_optimizer"] == pytest.approx(8 * (8 * shard + pinned), rel=1e-3)
+
+
+def test_nothing_is_pinned_where_there_is_no_accelerator() -> None:
+    resident = Node(processes=2, resident=True)
+    offloaded = deepspeed(Layout(data=2, zero_stage=2), resident, Techniques(offload_optimizer=1.0))
+    assert offloaded.host_terms["offloaded_optimizer"] == pytest.approx(20 * PARAMETERS, rel=1e-3)
+
+
+def test_megatron_offloads_the_share_it_is_asked_for() -> None:
+    """16 bytes a parameter: masters, gradients, moments; half of them pinned, rounded by parameter."""
+    half, whole = (
+        megatron(DATA_8, ways=Techniques(offload_optimizer=share)).host_terms["offloaded_optimizer"]
+        for share in (0.5, 1.0)
+    )
+    assert 2 * half == pytest.approx(whole, rel=1e-6)
+    assert 16 * PARAMETERS <= whole <= 24 * PARAMETERS
+
+
+def test_offloaded_parameters_are_zero_3s_shards() -> None:
+    ways = Techniques(offload_parameters=True)
+    held = deepspeed(replace(DATA_8, zero_stage=3), ways=ways).host_terms["offloaded_parameters"]
+    assert held == pytest.approx(8 * next_power_of_two(2 * PARAMETERS / 8), rel=1e-3)
+    assert deepspeed(DATA_8, ways=ways).host_terms["offloaded_parameters"] == 0
+
+
+def test_offloaded_activations_are_what_the_device_no_longer_keeps() -> None:
+    deep = Layout(pipeline=8, micro_batch_size=1)
+    ways = Techniques(offload_modules=("core_attn",))
+    kept, moved = megatron(deep), megatron(deep, ways=ways)
+    difference = kept.ranks[0].terms["activations"] - moved.ranks[0].terms["activations"]
+    assert difference > 0
+    assert moved.host_terms["offloaded_activations"] == pytest.approx(8 * difference, rel=1e-6)
+
+
+def test_the_loader_holds_five_batches_with_their_attention_masks() -> None:
+    """On one rank of each tensor-parallel group: four of eight at tensor 2."""
+    sample = 8192**2 + 40 * 8192
+    held = megatron(Layout(tensor=2, data=4, micro_batch_size=2)).host_terms["data_loader"]
+    assert held == 4 * 5 * 2 * sample
+
+
+def test_on_a_cpu_the_processes_are_the_host_memory_and_counted_once() -> None:
+    priced = deepspeed(Layout(data=2), Node(processes=2, resident=True))
+    assert priced.host_bytes_per_node == 2 * priced.worst.device_bytes
+    assert {name for name, value in priced.host_terms.items() if value} == {"processes"}
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_one_formula_for_one_layout_and_for_many(resident: bool) -> None:
+    node = Node(processes=8, checkpoints=True, resident=resident)
+    ways = Techniques(offload_optimizer=1.0, offload_modules=("core_attn",))
+    job = Job(LLAMA3_8B, WORK, megatron_facts(), techniques=ways)
+    layouts = [
+        Layout(tensor=t, pipeline=p, data=8 // t // p, zero_stage=1, micro_batch_size=b, recompute=r)
+        for t in (1, 2, 4) for p in (1, 2) for b in (1, 2) for r in (0, RECOMPUTE_FULL)
+    ]  # fmt: skip
+    many = worst_hosts(job, LayoutColumns.of(layouts), node)
+    one = [estimate(job, layout, node=node).host_bytes_per_node for layout in layouts]
+    assert np.array_equal(many, one)

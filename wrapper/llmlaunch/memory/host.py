@@ -1,0 +1,148 @@
+"""Host memory of a node: what each of its processes keeps there, by term.
+
+A node is priced as if each of its processes were that of the worst pipeline rank: exact where a stage fills the node,
+never too low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.activations import kept_activations
+from llmlaunch.memory.job import FloatColumn, Job, RankColumns, candidate_ranks
+from llmlaunch.memory.saved import tokens
+from llmlaunch.memory.states import shard_groups
+from llmlaunch.memory.terms import rank_terms
+from llmlaunch.memory.weights import largest_parameter, rank_parameters
+
+__all__ = ["Node", "host_terms", "node_bytes", "worst_hosts"]
+
+BATCH_BYTES_PER_TOKEN = 40.0  # token ids, labels, positions and two masks, 8 bytes each
+
+
+@dataclass(frozen=True)
+class Node:
+    """What decides a node's host memory beside job and layout. On a CPU-only machine (`resident`) devices are
+    processes, and what they hold is the host memory."""
+
+    processes: int
+    checkpoints: bool = False
+    resident: bool = False
+
+
+def host_terms(job: Job, rows: RankColumns, node: Node) -> dict[str, FloatColumn]:
+    """Bytes of one process of each row's rank, by term, rounded to whole bytes."""
+    offloaded = {
+        "offloaded_optimizer": _optimizer(job, rows, node),
+        "offloaded_parameters": _parameters(job, rows, node),
+        "offloaded_activations": _activations(job, rows, node),
+    }
+    if node.resident:
+        terms = {"processes": rank_terms(job, rows).device, **offloaded}
+    else:
+        terms = {
+            "processes": np.full(len(rows), job.facts.host.process_bytes),
+            "data_loader": _data_loader(job, rows),
+            **offloaded,
+            "checkpoint": _checkpoint(job, rows) if node.checkpoints else np.zeros(len(rows)),
+        }
+    return {name: np.rint(column) for name, column in terms.items()}
+
+
+def worst_hosts(job: Job, layouts: LayoutColumns, node: Node) -> FloatColumn:
+    """Bytes of a node, for every layout."""
+    rows = candidate_ranks(job, layouts)
+    total = np.sum(list(host_terms(job, rows, node).values()), axis=0)
+    worst = np.zeros(len(layouts))
+    np.maximum.at(worst, rows.layout_index, total)
+    return node.processes * worst
+
+
+def _pinned(total: FloatColumn, piece: FloatColumn, node: Node) -> FloatColumn:
+    """Page-locked bytes of tensors of `piece` bytes each: PyTorch rounds every pinned block up to a power of two
+    (ATen/core/CachingHostAllocator.h). Nothing is pinned where there is no accelerator."""
+    if node.resident:
+        return total
+    size = np.maximum(np.minimum(piece, total), 1.0)
+    rounded: FloatColumn = total * 2.0 ** np.ceil(np.log2(size)) / size
+    return rounded
+
+
+def _sharded(job: Job, rows: RankColumns) -> FloatColumn:
+    """Parameters of a rank whose states it holds once states are sharded."""
+    counts, (dense, expert) = rank_parameters(job, rows), shard_groups(job, rows)
+    return counts.dense / dense + counts.expert / expert
+
+
+def _held(job: Job, rows: RankColumns, from_stage: int) -> FloatColumn:
+    counts = rank_parameters(job, rows)
+    return np.where(rows.layouts.zero_stage >= from_stage, _sharded(job, rows), counts.dense + counts.expert)
+
+
+def _optimizer(job: Job, rows: RankColumns, node: Node) -> FloatColumn:
+    share, host = job.techniques.offload_optimizer, job.facts.host
+    if not share:
+        return np.zeros(len(rows))
+    stage = rows.layouts.zero_stage
+    moved = share * _held(job, rows, 1)
+    whole = np.asarray(host.optimizer_bytes, dtype=np.float64)[stage] * moved
+    pinned = np.asarray(host.optimizer_pinned_bytes, dtype=np.float64)[stage] * moved
+    element = 4.0  # the pinned tensors are fp32, whole flat partitions or a parameter's share
+    piece = element * (moved if host.optimizer_flat else largest_parameter(job, rows) * _share(job, rows))
+    return np.asarray(whole - pinned + _pinned(pinned, piece, node))
+
+
+def _share(job: Job, rows: RankColumns) -> FloatColumn:
+    counts = rank_parameters(job, rows)
+    return _held(job, rows, 1) / (counts.dense + counts.expert)
+
+
+def _parameters(job: Job, rows: RankColumns, node: Node) -> FloatColumn:
+    if not job.techniques.offload_parameters:
+        return np.zeros(len(rows))
+    moved = job.facts.host.parameter_bytes * _held(job, rows, 3)
+    return np.where(rows.layouts.zero_stage >= 3, _pinned(moved, moved, node), 0.0)
+
+
+def _activations(job: Job, rows: RankColumns, node: Node) -> FloatColumn:
+    """What the device would keep without offload, less what it keeps with it."""
+    ways = job.techniques
+    if not (ways.offload_modules or ways.offload_layers or ways.offload_checkpoints or ways.swapped_share):
+        return np.zeros(len(rows))
+    nothing = replace(ways, offload_modules=(), offload_layers=0, offload_checkpoints=False, swapped_share=0.0)
+    moved = kept_activations(replace(job, techniques=nothing), rows) - kept_activations(job, rows)
+    moved = np.maximum(moved, 0.0)
+    if not job.facts.host.activations_pinned:
+        return moved
+    return _pinned(moved, job.facts.activation_bytes * tokens(job, rows) * job.shape.hidden_size, node)
+
+
+def _data_loader(job: Job, rows: RankColumns) -> FloatColumn:
+    """One rank of each tensor-parallel group loads, on the first and the last pipeline rank."""
+    sequence, host = job.workload.sequence_length, job.facts.host
+    sample = BATCH_BYTES_PER_TOKEN * sequence + (float(sequence) ** 2 if host.loader_mask else 0.0)
+    ready = host.loader_batches * rows.layouts.micro_batch_size * sample / rows.layouts.tensor
+    return np.where(rows.first | rows.last, ready, 0.0)
+
+
+def _checkpoint(job: Job, rows: RankColumns) -> FloatColumn:
+    """States that are on the host already are written from there."""
+    host, sharded = job.facts.host, _sharded(job, rows)
+    here = 1.0 - job.techniques.offload_optimizer
+    at_once = np.maximum(host.checkpoint_bytes - job.facts.parameter_bytes, 0.0) * here
+    at_once += min(host.checkpoint_bytes, job.facts.parameter_bytes)
+    one_by_one = np.maximum(
+        host.checkpoint_parameter_bytes * _held(job, rows, 3), host.checkpoint_state_bytes * _held(job, rows, 1) * here
+    )
+    return np.asarray(at_once * sharded + one_by_one)
+
+
+def node_bytes(terms: Mapping[str, FloatColumn], node: Node) -> tuple[int, dict[str, int]]:
+    """(bytes of a node, the same by term) for one layout, of the rank whose process holds the most."""
+    worst = int(np.argmax(np.sum(list(terms.values()), axis=0)))
+    by_term = {name: node.processes * int(column[worst]) for name, column in terms.items()}
+    return sum(by_term.values()), by_term
