@@ -190,3 +190,12 @@ def test_on_a_cpu_the_host_holds_what_its_processes_do() -> None:
     plan = plan_of("quickstart")
     assert plan.estimate.host_bytes_per_node == 2 * plan.estimate.worst.device_bytes
     assert plan_json(plan)["memory"]["host_terms"]["processes"] == plan.estimate.host_bytes_per_node
+
+
+def test_states_offloaded_beyond_the_host_are_taken_back() -> None:
+    offload = ("layout.offload_optimizer=1.0", "layout.zero_stage=1", "slurm.mem=0")
+    plan = plan_of("llama3-8b", *offload, "cluster.base=h100-80gb-x8", "cluster.host_memory_gib=60")
+    assert not plan.safe
+    said = str(explain_unsafe(plan))
+    assert "most of it offloaded_optimizer" in said
+    assert "without layout.offload_optimizer" in said

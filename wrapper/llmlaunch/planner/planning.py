@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from llmlaunch.planner.limit import memory_limit
 from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found, search
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import Techniques
 from llmlaunch.timing.step import step_time
 
 __all__ = ["explain_unsafe", "make_plan"]
@@ -26,6 +28,13 @@ ALTERNATIVES = 5
 # Tried in this order where nothing is safe. Not powers of two alone: 126 layers want 7 or 9 pipeline stages.
 MORE_NODES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 21, 24, 28, 32, 42, 48, 63, 64)
 SHORTER = (2, 4, 8, 16, 32)
+NO_OFFLOAD: dict[str, Any] = {
+    "offload_optimizer": 0.0,
+    "offload_parameters": False,
+    "offload_modules": (),
+    "offload_layers": 0,
+    "offload_checkpoints": False,
+}
 GIB = 2**30
 
 
@@ -155,9 +164,13 @@ def _advice(recipe: Recipe, backend: Backend, baseline_bytes: int | None, margin
 
 
 def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """One changed recipe after the other: all of the node's memory, a freed pin, more nodes, a shorter sequence."""
+    """One changed recipe after the other: what eases the host, a freed pin, more nodes, a shorter sequence."""
     if recipe.slurm.get("mem") not in (None, False, 0, "0"):
         yield "slurm.mem: 0 (all of the node's memory)", replace(recipe, slurm={**recipe.slurm, "mem": 0})
+    for name, off in NO_OFFLOAD.items():
+        if getattr(recipe.techniques, name) != off:
+            ways: Techniques = replace(recipe.techniques, **{name: off})
+            yield f"without layout.{name}", replace(recipe, techniques=ways)
     for name in recipe.pins:
         rest = {k: v for k, v in recipe.pins.items() if k != name}
         yield f"free the pin layout.{name}", replace(recipe, pins=rest)
