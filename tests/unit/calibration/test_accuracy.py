@@ -70,6 +70,26 @@ def test_megatron_errors_stay_as_small_as_the_readme_says(found: list[Scored], f
     assert families(found)[family]["mape"] <= most
 
 
+@pytest.mark.parametrize(
+    ("family", "most"),
+    [
+        ("torchtitan/reserved", 0.10),
+        ("torchtune/allocated", 0.03),
+        ("InternEvo/device", 0.08),
+        ("dlrover/allocated", 0.30),
+    ],
+)
+def test_trainers_no_recipe_can_choose_are_priced(found: list[Scored], family: str, most: float) -> None:
+    assert families(found)[family]["supported"] > 0
+    assert families(found)[family]["mape"] <= most
+
+
+def test_offload_of_an_unknown_amount_is_refused(results: list[Result], records: list[dict[str, Any]]) -> None:
+    for record, result in zip(records, results, strict=True):
+        if record["backend"] == "megatron-fsdp" and record["implementation"]["cpu_activation_offload"]:
+            assert result.reason == "how many layers' activations are offloaded is not recorded"
+
+
 def test_a_run_of_megatron_deepspeed_assumes_the_forks_dropout_and_its_optimizers_sharding(
     records: list[dict[str, Any]],
 ) -> None:

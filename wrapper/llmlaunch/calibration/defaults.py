@@ -67,8 +67,11 @@ class Default:
     applies: Callable[[Record], bool] = _always
 
 
-# Megatron-LM, Megatron-Bridge, Megatron-DeepSpeed (BLOOM's fork), DeepSpeed with a Hugging Face model
-LM, BRIDGE, FORK, DEEPSPEED = ("megatron-lm",), ("megatron-bridge",), ("megatron-deepspeed",), ("deepspeed",)
+# Megatron-LM and its own FSDP, Megatron-Bridge, Megatron-DeepSpeed (BLOOM's fork), DeepSpeed with a Hugging Face model
+LM, BRIDGE = ("megatron-lm", "megatron-fsdp"), ("megatron-bridge",)
+FORK, DEEPSPEED = ("megatron-deepspeed",), ("deepspeed",)
+TITAN, TUNE = ("torchtitan-fsdp2",), ("torchtune single-device",)
+WRAPPED = ("fsdp (composer)", "fsdp (atorch)", "internevo-fsdp")  # by FullyShardedDataParallel
 CORE = LM + BRIDGE  # Bridge takes over what its own providers do not set
 
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
@@ -78,6 +81,10 @@ PROVIDER = "src/megatron/bridge/models/gpt_provider.py, Megatron-Bridge 0.2 to 0
 FORK_ARGUMENTS = "megatron/arguments.py, bigscience-workshop/Megatron-DeepSpeed 2023-12"
 ENGINE = "deepspeed/runtime/engine.py get_data_types, DeepSpeed 0.19"
 ZERO_CONFIG = "deepspeed/runtime/zero/config.py, DeepSpeed 0.19"
+TITAN_CONFIG = "torchtitan/config_manager.py, torchtitan 9dec370"
+TITAN_PLAN = "torchtitan/parallelisms/parallelize_llama.py, torchtitan 9dec370"
+TUNE_RECIPE = "recipes/full_finetune_single_device.py, torchtune bd2a0fc7"
+TORCH_FSDP = "torch/distributed/fsdp/api.py, torch 2.13"
 LLAMA = "transformers/models/llama/modeling_llama.py and configuration_llama.py, 5.x"
 
 # In this order: a later row may ask for what an earlier one filled in.
@@ -85,6 +92,9 @@ DEFAULTS: tuple[Default, ...] = (
     Default(CORE, "recompute.granularity", "none", f"recompute_granularity None, {CONFIG}"),
     Default(FORK, "recompute.granularity", "none", f"--checkpoint-activations is off, {FORK_ARGUMENTS}"),
     Default(DEEPSPEED, "recompute.granularity", "none", "gradient_checkpointing_enable is not called by itself"),
+    Default(TITAN, "recompute.granularity", "selective", f"--activation_checkpoint.mode, {TITAN_CONFIG}"),
+    Default(TUNE, "recompute.granularity", "none", f"enable_activation_checkpointing, {TUNE_RECIPE}"),
+    Default(WRAPPED, "recompute.granularity", "none", f"recomputes nothing by itself, {TORCH_FSDP}"),
     Default(CORE, "recompute.modules", ["core_attn"], f"recompute_modules, {CONFIG}", _selective),
     Default(CORE, "recompute.method", "uniform", f"has no default: full recompute must name one, {CONFIG}", _full),
     Default(CORE, "recompute.num_layers", 1, f"has no default: full recompute must name it, {CONFIG}", _uniform),
@@ -96,8 +106,18 @@ DEFAULTS: tuple[Default, ...] = (
     Default(CORE, "optimizer.zero_stage", 0, f"--use-distributed-optimizer is off, {ARGUMENTS}"),
     Default(FORK, "optimizer.zero_stage", 0, f"stage 0, {ZERO_CONFIG}"),
     Default(DEEPSPEED, "optimizer.zero_stage", 0, f"stage 0, {ZERO_CONFIG}"),
+    Default(TITAN + WRAPPED, "optimizer.zero_stage", 3, f"FULL_SHARD, {TORCH_FSDP}"),
+    Default(TUNE, "optimizer.zero_stage", 0, f"one device, {TUNE_RECIPE}"),
     Default(CORE, "parallelism.sequence_parallel", False, f"sequence_parallel, {PARALLEL}", _tensor),
     Default(FORK, "parallelism.sequence_parallel", False, f"has none, {FORK_ARGUMENTS}", _tensor),
+    Default(TITAN, "parallelism.sequence_parallel", True, f"apply_tp, {TITAN_PLAN}", _tensor),
+    Default(
+        WRAPPED,
+        "parallelism.sequence_parallel",
+        False,
+        "sequence_parallel, InternEvo configs/7B_sft.py, 7776693",
+        _tensor,
+    ),
     Default(LM, "implementation.transformer_impl", "transformer_engine", f"transformer_impl, {CONFIG}; {ARGUMENTS}"),
     Default(BRIDGE, "implementation.transformer_impl", "transformer_engine", f"default_layer_spec, {PROVIDER}"),
     Default(CORE, "implementation.attention", "auto", f"attention_backend, {CONFIG}"),

@@ -9,7 +9,9 @@ from typing import Any
 from llmlaunch.backends.facts.deepspeed import deepspeed_facts
 from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.facts.megatron_deepspeed import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
+from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
 from llmlaunch.calibration.defaults import with_defaults
+from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job
@@ -27,7 +29,10 @@ TABLES = {
     "megatron-bridge": "megatron",
     "megatron-deepspeed": "megatron-deepspeed",
     "deepspeed": "deepspeed",
+    "megatron-fsdp": "megatron-fsdp",
+    **{backend: backend for backend in TRAINERS},  # trainers no recipe can choose
 }
+TRANSFORMER_ENGINE = ("megatron", "megatron-fsdp")  # the tables that know its number formats
 # Names of number formats in records and recipes -> Transformer Engine's recipes.
 FP8_RECIPES = {
     "delayed": "delayed",
@@ -87,7 +92,7 @@ def case_of(record: Record) -> Case:
         global_batch_size=batch or microbatches * layout.data * layout.micro_batch_size,
         precision=record["precision"]["compute"],
     )
-    uneven = record["parallelism"].get("layers_per_pipeline_rank")
+    uneven = record["parallelism"].get("layers_per_pipeline_rank") or default_split(record["backend"], shape, layout)
     stages = tuple(int(n) for n in uneven) if uneven else None
     if stages and (len(stages) != layout.pipeline or sum(stages) != shape.num_layers):
         raise Unsupported(f"layers_per_pipeline_rank {uneven} does not add up to {shape.num_layers} layers")
@@ -101,13 +106,14 @@ def _refuse(record: Record) -> None:
     if backend not in TABLES:
         raise Unsupported(f"no fact table for backend {backend!r}")
     optimizer = record["optimizer"]
-    if optimizer["name"] != "adam":
+    if optimizer["name"] not in ("adam", *OPTIMIZERS.get(backend, ())):
         raise Unsupported(f"optimizer {optimizer['name']!r} is not modelled")
     recipe = record["precision"].get("fp8_recipe")
-    if recipe and (TABLES[backend] != "megatron" or recipe not in FP8_RECIPES):
+    formats = FP8_RECIPES if TABLES[backend] in TRANSFORMER_ENGINE else FORMATS.get(backend, ())
+    if recipe and recipe not in formats:
         raise Unsupported(f"precision recipe {recipe!r} is not modelled for {backend}")
-    if record["implementation"].get("cpu_activation_offload"):
-        raise Unsupported("activation offload is not modelled")
+    if record["implementation"].get("cpu_activation_offload") and not _offloads_checkpoints(record):
+        raise Unsupported("how many layers' activations are offloaded is not recorded")
     if record["parallelism"].get("tensor") is None:
         raise Unsupported("the tensor parallel size is not recorded")
 
@@ -179,14 +185,25 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
         facts = deepspeed_facts(precision, optimizer.get("offload") is not None, fused)
     elif table == "megatron-deepspeed":
         facts = megatron_deepspeed_facts(precision, optimizer["gradient_dtype"])
+    elif table in TRAINERS:
+        facts = TRAINERS[table](record)
+    elif table == "megatron-fsdp":
+        facts = megatron_fsdp_facts(_megatron_options(record, assumed))
     else:
         facts = megatron_facts(_megatron_options(record, assumed))
+    recorded = bool(implementation.get("gated_activation_fused"))
     return replace(
         facts,
         attention_scores_saved=implementation.get("attention") == "unfused",
-        gated_activation_fused=bool(implementation.get("gated_activation_fused")),
+        gated_activation_fused=facts.gated_activation_fused if table in TRAINERS else recorded,
         pad_vocabulary=False,  # the record's own padded size is used
     )
+
+
+def _offloads_checkpoints(record: Record) -> bool:
+    """All that full recompute keeps is offloaded: one trainer's, and the only amount a record tells."""
+    implementation, full = record["implementation"], record["recompute"]["granularity"] == "full"
+    return bool(implementation.get("cpu_activation_offload")) and full and record["backend"] in OFFLOADS_ALL
 
 
 def _techniques(record: Record) -> Techniques:
@@ -195,6 +212,7 @@ def _techniques(record: Record) -> Techniques:
         recompute_modules=tuple(recompute.get("modules") or ()),
         recompute_method=recompute["method"] if recompute.get("method") in ("uniform", "block") else "uniform",
         recompute_layers=recompute.get("num_layers"),
+        offload_checkpoints=_offloads_checkpoints(record),
     )
 
 

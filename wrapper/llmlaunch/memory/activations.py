@@ -8,7 +8,14 @@ import numpy as np
 
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
-from llmlaunch.memory.saved import Layer, saved_by_dense_layer, saved_by_mixture_layer, sequence_split, tokens
+from llmlaunch.memory.saved import (
+    Layer,
+    kept_operators,
+    saved_by_dense_layer,
+    saved_by_mixture_layer,
+    sequence_split,
+    tokens,
+)
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.techniques import Techniques
 
@@ -65,9 +72,11 @@ def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Layer
     modules = job.techniques.recompute_modules or DEFAULT_MODULES
     norms = _separate_norms(job, layer) if "layernorm" in modules else ()
     part = layer.without((*_named(RECOMPUTED, modules), *norms, *offloaded))
-    if "core_attn" in modules:
+    if job.facts.operators_kept:
+        part = kept_operators(job, rows)
+    elif "core_attn" in modules:
         part = part + _uncopied_values(job, rows)
-    inputs = _layer_input(job, rows)
+    inputs = _layer_input(job, rows) * (not job.techniques.offload_checkpoints)
     kept: FloatColumn = np.choose(recompute, [whole, part, inputs])  # none, selective, full
     return kept
 
@@ -84,7 +93,7 @@ def _named(table: dict[str, tuple[str, ...]], modules: tuple[str, ...]) -> tuple
 
 
 def _layer_input(job: Job, rows: RankColumns) -> FloatColumn:
-    return tokens(job, rows) * job.facts.activation_bytes * job.shape.hidden_size / sequence_split(rows)
+    return tokens(job, rows) * job.facts.residual_bytes * job.shape.hidden_size / sequence_split(rows)
 
 
 def _uncopied_values(job: Job, rows: RankColumns) -> FloatColumn:

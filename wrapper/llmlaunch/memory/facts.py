@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = ["HostFacts", "MemoryFacts", "Quantized"]
+__all__ = ["FullSharding", "MemoryFacts", "Quantized"]
 
 ByStage = tuple[float, float, float, float]  # by ZeRO stage 0, 1, 2, 3
 NONE: ByStage = (0.0, 0.0, 0.0, 0.0)
@@ -43,6 +44,22 @@ class HostFacts:
     checkpoint_state_bytes: float = 0.0
     loader_batches: int = 0  # micro-batches a rank that loads data holds ready
     loader_mask: bool = False  # every sample brings its own s x s attention mask, a byte an entry
+class FullSharding:
+    """Blocks that gather parameters before they run and scatter their gradients after (FSDP), bytes per parameter.
+
+    The embedding, the final norm and the head are gathered from the first forward to the end of the backward; so is all
+    of it under ZeRO stage 2, and the whole stage of a pipeline where `keeps_stage`.
+    """
+
+    gathered_bytes: float  # of a block while it runs
+    root_bytes: float  # of the embedding, the final norm and the head
+    gradient_bytes: float  # as the backward pass makes them, before they are reduced
+    reduced_bytes: float  # in the data type they are reduced in
+    gathered_blocks: float = 3.0  # the one that runs, the next one, and the buffer one of them arrives in
+    gathered_elements: float = 0.0  # gather ahead at least so many, whole blocks at a time
+    reduced_blocks: float = 1.0  # blocks whose gradients are being reduced while the next block makes its own
+    reduced_elements: float = 0.0  # or wait to be reduced, up to so many elements
+    keeps_stage: bool = False  # a pipeline rank gathers and reduces once a step, not once a micro-batch
 
 
 @dataclass(frozen=True)
@@ -85,10 +102,19 @@ class MemoryFacts:
     weight_gradient_stubs: bool = False  # then one stub for every distinct weight shape is kept for autograd
     sequence_gather: str = "none"  # ranks that keep one buffer of a gathered layer input: "none", "last" or "all"
     pipeline_buffers: bool = False  # a received and a sent tensor beside what the layers keep
+    pipeline_buffers_by_microbatch: bool = False  # one of each for every micro-batch of a step
     context_all_to_all: bool = False  # context parallelism by all-to-all: the attention output is kept twice
     combine_bytes: float = 0.0  # per routed token and hidden element, kept to combine expert outputs
     expert_imbalance: float = 1.0  # tokens of the busiest device's experts over the mean, dropless routing
     quantized: Quantized | None = None
+    full_sharding: FullSharding | None = None
+    gradients_freed: bool = False  # no gradients from the optimizer step to the next backward pass
+    stream_bytes: float | None = None  # of the residual stream where it is wider than the other activations
+    key_values_expanded: bool = False  # keys and values are copied to every query head before attention
+    operators_kept: bool = False  # selective recompute keeps every second linear's output and attention's, nothing else
+    unused_outputs_kept: bool = False  # it does so even where the backward pass does not read them
+    cached_logit_bytes: float = 0.0  # per logit, free around the loss but too small a piece for the next tensor
+    step_logits_bytes: float = 0.0  # of every micro-batch's logits kept to the end of a pipelined step, per logit
     optimizer_instances: int = 1  # groups that shard the optimizer each for itself
     bucket_bytes: float = 0.0  # communication buckets, bytes per rank
     live_parameters: float = 0.0  # ZeRO 3: most parameters kept gathered beside the largest layer
@@ -101,6 +127,11 @@ class MemoryFacts:
     groups: tuple[str, ...] = DEFAULT_GROUPS  # those groups, by name (memory/communicators.py)
     host: HostFacts = HostFacts()
     pad_vocabulary: bool = True  # to a multiple of 128 x tensor
+
+    @property
+    def residual_bytes(self) -> float:
+        """Bytes per element of the residual stream, which is what enters a layer."""
+        return self.activation_bytes if self.stream_bytes is None else self.stream_bytes
 
     @property
     def linear_input_bytes(self) -> float:

@@ -8,7 +8,7 @@ from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.saved import STATISTIC_BYTES, sequence_split, tokens
 from llmlaunch.memory.weights import vocabulary
 
-__all__ = ["final_norm", "logits"]
+__all__ = ["cached_logits", "final_norm", "logits", "step_logits"]
 
 
 def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
@@ -26,3 +26,16 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
     deferred = np.minimum(job.facts.deferred_head_gradients, rows.microbatches) * job.facts.logit_gradient_bytes
     alive = tokens(job, rows) * (job.facts.logit_bytes * heads + deferred) * vocabulary(job, t) / t
     return np.where(rows.last, alive, 0.0)
+
+
+def cached_logits(job: Job, rows: RankColumns) -> FloatColumn:
+    """Last rank: memory of logits already freed that the loss's larger tensors do not fit into."""
+    t = rows.layouts.tensor.astype(np.float64)
+    return np.where(rows.last, tokens(job, rows) * job.facts.cached_logit_bytes * vocabulary(job, t) / t, 0.0)
+
+
+def step_logits(job: Job, rows: RankColumns) -> FloatColumn:
+    """Last rank of several: the logits of every micro-batch, where the pipeline returns them at the end of a step."""
+    t = rows.layouts.tensor.astype(np.float64)
+    alive = rows.microbatches * tokens(job, rows) * job.facts.step_logits_bytes * vocabulary(job, t) / t
+    return np.where(rows.last & (rows.layouts.pipeline > 1), alive, 0.0)

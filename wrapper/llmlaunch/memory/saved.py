@@ -15,7 +15,14 @@ import numpy as np
 
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 
-__all__ = ["Layer", "saved_by_dense_layer", "saved_by_mixture_layer", "sequence_split", "tokens"]
+__all__ = [
+    "Layer",
+    "kept_operators",
+    "saved_by_dense_layer",
+    "saved_by_mixture_layer",
+    "sequence_split",
+    "tokens",
+]
 
 ROUTER_BYTES = 8.0  # router logits and probabilities, fp32 each
 STATISTIC_BYTES = 4.0  # softmax and norm statistics are fp32
@@ -132,7 +139,7 @@ def _norm(job: Job, rows: RankColumns, name: str) -> dict[str, FloatColumn]:
     shape, facts = job.shape, job.facts
     share = tokens(job, rows) / sequence_split(rows)
     mask = float(shape.hidden_size) if shape.hidden_dropout > 0 else 0.0
-    kept = (facts.activation_bytes + facts.norm_extra_bytes) * shape.hidden_size + STATISTIC_BYTES + mask
+    kept = (facts.residual_bytes + facts.norm_extra_bytes) * shape.hidden_size + STATISTIC_BYTES + mask
     return {
         f"{name}_input": share * kept,
         f"{name}_output": share * facts.linear_input_bytes * shape.hidden_size,
@@ -150,7 +157,8 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     copied += e if facts.context_all_to_all else 0.0
     if shape.mla is None:
         width = float(shape.query_width)
-        groups = np.maximum(shape.num_query_groups, t) * shape.head_dim
+        heads = shape.num_attention_heads if facts.key_values_expanded else shape.num_query_groups
+        groups = np.maximum(heads, t) * shape.head_dim
         tensors["attn_qkv"] = n * e * (width + 2.0 * groups) / t
         tensors["attn_qk_norm"] = n * e * (width + groups) / t if shape.qk_layernorm else np.zeros(len(rows))
     else:
@@ -184,3 +192,19 @@ def _scores(job: Job, rows: RankColumns) -> FloatColumn:
         return np.zeros(len(rows))
     copies = 2.0 * e + 1.0 if shape.attention_dropout > 0 else e
     return copies * shape.num_attention_heads * tokens(job, rows) * job.workload.sequence_length / rows.layouts.tensor
+
+
+def kept_operators(job: Job, rows: RankColumns) -> FloatColumn:
+    """Selective recompute by operator keeps the layer's input, attention's output, and what every second linear puts
+    out: of Q, K, V, output, gate, up and down the first, third, fifth and seventh; over tensor ranks also what both
+    blocks reduce-scatter (torchtitan, parallelisms/parallelize_llama.py, 9dec370, December 2024;
+    distributed/activation_checkpoint.py, b5bcd76). The down projection's output is not read again: compiled code drops
+    it, eager code keeps it."""
+    shape, facts, t = job.shape, job.facts, rows.layouts.tensor
+    e, h, split = facts.activation_bytes, shape.hidden_size, sequence_split(rows)
+    values = np.maximum(shape.num_query_groups, t) * shape.head_dim
+    linears = e * (shape.query_width + values + shape.ffn_hidden_size) / t
+    attention = (e * shape.query_width + STATISTIC_BYTES * shape.num_attention_heads) / t
+    scattered = np.where(t > 1, 2.0 * e * h / split, 0.0)
+    last = e * h / split * facts.unused_outputs_kept * (t == 1)
+    return np.asarray(tokens(job, rows) * (facts.residual_bytes * h / split + linears + attention + scattered + last))

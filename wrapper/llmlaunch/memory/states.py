@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmlaunch.memory.facts import ByStage
+from llmlaunch.memory.gathering import gathered_parameters, unreduced_gradients
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.weights import RankParameters, largest_parameter, linear_weights, rank_parameters
 
@@ -18,14 +19,16 @@ MASTER_GRADIENT_BYTES = 4.0
 
 @dataclass(frozen=True)
 class States:
-    """Bytes on one device. The first four live all the time; `backward` only while gradients are made, `step`
-    only while the optimizer runs."""
+    """Bytes on one device. The first four live all the time, `gathered` through forward and backward; `backward` only
+    while gradients are made, `unreduced` while a block makes its own, `step` only while the optimizer runs."""
 
     parameters: FloatColumn
     gradients: FloatColumn
     optimizer: FloatColumn
     weight_copies: FloatColumn
+    gathered: FloatColumn
     backward: FloatColumn
+    unreduced: FloatColumn
     step: FloatColumn
     norm: FloatColumn  # the largest parameter's gradient in the type its norm is taken in, just before the step
     flat: FloatColumn  # room the single tensors of reduction, norm and step take
@@ -55,13 +58,17 @@ def states(job: Job, rows: RankColumns) -> States:
     norm = _by_stage(facts.gradient_norm_bytes, rows) * np.minimum(sharded, largest_parameter(job, rows))
     step = _by_stage(facts.step_bytes, rows) * whole + _by_stage(facts.step_bytes_sharded, rows) * sharded
     return States(
-        parameters=held(facts.parameter_bytes, 3) - _replaced(job, rows) + _gathered(job, rows, counts, dense_group),
+        parameters=held(facts.parameter_bytes, 3 if facts.full_sharding is None else 2)
+        - _replaced(job, rows)
+        + _gathered(job, rows, counts, dense_group),
         gradients=held(facts.gradient_bytes, 2),
         optimizer=held(facts.optimizer_bytes, 1) + _kept_by_context(job, rows, counts),
         weight_copies=_weight_copies(job, rows),
+        gathered=gathered_parameters(job, rows, dense_group),
         backward=_by_stage(facts.backward_gradient_bytes, rows) * whole
         + _by_stage(facts.backward_gradient_bytes_sharded, rows) * sharded
         + np.where(dense_group > 1, facts.bucket_bytes, 0.0),
+        unreduced=unreduced_gradients(job, rows, dense_group),
         step=step,
         norm=norm,
         flat=np.maximum(
@@ -102,5 +109,7 @@ def _by_stage(table: ByStage, rows: RankColumns) -> FloatColumn:
 def _gathered(job: Job, rows: RankColumns, counts: RankParameters, group: FloatColumn) -> FloatColumn:
     """ZeRO 3 gathers what runs now: the largest layer, and what is prefetched or kept up to a limit. The gathered
     parameters are a copy, the shard stays beside them (counted in CPU runs, DeepSpeed 0.19.8)."""
+    if job.facts.full_sharding is not None:
+        return np.zeros(len(rows))
     most = np.minimum(counts.dense + counts.expert, counts.largest_layer + job.facts.live_parameters)
     return np.where((rows.layouts.zero_stage >= 3) & (group > 1), job.facts.parameter_bytes * most, 0.0)

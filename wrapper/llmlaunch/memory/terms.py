@@ -15,13 +15,14 @@ import numpy as np
 from llmlaunch.memory.activations import kept_activations, kept_embedding
 from llmlaunch.memory.communicators import communicators
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
-from llmlaunch.memory.loss import final_norm, logits
+from llmlaunch.memory.loss import cached_logits, final_norm, logits, step_logits
 from llmlaunch.memory.states import States, states
 from llmlaunch.memory.working import head_backward, layer_backward, persistent_buffers, recomputed_layer
 
 __all__ = ["OUTSIDE_TORCH", "Terms", "rank_terms"]
 
 CACHE = "allocator_cache"
+HOLES = "cached_logits"  # of a moment: goes into the cache
 OUTSIDE_TORCH = ("context", "communicators")
 Moment = Mapping[str, FloatColumn]
 
@@ -55,11 +56,20 @@ def rank_terms(job: Job, rows: RankColumns) -> Terms:
     state = states(job, rows)
     alternatives = moments(job, rows, state)
     terms = {**_lasting(job, rows, state), **_worst(alternatives)}
+    apart = terms.pop(HOLES) + _other_streams(job, state, terms) + _flat_step_apart(job, state, alternatives)
     terms = {name: np.rint(column) for name, column in terms.items()}
-    terms[CACHE] = np.rint(_cache_share(job) * _sum(terms.values()) + _flat_step_apart(job, state, alternatives))
+    terms[CACHE] = np.rint(_cache_share(job) * _sum(terms.values()) + apart)
     terms["context"] = np.full(len(rows), float(round(job.facts.context_bytes)))
     terms["communicators"] = np.rint(communicators(job, rows))
     return Terms(terms)
+
+
+def _other_streams(job: Job, state: States, terms: Moment) -> FloatColumn:
+    """torch's allocator reuses memory within a stream alone (c10/cuda/CUDACachingAllocator.cpp, 2.13). FSDP gathers
+    and reduces on streams of its own, so what it held there stays in the cache when the peak is another moment's."""
+    if job.facts.full_sharding is None:
+        return np.zeros_like(state.step)
+    return state.gradients - terms["gradients"] + state.gathered - terms["gathered_parameters"]
 
 
 def _cache_share(job: Job) -> float:
@@ -72,7 +82,6 @@ def _lasting(job: Job, rows: RankColumns, state: States) -> Moment:
     return {
         "parameters": state.parameters,
         "weight_copies": state.weight_copies,
-        "gradients": state.gradients,
         "optimizer_states": state.optimizer,
         **persistent_buffers(job, rows),
         "workspace": np.full(len(rows), job.facts.workspace_bytes + _grouped(job)),
@@ -86,19 +95,36 @@ def _grouped(job: Job) -> float:
 
 def moments(job: Job, rows: RankColumns, state: States) -> tuple[Moment, ...]:
     """What is alive beside the lasting state at each moment that can be the peak, by term."""
-    kept = {
-        "activations": kept_activations(job, rows),
+    running = {
         "embedding": kept_embedding(job, rows),
+        "gathered_parameters": state.gathered,
         "gradient_buffers": state.backward,
+        "step_logits": step_logits(job, rows),
     }
+    activations = kept_activations(job, rows)
+    kept = {**running, "activations": activations, "gradients": _gradients_before_backward(job, rows, state)}
     norm = final_norm(job, rows)
-    return (
-        {**kept, "logits_and_loss": norm + logits(job, rows)},
+    layer = {
+        "layer_backward": layer_backward(job, rows),
+        "recomputed_layer": recomputed_layer(job, rows),
+        "unreduced_gradients": state.unreduced,
+    }
+    listed: list[Moment] = [
+        {**kept, "logits_and_loss": norm + logits(job, rows), HOLES: cached_logits(job, rows)},
         {**kept, "logits_and_loss": norm, "head_backward": head_backward(job, rows)},
-        {**kept, "layer_backward": layer_backward(job, rows), "recomputed_layer": recomputed_layer(job, rows)},
-        {"gradient_norm": state.norm},
-        {"optimizer_step": state.step},
-    )
+        {**kept, **layer},
+    ]
+    if job.facts.gradients_freed:  # then the first layer's backward, the last to run, is a moment of its own
+        one = activations / np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
+        listed.append({**running, **layer, "activations": one, "gradients": state.gradients})
+    listed.append({"gradients": state.gradients, "gradient_norm": state.norm})
+    listed.append({"gradients": state.gradients, "optimizer_step": state.step})
+    return tuple(listed)
+
+
+def _gradients_before_backward(job: Job, rows: RankColumns, state: States) -> FloatColumn:
+    """None while the only micro-batch of a step runs forward, where the step frees gradients."""
+    return np.where(job.facts.gradients_freed & (rows.microbatches == 1), 0.0, state.gradients)
 
 
 def _flat_step_apart(job: Job, state: States, alternatives: tuple[Moment, ...]) -> FloatColumn:

@@ -10,6 +10,7 @@ from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.saved import (
     Layer,
     gathered_tokens,
+    kept_operators,
     routed_tokens,
     saved_by_dense_layer,
     saved_by_mixture_layer,
@@ -75,6 +76,8 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
     if job.shape.moe is not None and "moe" in job.techniques.recompute_modules:
         part = part + np.where(rows.moe_layers > 0, mixture.of(*RECOMPUTED["moe"]), 0.0)
     recompute = rows.layouts.recompute
+    if job.facts.operators_kept:
+        part = np.maximum(whole - kept_operators(job, rows), 0.0)
     techniques = job.techniques
     count = techniques.recompute_layers or 1
     if techniques.recompute_method == "uniform":
@@ -117,5 +120,11 @@ def persistent_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     return {
         "weight_gradient_stubs": stubs,
         "sequence_gather": gathered * (job.facts.sequence_gather != "none"),
-        "pipeline_buffers": exchanged * job.facts.pipeline_buffers,
+        "pipeline_buffers": exchanged * _exchanges(job, rows),
     }
+
+
+def _exchanges(job: Job, rows: RankColumns) -> FloatColumn:
+    """Pairs of buffers for what pipeline ranks send each other."""
+    every = rows.microbatches if job.facts.pipeline_buffers_by_microbatch else np.ones(len(rows))
+    return np.asarray(every * job.facts.pipeline_buffers, dtype=np.float64)

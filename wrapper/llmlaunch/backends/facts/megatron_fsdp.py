@@ -1,0 +1,48 @@
+"""What Megatron-FSDP keeps in memory, to price its measurements: no recipe can choose it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmlaunch.backends.facts.elements import ELEMENT_BYTES
+from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+from llmlaunch.memory.facts import FullSharding, MemoryFacts
+
+__all__ = ["megatron_fsdp_facts"]
+
+PREFETCHED_ELEMENTS = 5e8
+QUEUED_ELEMENTS = 1e9
+
+
+def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
+    """Megatron core 0.19 with --use-megatron-fsdp and the strategy optim_grads_params (ZeRO stage 3).
+
+    The shards of parameters, main gradients and fp32 main parameters are persistent buffers; a transformer layer is one
+    unit, gathered before it runs and released after (megatron_fsdp/megatron_fsdp.py, mcore_fsdp_adapter.py, core 0.19).
+    Gathering runs ahead by whole units until half of max(1e9, two units) elements are on their way, gradients wait for
+    their reduction up to max(1e9, two units) elements (`suggested_AG_prefetch_size`, `suggested_RS_queue_capacity`).
+    The embedding and the head are no units and stay gathered. A linear's gradient is copied into the unit's bucket
+    unless it is accumulated there. Narrow copies of weights live as long as their gathered unit.
+    """
+    base = megatron_facts(options)
+    copies = 0.0 if base.quantized is None else base.quantized.weight_copy_bytes
+    narrow = base.quantized is not None and base.quantized.replaces_parameters
+    made = 0.0 if options.gradient_accumulation_fusion else ELEMENT_BYTES[options.precision]
+    return replace(
+        base,
+        backend="megatron-fsdp",
+        source="megatron/core/distributed/fsdp/src/megatron_fsdp, core 0.19",
+        quantized=None if base.quantized is None else replace(base.quantized, weight_copy_bytes=0.0),
+        full_sharding=FullSharding(
+            gathered_bytes=copies if narrow else base.parameter_bytes + copies,
+            root_bytes=base.parameter_bytes,
+            gradient_bytes=made,
+            reduced_bytes=base.gradient_bytes,
+            gathered_blocks=2.0,
+            gathered_elements=PREFETCHED_ELEMENTS,
+            reduced_blocks=2.0,
+            reduced_elements=QUEUED_ELEMENTS,
+        ),
+        weight_gradient_fused=True,
+        weight_gradient_stubs=options.gradient_accumulation_fusion and base.weight_gradient_stubs,
+    )
