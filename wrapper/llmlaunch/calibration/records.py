@@ -236,6 +236,7 @@ def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOption
         gradient_accumulation_fusion=implementation["gradient_accumulation_fusion"],
         defer_embedding_wgrad=bool(implementation.get("defer_embedding_wgrad")),
         context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
+        tp_comm_overlap=bool(implementation.get("tp_comm_overlap")),
         compute_capability=CAPABILITY.get(record["gpu"].split("-")[0].split(" ")[0]),
     )
 

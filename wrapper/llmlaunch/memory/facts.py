@@ -44,6 +44,8 @@ class HostFacts:
     checkpoint_state_bytes: float = 0.0
     loader_batches: int = 0  # micro-batches a rank that loads data holds ready
     loader_mask: bool = False  # every sample brings its own s x s attention mask, a byte an entry
+
+
 class FullSharding:
     """Blocks that gather parameters before they run and scatter their gradients after (FSDP), bytes per parameter.
 
@@ -101,6 +103,7 @@ class MemoryFacts:
     weight_gradient_fused: bool = False  # wgrad accumulates into the gradient buffer: no temporary of a matrix
     weight_gradient_stubs: bool = False  # then one stub for every distinct weight shape is kept for autograd
     sequence_gather: str = "none"  # ranks that keep one buffer of a gathered layer input: "none", "last" or "all"
+    user_buffers: int = 0  # buffers of a gathered layer input that overlap tensor parallelism with multiplications
     pipeline_buffers: bool = False  # a received and a sent tensor beside what the layers keep
     pipeline_buffers_by_microbatch: bool = False  # one of each for every micro-batch of a step
     context_all_to_all: bool = False  # context parallelism by all-to-all: the attention output is kept twice

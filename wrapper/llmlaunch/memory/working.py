@@ -104,6 +104,8 @@ def persistent_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     `weight_gradient_stubs`: with gradients accumulated in place, Transformer Engine hands autograd one stub for every
     distinct shape of weight (transformer_engine/pytorch/module/base.py get_dummy_wgrad, 2.2 to 2.20) and Megatron core
     one for the head (megatron/core/tensor_parallel/layers.py, core 0.19).
+    `user_buffers`: one for every multiplication of a layer that is overlapped with its all-gather or reduce-scatter
+    (transformer_engine/pytorch/module/base.py initialize_ub, 2.20; Megatron `--tp-comm-overlap`).
     `sequence_gather`: the largest all-gather of sequence parallelism or of expert parallelism's tokens
     (megatron/core/utils.py GlobalMemoryBuffer); Transformer Engine's linears bring their own, which they free.
     """
@@ -114,11 +116,13 @@ def persistent_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     everywhere = job.facts.sequence_gather == "all"
     sequence = np.where((rows.layouts.sequence_parallel > 0) & (rows.last | everywhere), tokens(job, rows), 0.0)
     gathered = e * job.shape.hidden_size * np.maximum(sequence, gathered_tokens(job, rows))
+    user = job.facts.user_buffers * job.facts.linear_input_bytes * tokens(job, rows) * job.shape.hidden_size
     exchanged = np.where(
         rows.layouts.pipeline > 1, 2.0 * e * tokens(job, rows) * job.shape.hidden_size / sequence_split(rows), 0.0
     )
     return {
         "weight_gradient_stubs": stubs,
+        "user_buffers": np.where(rows.layouts.sequence_parallel > 0, user, 0.0),
         "sequence_gather": gathered * (job.facts.sequence_gather != "none"),
         "pipeline_buffers": exchanged * _exchanges(job, rows),
     }

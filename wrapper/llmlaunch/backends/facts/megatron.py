@@ -11,6 +11,9 @@ from llmlaunch.memory.facts import HostFacts, MemoryFacts, Quantized
 __all__ = ["MegatronOptions", "megatron_facts"]
 
 HOPPER = 9.0
+# Forward and backward multiplications of a layer that `--tp-comm-overlap` overlaps, each with a buffer of its own and
+# three streams' workspaces together (transformer_engine/pytorch/module/base.py initialize_ub, 2.20).
+USER_BUFFERS = 10
 BLACKWELL = 10.0
 
 # Bytes per logit at the loss's worst moment, beyond the logits themselves, by `--cross-entropy-fusion-impl`.
@@ -36,6 +39,7 @@ class MegatronOptions:
     gradient_accumulation_fusion: bool = True
     defer_embedding_wgrad: bool = False
     context_all_to_all: bool = False
+    tp_comm_overlap: bool = False
     compute_capability: float | None = None
     optimizer_bytes_over_data: float = 0.0
     version: str = "0.19"
@@ -71,11 +75,12 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
         weight_gradient_fused=options.gradient_accumulation_fusion,
         weight_gradient_stubs=options.transformer_engine,
         sequence_gather="last" if options.transformer_engine else "all",
+        user_buffers=USER_BUFFERS if options.tp_comm_overlap else 0,
         pipeline_buffers=True,
         context_all_to_all=options.context_all_to_all,
         expert_imbalance=constant("expert_imbalance"),
         quantized=_quantized(options),
-        workspace_bytes=constant("workspace_bytes") + engine,
+        workspace_bytes=constant("workspace_bytes") + engine * (1.0 + 3.0 * options.tp_comm_overlap),
         grouped_workspace_bytes=4.0 * engine,
         cache_share=constant("cache_share"),
         mixture_cache_share=constant("mixture_cache_share"),
