@@ -46,6 +46,7 @@ class HostFacts:
     loader_mask: bool = False  # every sample brings its own s x s attention mask, a byte an entry
 
 
+@dataclass(frozen=True)
 class FullSharding:
     """Blocks that gather parameters before they run and scatter their gradients after (FSDP), bytes per parameter.
 
