@@ -73,6 +73,8 @@ def megatron_deepspeed_facts(precision: str, gradient_dtype: str | None = None) 
         logit_gradient_bytes=width + 4.0,
         pipeline_buffers=True,
         workspace_bytes=constant("workspace_bytes"),
+        # where the step has flat tensors of its own, what they take beside the backward pass is the cache
+        cache_share=0.0 if engine.step_bytes_sharded else constant("cache_share"),
         context_bytes=constant("context_a100_2022_bytes"),
         communicator_bytes=constant("communicator_bytes"),
         groups=GROUPS,
