@@ -148,3 +148,14 @@ def test_host_memory_is_priced_by_the_node(records: list[dict[str, Any]]) -> Non
 def test_host_memory_of_a_cpu_machine_is_refused_with_a_reason(records: list[dict[str, Any]]) -> None:
     record = {**records[0], "peak_kind": "host", "gpu": "cpu"}
     assert "resident memory" in str(score(record, {}).reason)
+
+
+def test_a_record_that_offloads_its_optimizer_holds_it_on_the_host(records: list[dict[str, Any]]) -> None:
+    record = next(r for r in records if r["backend"] == "deepspeed" and r["optimizer"].get("offload"))
+    host = {**record, "peak_kind": "host", "devices_per_node": record["world_size"]}
+    kept = {**host, "optimizer": {**record["optimizer"], "offload": None}}
+    offloads, keeps = score(host, {}).predicted_bytes, score(kept, {}).predicted_bytes
+    assert offloads is not None
+    assert keeps is not None
+    parameters = record["model"]["num_layers"] * 12 * record["model"]["hidden_size"] ** 2  # within a few per cent
+    assert 16 * 0.7 * parameters < offloads - keeps < 2 * 20 * 1.3 * parameters

@@ -213,6 +213,7 @@ def _techniques(record: Record) -> Techniques:
         recompute_method=recompute["method"] if recompute.get("method") in ("uniform", "block") else "uniform",
         recompute_layers=recompute.get("num_layers"),
         offload_checkpoints=_offloads_checkpoints(record),
+        offload_optimizer=1.0 if record["optimizer"].get("offload") else 0.0,
     )
 
 
