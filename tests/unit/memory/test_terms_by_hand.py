@@ -181,3 +181,10 @@ def test_only_dropless_routing_is_unbalanced() -> None:
     tokens, h, f = 4096 * 2 // 2, 4096, 14336
     routed = 32 * tokens * 2 * (h + 3 * f)
     assert dropless.terms["activations"] - balanced.terms["activations"] == pytest.approx(0.1 * routed, abs=2)
+
+
+def test_muon_keeps_one_state_less_for_matrices_of_the_blocks() -> None:
+    [adam], [muon] = ranks(LLAMA3_8B, TENSOR), ranks(LLAMA3_8B, TENSOR, MegatronOptions(muon=True))
+    h, f, kv = 4096, 14336, 1024
+    linear = 32 * (2 * h * h + 2 * h * kv + 3 * h * f) // 4
+    assert adam.terms["optimizer_states"] - muon.terms["optimizer_states"] == 4 * linear // 2

@@ -45,6 +45,7 @@ FP8_RECIPES = {
     "fp8_mx": "mxfp8",
     "nvfp4": "nvfp4",
 }
+MUON = ("muon", "dist_muon")  # the second is the first with its layers' states spread over data parallel ranks
 # Megatron-Bridge's number formats gather narrow parameters, whatever the model's own flag says
 # (src/megatron/bridge/training/mixed_precision.py, perf_recipes/_common.py, 2026-08).
 BRIDGE_GATHERS = ("delayed", "tensorwise", "mxfp8")
@@ -106,7 +107,8 @@ def _refuse(record: Record) -> None:
     if backend not in TABLES:
         raise Unsupported(f"no fact table for backend {backend!r}")
     optimizer = record["optimizer"]
-    if optimizer["name"] not in ("adam", *OPTIMIZERS.get(backend, ())):
+    muon = MUON if TABLES[backend] == "megatron" else ()
+    if optimizer["name"] not in ("adam", *muon, *OPTIMIZERS.get(backend, ())):
         raise Unsupported(f"optimizer {optimizer['name']!r} is not modelled")
     recipe = record["precision"].get("fp8_recipe")
     formats = FP8_RECIPES if TABLES[backend] in TRANSFORMER_ENGINE else FORMATS.get(backend, ())
@@ -228,6 +230,7 @@ def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOption
         precision=precision["compute"],
         gradient_dtype=optimizer["gradient_dtype"],
         optimizer_bytes=optimizer.get("state_bytes_per_parameter"),
+        muon="muon" in optimizer["name"],
         optimizer_instances=optimizer.get("optimizer_instances") or 1,
         loss=implementation["cross_entropy_fusion"],
         fp8_recipe=recipe,

@@ -82,6 +82,7 @@ class MemoryFacts:
     gradient_bytes: float
     optimizer_bytes: float
     shard_over_context: bool = True
+    matrix_states_spared_bytes: float = 0.0  # of `optimizer_bytes`, what matrices of the blocks do without
     optimizer_bytes_over_data: float = 0.0  # of `optimizer_bytes`, what is sharded over data parallelism alone
     # more gradient bytes alive during backward, per parameter of the rank and per sharded parameter
     backward_gradient_bytes: ByStage = NONE

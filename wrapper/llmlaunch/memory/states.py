@@ -62,7 +62,9 @@ def states(job: Job, rows: RankColumns) -> States:
         - _replaced(job, rows)
         + _gathered(job, rows, counts, dense_group),
         gradients=held(facts.gradient_bytes, 2),
-        optimizer=held(facts.optimizer_bytes, 1) + _kept_by_context(job, rows, counts),
+        optimizer=held(facts.optimizer_bytes, 1)
+        + _kept_by_context(job, rows, counts)
+        - _spared_by_matrices(job, rows, dense_group, expert_group),
         weight_copies=_weight_copies(job, rows),
         gathered=gathered_parameters(job, rows, dense_group),
         backward=_by_stage(facts.backward_gradient_bytes, rows) * whole
@@ -88,18 +90,31 @@ def _kept_by_context(job: Job, rows: RankColumns, counts: RankParameters) -> Flo
     return np.where(lay.zero_stage >= 1, more * counts.dense * (1.0 / once - 1.0 / all_ranks), 0.0)
 
 
+def _spared_by_matrices(job: Job, rows: RankColumns, dense: FloatColumn, expert: FloatColumn) -> FloatColumn:
+    """What an optimizer that keeps fewer states for matrices spares on the blocks' linear layers."""
+    fewer = job.facts.matrix_states_spared_bytes
+    if not fewer:
+        return np.zeros(len(rows))
+    weights, experts = linear_weights(job, rows)
+    sharded = rows.layouts.zero_stage >= 1
+    held: FloatColumn = weights / np.where(sharded, dense, 1.0) + experts / np.where(sharded, expert, 1.0)
+    return fewer * held
+
+
 def _weight_copies(job: Job, rows: RankColumns) -> FloatColumn:
     """Narrow copies of the weights, made once a step and kept through its micro-batches."""
     if job.facts.quantized is None:
         return np.zeros(len(rows))
-    return job.facts.quantized.weight_copy_bytes * linear_weights(job, rows)
+    weights, experts = linear_weights(job, rows)
+    return job.facts.quantized.weight_copy_bytes * (weights + experts)
 
 
 def _replaced(job: Job, rows: RankColumns) -> FloatColumn:
     """Bytes of the compute copy that narrow parameters make superfluous."""
     if job.facts.quantized is None or not job.facts.quantized.replaces_parameters:
         return np.zeros(len(rows))
-    return job.facts.parameter_bytes * linear_weights(job, rows)
+    weights, experts = linear_weights(job, rows)
+    return job.facts.parameter_bytes * (weights + experts)
 
 
 def _by_stage(table: ByStage, rows: RankColumns) -> FloatColumn:

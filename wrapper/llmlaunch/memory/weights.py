@@ -184,17 +184,17 @@ def _attention_matrices(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
     return shape.hidden_size * (2.0 * shape.query_width / tensor + 2.0 * groups * shape.head_dim)
 
 
-def linear_weights(job: Job, rows: RankColumns) -> FloatColumn:
-    """Weights of the blocks' linear layers on one device: what a narrower number format is applied to (not the
-    embedding, the head and the router)."""
+def linear_weights(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
+    """(dense, expert) weights of the blocks' linear layers on one device: what a narrower number format is applied to
+    (not the embedding, the head and the router)."""
     shape, lay = job.shape, rows.layouts
     tensor = lay.tensor.astype(np.float64)
     attention = _attention_matrices(shape, tensor)
     gates = 3.0 if shape.gated_mlp else 2.0
-    count = rows.dense_layers * (attention + gates * shape.hidden_size * shape.ffn_hidden_size / tensor)
+    dense = rows.dense_layers * (attention + gates * shape.hidden_size * shape.ffn_hidden_size / tensor)
     if shape.moe is None:
-        return count
+        return dense, np.zeros(len(rows))
     moe = shape.moe
     experts = moe.num_experts / lay.expert * shape.hidden_size * moe.ffn_hidden_size / lay.expert_tensor
     shared = shape.hidden_size * moe.shared_expert_ffn_hidden_size / tensor
-    return count + rows.moe_layers * (attention + gates * (experts + shared))
+    return dense + rows.moe_layers * (attention + gates * shared), rows.moe_layers * gates * experts

@@ -31,6 +31,7 @@ class MegatronOptions:
     precision: str = "bf16"
     gradient_dtype: str | None = None  # None: fp32 with bf16 (--accumulate-allreduce-grads-in-fp32), else the precision
     optimizer_bytes: float | None = None  # per parameter; None: fp32 master and two fp32 moments
+    muon: bool = False
     optimizer_instances: int = 1
     loss: str = "none"
     fp8_recipe: str | None = None
@@ -64,6 +65,9 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
         parameter_bytes=width,
         gradient_bytes=gradients,
         optimizer_bytes=master + 8.0 if options.optimizer_bytes is None else options.optimizer_bytes,
+        # Muon keeps an fp32 momentum alone for matrices that are not embedding or head, Adam's two moments for the rest
+        # (megatron/core/optimizer/muon.py, layer_wise_optimizer.py, core 0.19)
+        matrix_states_spared_bytes=4.0 if options.muon else 0.0,
         optimizer_instances=options.optimizer_instances,
         optimizer_bytes_over_data=options.optimizer_bytes_over_data,
         step_bytes_sharded=(copied, copied, copied, copied),
