@@ -23,6 +23,7 @@ __all__ = ["OUTSIDE_TORCH", "Terms", "rank_terms"]
 
 CACHE = "allocator_cache"
 HOLES = "cached_logits"  # of a moment: goes into the cache
+STATE = ("parameters", "weight_copies", "gradients", "optimizer_states")  # shown first, whatever moment is the worst
 OUTSIDE_TORCH = ("context", "communicators")
 Moment = Mapping[str, FloatColumn]
 
@@ -57,7 +58,7 @@ def rank_terms(job: Job, rows: RankColumns) -> Terms:
     alternatives = moments(job, rows, state)
     terms = {**_lasting(job, rows, state), **_worst(alternatives)}
     apart = terms.pop(HOLES) + _other_streams(job, state, terms) + _flat_step_apart(job, state, alternatives)
-    terms = {name: np.rint(column) for name, column in terms.items()}
+    terms = {name: np.rint(terms[name]) for name in dict.fromkeys((*STATE, *terms))}
     terms[CACHE] = np.rint(_cache_share(job) * _sum(terms.values()) + apart)
     terms["context"] = np.full(len(rows), float(round(job.facts.context_bytes)))
     terms["communicators"] = np.rint(communicators(job, rows))
