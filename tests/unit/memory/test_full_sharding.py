@@ -29,7 +29,7 @@ from llmlaunch.workload import Workload
 GIB = 2.0**30
 LLAMA3_8B_PARAMETERS = 8_030_261_248
 LLAMA2_7B_PARAMETERS = 6_738_415_616
-TITAN = torchtitan_facts(compiled=True, compiled_loss=False, float8=False, tensor=1)
+TITAN = torchtitan_facts(compiled=True, compiled_loss=False, float8_gather=False, tensor=1)
 
 
 def peak(
@@ -98,7 +98,7 @@ def test_the_root_stays_gathered_and_a_few_blocks_beside_it() -> None:
     block, root = 218_112_000, 2 * 128256 * 4096 + 4096
     gathered = peak(TITAN, sharded(8)).terms["gathered_parameters"]
     assert gathered == 2 * (root + 3 * block)
-    narrow = torchtitan_facts(compiled=True, compiled_loss=False, float8=True, tensor=1)
+    narrow = torchtitan_facts(compiled=True, compiled_loss=False, float8_gather=True, tensor=1)
     assert peak(narrow, sharded(8)).terms["gathered_parameters"] == 2 * root + 3 * block
 
 
@@ -135,7 +135,7 @@ def test_operators_kept_lie_between_full_and_no_recompute() -> None:
 
 def test_a_chunked_or_compiled_loss_is_smaller() -> None:
     plain, chunked = (torchtune_facts("bf16", True, c, optimizer_in_backward=True) for c in (False, True))
-    compiled = torchtitan_facts(compiled=True, compiled_loss=True, float8=False, tensor=1)
+    compiled = torchtitan_facts(compiled=True, compiled_loss=True, float8_gather=False, tensor=1)
     assert plain.logit_bytes == TITAN.logit_bytes == 12.0
     assert (chunked.logit_bytes, compiled.logit_bytes) == (3.5, 4.0)
 
@@ -160,3 +160,17 @@ def test_megatron_fsdp_keeps_narrow_weights_no_longer_than_their_unit() -> None:
     layout = sharded(64)
     assert peak(megatron_facts(options), layout).terms["weight_copies"] > 0
     assert peak(megatron_fsdp_facts(options), layout).terms["weight_copies"] == 0
+
+
+def test_outputs_that_hold_keys_and_values_hold_them_through_the_backward_pass() -> None:
+    layout = sharded(8, micro_batch_size=4, recompute=RECOMPUTE_FULL)
+    terms = peak(atorch_facts(), layout, shape=LLAMA2_7B).terms
+    assert terms["returned_keys_values"] == 32 * 2 * 2 * 4096 * 4 * 4096  # 8 GiB
+    assert peak(TITAN, layout, shape=LLAMA2_7B).terms["returned_keys_values"] == 0
+
+
+def test_saved_gathered_inputs_do_not_shrink_with_tensor_parallelism() -> None:
+    shared = replace(TITAN, gathered_inputs_kept=False)
+    layout = sharded(4, tensor=8, sequence_parallel=1)
+    more = peak(TITAN, layout).terms["activations"] - peak(shared, layout).terms["activations"]
+    assert more == 32 * 2 * (2 * 4096 * 4096) * 7 / 8

@@ -42,8 +42,8 @@ def default_split(backend: str, shape: ModelShape, layout: Layout) -> list[int] 
 def _torchtitan(record: Record) -> MemoryFacts:
     compiled = bool(record["implementation"].get("torch_compile"))
     old = any(commit in (record.get("backend_version") or "") for commit in LOSS_NOT_COMPILED)
-    float8 = record["precision"].get("fp8_recipe") == FLOAT8
-    return torchtitan_facts(compiled, compiled and not old, float8, record["parallelism"]["tensor"])
+    gathered = bool(record["precision"].get("fp8_param_gather"))
+    return torchtitan_facts(compiled, compiled and not old, gathered, record["parallelism"]["tensor"])
 
 
 def _torchtune(record: Record) -> MemoryFacts:

@@ -19,7 +19,7 @@ from llmlaunch.memory.saved import (
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.techniques import Techniques
 
-__all__ = ["RECOMPUTED", "Kept", "kept_activations", "kept_by_layer", "kept_embedding"]
+__all__ = ["RECOMPUTED", "Kept", "kept_activations", "kept_by_layer", "kept_embedding", "returned_key_values"]
 
 Kept = tuple[FloatColumn, FloatColumn]  # bytes of one dense and of one mixture layer, one micro-batch
 
@@ -157,3 +157,10 @@ def kept_embedding(job: Job, rows: RankColumns) -> FloatColumn:
     norm = job.facts.activation_bytes * job.shape.hidden_size if job.facts.embedding_norm else 0.0
     embedding = tokens(job, rows) * (32.0 + (mask + norm) / sequence_split(rows))
     return np.where(rows.first, embedding * in_flight(job, rows).depth, 0.0)
+
+
+def returned_key_values(job: Job, rows: RankColumns) -> FloatColumn:
+    """Keys and values of every layer where the model returns them, recomputed or not."""
+    groups = np.maximum(job.shape.num_query_groups, rows.layouts.tensor) * job.shape.head_dim / rows.layouts.tensor
+    width = 2.0 * job.facts.activation_bytes * groups * job.facts.key_values_returned
+    return np.asarray((rows.dense_layers + rows.moe_layers) * tokens(job, rows) * width)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["HostFacts", "MemoryFacts", "Quantized"]
-__all__ = ["FullSharding", "MemoryFacts", "Quantized"]
+__all__ = ["FullSharding", "HostFacts", "MemoryFacts", "Quantized"]
 
 ByStage = tuple[float, float, float, float]  # by ZeRO stage 0, 1, 2, 3
 NONE: ByStage = (0.0, 0.0, 0.0, 0.0)
@@ -116,6 +115,8 @@ class MemoryFacts:
     gradients_freed: bool = False  # no gradients from the optimizer step to the next backward pass
     stream_bytes: float | None = None  # of the residual stream where it is wider than the other activations
     key_values_expanded: bool = False  # keys and values are copied to every query head before attention
+    key_values_returned: bool = False  # a layer's keys and values go to the caller, who holds them to the step's end
+    gathered_inputs_kept: bool = False  # sequence parallelism saves a linear's gathered input, not its share of it
     operators_kept: bool = False  # selective recompute keeps every second linear's output and attention's, nothing else
     unused_outputs_kept: bool = False  # it does so even where the backward pass does not read them
     cached_logit_bytes: float = 0.0  # per logit, free around the loss but too small a piece for the next tensor

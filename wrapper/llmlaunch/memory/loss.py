@@ -12,10 +12,11 @@ __all__ = ["cached_logits", "final_norm", "logits", "step_logits"]
 
 
 def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
-    """Last rank: the norm before the head keeps its input and output."""
-    facts, h = job.facts, job.shape.hidden_size
+    """Last rank: the norm before the head keeps its input and output, the output gathered where linears save that."""
+    facts, h, split = job.facts, job.shape.hidden_size, sequence_split(rows)
     per_token = (2.0 * facts.activation_bytes + facts.norm_extra_bytes) * h + STATISTIC_BYTES
-    kept = tokens(job, rows) * per_token / sequence_split(rows) * (1 + job.shape.mtp_num_layers)
+    more = facts.activation_bytes * h * (split - 1.0) if facts.gathered_inputs_kept else 0.0
+    kept = tokens(job, rows) * (per_token + more) / split * (1 + job.shape.mtp_num_layers)
     return np.where(rows.last, kept, 0.0)
 
 

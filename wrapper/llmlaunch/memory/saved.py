@@ -140,9 +140,10 @@ def _norm(job: Job, rows: RankColumns, name: str) -> dict[str, FloatColumn]:
     share = tokens(job, rows) / sequence_split(rows)
     mask = float(shape.hidden_size) if shape.hidden_dropout > 0 else 0.0
     kept = (facts.residual_bytes + facts.norm_extra_bytes) * shape.hidden_size + STATISTIC_BYTES + mask
+    output = tokens(job, rows) if facts.gathered_inputs_kept else share
     return {
         f"{name}_input": share * kept,
-        f"{name}_output": share * facts.linear_input_bytes * shape.hidden_size,
+        f"{name}_output": output * facts.linear_input_bytes * shape.hidden_size,
     }
 
 

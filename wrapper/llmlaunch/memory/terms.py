@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmlaunch.memory.activations import kept_activations, kept_embedding
+from llmlaunch.memory.activations import kept_activations, kept_embedding, returned_key_values
 from llmlaunch.memory.communicators import communicators
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.loss import cached_logits, final_norm, logits, step_logits
@@ -100,6 +100,7 @@ def moments(job: Job, rows: RankColumns, state: States) -> tuple[Moment, ...]:
         "embedding": kept_embedding(job, rows),
         "gathered_parameters": state.gathered,
         "gradient_buffers": state.backward,
+        "returned_keys_values": returned_key_values(job, rows),
         "step_logits": step_logits(job, rows),
     }
     activations = kept_activations(job, rows)

@@ -33,7 +33,7 @@ PARALLEL_LOSS = 16.0
 CHUNKS = 8  # torchtune's CEWithChunkedOutputLoss, num_output_chunks
 
 
-def torchtitan_facts(compiled: bool, compiled_loss: bool, float8: bool, tensor: int) -> MemoryFacts:
+def torchtitan_facts(compiled: bool, compiled_loss: bool, float8_gather: bool, tensor: int) -> MemoryFacts:
     """torchtitan 9dec370 (December 2024) to b5bcd76: FSDP2, fp32 parameters and gradients, bf16 compute, reduced in
     fp32 (parallelisms/parallelize_llama.py `apply_fsdp`); AdamW with foreach (optimizer.py); the last block is not
     released before backward. Pipelines keep the stage gathered, buffers for every micro-batch and the last stage's
@@ -52,7 +52,7 @@ def torchtitan_facts(compiled: bool, compiled_loss: bool, float8: bool, tensor: 
             optimizer_bytes=MOMENTS,
             step_bytes_sharded=(4.0, 4.0, 4.0, 4.0),
             full_sharding=FullSharding(
-                gathered_bytes=1.0 if float8 else 2.0,
+                gathered_bytes=1.0 if float8_gather else 2.0,
                 root_bytes=2.0,
                 gradient_bytes=2.0,
                 reduced_bytes=4.0,
@@ -61,6 +61,7 @@ def torchtitan_facts(compiled: bool, compiled_loss: bool, float8: bool, tensor: 
             gated_activation_fused=compiled,
             norm_extra_bytes=0.0 if compiled else UNFUSED_NORM,
             key_values_expanded=True,
+            gathered_inputs_kept=True,
             operators_kept=True,
             unused_outputs_kept=not compiled,
             logit_bytes=loss,
@@ -132,7 +133,9 @@ def composer_facts() -> MemoryFacts:
 def atorch_facts() -> MemoryFacts:
     """ATorch (dlrover 11bf2fb, atorch/examples/llama2/fsdp_llama2.py): FSDP1 around every decoder layer without mixed
     precision, bf16 by autocast alone. So parameters are gathered, gradients reduced and the residual stream kept in
-    fp32. Hugging Face's loss (transformers 4.31) keeps its fp32 logits besides."""
+    fp32. Hugging Face's loss (transformers 4.31) keeps its fp32 logits besides; because layers are checkpointed from
+    outside, the model's default `use_cache` stays on and the outputs hold every layer's keys and values through the
+    backward pass (atorch/modules/transformer/layers.py `past_key_value`)."""
     return _finished(
         MemoryFacts(
             backend="atorch",
@@ -144,6 +147,7 @@ def atorch_facts() -> MemoryFacts:
             step_bytes_sharded=(4.0, 4.0, 4.0, 4.0),
             full_sharding=FullSharding(gathered_bytes=4.0, root_bytes=4.0, gradient_bytes=4.0, reduced_bytes=4.0),
             stream_bytes=4.0,
+            key_values_returned=True,
             gated_activation_fused=False,
             norm_extra_bytes=UNFUSED_NORM,
             logit_bytes=4.0 + FP32_LOSS,
