@@ -103,7 +103,7 @@ def test_sharding_further_never_adds_static_state(field: str, data: st.DataObjec
 @given(data=st.data())
 def test_a_higher_zero_stage_never_keeps_more_state(data: st.DataObject) -> None:
     layout = data.draw(layouts(LLAMA2_7B))
-    job = Job(LLAMA2_7B, Workload(2048, 512), replace(deepspeed_facts("bf16"), live_parameters=0.0))
+    job = Job(LLAMA2_7B, Workload(2048, 512), replace(deepspeed_facts(), live_parameters=0.0))
     kept = []
     for stage in range(4):
         rank = estimate(job, replace(layout, zero_stage=stage)).ranks[0]

@@ -6,10 +6,17 @@ from dataclasses import replace
 
 from llmlaunch.backends.base import NodeVariable, Rendered, Space
 from llmlaunch.backends.conflicts import merged_environment, refuse_repeats
-from llmlaunch.backends.deepspeed_config import bucket_bytes, ds_config, live_parameters, model_config, to_json
+from llmlaunch.backends.deepspeed_config import (
+    bucket_bytes,
+    bucket_elements,
+    ds_config,
+    live_parameters,
+    model_config,
+    to_json,
+)
 from llmlaunch.backends.deepspeed_rules import RULES, refuse_what_the_trainer_cannot_build
 from llmlaunch.backends.deepspeed_techniques import REQUIREMENTS, TECHNIQUE_RULES, trainer_words
-from llmlaunch.backends.facts.deepspeed import deepspeed_facts
+from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.constants import constant
@@ -64,13 +71,13 @@ class DeepSpeed:
         """On a CPU the peak is resident memory: the idle trainer stands where a GPU has its context, and nothing is
         held by drivers or communicators."""
         facts = replace(
-            deepspeed_facts(recipe.workload.precision),
+            deepspeed_facts(_options(recipe)),
             bucket_bytes=bucket_bytes(recipe),
-            live_parameters=float(live_parameters(recipe)),
         )
         if recipe.backend.script is None:
-            # Our loss lets go of the logits: fp32 log-softmax and its gradient, and the 16-bit gradient beside them.
-            facts = replace(facts, logit_bytes=8.0 if facts.activation_bytes == 4.0 else 10.0)
+            # Our loss lets go of the logits; left are the fp32 log-softmax, its gradient and that of its input (counted
+            # in a profile of the backward pass, torch 2.13).
+            facts = replace(facts, logit_bytes=12.0)
         if recipe.cluster.accelerator.kind == "gpu":
             return facts
         return replace(
@@ -102,6 +109,18 @@ class DeepSpeed:
             files=files,
             measurement=_measurement(recipe),
         )
+
+
+def _options(recipe: Recipe) -> DeepSpeedOptions:
+    """What is rendered: a model made in shards, buckets and limits as in ds_config.json. A script of the person's own
+    is taken to make its model under zero.Init, as Hugging Face's Trainer does."""
+    return DeepSpeedOptions(
+        precision=recipe.workload.precision,
+        reduce_bucket_elements=bucket_elements(recipe),
+        live_elements=live_parameters(recipe),
+        split_from_start=True,
+        expandable_segments=True,
+    )
 
 
 def _trainer_arguments(recipe: Recipe, layout: Layout) -> Words:

@@ -15,7 +15,7 @@ from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["bucket_bytes", "ds_config", "live_parameters", "model_config", "to_json"]
+__all__ = ["bucket_bytes", "bucket_elements", "ds_config", "live_parameters", "model_config", "to_json"]
 
 Json = dict[str, Any]
 
@@ -63,12 +63,12 @@ def _zero(recipe: Recipe, layout: Layout) -> Json:
         "contiguous_gradients": True,
         "overlap_comm": recipe.cluster.accelerator.kind == "gpu",
         "reduce_scatter": True,
-        "reduce_bucket_size": _bucket(recipe),
-        "allgather_bucket_size": _bucket(recipe),
+        "reduce_bucket_size": bucket_elements(recipe),
+        "allgather_bucket_size": bucket_elements(recipe),
     }
     if stage == 3:
         section |= {
-            "stage3_prefetch_bucket_size": _bucket(recipe),
+            "stage3_prefetch_bucket_size": bucket_elements(recipe),
             "stage3_param_persistence_threshold": PERSISTENT_PARAMETER,
             "stage3_max_live_parameters": live_parameters(recipe),
             "stage3_max_reuse_distance": live_parameters(recipe),
@@ -89,14 +89,15 @@ def _parameters(recipe: Recipe) -> int:
     return count_parameters(recipe.model).total
 
 
-def _bucket(recipe: Recipe) -> int:
+def bucket_elements(recipe: Recipe) -> int:
+    """Elements in one collective."""
     return min(MOST_BUCKET, max(_parameters(recipe) // 10, LEAST_BUCKET))
 
 
 def bucket_bytes(recipe: Recipe) -> float:
     """Three buckets: gradients being collected, gradients being reduced, parameters being gathered (counted in CPU
     runs for each stage; zero/stage_1_and_2.py and stage3.py, 0.19.8)."""
-    return float(3 * _bucket(recipe) * ELEMENT_BYTES[recipe.workload.precision])
+    return float(3 * bucket_elements(recipe) * ELEMENT_BYTES[recipe.workload.precision])
 
 
 def live_parameters(recipe: Recipe) -> int:

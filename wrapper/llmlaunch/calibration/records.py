@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmlaunch.backends.facts.deepspeed import deepspeed_facts
+from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.facts.megatron_deepspeed import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
 from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
@@ -183,8 +183,7 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
     precision = record["precision"]["compute"]
     table = TABLES[record["backend"]]
     if table == "deepspeed":
-        fused = implementation["cross_entropy_fusion"] != "none"
-        facts = deepspeed_facts(precision, optimizer.get("offload") is not None, fused)
+        facts = deepspeed_facts(_deepspeed_options(record))
     elif table == "megatron-deepspeed":
         facts = megatron_deepspeed_facts(precision, optimizer["gradient_dtype"])
     elif table in TRAINERS:
@@ -197,7 +196,7 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
     return replace(
         facts,
         attention_scores_saved=implementation.get("attention") == "unfused",
-        gated_activation_fused=facts.gated_activation_fused if table in TRAINERS else recorded,
+        gated_activation_fused=facts.gated_activation_fused if table in (*TRAINERS, "deepspeed") else recorded,
         pad_vocabulary=False,  # the record's own padded size is used
     )
 
@@ -216,6 +215,19 @@ def _techniques(record: Record) -> Techniques:
         recompute_layers=recompute.get("num_layers"),
         offload_checkpoints=_offloads_checkpoints(record),
         offload_optimizer=1.0 if record["optimizer"].get("offload") else 0.0,
+    )
+
+
+def _deepspeed_options(record: Record) -> DeepSpeedOptions:
+    """Liger's Hugging Face model brings all its kernels, the gated activation and the norms among them, whatever the
+    record says of those (AutoLigerKernelForCausalLM, liger_kernel/transformers/auto_model.py, 0.8)."""
+    optimizer, implementation = record["optimizer"], record["implementation"]
+    return DeepSpeedOptions(
+        precision=record["precision"]["compute"],
+        accumulation=optimizer["gradient_dtype"],
+        offload_optimizer=optimizer.get("offload") is not None,
+        liger=implementation["cross_entropy_fusion"] == "liger",
+        expandable_segments=bool(implementation.get("expandable_segments")),
     )
 
 

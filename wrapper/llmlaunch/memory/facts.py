@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FullSharding", "HostFacts", "MemoryFacts", "Quantized"]
+__all__ = ["FullSharding", "FusedLoss", "GradientLife", "HostFacts", "MemoryFacts", "Quantized"]
 
 ByStage = tuple[float, float, float, float]  # by ZeRO stage 0, 1, 2, 3
 NONE: ByStage = (0.0, 0.0, 0.0, 0.0)
@@ -65,6 +65,38 @@ class FullSharding:
 
 
 @dataclass(frozen=True)
+class GradientLife:
+    """When gradients are alive beside `gradient_bytes`, by ZeRO stage: bytes per parameter of the rank, and per sharded
+    parameter.
+
+    `lasting` from start to end. `accumulated` from the first micro-batch's backward on, so beside the forward pass of
+    every later one. `final` at the end of the last backward, when no more than one layer's activations are left;
+    `accumulated_sharded` is part of `final_sharded` only where there is more than one micro-batch, because it is the
+    partition earlier ones left. Where `flattened` is 1, `final` is flattened besides, `flat_bucket_bytes` at a time, to
+    be all-reduced.
+    """
+
+    lasting: ByStage = NONE
+    lasting_sharded: ByStage = NONE
+    accumulated: ByStage = NONE
+    accumulated_sharded: ByStage = NONE
+    final: ByStage = NONE
+    final_sharded: ByStage = NONE
+    flattened: ByStage = NONE
+
+
+@dataclass(frozen=True)
+class FusedLoss:
+    """A loss fused with the output head over chunks of tokens, with gradients made in the forward pass: bytes per
+    element of the head's weight at the worst moment and from there to the head's backward, and bytes per token and
+    hidden element (the gradient of the head's input, and one chunk of logits)."""
+
+    weight_bytes: float
+    kept_weight_bytes: float
+    hidden_bytes: float
+
+
+@dataclass(frozen=True)
 class MemoryFacts:
     """One backend, one version, one precision, as data. Every figure is bytes per element unless said otherwise.
 
@@ -82,18 +114,23 @@ class MemoryFacts:
     optimizer_bytes: float
     shard_over_context: bool = True
     matrix_states_spared_bytes: float = 0.0  # of `optimizer_bytes`, what matrices of the blocks do without
+    optimizer_bytes_unsharded: float | None = None  # what stage 0 keeps instead, where its optimizer is another one
     optimizer_bytes_over_data: float = 0.0  # of `optimizer_bytes`, what is sharded over data parallelism alone
     # more gradient bytes alive during backward, per parameter of the rank and per sharded parameter
     backward_gradient_bytes: ByStage = NONE
     backward_gradient_bytes_sharded: ByStage = NONE
+    gradient_life: GradientLife | None = None  # None: gradients are there from start to end
     # temporaries of the optimizer step, per parameter of the rank and per sharded parameter
     step_bytes: ByStage = NONE
     step_bytes_sharded: ByStage = NONE
     gradient_norm_bytes: ByStage = NONE  # per element of the largest parameter: copied to a wider type for its norm
     flat_bucket_bytes: float = 0.0  # gradients are flattened this many bytes at a time to be reduced, before the step
     flat_step: bool = False  # the step's temporaries are single tensors, which no freed activation can give room to
+    cut_checkpoints: bool = False  # kept layer inputs are cut from freed MLP tensors, whole ones to a block
+    placed_whole: bool = False  # ZeRO 3 is given a model that already lies whole on every device
     activation_bytes: float = 2.0
     gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved
+    gated_gradient_in_place: bool = False  # and its backward overwrites gate and up
     norm_extra_bytes: float = 0.0  # per hidden element and norm: copies an unfused norm keeps beside input and output
     embedding_norm: bool = False  # a norm after the embedding, outside what is recomputed, keeps its input
     stage_output_bytes: float = 0.0  # per hidden element / tensor: this rank's share of the output it sent, kept
@@ -101,6 +138,8 @@ class MemoryFacts:
     logit_bytes: float = 6.0  # per token and vocabulary/tensor element, alive around the loss
     logit_gradient_bytes: float = 2.0  # of the same, while the head runs backward
     deferred_head_gradients: int = 0  # micro-batches whose logit gradients wait for the end of the step
+    fused_loss: FusedLoss | None = None
+    branch_gradients_apart: bool = True  # the gradient of a block's output is a tensor beside the residual stream's
     weight_gradient_fused: bool = False  # wgrad accumulates into the gradient buffer: no temporary of a matrix
     weight_gradient_stubs: bool = False  # then one stub for every distinct weight shape is kept for autograd
     sequence_gather: str = "none"  # ranks that keep one buffer of a gathered layer input: "none", "last" or "all"

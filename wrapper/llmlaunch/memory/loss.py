@@ -21,11 +21,16 @@ def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def logits(job: Job, rows: RankColumns) -> FloatColumn:
-    """Last rank: the logits and whatever the loss keeps beside them at its worst moment, for every prediction head."""
+    """Last rank: the logits and whatever the loss keeps beside them at its worst moment, for every prediction head; of
+    a loss fused with the head, the gradients it makes already."""
     t = rows.layouts.tensor.astype(np.float64)
     heads = 1 + job.shape.mtp_num_layers
     deferred = np.minimum(job.facts.deferred_head_gradients, rows.microbatches) * job.facts.logit_gradient_bytes
     alive = tokens(job, rows) * (job.facts.logit_bytes * heads + deferred) * vocabulary(job, t) / t
+    fused = job.facts.fused_loss
+    if fused is not None:
+        per_hidden = fused.weight_bytes * vocabulary(job, t) / t + fused.hidden_bytes * tokens(job, rows)
+        alive = alive + per_hidden * job.shape.hidden_size * heads
     return np.where(rows.last, alive, 0.0)
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmlaunch.memory.facts import ByStage
 from llmlaunch.memory.gathering import gathered_parameters, unreduced_gradients
+from llmlaunch.memory.gradients import by_stage, gradients
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.weights import RankParameters, largest_parameter, linear_weights, rank_parameters
 
@@ -19,17 +19,21 @@ MASTER_GRADIENT_BYTES = 4.0
 
 @dataclass(frozen=True)
 class States:
-    """Bytes on one device. The first four live all the time, `gathered` through forward and backward; `backward` only
-    while gradients are made, `unreduced` while a block makes its own, `step` only while the optimizer runs."""
+    """Bytes on one device. The first four live all the time, `gathered` through forward and backward; `forward` and
+    `backward` are gradients and buckets while those run, `unreduced` while a block makes its own, `final` at the end of
+    the last backward, `step` only while the optimizer runs."""
 
     parameters: FloatColumn
     gradients: FloatColumn
     optimizer: FloatColumn
     weight_copies: FloatColumn
     gathered: FloatColumn
+    forward: FloatColumn
     backward: FloatColumn
+    final: FloatColumn
     unreduced: FloatColumn
     step: FloatColumn
+    placed: FloatColumn  # the whole compute copy, where it lies on the device before it is sharded
     norm: FloatColumn  # the largest parameter's gradient in the type its norm is taken in, just before the step
     flat: FloatColumn  # room the single tensors of reduction, norm and step take
 
@@ -55,23 +59,25 @@ def states(job: Job, rows: RankColumns) -> States:
     def held(bytes_per_parameter: float, from_stage: int) -> FloatColumn:
         return bytes_per_parameter * np.where(stage >= from_stage, sharded, whole)
 
-    norm = _by_stage(facts.gradient_norm_bytes, rows) * np.minimum(sharded, largest_parameter(job, rows))
-    step = _by_stage(facts.step_bytes, rows) * whole + _by_stage(facts.step_bytes_sharded, rows) * sharded
+    made = gradients(job, rows, whole, sharded, dense_group)
+    norm = by_stage(facts.gradient_norm_bytes, rows) * np.minimum(sharded, largest_parameter(job, rows))
+    step = by_stage(facts.step_bytes, rows) * whole + by_stage(facts.step_bytes_sharded, rows) * sharded
     return States(
         parameters=held(facts.parameter_bytes, 3 if facts.full_sharding is None else 2)
         - _replaced(job, rows)
         + _gathered(job, rows, counts, dense_group),
-        gradients=held(facts.gradient_bytes, 2),
-        optimizer=held(facts.optimizer_bytes, 1)
+        gradients=made.lasting,
+        optimizer=_optimizer(job, rows, held(facts.optimizer_bytes, 1), whole)
         + _kept_by_context(job, rows, counts)
         - _spared_by_matrices(job, rows, dense_group, expert_group),
         weight_copies=_weight_copies(job, rows),
         gathered=gathered_parameters(job, rows, dense_group),
-        backward=_by_stage(facts.backward_gradient_bytes, rows) * whole
-        + _by_stage(facts.backward_gradient_bytes_sharded, rows) * sharded
-        + np.where(dense_group > 1, facts.bucket_bytes, 0.0),
+        forward=made.forward,
+        backward=made.backward,
+        final=made.final,
         unreduced=unreduced_gradients(job, rows, dense_group),
         step=step,
+        placed=np.where((stage >= 3) & facts.placed_whole, facts.parameter_bytes * whole, 0.0),
         norm=norm,
         flat=np.maximum(
             # the norm's copy fits where the fp32 gradients of the last step were, if it is no larger
@@ -79,6 +85,11 @@ def states(job: Job, rows: RankColumns) -> States:
             np.where(dense_group > 1, facts.flat_bucket_bytes, 0.0),
         ),
     )
+
+
+def _optimizer(job: Job, rows: RankColumns, sharded: FloatColumn, whole: FloatColumn) -> FloatColumn:
+    unsharded = job.facts.optimizer_bytes_unsharded
+    return sharded if unsharded is None else np.where(rows.layouts.zero_stage == 0, unsharded * whole, sharded)
 
 
 def _kept_by_context(job: Job, rows: RankColumns, counts: RankParameters) -> FloatColumn:
@@ -115,10 +126,6 @@ def _replaced(job: Job, rows: RankColumns) -> FloatColumn:
         return np.zeros(len(rows))
     weights, experts = linear_weights(job, rows)
     return job.facts.parameter_bytes * (weights + experts)
-
-
-def _by_stage(table: ByStage, rows: RankColumns) -> FloatColumn:
-    return np.asarray(table, dtype=np.float64)[rows.layouts.zero_stage]
 
 
 def _gathered(job: Job, rows: RankColumns, counts: RankParameters, group: FloatColumn) -> FloatColumn:

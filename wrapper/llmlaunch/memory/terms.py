@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmlaunch.memory.activations import kept_activations, kept_embedding, returned_key_values
+from llmlaunch.memory.activations import cut_checkpoints, kept_activations, kept_embedding, returned_key_values
 from llmlaunch.memory.communicators import communicators
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.loss import cached_logits, final_norm, logits, step_logits
@@ -56,8 +56,12 @@ def rank_terms(job: Job, rows: RankColumns) -> Terms:
     """Bytes by term for every row, rounded to whole bytes so that sums are exact."""
     state = states(job, rows)
     alternatives = moments(job, rows, state)
-    terms = {**_lasting(job, rows, state), **_worst(alternatives)}
-    apart = terms.pop(HOLES) + _other_streams(job, state, terms) + _flat_step_apart(job, state, alternatives)
+    lasting = _lasting(job, rows, state)
+    # a model that lies whole on the device before it is sharded
+    start = {"whole_model": np.maximum(state.placed - _sum(lasting.values()), 0.0)}
+    terms = {**lasting, **_worst((*alternatives, start))}
+    apart = terms.pop(HOLES) + _other_streams(job, state, terms)
+    apart = apart + _apart(job, rows, state, alternatives, start["whole_model"])
     terms = {name: np.rint(terms[name]) for name in dict.fromkeys((*STATE, *terms))}
     terms[CACHE] = np.rint(_cache_share(job) * _sum(terms.values()) + apart)
     terms["context"] = np.full(len(rows), float(round(job.facts.context_bytes)))
@@ -112,13 +116,14 @@ def moments(job: Job, rows: RankColumns, state: States) -> tuple[Moment, ...]:
         "unreduced_gradients": state.unreduced,
     }
     listed: list[Moment] = [
-        {**kept, "logits_and_loss": norm + logits(job, rows), HOLES: cached_logits(job, rows)},
+        {**kept, "gradient_buffers": state.forward, "logits_and_loss": norm + logits(job, rows), HOLES: cached_logits(job, rows)},
         {**kept, "logits_and_loss": norm, "head_backward": head_backward(job, rows)},
         {**kept, **layer},
     ]
-    if job.facts.gradients_freed:  # then the first layer's backward, the last to run, is a moment of its own
+    if job.facts.gradients_freed or job.facts.gradient_life is not None:  # then the first layer's backward, the last to run, is a moment of its own
         one = activations / np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
-        listed.append({**running, **layer, "activations": one, "gradients": state.gradients})
+        last = {"gradients": state.gradients, "gradient_buffers": state.final}
+        listed.append({**running, **layer, **last, "activations": one})
     listed.append({"gradients": state.gradients, "gradient_norm": state.norm})
     listed.append({"gradients": state.gradients, "optimizer_step": state.step})
     return tuple(listed)
@@ -129,18 +134,20 @@ def _gradients_before_backward(job: Job, rows: RankColumns, state: States) -> Fl
     return np.where(job.facts.gradients_freed & (rows.microbatches == 1), 0.0, state.gradients)
 
 
-def _flat_step_apart(job: Job, state: States, alternatives: tuple[Moment, ...]) -> FloatColumn:
-    """What the allocator reserves beyond the worst moment where the step's temporaries are single large tensors.
+def _apart(
+    job: Job, rows: RankColumns, state: States, alternatives: tuple[Moment, ...], start: FloatColumn
+) -> FloatColumn:
+    """What the allocator reserves beyond the worst moment because freed blocks are cut for other sizes.
 
     Freed blocks merge only inside the segment they were cut from (c10/cuda/CUDACachingAllocator.cpp, free_block,
-    without expandable segments), so blocks of the size of a layer's tensors never make room for one tensor of the size
-    of the rank's gradients: its segments lie beside those of the backward pass.
+    without expandable segments). Kept layer inputs waste a part of the blocks they are cut from; and blocks of the size
+    of a layer's tensors never make room for one tensor of the size of the rank's gradients, so where the step's
+    temporaries are single large tensors, their segments lie beside those of the backward pass.
     """
     totals = np.array([_sum(moment.values()) for moment in alternatives])
-    if not job.facts.flat_step:
-        return np.zeros(totals.shape[1])
-    backward = totals[:-2].max(axis=0)
-    apart: FloatColumn = np.maximum(backward + state.flat - totals.max(axis=0), 0.0)
+    flat = state.flat if job.facts.flat_step else np.zeros(len(rows))
+    backward = totals[:-2].max(axis=0) + cut_checkpoints(job, rows) + flat
+    apart: FloatColumn = np.maximum(backward - np.maximum(totals.max(axis=0), start), 0.0)
     return apart
 
 

@@ -28,11 +28,12 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     The MLP comes first. Its steps, in turn: the second linear (gradient of its output and of its input), the
     activation function (gradients of both sides; the saved input of the second linear is gone), the first linear
     (gradient of its input, and of its weight where that is not accumulated in place). The gradient of the residual
-    stream lives through all of it, twice where it branches.
+    stream lives through all of it, twice where it branches; in eager autograd it is also the gradient of the block's
+    output.
     """
     shape, e = job.shape, job.facts.activation_bytes
     n, split, t = tokens(job, rows), sequence_split(rows), rows.layouts.tensor.astype(np.float64)
-    stream = 2.0 * e * n * shape.hidden_size / split
+    stream = (2.0 if job.facts.branch_gradients_apart else 1.0) * e * n * shape.hidden_size / split
     dense = _mlp_backward(job, n, n * shape.ffn_hidden_size / t, n * shape.hidden_size, matrices(job, rows).dense)
     if shape.moe is None:
         return np.asarray(stream + dense)
@@ -54,8 +55,10 @@ def _mlp_backward(
     e, w = job.facts.activation_bytes, job.facts.linear_input_bytes
     projected = 2.0 if job.shape.gated_mlp else 1.0
     first, second = (0.0 * m if job.facts.weight_gradient_fused else job.facts.parameter_bytes * m for m in matrix)
-    second_linear = e * (hidden + width) + second
-    activation = e * (1.0 + projected) * width - w * width
+    output = hidden if job.facts.branch_gradients_apart else 0.0 * hidden
+    second_linear = e * (output + width) + second
+    made = 0.0 if job.facts.gated_gradient_in_place and job.shape.gated_mlp else projected
+    activation = e * (1.0 + made) * width - w * width
     first_linear = e * (projected * width + hidden) + first - w * width - e * projected * width
     return np.maximum(second_linear, np.maximum(activation, first_linear))
 
@@ -94,6 +97,8 @@ def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
     head = matrices(job, rows).head
     logits = n * job.facts.logit_gradient_bytes * head / job.shape.hidden_size
     weight = np.zeros(len(rows)) if job.facts.weight_gradient_fused else job.facts.parameter_bytes * head
+    if job.facts.fused_loss is not None:
+        weight = job.facts.fused_loss.kept_weight_bytes * head
     gathered = job.facts.activation_bytes * n * job.shape.hidden_size * (1.0 + 1.0 / t)
     return np.where(rows.last, logits + weight + gathered, 0.0)
 

@@ -1,51 +1,154 @@
-"""What DeepSpeed with a Hugging Face model keeps in memory."""
+"""What DeepSpeed with a Hugging Face model keeps in memory: a row for each of its optimizer classes, and the choice.
+
+Every row is bytes per parameter in a run on D data-parallel ranks, written (whole, sharded): whole + sharded / D. D
+counts the ranks of Ulysses sequence parallelism too; with AutoTP, parameters are those of one tensor rank. Rows marked
+"counted" are held against live tensor bytes of a real engine (tests/frameworks/test_deepspeed_bytes.py).
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.memory.constants import constant
-from llmlaunch.memory.facts import HostFacts, MemoryFacts
+from llmlaunch.memory.facts import FusedLoss, GradientLife, HostFacts, MemoryFacts
 
-__all__ = ["deepspeed_facts"]
+__all__ = ["BUCKET_ELEMENTS", "ENGINES", "DeepSpeedOptions", "Engine", "Share", "deepspeed_facts", "engine_of"]
 
-REDUCE_BUCKET_ELEMENTS = 5e8  # DeepSpeed's default reduce_bucket_size (deepspeed/runtime/zero/config.py, 0.19)
+VERSION = "0.19"
+# Defaults of deepspeed/runtime/zero/config.py, 0.19
+BUCKET_ELEMENTS = 500_000_000  # reduce_bucket_size, allgather_bucket_size
+LIVE_ELEMENTS = 1_000_000_000  # stage3_max_live_parameters, stage3_max_reuse_distance
+SUB_GROUP_ELEMENTS = 1_000_000_000  # sub_group_size
+
+Share = tuple[float, float]  # bytes per parameter: whole, and divided by the ranks that shard
 
 
-def deepspeed_facts(precision: str, offload_optimizer: bool = False, fused_loss: bool = False) -> MemoryFacts:
-    """DeepSpeed 0.19 with ZeRO and a Hugging Face model.
+@dataclass(frozen=True)
+class Engine:
+    """One optimizer class under one precision. `lasting` is there from start to end, parameters included; the rest is
+    what comes on top: `accumulated` between micro-batches, `final` at the end of the last backward (with one
+    micro-batch; a sharded accumulation comes on top), `step` in the optimizer step. Buckets and gathered parameters
+    are not in it."""
 
-    Counted in CPU runs, live tensor bytes and the allocator's peak of each phase, D = 2, two micro-batches, P
-    parameters, w = 4 (fp32) or 2 (bf16; fp16 takes the same classes): lasting w + 12/D (stage 1, 2), (w + 12)/D
-    (stage 3), w + 12 (stage 0; in fp32 there is no master copy, w + 8). In the last backward + w + w/D (stage 1: whole
-    gradients, then the partition), + 2w/D (stage 2: what is accumulated and the new partition), + w/D (stage 3), + 2w
-    (stage 0: the all-reduce copies them). In the step + 8/D (gradient partition, its flat copy, that in fp32), stage 0
-    in 16 bits + 6.
-    A norm keeps its fp32 input, the normalized input and its output: 4 bytes more than a fused one
-    (transformers/models/llama/modeling_llama.py LlamaRMSNorm, 5.23). Its loss is computed on fp32 logits: 16-bit
-    logits, the fp32 log-softmax, its gradient and the 16-bit gradient are alive together
-    (transformers/loss/loss_utils.py).
+    name: str
+    stage: int
+    precision: str  # "half" (bf16, fp16) or "fp32"
+    accumulation: str  # "same" as the precision, or "fp32" (data_types.grad_accum_dtype)
+    offload: bool  # of the optimizer states, to CPU or NVMe
+    lasting: Share
+    parameters: float  # of `lasting`, the compute copy
+    gradients: Share  # of `lasting`, gradients
+    accumulated: Share
+    final: Share
+    step: Share
+    where: str
+    evidence: str  # "counted" or "read"
+    flattened: bool = False  # `final` is flattened besides, a bucket at a time, to be all-reduced
+
+
+_FUSED = "FP16_Optimizer, FP16_UnfusedOptimizer"
+_ZERO = "DeepSpeedZeroOptimizer"
+_ZERO3 = "DeepSpeedZeroOptimizer_Stage3"
+_S0 = "deepspeed/runtime/fp16/fused_optimizer.py, unfused_optimizer.py, 0.19.8"
+_SP = "deepspeed/runtime/engine.py allreduce_bucket, 0.19.8; torch AdamW"
+_S12 = "deepspeed/runtime/zero/stage_1_and_2.py, 0.19.8"
+_S3 = "deepspeed/runtime/zero/stage3.py, 0.19.8"
+_BF = "deepspeed/runtime/bf16_optimizer.py, 0.19.8"
+_NO = (0.0, 0.0)
+
+ENGINES: tuple[Engine, ...] = (
+    Engine(_FUSED, 0, "half", "same", False, (14, 0), 2, _NO, (2, 0), (2, 0), (6, 0), _S0, "counted", True),
+    Engine("AdamW", 0, "fp32", "same", False, (12, 0), 4, _NO, (4, 0), (4, 0), (4, 0), _SP, "counted", True),
+    Engine(_ZERO, 1, "half", "same", False, (2, 12), 2, _NO, (2, 0), (2, 2), (0, 8), _S12, "counted"),
+    Engine(_ZERO, 1, "fp32", "same", False, (4, 12), 4, _NO, (4, 0), (4, 4), (0, 8), _S12, "counted"),
+    Engine(
+        "BF16_Optimizer", 1, "half", "fp32", False, (6, 12), 2, (4, 0), (2, 0), (2, 0), (2, 0), _BF, "counted", True
+    ),
+    Engine(_ZERO, 2, "half", "same", False, (2, 12), 2, _NO, (0, 2), (0, 2), (0, 8), _S12, "counted"),
+    Engine(_ZERO, 2, "fp32", "same", False, (4, 12), 4, _NO, (0, 4), (0, 4), (0, 8), _S12, "counted"),
+    Engine(_ZERO, 2, "half", "fp32", False, (2, 12), 2, _NO, (0, 4), (0, 4), (0, 4), _S12, "counted"),
+    Engine(_ZERO3, 3, "half", "same", False, (0, 16), 2, (0, 2), _NO, _NO, (0, 6), _S3, "counted"),
+    Engine(_ZERO3, 3, "fp32", "same", False, (0, 20), 4, (0, 4), _NO, _NO, (0, 4), _S3, "counted"),
+    Engine(_ZERO3, 3, "half", "fp32", False, (0, 18), 2, (0, 4), _NO, _NO, (0, 4), _S3, "counted"),
+    # the device's part where optimizer states are on the host: the step copies new parameters back in fp32 (1, 2)
+    Engine(_ZERO, 1, "half", "same", True, (2, 0), 2, _NO, (2, 0), (2, 0), (0, 4), _S12, "read"),
+    Engine(_ZERO, 1, "fp32", "same", True, (4, 0), 4, _NO, (4, 0), (4, 0), (0, 4), _S12, "read"),
+    Engine(_ZERO, 2, "half", "same", True, (2, 0), 2, _NO, _NO, _NO, (0, 4), _S12, "read"),
+    Engine(_ZERO, 2, "fp32", "same", True, (4, 0), 4, _NO, _NO, _NO, (0, 4), _S12, "read"),
+    Engine(_ZERO3, 3, "half", "same", True, (0, 2), 2, _NO, _NO, _NO, _NO, _S3, "read"),
+    Engine(_ZERO3, 3, "fp32", "same", True, (0, 4), 4, _NO, _NO, _NO, _NO, _S3, "read"),
+)
+
+
+@dataclass(frozen=True)
+class DeepSpeedOptions:
+    """What of a ds_config.json and of the training script decides bytes, beside model and layout. Defaults are
+    DeepSpeed's, for a script that hands `deepspeed.initialize` a Hugging Face model."""
+
+    precision: str = "bf16"
+    accumulation: str | None = None  # data_types.grad_accum_dtype; None: the precision
+    offload_optimizer: bool = False
+    reduce_bucket_elements: float = BUCKET_ELEMENTS
+    live_elements: float = LIVE_ELEMENTS
+    liger: bool = False  # Liger's norm, rotary, SwiGLU and fused linear cross-entropy in place of Hugging Face's
+    split_from_start: bool = False  # the model is made under zero.Init (HF's from_pretrained with an HfDeepSpeedConfig)
+    expandable_segments: bool = False
+
+
+def engine_of(stage: int, options: DeepSpeedOptions) -> Engine:
+    """The class `deepspeed.initialize` takes (engine.py `_do_optimizer_sanity_check`, 0.19.8). Where a combination has
+    no row of its own, that of the precision's own accumulation without offload holds."""
+    precision = "fp32" if options.precision == "fp32" else "half"
+    wider = precision == "half" and options.accumulation == "fp32"
+    for accumulation in ("fp32", "same") if wider else ("same",):
+        for offload in (True, False) if options.offload_optimizer else (False,):
+            wanted = (stage, precision, accumulation, offload)
+            for row in ENGINES:
+                if (row.stage, row.precision, row.accumulation, row.offload) == wanted:
+                    return row
+    raise LookupError(f"no engine row for ZeRO {stage} and {options}")
+
+
+def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFacts:
+    """DeepSpeed 0.19 with ZeRO and a Hugging Face model of transformers 5.
+
+    An unfused norm keeps its input in fp32, that normalized in the precision, and its output: 4 bytes more than a fused
+    one (models/llama/modeling_llama.py LlamaRMSNorm). Its loss holds, for every logit, the 16-bit logit (the output
+    object keeps it), the fp32 log-softmax, its gradient and the gradient of its input (loss/loss_utils.py). Liger's
+    fused loss makes the head's weight gradient in the forward pass: the sum, one chunk's product and that in fp32
+    (liger_kernel/ops/fused_linear_cross_entropy.py, 0.8); all these were seen in profiles of real steps on a CPU.
     """
-    width = ELEMENT_BYTES[precision]
-    half = width < 4.0
-    kept = 0.0 if offload_optimizer else width
-    step = (4.0, 4.0, 4.0, 0.0) if offload_optimizer else (0.0, 8.0, 8.0, 8.0)
+    width = ELEMENT_BYTES[options.precision]
+    rows = [engine_of(stage, options) for stage in range(4)]
+    zero = rows[1]
     return MemoryFacts(
         backend="deepspeed",
-        version="0.19",
-        source="deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, 0.19.8",
+        version=VERSION,
+        source="; ".join(dict.fromkeys(row.where for row in rows)),
         parameter_bytes=width,
         gradient_bytes=0.0,
-        optimizer_bytes=0.0 if offload_optimizer else 12.0,
-        backward_gradient_bytes=(2.0 * width if half else width, width, 0.0, 0.0),
-        backward_gradient_bytes_sharded=(0.0, kept, 2.0 * kept, kept),
-        step_bytes=(6.0 if half else 0.0, 0.0, 0.0, 0.0),
-        step_bytes_sharded=step,
+        optimizer_bytes=0.0 if zero.offload else 12.0,
+        optimizer_bytes_unsharded=float(rows[0].lasting[0] - rows[0].parameters),
+        gradient_life=_gradient_life(rows),
+        step_bytes=_column([row.step[0] for row in rows]),
+        step_bytes_sharded=_column([row.step[1] for row in rows]),
+        flat_step=not options.expandable_segments,
+        flat_bucket_bytes=options.reduce_bucket_elements * width,
+        cut_checkpoints=not options.expandable_segments,
+        placed_whole=not options.split_from_start,
         activation_bytes=width,
-        gated_activation_fused=False,
-        norm_extra_bytes=0.0 if fused_loss else 4.0,
-        logit_bytes=0.0 if fused_loss else 2.0 * width + 8.0,
-        bucket_bytes=REDUCE_BUCKET_ELEMENTS * width,
-        live_parameters=1e9,
+        gated_activation_fused=options.liger,
+        gated_gradient_in_place=options.liger,
+        norm_extra_bytes=0.0 if options.liger else 4.0,
+        branch_gradients_apart=False,
+        logit_bytes=0.0 if options.liger else width + 12.0,
+        logit_gradient_bytes=0.0 if options.liger else width + 4.0,
+        fused_loss=FusedLoss(2.0 * width + 4.0, width, 2.0 * width) if options.liger else None,
+        # 1 and 2 make two for every backward pass, to fill one while the other is reduced (overlap_comm); 3 makes one for
+        # good, and a flat copy of it to be reduced
+        bucket_bytes=2.0 * options.reduce_bucket_elements * width,
+        live_parameters=float(options.live_elements),
         workspace_bytes=constant("workspace_bytes"),
         cache_share=constant("cache_share"),
         context_bytes=constant("context_bytes"),
@@ -67,3 +170,21 @@ def _host(width: float) -> HostFacts:
         checkpoint_parameter_bytes=width,
         checkpoint_state_bytes=4.0,
     )
+
+
+def _gradient_life(rows: list[Engine]) -> GradientLife:
+    """A sharded accumulation is another tensor than the last micro-batch's partition, so both count at the end."""
+    return GradientLife(
+        lasting=_column([row.gradients[0] for row in rows]),
+        lasting_sharded=_column([row.gradients[1] for row in rows]),
+        accumulated=_column([row.accumulated[0] for row in rows]),
+        accumulated_sharded=_column([row.accumulated[1] for row in rows]),
+        final=_column([row.final[0] for row in rows]),
+        final_sharded=_column([row.final[1] + row.accumulated[1] for row in rows]),
+        flattened=_column([float(row.flattened) for row in rows]),
+    )
+
+
+def _column(values: list[float]) -> tuple[float, float, float, float]:
+    zero, one, two, three = (float(value) for value in values)
+    return zero, one, two, three
