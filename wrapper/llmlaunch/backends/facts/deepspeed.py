@@ -145,8 +145,8 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
         logit_bytes=0.0 if options.liger else width + 12.0,
         logit_gradient_bytes=0.0 if options.liger else width + 4.0,
         fused_loss=FusedLoss(2.0 * width + 4.0, width, 2.0 * width) if options.liger else None,
-        # 1 and 2 make two for every backward pass, to fill one while the other is reduced (overlap_comm); 3 makes one for
-        # good, and a flat copy of it to be reduced
+        # 1 and 2 make two for every backward pass, to fill one while the other is reduced (overlap_comm); 3 makes one
+        # for good, and a flat copy of it to be reduced
         bucket_bytes=2.0 * options.reduce_bucket_elements * width,
         live_parameters=float(options.live_elements),
         workspace_bytes=constant("workspace_bytes"),
