@@ -31,7 +31,7 @@ def megatron(layout: Layout, node: Node = NODE, ways: Techniques = NO_TECHNIQUES
 
 
 def deepspeed(layout: Layout, node: Node = NODE, ways: Techniques = NO_TECHNIQUES) -> Estimate:
-    return estimate(Job(LLAMA3_8B, WORK, deepspeed_facts("bf16"), techniques=ways), layout, node=node)
+    return estimate(Job(LLAMA3_8B, WORK, deepspeed_facts(), techniques=ways), layout, node=node)
 
 
 def next_power_of_two(size: float) -> int:

@@ -116,11 +116,18 @@ def moments(job: Job, rows: RankColumns, state: States) -> tuple[Moment, ...]:
         "unreduced_gradients": state.unreduced,
     }
     listed: list[Moment] = [
-        {**kept, "gradient_buffers": state.forward, "logits_and_loss": norm + logits(job, rows), HOLES: cached_logits(job, rows)},
+        {
+            **kept,
+            "gradient_buffers": state.forward,
+            "logits_and_loss": norm + logits(job, rows),
+            HOLES: cached_logits(job, rows),
+        },
         {**kept, "logits_and_loss": norm, "head_backward": head_backward(job, rows)},
         {**kept, **layer},
     ]
-    if job.facts.gradients_freed or job.facts.gradient_life is not None:  # then the first layer's backward, the last to run, is a moment of its own
+    if (
+        job.facts.gradients_freed or job.facts.gradient_life is not None
+    ):  # then the first layer's backward, the last to run, is a moment of its own
         one = activations / np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
         last = {"gradients": state.gradients, "gradient_buffers": state.final}
         listed.append({**running, **layer, **last, "activations": one})
