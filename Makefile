@@ -6,13 +6,18 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+# Real Megatron core and Transformer Engine for the tests that trace them, apart from .venv. It wants a CPU build of torch:
+#   make test TRACED_TORCH="--index-url https://download.pytorch.org/whl/cpu torch==2.13.0"
+TRACED_TORCH ?= $(TORCH)
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_INSTALLED := $(FRAMEWORKS)/.installed
 
-.PHONY: quickstart test unit soak lint install benchmark accuracy-table clean
+.PHONY: quickstart test unit soak lint install install-frameworks benchmark accuracy-table clean
 
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
 
-test: install  ## everything but what needs a GPU
+test: install install-frameworks  ## everything but what needs a GPU
 	./.ci/prerequisites test
 	$(RUN) -m pytest -m "not gpu"
 
@@ -45,5 +50,15 @@ $(INSTALLED): pyproject.toml tests/constraints.txt .ci/prerequisites
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt --editable '.[local,dev,postgres]'
 	touch $(INSTALLED)
 
+install-frameworks: $(FRAMEWORKS_INSTALLED)  ## what the traced tests run: needs no GPU, and no network afterwards
+
+$(FRAMEWORKS_INSTALLED): tests/frameworks/requirements.txt tests/frameworks/requirements-no-deps.txt .ci/prerequisites
+	./.ci/prerequisites test
+	$(PYTHON) -m venv --clear $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check $(TRACED_TORCH) -r tests/frameworks/requirements.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python -r tests/frameworks/requirements-no-deps.txt
+	$(FRAMEWORKS)/bin/python tests/frameworks/traced/fake_cuda.py
+	touch $(FRAMEWORKS_INSTALLED)
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(FRAMEWORKS) build dist .mypy_cache .ruff_cache .pytest_cache

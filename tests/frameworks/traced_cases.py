@@ -1,0 +1,214 @@
+"""Ranks of large Megatron jobs to trace, and the Megatron arguments that describe them.
+
+The arguments are written here and not taken from llmlaunch's renderer: what is compared is what a job keeps in memory,
+not how it is written down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
+from llmlaunch.memory.constants import constant
+from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.job import Job
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.workload import Workload
+
+__all__ = ["CASES", "PADDED", "Case"]
+
+Words = tuple[str, ...]
+
+LLAMA3_8B = ModelShape("llama3-8b", 32, 4096, 14336, 32, 8, 128, 128256, 8192)
+LLAMA3_70B = ModelShape("llama3-70b", 80, 8192, 28672, 64, 8, 128, 128256, 8192)
+# Fewer layers than the models they are cut from: memory is by layer, and a trace takes time by layer.
+LLAMA3_CUT = replace(LLAMA3_8B, name="llama3-8b-cut", num_layers=8)
+GPT_CUT = ModelShape(
+    "gpt-cut", 8, 4096, 16384, 32, 32, 128, 51200, 4096,
+    tied_embeddings=True, gated_mlp=False, linear_bias=True, normalization="LayerNorm",
+    position_embedding="learned_absolute", attention_dropout=0.1, hidden_dropout=0.1,
+)  # fmt: skip
+MIXTRAL = MoeShape(8, 2, 14336, 0, (1,) * 8)
+MIXTRAL_CUT = ModelShape("mixtral-cut", 8, 4096, 14336, 32, 8, 128, 32000, 4096, moe=MIXTRAL)
+ALL_GATHER_CUT = replace(MIXTRAL_CUT, moe=replace(MIXTRAL, token_dispatcher="allgather"))
+DEEPSEEK_ATTENTION = MlaShape(1536, 512, 128, 64, 128)
+LATENT_CUT = replace(LLAMA3_CUT, name="latent-cut", num_query_groups=32, mla=DEEPSEEK_ATTENTION, qk_layernorm=True)
+DEEPSEEK_CUT = replace(
+    LATENT_CUT, name="deepseek-cut", num_layers=6, moe=MoeShape(64, 8, 2048, 2048, (0, 1, 1, 1, 1, 1))
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pipeline rank of one job. `words` are the Megatron arguments behind `options`."""
+
+    name: str
+    shape: ModelShape
+    layout: Layout
+    rank: int
+    microbatches: int = 8
+    length: int = 8192  # of a sequence, tokens
+    techniques: Techniques = NO_TECHNIQUES
+    options: MegatronOptions = field(default_factory=MegatronOptions)
+    words: Words = ()
+
+    @property
+    def workload(self) -> Workload:
+        sequences = self.microbatches * self.layout.micro_batch_size * self.layout.data
+        return Workload(self.length, sequences)
+
+    def arguments(self) -> Words:
+        """Megatron's arguments."""
+        return (*_model(self), *_mixture(self), *_latent(self.shape), *_layout(self), *_training(self), *self.words)
+
+    def estimate(self) -> RankEstimate:
+        """What llmlaunch says of this rank. A trace routes evenly and sees no workspace inside a kernel library."""
+        facts = megatron_facts(self.options)
+        seen = facts.workspace_bytes - constant("workspace_bytes")
+        facts = replace(facts, expert_imbalance=1.0, workspace_bytes=seen)
+        job = Job(self.shape, self.workload, facts, techniques=self.techniques)
+        return estimate(job, self.layout).ranks[self.rank]
+
+
+def _words(values: dict[str, object]) -> Words:
+    """`--name value`; True is a flag alone, False and None are left out."""
+    words: list[str] = []
+    for name, value in values.items():
+        if value is not None and value is not False:
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return tuple(words)
+
+
+def _model(case: Case) -> Words:
+    shape, grouped = case.shape, case.shape.num_query_groups != case.shape.num_attention_heads
+    return _words(
+        {
+            "num-layers": shape.num_layers,
+            "hidden-size": shape.hidden_size,
+            "ffn-hidden-size": shape.ffn_hidden_size,
+            "num-attention-heads": shape.num_attention_heads,
+            "group-query-attention": grouped,
+            "num-query-groups": shape.num_query_groups if grouped else None,
+            "kv-channels": None if shape.mla else shape.head_dim,
+            "seq-length": case.length,
+            "max-position-embeddings": shape.max_position_embeddings,
+            "normalization": shape.normalization,
+            "position-embedding-type": shape.position_embedding,
+            "swiglu": shape.gated_mlp,
+            "disable-bias-linear": not shape.linear_bias,
+            "untie-embeddings-and-output-weights": not shape.tied_embeddings,
+            "qk-layernorm": shape.qk_layernorm,
+            "attention-dropout": shape.attention_dropout,
+            "hidden-dropout": shape.hidden_dropout,
+            "tokenizer-type": "NullTokenizer",
+            "vocab-size": shape.vocab_size,
+        }
+    )
+
+
+def _mixture(case: Case) -> Words:
+    moe, layout = case.shape.moe, case.layout
+    if moe is None:
+        return ()
+    return _words(
+        {
+            "num-experts": moe.num_experts,
+            "moe-router-topk": moe.topk,
+            "moe-ffn-hidden-size": moe.ffn_hidden_size,
+            "moe-shared-expert-intermediate-size": moe.shared_expert_ffn_hidden_size or None,
+            "moe-layer-freq": f"[{','.join(map(str, moe.layer_pattern))}]",
+            "moe-token-dispatcher-type": moe.token_dispatcher or "alltoall",
+            "moe-grouped-gemm": moe.grouped_gemm is not False,
+            "moe-router-load-balancing-type": "aux_loss",
+            "moe-aux-loss-coeff": 0.01,
+            "expert-model-parallel-size": layout.expert,
+            "expert-tensor-parallel-size": layout.expert_tensor,
+        }
+    )
+
+
+def _latent(shape: ModelShape) -> Words:
+    mla = shape.mla
+    if mla is None:
+        return ()
+    return _words(
+        {
+            "multi-latent-attention": True,
+            "q-lora-rank": mla.q_lora_rank,
+            "kv-lora-rank": mla.kv_lora_rank,
+            "qk-head-dim": mla.qk_head_dim,
+            "qk-pos-emb-head-dim": mla.qk_pos_emb_head_dim,
+            "v-head-dim": mla.v_head_dim,
+        }
+    )
+
+
+def _layout(case: Case) -> Words:
+    layout, techniques = case.layout, case.techniques
+    full, selective = layout.recompute == RECOMPUTE_FULL, layout.recompute == RECOMPUTE_SELECTIVE
+    words = _words(
+        {
+            "tensor-model-parallel-size": layout.tensor,
+            "pipeline-model-parallel-size": layout.pipeline,
+            "context-parallel-size": layout.context,
+            "num-virtual-stages-per-pipeline-rank": layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+            "sequence-parallel": bool(layout.sequence_parallel),
+            "use-distributed-optimizer": layout.zero_stage > 0,
+            "overlap-grad-reduce": True,
+            "overlap-param-gather": layout.zero_stage > 0,
+            "recompute-granularity": "full" if full else "selective" if selective else None,
+            "recompute-method": techniques.recompute_method if full else None,
+            "recompute-num-layers": techniques.recompute_layers or 1 if full else None,
+        }
+    )
+    return (*words, *(("--recompute-modules", *techniques.recompute_modules) if techniques.recompute_modules else ()))
+
+
+def _training(case: Case) -> Words:
+    return _words(
+        {
+            "micro-batch-size": case.layout.micro_batch_size,
+            "global-batch-size": case.workload.global_batch_size,
+            "train-iters": 10,
+            "lr": 1e-4,
+            "bf16": True,
+            "mock-data": True,
+            "attention-backend": "fused",
+            "no-create-attention-mask-in-dataloader": True,
+        }
+    )
+
+
+WHOLE = Layout(4, 4, data=32, sequence_parallel=1, zero_stage=1)
+LARGE = Layout(8, 8, data=8, sequence_parallel=1, zero_stage=1)
+CUT = Layout(2, 2, data=16, sequence_parallel=1, zero_stage=1)
+FULL = replace(WHOLE, recompute=RECOMPUTE_FULL)
+SELECTIVE = replace(WHOLE, recompute=RECOMPUTE_SELECTIVE)
+EXPERTS = replace(CUT, expert=8, expert_tensor=2)
+UNFUSED = MegatronOptions(gradient_accumulation_fusion=False)
+
+CASES = (
+    *(Case(f"8B rank {rank}", LLAMA3_8B, WHOLE, rank) for rank in range(4)),
+    *(Case(f"70B rank {rank}", LLAMA3_70B, LARGE, rank) for rank in (0, 4, 7)),
+    *(Case(f"context parallel rank {rank}", LLAMA3_8B, replace(WHOLE, data=16, context=2), rank) for rank in (0, 3)),
+    *(Case(f"full recompute rank {rank}", LLAMA3_8B, FULL, rank) for rank in (0, 3)),
+    Case("recompute of attention", LLAMA3_8B, SELECTIVE, 0, techniques=Techniques(("core_attn",))),
+    Case("recompute of the MLP", LLAMA3_8B, SELECTIVE, 1, techniques=Techniques(("mlp",))),
+    *(Case(f"interleaved rank {rank}", LLAMA3_8B, replace(WHOLE, virtual_pipeline=2), rank) for rank in (0, 3)),
+    Case("no sequence parallelism", LLAMA3_CUT, replace(CUT, sequence_parallel=0), 0),
+    Case("no distributed optimizer", LLAMA3_CUT, replace(CUT, zero_stage=0), 0),
+    Case("unfused gradients", LLAMA3_CUT, CUT, 1, options=UNFUSED, words=("--no-gradient-accumulation-fusion",)),
+    Case("query and key norms", replace(LLAMA3_CUT, qk_layernorm=True), CUT, 0),
+    *(Case(f"GPT rank {rank}", GPT_CUT, CUT, rank, length=4096) for rank in (0, 1)),
+    *(Case(f"experts rank {rank}", MIXTRAL_CUT, EXPERTS, rank, length=4096) for rank in (0, 1)),
+    Case("several experts a rank", MIXTRAL_CUT, replace(CUT, expert=4), 0, length=4096),
+    Case("experts by all-gather", ALL_GATHER_CUT, EXPERTS, 0, length=4096),
+    Case("latent attention", LATENT_CUT, CUT, 0, length=4096),
+    Case("latent attention and experts", DEEPSEEK_CUT, Layout(1, 2, data=16, expert=8, zero_stage=1), 0, length=4096),
+)
+
+# Six ways of data parallelism: no size of the model is a multiple of lcm(6, 128), so every bucket is padded.
+PADDED = Case("buckets padded", LLAMA3_CUT, replace(CUT, data=6), 0)
