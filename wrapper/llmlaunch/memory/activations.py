@@ -24,7 +24,7 @@ __all__ = ["RECOMPUTED", "Kept", "kept_activations", "kept_by_layer", "kept_embe
 Kept = tuple[FloatColumn, FloatColumn]  # bytes of one dense and of one mixture layer, one micro-batch
 
 # What each of Megatron's `--recompute-modules` lets go of (transformer_layer.py, mlp.py, moe/, core 0.19); "layernorm"
-# is in `_separate_norms`.
+# and the norms are in `_recomputed_norms`.
 RECOMPUTED: dict[str, tuple[str, ...]] = {
     "core_attn": ("attn_scores",),
     "mla_up_proj": ("attn_qkv",),
@@ -70,8 +70,7 @@ def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Layer
     if not np.any(recompute):
         return whole
     modules = job.techniques.recompute_modules or DEFAULT_MODULES
-    norms = _separate_norms(job, layer) if "layernorm" in modules else ()
-    part = layer.without((*_named(RECOMPUTED, modules), *norms, *offloaded))
+    part = layer.without((*_named(RECOMPUTED, modules), *_recomputed_norms(job, layer, modules), *offloaded))
     if job.facts.operators_kept:
         part = kept_operators(job, rows)
     elif "core_attn" in modules:
@@ -81,11 +80,16 @@ def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Layer
     return kept
 
 
-def _separate_norms(job: Job, layer: Layer) -> tuple[str, ...]:
-    """Norms that can be recomputed: before latent attention and before a mixture. The others are fused into the linear
-    after them, where the flag changes nothing (megatron/core/models/gpt/gpt_layer_specs.py, core 0.19; traced)."""
+def _recomputed_norms(job: Job, layer: Layer, modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Outputs of norms that selective recompute lets go of.
+
+    "layernorm" takes the norms before latent attention and before a mixture. The others are fused into the linear after
+    them, where the flag changes nothing, and the one fused into a dense MLP goes with "mlp"
+    (megatron/core/models/gpt/gpt_layer_specs.py, transformer/transformer_layer.py, core 0.19; traced)."""
     mixture = "expert_fc1_input" in layer.tensors
-    return (*(("attn_norm_output",) if job.shape.mla else ()), *(("mlp_norm_output",) if mixture else ()))
+    attention = job.shape.mla is not None and "layernorm" in modules
+    mlp = ("layernorm" if mixture else "mlp") in modules
+    return (*(("attn_norm_output",) if attention else ()), *(("mlp_norm_output",) if mlp else ()))
 
 
 def _named(table: dict[str, tuple[str, ...]], modules: tuple[str, ...]) -> tuple[str, ...]:

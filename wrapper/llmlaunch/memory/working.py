@@ -64,8 +64,8 @@ def _mlp_backward(
 
 
 def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
-    """Full recompute makes a layer's activations once more before its backward, that of a mixture the mixture's; any
-    recompute makes the scores again.
+    """Full recompute makes a layer's activations again before its backward, that of an MLP or a mixture what belongs
+    to it; any recompute makes the scores again.
 
     With the block method the layers kept whole are the last ones and run backward first: what they let go of is there
     for the first recomputed layer.
@@ -76,6 +76,8 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
         mixture: Layer = saved_by_mixture_layer(job, rows)
         whole = np.where(rows.moe_layers > 0, np.maximum(whole * (rows.dense_layers > 0), mixture.total), whole)
     part = again.of("attn_scores")
+    if "mlp" in job.techniques.recompute_modules:
+        part = part + np.where(rows.dense_layers > 0, again.of("mlp_norm_output", *RECOMPUTED["mlp"]), 0.0)
     if job.shape.moe is not None and "moe" in job.techniques.recompute_modules:
         part = part + np.where(rows.moe_layers > 0, mixture.of(*RECOMPUTED["moe"]), 0.0)
     recompute = rows.layouts.recompute
