@@ -104,11 +104,14 @@ def test_offloaded_activations_are_what_the_device_no_longer_keeps() -> None:
     assert moved.host_terms["offloaded_activations"] == pytest.approx(8 * difference, rel=1e-6)
 
 
-def test_the_loader_holds_five_batches_with_their_attention_masks() -> None:
+def test_the_loader_holds_five_batches_and_masks_where_it_makes_them() -> None:
     """On one rank of each tensor-parallel group: four of eight at tensor 2."""
-    sample = 8192**2 + 40 * 8192
-    held = megatron(Layout(tensor=2, data=4, micro_batch_size=2)).host_terms["data_loader"]
-    assert held == 4 * 5 * 2 * sample
+    layout = Layout(tensor=2, data=4, micro_batch_size=2)
+    held = megatron(layout).host_terms["data_loader"]
+    assert held == 4 * 5 * 2 * 40 * 8192
+    facts = megatron_facts()
+    masks = Job(LLAMA3_8B, WORK, replace(facts, host=replace(facts.host, loader_mask=True)))
+    assert estimate(masks, layout, node=NODE).host_terms["data_loader"] == 4 * 5 * 2 * (8192**2 + 40 * 8192)
 
 
 def test_on_a_cpu_the_processes_are_the_host_memory_and_counted_once() -> None:

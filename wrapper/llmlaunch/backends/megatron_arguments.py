@@ -145,9 +145,12 @@ def _data(recipe: Recipe) -> Words:
             f"{recipe.path}: data.python_source: is for the DeepSpeed trainer; Megatron-LM reads indexed datasets "
             "(data.path) or made-up data (data.mock: true)"
         )
+    # fused attention is causal by itself; the loader's masks would take sequence x sequence bytes of every sample
+    words = ["--no-create-attention-mask-in-dataloader"]
     if data.mock:
-        return ("--mock-data", *_flag("tokenizer-type", "NullTokenizer"), *_flag("vocab-size", recipe.model.vocab_size))
-    words = [*_flag("data-path", data.path), *_flag("split", "99,1,0")]
+        words += ["--mock-data", *_flag("tokenizer-type", "NullTokenizer")]
+        return (*words, *_flag("vocab-size", recipe.model.vocab_size))
+    words += [*_flag("data-path", data.path), *_flag("split", "99,1,0")]
     if data.tokenizer is None:
         words += [*_flag("tokenizer-type", "NullTokenizer"), *_flag("vocab-size", recipe.model.vocab_size)]
     else:

@@ -100,7 +100,8 @@ def _host(width: float, optimizer: float) -> HostFacts:
     (pipeline_parallel/fine_grained_activation_offload.py). A torch_dist checkpoint copies all that a rank writes to the
     host before it writes, asynchronous or not: its share over data parallelism of parameters and states
     (dist_checkpointing/strategies/filesystem_async.py preload_tensors). The loader has 2 workers with 2 batches ready
-    each and one on its way; samples bring their attention mask unless --no-create-attention-mask-in-dataloader."""
+    each and one on its way; samples bring no attention mask, as --no-create-attention-mask-in-dataloader is rendered.
+    """
     return HostFacts(
         process_bytes=constant("process_host_bytes"),
         optimizer_bytes=(16.0,) * 4,
@@ -109,7 +110,7 @@ def _host(width: float, optimizer: float) -> HostFacts:
         activations_pinned=True,
         checkpoint_bytes=width + optimizer,
         loader_batches=5,
-        loader_mask=True,
+        loader_mask=False,  # --no-create-attention-mask-in-dataloader is rendered
     )
 
 
