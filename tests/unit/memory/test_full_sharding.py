@@ -166,7 +166,7 @@ def test_outputs_that_hold_keys_and_values_hold_them_through_the_backward_pass()
     layout = sharded(8, micro_batch_size=4, recompute=RECOMPUTE_FULL)
     terms = peak(atorch_facts(), layout, shape=LLAMA2_7B).terms
     assert terms["returned_keys_values"] == 32 * 2 * 2 * 4096 * 4 * 4096  # 8 GiB
-    assert peak(TITAN, layout, shape=LLAMA2_7B).terms["returned_keys_values"] == 0
+    assert "returned_keys_values" not in peak(TITAN, layout, shape=LLAMA2_7B).terms
 
 
 def test_saved_gathered_inputs_do_not_shrink_with_tensor_parallelism() -> None:

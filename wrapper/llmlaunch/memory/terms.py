@@ -60,7 +60,7 @@ def rank_terms(job: Job, rows: RankColumns) -> Terms:
     # a model that lies whole on the device before it is sharded
     start = {"whole_model": np.maximum(state.placed - _sum(lasting.values()), 0.0)}
     terms = {**lasting, **_worst((*alternatives, start))}
-    apart = terms.pop(HOLES) + _other_streams(job, state, terms)
+    apart = terms.pop(HOLES, 0.0) + _other_streams(job, state, terms)
     apart = apart + _apart(job, rows, state, alternatives, start["whole_model"])
     terms = {name: np.rint(terms[name]) for name in dict.fromkeys((*STATE, *terms))}
     terms[CACHE] = np.rint(_cache_share(job) * _sum(terms.values()) + apart)
@@ -102,10 +102,8 @@ def moments(job: Job, rows: RankColumns, state: States) -> tuple[Moment, ...]:
     """What is alive beside the lasting state at each moment that can be the peak, by term."""
     running = {
         "embedding": kept_embedding(job, rows),
-        "gathered_parameters": state.gathered,
         "gradient_buffers": state.backward,
-        "returned_keys_values": returned_key_values(job, rows),
-        "step_logits": step_logits(job, rows),
+        **_trainers_own(job, rows, state),
     }
     activations = kept_activations(job, rows)
     kept = {**running, "activations": activations, "gradients": _gradients_before_backward(job, rows, state)}
@@ -113,15 +111,11 @@ def moments(job: Job, rows: RankColumns, state: States) -> tuple[Moment, ...]:
     layer = {
         "layer_backward": layer_backward(job, rows),
         "recomputed_layer": recomputed_layer(job, rows),
-        "unreduced_gradients": state.unreduced,
     }
+    if job.facts.full_sharding is not None:
+        layer["unreduced_gradients"] = state.unreduced
     listed: list[Moment] = [
-        {
-            **kept,
-            "gradient_buffers": state.forward,
-            "logits_and_loss": norm + logits(job, rows),
-            HOLES: cached_logits(job, rows),
-        },
+        {**kept, "gradient_buffers": state.forward, "logits_and_loss": norm + logits(job, rows), **_holes(job, rows)},
         {**kept, "logits_and_loss": norm, "head_backward": head_backward(job, rows)},
         {**kept, **layer},
     ]
@@ -134,6 +128,23 @@ def moments(job: Job, rows: RankColumns, state: States) -> tuple[Moment, ...]:
     listed.append({"gradients": state.gradients, "gradient_norm": state.norm})
     listed.append({"gradients": state.gradients, "optimizer_step": state.step})
     return tuple(listed)
+
+
+def _trainers_own(job: Job, rows: RankColumns, state: States) -> Moment:
+    """Terms of a step's forward and backward pass that few backends have."""
+    facts = job.facts
+    own = {}
+    if facts.full_sharding is not None:
+        own["gathered_parameters"] = state.gathered
+    if facts.key_values_returned:
+        own["returned_keys_values"] = returned_key_values(job, rows)
+    if facts.step_logits_bytes:
+        own["step_logits"] = step_logits(job, rows)
+    return own
+
+
+def _holes(job: Job, rows: RankColumns) -> Moment:
+    return {HOLES: cached_logits(job, rows)} if job.facts.cached_logit_bytes else {}
 
 
 def _gradients_before_backward(job: Job, rows: RankColumns, state: States) -> FloatColumn:
