@@ -199,3 +199,20 @@ def test_states_offloaded_beyond_the_host_are_taken_back() -> None:
     said = str(explain_unsafe(plan))
     assert "most of it offloaded_optimizer" in said
     assert "without layout.offload_optimizer" in said
+
+
+def test_on_a_cpu_the_host_is_the_device_and_offload_saves_nothing() -> None:
+    plain, offloaded = (
+        plan_of("quickstart", f"layout={{zero_stage: 3, offload_parameters: {away}, offload_optimizer: {share}}}")
+        for away, share in (("false", "0.0"), ("true", "1.0"))
+    )
+    assert offloaded.estimate.worst.device_bytes == plain.estimate.worst.device_bytes
+
+
+def test_techniques_reach_the_estimate() -> None:
+    plain = plan_of("llama3-8b", "layout={tensor: 4, pipeline: 1, context: 1}")
+    offloaded = plan_of(
+        "llama3-8b", "layout={tensor: 4, pipeline: 1, context: 1, zero_stage: 1, offload_optimizer: 1.0}"
+    )
+    assert plain.estimate.worst.terms["optimizer_states"] > 0
+    assert offloaded.estimate.worst.terms["optimizer_states"] == 0

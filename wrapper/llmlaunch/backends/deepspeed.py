@@ -72,6 +72,10 @@ class DeepSpeed:
         held by drivers or communicators."""
         facts = replace(
             deepspeed_facts(_options(recipe)),
+            mlp_chunks_recomputed=True,
+            # the one kept for the first backward and the two newest (activation_checkpointing/offload_activations.py,
+            # keep_last_count and max_fwd_stash_count, 0.19.8)
+            travelling_checkpoints=3.0,
             bucket_bytes=bucket_bytes(recipe),
         )
         if recipe.backend.script is None:
@@ -116,11 +120,17 @@ def _options(recipe: Recipe) -> DeepSpeedOptions:
     is taken to make its model under zero.Init, as Hugging Face's Trainer does."""
     return DeepSpeedOptions(
         precision=recipe.workload.precision,
+        offload_optimizer=_states_leave(recipe),
         reduce_bucket_elements=bucket_elements(recipe),
         live_elements=live_parameters(recipe),
         split_from_start=True,
         expandable_segments=True,
     )
+
+
+def _states_leave(recipe: Recipe) -> bool:
+    """All optimizer states leave the device. On a CPU the host is the device."""
+    return recipe.techniques.offload_optimizer == 1.0 and recipe.cluster.accelerator.kind == "gpu"
 
 
 def _trainer_arguments(recipe: Recipe, layout: Layout) -> Words:

@@ -17,6 +17,8 @@ from llmlaunch.memory.saved import (
     tokens,
 )
 from llmlaunch.memory.schedule import in_flight
+from llmlaunch.memory.spared import on_device
+from llmlaunch.memory.trained import trained_layers
 from llmlaunch.techniques import Techniques
 
 __all__ = ["RECOMPUTED", "Kept", "kept_activations", "kept_by_layer", "kept_embedding", "returned_key_values"]
@@ -75,7 +77,7 @@ def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Layer
         part = kept_operators(job, rows)
     elif "core_attn" in modules:
         part = part + _uncopied_values(job, rows)
-    inputs = _layer_input(job, rows) * (not job.techniques.offload_checkpoints)
+    inputs = _layer_input(job, rows)
     kept: FloatColumn = np.choose(recompute, [whole, part, inputs])  # none, selective, full
     return kept
 
@@ -120,9 +122,20 @@ def kept_activations(job: Job, rows: RankColumns) -> FloatColumn:
     """
     dense, mixture = kept_by_layer(job, rows)
     alive = in_flight(job, rows)
-    kept = alive.dense * dense + alive.mixture * mixture
+    share_dense, share_mixture = _trained_share(job, rows)
+    kept = alive.dense * dense * share_dense + alive.mixture * mixture * share_mixture
     layers = kept * _checkpointed_share(job.techniques, rows) + _block(job, rows, alive.depth)
+    layers = on_device(job, rows, layers, alive.depth)
     return np.asarray(layers + _stage_output(job, rows) * alive.depth)
+
+
+def _trained_share(job: Job, rows: RankColumns) -> Kept:
+    """Of the rank's (dense, mixture) layers, those that run backward."""
+    one = np.ones(len(rows))
+    if job.techniques.trained_layers is None:
+        return one, one
+    dense, mixture = trained_layers(job, rows)
+    return dense / np.maximum(rows.dense_layers, 1.0), mixture / np.maximum(rows.moe_layers, 1.0)
 
 
 def _stage_output(job: Job, rows: RankColumns) -> FloatColumn:

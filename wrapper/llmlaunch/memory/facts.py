@@ -146,6 +146,8 @@ class MemoryFacts:
     user_buffers: int = 0  # buffers of a gathered layer input that overlap tensor parallelism with multiplications
     pipeline_buffers: bool = False  # a received and a sent tensor beside what the layers keep
     pipeline_buffers_by_microbatch: bool = False  # one of each for every micro-batch of a step
+    travelling_checkpoints: float = 0.0  # layer inputs on the device while full recompute's others are on the host
+    mlp_chunks_recomputed: bool = False  # a chunked MLP keeps its input alone and computes pieces again
     context_all_to_all: bool = False  # context parallelism by all-to-all: the attention output is kept twice
     combine_bytes: float = 0.0  # per routed token and hidden element, kept to combine expert outputs
     expert_imbalance: float = 1.0  # tokens of the busiest device's experts over the mean, dropless routing

@@ -35,8 +35,8 @@ class Job:
 
     @property
     def stages_alike(self) -> bool:
-        """Every pipeline rank holds as many layers of each kind as any other."""
-        return self.layers_by_rank is None and pattern_is_uniform(self.shape)
+        """Every pipeline rank holds and trains as many layers of each kind as any other."""
+        return self.layers_by_rank is None and self.techniques.trained_layers is None and pattern_is_uniform(self.shape)
 
 
 @dataclass(frozen=True)

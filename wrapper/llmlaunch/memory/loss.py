@@ -8,13 +8,15 @@ from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.saved import STATISTIC_BYTES, sequence_split, tokens
 from llmlaunch.memory.weights import vocabulary
 
-__all__ = ["cached_logits", "final_norm", "logits", "step_logits"]
+__all__ = ["cached_logits", "final_norm", "logits", "loss_piece", "step_logits"]
 
 
 def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
-    """Last rank: the norm before the head keeps its input and output, the output gathered where linears save that."""
+    """Last rank: the norm before the head keeps its input, the head the norm's output (gathered where linears
+    save that), unless frozen for adapters."""
     facts, h, split = job.facts, job.shape.hidden_size, sequence_split(rows)
-    per_token = (2.0 * facts.activation_bytes + facts.norm_extra_bytes) * h + STATISTIC_BYTES
+    copies = 2.0 if job.techniques.adapters is None else 1.0
+    per_token = (copies * facts.activation_bytes + facts.norm_extra_bytes) * h + STATISTIC_BYTES
     more = facts.activation_bytes * h * (split - 1.0) if facts.gathered_inputs_kept else 0.0
     kept = tokens(job, rows) * (per_token + more) / split * (1 + job.shape.mtp_num_layers)
     return np.where(rows.last, kept, 0.0)
@@ -27,6 +29,7 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
     heads = 1 + job.shape.mtp_num_layers
     deferred = np.minimum(job.facts.deferred_head_gradients, rows.microbatches) * job.facts.logit_gradient_bytes
     alive = tokens(job, rows) * (job.facts.logit_bytes * heads + deferred) * vocabulary(job, t) / t
+    alive = alive * loss_piece(job, rows)
     fused = job.facts.fused_loss
     if fused is not None:
         per_hidden = fused.weight_bytes * vocabulary(job, t) / t + fused.hidden_bytes * tokens(job, rows)
@@ -45,3 +48,20 @@ def step_logits(job: Job, rows: RankColumns) -> FloatColumn:
     t = rows.layouts.tensor.astype(np.float64)
     alive = rows.microbatches * tokens(job, rows) * job.facts.step_logits_bytes * vocabulary(job, t) / t
     return np.where(rows.last & (rows.layouts.pipeline > 1), alive, 0.0)
+
+
+def loss_piece(job: Job, rows: RankColumns) -> FloatColumn:
+    """The share of the tokens whose logits exist at a time.
+
+    Tiled: the loss takes pieces of the sequence in turn (MsT, Luo et al. 2024, section 3.3;
+    deepspeed/runtime/sequence_parallel/ulysses_sp.py sequence_tiled_compute, 0.19.8). Fused with the head, Liger takes
+    as many tokens as keep the logits near the size of the head's input (fused_linear_cross_entropy.py).
+    """
+    ways, n = job.techniques, tokens(job, rows)
+    if ways.loss == "tiled":
+        return np.full(len(rows), 1.0 / ways.loss_tiles)
+    if ways.loss != "fused_linear" or job.facts.logit_bytes == 0.0:
+        return np.ones(len(rows))
+    chunk = np.ceil(n / np.ceil(job.shape.vocab_size / job.shape.hidden_size))
+    piece: FloatColumn = np.minimum(2.0 ** np.ceil(np.log2(chunk)) / n, 1.0)
+    return piece

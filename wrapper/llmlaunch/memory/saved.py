@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.spared import spared
 
 __all__ = [
     "Layer",
     "kept_operators",
+    "projected_bytes",
     "saved_by_dense_layer",
     "saved_by_mixture_layer",
     "sequence_split",
@@ -67,10 +69,10 @@ def saved_by_dense_layer(job: Job, rows: RankColumns) -> Layer:
     n = tokens(job, rows)
     mlp = {
         **_norm(job, rows, "mlp_norm"),
-        "mlp_fc1_output": n * _projected(job) * shape.ffn_hidden_size / t,
+        "mlp_fc1_output": n * projected_bytes(job) * shape.ffn_hidden_size / t,
         "mlp_fc2_input": n * job.facts.linear_input_bytes * shape.ffn_hidden_size / t,
     }
-    return Layer({**_attention(job, rows), **mlp})
+    return Layer(spared(job, n, {**_attention(job, rows), **mlp}))
 
 
 def saved_by_mixture_layer(job: Job, rows: RankColumns) -> Layer:
@@ -87,13 +89,13 @@ def saved_by_mixture_layer(job: Job, rows: RankColumns) -> Layer:
         "moe_router": n * ROUTER_BYTES * moe.num_experts / split,
         # expert-tensor parallelism gathers the tokens of its group and splits the width: only the inputs grow
         "expert_fc1_input": routed * facts.linear_input_bytes * shape.hidden_size * lay.expert_tensor,
-        "expert_fc1_output": width * (_projected(job) + _scaled(job)),
+        "expert_fc1_output": width * (projected_bytes(job) + _scaled(job)),
         "expert_fc2_input": width * facts.linear_input_bytes,
         "moe_permuted_output": routed * facts.combine_bytes * shape.hidden_size * lay.expert_tensor,
-        "shared_fc1_output": shared * _projected(job),
+        "shared_fc1_output": shared * projected_bytes(job),
         "shared_fc2_input": shared * facts.linear_input_bytes,
     }
-    return Layer({**_attention(job, rows), **mixture})
+    return Layer(spared(job, n, {**_attention(job, rows), **mixture}))
 
 
 def routed_tokens(job: Job, rows: RankColumns) -> FloatColumn:
@@ -118,7 +120,7 @@ def gathered_tokens(job: Job, rows: RankColumns) -> FloatColumn:
     return np.where((ranks > 1) & (rows.moe_layers > 0), tokens(job, rows) / sequence_split(rows) * ranks, 0.0)
 
 
-def _projected(job: Job) -> float:
+def projected_bytes(job: Job) -> float:
     """Bytes per (token x ffn column) the activation function keeps: gate and up, or up alone; an unfused gated
     activation keeps silu(gate) as well."""
     e = job.facts.activation_bytes

@@ -9,9 +9,10 @@ import numpy as np
 from llmlaunch.memory.gathering import gathered_parameters, unreduced_gradients
 from llmlaunch.memory.gradients import by_stage, gradients
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.trained import adapter_parameters, trained_parameters
 from llmlaunch.memory.weights import RankParameters, largest_parameter, linear_weights, rank_parameters
 
-__all__ = ["States", "states"]
+__all__ = ["States", "states", "weight_versions"]
 
 
 MASTER_GRADIENT_BYTES = 4.0
@@ -49,11 +50,12 @@ def shard_groups(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]
 
 def states(job: Job, rows: RankColumns) -> States:
     """ZeRO 1 (and Megatron's distributed optimizer) shards optimizer states, 2 gradients too, 3 parameters too
-    (Rajbhandari et al. 2020, section 5)."""
+    (Rajbhandari et al. 2020, section 5). Frozen parameters have neither gradient nor states."""
     counts = rank_parameters(job, rows)
+    trained = trained_parameters(job, rows, counts)
     dense_group, expert_group = shard_groups(job, rows)
-    whole = counts.dense + counts.expert
-    sharded = counts.dense / dense_group + counts.expert / expert_group
+    whole = trained.dense + trained.expert
+    sharded = trained.dense / dense_group + trained.expert / expert_group
     facts, stage = job.facts, rows.layouts.zero_stage
 
     def held(bytes_per_parameter: float, from_stage: int) -> FloatColumn:
@@ -62,14 +64,18 @@ def states(job: Job, rows: RankColumns) -> States:
     made = gradients(job, rows, whole, sharded, dense_group)
     norm = by_stage(facts.gradient_norm_bytes, rows) * np.minimum(sharded, largest_parameter(job, rows))
     step = by_stage(facts.step_bytes, rows) * whole + by_stage(facts.step_bytes_sharded, rows) * sharded
+    step = _updated_on_host(job, step, np.minimum(sharded, largest_parameter(job, rows)))
     return States(
-        parameters=held(facts.parameter_bytes, 3 if facts.full_sharding is None else 2)
+        parameters=_resting(job, rows, counts, dense_group, expert_group)
         - _replaced(job, rows)
         + _gathered(job, rows, counts, dense_group),
         gradients=made.lasting,
-        optimizer=_optimizer(job, rows, held(facts.optimizer_bytes, 1), whole)
-        + _kept_by_context(job, rows, counts)
-        - _spared_by_matrices(job, rows, dense_group, expert_group),
+        optimizer=(1.0 - job.techniques.offload_optimizer)
+        * (
+            _optimizer(job, rows, held(facts.optimizer_bytes, 1), whole)
+            + _kept_by_context(job, rows, counts)
+            - _spared_by_matrices(job, rows, dense_group, expert_group)
+        ),
         weight_copies=_weight_copies(job, rows),
         gathered=gathered_parameters(job, rows, dense_group),
         forward=made.forward,
@@ -77,7 +83,7 @@ def states(job: Job, rows: RankColumns) -> States:
         final=made.final,
         unreduced=unreduced_gradients(job, rows, dense_group),
         step=step,
-        placed=np.where((stage >= 3) & facts.placed_whole, facts.parameter_bytes * whole, 0.0),
+        placed=np.where((stage >= 3) & facts.placed_whole, facts.parameter_bytes * (counts.dense + counts.expert), 0.0),
         norm=norm,
         flat=np.maximum(
             # the norm's copy fits where the fp32 gradients of the last step were, if it is no larger
@@ -90,6 +96,37 @@ def states(job: Job, rows: RankColumns) -> States:
 def _optimizer(job: Job, rows: RankColumns, sharded: FloatColumn, whole: FloatColumn) -> FloatColumn:
     unsharded = job.facts.optimizer_bytes_unsharded
     return sharded if unsharded is None else np.where(rows.layouts.zero_stage == 0, unsharded * whole, sharded)
+
+
+def _resting(
+    job: Job, rows: RankColumns, counts: RankParameters, dense_group: FloatColumn, expert_group: FloatColumn
+) -> FloatColumn:
+    """The compute copy between its uses: all parameters, trained or not, and adapters beside them. With
+    `offload_parameters` ZeRO 3 keeps the shards on the host (ZeRO-Infinity, Rajbhandari et al. 2021, section 5.1)."""
+    stage, (dense, expert) = rows.layouts.zero_stage, adapter_parameters(job, rows)
+    dense, expert = counts.dense + dense, counts.expert + expert
+    sharded = dense / dense_group + expert / expert_group
+    here = 0.0 if job.techniques.offload_parameters else 1.0
+    shard_from = 3 if job.facts.full_sharding is None else 2
+    return job.facts.parameter_bytes * np.where(stage >= shard_from, here * sharded, dense + expert)
+
+
+def _updated_on_host(job: Job, step: FloatColumn, largest: FloatColumn) -> FloatColumn:
+    """Temporaries of a step of which a share runs on the host, where the backend's facts do not know of it: parameters
+    come back in fp32 one after the other and are narrowed on the device
+    (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py param_copy_back_gpu_hook, core 0.19)."""
+    share = job.techniques.offload_optimizer if job.facts.optimizer_bytes else 0.0
+    return (1.0 - share) * step + (MASTER_GRADIENT_BYTES * largest if share else 0.0)
+
+
+def weight_versions(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """More versions of the weights in flight, each an fp32 clone (PipeDream-2BW, Narayanan et al. 2021, section 3.1;
+    its runtime clones master weights: 4 bytes a parameter). What-if."""
+    more = job.techniques.weight_versions - 1
+    if not more:
+        return {}
+    counts = rank_parameters(job, rows)
+    return {"weight_versions": 4.0 * more * (counts.dense + counts.expert)}
 
 
 def _kept_by_context(job: Job, rows: RankColumns, counts: RankParameters) -> FloatColumn:

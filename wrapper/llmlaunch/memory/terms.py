@@ -16,8 +16,14 @@ from llmlaunch.memory.activations import cut_checkpoints, kept_activations, kept
 from llmlaunch.memory.communicators import communicators
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.loss import cached_logits, final_norm, logits, step_logits
-from llmlaunch.memory.states import States, states
-from llmlaunch.memory.working import head_backward, layer_backward, persistent_buffers, recomputed_layer
+from llmlaunch.memory.states import States, states, weight_versions
+from llmlaunch.memory.working import (
+    delayed_weight_gradients,
+    head_backward,
+    layer_backward,
+    persistent_buffers,
+    recomputed_layer,
+)
 
 __all__ = ["OUTSIDE_TORCH", "Terms", "rank_terms"]
 
@@ -88,6 +94,7 @@ def _lasting(job: Job, rows: RankColumns, state: States) -> Moment:
         "parameters": state.parameters,
         "weight_copies": state.weight_copies,
         "optimizer_states": state.optimizer,
+        **weight_versions(job, rows),
         **persistent_buffers(job, rows),
         "workspace": np.full(len(rows), job.facts.workspace_bytes + _grouped(job)),
     }
@@ -111,6 +118,7 @@ def moments(job: Job, rows: RankColumns, state: States) -> tuple[Moment, ...]:
     layer = {
         "layer_backward": layer_backward(job, rows),
         "recomputed_layer": recomputed_layer(job, rows),
+        **delayed_weight_gradients(job, rows),
     }
     if job.facts.full_sharding is not None:
         layer["unreduced_gradients"] = state.unreduced

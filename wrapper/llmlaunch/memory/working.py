@@ -7,10 +7,12 @@ import numpy as np
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE
 from llmlaunch.memory.activations import RECOMPUTED
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.loss import loss_piece
 from llmlaunch.memory.saved import (
     Layer,
     gathered_tokens,
     kept_operators,
+    projected_bytes,
     routed_tokens,
     saved_by_dense_layer,
     saved_by_mixture_layer,
@@ -19,7 +21,7 @@ from llmlaunch.memory.saved import (
 )
 from llmlaunch.memory.weights import matrices
 
-__all__ = ["head_backward", "layer_backward", "persistent_buffers", "recomputed_layer"]
+__all__ = ["delayed_weight_gradients", "head_backward", "layer_backward", "persistent_buffers", "recomputed_layer"]
 
 
 def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
@@ -29,17 +31,20 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     activation function (gradients of both sides; the saved input of the second linear is gone), the first linear
     (gradient of its input, and of its weight where that is not accumulated in place). The gradient of the residual
     stream lives through all of it, twice where it branches; in eager autograd it is also the gradient of the block's
-    output.
+    output. A chunked MLP does so one piece of the sequence after the other (MsT, Luo et al. 2024, section 3.2;
+    megatron/core/transformer/transformer_layer.py _forward_mlp, core 0.19).
     """
     shape, e = job.shape, job.facts.activation_bytes
     n, split, t = tokens(job, rows), sequence_split(rows), rows.layouts.tensor.astype(np.float64)
     stream = (2.0 if job.facts.branch_gradients_apart else 1.0) * e * n * shape.hidden_size / split
-    dense = _mlp_backward(job, n, n * shape.ffn_hidden_size / t, n * shape.hidden_size, matrices(job, rows).dense)
+    piece = 1.0 / job.techniques.mlp_chunks
+    width = n * shape.ffn_hidden_size / t * piece
+    dense = _mlp_backward(job, n, width, n * shape.hidden_size, matrices(job, rows).dense) + _piece_again(job, width)
     if shape.moe is None:
         return np.asarray(stream + dense)
     routed = routed_tokens(job, rows)
     inputs = routed * shape.hidden_size * rows.layouts.expert_tensor
-    expert = _mlp_backward(job, n, routed * shape.moe.ffn_hidden_size, inputs, matrices(job, rows).expert)
+    expert = _mlp_backward(job, n, routed * shape.moe.ffn_hidden_size * piece, inputs, matrices(job, rows).expert)
     # combining and dispatching hold a permuted copy before and one after the exchange, or, where tokens are gathered,
     # one of all of them
     exchange = e * shape.hidden_size * (routed + np.maximum(routed, gathered_tokens(job, rows)))
@@ -52,15 +57,49 @@ def _mlp_backward(
     job: Job, n: FloatColumn, width: FloatColumn, hidden: FloatColumn, matrix: tuple[FloatColumn, FloatColumn]
 ) -> FloatColumn:
     """`width` and `hidden` are elements of one ffn-wide and one hidden-wide tensor, `matrix` those of both weights."""
-    e, w = job.facts.activation_bytes, job.facts.linear_input_bytes
+    e, w = job.facts.activation_bytes, job.facts.linear_input_bytes * _inputs_kept(job)
     projected = 2.0 if job.shape.gated_mlp else 1.0
-    first, second = (0.0 * m if job.facts.weight_gradient_fused else job.facts.parameter_bytes * m for m in matrix)
+    no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
+    first, second = (0.0 * m if no_temporary else job.facts.parameter_bytes * m for m in matrix)
     output = hidden if job.facts.branch_gradients_apart else 0.0 * hidden
     second_linear = e * (output + width) + second
     made = 0.0 if job.facts.gated_gradient_in_place and job.shape.gated_mlp else projected
     activation = e * (1.0 + made) * width - w * width
     first_linear = e * (projected * width + hidden) + first - w * width - e * projected * width
     return np.maximum(second_linear, np.maximum(activation, first_linear))
+
+
+def _inputs_kept(job: Job) -> float:
+    """The share of a linear's input that is kept, and let go of once its weight's gradient is made."""
+    adapters = job.techniques.adapters
+    return 0.0 if adapters is not None and adapters.frozen_down else job.techniques.sampled_share
+
+
+def _piece_again(job: Job, width: FloatColumn) -> FloatColumn:
+    """What one piece of a chunked MLP keeps while it is computed again."""
+    if job.techniques.mlp_chunks == 1 or not job.facts.mlp_chunks_recomputed:
+        return np.zeros(len(width))
+    return (projected_bytes(job) + job.facts.linear_input_bytes) * width
+
+
+def delayed_weight_gradients(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """What waits for a pass of its own that makes the weight gradients of a layer: the gradients of all its linears'
+    outputs, and the inputs of the MLP's (2BP, Rae et al. 2024, section 3; transformer_engine/pytorch/module/_common.py
+    WeightGradStore, 2.20; megatron/core/models/common/model_chunk_schedule_plan.py, core 0.19)."""
+    if not job.techniques.delay_weight_gradients:
+        return {}
+    shape, e = job.shape, job.facts.activation_bytes
+    n, split, t = tokens(job, rows), sequence_split(rows), rows.layouts.tensor.astype(np.float64)
+    groups = np.maximum(shape.num_query_groups, t) * shape.head_dim
+    outputs = n * ((shape.query_width + 2.0 * groups) / t + 2.0 * shape.hidden_size / split)
+    per_column = e * (2.0 if shape.gated_mlp else 1.0) + job.facts.linear_input_bytes
+    dense = n * per_column * shape.ffn_hidden_size / t
+    if shape.moe is None:
+        return {"delayed_weight_gradients": np.asarray(e * outputs + dense)}
+    routed = routed_tokens(job, rows)
+    experts = routed * (per_column * shape.moe.ffn_hidden_size + 2.0 * e * shape.hidden_size)
+    mlp = np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, experts, 0.0))
+    return {"delayed_weight_gradients": np.asarray(e * outputs + mlp)}
 
 
 def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
@@ -97,8 +136,9 @@ def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank: the gradient of the logits, of the head's gathered input, and of its weight."""
     n, t = tokens(job, rows), rows.layouts.tensor.astype(np.float64)
     head = matrices(job, rows).head
-    logits = n * job.facts.logit_gradient_bytes * head / job.shape.hidden_size
-    weight = np.zeros(len(rows)) if job.facts.weight_gradient_fused else job.facts.parameter_bytes * head
+    logits = n * loss_piece(job, rows) * job.facts.logit_gradient_bytes * head / job.shape.hidden_size
+    no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
+    weight = np.zeros(len(rows)) if no_temporary else job.facts.parameter_bytes * head
     if job.facts.fused_loss is not None:
         weight = job.facts.fused_loss.kept_weight_bytes * head
     gathered = job.facts.activation_bytes * n * job.shape.hidden_size * (1.0 + 1.0 / t)

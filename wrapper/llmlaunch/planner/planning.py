@@ -82,7 +82,21 @@ def _job(recipe: Recipe, backend: Backend, baseline_bytes: int | None) -> Job:
     facts = backend.facts(recipe)
     if baseline_bytes is not None:
         facts = replace(facts, context_bytes=float(baseline_bytes))
-    return Job(recipe.model, recipe.workload, facts, techniques=recipe.techniques)
+    on_cpu = recipe.cluster.accelerator.kind == "cpu"
+    return Job(recipe.model, recipe.workload, facts, techniques=_at_home(recipe) if on_cpu else recipe.techniques)
+
+
+def _at_home(recipe: Recipe) -> Techniques:
+    """On a CPU the host is the device: what moves there stays."""
+    return replace(
+        recipe.techniques,
+        offload_modules=(),
+        offload_layers=0,
+        offload_checkpoints=False,
+        offload_optimizer=0.0,
+        offload_parameters=False,
+        swapped_share=0.0,
+    )
 
 
 def _baseline_said(job: Job, peak_kind: str, baseline_bytes: int | None) -> tuple[str, ...]:

@@ -1,0 +1,192 @@
+"""What a technique moves or leaves out never makes the device hold more, what it delays never less, and each figure is
+the one its paper or framework gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
+from test_memory_laws import job_of, layouts
+
+from llmlaunch.backends.facts.megatron import megatron_facts
+from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
+from llmlaunch.memory.activations import kept_activations
+from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.memory.estimator import estimate, worst_ranks
+from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.loss import logits as logit_bytes
+from llmlaunch.memory.trained import adapter_parameters, trained_layers
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.workload import Workload
+
+SHAPES = st.sampled_from([LLAMA3_8B, LLAMA2_7B, MIXTRAL, ALTERNATING])
+TOKENS, MICROBATCHES = 4096, 8
+E = 2.0  # bytes of a bf16 element
+
+
+def ranks(shape: ModelShape, layout: Layout, techniques: Techniques, recomputes: bool = False) -> list[RankEstimate]:
+    job = replace(job_of(shape, layout), techniques=techniques)
+    return list(estimate(replace(job, facts=replace(job.facts, mlp_chunks_recomputed=recomputes)), layout).ranks)
+
+
+def never_more(shape: ModelShape, layout: Layout, less: Techniques, more: Techniques, recomputes: bool = False) -> None:
+    """`more` of a technique needs no more than `less` of it, on every rank."""
+    pairs = zip(ranks(shape, layout, less, recomputes), ranks(shape, layout, more, recomputes), strict=True)
+    assert all(there.device_bytes <= here.device_bytes for here, there in pairs)
+
+
+SPARING = {
+    "optimizer": (Techniques(offload_optimizer=0.3), Techniques(offload_optimizer=0.8)),
+    "parameters": (NO_TECHNIQUES, Techniques(offload_parameters=True)),
+    "layers": (Techniques(offload_layers=1), Techniques(offload_layers=3)),
+    "checkpoints": (NO_TECHNIQUES, Techniques(offload_checkpoints=True)),
+    "chunks": (Techniques(mlp_chunks=2), Techniques(mlp_chunks=16)),
+    "tiles": (Techniques(loss="tiled", loss_tiles=2), Techniques(loss="tiled", loss_tiles=64)),
+    "one tile to many": (NO_TECHNIQUES, Techniques(loss="tiled")),
+    "fused head": (NO_TECHNIQUES, Techniques(loss="fused_linear")),
+    "frozen first matrices": (Techniques(adapters=Adapters(16)), Techniques(adapters=Adapters(16, True))),
+    "a lower rank": (Techniques(adapters=Adapters(64)), Techniques(adapters=Adapters(8))),
+    "fewer trained layers": (Techniques(trained_layers=24), Techniques(trained_layers=3)),
+    "all trained layers": (NO_TECHNIQUES, Techniques(trained_layers=32)),
+    "a larger swapped share": (Techniques(swapped_share=0.2), Techniques(swapped_share=1.0)),
+    "anything swapped": (NO_TECHNIQUES, Techniques(swapped_share=0.5)),
+    "fewer sampled rows": (Techniques(sampled_share=0.9), Techniques(sampled_share=0.1)),
+    "anything sampled": (NO_TECHNIQUES, Techniques(sampled_share=0.5)),
+    "fewer versions": (Techniques(weight_versions=2), NO_TECHNIQUES),
+}
+
+
+@pytest.mark.parametrize("name", SPARING)
+@given(shape=SHAPES, data=st.data())
+def test_more_of_what_spares_never_needs_more(name: str, shape: ModelShape, data: st.DataObject) -> None:
+    never_more(shape, data.draw(layouts(shape)), *SPARING[name])
+
+
+@given(shape=SHAPES, data=st.data())
+def test_chunks_computed_again_never_need_more(shape: ModelShape, data: st.DataObject) -> None:
+    layout = data.draw(layouts(shape))
+    never_more(shape, layout, NO_TECHNIQUES, Techniques(mlp_chunks=4), recomputes=True)
+
+
+@given(shape=SHAPES, data=st.data())
+def test_delayed_weight_gradients_never_lower_the_peak(shape: ModelShape, data: st.DataObject) -> None:
+    never_more(shape, data.draw(layouts(shape)), Techniques(delay_weight_gradients=True), NO_TECHNIQUES)
+
+
+@given(shape=SHAPES, data=st.data(), last=st.integers(1, 32))
+def test_the_search_finds_the_worst_rank_of_partly_trained_models(
+    shape: ModelShape, data: st.DataObject, last: int
+) -> None:
+    chosen = data.draw(st.lists(layouts(shape), min_size=1, max_size=4))
+    job = Job(shape, Workload(4096, 1024), megatron_facts(), techniques=Techniques(trained_layers=last))
+    found = worst_ranks(job, LayoutColumns.of(chosen))
+    for i, layout in enumerate(chosen):
+        assert found.device_bytes[i] == estimate(job, layout).worst.device_bytes
+
+
+@given(shape=SHAPES, data=st.data(), last=st.integers(1, 32))
+def test_trained_layers_add_up_over_the_ranks(shape: ModelShape, data: st.DataObject, last: int) -> None:
+    layout = data.draw(layouts(shape))
+    job = replace(job_of(shape, layout), techniques=Techniques(trained_layers=last))
+    rows = all_ranks(job, LayoutColumns.of([layout]))
+    dense, mixture = trained_layers(job, rows)
+    assert np.sum(dense + mixture) == min(last, shape.num_layers)
+    assert np.all((dense >= 0) & (mixture >= 0) & (dense <= rows.dense_layers) & (mixture <= rows.moe_layers))
+
+
+REPLICATED = Layout(data=8)
+
+
+def term(name: str, techniques: Techniques, layout: Layout = REPLICATED) -> int:
+    return ranks(LLAMA3_8B, layout, techniques)[0].terms.get(name, 0)
+
+
+def kept(techniques: Techniques, recompute: int = 0, recomputes: bool = False) -> float:
+    """Bytes of all 32 layers of Llama 3 8B, one micro-batch of 4096 tokens."""
+    layout = Layout(data=8, recompute=recompute)
+    job = replace(job_of(LLAMA3_8B, layout), techniques=techniques)
+    job = replace(job, facts=replace(job.facts, mlp_chunks_recomputed=recomputes, travelling_checkpoints=3.0))
+    return float(kept_activations(job, all_ranks(job, LayoutColumns.of([layout])))[0])
+
+
+PARAMETERS = 8_030_261_248
+LAYERS, HIDDEN, FFN, QUERIES, KEYS = 32, 4096, 14336, 4096, 1024
+
+
+def test_half_the_optimizer_on_the_host_leaves_half() -> None:
+    layout = Layout(data=8, zero_stage=1)
+    assert term("optimizer_states", NO_TECHNIQUES, layout) == 12 * PARAMETERS / 8
+    assert term("optimizer_states", Techniques(offload_optimizer=0.5), layout) == 6 * PARAMETERS / 8
+
+
+def test_parameters_leave_only_where_they_are_sharded() -> None:
+    ways = Techniques(offload_parameters=True)
+    assert term("parameters", ways, Layout(data=8, zero_stage=2)) == 2 * PARAMETERS
+    moved = term("parameters", NO_TECHNIQUES, Layout(data=8, zero_stage=3)) - term(
+        "parameters", ways, Layout(data=8, zero_stage=3)
+    )
+    assert moved == 2 * PARAMETERS / 8
+
+
+def test_a_second_version_of_the_weights_is_an_fp32_clone() -> None:
+    assert term("weight_versions", Techniques(weight_versions=2)) == 4 * PARAMETERS
+
+
+def test_adapters_are_rank_times_inputs_and_outputs() -> None:
+    job = replace(job_of(LLAMA3_8B, Layout()), techniques=Techniques(adapters=Adapters(16)))
+    rows = all_ranks(job, LayoutColumns.of([Layout()]))
+    # q, k, v, o, gate, up, down
+    sides = 3 * HIDDEN + QUERIES + (QUERIES + 2 * KEYS) + HIDDEN + 2 * HIDDEN + FFN + 2 * FFN + HIDDEN
+    assert float(adapter_parameters(job, rows)[0][0]) == 16 * LAYERS * sides == 41_943_040
+    assert term("optimizer_states", Techniques(adapters=Adapters(16))) == 12 * 16 * LAYERS * sides
+    assert term("parameters", Techniques(adapters=Adapters(16))) == 2 * (PARAMETERS + 16 * LAYERS * sides)
+
+
+def test_frozen_first_matrices_let_go_of_the_inputs() -> None:
+    inputs = LAYERS * TOKENS * E * (2 * HIDDEN + FFN)  # of q, k, v; of gate and up; of down
+    assert kept(Techniques(adapters=Adapters(8))) - kept(Techniques(adapters=Adapters(8, True))) == inputs
+    assert kept(NO_TECHNIQUES) - kept(Techniques(sampled_share=0.25)) == pytest.approx(0.75 * inputs)
+
+
+def test_only_the_last_layers_keep_anything() -> None:
+    assert kept(Techniques(trained_layers=8)) == pytest.approx(kept(NO_TECHNIQUES) / 4)
+    # 8 layers, the norm and the head: 218,112,000 parameters each layer, 525,340,672 the head and norm
+    assert term("optimizer_states", Techniques(trained_layers=8)) == 12 * (8 * 218_112_000 + 525_340_672)
+
+
+def test_a_chunked_mlp_keeps_its_input_where_pieces_are_computed_again_and_everything_where_not() -> None:
+    assert kept(NO_TECHNIQUES) == kept(Techniques(mlp_chunks=8))
+    inside = LAYERS * TOKENS * E * 3 * FFN  # gate, up and the product
+    assert kept(NO_TECHNIQUES) - kept(Techniques(mlp_chunks=8), recomputes=True) == inside
+
+
+def test_two_layers_of_a_swapped_share_stay() -> None:
+    one = kept(NO_TECHNIQUES) / LAYERS
+    assert kept(Techniques(swapped_share=1.0)) == pytest.approx(2 * one)
+    assert kept(Techniques(swapped_share=0.5)) == pytest.approx(LAYERS * one - 0.5 * (LAYERS - 2) * one)
+
+
+def test_checkpoints_on_the_host_leave_those_that_travel() -> None:
+    one = TOKENS * HIDDEN * E
+    assert kept(NO_TECHNIQUES, RECOMPUTE_FULL) == LAYERS * one
+    assert kept(Techniques(offload_checkpoints=True), RECOMPUTE_FULL) == 3 * one
+
+
+def test_offloaded_layers_leave_one_on_its_way() -> None:
+    one = kept(NO_TECHNIQUES) / LAYERS
+    assert kept(Techniques(offload_layers=8)) == pytest.approx((LAYERS - 8 + 1) * one)
+
+
+def test_a_tiled_loss_has_the_logits_of_a_tile() -> None:
+    def logits(techniques: Techniques) -> float:
+        job = replace(job_of(LLAMA3_8B, Layout()), techniques=techniques)
+        return float(logit_bytes(job, all_ranks(job, LayoutColumns.of([Layout()])))[0])
+
+    assert logits(Techniques(loss="tiled", loss_tiles=64)) == pytest.approx(logits(NO_TECHNIQUES) / 64)
+    # Liger: 128256 / 4096 rounds to 32 pieces of 4096 tokens
+    assert logits(Techniques(loss="fused_linear")) == pytest.approx(logits(NO_TECHNIQUES) / 32)

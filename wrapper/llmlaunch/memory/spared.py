@@ -1,0 +1,102 @@
+"""What techniques spare of the tensors a layer keeps: chunked MLPs, adapters, sampled inputs, and the host's share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from llmlaunch.layout import RECOMPUTE_FULL
+from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+
+__all__ = ["on_device", "spared"]
+
+Tensors = Mapping[str, FloatColumn]
+
+# What linear layers keep of their inputs and nothing else does. The attention's output is kept by the attention too.
+LINEAR_INPUTS = (
+    "attn_norm_output",
+    "mlp_norm_output",
+    "mlp_fc2_input",
+    "expert_fc1_input",
+    "expert_fc2_input",
+    "shared_fc2_input",
+)
+ROUNDING_BUFFERS = 2.0
+
+
+def spared(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:
+    """The tensors of one layer as the techniques leave them; `n` is the tokens of a micro-batch."""
+    return _sampled(job, n, _adapted(job, n, _chunked(job, tensors)))
+
+
+def _chunked(job: Job, tensors: Tensors) -> Tensors:
+    """A dense MLP computed in mini-sequences keeps its input alone where the backend computes a piece again in the
+    backward pass (MsT, Luo et al. 2024, section 3.2; deepspeed/runtime/sequence_parallel/ulysses_sp.py TiledMLP,
+    0.19.8)."""
+    if job.techniques.mlp_chunks == 1 or not job.facts.mlp_chunks_recomputed:
+        return tensors
+    return {name: column for name, column in tensors.items() if name not in ("mlp_fc1_output", "mlp_fc2_input")}
+
+
+def _adapted(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:
+    """Adapters keep their own rank-wide tensor beside the input of every linear layer; with frozen first matrices
+    nothing needs that input (LoRA-FA, Zhang et al. 2023, section 3). A frozen unfused norm lets go of the normalized
+    copy its weight's gradient would need (transformers/models/llama/modeling_llama.py LlamaRMSNorm, 5.23)."""
+    adapters = job.techniques.adapters
+    if adapters is None:
+        return tensors
+    shape, e = job.shape, job.facts.activation_bytes
+    kept = dict(tensors)
+    mixture = shape.moe is not None and "expert_fc1_input" in tensors
+    pairs = 4.0 + (0.0 if mixture else (3.0 if shape.gated_mlp else 2.0))
+    kept["adapters"] = pairs * e * adapters.rank * n
+    if mixture and shape.moe is not None:
+        kept["adapters"] += (3.0 if shape.gated_mlp else 2.0) * shape.moe.topk * e * adapters.rank * n
+    if job.facts.norm_extra_bytes >= e:
+        for name in ("attn_norm_input", "mlp_norm_input"):
+            kept[name] = kept[name] - n * e * shape.hidden_size
+    if adapters.frozen_down:
+        kept = {name: column for name, column in kept.items() if name not in LINEAR_INPUTS}
+    return kept
+
+
+def _sampled(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:
+    """A linear layer keeps a share of its input's rows for an unbiased weight gradient (WTA-CRS, Liu et al. 2023,
+    section 3). The attention keeps the whole of what the projection after it reads. What-if."""
+    share = job.techniques.sampled_share
+    if share >= 1.0:
+        return tensors
+    return {name: column * (share if name in LINEAR_INPUTS else 1.0) for name, column in tensors.items()}
+
+
+def on_device(job: Job, rows: RankColumns, kept: FloatColumn, depth: FloatColumn) -> FloatColumn:
+    """Of the activations all layers of a rank keep over `depth` micro-batches, what does not wait in host memory."""
+    layers = np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
+    one = kept / np.maximum(layers * depth, 1.0)  # one layer, one micro-batch
+    return _swapped(job, _first_layers(job, layers, _checkpoints(job, rows, kept, one), one), one)
+
+
+def _checkpoints(job: Job, rows: RankColumns, kept: FloatColumn, one: FloatColumn) -> FloatColumn:
+    """The layer inputs of full recompute on the host (ZeRO-Infinity, Rajbhandari et al. 2021, section 5.1)."""
+    if not job.techniques.offload_checkpoints:
+        return kept
+    travelling = np.minimum(kept, job.facts.travelling_checkpoints * one)
+    return np.where(rows.layouts.recompute == RECOMPUTE_FULL, travelling, kept)
+
+
+def _first_layers(job: Job, layers: FloatColumn, kept: FloatColumn, one: FloatColumn) -> FloatColumn:
+    """The first layers of each rank on the host, whole, one of them on its way (KARMA, Wahib et al. 2020; Megatron
+    `--cpu-offloading-num-layers`, transformer_block.py group_prefetch_offload_commit_async, core 0.19)."""
+    moved = np.minimum(float(job.techniques.offload_layers), layers)
+    return np.where(moved > 0, np.minimum(kept, kept * (1.0 - moved / layers) + one), kept)
+
+
+def _swapped(job: Job, kept: FloatColumn, one: FloatColumn) -> FloatColumn:
+    """A share of each layer's activations swapped to the host by tokens, through two buffers that hold one layer's
+    share each (MEMO, Zhao et al. 2025, section 4: token-wise swapping, rounding buffers). The rest stays; with full
+    recompute it is made again, as MEMO does. What-if."""
+    share = job.techniques.swapped_share
+    if share == 0.0:
+        return kept
+    return kept - share * np.maximum(kept - ROUNDING_BUFFERS * one, 0.0)
