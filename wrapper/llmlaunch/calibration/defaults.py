@@ -72,6 +72,7 @@ LM, BRIDGE = ("megatron-lm", "megatron-fsdp"), ("megatron-bridge",)
 FORK, DEEPSPEED = ("megatron-deepspeed",), ("deepspeed",)
 TITAN, TUNE = ("torchtitan-fsdp2",), ("torchtune single-device",)
 WRAPPED = ("fsdp (composer)", "fsdp (atorch)", "internevo-fsdp")  # by FullyShardedDataParallel
+LLAMAS = DEEPSPEED + TITAN + TUNE + WRAPPED  # whose models are Llamas unless a record says otherwise
 CORE = LM + BRIDGE  # Bridge takes over what its own providers do not set
 
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
@@ -136,6 +137,14 @@ DEFAULTS: tuple[Default, ...] = (
     Default(CORE, "implementation.cp_comm_type", "p2p", f"--cp-comm-type, {ARGUMENTS}", _context),
     Default(LM, "implementation.overlap_grad_reduce", False, f"--overlap-grad-reduce, {ARGUMENTS}"),
     Default(LM, "implementation.overlap_param_gather", False, f"--overlap-param-gather, {ARGUMENTS}"),
+    Default(CORE + FORK, "model.tied_embeddings", True, f"--untie-embeddings-... is off, {ARGUMENTS}"),
+    Default(CORE + FORK, "model.gated_mlp", False, f"--swiglu is off, {ARGUMENTS}"),
+    Default(CORE + FORK, "model.linear_bias", True, f"--disable-bias-linear is off, {ARGUMENTS}"),
+    Default(CORE + FORK, "model.normalization", "LayerNorm", f"normalization, {CONFIG}"),
+    Default(CORE + FORK, "model.position_embedding", "learned_absolute", f"--position-embedding-type, {ARGUMENTS}"),
+    Default(LLAMAS, "model.gated_mlp", True, f"LlamaMLP, {LLAMA}"),
+    Default(LLAMAS, "model.normalization", "RMSNorm", f"LlamaRMSNorm, {LLAMA}"),
+    Default(LLAMAS, "model.position_embedding", "rope", f"LlamaRotaryEmbedding, {LLAMA}"),
     Default(LM, "model.attention_dropout", 0.1, f"attention_dropout, {CONFIG}"),
     Default(LM, "model.hidden_dropout", 0.1, f"hidden_dropout, {CONFIG}"),
     Default(FORK, "model.attention_dropout", 0.1, f"--attention-dropout, {FORK_ARGUMENTS}"),

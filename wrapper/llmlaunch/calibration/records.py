@@ -10,7 +10,7 @@ from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.facts.megatron_deepspeed import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
 from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
-from llmlaunch.calibration.defaults import with_defaults
+from llmlaunch.calibration.complete import Unsupported, complete
 from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.facts import MemoryFacts
@@ -58,10 +58,6 @@ OVER_DATA = {("okoge-kaz/Megatron-LM fork, Oct 2024", "A100-40GB"): 4.0}
 CAPABILITY = {"V100": 7.0, "A100": 8.0, "A800": 8.0, "H100": 9.0, "H800": 9.0, "H200": 9.0, "B200": 10.0, "GB200": 10.0}
 
 
-class Unsupported(Exception):
-    """This record uses something the estimator does not express; the message says what."""
-
-
 @dataclass(frozen=True)
 class Case:
     """One record, ready to be priced. Where the batch is unknown, a full pipeline of micro-batches is assumed."""
@@ -76,7 +72,7 @@ class Case:
 def case_of(record: Record) -> Case:
     """Raises Unsupported with the reason."""
     _refuse(record)
-    record, assumed = with_defaults(record)
+    record, assumed = complete(record)
     shape = _shape(record)
     facts = _facts(record, assumed)
     layout = _layout(record)
@@ -116,8 +112,6 @@ def _refuse(record: Record) -> None:
         raise Unsupported(f"precision recipe {recipe!r} is not modelled for {backend}")
     if record["implementation"].get("cpu_activation_offload") and not _offloads_checkpoints(record):
         raise Unsupported("how many layers' activations are offloaded is not recorded")
-    if record["parallelism"].get("tensor") is None:
-        raise Unsupported("the tensor parallel size is not recorded")
 
 
 def _shape(record: Record) -> ModelShape:
@@ -130,7 +124,7 @@ def _shape(record: Record) -> ModelShape:
         num_attention_heads=m["num_attention_heads"],
         num_query_groups=m["num_query_groups"],
         head_dim=m["head_dim"],
-        vocab_size=m["padded_vocab_size"] or m["vocab_size"],
+        vocab_size=m["padded_vocab_size"],
         max_position_embeddings=record["sequence_length"],
         tied_embeddings=bool(m["tied_embeddings"]),
         gated_mlp=bool(m["gated_mlp"]),
@@ -141,8 +135,8 @@ def _shape(record: Record) -> ModelShape:
         attention_dropout=m.get("attention_dropout") or 0.0,
         hidden_dropout=m.get("hidden_dropout") or 0.0,
         mtp_num_layers=m.get("mtp_num_layers") or 0,
-        moe=_moe(moe, m["num_layers"]) if moe else None,
-        mla=MlaShape(**mla) if mla else None,
+        moe=_moe(moe, m["num_layers"], m["ffn_hidden_size"]) if moe else None,
+        mla=MlaShape(**{"q_lora_rank": None, **mla}) if mla else None,
     )
 
 
@@ -165,11 +159,11 @@ def _as_megatron_deepspeed_runs(
     return shape, layout
 
 
-def _moe(moe: Mapping[str, Any], layers: int) -> MoeShape:
+def _moe(moe: Mapping[str, Any], layers: int, ffn_hidden_size: int) -> MoeShape:
     return MoeShape(
         num_experts=moe["num_experts"],
         topk=moe["topk"],
-        ffn_hidden_size=moe["ffn_hidden_size"],
+        ffn_hidden_size=moe.get("ffn_hidden_size") or ffn_hidden_size,
         shared_expert_ffn_hidden_size=moe.get("shared_expert_ffn_hidden_size") or 0,
         layer_pattern=tuple(moe.get("layer_pattern") or (1,) * layers),
         capacity_factor=moe.get("capacity_factor"),
@@ -247,20 +241,18 @@ def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOption
         loss=implementation["cross_entropy_fusion"],
         fp8_recipe=recipe,
         fp8_parameters=narrow,
-        optimizer_bytes_over_data=OVER_DATA.get((record["backend_version"], record["gpu"]), 0.0),
+        optimizer_bytes_over_data=OVER_DATA.get((str(record.get("backend_version")), record["gpu"]), 0.0),
         transformer_engine=not local,
         gradient_accumulation_fusion=implementation["gradient_accumulation_fusion"],
         defer_embedding_wgrad=bool(implementation.get("defer_embedding_wgrad")),
         context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
         tp_comm_overlap=bool(implementation.get("tp_comm_overlap")),
-        compute_capability=CAPABILITY.get(record["gpu"].split("-")[0].split(" ")[0]),
+        compute_capability=CAPABILITY.get((record["gpu"] or "").split("-")[0].split(" ")[0]),
     )
 
 
 def _layout(record: Record) -> Layout:
     p = record["parallelism"]
-    if record["micro_batch_size"] is None:
-        raise Unsupported("the micro-batch size is not recorded")
     return Layout(
         tensor=p["tensor"],
         pipeline=p["pipeline"],
