@@ -1,5 +1,5 @@
-"""A null in a measured record is filled in and said, or the record is refused with a reason: never a crash, never a guess
-in silence."""
+"""A null in a measured record is filled in and said, or the record is refused with a reason: never a crash, never a silent
+guess."""
 
 from __future__ import annotations
 
@@ -53,6 +53,15 @@ def test_any_field_may_be_unknown(record: dict[str, Any]) -> None:
             assert result["predicted_bytes"] > 0, field
         else:
             assert result["reason"], field
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=[f"{r['backend']}-{r['id']}" for r in RECORDS])
+def test_an_absent_field_of_a_section_is_as_unknown_as_null(record: dict[str, Any]) -> None:
+    for field, null in without_one(record):
+        section, _, name = field.partition(".")
+        if name and "." not in name:
+            absent = {**record, section: {key: value for key, value in record[section].items() if key != name}}
+            assert score(absent, {}) == score(null, {}), field
 
 
 @pytest.mark.parametrize("field", ["num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmlaunch.calibration.defaults import with_defaults
 
-__all__ = ["Unsupported", "complete"]
+__all__ = ["Unsupported", "complete", "with_every_field"]
 
 Record = Mapping[str, Any]
 
@@ -26,6 +26,14 @@ NEEDED = (
     "model.normalization",
     "model.position_embedding",
 )
+# Fields a record may leave out; absent is as unknown as null.
+OPTIONAL = {
+    "model": ("name", "tied_embeddings", "gated_mlp", "linear_bias", "normalization", "position_embedding"),
+    "parallelism": ("tensor", "pipeline", "virtual_pipeline", "context", "expert", "expert_tensor", "data"),
+    "optimizer": ("name", "zero_stage", "gradient_dtype", "parameter_dtype"),
+    "recompute": ("granularity", "method", "num_layers", "modules"),
+    "precision": ("compute", "fp8_recipe", "fp8_param_gather"),
+}
 NEEDED_OF = {
     "moe": ("num_experts", "topk"),
     "mla": ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
@@ -34,6 +42,11 @@ NEEDED_OF = {
 
 class Unsupported(Exception):
     """This record uses something the estimator does not express; the message says what."""
+
+
+def with_every_field(record: Record) -> dict[str, Any]:
+    """The record with null for what it leaves out."""
+    return {**record, **{part: {**dict.fromkeys(names), **record[part]} for part, names in OPTIONAL.items()}}
 
 
 def complete(record: Record) -> tuple[dict[str, Any], dict[str, Any]]:

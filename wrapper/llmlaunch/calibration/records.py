@@ -10,7 +10,7 @@ from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.facts.megatron_deepspeed import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
 from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
-from llmlaunch.calibration.complete import Unsupported, complete
+from llmlaunch.calibration.complete import Unsupported, complete, with_every_field
 from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.facts import MemoryFacts
@@ -71,6 +71,7 @@ class Case:
 
 def case_of(record: Record) -> Case:
     """Raises Unsupported with the reason."""
+    record = with_every_field(record)
     _refuse(record)
     record, assumed = complete(record)
     shape = _shape(record)
