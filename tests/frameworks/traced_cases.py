@@ -49,15 +49,19 @@ class Case:
     shape: ModelShape
     layout: Layout
     rank: int
-    microbatches: int = 8
+    microbatches: int | None = None  # None: one more than the pipeline is deep, so that the schedule becomes steady
     length: int = 8192  # of a sequence, tokens
     techniques: Techniques = NO_TECHNIQUES
     options: MegatronOptions = field(default_factory=MegatronOptions)
     words: Words = ()
 
     @property
+    def num_microbatches(self) -> int:
+        return self.layout.pipeline + 1 if self.microbatches is None else self.microbatches
+
+    @property
     def workload(self) -> Workload:
-        sequences = self.microbatches * self.layout.micro_batch_size * self.layout.data
+        sequences = self.num_microbatches * self.layout.micro_batch_size * self.layout.data
         return Workload(self.length, sequences)
 
     def arguments(self) -> Words:
@@ -187,6 +191,7 @@ LARGE = Layout(8, 8, data=8, sequence_parallel=1, zero_stage=1)
 CUT = Layout(2, 2, data=16, sequence_parallel=1, zero_stage=1)
 FULL = replace(WHOLE, recompute=RECOMPUTE_FULL)
 SELECTIVE = replace(WHOLE, recompute=RECOMPUTE_SELECTIVE)
+INTERLEAVED = replace(WHOLE, virtual_pipeline=2)
 EXPERTS = replace(CUT, expert=8, expert_tensor=2)
 UNFUSED = MegatronOptions(gradient_accumulation_fusion=False)
 
@@ -197,7 +202,7 @@ CASES = (
     *(Case(f"full recompute rank {rank}", LLAMA3_8B, FULL, rank) for rank in (0, 3)),
     Case("recompute of attention", LLAMA3_8B, SELECTIVE, 0, techniques=Techniques(("core_attn",))),
     Case("recompute of the MLP", LLAMA3_8B, SELECTIVE, 1, techniques=Techniques(("mlp",))),
-    *(Case(f"interleaved rank {rank}", LLAMA3_8B, replace(WHOLE, virtual_pipeline=2), rank) for rank in (0, 3)),
+    *(Case(f"interleaved rank {rank}", LLAMA3_8B, INTERLEAVED, rank, microbatches=8) for rank in (0, 3)),
     Case("no sequence parallelism", LLAMA3_CUT, replace(CUT, sequence_parallel=0), 0),
     Case("no distributed optimizer", LLAMA3_CUT, replace(CUT, zero_stage=0), 0),
     Case("unfused gradients", LLAMA3_CUT, CUT, 1, options=UNFUSED, words=("--no-gradient-accumulation-fusion",)),

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-__all__ = ["Birth", "LiveStorages"]
+__all__ = ["STORAGES", "Birth", "LiveStorages"]
 
 ALLOCATION_BYTES = 512  # c10 CUDACachingAllocator kMinBlockSize: every request is rounded up to this
 FRAMEWORKS = ("megatron", "transformer_engine")
@@ -154,3 +154,6 @@ class LiveStorages(TorchDispatchMode):
         """Bytes of the distinct live storages behind these tensors."""
         keys = {getattr(tensor.untyped_storage(), "live_key", None) for tensor in tensors}
         return sum(self._births[key].bytes for key in keys if key in self._live)
+
+
+STORAGES = LiveStorages()  # of this process

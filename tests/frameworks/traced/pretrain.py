@@ -1,0 +1,80 @@
+"""What `pretrain_gpt.py` and `gpt_builders.py` do; they are not in the published wheel (Megatron-LM, core 0.19)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import mpu
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_cp_rank, get_batch_on_this_tp_rank
+from megatron.training import get_args
+from megatron.training.argument_utils import gpt_config_from_args
+from megatron.training.models.gpt import GPTModelBuilder
+from megatron.training.utils import is_first_or_last_pipeline_stage
+
+__all__ = ["build_model", "forward_step"]
+
+
+def _batch(args: Any, vp_stage: int | None) -> dict[str, Any]:
+    """pretrain_gpt.py get_batch, on tensor rank 0: what the data loader yields, broadcast and cut for context."""
+
+    names = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
+    if not is_first_or_last_pipeline_stage(vp_stage):
+        return dict.fromkeys(names)
+    shape = (args.micro_batch_size, args.seq_length)
+    batch = {name: torch.zeros(shape, dtype=torch.int64, device="cuda") for name in names[:4]}
+    batch["loss_mask"] = torch.zeros(shape, device="cuda")
+    batch["attention_mask"] = None
+    if args.create_attention_mask_in_dataloader:
+        batch["attention_mask"] = torch.zeros(
+            (args.micro_batch_size, 1, args.seq_length, args.seq_length), dtype=torch.bool, device="cuda"
+        )
+    batch = get_batch_on_this_tp_rank(
+        batch,
+        has_cu_seqlens=False,
+        is_hybrid_cp=False,
+        create_attention_mask_in_dataloader=args.create_attention_mask_in_dataloader,
+        broadcast_src_rank=mpu.get_tensor_model_parallel_src_rank(),
+        broadcast_group=mpu.get_tensor_model_parallel_group(),
+        cp_size=args.context_parallel_size,
+        tp_rank=0,
+        micro_batch_size=args.micro_batch_size,
+        seq_length=args.seq_length,
+        mtp_on_this_rank=False,
+        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        is_pipeline_first_stage=mpu.is_pipeline_first_stage(),
+        is_pipeline_last_stage=mpu.is_pipeline_last_stage(),
+    )
+    return get_batch_on_this_cp_rank(batch, is_hybrid_cp=False, cp_group=mpu.get_context_parallel_group())
+
+
+def _loss(loss_mask: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
+    """pretrain_gpt.py loss_func."""
+    mask = loss_mask.view(-1).float()
+    loss = torch.sum(output.view(-1).float() * mask)
+    tokens = mask.sum().clone().detach().to(torch.int)
+    return loss, tokens, {"lm loss": torch.cat([loss.clone().detach().view(1), tokens.view(1)])}
+
+
+def forward_step(_: Any, model: Any) -> tuple[Any, Any]:
+    """pretrain_gpt.py forward_step."""
+
+    batch = _batch(get_args(), get_attr_wrapped_model(model, "vp_stage"))
+    output = model(
+        batch["tokens"],
+        batch["position_ids"],
+        batch["attention_mask"],
+        labels=batch["labels"],
+        loss_mask=batch["loss_mask"],
+    )
+    return output, partial(_loss, batch["loss_mask"])
+
+
+def build_model(pre_process: bool, post_process: bool, vp_stage: int | None = None, **groups: Any) -> Any:
+    """gpt_builders.py gpt_builder, by the builder the wheel holds."""
+
+    collection = groups.get("pg_collection") or ProcessGroupCollection.use_mpu_process_groups()
+    builder = GPTModelBuilder(gpt_config_from_args(get_args()))
+    return builder.build_model(collection, pre_process=pre_process, post_process=post_process, vp_stage=vp_stage)
