@@ -1,5 +1,4 @@
-"""A null in a measured record is filled in and said, or the record is refused with a reason: never a crash, never a silent
-guess."""
+"""A null in a measured record is filled in and said, or the record is refused with a reason: never a crash."""
 
 from __future__ import annotations
 
