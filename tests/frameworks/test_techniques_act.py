@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 from test_trainer_runs import finish, free_port, lay_out, losses, start
 
-from llmlaunch.layout import RECOMPUTE_FULL, Layout
+from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
+from llmlaunch.memory.activations import kept_activations
+from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.loss import final_norm
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.workload import Workload
 
 pytestmark = pytest.mark.frameworks
 
@@ -83,6 +90,32 @@ def test_frozen_first_layers_keep_nothing(counted: Figures) -> None:
     layers = counted["plain"]["saved_bytes"] - counted["trained_layers"]["saved_bytes"]
     per_layer = layers / (LAYERS - 1)
     assert per_layer > TOKENS * (4 * FFN + 4 * HIDDEN) * BYTES
+
+
+PRICED = {
+    "mlp_chunks": (Techniques(mlp_chunks=4), RECOMPUTE_NONE),
+    "adapters": (Techniques(adapters=Adapters(4)), RECOMPUTE_NONE),
+    "adapters_frozen_down": (Techniques(adapters=Adapters(4, frozen_down=True)), RECOMPUTE_NONE),
+    "trained_layers": (Techniques(trained_layers=1), RECOMPUTE_NONE),
+    "recompute": (NO_TECHNIQUES, RECOMPUTE_FULL),
+}
+
+
+def priced(techniques: Techniques, recompute: int) -> float:
+    """What the estimate counts of the same model: the layers, the final norm and its head's input."""
+    shape = ModelShape("counted", LAYERS, HIDDEN, FFN, 4, 2, 16, VOCABULARY, 128)
+    facts = deepspeed_facts(DeepSpeedOptions(precision="fp32"))
+    job = Job(shape, Workload(TOKENS // 2, 2, "fp32"), facts, techniques=techniques)
+    rows = all_ranks(job, LayoutColumns.of([Layout(micro_batch_size=2, recompute=recompute)]))
+    return float((kept_activations(job, rows) + final_norm(job, rows))[0])
+
+
+@pytest.mark.parametrize("name", PRICED)
+def test_what_is_kept_falls_as_priced(counted: Figures, name: str) -> None:
+    saved = counted["plain"]["saved_bytes"] - counted[name]["saved_bytes"]
+    estimated = priced(NO_TECHNIQUES, RECOMPUTE_NONE) - priced(*PRICED[name])
+    # a frozen model's first norm keeps nothing either, and its final norm no normalized copy: neither is priced
+    assert saved - 2 * TOKENS * HIDDEN * BYTES * 1.1 <= estimated <= saved
 
 
 def run(folder: Path, layout: Layout, *overrides: str) -> list[float]:

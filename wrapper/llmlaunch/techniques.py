@@ -6,7 +6,9 @@ the backend's rules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 __all__ = ["NO_TECHNIQUES", "Adapters", "Techniques"]
 
@@ -59,6 +61,28 @@ class Techniques:
         """What of this no backend runs, by the names of the recipe."""
         neutral = {"swapped_share": 0.0, "sampled_share": 1.0, "weight_versions": 1}
         return tuple(name for name, value in neutral.items() if getattr(self, name) != value)
+
+    @property
+    def moves_to_host(self) -> bool:
+        """Something of the device waits in host memory."""
+        activations = self.offload_modules or self.offload_layers or self.offload_checkpoints or self.swapped_share
+        return bool(activations or self.offload_optimizer or self.offload_parameters)
+
+    def as_json(self) -> dict[str, object]:
+        """What is not neutral, as plain values."""
+        held = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return {
+            name: list(value) if isinstance(value, tuple) else asdict(value) if isinstance(value, Adapters) else value
+            for name, value in held.items()
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Techniques:
+        """The inverse of `as_json`. Raises TypeError for a name that is none of ours."""
+        held: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in said.items()}
+        if "adapters" in held:
+            held["adapters"] = Adapters(**held["adapters"])
+        return cls(**held)
 
 
 NO_TECHNIQUES = Techniques()

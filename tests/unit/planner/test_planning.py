@@ -216,3 +216,15 @@ def test_techniques_reach_the_estimate() -> None:
     )
     assert plain.estimate.worst.terms["optimizer_states"] > 0
     assert offloaded.estimate.worst.terms["optimizer_states"] == 0
+
+
+def test_the_plan_says_whether_swapping_is_hidden() -> None:
+    pinned = "layout={tensor: 4, pipeline: 1, context: 1, micro_batch_size: 1, recompute: none}"
+    short, long = (
+        plan_of("llama3-8b", pinned, f"training.sequence_length={length}", "what_if={swapped_share: 1.0}").assumptions
+        for length in (2048, 262144)
+    )
+    assert "it is not hidden: the step would be slower than shown" in short[-1]
+    assert "16 lanes of PCIe 5.0 carry 63.0 GB/s" in short[-1]
+    assert long[-1].endswith("it is hidden")
+    assert plan_of("llama3-8b", pinned).assumptions == ()

@@ -21,6 +21,7 @@ from llmlaunch.recipe.types import Code
 from llmlaunch.runs.provenance import Provenance
 from llmlaunch.runs.render import render_run, run_files
 from llmlaunch.runs.scripts import job_script
+from llmlaunch.techniques import Adapters, Techniques
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 NOTHING_RECORDED = Provenance(code={})
@@ -176,6 +177,18 @@ def test_run_json_carries_a_whole_measurement_record_without_its_peak() -> None:
     assert record["implementation"]["attention"] is None
     assert run["predicted_bytes"] == [H100.memory_bytes // 2] * 4
     assert (run["pipeline"], run["peak_kind"], run["accelerator_kind"]) == (4, "device", "gpu")
+
+
+def test_the_record_of_a_run_with_techniques_prices_the_same_job_again() -> None:
+    of, plan, rendered = JOBS["llama3-70b"]
+    ways = Techniques(
+        recompute_modules=("moe_act",), offload_optimizer=0.5, mlp_chunks=4, adapters=Adapters(8, frozen_down=True)
+    )
+    run = json.loads(run_files(replace(of, techniques=ways), plan, {}, rendered, NOTHING_RECORDED)["run.json"])
+    record = run["measurement"]
+    assert Techniques.from_json(record["techniques"]) == ways
+    assert record["optimizer"]["offload"] == "cpu"
+    assert "techniques" not in json.loads(files_of("llama3-70b")["run.json"])["measurement"]
 
 
 def test_a_snapshot_is_what_runs(tmp_path: Path) -> None:

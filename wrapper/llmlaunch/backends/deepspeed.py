@@ -72,10 +72,6 @@ class DeepSpeed:
         held by drivers or communicators."""
         facts = replace(
             deepspeed_facts(_options(recipe)),
-            mlp_chunks_recomputed=True,
-            # the one kept for the first backward and the two newest (activation_checkpointing/offload_activations.py,
-            # keep_last_count and max_fwd_stash_count, 0.19.8)
-            travelling_checkpoints=3.0,
             bucket_bytes=bucket_bytes(recipe),
         )
         if recipe.backend.script is None:

@@ -59,7 +59,7 @@ class MegatronLM:
         refuse_unmet(recipe, REQUIREMENTS)
         where = recipe.backend.path
         script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where}/{SCRIPT}"
-        facts = self.facts(recipe)
+        facts, ways = self.facts(recipe), recipe.techniques
         return Rendered(
             program=(script, *arguments(recipe, layout)),
             environment=environment(recipe, layout),
@@ -69,6 +69,8 @@ class MegatronLM:
                 "optimizer": {"gradient_dtype": "fp32" if facts.gradient_bytes == 4 else recipe.workload.precision},
                 "implementation": {
                     "attention": "auto",
+                    "cross_entropy_fusion": ways.loss,
+                    "cpu_activation_offload": bool(ways.offload_modules or ways.offload_layers),
                     "transformer_impl": "transformer_engine",
                     "gated_activation_fused": True,
                     "overlap_grad_reduce": layout.zero_stage > 0,

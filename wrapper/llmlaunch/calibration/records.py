@@ -111,7 +111,8 @@ def _refuse(record: Record) -> None:
     formats = FP8_RECIPES if TABLES[backend] in TRANSFORMER_ENGINE else FORMATS.get(backend, ())
     if recipe and recipe not in formats:
         raise Unsupported(f"precision recipe {recipe!r} is not modelled for {backend}")
-    if record["implementation"].get("cpu_activation_offload") and not _offloads_checkpoints(record):
+    told = record.get("techniques") or _offloads_checkpoints(record)
+    if record["implementation"].get("cpu_activation_offload") and not told:
         raise Unsupported("how many layers' activations are offloaded is not recorded")
 
 
@@ -203,6 +204,9 @@ def _offloads_checkpoints(record: Record) -> bool:
 
 
 def _techniques(record: Record) -> Techniques:
+    """Those of our own runs stand in a section of their own, whole; others are read off where they are told."""
+    if record.get("techniques"):
+        return Techniques.from_json(record["techniques"])
     recompute = record["recompute"]
     return Techniques(
         recompute_modules=tuple(recompute.get("modules") or ()),

@@ -15,6 +15,7 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.host import host_limit, node_of
+from llmlaunch.planner.host_link import host_link_said
 from llmlaunch.planner.limit import memory_limit
 from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found, search
@@ -73,7 +74,11 @@ def make_plan(
         refusal_sentences=_sentences(found, limit, host),
         alternatives=tuple(found.candidate(recipe, i) for i in range(1, count)),
         not_modelled=NOT_MODELLED,
-        assumptions=(*recipe.assumptions, *_baseline_said(job, peak_kind, baseline_bytes)),
+        assumptions=(
+            *recipe.assumptions,
+            *_baseline_said(job, peak_kind, baseline_bytes),
+            *host_link_said(recipe, job, chosen.layout),
+        ),
         advice=None if safe else _advice(recipe, backend, baseline_bytes, margin),
     )
 

@@ -81,6 +81,7 @@ def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict
         "num_microbatches": plan.layout.num_microbatches(recipe.workload.global_batch_size),
         **_split(recipe, plan),
         "implementation": dict.fromkeys(_IMPLEMENTATION),
+        **_techniques(recipe),
         "source": {"citation": "llmlaunch", "license": None, "evidence": "measured", "note": None},
     }
     for section, known in rendered.measurement.items():
@@ -146,13 +147,24 @@ def _split(recipe: Recipe, plan: Plan) -> dict[str, object]:
             "gradient_dtype": None,
             "state_dtype": "fp32",
             "state_bytes_per_parameter": None,
-            "offload": None,
+            "offload": "cpu" if recipe.techniques.offload_optimizer else None,
         },
-        "recompute": {
-            "granularity": RECOMPUTE_NAMES[layout.recompute],
-            "method": None,
-            "num_layers": None,
-            "modules": None,
-        },
+        "recompute": _recompute(recipe, layout.recompute),
         "precision": {"compute": precision, "fp8_recipe": None, "fp8_param_gather": False},
     }
+
+
+def _recompute(recipe: Recipe, granularity: int) -> dict[str, object]:
+    ways, name = recipe.techniques, RECOMPUTE_NAMES[granularity]
+    return {
+        "granularity": name,
+        "method": ways.recompute_method if name == "full" else None,
+        "num_layers": ways.recompute_layers if name == "full" else None,
+        "modules": list(ways.recompute_modules) or None if name == "selective" else None,
+    }
+
+
+def _techniques(recipe: Recipe) -> dict[str, object]:
+    """What the format of measurements has no place for, in a section of our own; absent where there is nothing."""
+    said = recipe.techniques.as_json()
+    return {"techniques": said} if said else {}

@@ -18,7 +18,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, LayoutColumns
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.workload import Workload
 
-__all__ = ["StepTime", "step_time"]
+__all__ = ["StepTime", "layer_forward_seconds", "step_time"]
 
 FloatColumn = NDArray[np.float64]
 
@@ -92,6 +92,15 @@ def step_time(
         "optimizer": _optimizer_seconds(shape, cluster, lay),
     }
     return StepTime(terms)
+
+
+def layer_forward_seconds(
+    shape: ModelShape, workload: Workload, cluster: Cluster, layouts: LayoutColumns
+) -> FloatColumn:
+    """Seconds one layer computes in the forward pass of one micro-batch, communication left out."""
+    parts = _parts(shape, workload, cluster, layouts)
+    seconds: FloatColumn = parts.matrix + parts.scores + parts.elementwise
+    return seconds
 
 
 def _tokens(workload: Workload, lay: LayoutColumns) -> FloatColumn:

@@ -142,6 +142,10 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
         gated_gradient_in_place=options.liger,
         norm_extra_bytes=0.0 if options.liger else 4.0,
         branch_gradients_apart=False,
+        mlp_chunks_recomputed=True,  # TiledMLP (deepspeed/runtime/sequence_parallel/ulysses_sp.py, 0.19.8)
+        # the one kept for the first backward and the two newest (activation_checkpointing/offload_activations.py,
+        # keep_last_count and max_fwd_stash_count, 0.19.8)
+        travelling_checkpoints=3.0,
         logit_bytes=0.0 if options.liger else width + 12.0,
         logit_gradient_bytes=0.0 if options.liger else width + 4.0,
         fused_loss=FusedLoss(2.0 * width + 4.0, width, 2.0 * width) if options.liger else None,
