@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.backends import deepspeed_rules, deepspeed_techniques, megatron_rules, megatron_techniques
+from llmlaunch.backends.engines_table import engines_table
 from llmlaunch.backends.requirements import Requirement
 from llmlaunch.backends.rules_table import rules_table
 from llmlaunch.backends.techniques_table import techniques_table
@@ -25,6 +26,11 @@ TABLES: list[tuple[Rule | Requirement, ...]] = [
 @pytest.mark.parametrize("rules", TABLES)
 def test_the_page_holds_the_rules_of_the_code(rules: tuple[Rule | Requirement, ...]) -> None:
     table = rules_table(rules)
+    assert table in PAGE.read_text("utf-8"), f"docs/backends.md is out of date; put this table there:\n{table}"
+
+
+def test_the_page_holds_deepspeeds_bytes_per_parameter() -> None:
+    table = engines_table()
     assert table in PAGE.read_text("utf-8"), f"docs/backends.md is out of date; put this table there:\n{table}"
 
 

@@ -81,6 +81,7 @@ ARGUMENTS = "megatron/training/arguments.py, core 0.9 to 0.19"
 PROVIDER = "src/megatron/bridge/models/gpt_provider.py, Megatron-Bridge 0.2 to 0.6"
 FORK_ARGUMENTS = "megatron/arguments.py, bigscience-workshop/Megatron-DeepSpeed 2023-12"
 ENGINE = "deepspeed/runtime/engine.py get_data_types, DeepSpeed 0.19"
+LAUNCHER = "deepspeed/launcher/launch.py, DeepSpeed 0.19"
 ZERO_CONFIG = "deepspeed/runtime/zero/config.py, DeepSpeed 0.19"
 TITAN_CONFIG = "torchtitan/config_manager.py, torchtitan 9dec370"
 TITAN_PLAN = "torchtitan/parallelisms/parallelize_llama.py, torchtitan 9dec370"
@@ -133,6 +134,9 @@ DEFAULTS: tuple[Default, ...] = (
     Default(FORK, "implementation.gradient_accumulation_fusion", False, f"has none, {FORK_ARGUMENTS}"),
     Default(CORE, "implementation.defer_embedding_wgrad", False, f"defer_embedding_wgrad_compute, {PARALLEL}"),
     Default(CORE, "implementation.gated_activation_fused", True, f"bias_swiglu_fusion, {ARGUMENTS}", _gated),
+    Default(
+        DEEPSPEED, "implementation.expandable_segments", False, f"off by torch's default and not set by {LAUNCHER}"
+    ),
     Default(DEEPSPEED, "implementation.gated_activation_fused", False, f"LlamaMLP, {LLAMA}", _gated),
     Default(CORE, "implementation.cp_comm_type", "p2p", f"--cp-comm-type, {ARGUMENTS}", _context),
     Default(LM, "implementation.overlap_grad_reduce", False, f"--overlap-grad-reduce, {ARGUMENTS}"),

@@ -127,6 +127,7 @@ class MemoryFacts:
     flat_bucket_bytes: float = 0.0  # gradients are flattened this many bytes at a time to be reduced, before the step
     flat_step: bool = False  # the step's temporaries are single tensors, which no freed activation can give room to
     cut_checkpoints: bool = False  # kept layer inputs are cut from freed MLP tensors, whole ones to a block
+    secondary_parameter_bytes: float = 0.0  # ZeRO 3: a second shard of the compute copy, per parameter of the rank
     placed_whole: bool = False  # ZeRO 3 is given a model that already lies whole on every device
     activation_bytes: float = 2.0
     gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved

@@ -68,7 +68,8 @@ def states(job: Job, rows: RankColumns) -> States:
     return States(
         parameters=_resting(job, rows, counts, dense_group, expert_group)
         - _replaced(job, rows)
-        + _gathered(job, rows, counts, dense_group),
+        + _gathered(job, rows, counts, dense_group)
+        + np.where(stage >= 3, facts.secondary_parameter_bytes * whole, 0.0),
         gradients=made.lasting,
         optimizer=(1.0 - job.techniques.offload_optimizer)
         * (

@@ -19,7 +19,6 @@ VERSION = "0.19"
 # Defaults of deepspeed/runtime/zero/config.py, 0.19
 BUCKET_ELEMENTS = 500_000_000  # reduce_bucket_size, allgather_bucket_size
 LIVE_ELEMENTS = 1_000_000_000  # stage3_max_live_parameters, stage3_max_reuse_distance
-SUB_GROUP_ELEMENTS = 1_000_000_000  # sub_group_size
 
 Share = tuple[float, float]  # bytes per parameter: whole, and divided by the ranks that shard
 
@@ -34,7 +33,7 @@ class Engine:
     name: str
     stage: int
     precision: str  # "half" (bf16, fp16) or "fp32"
-    accumulation: str  # "same" as the precision, or "fp32" (data_types.grad_accum_dtype)
+    accumulation: str  # "same" as the precision, or "fp32" (data_types.grad_accum_dtype), of bf16
     offload: bool  # of the optimizer states, to CPU or NVMe
     lasting: Share
     parameters: float  # of `lasting`, the compute copy
@@ -94,15 +93,16 @@ class DeepSpeedOptions:
     liger: bool = False  # Liger's norm, rotary, SwiGLU and fused linear cross-entropy in place of Hugging Face's
     split_from_start: bool = False  # the model is made under zero.Init (HF's from_pretrained with an HfDeepSpeedConfig)
     expandable_segments: bool = False
+    secondary_ranks: int = 1  # zero_hpz_partition_size (ZeRO++): ranks a second shard of the parameters is split over
 
 
 def engine_of(stage: int, options: DeepSpeedOptions) -> Engine:
     """The class `deepspeed.initialize` takes (engine.py `_do_optimizer_sanity_check`, 0.19.8). Where a combination has
     no row of its own, that of the precision's own accumulation without offload holds."""
     precision = "fp32" if options.precision == "fp32" else "half"
-    wider = precision == "half" and options.accumulation == "fp32"
-    for accumulation in ("fp32", "same") if wider else ("same",):
-        for offload in (True, False) if options.offload_optimizer else (False,):
+    wider = options.precision == "bf16" and options.accumulation == "fp32"
+    for offload in (True, False) if options.offload_optimizer else (False,):
+        for accumulation in ("fp32", "same") if wider else ("same",):
             wanted = (stage, precision, accumulation, offload)
             for row in ENGINES:
                 if (row.stage, row.precision, row.accumulation, row.offload) == wanted:
@@ -152,6 +152,8 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
         # 1 and 2 make two for every backward pass, to fill one while the other is reduced (overlap_comm); 3 makes one
         # for good, and a flat copy of it to be reduced
         bucket_bytes=2.0 * options.reduce_bucket_elements * width,
+        # made in the forward pass, kept to the step (zero/partition_parameters.py `_partition_param_sec`, 0.19.8)
+        secondary_parameter_bytes=width / options.secondary_ranks if options.secondary_ranks > 1 else 0.0,
         live_parameters=float(options.live_elements),
         workspace_bytes=constant("workspace_bytes"),
         cache_share=constant("cache_share"),

@@ -1,0 +1,111 @@
+"""DeepSpeed's bytes: which row a configuration takes, and when gradients, buckets and gathered parameters are alive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from shapes import LLAMA3_8B
+
+from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts, engine_of
+from llmlaunch.layout import RECOMPUTE_FULL, Layout
+from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.job import Job
+from llmlaunch.models.parameters import count_parameters
+from llmlaunch.workload import Workload
+
+PARAMETERS = count_parameters(LLAMA3_8B).total
+TABLE = LLAMA3_8B.vocab_size * LLAMA3_8B.hidden_size
+SHORT = 8  # tokens: activations of next to nothing
+BARE = {"workspace_bytes": 0.0, "cache_share": 0.0, "bucket_bytes": 0.0, "live_parameters": 0.0}
+
+
+def rank(facts: MemoryFacts, layout: Layout, tokens: int = SHORT, microbatches: int = 1) -> RankEstimate:
+    job = Job(LLAMA3_8B, Workload(tokens, layout.data * microbatches), facts)
+    return estimate(job, layout).ranks[0]
+
+
+def state(estimated: RankEstimate) -> float:
+    """Bytes per parameter of what lasts."""
+    return sum(estimated.terms[name] for name in ("parameters", "optimizer_states", "gradients")) / PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "accumulation", "offload", "name"),
+    [
+        (0, "bf16", None, False, "FP16_Optimizer, FP16_UnfusedOptimizer"),
+        (0, "fp32", None, False, "AdamW"),
+        (1, "bf16", "fp32", False, "BF16_Optimizer"),
+        (1, "bf16", "fp32", True, "DeepSpeedZeroOptimizer"),
+        (2, "fp16", None, False, "DeepSpeedZeroOptimizer"),
+        (3, "fp32", None, True, "DeepSpeedZeroOptimizer_Stage3"),
+    ],
+)
+def test_the_row_is_that_of_the_class_deepspeed_takes(
+    stage: int, precision: str, accumulation: str | None, offload: bool, name: str
+) -> None:
+    assert engine_of(stage, DeepSpeedOptions(precision, accumulation, offload)).name == name
+
+
+def test_without_zero_fp32_has_no_master_copy() -> None:
+    plain = deepspeed_facts(DeepSpeedOptions("fp32"))
+    assert state(rank(plain, Layout(data=4))) == pytest.approx(12.0)
+    assert state(rank(plain, Layout(data=4, zero_stage=1))) == pytest.approx(4.0 + 12.0 / 4.0)
+
+
+def test_the_bf16_optimizer_keeps_whole_fp32_gradients() -> None:
+    wide = deepspeed_facts(DeepSpeedOptions("bf16", accumulation="fp32"))
+    assert state(rank(wide, Layout(data=8, zero_stage=1))) == pytest.approx(2.0 + 4.0 + 12.0 / 8.0)
+
+
+def test_gradients_and_activations_of_one_microbatch_are_not_alive_together() -> None:
+    """Gradients grow while activations shrink: the larger of the two counts, not the sum."""
+    facts = replace(deepspeed_facts(), **BARE, flat_step=False, logit_bytes=0.0, logit_gradient_bytes=0.0)
+    layout = Layout(data=8, zero_stage=1)
+    once, several = rank(facts, layout, 32768), rank(facts, layout, 32768, microbatches=2)
+    assert once.terms["gradient_buffers"] == 0
+    assert several.terms["gradient_buffers"] == 2 * PARAMETERS
+
+
+def test_without_zero_gradients_are_flattened_a_bucket_at_a_time() -> None:
+    facts = replace(deepspeed_facts(), **BARE, step_bytes=(0.0, 0.0, 0.0, 0.0), flat_step=False)
+    assert rank(facts, Layout(data=8)).terms["gradient_buffers"] == 2 * PARAMETERS + 2 * 500_000_000
+
+
+def test_zero_3_starts_from_the_whole_model_unless_it_is_made_in_shards() -> None:
+    layout = Layout(data=64, zero_stage=3)
+    whole = rank(replace(deepspeed_facts(DeepSpeedOptions(offload_optimizer=True)), **BARE), layout)
+    split = replace(deepspeed_facts(DeepSpeedOptions(offload_optimizer=True, split_from_start=True)), **BARE)
+    assert whole.allocated_bytes == 2 * PARAMETERS
+    assert rank(split, layout).allocated_bytes < PARAMETERS
+
+
+def test_a_fused_loss_makes_the_heads_gradient_in_the_forward_pass() -> None:
+    """Liger: the sum, one chunk's product and its fp32 copy, and one head-sized gradient later on."""
+    facts = replace(deepspeed_facts(DeepSpeedOptions(liger=True)), **BARE, flat_step=False)
+    loss = rank(facts, Layout(data=8, zero_stage=2), 16384).terms["logits_and_loss"]
+    hidden = 16384 * LLAMA3_8B.hidden_size
+    assert loss == pytest.approx(8 * TABLE + 2 * 2 * hidden + 2 * 2 * hidden + 4 * 16384)
+
+
+def test_a_second_shard_costs_its_part_of_the_parameters() -> None:
+    layout = Layout(data=64, zero_stage=3)
+    one, two = (
+        rank(replace(deepspeed_facts(DeepSpeedOptions(secondary_ranks=ranks, split_from_start=True)), **BARE), layout)
+        for ranks in (1, 8)
+    )
+    assert two.terms["parameters"] - one.terms["parameters"] == pytest.approx(2 * PARAMETERS / 8, abs=1)
+
+
+def test_checkpoints_cut_from_mlp_blocks_waste_a_part_of_them() -> None:
+    """3.5 layer inputs fit a block of the MLP's width, so half of one is lost to every three."""
+    cut = replace(deepspeed_facts(DeepSpeedOptions(split_from_start=True)), **BARE, flat_step=False)
+    layout = Layout(data=8, zero_stage=3, recompute=RECOMPUTE_FULL)
+    wasted = (
+        rank(cut, layout, 65536).reserved_bytes
+        - rank(replace(cut, cut_checkpoints=False), layout, 65536).reserved_bytes
+    )
+    inputs = 32 * 65536 * LLAMA3_8B.hidden_size * 2
+    assert wasted == pytest.approx(inputs * 0.5 / 3)
