@@ -1,0 +1,116 @@
+"""Counts what DeepSpeed's optimizer classes hold: run with torchrun by test_deepspeed_bytes.py, prints one JSON line.
+
+argv: a JSON list of {"name", "precision", "config"}. Every engine trains a stack of square linear layers; counted are
+live tensors after each phase of the third step, and the most allocated while the last backward and the step ran, all in
+bytes per parameter and beyond what was held before the engine was made. Copies gloo makes of its own are left out.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+WIDTH, LAYERS = 256, 16
+PARAMETERS = WIDTH * WIDTH * LAYERS
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+SMALL = 1024  # bytes: step counters, losses
+STEPS = 3  # states exist from the first, ZeRO 3 knows its order of modules from the second
+
+
+def held() -> int:
+    """Bytes of distinct live storages."""
+    gc.collect()
+    storages = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.Tensor):
+            tensors = (thing, thing.grad) if thing.is_leaf else (thing,)
+            for storage in (t.untyped_storage() for t in tensors if t is not None):
+                if storage.nbytes() >= SMALL:
+                    storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def most_added(run: Callable[[], object]) -> int:
+    """The most bytes allocated at once, beyond those at the start, while `run` goes."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    events: list[tuple[int, int]] = []
+
+    def collect(node: Any, of_gloo: bool) -> None:
+        of_gloo = of_gloo or node.name.startswith(("c10d::", "gloo:"))
+        if hasattr(node.typed[1], "alloc_size") and not of_gloo:
+            events.append((node.start_time_ns, node.typed[1].alloc_size))
+        for child in node.children:
+            collect(child, of_gloo)
+
+    for root in profiled.profiler.kineto_results.experimental_event_tree():
+        collect(root, of_gloo=False)
+    now = most = 0
+    for _, size in sorted(events):
+        now += size
+        most = max(most, now)
+    return most
+
+
+def counted(case: dict[str, Any]) -> dict[str, Any]:
+    before = held()
+    torch.manual_seed(1)
+    dtype = DTYPES[case["precision"]]
+    layers = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
+    model = torch.nn.Sequential(*layers).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), optimizer=optimizer, config=case["config"]
+    )
+    del model, optimizer
+    microbatches = engine.gradient_accumulation_steps()
+    batch = torch.ones(1, WIDTH, dtype=dtype)
+    found: dict[str, int] = {}
+    for step in range(STEPS):
+        last_step = step == STEPS - 1
+        for number in range(microbatches):
+            loss = engine(batch).float().sum()
+            if not last_step:
+                engine.backward(loss)
+                engine.step()
+                continue
+            if number < microbatches - 1:
+                engine.backward(loss)
+                engine.step()
+                del loss
+                found["accumulated"] = held()
+                continue
+            start = held()
+            found["final"] = start + most_added(lambda loss=loss: engine.backward(loss))
+            del loss
+            start = held()
+            found["step"] = start + most_added(engine.step)
+            found["lasting"] = held()
+    result: dict[str, Any] = {phase: (value - before) / PARAMETERS for phase, value in found.items()}
+    result["class"] = type(engine.optimizer).__name__
+    engine.destroy()
+    return result
+
+
+def main() -> None:
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(verbose=False)
+    gc.collect()
+    gc.freeze()  # the libraries' own objects are not looked through each time
+    results = {case["name"]: counted(case) for case in json.loads(sys.argv[1])}
+    if dist.get_rank() == 0:
+        print("COUNTED " + json.dumps(results), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
