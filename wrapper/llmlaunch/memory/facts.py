@@ -70,10 +70,9 @@ class GradientLife:
     parameter.
 
     `lasting` from start to end. `accumulated` from the first micro-batch's backward on, so beside the forward pass of
-    every later one. `final` at the end of the last backward, when no more than one layer's activations are left;
-    `accumulated_sharded` is part of `final_sharded` only where there is more than one micro-batch, because it is the
-    partition earlier ones left. Where `flattened` is 1, `final` is flattened besides, `flat_bucket_bytes` at a time, to
-    be all-reduced.
+    every later one. `final` at the end of the last backward, when no more than one layer's activations are left, and
+    beside it `earlier_sharded`, the partition earlier micro-batches left. Where `flattened` is 1, `final` is flattened
+    besides, `flat_bucket_bytes` at a time, to be all-reduced.
     """
 
     lasting: ByStage = NONE
@@ -82,6 +81,7 @@ class GradientLife:
     accumulated_sharded: ByStage = NONE
     final: ByStage = NONE
     final_sharded: ByStage = NONE
+    earlier_sharded: ByStage = NONE
     flattened: ByStage = NONE
 
 

@@ -41,8 +41,8 @@ def gradients(job: Job, rows: RankColumns, whole: FloatColumn, sharded: FloatCol
 
     alive = bytes_of(facts.backward_gradient_bytes, facts.backward_gradient_bytes_sharded)
     accumulated = np.where(several, bytes_of(life.accumulated, life.accumulated_sharded), 0.0)
-    earlier = np.where(several, 0.0, by_stage(life.accumulated_sharded, rows) * sharded)
-    final = bytes_of(life.final, life.final_sharded) - earlier
+    earlier = np.where(several, by_stage(life.earlier_sharded, rows) * sharded, 0.0)
+    final = bytes_of(life.final, life.final_sharded)
     flat = by_stage(life.flattened, rows) * np.minimum(final, facts.flat_bucket_bytes)
     buckets = np.where(group > 1, facts.bucket_bytes, 0.0)
     before = np.where(stage >= 3, buckets, 0.0) if facts.gradient_life else buckets
@@ -51,5 +51,5 @@ def gradients(job: Job, rows: RankColumns, whole: FloatColumn, sharded: FloatCol
         + bytes_of(life.lasting, life.lasting_sharded),
         forward=alive + accumulated + before,
         backward=alive + accumulated + buckets,
-        final=alive + final + buckets + np.where(group > 1, flat, 0.0),
+        final=alive + final + earlier + buckets + np.where(group > 1, flat, 0.0),
     )

@@ -27,7 +27,7 @@ Share = tuple[float, float]  # bytes per parameter: whole, and divided by the ra
 class Engine:
     """One optimizer class under one precision. `lasting` is there from start to end, parameters included; the rest is
     what comes on top: `accumulated` between micro-batches, `final` at the end of the last backward (with one
-    micro-batch; a sharded accumulation comes on top), `step` in the optimizer step. Buckets and gathered parameters
+    micro-batch; what is accumulated in shards comes on top), `step` in the optimizer step. Buckets and gathered parameters
     are not in it."""
 
     name: str
@@ -179,14 +179,15 @@ def _host(width: float) -> HostFacts:
 
 
 def _gradient_life(rows: list[Engine]) -> GradientLife:
-    """A sharded accumulation is another tensor than the last micro-batch's partition, so both count at the end."""
+    """ZeRO 2's accumulation is another tensor than the last micro-batch's partition, unless it is wider than that."""
     return GradientLife(
         lasting=_column([row.gradients[0] for row in rows]),
         lasting_sharded=_column([row.gradients[1] for row in rows]),
         accumulated=_column([row.accumulated[0] for row in rows]),
         accumulated_sharded=_column([row.accumulated[1] for row in rows]),
         final=_column([row.final[0] for row in rows]),
-        final_sharded=_column([row.final[1] + row.accumulated[1] for row in rows]),
+        final_sharded=_column([row.final[1] for row in rows]),
+        earlier_sharded=_column([row.accumulated[1] if row.accumulation == "same" else 0.0 for row in rows]),
         flattened=_column([float(row.flattened) for row in rows]),
     )
 
