@@ -1,4 +1,4 @@
-"""The bytes per parameter our table says DeepSpeed's classes hold, against live tensors of real engines on two ranks."""
+"""What our table says DeepSpeed's classes hold per parameter, against live tensors of real engines on two ranks."""
 
 from __future__ import annotations
 
