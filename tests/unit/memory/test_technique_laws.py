@@ -44,6 +44,8 @@ SPARING = {
     "optimizer": (Techniques(offload_optimizer=0.3), Techniques(offload_optimizer=0.8)),
     "parameters": (NO_TECHNIQUES, Techniques(offload_parameters=True)),
     "layers": (Techniques(offload_layers=1), Techniques(offload_layers=3)),
+    "modules": (Techniques(offload_modules=("core_attn",)), Techniques(offload_modules=("core_attn", "attn_proj"))),
+    "any module": (NO_TECHNIQUES, Techniques(offload_modules=("qkv_linear", "core_attn"))),
     "checkpoints": (NO_TECHNIQUES, Techniques(offload_checkpoints=True)),
     "chunks": (Techniques(mlp_chunks=2), Techniques(mlp_chunks=16)),
     "tiles": (Techniques(loss="tiled", loss_tiles=2), Techniques(loss="tiled", loss_tiles=64)),
@@ -175,6 +177,21 @@ def test_checkpoints_on_the_host_leave_those_that_travel() -> None:
     one = TOKENS * HIDDEN * E
     assert kept(NO_TECHNIQUES, RECOMPUTE_FULL) == LAYERS * one
     assert kept(Techniques(offload_checkpoints=True), RECOMPUTE_FULL) == 3 * one
+
+
+def test_a_norm_fused_into_a_linear_is_offloaded_with_it_and_the_last_layers_stays() -> None:
+    assert kept(Techniques(offload_modules=("attn_norm", "mlp_norm"))) == kept(NO_TECHNIQUES)
+    norm = (LAYERS - 1) * TOKENS * (2 * HIDDEN * E + 4)  # input, output and statistics, but those of one layer
+    assert kept(NO_TECHNIQUES) - kept(Techniques(offload_modules=("qkv_linear",))) == norm
+
+
+def test_a_norm_of_its_own_is_offloaded_where_it_stands() -> None:
+    def away(techniques: Techniques) -> float:
+        job = replace(job_of(MIXTRAL, Layout()), techniques=techniques)
+        return float(kept_activations(job, all_ranks(job, LayoutColumns.of([Layout()])))[0])
+
+    norm = (LAYERS - 1) * TOKENS * (HIDDEN * E + 4)
+    assert away(NO_TECHNIQUES) - away(Techniques(offload_modules=("mlp_norm",))) == norm
 
 
 def test_offloaded_layers_leave_one_on_its_way() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -45,13 +46,12 @@ RECOMPUTED: dict[str, tuple[str, ...]] = {
 }
 DEFAULT_MODULES = ("core_attn",)
 
-# What each of Megatron's `--offload-modules` moves to the host (fine_grained_activation_offload.py, core 0.19).
+# What each of Megatron's `--offload-modules` moves to the host: all that autograd saves inside the module
+# (pipeline_parallel/fine_grained_activation_offload.py, core 0.19).
 OFFLOADED: dict[str, tuple[str, ...]] = {
-    "attn_norm": ("attn_norm_input",),
-    "qkv_linear": ("attn_norm_output",),
+    "qkv_linear": ("attn_norm_output", "attn_latents"),
     "core_attn": ("attn_qkv", "attn_qk_norm", "attn_scores"),
     "attn_proj": ("attn_output", "attn_proj_input"),
-    "mlp_norm": ("mlp_norm_input",),
     "expert_fc1": ("expert_fc1_input",),
     "moe_act": ("expert_fc1_output",),
 }
@@ -67,7 +67,7 @@ def kept_by_layer(job: Job, rows: RankColumns) -> Kept:
 
 def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Layer]) -> FloatColumn:
     layer, recompute = saved(job, rows), rows.layouts.recompute
-    offloaded = _named(OFFLOADED, job.techniques.offload_modules)
+    offloaded = (*_named(OFFLOADED, job.techniques.offload_modules), *_offloaded_norms(job, layer))
     whole = layer.without(offloaded)
     if not np.any(recompute):
         return whole
@@ -92,6 +92,29 @@ def _recomputed_norms(job: Job, layer: Layer, modules: tuple[str, ...]) -> tuple
     attention = job.shape.mla is not None and "layernorm" in modules
     mlp = ("layernorm" if mixture else "mlp") in modules
     return (*(("attn_norm_output",) if attention else ()), *(("mlp_norm_output",) if mlp else ()))
+
+
+def _offloaded_norms(job: Job, layer: Layer) -> tuple[str, ...]:
+    """Inputs of norms that leave the device. A norm fused into the linear after it is no module of its own: "attn_norm"
+    is one before latent attention and "mlp_norm" before a mixture, elsewhere they change nothing, and what the norm
+    before Q, K and V keeps goes with "qkv_linear" (transformer_layer.py _set_offload_modules, core 0.19)."""
+    modules, mixture = job.techniques.offload_modules, "expert_fc1_input" in layer.tensors
+    attention = ("attn_norm" if job.shape.mla is not None else "qkv_linear") in modules
+    mlp = mixture and "mlp_norm" in modules
+    return (*(("attn_norm_input",) if attention else ()), *(("mlp_norm_input",) if mlp else ()))
+
+
+def _reloaded(job: Job, rows: RankColumns) -> FloatColumn:
+    """Of every offloaded module, the last group stays on the device, so that its backward pass need not wait
+    (fine_grained_activation_offload.py post_warmup_callback, core 0.19): one layer's, one micro-batch's."""
+    if not job.techniques.offload_modules:
+        return np.zeros(len(rows))
+    here = replace(job, techniques=replace(job.techniques, offload_modules=()))
+    (dense, mixture), (dense_left, mixture_left) = kept_by_layer(here, rows), kept_by_layer(job, rows)
+    return np.maximum(
+        np.where(rows.dense_layers > 0, dense - dense_left, 0.0),
+        np.where(rows.moe_layers > 0, mixture - mixture_left, 0.0),
+    )
 
 
 def _named(table: dict[str, tuple[str, ...]], modules: tuple[str, ...]) -> tuple[str, ...]:
@@ -125,7 +148,7 @@ def kept_activations(job: Job, rows: RankColumns) -> FloatColumn:
     share_dense, share_mixture = _trained_share(job, rows)
     kept = alive.dense * dense * share_dense + alive.mixture * mixture * share_mixture
     layers = kept * _checkpointed_share(job.techniques, rows) + _block(job, rows, alive.depth)
-    layers = on_device(job, rows, layers, alive.depth)
+    layers = on_device(job, rows, layers, alive.depth) + _reloaded(job, rows)
     return np.asarray(layers + _stage_output(job, rows) * alive.depth)
 
 

@@ -17,6 +17,7 @@ from llmlaunch.memory.job import FloatColumn, Job, RankColumns, candidate_ranks
 from llmlaunch.memory.saved import tokens
 from llmlaunch.memory.states import shard_groups
 from llmlaunch.memory.terms import rank_terms
+from llmlaunch.memory.trained import trained_parameters
 from llmlaunch.memory.weights import largest_parameter, rank_parameters
 
 __all__ = ["Node", "host_terms", "node_bytes", "worst_hosts"]
@@ -88,12 +89,19 @@ def _optimizer(job: Job, rows: RankColumns, node: Node) -> FloatColumn:
     if not share:
         return np.zeros(len(rows))
     stage = rows.layouts.zero_stage
-    moved = share * _held(job, rows, 1)
+    moved = share * _held(job, rows, 1) * _trained(job, rows)
     whole = np.asarray(host.optimizer_bytes, dtype=np.float64)[stage] * moved
     pinned = np.asarray(host.optimizer_pinned_bytes, dtype=np.float64)[stage] * moved
     element = 4.0  # the pinned tensors are fp32, whole flat partitions or a parameter's share
     piece = element * (moved if host.optimizer_flat else largest_parameter(job, rows) * _share(job, rows))
     return np.asarray(whole - pinned + _pinned(pinned, piece, node))
+
+
+def _trained(job: Job, rows: RankColumns) -> FloatColumn:
+    """Of all parameters, those that have optimizer states."""
+    counts = rank_parameters(job, rows)
+    trained = trained_parameters(job, rows, counts)
+    return (trained.dense + trained.expert) / (counts.dense + counts.expert)
 
 
 def _share(job: Job, rows: RankColumns) -> FloatColumn:

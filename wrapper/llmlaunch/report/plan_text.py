@@ -29,7 +29,22 @@ def _headline(recipe: Recipe, plan: Plan) -> list[str]:
         f"  {recipe.model.name} on {recipe.nodes} x {cluster.devices_per_node} {cluster.accelerator.name}, "
         f"{work.global_batch_size} sequences of {work.sequence_length} tokens a step, {work.precision}, "
         f"{recipe.backend.name}",
+        *_techniques(recipe),
     ]
+
+
+def _techniques(recipe: Recipe) -> list[str]:
+    """What the recipe trades time for memory with, by the names of `Techniques`."""
+    said = [f"{name} {_plain(value)}" for name, value in recipe.techniques.as_json().items()]
+    return [f"  with {', '.join(said)}"] if said else []
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name} {_plain(item)}" for name, item in value.items())
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " + ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _memory(plan: Plan) -> list[str]:
