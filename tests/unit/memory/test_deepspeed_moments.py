@@ -74,6 +74,11 @@ def test_without_zero_gradients_are_flattened_a_bucket_at_a_time() -> None:
     assert rank(facts, Layout(data=8)).terms["gradient_buffers"] == 2 * PARAMETERS + 2 * 500_000_000
 
 
+def test_without_zero_there_are_no_buckets_to_fill() -> None:
+    layout, none = Layout(data=8), replace(deepspeed_facts(), bucket_bytes=0.0)
+    assert rank(deepspeed_facts(), layout).terms == rank(none, layout).terms
+
+
 def test_zero_3_starts_from_the_whole_model_unless_it_is_made_in_shards() -> None:
     layout = Layout(data=64, zero_stage=3)
     whole = rank(replace(deepspeed_facts(DeepSpeedOptions(offload_optimizer=True)), **BARE), layout)
@@ -109,3 +114,10 @@ def test_checkpoints_cut_from_mlp_blocks_waste_a_part_of_them() -> None:
     )
     inputs = 32 * 65536 * LLAMA3_8B.hidden_size * 2
     assert wasted == pytest.approx(inputs * 0.5 / 3)
+
+
+def test_ulysses_ranks_share_states_and_reduce_in_fp32() -> None:
+    facts = deepspeed_facts(DeepSpeedOptions(sequence_ranks=4, split_from_start=True))
+    alone = deepspeed_facts(DeepSpeedOptions(split_from_start=True))
+    assert state(rank(replace(facts, **BARE), Layout(data=2, context=4, zero_stage=1))) == pytest.approx(2.0 + 12.0 / 8)
+    assert facts.bucket_bytes == 2.0 * alone.bucket_bytes

@@ -103,11 +103,12 @@ def test_sharding_further_never_adds_static_state(field: str, data: st.DataObjec
 @given(data=st.data())
 def test_a_higher_zero_stage_never_keeps_more_state(data: st.DataObject) -> None:
     layout = data.draw(layouts(LLAMA2_7B))
+    # gradients differ with the moment of the peak, and buckets come with ZeRO: only what lasts is ordered
     job = Job(LLAMA2_7B, Workload(2048, 512), replace(deepspeed_facts(), live_parameters=0.0))
     kept = []
     for stage in range(4):
         rank = estimate(job, replace(layout, zero_stage=stage)).ranks[0]
-        kept.append(sum(rank.terms[n] for n in (*STATIC, "gradient_buffers")))
+        kept.append(static(rank))
     # stage 3 holds shards and one gathered layer, so with few devices it may hold more than stage 2
     assert kept[0] >= kept[1] >= kept[2]
     if layout.data * layout.context >= 8:

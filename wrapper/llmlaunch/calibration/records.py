@@ -225,6 +225,7 @@ def _deepspeed_options(record: Record) -> DeepSpeedOptions:
         precision=record["precision"]["compute"],
         accumulation=optimizer["gradient_dtype"],
         offload_optimizer=optimizer.get("offload") is not None,
+        sequence_ranks=record["parallelism"].get("context") or 1,
         liger=implementation["cross_entropy_fusion"] == "liger",
         expandable_segments=bool(implementation.get("expandable_segments")),
     )

@@ -45,7 +45,9 @@ def gradients(job: Job, rows: RankColumns, whole: FloatColumn, sharded: FloatCol
     final = bytes_of(life.final, life.final_sharded)
     flat = by_stage(life.flattened, rows) * np.minimum(final, facts.flat_bucket_bytes)
     buckets = np.where(group > 1, facts.bucket_bytes, 0.0)
-    before = np.where(stage >= 3, buckets, 0.0) if facts.gradient_life else buckets
+    before = buckets
+    if facts.gradient_life is not None:  # ZeRO's own buckets: made for good (3), or for every backward pass (1, 2)
+        buckets, before = np.where(stage >= 1, buckets, 0.0), np.where(stage >= 3, buckets, 0.0)
     return Gradients(
         lasting=facts.gradient_bytes * np.where(stage >= 2, sharded, whole)
         + bytes_of(life.lasting, life.lasting_sharded),

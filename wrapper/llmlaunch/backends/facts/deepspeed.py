@@ -27,8 +27,8 @@ Share = tuple[float, float]  # bytes per parameter: whole, and divided by the ra
 class Engine:
     """One optimizer class under one precision. `lasting` is there from start to end, parameters included; the rest is
     what comes on top: `accumulated` between micro-batches, `final` at the end of the last backward (with one
-    micro-batch; what is accumulated in shards comes on top), `step` in the optimizer step. Buckets and gathered parameters
-    are not in it."""
+    micro-batch; what is accumulated in shards comes on top), `step` in the optimizer step. Buckets and gathered
+    parameters are not in it."""
 
     name: str
     stage: int
@@ -93,6 +93,7 @@ class DeepSpeedOptions:
     liger: bool = False  # Liger's norm, rotary, SwiGLU and fused linear cross-entropy in place of Hugging Face's
     split_from_start: bool = False  # the model is made under zero.Init (HF's from_pretrained with an HfDeepSpeedConfig)
     expandable_segments: bool = False
+    sequence_ranks: int = 1  # Ulysses sequence parallelism, the layout's context size
     secondary_ranks: int = 1  # zero_hpz_partition_size (ZeRO++): ranks a second shard of the parameters is split over
 
 
@@ -122,6 +123,9 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
     width = ELEMENT_BYTES[options.precision]
     rows = [engine_of(stage, options) for stage in range(4)]
     zero = rows[1]
+    ulysses = options.sequence_ranks > 1
+    # seq_parallel_communication_data_type is fp32 unless set (runtime/constants.py, 0.19.8)
+    bucket_width = ELEMENT_BYTES["fp32"] if ulysses else width
     return MemoryFacts(
         backend="deepspeed",
         version=VERSION,
@@ -134,7 +138,7 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
         step_bytes=_column([row.step[0] for row in rows]),
         step_bytes_sharded=_column([row.step[1] for row in rows]),
         flat_step=not options.expandable_segments,
-        flat_bucket_bytes=options.reduce_bucket_elements * width,
+        flat_bucket_bytes=BUCKET_ELEMENTS * width,  # engine.py buffered_allreduce_fallback, 0.19.8: not configurable
         cut_checkpoints=not options.expandable_segments,
         placed_whole=not options.split_from_start,
         activation_bytes=width,
@@ -151,7 +155,8 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
         fused_loss=FusedLoss(2.0 * width + 4.0, width, 2.0 * width) if options.liger else None,
         # 1 and 2 make two for every backward pass, to fill one while the other is reduced (overlap_comm); 3 makes one
         # for good, and a flat copy of it to be reduced
-        bucket_bytes=2.0 * options.reduce_bucket_elements * width,
+        bucket_bytes=2.0 * options.reduce_bucket_elements * bucket_width,
+        context_all_to_all=ulysses,
         # made in the forward pass, kept to the step (zero/partition_parameters.py `_partition_param_sec`, 0.19.8)
         secondary_parameter_bytes=width / options.secondary_ranks if options.secondary_ranks > 1 else 0.0,
         live_parameters=float(options.live_elements),
