@@ -98,7 +98,7 @@ def _model(case: Case) -> Words:
             "num-query-groups": shape.num_query_groups if grouped else None,
             "kv-channels": None if shape.mla else shape.head_dim,
             "seq-length": case.length,
-            "max-position-embeddings": shape.max_position_embeddings,
+            "max-position-embeddings": max(shape.max_position_embeddings, case.length),
             "normalization": shape.normalization,
             "position-embedding-type": shape.position_embedding,
             "swiglu": shape.gated_mlp,
@@ -193,6 +193,7 @@ FULL = replace(WHOLE, recompute=RECOMPUTE_FULL)
 SELECTIVE = replace(WHOLE, recompute=RECOMPUTE_SELECTIVE)
 INTERLEAVED = replace(WHOLE, virtual_pipeline=2)
 EXPERTS = replace(CUT, expert=8, expert_tensor=2)
+MANY_EXPERTS = Layout(1, 2, data=16, expert=8, zero_stage=1)
 UNFUSED = MegatronOptions(gradient_accumulation_fusion=False)
 
 CASES = (
@@ -203,6 +204,8 @@ CASES = (
     Case("recompute of attention", LLAMA3_8B, SELECTIVE, 0, techniques=Techniques(("core_attn",))),
     Case("recompute of the MLP", LLAMA3_8B, SELECTIVE, 1, techniques=Techniques(("mlp",))),
     *(Case(f"interleaved rank {rank}", LLAMA3_8B, INTERLEAVED, rank, microbatches=8) for rank in (0, 3)),
+    Case("one pipeline rank", replace(LLAMA3_CUT, num_layers=4), Layout(data=8, zero_stage=1), 0),
+    Case("long sequences", LLAMA3_CUT, replace(CUT, data=4, context=4), 0, length=32768),
     Case("no sequence parallelism", LLAMA3_CUT, replace(CUT, sequence_parallel=0), 0),
     Case("no distributed optimizer", LLAMA3_CUT, replace(CUT, zero_stage=0), 0),
     Case("unfused gradients", LLAMA3_CUT, CUT, 1, options=UNFUSED, words=("--no-gradient-accumulation-fusion",)),
@@ -212,7 +215,15 @@ CASES = (
     Case("several experts a rank", MIXTRAL_CUT, replace(CUT, expert=4), 0, length=4096),
     Case("experts by all-gather", ALL_GATHER_CUT, EXPERTS, 0, length=4096),
     Case("latent attention", LATENT_CUT, CUT, 0, length=4096),
-    Case("latent attention and experts", DEEPSEEK_CUT, Layout(1, 2, data=16, expert=8, zero_stage=1), 0, length=4096),
+    Case("latent attention and experts", DEEPSEEK_CUT, MANY_EXPERTS, 0, length=4096),
+    Case(
+        "recompute of latent projections and activations",
+        DEEPSEEK_CUT,
+        replace(MANY_EXPERTS, recompute=RECOMPUTE_SELECTIVE),
+        0,
+        length=4096,
+        techniques=Techniques(("mla_up_proj", "mlp", "moe_act")),
+    ),
 )
 
 # Six ways of data parallelism: no size of the model is a multiple of lcm(6, 128), so every bucket is padded.

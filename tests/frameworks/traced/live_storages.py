@@ -58,7 +58,6 @@ class LiveStorages(TorchDispatchMode):
         self.peak_bytes = 0
         self.peak_phase = ""
         self.peak_by_phase: dict[str, int] = {}
-        self.at_peak: tuple[int, ...] = ()
         self._births: dict[int, Birth] = {}
         self._live: set[int] = set()
         self._pending: set[int] | None = None
@@ -128,27 +127,23 @@ class LiveStorages(TorchDispatchMode):
             for key in sorted(survivors):
                 self._count(key)
 
-    def forget_peak(self) -> None:
-        """Start the peak over from what is alive now."""
-        self.peak_bytes, self.peak_phase, self.peak_by_phase = self.now_bytes, self.phase, {}
-        self._log = sorted(self._live)
-
     def alive(self) -> list[Birth]:
         return [self._births[key] for key in sorted(self._live)]
 
     def alive_at_peak(self) -> list[Birth]:
-        live: set[int] = set()
-        now = peak = 0
-        best: frozenset[int] = frozenset()
-        index_of_peak = 0
-        for index, key in enumerate(self._log, start=1):
+        """What was alive when the most was; the first time of equals."""
+        now = peak = events_until_peak = 0
+        for events, key in enumerate(self._log, start=1):
             now += self._births[key].bytes if key > 0 else -self._births[-key].bytes
             if now > peak:
-                peak, index_of_peak = now, index
-        for key in self._log[:index_of_peak]:
-            live.add(key) if key > 0 else live.discard(-key)
-        best = frozenset(live)
-        return [self._births[key] for key in sorted(best)]
+                peak, events_until_peak = now, events
+        live: set[int] = set()
+        for key in self._log[:events_until_peak]:
+            if key > 0:
+                live.add(key)
+            else:
+                live.discard(-key)
+        return [self._births[key] for key in sorted(live)]
 
     def bytes_of(self, tensors: Iterable[torch.Tensor]) -> int:
         """Bytes of the distinct live storages behind these tensors."""
