@@ -115,7 +115,9 @@ def lasting(row: Engine) -> float:
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("row", COUNTED, ids=lambda row: f"{row.name} {row.stage} {row.precision} {row.accumulation}")
 def test_an_engine_holds_what_its_row_says(counted: dict[str, Any], row: Engine, microbatches: int) -> None:
-    """What lasts, to one of the sixteen layers; the peaks, to the two buckets the estimate adds to the rows."""
+    """What lasts, to one of the sixteen layers; the others, to the two buckets the estimate adds to the rows. At the end of
+    the backward two more: gloo's threads let go of a bucket when they are done, which depends on the machine.
+    """
     found, start = counted[name_of(row, microbatches)], lasting(row)
     assert found["class"] in (*row.name.split(", "), "NoneType")
     assert start * 0.999 <= found["lasting"] <= start * 1.001 + bucket(row) / 4
@@ -129,7 +131,8 @@ def test_an_engine_holds_what_its_row_says(counted: dict[str, Any], row: Engine,
     else:
         expected["final"] = bytes_of(row.final, flattened)
     for phase, more in expected.items():
-        assert (start + more) * 0.999 <= found[phase] <= (start + more) * 1.001 + 2.0 * bucket(row), phase
+        above = (4.0 if phase == "final" else 2.0) * bucket(row)
+        assert (start + more) * 0.999 <= found[phase] <= (start + more) * 1.001 + above, phase
 
 
 def test_a_second_shard_is_made_in_the_forward_pass(counted: dict[str, Any]) -> None:
