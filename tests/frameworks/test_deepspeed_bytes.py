@@ -115,8 +115,8 @@ def lasting(row: Engine) -> float:
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("row", COUNTED, ids=lambda row: f"{row.name} {row.stage} {row.precision} {row.accumulation}")
 def test_an_engine_holds_what_its_row_says(counted: dict[str, Any], row: Engine, microbatches: int) -> None:
-    """What lasts, to one of the sixteen layers; the others, to the two buckets the estimate adds to the rows. At the end
-    of the backward two more: gloo's threads let go of a bucket when they are done, which depends on the machine.
+    """What lasts, to one of the sixteen layers; the others, to the two buckets the estimate adds to the rows. At the
+    end of the backward two more: gloo's threads let go of a bucket when they are done, which depends on the machine.
     """
     found, start = counted[name_of(row, microbatches)], lasting(row)
     assert found["class"] in (*row.name.split(", "), "NoneType")
