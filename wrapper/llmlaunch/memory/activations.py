@@ -22,7 +22,15 @@ from llmlaunch.memory.spared import on_device
 from llmlaunch.memory.trained import trained_layers
 from llmlaunch.techniques import Techniques
 
-__all__ = ["RECOMPUTED", "Kept", "kept_activations", "kept_by_layer", "kept_embedding", "returned_key_values"]
+__all__ = [
+    "RECOMPUTED",
+    "Kept",
+    "kept_activations",
+    "kept_by_layer",
+    "kept_embedding",
+    "layer_input",
+    "returned_key_values",
+]
 
 Kept = tuple[FloatColumn, FloatColumn]  # bytes of one dense and of one mixture layer, one micro-batch
 
@@ -77,7 +85,7 @@ def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Layer
         part = kept_operators(job, rows)
     elif "core_attn" in modules:
         part = part + _uncopied_values(job, rows)
-    inputs = _layer_input(job, rows)
+    inputs = layer_input(job, rows)
     kept: FloatColumn = np.choose(recompute, [whole, part, inputs])  # none, selective, full
     return kept
 
@@ -121,7 +129,8 @@ def _named(table: dict[str, tuple[str, ...]], modules: tuple[str, ...]) -> tuple
     return tuple(name for module in modules for name in table.get(module, ()))
 
 
-def _layer_input(job: Job, rows: RankColumns) -> FloatColumn:
+def layer_input(job: Job, rows: RankColumns) -> FloatColumn:
+    """Bytes of one layer's input for one micro-batch."""
     return tokens(job, rows) * job.facts.residual_bytes * job.shape.hidden_size / sequence_split(rows)
 
 
@@ -196,7 +205,7 @@ def _block(job: Job, rows: RankColumns, depth: FloatColumn) -> FloatColumn:
     whole = np.maximum(layers - count * chunks, 0.0)
     mixture = np.divide(rows.moe_layers, layers, out=np.zeros(len(rows)), where=layers > 0)
     dense = saved_by_dense_layer(job, rows).total
-    more = (1.0 - mixture) * dense - _layer_input(job, rows)
+    more = (1.0 - mixture) * dense - layer_input(job, rows)
     if job.shape.moe is not None:
         more = more + mixture * saved_by_mixture_layer(job, rows).total
     return np.where(rows.layouts.recompute == RECOMPUTE_FULL, whole * depth * more, 0.0)

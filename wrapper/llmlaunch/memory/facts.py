@@ -145,8 +145,8 @@ class MemoryFacts:
     weight_gradient_stubs: bool = False  # then one stub for every distinct weight shape is kept for autograd
     sequence_gather: str = "none"  # ranks that keep one buffer of a gathered layer input: "none", "last" or "all"
     user_buffers: int = 0  # buffers of a gathered layer input that overlap tensor parallelism with multiplications
-    pipeline_buffers: bool = False  # a received and a sent tensor beside what the layers keep
-    pipeline_buffers_by_microbatch: bool = False  # one of each for every micro-batch of a step
+    pipeline_buffers: int = 0  # tensors received or sent that are alive beside what the layers keep
+    pipeline_buffers_by_microbatch: bool = False  # those for every micro-batch of a step
     travelling_checkpoints: float = 0.0  # layer inputs on the device while full recompute's others are on the host
     mlp_chunks_recomputed: bool = False  # a chunked MLP keeps its input alone and computes pieces again
     context_all_to_all: bool = False  # context parallelism by all-to-all: the attention output is kept twice

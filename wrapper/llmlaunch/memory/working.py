@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE
-from llmlaunch.memory.activations import RECOMPUTED
+from llmlaunch.memory.activations import RECOMPUTED, layer_input
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.loss import loss_piece
 from llmlaunch.memory.saved import (
@@ -45,9 +45,10 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     routed = routed_tokens(job, rows)
     inputs = routed * shape.hidden_size * rows.layouts.expert_tensor
     expert = _mlp_backward(job, n, routed * shape.moe.ffn_hidden_size * piece, inputs, matrices(job, rows).expert)
-    # combining and dispatching hold a permuted copy before and one after the exchange, or, where tokens are gathered,
-    # one of all of them
-    exchange = e * shape.hidden_size * (routed + np.maximum(routed, gathered_tokens(job, rows)))
+    # an exchange holds the permuted copy, the exchanged one and the sorted one (traced); where tokens are gathered, the
+    # permuted copy and one of all of them
+    gathered = gathered_tokens(job, rows)
+    exchange = e * shape.hidden_size * np.where(gathered > 0, routed + gathered, 3.0 * routed)
     mixture = np.maximum(expert, exchange)
     dense = np.where(rows.dense_layers > 0, dense, 0.0)
     return np.asarray(stream + np.maximum(dense, np.where(rows.moe_layers > 0, mixture, 0.0)))
@@ -119,11 +120,14 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
         part = part + np.where(rows.dense_layers > 0, again.of("mlp_norm_output", *RECOMPUTED["mlp"]), 0.0)
     if job.shape.moe is not None and "moe" in job.techniques.recompute_modules:
         part = part + np.where(rows.moe_layers > 0, mixture.of(*RECOMPUTED["moe"]), 0.0)
+    elif job.shape.moe is not None and "moe_act" in job.techniques.recompute_modules:
+        part = part + np.where(rows.moe_layers > 0, mixture.of(*RECOMPUTED["moe_act"]), 0.0)
     recompute = rows.layouts.recompute
     if job.facts.operators_kept:
         part = np.maximum(whole - kept_operators(job, rows), 0.0)
     techniques = job.techniques
     count = techniques.recompute_layers or 1
+    whole = whole - layer_input(job, rows)  # which is kept already
     if techniques.recompute_method == "uniform":
         full = whole * count
     else:
@@ -165,7 +169,7 @@ def persistent_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     gathered = e * job.shape.hidden_size * np.maximum(sequence, gathered_tokens(job, rows))
     user = job.facts.user_buffers * job.facts.linear_input_bytes * tokens(job, rows) * job.shape.hidden_size
     exchanged = np.where(
-        rows.layouts.pipeline > 1, 2.0 * e * tokens(job, rows) * job.shape.hidden_size / sequence_split(rows), 0.0
+        rows.layouts.pipeline > 1, e * tokens(job, rows) * job.shape.hidden_size / sequence_split(rows), 0.0
     )
     return {
         "weight_gradient_stubs": stubs,
@@ -176,6 +180,6 @@ def persistent_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
 
 
 def _exchanges(job: Job, rows: RankColumns) -> FloatColumn:
-    """Pairs of buffers for what pipeline ranks send each other."""
+    """Buffers for what pipeline ranks send each other."""
     every = rows.microbatches if job.facts.pipeline_buffers_by_microbatch else np.ones(len(rows))
     return np.asarray(every * job.facts.pipeline_buffers, dtype=np.float64)

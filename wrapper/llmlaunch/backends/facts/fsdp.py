@@ -68,7 +68,7 @@ def torchtitan_facts(compiled: bool, compiled_loss: bool, float8_gather: bool, t
             logit_gradient_bytes=2.0 if compiled_loss else 6.0,
             cached_logit_bytes=0.0 if compiled_loss else 2.0,
             step_logits_bytes=2.0,
-            pipeline_buffers=True,
+            pipeline_buffers=2,
             pipeline_buffers_by_microbatch=True,
         )
     )

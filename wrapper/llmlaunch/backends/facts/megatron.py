@@ -18,7 +18,8 @@ BLACKWELL = 10.0
 
 # Bytes per logit at the loss's worst moment, beyond the logits themselves, by `--cross-entropy-fusion-impl`.
 # none: an fp32 copy, the softmax in place of it (tensor_parallel/cross_entropy.py, core 0.19).
-# native: the same compiled: a second fp32 tensor beside the first (fusions/fused_cross_entropy.py, core 0.19).
+# native: the same compiled (fusions/fused_cross_entropy.py, core 0.19). Its source works in place, yet Megatron's CI
+# runs with it peak 355 to 405 MiB above those without: 4 bytes a logit (tests/data/measurements/fit.jsonl, 3 runs).
 # te: the gradient overwrites the logits (transformer_engine/pytorch/cross_entropy.py, 2.20).
 LOSS_BYTES = {"none": 4.0, "native": 8.0, "te": 0.0}
 
@@ -80,7 +81,7 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
         weight_gradient_stubs=options.transformer_engine,
         sequence_gather="last" if options.transformer_engine else "all",
         user_buffers=USER_BUFFERS if options.tp_comm_overlap else 0,
-        pipeline_buffers=True,
+        pipeline_buffers=1,
         context_all_to_all=options.context_all_to_all,
         expert_imbalance=constant("expert_imbalance"),
         quantized=_quantized(options),

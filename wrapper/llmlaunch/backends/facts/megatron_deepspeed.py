@@ -71,7 +71,7 @@ def megatron_deepspeed_facts(precision: str, gradient_dtype: str | None = None) 
         attention_scores_saved=True,
         logit_bytes=width + 12.0,
         logit_gradient_bytes=width + 4.0,
-        pipeline_buffers=True,
+        pipeline_buffers=2,
         workspace_bytes=constant("workspace_bytes"),
         # where the step has flat tensors of its own, what they take beside the backward pass is the cache
         cache_share=0.0 if engine.step_bytes_sharded else constant("cache_share"),
