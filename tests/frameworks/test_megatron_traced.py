@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from traced_cases import CASES, PADDED, Case
+from traced_cases import CASES, PADDED, TECHNIQUES, Case
 
 pytestmark = pytest.mark.frameworks
 
@@ -107,6 +107,12 @@ def test_what_lasts_agrees_to_the_byte(case: Case, traces: dict[str, Future[Trac
 
 @every_case
 def test_the_peak_agrees_within_three_percent(case: Case, traces: dict[str, Future[Trace]]) -> None:
+    traced = traces[case.name].result(LONGEST_WAIT_SECONDS)
+    assert case.estimate().allocated_bytes == pytest.approx(traced["peak_bytes"], rel=PEAK_TOLERANCE)
+
+
+@pytest.mark.parametrize("case", TECHNIQUES, ids=[case.name.replace(" ", "-") for case in TECHNIQUES])
+def test_peaks_under_techniques_agree_within_three_percent(case: Case, traces: dict[str, Future[Trace]]) -> None:
     traced = traces[case.name].result(LONGEST_WAIT_SECONDS)
     assert case.estimate().allocated_bytes == pytest.approx(traced["peak_bytes"], rel=PEAK_TOLERANCE)
 

@@ -18,7 +18,7 @@ from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
-__all__ = ["CASES", "PADDED", "Case"]
+__all__ = ["CASES", "PADDED", "TECHNIQUES", "Case"]
 
 Words = tuple[str, ...]
 
@@ -228,3 +228,19 @@ CASES = (
 
 # Six ways of data parallelism: no size of the model is a multiple of lcm(6, 128), so every bucket is padded.
 PADDED = Case("buckets padded", LLAMA3_CUT, replace(CUT, data=6), 0)
+
+# Words as the renderer writes them (backends/megatron_techniques.py). Offload of activations cannot be traced:
+# Transformer Engine leaves fake tensors where they are (transformer_engine/pytorch/cpu_offload.py _check_if_offload,
+# 2.20). Of an optimizer that is partly on the host, what is alive depends on when Python collects garbage.
+BF16_GRADIENTS = MegatronOptions(gradient_dtype="bf16")
+OFFLOADED = (
+    *("--optimizer-cpu-offload", "--optimizer-offload-fraction", "1.0"),
+    *("--use-precision-aware-optimizer", "--overlap-cpu-optimizer-d2h-h2d"),
+)
+CHUNKS = ("--mlp-chunks-for-training", "8")
+TECHNIQUES = (
+    Case("chunked MLP", LLAMA3_CUT, CUT, 0, techniques=Techniques(mlp_chunks=8), words=CHUNKS),
+    Case("chunked experts", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=Techniques(mlp_chunks=8), words=CHUNKS),
+    Case("optimizer on the host", LLAMA3_CUT, CUT, 0, techniques=Techniques(offload_optimizer=1.0), words=OFFLOADED),
+    Case("bf16 gradients", LLAMA3_CUT, CUT, 0, options=BF16_GRADIENTS, words=("--grad-reduce-in-bf16",)),
+)

@@ -87,7 +87,7 @@ def _checkpoints(job: Job, rows: RankColumns, kept: FloatColumn, one: FloatColum
 
 def _first_layers(job: Job, layers: FloatColumn, kept: FloatColumn, one: FloatColumn) -> FloatColumn:
     """The first layers of each rank on the host, whole, one of them on its way (KARMA, Wahib et al. 2020; Megatron
-    `--cpu-offloading-num-layers`, transformer_block.py group_prefetch_offload_commit_async, core 0.19)."""
+    `--cpu-offloading-num-layers`; transformer_engine/pytorch/cpu_offload.py DefaultOffloadSynchronizer, 2.20)."""
     moved = np.minimum(float(job.techniques.offload_layers), layers)
     return np.where(moved > 0, np.minimum(kept, kept * (1.0 - moved / layers) + one), kept)
 

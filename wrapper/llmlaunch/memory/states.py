@@ -76,7 +76,8 @@ def states(job: Job, rows: RankColumns) -> States:
             _optimizer(job, rows, held(facts.optimizer_bytes, 1), whole)
             + _kept_by_context(job, rows, counts)
             - _spared_by_matrices(job, rows, dense_group, expert_group)
-        ),
+        )
+        + _partly_offloaded(job, whole),
         weight_copies=_weight_copies(job, rows),
         gathered=gathered_parameters(job, rows, dense_group),
         forward=made.forward,
@@ -110,6 +111,12 @@ def _resting(
     here = 0.0 if job.techniques.offload_parameters else 1.0
     shard_from = 3 if job.facts.full_sharding is None else 2
     return job.facts.parameter_bytes * np.where(stage >= shard_from, here * sharded, dense + expert)
+
+
+def _partly_offloaded(job: Job, whole: FloatColumn) -> FloatColumn:
+    """Clones of what stays where some of the optimizer is on the host and some is not."""
+    share = job.techniques.offload_optimizer
+    return job.facts.partly_offloaded_bytes * (1.0 - share) * whole if 0.0 < share < 1.0 else np.zeros_like(whole)
 
 
 def _updated_on_host(job: Job, step: FloatColumn, largest: FloatColumn) -> FloatColumn:

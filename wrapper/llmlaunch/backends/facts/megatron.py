@@ -53,6 +53,9 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
     The gradient buffer accumulates in fp32 with --bf16 unless --grad-reduce-in-bf16 (megatron/training/arguments.py,
     core 0.19); Adam keeps an fp32 master and two fp32 moments (megatron/core/optimizer/optimizer.py). Gradients
     narrower than fp32 are copied to fp32 shards in the step (distrib_optimizer.py, `_copy_model_grads_to_main_grads`).
+    Where a share of the optimizer is on the host, its class is first made over the whole parameters and clones what
+    stays in fp32, before the distributed optimizer makes it anew over the shards; the first one is part of a reference
+    cycle, and its clones last until Python collects it (cpu_offloading/hybrid_optimizer.py, core 0.19; traced).
     """
     width = ELEMENT_BYTES[options.precision]
     gradients = ELEMENT_BYTES[options.gradient_dtype or ("fp32" if options.precision == "bf16" else options.precision)]
@@ -71,6 +74,7 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
         matrix_states_spared_bytes=4.0 if options.muon else 0.0,
         optimizer_instances=options.optimizer_instances,
         optimizer_bytes_over_data=options.optimizer_bytes_over_data,
+        partly_offloaded_bytes=4.0,
         step_bytes_sharded=(copied, copied, copied, copied),
         activation_bytes=width,
         logit_bytes=width + LOSS_BYTES[options.loss],
