@@ -130,6 +130,10 @@ class LayoutColumns:
     def row(self, index: int) -> Layout:
         return Layout(**{n: int(getattr(self, n)[index]) for n in LAYOUT_FIELDS})
 
+    def piece(self, start: int, stop: int) -> LayoutColumns:
+        """Layouts `start` to `stop`, not copied."""
+        return LayoutColumns(**{n: getattr(self, n)[start:stop] for n in LAYOUT_FIELDS})
+
     def take(self, index: NDArray[Any]) -> LayoutColumns:
         """The rows a boolean mask or an index array selects (rows may repeat)."""
         return LayoutColumns(**{n: getattr(self, n)[index] for n in LAYOUT_FIELDS})

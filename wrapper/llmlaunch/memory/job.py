@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +16,11 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
-__all__ = ["FloatColumn", "IntColumn", "Job", "RankColumns", "all_ranks", "candidate_ranks"]
+__all__ = ["FloatColumn", "IntColumn", "Job", "RankColumns", "all_ranks", "candidate_ranks", "once_for_rows"]
 
 FloatColumn = NDArray[np.float64]
 IntColumn = NDArray[np.int64]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,22 @@ class RankColumns:
 
     def __len__(self) -> int:
         return len(self.rank)
+
+
+def once_for_rows(function: Callable[[Job, RankColumns], Result]) -> Callable[[Job, RankColumns], Result]:
+    """Work something out once for the same job and rows, however many terms ask for it. The rows carry the answers, so
+    they are gone with them; nobody may write into a column."""
+
+    @wraps(function)
+    def answer(job: Job, rows: RankColumns) -> Result:
+        answers: dict[Any, tuple[Job, Any]] = vars(rows).setdefault("answers", {})
+        known = answers.get(function)
+        if known is None or known[0] is not job:
+            known = answers[function] = (job, function(job, rows))
+        result: Result = known[1]
+        return result
+
+    return answer
 
 
 def all_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> RankColumns:

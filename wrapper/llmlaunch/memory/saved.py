@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.job import FloatColumn, Job, RankColumns, once_for_rows
 from llmlaunch.memory.spared import spared
 
 __all__ = [
@@ -43,16 +44,15 @@ class Layer:
     def without(self, names: tuple[str, ...]) -> FloatColumn:
         """All but the tensors named."""
         kept = [column for name, column in self.tensors.items() if name not in names]
-        total: FloatColumn = np.sum(kept, axis=0)
-        return total
+        return reduce(np.add, kept)
 
     def of(self, *names: str) -> FloatColumn:
         """The tensors named, where the layer has them."""
         first = next(iter(self.tensors.values()))
-        total: FloatColumn = np.sum([self.tensors.get(name, np.zeros_like(first)) for name in names], axis=0)
-        return total
+        return reduce(np.add, (self.tensors.get(name, np.zeros_like(first)) for name in names))
 
 
+@once_for_rows
 def tokens(job: Job, rows: RankColumns) -> FloatColumn:
     """Tokens of one micro-batch on one context-parallel rank."""
     return job.workload.sequence_length * rows.layouts.micro_batch_size / rows.layouts.context
@@ -63,6 +63,7 @@ def sequence_split(rows: RankColumns) -> FloatColumn:
     return np.where(rows.layouts.sequence_parallel > 0, rows.layouts.tensor, 1).astype(np.float64)
 
 
+@once_for_rows
 def saved_by_dense_layer(job: Job, rows: RankColumns) -> Layer:
     """Attention and a dense MLP."""
     shape, t = job.shape, rows.layouts.tensor
@@ -75,6 +76,7 @@ def saved_by_dense_layer(job: Job, rows: RankColumns) -> Layer:
     return Layer(spared(job, n, {**_attention(job, rows), **mlp}))
 
 
+@once_for_rows
 def saved_by_mixture_layer(job: Job, rows: RankColumns) -> Layer:
     """Attention and a mixture of experts; a mixture routes topk copies of every token."""
     shape, facts = job.shape, job.facts

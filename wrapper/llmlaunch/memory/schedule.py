@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns
+from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns, once_for_rows
 
 __all__ = ["InFlight", "in_flight"]
 
@@ -21,6 +21,7 @@ class InFlight:
     depth: FloatColumn
 
 
+@once_for_rows
 def in_flight(job: Job, rows: RankColumns) -> InFlight:
     """1F1B: min(m, p - r) (PipeDream-Flush, Narayanan et al. 2021, section 2.2).
 

@@ -7,10 +7,12 @@ are the terms of the rank, so the sum is exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmlaunch.memory.activations import cut_checkpoints, kept_activations, kept_embedding, returned_key_values
 from llmlaunch.memory.communicators import communicators
@@ -54,8 +56,7 @@ class Terms:
 
 
 def _sum(columns: Iterable[FloatColumn]) -> FloatColumn:
-    total: FloatColumn = np.sum(list(columns), axis=0)
-    return total
+    return reduce(np.add, columns)
 
 
 def rank_terms(job: Job, rows: RankColumns) -> Terms:
@@ -180,9 +181,16 @@ def _apart(
 def _worst(alternatives: tuple[Moment, ...]) -> Moment:
     """Of every row, the moment with the most bytes; the first of equals."""
     worst = np.argmax([_sum(moment.values()) for moment in alternatives], axis=0)
+    rows = [worst == i for i in range(len(alternatives))]
     names = dict.fromkeys(name for moment in alternatives for name in moment)
     zero = np.zeros(len(worst))
-    return {
-        name: np.choose(worst, [np.asarray(moment.get(name, zero), dtype=np.float64) for moment in alternatives])
-        for name in names
-    }
+    return {name: _by_moment(rows, [moment.get(name, zero) for moment in alternatives]) for name in names}
+
+
+def _by_moment(rows: Sequence[NDArray[np.bool_]], columns: Sequence[FloatColumn]) -> FloatColumn:
+    """Each row's value of the column of its moment. Most terms are the same column at several moments."""
+    chosen = columns[0]
+    for mine, column in zip(rows[1:], columns[1:], strict=True):
+        if column is not columns[0]:
+            chosen = np.where(mine, column, chosen)
+    return chosen

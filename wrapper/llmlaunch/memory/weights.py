@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.job import FloatColumn, Job, RankColumns, once_for_rows
 from llmlaunch.models.shape import ModelShape
 
 __all__ = [
@@ -87,6 +87,7 @@ def _mlp(shape: ModelShape, width: float, tensor: FloatColumn) -> FloatColumn:
     return count
 
 
+@once_for_rows
 def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
     """(dense layer, dense part of a mixture layer, expert part of a mixture layer), per device."""
     shape, lay = job.shape, rows.layouts
@@ -103,6 +104,7 @@ def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
     return dense, shared, experts
 
 
+@once_for_rows
 def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
     """Parameters on one device of each row's pipeline rank."""
     shape, lay = job.shape, rows.layouts
@@ -151,6 +153,7 @@ class Matrices:
     distinct: FloatColumn
 
 
+@once_for_rows
 def matrices(job: Job, rows: RankColumns) -> Matrices:
     """The matrices whose gradients are made one after the other."""
     shape, lay = job.shape, rows.layouts
@@ -168,6 +171,7 @@ def matrices(job: Job, rows: RankColumns) -> Matrices:
     return Matrices((gates * second, second), (gates * local * one, local * one), head, distinct)
 
 
+@once_for_rows
 def largest_parameter(job: Job, rows: RankColumns) -> FloatColumn:
     """Elements of the largest single parameter on a device, the embedding and the head included."""
     mats = matrices(job, rows)
@@ -184,6 +188,7 @@ def _attention_matrices(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
     return shape.hidden_size * (2.0 * shape.query_width / tensor + 2.0 * groups * shape.head_dim)
 
 
+@once_for_rows
 def linear_weights(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
     """(dense, expert) weights of the blocks' linear layers on one device: what a narrower number format is applied to
     (not the embedding, the head and the router)."""
