@@ -195,6 +195,7 @@ INTERLEAVED = replace(WHOLE, virtual_pipeline=2)
 EXPERTS = replace(CUT, expert=8, expert_tensor=2)
 MANY_EXPERTS = Layout(1, 2, data=16, expert=8, zero_stage=1)
 UNFUSED = MegatronOptions(gradient_accumulation_fusion=False)
+FUSED_LOSS = ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "native")
 
 CASES = (
     *(Case(f"8B rank {rank}", LLAMA3_8B, WHOLE, rank) for rank in range(4)),
@@ -209,6 +210,8 @@ CASES = (
     Case("no sequence parallelism", LLAMA3_CUT, replace(CUT, sequence_parallel=0), 0),
     Case("no distributed optimizer", LLAMA3_CUT, replace(CUT, zero_stage=0), 0),
     Case("unfused gradients", LLAMA3_CUT, CUT, 1, options=UNFUSED, words=("--no-gradient-accumulation-fusion",)),
+    # Megatron's fused functions are not compiled under fake tensors
+    Case("fused loss", LLAMA3_CUT, CUT, 1, options=MegatronOptions(loss="native", compiled=False), words=FUSED_LOSS),
     Case("query and key norms", replace(LLAMA3_CUT, qk_layernorm=True), CUT, 0),
     *(Case(f"GPT rank {rank}", GPT_CUT, CUT, rank, length=4096) for rank in (0, 1)),
     *(Case(f"experts rank {rank}", MIXTRAL_CUT, EXPERTS, rank, length=4096) for rank in (0, 1)),

@@ -59,6 +59,11 @@ def test_the_loss_keeps_its_copies_of_the_logits_on_the_last_rank_alone(loss: st
     assert all(rank.terms["logits_and_loss"] == 0 for rank in others)
 
 
+def test_the_native_loss_works_in_place_only_where_it_is_not_compiled() -> None:
+    eager = ranks(LLAMA3_8B, PIPELINE, MegatronOptions(loss="native", compiled=False))[-1]
+    assert eager.allocated_bytes == ranks(LLAMA3_8B, PIPELINE)[-1].allocated_bytes
+
+
 def test_a_loss_in_place_leaves_the_peak_to_the_heads_backward() -> None:
     last = ranks(LLAMA3_8B, PIPELINE, MegatronOptions(loss="te"))[-1]
     assert last.terms["head_backward"] >= 2 * 4096 * 128512 // 4

@@ -245,6 +245,7 @@ def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOption
         muon="muon" in optimizer["name"],
         optimizer_instances=optimizer.get("optimizer_instances") or 1,
         loss=implementation["cross_entropy_fusion"],
+        compiled=(record.get("source") or {}).get("evidence") != "traced",  # under fake tensors nothing is
         fp8_recipe=recipe,
         fp8_parameters=narrow,
         optimizer_bytes_over_data=OVER_DATA.get((str(record.get("backend_version")), record["gpu"]), 0.0),
