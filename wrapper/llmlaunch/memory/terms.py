@@ -128,9 +128,8 @@ def moments(job: Job, rows: RankColumns, state: States) -> tuple[Moment, ...]:
         {**kept, "logits_and_loss": norm, "head_backward": head_backward(job, rows)},
         {**kept, **layer},
     ]
-    if (
-        job.facts.gradients_freed or job.facts.gradient_life is not None
-    ):  # then the first layer's backward, the last to run, is a moment of its own
+    if job.facts.gradients_freed or job.facts.gradient_life is not None:
+        # the first layer's backward, the last to run, is a moment of its own
         one = activations / np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
         last = {"gradients": state.gradients, "gradient_buffers": state.final}
         listed.append({**running, **layer, **last, "activations": one})
@@ -171,6 +170,8 @@ def _apart(
     of a layer's tensors never make room for one tensor of the size of the rank's gradients, so where the step's
     temporaries are single large tensors, their segments lie beside those of the backward pass.
     """
+    if not job.facts.flat_step and not job.facts.cut_checkpoints:
+        return np.zeros(len(rows))
     totals = np.array([_sum(moment.values()) for moment in alternatives])
     flat = state.flat if job.facts.flat_step else np.zeros(len(rows))
     backward = totals[:-2].max(axis=0) + cut_checkpoints(job, rows) + flat
