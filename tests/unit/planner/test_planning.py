@@ -17,8 +17,9 @@ from llmlaunch.planner.host import host_limit
 from llmlaunch.planner.limit import memory_limit
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.plan_json import plan_json
-from llmlaunch.planner.planning import explain_unsafe, make_plan
+from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
+from llmlaunch.planner.unsafe import explain_unsafe
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 

@@ -18,7 +18,7 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
 
     Exit code 0: safe. 2: the recipe is invalid. 3: no layout is safe.
     """
-    from llmlaunch.planner.planning import explain_unsafe
+    from llmlaunch.planner.unsafe import explain_unsafe
     from llmlaunch.report.console import print_verdict
     from llmlaunch.report.plan_text import check_text
 

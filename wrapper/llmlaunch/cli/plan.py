@@ -14,7 +14,7 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
     """Show the layouts of RECIPE ranked by step time, and how many were refused for what."""
-    from llmlaunch.planner.planning import explain_unsafe
+    from llmlaunch.planner.unsafe import explain_unsafe
     from llmlaunch.report.console import print_verdict
     from llmlaunch.report.plan_text import plan_text
 

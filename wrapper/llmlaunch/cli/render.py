@@ -17,7 +17,7 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool) -> int:
     """Plan RECIPE and write its run directory. Nothing is submitted; nothing is written unless it is safe."""
-    from llmlaunch.planner.planning import explain_unsafe
+    from llmlaunch.planner.unsafe import explain_unsafe
     from llmlaunch.runs.render import render_run
 
     result = planned(recipe, overrides)

@@ -68,7 +68,7 @@ def command(
 
 
 def _refuse_unsafe(result: Planned) -> None:
-    from llmlaunch.planner.planning import explain_unsafe
+    from llmlaunch.planner.unsafe import explain_unsafe
 
     if not result.plan.safe:
         raise explain_unsafe(result.plan)

@@ -10,7 +10,7 @@ from llmlaunch.backends.base import Space
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_NAMES, LayoutColumns
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["enumerate_layouts"]
+__all__ = ["as_ints", "enumerate_layouts", "offered_values"]
 
 MOST_CONTEXT = 64
 MOST_MICRO_BATCH = 64
@@ -40,13 +40,16 @@ def enumerate_layouts(recipe: Recipe, space: Space) -> LayoutColumns:
     wanted = recipe.pins.get("data")
     if wanted is None:
         return layouts
-    return layouts.take(np.isin(layouts.data, np.array(_as_ints("data", wanted))))
+    return layouts.take(np.isin(layouts.data, np.array(as_ints("data", wanted))))
 
 
 def _values(recipe: Recipe, space: Space, name: str) -> Iterable[int]:
     pinned = recipe.pins.get(name)
-    if pinned is not None:
-        return _as_ints(name, pinned)
+    return offered_values(recipe, space, name) if pinned is None else as_ints(name, pinned)
+
+
+def offered_values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
+    """What a layout field may be where nobody pins it; `data` follows from the others."""
     offered: tuple[int, ...] = getattr(space, name, ())
     if offered:
         return offered
@@ -60,7 +63,8 @@ def _values(recipe: Recipe, space: Space, name: str) -> Iterable[int]:
     return tuple(d for d in divisors(shape.num_layers) if name == "virtual_pipeline" or d <= world)
 
 
-def _as_ints(name: str, pinned: object) -> tuple[int, ...]:
+def as_ints(name: str, pinned: object) -> tuple[int, ...]:
+    """The values a pin allows, as numbers of a layout."""
     values = pinned if isinstance(pinned, tuple) else (pinned,)
     if name == "recompute":
         return tuple(RECOMPUTE_NAMES.index(str(v)) for v in values)

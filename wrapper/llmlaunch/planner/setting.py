@@ -1,0 +1,81 @@
+"""What the layouts of a recipe are priced with and judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from llmlaunch.backends.base import Backend
+from llmlaunch.calibration.margins import Margin
+from llmlaunch.memory.job import Job
+from llmlaunch.planner.host import host_limit
+from llmlaunch.planner.limit import memory_limit
+from llmlaunch.planner.plan import Limit
+from llmlaunch.planner.search import Found, search
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import Techniques
+
+__all__ = ["Setting", "setting_of"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One recipe with its backend, the job its layouts are priced as, and how far devices and nodes may be filled.
+
+    `baseline_bytes` and `margin` are kept to make the setting of a changed recipe.
+    """
+
+    recipe: Recipe
+    backend: Backend
+    job: Job
+    limit: Limit
+    host_limit: Limit
+    baseline_bytes: int | None
+    margin: Margin | None
+
+    def of(self, recipe: Recipe) -> Setting:
+        """The same for another recipe."""
+        return setting_of(recipe, self.backend, self.baseline_bytes, self.margin)
+
+    def search(self) -> Found:
+        return search(self.recipe, self.backend, self.job, self.limit)
+
+
+def setting_of(
+    recipe: Recipe, backend: Backend, baseline_bytes: int | None = None, margin: Margin | None = None
+) -> Setting:
+    """`baseline_bytes` replaces what the facts hold outside torch: on a CPU, the measured resident memory of a trainer
+    that has imported everything and does nothing. `margin` is what measured runs say at the recipe's risk.
+
+    Raises:
+        UserError: the recipe asks SLURM for what is no amount of memory.
+    """
+    return Setting(
+        recipe,
+        backend,
+        _job(recipe, backend, baseline_bytes),
+        memory_limit(recipe.cluster.accelerator, recipe.memory, margin),
+        host_limit(recipe),
+        baseline_bytes,
+        margin,
+    )
+
+
+def _job(recipe: Recipe, backend: Backend, baseline_bytes: int | None) -> Job:
+    facts = backend.facts(recipe)
+    if baseline_bytes is not None:
+        facts = replace(facts, context_bytes=float(baseline_bytes))
+    on_cpu = recipe.cluster.accelerator.kind == "cpu"
+    return Job(recipe.model, recipe.workload, facts, techniques=_at_home(recipe) if on_cpu else recipe.techniques)
+
+
+def _at_home(recipe: Recipe) -> Techniques:
+    """On a CPU the host is the device: what moves there stays."""
+    return replace(
+        recipe.techniques,
+        offload_modules=(),
+        offload_layers=0,
+        offload_checkpoints=False,
+        offload_optimizer=0.0,
+        offload_parameters=False,
+        swapped_share=0.0,
+    )

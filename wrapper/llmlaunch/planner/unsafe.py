@@ -1,0 +1,36 @@
+"""The error of a plan that is not safe: what overflows the closest layout, and what would fit."""
+
+from __future__ import annotations
+
+from llmlaunch.errors import NothingSafe
+from llmlaunch.planner.plan import Plan
+
+__all__ = ["explain_unsafe"]
+
+GIB = 2**30
+
+
+def explain_unsafe(plan: Plan) -> NothingSafe:
+    """The error for a plan that is not safe: the closest layout, what overflows it, what would fit."""
+    rank = plan.estimate.worst
+    if rank.device_bytes <= plan.limit.limit_bytes and plan.host_bytes_beyond:
+        return _explain_host(plan)
+    term, term_bytes = max(rank.terms.items(), key=lambda item: item[1])
+    needs, limit = rank.device_bytes / GIB, plan.limit.limit_bytes / GIB
+    return NothingSafe(
+        f"{plan.recipe}: no layout is safe. Closest: {plan.layout.describe()}, pipeline rank {rank.pipeline_rank} "
+        f"needs {needs:.1f} GiB of {limit:.1f} GiB ({needs - limit:.1f} GiB too much), "
+        f"most of it {term} with {term_bytes / GIB:.1f} GiB. {plan.advice or ''}".rstrip()
+    )
+
+
+def _explain_host(plan: Plan) -> NothingSafe:
+    assert plan.host_limit is not None
+    term, term_bytes = max(plan.estimate.host_terms.items(), key=lambda item: item[1])
+    needs, limit = (plan.estimate.host_bytes_per_node or 0) / GIB, plan.host_limit.limit_bytes / GIB
+    return NothingSafe(
+        f"{plan.recipe}: no layout is safe. Closest: {plan.layout.describe()}, which fits the devices but not the host "
+        f"memory: a node needs {needs:.1f} GiB of {limit:.1f} GiB ({needs - limit:.1f} GiB too much; "
+        f"{plan.host_limit.reason}), "
+        f"most of it {term} with {term_bytes / GIB:.1f} GiB. {plan.advice or ''}".rstrip()
+    )
