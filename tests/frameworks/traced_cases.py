@@ -165,7 +165,7 @@ def _layout(case: Case) -> Words:
             "overlap-param-gather": layout.zero_stage > 0,
             "recompute-granularity": "full" if full else "selective" if selective else None,
             "recompute-method": techniques.recompute_method if full else None,
-            "recompute-num-layers": techniques.recompute_layers or 1 if full else None,
+            "recompute-num-layers": layout.recompute_layers or 1 if full else None,
         }
     )
     return (*words, *(("--recompute-modules", *techniques.recompute_modules) if techniques.recompute_modules else ()))

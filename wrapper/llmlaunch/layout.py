@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
 __all__ = [
+    "EVEN",
     "LAYOUT_FIELDS",
     "RECOMPUTE_FULL",
     "RECOMPUTE_NAMES",
@@ -33,6 +35,7 @@ __all__ = [
 
 RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL = 0, 1, 2
 RECOMPUTE_NAMES = ("none", "selective", "full")
+EVEN: tuple[tuple[int, ...], ...] = ((),)
 
 IntColumn = NDArray[np.int64]
 BoolColumn = NDArray[np.bool_]
@@ -44,7 +47,12 @@ class Layout:
 
     `data` excludes context parallelism: world size = tensor x pipeline x context x data. `zero_stage` 1 is also
     Megatron's distributed optimizer. `virtual_pipeline` counts model chunks per pipeline rank, 1 = not
-    interleaved. `recompute` is one of RECOMPUTE_*; full recompute keeps each layer's input alone.
+    interleaved. `recompute` is one of RECOMPUTE_*; full recompute keeps each layer's input alone, and
+    `recompute_layers` is how many layers its method counts (`Techniques.recompute_method`): those of a group for
+    "uniform", those recomputed of each model chunk for "block"; 0 is 1 for uniform and all for block. The first
+    `offload_layers` layers of each pipeline rank wait in host memory, whole. `layers_by_stage` is empty where stages
+    are even, else the decoder layers of each virtual stage in the order of the model: virtual stage c x pipeline + r is
+    chunk c of rank r.
     """
 
     tensor: int = 1
@@ -58,6 +66,18 @@ class Layout:
     sequence_parallel: int = 0
     zero_stage: int = 0
     recompute: int = RECOMPUTE_NONE
+    recompute_layers: int = 0
+    offload_layers: int = 0
+    layers_by_stage: tuple[int, ...] = ()
+
+    @property
+    def layers_by_rank(self) -> tuple[int, ...]:
+        """Decoder layers of each pipeline rank over all its chunks; empty where stages are even."""
+        return tuple(sum(self.layers_by_stage[r :: self.pipeline]) for r in range(self.pipeline if self.uneven else 0))
+
+    @property
+    def uneven(self) -> bool:
+        return bool(self.layers_by_stage)
 
     @property
     def world_size(self) -> int:
@@ -67,9 +87,10 @@ class Layout:
         """Micro-batches each pipeline runs in one step."""
         return global_batch_size // (self.data * self.micro_batch_size)
 
-    def as_json(self) -> dict[str, int | bool | str]:
+    def as_json(self) -> dict[str, int | bool | str | list[int]]:
         """Plain values for JSON and for people: flags as booleans, recompute by name."""
-        row: dict[str, int | bool | str] = dict(asdict(self))
+        row: dict[str, int | bool | str | list[int]] = dict(asdict(self))
+        row["layers_by_stage"] = list(self.layers_by_stage)
         row["sequence_parallel"] = bool(self.sequence_parallel)
         row["recompute"] = RECOMPUTE_NAMES[self.recompute]
         return row
@@ -92,16 +113,31 @@ class Layout:
         if self.zero_stage:
             parts.append(f"ZeRO-{self.zero_stage}")
         if self.recompute:
-            parts.append(f"recompute={RECOMPUTE_NAMES[self.recompute]}")
+            layers = f":{self.recompute_layers}" if self.recompute_layers else ""
+            parts.append(f"recompute={RECOMPUTE_NAMES[self.recompute]}{layers}")
+        if self.offload_layers:
+            parts.append(f"offload={self.offload_layers} layers")
+        if self.uneven:
+            parts.append(f"layers={_runs(self.layers_by_stage)}")
         return " ".join(parts)
 
 
-LAYOUT_FIELDS = tuple(f.name for f in fields(Layout))
+LAYOUT_FIELDS = tuple(f.name for f in fields(Layout) if f.name != "layers_by_stage")  # those that are one number
+
+
+def _runs(layers: tuple[int, ...]) -> str:
+    """Equal neighbours together: 21+20x2+19."""
+    groups = ((count, len(list(run))) for count, run in groupby(layers))
+    return "+".join(f"{count}x{times}" if times > 1 else str(count) for count, times in groups)
 
 
 @dataclass(frozen=True)
 class LayoutColumns:
-    """The same fields as `Layout`, each an int64 column of equal length: a million layouts at once."""
+    """The same fields as `Layout`, each an int64 column of equal length: a million layouts at once.
+
+    Few splits of the layers are shared by many layouts: `partition` is the place of each one's `layers_by_stage` in
+    `partitions`, whose first is the empty one of even stages.
+    """
 
     tensor: IntColumn
     pipeline: IntColumn
@@ -114,11 +150,18 @@ class LayoutColumns:
     sequence_parallel: IntColumn
     zero_stage: IntColumn
     recompute: IntColumn
+    recompute_layers: IntColumn
+    offload_layers: IntColumn
+    partition: IntColumn
+    partitions: tuple[tuple[int, ...], ...] = EVEN
 
     @classmethod
     def of(cls, layouts: Iterable[Layout]) -> LayoutColumns:
         rows = list(layouts)
-        return cls(**{n: np.array([getattr(r, n) for r in rows], dtype=np.int64) for n in LAYOUT_FIELDS})
+        partitions = tuple(dict.fromkeys((*EVEN, *(r.layers_by_stage for r in rows))))
+        partition = np.array([partitions.index(r.layers_by_stage) for r in rows], dtype=np.int64)
+        columns = {n: np.array([getattr(r, n) for r in rows], dtype=np.int64) for n in LAYOUT_FIELDS}
+        return cls(**columns, partition=partition, partitions=partitions)
 
     def __len__(self) -> int:
         return len(self.tensor)
@@ -128,15 +171,21 @@ class LayoutColumns:
         return np.asarray(global_batch_size // (self.data * self.micro_batch_size), dtype=np.int64)
 
     def row(self, index: int) -> Layout:
-        return Layout(**{n: int(getattr(self, n)[index]) for n in LAYOUT_FIELDS})
+        numbers = {n: int(getattr(self, n)[index]) for n in LAYOUT_FIELDS}
+        return Layout(**numbers, layers_by_stage=self.partitions[self.partition[index]])
 
     def piece(self, start: int, stop: int) -> LayoutColumns:
         """Layouts `start` to `stop`, not copied."""
-        return LayoutColumns(**{n: getattr(self, n)[start:stop] for n in LAYOUT_FIELDS})
+        return self.take(slice(start, stop))
 
-    def take(self, index: NDArray[Any]) -> LayoutColumns:
+    def take(self, index: NDArray[Any] | slice) -> LayoutColumns:
         """The rows a boolean mask or an index array selects (rows may repeat)."""
-        return LayoutColumns(**{n: getattr(self, n)[index] for n in LAYOUT_FIELDS})
+        columns = {n: getattr(self, n)[index] for n in (*LAYOUT_FIELDS, "partition")}
+        return LayoutColumns(**columns, partitions=self.partitions)
+
+    @property
+    def uneven(self) -> BoolColumn:
+        return np.not_equal(self.partition, 0)
 
 
 @dataclass(frozen=True)

@@ -32,17 +32,15 @@ class Techniques:
     What a recipe says of these, and which backend runs which, stands in docs/backends.md, "Techniques".
 
     Recompute: `recompute_modules` are what selective recompute recomputes, in Megatron's names; empty is the backend's
-    default. `recompute_method` and `recompute_layers` belong to full recompute: "uniform" keeps the input of every
-    `recompute_layers` layers, "block" recomputes that many layers of each pipeline rank and keeps the others whole.
-    Offload: `offload_modules` (activations, Megatron's fine-grained names) and `offload_layers` (the first layers of
-    each rank, whole) go to the host; so do optimizer states by share, and with `offload_parameters` the parameters.
+    default. `recompute_method` belongs to full recompute: "uniform" keeps the input of every so many layers, "block"
+    recomputes so many layers of each model chunk and keeps the others whole; how many is the layout's to say.
+    Offload: `offload_modules` (activations, Megatron's fine-grained names) go to the host; so do optimizer states by
+    share, and with `offload_parameters` the parameters.
     """
 
     recompute_modules: tuple[str, ...] = ()
     recompute_method: str = "uniform"
-    recompute_layers: int | None = None  # None: 1 for uniform, all for block
     offload_modules: tuple[str, ...] = ()
-    offload_layers: int = 0
     offload_checkpoints: bool = False  # full recompute's kept layer inputs go to the host (DeepSpeed cpu_checkpointing)
     offload_optimizer: float = 0.0  # share of the optimizer states, 0 to 1
     offload_parameters: bool = False  # ZeRO 3 offload_param
@@ -64,8 +62,8 @@ class Techniques:
 
     @property
     def moves_to_host(self) -> bool:
-        """Something of the device waits in host memory."""
-        activations = self.offload_modules or self.offload_layers or self.offload_checkpoints or self.swapped_share
+        """Something of the device waits in host memory, whatever the layout."""
+        activations = self.offload_modules or self.offload_checkpoints or self.swapped_share
         return bool(activations or self.offload_optimizer or self.offload_parameters)
 
     def as_json(self) -> dict[str, object]:

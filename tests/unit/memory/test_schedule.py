@@ -38,8 +38,8 @@ def most_layers_alive(layers_by_chunk: list[int], pipeline: int, rank: int, micr
     return most
 
 
-def estimated(layout: Layout, layers: tuple[int, ...] | None, rank: int, microbatches: int) -> float:
-    job = Job(LLAMA3_8B, Workload(4096, microbatches), megatron_facts(), layers)
+def estimated(layout: Layout, rank: int, microbatches: int) -> float:
+    job = Job(LLAMA3_8B, Workload(4096, microbatches), megatron_facts())
     alive = in_flight(job, all_ranks(job, LayoutColumns.of([layout])))
     return float(alive.dense[rank] + alive.mixture[rank])
 
@@ -56,16 +56,34 @@ def test_even_stages_keep_what_the_schedule_keeps(pipeline: int, chunks: int, ra
     layers = [LLAMA3_8B.num_layers // (pipeline * chunks)] * chunks
     expected = most_layers_alive(layers, pipeline, rank, microbatches, group=pipeline)
     layout = Layout(pipeline=pipeline, virtual_pipeline=chunks)
-    assert estimated(layout, None, rank, microbatches) == pytest.approx(expected)
+    assert estimated(layout, rank, microbatches) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("microbatches", [4, 8, 16])
 def test_the_embedding_may_take_the_place_of_a_layer_in_the_first_chunk(microbatches: int) -> None:
     first = most_layers_alive([3, 4], 4, 0, microbatches, group=4)
-    assert estimated(Layout(pipeline=4, virtual_pipeline=2), (7, 8, 8, 7), 0, microbatches) == first
+    assert estimated(Layout(pipeline=4, virtual_pipeline=2, layers_by_stage=BOTH_ENDS), 0, microbatches) == first
 
 
 def test_the_head_may_take_the_place_of_a_layer_in_the_last_chunk() -> None:
     """At the first loss. Later micro-batches may keep a layer more, but not while there are logits."""
     last = most_layers_alive([4, 3], 4, 3, microbatches=4, group=4)
-    assert estimated(Layout(pipeline=4, virtual_pipeline=2), (7, 8, 8, 7), 3, 4) == last
+    assert estimated(Layout(pipeline=4, virtual_pipeline=2, layers_by_stage=BOTH_ENDS), 3, 4) == last
+
+
+@given(data=st.data(), pipeline=st.sampled_from([2, 3, 4]), chunks=st.sampled_from([1, 2, 3]), turns=st.integers(1, 3))
+def test_uneven_stages_keep_what_the_schedule_keeps_in_its_warm_up(
+    data: st.DataObject, pipeline: int, chunks: int, turns: int
+) -> None:
+    """No fewer layers than in the first passes of the schedule, on every rank."""
+    stages = pipeline * chunks
+    cuts = sorted(data.draw(st.lists(st.integers(0, 32), min_size=stages - 1, max_size=stages - 1)))
+    layers = tuple(b - a for a, b in zip([0, *cuts], [*cuts, 32], strict=True))
+    layout = Layout(pipeline=pipeline, virtual_pipeline=chunks, layers_by_stage=layers)
+    for rank in range(pipeline):
+        own = layers[rank::pipeline]
+        most = most_layers_alive(list(own), pipeline, rank, pipeline * turns, group=pipeline)
+        assert sum(own) <= estimated(layout, rank, pipeline * turns) <= most + 1e-6
+
+
+BOTH_ENDS = (3, 4, 4, 4, 4, 4, 4, 3)

@@ -43,7 +43,6 @@ def never_more(shape: ModelShape, layout: Layout, less: Techniques, more: Techni
 SPARING = {
     "optimizer": (Techniques(offload_optimizer=0.3), Techniques(offload_optimizer=0.8)),
     "parameters": (NO_TECHNIQUES, Techniques(offload_parameters=True)),
-    "layers": (Techniques(offload_layers=1), Techniques(offload_layers=3)),
     "modules": (Techniques(offload_modules=("core_attn",)), Techniques(offload_modules=("core_attn", "attn_proj"))),
     "any module": (NO_TECHNIQUES, Techniques(offload_modules=("qkv_linear", "core_attn"))),
     "checkpoints": (NO_TECHNIQUES, Techniques(offload_checkpoints=True)),
@@ -67,6 +66,14 @@ SPARING = {
 @given(shape=SHAPES, data=st.data())
 def test_more_of_what_spares_never_needs_more(name: str, shape: ModelShape, data: st.DataObject) -> None:
     never_more(shape, data.draw(layouts(shape)), *SPARING[name])
+
+
+@given(shape=SHAPES, data=st.data(), less=st.integers(0, 8), more=st.integers(0, 8))
+def test_more_offloaded_layers_never_need_more(shape: ModelShape, data: st.DataObject, less: int, more: int) -> None:
+    layout = data.draw(layouts(shape))
+    here, there = (replace(layout, offload_layers=layers) for layers in sorted((less, more)))
+    pairs = zip(ranks(shape, here, NO_TECHNIQUES), ranks(shape, there, NO_TECHNIQUES), strict=True)
+    assert all(b.device_bytes <= a.device_bytes for a, b in pairs)
 
 
 @given(shape=SHAPES, data=st.data())
@@ -108,9 +115,9 @@ def term(name: str, techniques: Techniques, layout: Layout = REPLICATED) -> int:
     return ranks(LLAMA3_8B, layout, techniques)[0].terms.get(name, 0)
 
 
-def kept(techniques: Techniques, recompute: int = 0, recomputes: bool = False) -> float:
+def kept(techniques: Techniques, recompute: int = 0, recomputes: bool = False, offload_layers: int = 0) -> float:
     """Bytes of all 32 layers of Llama 3 8B, one micro-batch of 4096 tokens."""
-    layout = Layout(data=8, recompute=recompute)
+    layout = Layout(data=8, recompute=recompute, offload_layers=offload_layers)
     job = replace(job_of(LLAMA3_8B, layout), techniques=techniques)
     job = replace(job, facts=replace(job.facts, mlp_chunks_recomputed=recomputes, travelling_checkpoints=3.0))
     return float(kept_activations(job, all_ranks(job, LayoutColumns.of([layout])))[0])
@@ -198,7 +205,7 @@ def test_a_norm_of_its_own_is_offloaded_where_it_stands() -> None:
 
 def test_offloaded_layers_leave_one_on_its_way() -> None:
     one = kept(NO_TECHNIQUES) / LAYERS
-    assert kept(Techniques(offload_layers=8)) == pytest.approx((LAYERS - 8 + 1) * one)
+    assert kept(NO_TECHNIQUES, offload_layers=8) == pytest.approx((LAYERS - 8 + 1) * one)
 
 
 def test_a_tiled_loss_has_the_logits_of_a_tile() -> None:

@@ -130,20 +130,19 @@ def test_recomputing_flash_attention_keeps_more_because_the_mixed_projection_sta
 
 def test_block_recompute_lies_between_none_and_full_and_more_of_it_keeps_less() -> None:
     def activations(layers: int) -> int:
-        technique = Techniques(recompute_method="block", recompute_layers=layers)
-        return ranks(LLAMA3_8B, full, techniques=technique)[0].terms["activations"]
+        layout = replace(full, recompute_layers=layers)
+        return ranks(LLAMA3_8B, layout, techniques=Techniques(recompute_method="block"))[0].terms["activations"]
 
     full = replace(PIPELINE, recompute=RECOMPUTE_FULL)
-    amounts = [activations(layers) for layers in range(9)]
-    assert amounts[0] == ranks(LLAMA3_8B, PIPELINE)[0].terms["activations"]
-    assert amounts[8] == ranks(LLAMA3_8B, full)[0].terms["activations"]
+    amounts = [ranks(LLAMA3_8B, PIPELINE)[0].terms["activations"], *(activations(layers) for layers in range(1, 9))]
+    assert amounts[8] == activations(0) == ranks(LLAMA3_8B, full)[0].terms["activations"]
     assert amounts == sorted(amounts, reverse=True)
 
 
 def test_one_checkpoint_for_two_layers_keeps_half_the_inputs_and_makes_two_layers_again() -> None:
     full = replace(PIPELINE, recompute=RECOMPUTE_FULL)
     one, *_ = ranks(LLAMA3_8B, full)
-    two, *_ = ranks(LLAMA3_8B, full, techniques=Techniques(recompute_layers=2))
+    two, *_ = ranks(LLAMA3_8B, replace(full, recompute_layers=2))
     assert one.terms["activations"] == 2 * two.terms["activations"]
     assert two.terms["recomputed_layer"] == 2 * one.terms["recomputed_layer"] > 0
 

@@ -39,7 +39,6 @@ def test_every_key_arrives(recipe: Path) -> None:
     assert loaded.techniques == Techniques(
         recompute_modules=("layernorm", "mlp"),
         recompute_method="block",
-        recompute_layers=4,
         offload_modules=("core_attn", "attn_proj"),
         offload_checkpoints=True,
         offload_optimizer=0.5,
@@ -54,12 +53,12 @@ def test_every_key_arrives(recipe: Path) -> None:
         weight_versions=2,
     )
     assert loaded.training.gradient_dtype == "bf16"
-    assert loaded.pins == {"tensor": 2, "recompute": ("selective", "full")}
+    assert loaded.pins == {"tensor": 2, "recompute": ("selective", "full"), "recompute_layers": 4}
 
 
 def test_layers_arrive_too(recipe: Path) -> None:
     loaded = load_recipe(recipe, ("layout={offload_layers: 3}", "training.trained_layers=8"))
-    assert (loaded.techniques.offload_layers, loaded.techniques.trained_layers) == (3, 8)
+    assert (loaded.pins["offload_layers"], loaded.techniques.trained_layers) == (3, 8)
 
 
 def test_the_dispatcher_is_the_models(recipe: Path) -> None:

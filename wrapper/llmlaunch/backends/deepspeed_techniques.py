@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.requirements import Requirement
+from llmlaunch.backends.requirements import Requirement, pinned_least
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
@@ -45,7 +45,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "layout.recompute_layers",
         "gradient checkpointing keeps the input of every layer; backend: megatron-lm has --recompute-num-layers",
         CHECKPOINTING,
-        _shipped(lambda r: (r.techniques.recompute_layers or 1) > 1),
+        _shipped(lambda r: pinned_least(r, "recompute_layers") > 1),
     ),
     Requirement(
         "no-module-offload",
@@ -60,7 +60,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "single layers cannot be offloaded; backend: megatron-lm has --cpu-offloading-num-layers, here is "
         "offload_checkpoints",
         TRAINER,
-        _shipped(lambda r: r.techniques.offload_layers > 0),
+        _shipped(lambda r: pinned_least(r, "offload_layers") > 0),
     ),
     Requirement(
         "checkpoints-leave-a-gpu",

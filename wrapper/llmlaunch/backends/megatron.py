@@ -70,7 +70,7 @@ class MegatronLM:
                 "implementation": {
                     "attention": "auto",
                     "cross_entropy_fusion": ways.loss,
-                    "cpu_activation_offload": bool(ways.offload_modules or ways.offload_layers),
+                    "cpu_activation_offload": bool(ways.offload_modules or layout.offload_layers),
                     "transformer_impl": "transformer_engine",
                     "gated_activation_fused": True,
                     "overlap_grad_reduce": layout.zero_stage > 0,

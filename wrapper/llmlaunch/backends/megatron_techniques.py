@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.requirements import Requirement
+from llmlaunch.backends.requirements import Requirement, pinned_least
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
@@ -97,7 +97,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "layout.offload_layers",
         "at least one layer must stay on the device; offload fewer layers than the model has",
         CONFIG,
-        lambda r: r.techniques.offload_layers >= r.model.num_layers,
+        lambda r: pinned_least(r, "offload_layers") >= r.model.num_layers,
     ),
     Requirement(
         "delayed-gradients-need-half",
@@ -133,11 +133,11 @@ def implies(condition: Bools | bool, then: Bools) -> Bools:
 
 
 def layers_on_one_stage(s: Situation) -> Bools:
-    return implies(s.techniques.offload_layers > 0, np.equal(s.layouts.pipeline, 1))
+    return implies(s.layouts.offload_layers > 0, np.equal(s.layouts.pipeline, 1))
 
 
 def layers_without_recompute(s: Situation) -> Bools:
-    return implies(s.techniques.offload_layers > 0, np.equal(s.layouts.recompute, RECOMPUTE_NONE))
+    return implies(s.layouts.offload_layers > 0, np.equal(s.layouts.recompute, RECOMPUTE_NONE))
 
 
 def modules_without_full(s: Situation) -> Bools:
@@ -204,7 +204,7 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
 def technique_words(recipe: Recipe, layout: Layout) -> Words:
     """The flags of every technique, recompute among them."""
     ways = recipe.techniques
-    words = [*_recompute(ways, recipe, layout), *_offload(ways)]
+    words = [*_recompute(ways, recipe, layout), *_offload(ways, layout)]
     if ways.loss == "native":
         words += ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "native"]
     if ways.mlp_chunks > 1:
@@ -223,20 +223,20 @@ def _recompute(ways: Techniques, recipe: Recipe, layout: Layout) -> Words:
         return ("--recompute-granularity", "selective", "--recompute-modules", *modules_of(ways))
     if layout.recompute != RECOMPUTE_FULL:
         return ()
-    layers = ways.recompute_layers
-    if layers is None:
+    layers = layout.recompute_layers
+    if not layers:
         chunks = layout.pipeline * layout.virtual_pipeline
         layers = 1 if ways.recompute_method == "uniform" else recipe.model.num_layers // chunks
     method = ("--recompute-method", ways.recompute_method, "--recompute-num-layers", str(layers))
     return ("--recompute-granularity", "full", *method)
 
 
-def _offload(ways: Techniques) -> Words:
+def _offload(ways: Techniques, layout: Layout) -> Words:
     words: list[str] = []
     if ways.offload_modules:
         words += ["--fine-grained-activation-offloading", "--offload-modules", *ways.offload_modules]
-    if ways.offload_layers:
-        words += ["--cpu-offloading-num-layers", str(ways.offload_layers)]
+    if layout.offload_layers:
+        words += ["--cpu-offloading-num-layers", str(layout.offload_layers)]
     if ways.offload_optimizer:
         words += ["--optimizer-cpu-offload", "--optimizer-offload-fraction", repr(ways.offload_optimizer)]
         words += ["--use-precision-aware-optimizer", "--overlap-cpu-optimizer-d2h-h2d"]

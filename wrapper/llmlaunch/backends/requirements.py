@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Requirement", "refuse_unmet", "refuse_what_ifs"]
+__all__ = ["Requirement", "pinned_least", "refuse_unmet", "refuse_what_ifs"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,12 @@ class Requirement:
     sentence: str
     where: str
     broken: Callable[[Recipe], bool]
+
+
+def pinned_least(recipe: Recipe, name: str) -> int:
+    """The smallest number a pin of the layout allows; 0 where it is free."""
+    pin = recipe.pins.get(name, 0)
+    return min(int(value) for value in (pin if isinstance(pin, tuple) else (pin,)))
 
 
 def refuse_unmet(recipe: Recipe, requirements: Iterable[Requirement]) -> None:

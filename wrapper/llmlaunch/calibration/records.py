@@ -55,6 +55,7 @@ BRIDGE_GATHERS = ("delayed", "tensorwise", "mxfp8")
 # that fitted are priced above the card. Four bytes (one fp32 copy) contradict neither; what in that build does it is
 # not known.
 OVER_DATA = {("okoge-kaz/Megatron-LM fork, Oct 2024", "A100-40GB"): 4.0}
+OF_THE_LAYOUT = ("recompute_layers", "offload_layers", "layers_by_stage")  # of what our own runs say of techniques
 CAPABILITY = {"V100": 7.0, "A100": 8.0, "A800": 8.0, "H100": 9.0, "H800": 9.0, "H200": 9.0, "B200": 10.0, "GB200": 10.0}
 
 
@@ -90,13 +91,34 @@ def case_of(record: Record) -> Case:
         global_batch_size=batch or microbatches * layout.data * layout.micro_batch_size,
         precision=record["precision"]["compute"],
     )
-    uneven = record["parallelism"].get("layers_per_pipeline_rank") or default_split(record["backend"], shape, layout)
-    stages = tuple(int(n) for n in uneven) if uneven else None
-    if stages and (len(stages) != layout.pipeline or sum(stages) != shape.num_layers):
-        raise Unsupported(f"layers_per_pipeline_rank {uneven} does not add up to {shape.num_layers} layers")
+    layout = replace(layout, layers_by_stage=_stages(record, shape, layout))
     group = record["parallelism"].get("microbatch_group") if layout.virtual_pipeline > 1 else None
     techniques = _techniques(record)
-    return Case(Job(shape, workload, facts, stages, group, techniques), layout, int(microbatches), bool(batch), assumed)
+    return Case(Job(shape, workload, facts, group, techniques), layout, int(microbatches), bool(batch), assumed)
+
+
+def _stages(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...]:
+    """Layers by virtual stage, empty where they are even. A record tells those of each rank: with several chunks the
+    embedding takes the place of a layer in the first chunk of the first rank, the head in the last of the last
+    (`--account-for-embedding-in-pipeline-split`, core 0.19)."""
+    told = (record.get("techniques") or {}).get("layers_by_stage")
+    if told:
+        return tuple(told)
+    uneven = record["parallelism"].get("layers_per_pipeline_rank") or default_split(record["backend"], shape, layout)
+    if not uneven:
+        return ()
+    ranks, p, v = [int(n) for n in uneven], layout.pipeline, layout.virtual_pipeline
+    if len(ranks) != p or sum(ranks) != shape.num_layers:
+        raise Unsupported(f"layers_per_pipeline_rank {uneven} does not add up to {shape.num_layers} layers")
+    chunks = [[-(-layers // v)] * v for layers in ranks]
+    for rank, layers in enumerate(ranks):
+        missing = sum(chunks[rank]) - layers
+        order = range(v) if rank == 0 else range(v - 1, -1, -1)
+        for chunk in order:
+            taken = min(missing, chunks[rank][chunk])
+            chunks[rank][chunk] -= taken
+            missing -= taken
+    return tuple(chunks[rank][chunk] for chunk in range(v) for rank in range(p))
 
 
 def _refuse(record: Record) -> None:
@@ -206,12 +228,11 @@ def _offloads_checkpoints(record: Record) -> bool:
 def _techniques(record: Record) -> Techniques:
     """Those of our own runs stand in a section of their own, whole; others are read off where they are told."""
     if record.get("techniques"):
-        return Techniques.from_json(record["techniques"])
+        return Techniques.from_json({n: said for n, said in record["techniques"].items() if n not in OF_THE_LAYOUT})
     recompute = record["recompute"]
     return Techniques(
         recompute_modules=tuple(recompute.get("modules") or ()),
         recompute_method=recompute["method"] if recompute.get("method") in ("uniform", "block") else "uniform",
-        recompute_layers=recompute.get("num_layers"),
         offload_checkpoints=_offloads_checkpoints(record),
         offload_optimizer=1.0 if record["optimizer"].get("offload") else 0.0,
     )
@@ -272,4 +293,6 @@ def _layout(record: Record) -> Layout:
         sequence_parallel=int(bool(p.get("sequence_parallel")) and p["tensor"] > 1),
         zero_stage=int(record["optimizer"]["zero_stage"] or 0),
         recompute=RECOMPUTE_NAMES.index(record["recompute"]["granularity"]),
+        recompute_layers=record["recompute"].get("num_layers") or 0,
+        offload_layers=(record.get("techniques") or {}).get("offload_layers", 0),
     )

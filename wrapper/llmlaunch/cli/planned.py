@@ -21,7 +21,7 @@ __all__ = ["Planned", "plan_loaded", "planned", "print_json", "recipe_arguments"
 
 @dataclass(frozen=True)
 class Planned:
-    """A recipe with its backend and plan. `json` is the shape `check --json` prints."""
+    """A recipe as planned, with its backend and plan. `json` is the shape `check --json` prints."""
 
     recipe: Recipe
     backend: Backend
@@ -45,12 +45,13 @@ def planned(path: str, overrides: tuple[str, ...]) -> Planned:
 def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None) -> Planned:
     """Choose the backend, search. `baseline_bytes` as `make_plan` takes it."""
     from llmlaunch.backends.registry import backend_for
+    from llmlaunch.planner.plan import as_planned
     from llmlaunch.planner.plan_json import plan_json
     from llmlaunch.planner.planning import make_plan
 
     backend = backend_for(recipe)
     plan = make_plan(recipe, backend, baseline_bytes, _margin(recipe))
-    return Planned(recipe, backend, plan, plan_json(plan))
+    return Planned(as_planned(recipe, plan.chosen), backend, plan, plan_json(plan))
 
 
 def _margin(recipe: Recipe) -> Margin | None:

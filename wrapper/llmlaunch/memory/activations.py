@@ -190,15 +190,16 @@ def cut_checkpoints(job: Job, rows: RankColumns) -> FloatColumn:
 
 def _checkpointed_share(techniques: Techniques, rows: RankColumns) -> FloatColumn:
     """Uniform full recompute over groups of layers keeps one input for each group."""
-    if techniques.recompute_method != "uniform" or not techniques.recompute_layers:
+    count = rows.layouts.recompute_layers
+    if techniques.recompute_method != "uniform" or not np.any(count):
         return np.ones(len(rows))
-    return np.where(rows.layouts.recompute == RECOMPUTE_FULL, 1.0 / techniques.recompute_layers, 1.0)
+    return np.where(rows.layouts.recompute == RECOMPUTE_FULL, 1.0 / np.maximum(count, 1), 1.0)
 
 
 def _block(job: Job, rows: RankColumns, depth: FloatColumn) -> FloatColumn:
     """Block recompute: what the layers beyond the recomputed ones keep more than their inputs."""
-    count = job.techniques.recompute_layers
-    if job.techniques.recompute_method != "block" or count is None:
+    count = rows.layouts.recompute_layers
+    if job.techniques.recompute_method != "block" or not np.any(count):
         return np.zeros(len(rows))
     layers = rows.dense_layers + rows.moe_layers
     chunks = rows.layouts.virtual_pipeline  # the count is of each model chunk
@@ -208,7 +209,7 @@ def _block(job: Job, rows: RankColumns, depth: FloatColumn) -> FloatColumn:
     more = (1.0 - mixture) * dense - layer_input(job, rows)
     if job.shape.moe is not None:
         more = more + mixture * saved_by_mixture_layer(job, rows).total
-    return np.where(rows.layouts.recompute == RECOMPUTE_FULL, whole * depth * more, 0.0)
+    return np.where((rows.layouts.recompute == RECOMPUTE_FULL) & (count > 0), whole * depth * more, 0.0)
 
 
 def kept_embedding(job: Job, rows: RankColumns) -> FloatColumn:

@@ -49,7 +49,7 @@ def _worst_of_piece(job: Job, layouts: LayoutColumns) -> WorstRanks:
     rows = candidate_ranks(job, layouts)
     device = rank_terms(job, rows).device
     n = len(layouts)
-    if job.stages_alike:
+    if job.stages_alike and not np.any(layouts.uneven):
         return _of_two(n, rows.layout_index, rows.rank, device)
     order = np.lexsort((-rows.rank, device, rows.layout_index))
     last_of_layout = np.searchsorted(rows.layout_index[order], np.arange(n), side="right") - 1

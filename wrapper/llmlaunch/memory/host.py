@@ -119,10 +119,12 @@ def _parameters(job: Job, rows: RankColumns, node: Node) -> FloatColumn:
 def _activations(job: Job, rows: RankColumns, node: Node) -> FloatColumn:
     """What the device would keep without offload, less what it keeps with it."""
     ways = job.techniques
-    if not (ways.offload_modules or ways.offload_layers or ways.offload_checkpoints or ways.swapped_share):
+    layers = np.any(rows.layouts.offload_layers)
+    if not (layers or ways.offload_modules or ways.offload_checkpoints or ways.swapped_share):
         return np.zeros(len(rows))
-    nothing = replace(ways, offload_modules=(), offload_layers=0, offload_checkpoints=False, swapped_share=0.0)
-    moved = kept_activations(replace(job, techniques=nothing), rows) - kept_activations(job, rows)
+    nothing = replace(ways, offload_modules=(), offload_checkpoints=False, swapped_share=0.0)
+    here = replace(rows, layouts=replace(rows.layouts, offload_layers=np.zeros_like(rows.layouts.offload_layers)))
+    moved = kept_activations(replace(job, techniques=nothing), here) - kept_activations(job, rows)
     moved = np.maximum(moved, 0.0)
     if not job.facts.host.activations_pinned:
         return moved

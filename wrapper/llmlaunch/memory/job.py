@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
@@ -16,7 +16,16 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
-__all__ = ["FloatColumn", "IntColumn", "Job", "RankColumns", "all_ranks", "candidate_ranks", "once_for_rows"]
+__all__ = [
+    "FloatColumn",
+    "IntColumn",
+    "Job",
+    "RankColumns",
+    "all_ranks",
+    "candidate_ranks",
+    "chunk_ranges",
+    "once_for_rows",
+]
 
 FloatColumn = NDArray[np.float64]
 IntColumn = NDArray[np.int64]
@@ -25,21 +34,19 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Job:
-    """What is the same for every layout of a recipe. `layers_by_rank` is set only where stages are uneven;
-    then every layout must have that many pipeline ranks. `microbatch_group` is how many micro-batches an interleaved
+    """What is the same for every layout of a recipe. `microbatch_group` is how many micro-batches an interleaved
     schedule runs through one chunk before the next; None is its default, the pipeline size."""
 
     shape: ModelShape
     workload: Workload
     facts: MemoryFacts
-    layers_by_rank: tuple[int, ...] | None = None
     microbatch_group: int | None = None
     techniques: Techniques = NO_TECHNIQUES
 
     @property
     def stages_alike(self) -> bool:
-        """Every pipeline rank holds and trains as many layers of each kind as any other."""
-        return self.layers_by_rank is None and self.techniques.trained_layers is None and pattern_is_uniform(self.shape)
+        """Every pipeline rank of even stages holds and trains as many layers of each kind as any other."""
+        return self.techniques.trained_layers is None and pattern_is_uniform(self.shape)
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | 
     With even, alike stages, in-flight micro-batches fall from rank to rank and only the first and the last rank
     hold embeddings: the worst is one of those two. Otherwise every rank is a candidate.
     """
-    if not job.stages_alike:
+    if not job.stages_alike or np.any(layouts.uneven):
         return all_ranks(job, layouts, microbatches)
     n = len(layouts)
     split = np.flatnonzero(layouts.pipeline > 1)
@@ -122,22 +129,44 @@ def _rows(
 def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn, FloatColumn]:
     """Dense and mixture layers each row's rank holds, over all its model chunks."""
     shape = job.shape
-    pattern: Sequence[int] = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
-    before = np.concatenate([[0], np.cumsum(pattern)])  # mixture layers before layer i
-    if job.layers_by_rank is not None:
-        ends = np.cumsum(job.layers_by_rank)
-        stop, start = ends[rank], ends[rank] - np.asarray(job.layers_by_rank)[rank]
-        moe = (before[stop] - before[start]).astype(np.float64)
-        return (stop - start) - moe, moe
     layers = shape.num_layers / rows.pipeline
-    if job.stages_alike:
+    pattern = _pattern(shape)
+    if pattern_is_uniform(shape) and not np.any(rows.uneven):
         share = float(pattern[0]) if len(pattern) else 0.0
         return layers * (1.0 - share), layers * share
-    # chunk c of rank r holds layers [(c p + r) n, (c p + r + 1) n), n layers to a chunk
-    chunk = shape.num_layers // (rows.pipeline * rows.virtual_pipeline)
-    moe = np.zeros(len(rank))
-    for c in range(int(rows.virtual_pipeline.max(initial=1))):
-        start = np.minimum((c * rows.pipeline + rank) * chunk, shape.num_layers)
-        stop = np.minimum(start + chunk, shape.num_layers)
-        moe += np.where(c < rows.virtual_pipeline, before[stop] - before[start], 0)
+    before = np.concatenate([[0], np.cumsum(pattern)])  # mixture layers before layer i
+    held, moe = np.zeros(len(rank)), np.zeros(len(rank))
+    for start, stop in chunk_ranges(shape, rows, rank):
+        held += stop - start
+        moe += before[stop] - before[start]
+    layers = np.where(rows.uneven, held, layers)
     return layers - moe, moe
+
+
+def _pattern(shape: ModelShape) -> Sequence[int]:
+    return shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
+
+
+def chunk_ranges(shape: ModelShape, layouts: LayoutColumns, rank: IntColumn) -> Iterator[tuple[IntColumn, IntColumn]]:
+    """First and one past the last layer of every model chunk of each row's rank, chunk by chunk; empty where it has
+    fewer chunks."""
+    count, p, v = shape.num_layers, layouts.pipeline, layouts.virtual_pipeline
+    size, uneven = count // (p * v), layouts.uneven
+    ends = _stage_ends(layouts.partitions)
+    for chunk in range(int(v.max(initial=1))):
+        stage = np.where(chunk < v, chunk * p + rank, 0)
+        start = np.minimum(stage * size, count)
+        stop = np.minimum(start + size, count)
+        if np.any(uneven):
+            place = np.minimum(stage, ends.shape[1] - 2)
+            start = np.where(uneven, ends[layouts.partition, place], start)
+            stop = np.where(uneven, ends[layouts.partition, place + 1], stop)
+        yield start, np.where(chunk < v, stop, start)
+
+
+def _stage_ends(partitions: Sequence[Sequence[int]]) -> IntColumn:
+    """Layers before each virtual stage, and after the last: one row for each partition."""
+    table = np.zeros((len(partitions), max(map(len, partitions)) + 2), dtype=np.int64)
+    for row, layers in zip(table, partitions, strict=True):
+        row[1 : len(layers) + 1] = np.cumsum(layers)
+    return table

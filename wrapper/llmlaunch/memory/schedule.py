@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns, once_for_rows
+from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns, chunk_ranges, once_for_rows
 
 __all__ = ["InFlight", "in_flight"]
 
@@ -35,22 +35,19 @@ def in_flight(job: Job, rows: RankColumns) -> InFlight:
     depth = np.where(v > 1, chunks / v, plain).astype(np.float64)
     layers = rows.dense_layers + rows.moe_layers
     kept = layers * depth
-    if job.layers_by_rank is not None and np.any(v > 1):
-        kept = np.where(v > 1, _uneven_chunks(rows, np.broadcast_to(np.asarray(group), chunks.shape), chunks), kept)
+    uneven = rows.layouts.uneven & (v > 1)
+    if np.any(uneven):
+        group = np.broadcast_to(np.asarray(group), chunks.shape)
+        kept = np.where(uneven, _uneven_chunks(job, rows, group, chunks), kept)
     mixture = np.divide(rows.moe_layers, layers, out=np.zeros(len(rows)), where=layers > 0)
     return InFlight(kept * (1.0 - mixture), kept * mixture, depth)
 
 
-def _uneven_chunks(rows: RankColumns, group: IntColumn, chunks: IntColumn) -> FloatColumn:
-    """Layers kept where a rank's layers do not fill its chunks: the embedding takes the place of a layer in the first
-    chunk of the first rank, the head in the last chunk of the last (`--account-for-embedding-in-pipeline-split`,
-    core 0.19). Elsewhere what is missing is spread."""
-    v = rows.layouts.virtual_pipeline
-    layers = rows.dense_layers + rows.moe_layers
-    full = np.ceil(layers / v)
-    missing = full * v - layers
-    place = np.where(rows.last & ~rows.first, v - 1, 0)
-    # chunks run in turn, a group of micro-batches each: how often the chunk at `place` is among the first `chunks`
-    turns, rest = chunks // (group * v), chunks % (group * v)
-    times = group * turns + np.clip(rest - place * group, 0, group)
-    return full * chunks - missing * np.where(rows.first | rows.last, times, chunks / v)
+def _uneven_chunks(job: Job, rows: RankColumns, group: IntColumn, chunks: IntColumn) -> FloatColumn:
+    """Layers kept where a rank's chunks differ: chunks run in turn, a group of micro-batches each, so each chunk is a
+    known number of times among the first `chunks`."""
+    turns, rest = np.divmod(chunks, group * rows.layouts.virtual_pipeline)
+    kept = np.zeros(len(rows))
+    for place, (start, stop) in enumerate(chunk_ranges(job.shape, rows.layouts, rows.rank)):
+        kept += (group * turns + np.clip(rest - place * group, 0, group)) * (stop - start)
+    return kept

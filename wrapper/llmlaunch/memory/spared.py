@@ -74,7 +74,7 @@ def on_device(job: Job, rows: RankColumns, kept: FloatColumn, depth: FloatColumn
     """Of the activations all layers of a rank keep over `depth` micro-batches, what does not wait in host memory."""
     layers = np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
     one = kept / np.maximum(layers * depth, 1.0)  # one layer, one micro-batch
-    return _swapped(job, _first_layers(job, layers, _checkpoints(job, rows, kept, one), one), one)
+    return _swapped(job, _first_layers(rows, layers, _checkpoints(job, rows, kept, one), one), one)
 
 
 def _checkpoints(job: Job, rows: RankColumns, kept: FloatColumn, one: FloatColumn) -> FloatColumn:
@@ -85,10 +85,12 @@ def _checkpoints(job: Job, rows: RankColumns, kept: FloatColumn, one: FloatColum
     return np.where(rows.layouts.recompute == RECOMPUTE_FULL, travelling, kept)
 
 
-def _first_layers(job: Job, layers: FloatColumn, kept: FloatColumn, one: FloatColumn) -> FloatColumn:
+def _first_layers(rows: RankColumns, layers: FloatColumn, kept: FloatColumn, one: FloatColumn) -> FloatColumn:
     """The first layers of each rank on the host, whole, one of them on its way (KARMA, Wahib et al. 2020; Megatron
     `--cpu-offloading-num-layers`; transformer_engine/pytorch/cpu_offload.py DefaultOffloadSynchronizer, 2.20)."""
-    moved = np.minimum(float(job.techniques.offload_layers), layers)
+    if not np.any(rows.layouts.offload_layers):
+        return kept
+    moved = np.minimum(rows.layouts.offload_layers, layers)
     return np.where(moved > 0, np.minimum(kept, kept * (1.0 - moved / layers) + one), kept)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.job import FloatColumn, Job, RankColumns, chunk_ranges
 from llmlaunch.memory.weights import RankParameters, layer_parameters, vocabulary
 
 __all__ = ["adapter_parameters", "trained_layers", "trained_parameters"]
@@ -25,26 +25,11 @@ def trained_layers(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColum
     pattern = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
     before = np.concatenate([[0], np.cumsum(pattern)])  # mixture layers before layer i
     layers, mixture = np.zeros(len(rows)), np.zeros(len(rows))
-    for start, stop in _ranges(job, rows):
+    for start, stop in chunk_ranges(shape, rows.layouts, rows.rank):
         first = np.clip(shape.num_layers - last, start, stop)
         layers += stop - first
         mixture += before[stop] - before[first]
     return layers - mixture, mixture
-
-
-def _ranges(job: Job, rows: RankColumns) -> list[tuple[np.ndarray, np.ndarray]]:
-    """First and one past the last layer of every model chunk of each row's rank; empty where it has fewer chunks."""
-    if job.layers_by_rank is not None:
-        ends = np.cumsum(job.layers_by_rank)
-        return [(ends[rows.rank] - np.asarray(job.layers_by_rank)[rows.rank], ends[rows.rank])]
-    lay, count = rows.layouts, job.shape.num_layers
-    size = count // (lay.pipeline * lay.virtual_pipeline)
-    ranges = []
-    for chunk in range(int(lay.virtual_pipeline.max(initial=1))):
-        start = np.minimum((chunk * lay.pipeline + rows.rank) * size, count)
-        stop = np.where(chunk < lay.virtual_pipeline, np.minimum(start + size, count), start)
-        ranges.append((start, stop))
-    return ranges
 
 
 def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> RankParameters:

@@ -126,13 +126,13 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
     if job.facts.operators_kept:
         part = np.maximum(whole - kept_operators(job, rows), 0.0)
     techniques = job.techniques
-    count = techniques.recompute_layers or 1
+    count = rows.layouts.recompute_layers
     whole = whole - layer_input(job, rows)  # which is kept already
     if techniques.recompute_method == "uniform":
-        full = whole * count
+        full = whole * np.maximum(count, 1)
     else:
         layers = (rows.dense_layers + rows.moe_layers) / rows.layouts.virtual_pipeline
-        full = whole * np.clip(1.0 + count - layers, 0.0, 1.0)
+        full = whole * np.where(count == 0, 1.0, np.clip(1.0 + count - layers, 0.0, 1.0))
     return np.where(recompute == RECOMPUTE_FULL, full, np.where(recompute == RECOMPUTE_NONE, 0.0, part))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from llmlaunch.backends.base import Space
-from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_NAMES, LayoutColumns
+from llmlaunch.layout import EVEN, LAYOUT_FIELDS, RECOMPUTE_NAMES, LayoutColumns
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["as_ints", "enumerate_layouts", "offered_values"]
@@ -36,7 +36,8 @@ def enumerate_layouts(recipe: Recipe, space: Space) -> LayoutColumns:
     split = columns["tensor"] * columns["pipeline"] * columns["context"]
     whole = (recipe.world_size % split) == 0
     columns = {name: column[whole] for name, column in columns.items()}
-    layouts = LayoutColumns(data=recipe.world_size // split[whole], **columns)
+    even = np.zeros(np.count_nonzero(whole), dtype=np.int64)
+    layouts = LayoutColumns(data=recipe.world_size // split[whole], partition=even, partitions=EVEN, **columns)
     wanted = recipe.pins.get("data")
     if wanted is None:
         return layouts
@@ -58,6 +59,8 @@ def offered_values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
         return powers_of_two(min(MOST_MICRO_BATCH, recipe.workload.global_batch_size))
     if name == "context":
         return powers_of_two(min(MOST_CONTEXT, world))
+    if name in ("recompute_layers", "offload_layers"):
+        return (0,)
     if name == "expert":
         return divisors(shape.moe.num_experts) if shape.moe else (1,)
     return tuple(d for d in divisors(shape.num_layers) if name == "virtual_pipeline" or d <= world)

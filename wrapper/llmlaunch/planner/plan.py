@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimate import Estimate
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 
-__all__ = ["Candidate", "Limit", "Plan"]
+__all__ = ["Candidate", "Limit", "Plan", "as_planned"]
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,22 @@ class Limit:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout with its worst rank's device bytes and its step time."""
+    """One layout with its worst rank's device bytes and its step time, and the words chosen with it: techniques and
+    the format gradients accumulate in (None: the backend's own choice)."""
 
     layout: Layout
     device_bytes: int
     worst_pipeline_rank: int
     step_seconds: float
     tokens_per_second_per_gpu: float
+    techniques: Techniques = NO_TECHNIQUES
+    gradient_dtype: str | None = None
+
+
+def as_planned(recipe: Recipe, chosen: Candidate) -> Recipe:
+    """The recipe with the words llmlaunch chose in the place of those left free: what is rendered and recorded."""
+    training = replace(recipe.training, gradient_dtype=chosen.gradient_dtype)
+    return replace(recipe, techniques=chosen.techniques, training=training)
 
 
 @dataclass(frozen=True)

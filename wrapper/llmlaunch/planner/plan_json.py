@@ -16,6 +16,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "recipe": plan.recipe,
         "verdict": plan.verdict,
         "layout": plan.layout.as_json(),
+        **_words(plan.chosen),
         "memory": _memory(plan.estimate, plan.limit, plan.host_limit),
         "step_seconds": plan.chosen.step_seconds,
         "step_terms": dict(plan.step_terms),
@@ -57,9 +58,14 @@ def _memory(estimate: Estimate, limit: Limit, host: Limit | None) -> dict[str, A
     }
 
 
+def _words(candidate: Candidate) -> dict[str, Any]:
+    return {"techniques": candidate.techniques.as_json(), "gradient_dtype": candidate.gradient_dtype}
+
+
 def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {
         "layout": candidate.layout.as_json(),
+        **_words(candidate),
         "device_bytes": candidate.device_bytes,
         "worst_pipeline_rank": candidate.worst_pipeline_rank,
         "step_seconds": candidate.step_seconds,

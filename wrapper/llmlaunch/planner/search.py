@@ -53,6 +53,8 @@ class Found:
             worst_pipeline_rank=int(self.worst_pipeline_rank[i]),
             step_seconds=seconds,
             tokens_per_second_per_gpu=recipe.workload.tokens_per_step / seconds / recipe.world_size,
+            techniques=recipe.techniques,
+            gradient_dtype=recipe.training.gradient_dtype,
         )
 
 

@@ -73,7 +73,6 @@ def _at_home(recipe: Recipe) -> Techniques:
     return replace(
         recipe.techniques,
         offload_modules=(),
-        offload_layers=0,
         offload_checkpoints=False,
         offload_optimizer=0.0,
         offload_parameters=False,

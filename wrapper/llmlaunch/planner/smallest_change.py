@@ -21,7 +21,6 @@ NO_OFFLOAD: dict[str, Any] = {
     "offload_optimizer": 0.0,
     "offload_parameters": False,
     "offload_modules": (),
-    "offload_layers": 0,
     "offload_checkpoints": False,
 }
 

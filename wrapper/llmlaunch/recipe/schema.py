@@ -77,6 +77,10 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 10**9
 
 
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9
+
+
 def _is_stage(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 3
 
@@ -89,6 +93,11 @@ SizePin = Annotated[
     Any,
     AfterValidator(_pin(_is_size, "a whole number of at least 1")),
     WithJsonSchema(_one_or_many({"type": "integer", "minimum": 1})),
+]
+AmountPin = Annotated[
+    Any,
+    AfterValidator(_pin(_is_amount, "a whole number")),
+    WithJsonSchema(_one_or_many({"type": "integer", "minimum": 0})),
 ]
 StagePin = Annotated[
     Any, AfterValidator(_pin(_is_stage, "0, 1, 2 or 3")), WithJsonSchema(_one_or_many({"enum": [0, 1, 2, 3]}))
@@ -200,6 +209,13 @@ class PinsFile(StrictModel):
     zero_stage: StagePin = Field(None, description="ZeRO stage; for megatron-lm 1 is the distributed optimizer")
     distributed_optimizer: bool | None = Field(None, description="megatron-lm: another way to say zero_stage 1 or 0")
     recompute: RecomputePin = Field(None, description="Activations recomputed in the backward pass")
+    recompute_layers: SizePin = Field(
+        None,
+        description="recompute: full; uniform: layers in a group, block: layers of a model chunk that are recomputed",
+    )
+    offload_layers: AmountPin = Field(
+        None, description="First layers of each stage whose activations wait in host memory, whole"
+    )
 
     @model_validator(mode="after")
     def _one_answer(self) -> PinsFile:
@@ -225,14 +241,8 @@ class LayoutFile(PinsFile):
         None,
         description="recompute: full keeps the input of groups of layers (uniform), or recomputes some layers only",
     )
-    recompute_layers: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
-        None, description="uniform: layers in a group, absent = 1; block: layers of a stage recomputed, absent = all"
-    )
     offload_modules: Annotated[list[OffloadModule], Field(min_length=1)] | None = Field(
         None, description="Modules whose saved inputs wait in host memory"
-    )
-    offload_layers: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
-        None, description="First layers whose activations wait in host memory, whole"
     )
     offload_checkpoints: bool = Field(False, description="The layer inputs recompute: full keeps wait in host memory")
     offload_optimizer: Share = Field(0.0, description="Share of the optimizer states held and updated on the host")

@@ -62,15 +62,17 @@ def _recompute(layout: LayoutFile, model: ModelShape) -> Iterator[Problem]:
     for key, granularity in belongs.items():
         if getattr(layout, key) and granularity not in pinned:
             yield ("layout", key), f"belongs to recompute: {granularity}; write that too, or remove {key}"
-    if layout.recompute_layers is not None and layout.recompute_layers > model.num_layers:
+    pin = layout.recompute_layers
+    most = max(pin if isinstance(pin, tuple) else (pin or 0,))
+    if most > model.num_layers:
         yield (
             ("layout", "recompute_layers"),
-            f"{layout.recompute_layers} of {model.num_layers} layers; use at most {model.num_layers}",
+            f"{most} of {model.num_layers} layers; use at most {model.num_layers}",
         )
 
 
 def _offload_and_loss(layout: LayoutFile) -> Iterator[Problem]:
-    if layout.offload_layers is not None and layout.offload_modules is not None:
+    if layout.offload_layers and layout.offload_modules is not None:
         yield (
             ("layout", "offload_layers"),
             "offloads whole layers and offload_modules parts of them; remove one of the two",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from llmlaunch.backends.base import Rendered
-from llmlaunch.layout import RECOMPUTE_NAMES
+from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
@@ -81,7 +81,7 @@ def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict
         "num_microbatches": plan.layout.num_microbatches(recipe.workload.global_batch_size),
         **_split(recipe, plan),
         "implementation": dict.fromkeys(_IMPLEMENTATION),
-        **_techniques(recipe),
+        **_techniques(recipe, plan.layout),
         "source": {"citation": "llmlaunch", "license": None, "evidence": "measured", "note": None},
     }
     for section, known in rendered.measurement.items():
@@ -135,7 +135,7 @@ def _split(recipe: Recipe, plan: Plan) -> dict[str, object]:
             "expert_tensor": layout.expert_tensor,
             "data": layout.data,
             "sequence_parallel": bool(layout.sequence_parallel),
-            "layers_per_pipeline_rank": None,
+            "layers_per_pipeline_rank": list(layout.layers_by_rank) or None,
             "microbatch_group": layout.pipeline,  # the schedule's default in every backend here
         },
         "optimizer": {
@@ -149,22 +149,26 @@ def _split(recipe: Recipe, plan: Plan) -> dict[str, object]:
             "state_bytes_per_parameter": None,
             "offload": "cpu" if recipe.techniques.offload_optimizer else None,
         },
-        "recompute": _recompute(recipe, layout.recompute),
+        "recompute": _recompute(recipe, layout),
         "precision": {"compute": precision, "fp8_recipe": None, "fp8_param_gather": False},
     }
 
 
-def _recompute(recipe: Recipe, granularity: int) -> dict[str, object]:
-    ways, name = recipe.techniques, RECOMPUTE_NAMES[granularity]
+def _recompute(recipe: Recipe, layout: Layout) -> dict[str, object]:
+    ways, name = recipe.techniques, RECOMPUTE_NAMES[layout.recompute]
     return {
         "granularity": name,
         "method": ways.recompute_method if name == "full" else None,
-        "num_layers": ways.recompute_layers if name == "full" else None,
+        "num_layers": layout.recompute_layers or None if name == "full" else None,
         "modules": list(ways.recompute_modules) or None if name == "selective" else None,
     }
 
 
-def _techniques(recipe: Recipe) -> dict[str, object]:
+def _techniques(recipe: Recipe, layout: Layout) -> dict[str, object]:
     """What the format of measurements has no place for, in a section of our own; absent where there is nothing."""
-    said = recipe.techniques.as_json()
+    said = dict(recipe.techniques.as_json())
+    if layout.offload_layers:
+        said["offload_layers"] = layout.offload_layers
+    if layout.uneven and layout.virtual_pipeline > 1:
+        said["layers_by_stage"] = list(layout.layers_by_stage)
     return {"techniques": said} if said else {}
