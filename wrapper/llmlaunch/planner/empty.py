@@ -1,30 +1,147 @@
-"""No layout is legal at all: what stands in the way."""
+"""No layout is legal at all: the tightest constraint, the pins that contradict it or one another, and what would do."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
 from llmlaunch.errors import UserError
-from llmlaunch.planner.search import Found
+from llmlaunch.layout import Rule
+from llmlaunch.planner.enumerate import enumerate_layouts
+from llmlaunch.planner.judge import rules_failed
+from llmlaunch.planner.pins import Widened, as_pin, freed, widened
 from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.smallest_change import advice, smallest_change
+from llmlaunch.recipe.places import place_of, written_pin
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["no_layout"]
+__all__ = ["Tightest", "no_layout", "tightest"]
 
 
-def no_layout(setting: Setting, found: Found) -> UserError:
+@dataclass(frozen=True)
+class Tightest:
+    """The rule that stands in the way most: the one without which the most of `searched` layouts would be legal
+    (`alone` of them fail it and no other), else the one that refuses the most. None: the devices cannot be split."""
+
+    rule: Rule | None
+    alone: int
+    searched: int
+
+
+def no_layout(setting: Setting) -> UserError:
     """The error for a space that holds no legal layout."""
-    return UserError(_no_layout(setting.recipe, found))
+    wide = widened(setting)
+    pins = wide.conflict()
+    if not pins:
+        return UserError(_nothing_legal(setting))
+    why = tightest(setting.of(freed(setting, pins)))
+    return UserError(f"{_contradiction(setting.recipe, pins)}: {_because(setting, why)}. {_ways_out(wide, pins)}")
 
 
-def _no_layout(recipe: Recipe, found: Found) -> str:
-    if not found.searched:
-        pins = ", ".join(f"{k}={v}" for k, v in recipe.pins.items()) or "none"
-        return (
-            f"{recipe.path}: layout: no split of {recipe.world_size} devices ({recipe.nodes} nodes x "
-            f"{recipe.cluster.devices_per_node}) matches the pins ({pins}); free a pin or change nodes"
-        )
-    key, count = max(found.refused.items(), key=lambda item: item[1])
-    rule = next(r for r in found.rules if r.key == key)
-    return (
-        f"{recipe.path}: layout: none of {found.searched} layouts is legal; {count} are refused because "
-        f"{rule.sentence} [{key}]; change the batch, the nodes or the pins accordingly"
-    )
+def tightest(setting: Setting) -> Tightest:
+    """Of a setting that holds no legal layout."""
+    rules = setting.backend.rules(setting.recipe)
+    layouts = enumerate_layouts(setting.recipe, setting.backend.space(setting.recipe))
+    if not len(layouts):
+        return Tightest(None, 0, 0)
+    failed = rules_failed(setting, layouts, rules)
+    alone = np.count_nonzero(failed[:, np.equal(failed.sum(axis=0), 1)], axis=1)
+    index = int(np.argmax(alone if alone.any() else failed.sum(axis=1)))
+    return Tightest(rules[index], int(alone[index]), len(layouts))
+
+
+def _because(setting: Setting, why: Tightest) -> str:
+    if why.rule is None:
+        recipe = setting.recipe
+        return f"they leave no split of the {recipe.world_size} devices ({recipe.nodes} nodes x " \
+               f"{recipe.cluster.devices_per_node})"  # fmt: skip
+    return f"{why.rule.sentence} [{why.rule.key}; {why.rule.where}]"
+
+
+def _contradiction(recipe: Recipe, names: Sequence[str]) -> str:
+    """The first pin by its place, the others with theirs where that is another."""
+    pins = [written_pin(recipe, name) for name in names]
+    said = [f"{pin.key}: {_listed(_values(recipe.pins[name]))}" for pin, name in zip(pins, names, strict=True)]
+    first = pins[0].place
+    if len(pins) == 1:
+        return f"{first}: {said[0]} leaves no legal layout"
+    places = ["" if pin.place == first else f" ({pin.place})" for pin in pins]
+    shown = [text + place for text, place in zip(said, places, strict=True)]
+    if len(pins) == 2:
+        return f"{first}: {shown[0]} contradicts {shown[1]}"
+    return f"{first}: {', '.join(shown[:-1])} and {shown[-1]} contradict one another"
+
+
+def _ways_out(wide: Widened, names: Sequence[str]) -> str:
+    """What each of the pins might be instead, the others kept; where none alone helps, the smallest change that is also
+    safe."""
+    recipe = wide.setting.recipe
+    ways = [f"{written_pin(recipe, name).key}: {_listed([as_pin(name, v) for v in values])}"
+            for name in names if (values := wide.legal_values(name))]  # fmt: skip
+    change = smallest_change(wide.setting)
+    legal = f"Legal would be {', or '.join(ways)}. " if ways else ""
+    return legal + advice(change)
+
+
+def _nothing_legal(setting: Setting) -> str:
+    """Nobody's pins are to blame: what of batch, nodes and sequence would do."""
+    recipe = setting.recipe
+    why = tightest(setting.of(freed(setting)))
+    does = [f"{key}: {value} (from {before})" for key, value, before in _legal_sizes(setting)]
+    way = f"Legal would be {', or '.join(does)}" if does else "Change the model, the batch or the nodes accordingly"
+    place = place_of(recipe, ("layout",))
+    return f"{place}: layout: none of {why.searched:,} layouts is legal: {_because(setting, why)}. {way}"
+
+
+def _legal_sizes(setting: Setting) -> Iterator[tuple[str, int, int]]:
+    """The nearest batch, number of nodes and sequence length that hold a legal layout, each changed alone."""
+    recipe = setting.recipe
+    work, nodes = recipe.workload, recipe.nodes
+    batches = sorted({_round(work.global_batch_size, part) for part in _parts(recipe.world_size)})
+    lengths = sorted({_round(work.sequence_length, 1 << power) for power in range(12)})
+    sizes = {
+        "training.global_batch_size": (work.global_batch_size, batches),
+        "nodes": (nodes, range(1, 2 * nodes + 1)),
+        "training.sequence_length": (work.sequence_length, lengths),
+    }
+    for key, (now, values) in sizes.items():
+        for value in sorted((v for v in values if v != now), key=lambda v: (abs(np.log2(v / now)), v)):
+            if _any_legal(setting, _resized(recipe, key, value)):
+                yield key, value, now
+                break
+
+
+def _round(size: int, part: int) -> int:
+    """The multiple of `part` nearest to `size`."""
+    return max(part * round(size / part), part)
+
+
+def _parts(whole: int) -> list[int]:
+    return [part for part in range(1, whole + 1) if whole % part == 0]
+
+
+def _resized(recipe: Recipe, key: str, value: int) -> Recipe:
+    if key == "nodes":
+        return replace(recipe, nodes=value)
+    size: dict[str, Any] = {key.partition(".")[2]: value}
+    workload = replace(recipe.workload, **size)
+    return replace(recipe, training=replace(recipe.training, workload=workload))
+
+
+def _any_legal(setting: Setting, recipe: Recipe) -> bool:
+    changed = setting.of(recipe)
+    layouts = enumerate_layouts(recipe, setting.backend.space(recipe))
+    rules = setting.backend.rules(recipe)
+    return bool(np.any(~rules_failed(changed, layouts, rules).any(axis=0)))
+
+
+def _values(pin: object) -> list[object]:
+    return list(pin) if isinstance(pin, tuple) else [pin]
+
+
+def _listed(values: Sequence[object]) -> str:
+    shown = ["true" if v is True else "false" if v is False else str(v) for v in values]
+    return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")

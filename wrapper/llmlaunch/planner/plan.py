@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimate import Estimate
@@ -49,7 +50,7 @@ def as_planned(recipe: Recipe, chosen: Candidate) -> Recipe:
 @dataclass(frozen=True)
 class Plan:
     """`verdict` is "safe" or "unsafe". An unsafe plan carries the closest layout, and in `advice` the smallest
-    change that would fit."""
+    change that would fit; `changes` are its keys with what to write there, None to take a key away."""
 
     recipe: str
     verdict: str
@@ -64,6 +65,7 @@ class Plan:
     not_modelled: tuple[str, ...]
     assumptions: tuple[str, ...]
     advice: str | None = None
+    changes: Mapping[str, Any] | None = None
     host_limit: Limit | None = None  # None: the nodes' memory is not known
 
     @property

@@ -28,6 +28,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "not_modelled": list(plan.not_modelled),
         "assumptions": list(plan.assumptions),
         "advice": plan.advice,
+        "changes": None if plan.changes is None else dict(plan.changes),
     }
 
 

@@ -15,7 +15,7 @@ from llmlaunch.planner.host_link import host_link_said
 from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.smallest_change import smallest_change
+from llmlaunch.planner.smallest_change import advice, smallest_change
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import step_time
 
@@ -40,8 +40,9 @@ def make_plan(
     job, limit, host = setting.job, setting.limit, setting.host_limit
     found = setting.search()
     if not len(found.order):
-        raise no_layout(setting, found)
+        raise no_layout(setting)
     safe = bool(np.any(found.safe))
+    change = None if safe else smallest_change(setting)
     chosen = found.candidate(recipe, 0)
     peak_kind = "device" if recipe.cluster.accelerator.kind == "gpu" else "resident"
     detail = estimate(job, chosen.layout, peak_kind=peak_kind, node=node_of(recipe))
@@ -64,7 +65,8 @@ def make_plan(
             *_baseline_said(job, peak_kind, baseline_bytes),
             *host_link_said(recipe, job, chosen.layout),
         ),
-        advice=None if safe else smallest_change(setting),
+        advice=None if safe else advice(change),
+        changes=None if change is None else change.settings,
     )
 
 

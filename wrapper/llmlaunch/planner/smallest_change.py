@@ -1,60 +1,216 @@
-"""Where nothing is safe: the smallest change of the recipe that would fit."""
+"""Where nothing is safe: the smallest change of the recipe that makes it so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout
+from llmlaunch.planner.pins import Widened, as_pin, widened
 from llmlaunch.planner.setting import Setting
+from llmlaunch.recipe.places import written_pin
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import Techniques
+from llmlaunch.techniques import NO_TECHNIQUES
 
-__all__ = ["smallest_change"]
+__all__ = ["Change", "advice", "smallest_change"]
 
 # Tried in this order where nothing is safe. Not powers of two alone: 126 layers want 7 or 9 pipeline stages.
 MORE_NODES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 21, 24, 28, 32, 42, 48, 63, 64)
 SHORTER = (2, 4, 8, 16, 32)
-NO_OFFLOAD: dict[str, Any] = {
-    "offload_optimizer": 0.0,
-    "offload_parameters": False,
-    "offload_modules": (),
-    "offload_checkpoints": False,
+OFFLOADS = ("offload_optimizer", "offload_parameters", "offload_modules", "offload_checkpoints")
+EVERY_MODULE = ("core_attn", "layernorm", "mlp")
+# What a recipe may add beside its layout, the cheapest in time and precision first; pins they need come with them.
+ADDED: tuple[dict[str, Any], ...] = (
+    {"layout.loss": "native"},
+    {"layout.loss": "tiled"},
+    {"layout.mlp_chunks": 4},
+    {"layout.recompute": "selective", "layout.recompute_modules": list(EVERY_MODULE)},
+    {"layout.recompute": "full", "layout.offload_checkpoints": True},
+    {"layout.zero_stage": 1, "layout.offload_optimizer": 1.0},
+    {"layout.zero_stage": 3, "layout.offload_optimizer": 1.0, "layout.offload_parameters": True},
+    {"training.gradient_dtype": "bf16"},
+)
+BELONGS = {
+    "recompute_modules": "selective",
+    "recompute_method": "full",
+    "recompute_layers": "full",
+    "offload_checkpoints": "full",
 }
+NOTHING: Mapping[str, Any] = {}
 
 
-def smallest_change(setting: Setting) -> str:
-    """The first change, smallest first, whose space holds a safe layout."""
-    for change, changed in _changes(setting.recipe):
-        found = setting.of(changed).search()
+@dataclass(frozen=True)
+class Change:
+    """`settings` are what to write, by dotted key; None takes the key away. `recipe` is the recipe so changed and
+    `layout` the fastest safe one of it. `before` holds what was there of the keys that change."""
+
+    settings: Mapping[str, Any]
+    recipe: Recipe
+    layout: Layout
+    before: Mapping[str, Any] = field(default_factory=dict)
+
+    def sentence(self) -> str:
+        """`set layout.tensor: 8 (from 4) and layout.data: 4 (from 8)`, as one clause."""
+        words = [self._clause(key, value) for key, value in self.settings.items()]
+        runs = (f"{verb} {' and '.join(what for _, what in run)}" for verb, run in groupby(words, key=itemgetter(0)))
+        return " and ".join(runs)
+
+    def _clause(self, key: str, value: Any) -> tuple[str, str]:
+        if value is None:
+            return "remove", key
+        if key not in self.before:
+            return "add", f"{key}: {said(value)}"
+        return "set", f"{key}: {said(value)} (from {said(self.before[key])})"
+
+
+def said(value: Any) -> str:
+    """A value as YAML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"[{', '.join(map(said, value))}]" if isinstance(value, (list, tuple)) else str(value)
+
+
+def advice(change: Change | None) -> str:
+    """One sentence for a person."""
+    if change is None:
+        return (
+            f"Neither other pins, nor a technique added, nor up to {MORE_NODES[-1]} times the nodes, nor a "
+            f"{SHORTER[-1]} times shorter sequence would fit."
+        )
+    return f"Smallest change that fits: {change.sentence()} ({change.layout.describe()})."
+
+
+def smallest_change(setting: Setting) -> Change | None:
+    """The first of these that holds a safe layout; None where none does:
+
+    one pin of the layout set to another value; all of the host's memory; one offload taken back; more pins; a technique
+    added; more nodes; a shorter sequence. Of several pins the fewest, then the least far, then the fastest.
+    """
+    wide = widened(setting) if setting.recipe.pins else None
+    pinned = None if wide is None else _by_pins(wide)
+    if pinned is not None and len(pinned.settings) == 1:
+        return pinned
+    taken = next(_safe(setting, _taken_back(setting.recipe)), None)
+    if taken is not None or pinned is not None:
+        return taken or pinned
+    added = next(_safe(setting, _added(setting.recipe)), None)
+    return added or next(_larger(setting), None)
+
+
+def _by_pins(
+    wide: Widened, settings: Mapping[str, Any] = NOTHING, before: Mapping[str, Any] = NOTHING
+) -> Change | None:
+    """The nearest safe layout's pins, with the `settings` under which it was searched."""
+    row = wide.nearest_safe()
+    if row is None:
+        return None
+    recipe = wide.setting.recipe
+    new: dict[str, Any] = {name: as_pin(name, value) for name, value in wide.changes(row).items()}
+    old = {name: recipe.pins[name] for name in new}
+    changed = {**settings}
+    for name, value in new.items():
+        pin = written_pin(recipe, name)
+        changed[pin.key] = None if value is None else pin.value(value)
+        before = {**before, pin.key: pin.value(old[name])}
+    kept = {name: pin for name, pin in {**recipe.pins, **new}.items() if pin is not None}
+    change = Change(changed, replace(recipe, pins=kept), wide.found.layouts.row(row), before)
+    return _tidied(change) if "recompute" in new else change
+
+
+def _tidied(change: Change) -> Change:
+    """What belongs to the recompute that was pinned goes with it, or the changed recipe would contradict itself."""
+    recipe, now = change.recipe, change.recipe.pins["recompute"]
+    away = [name for name, kind in BELONGS.items() if kind != now and _of(recipe, f"layout.{name}") is not None]
+    for name in away:
+        recipe = _without(recipe, name)
+    return replace(change, settings={**change.settings, **{f"layout.{name}": None for name in away}}, recipe=recipe)
+
+
+def _safe(setting: Setting, changes: Iterator[Change]) -> Iterator[Change]:
+    """Those that leave a safe layout, with it. What the backend cannot do is none."""
+    for change in changes:
+        changed = setting.of(change.recipe)
+        try:
+            found = changed.search()
+        except UserError:
+            continue
         if np.any(found.safe):
-            return f"Smallest change that fits: {change} ({found.candidate(changed, 0).layout.describe()})."
-    return (
-        f"Neither freeing the pins, nor up to {MORE_NODES[-1]} times the nodes, nor a "
-        f"{SHORTER[-1]} times shorter sequence would fit."
-    )
+            yield replace(change, layout=found.layouts.row(int(found.order[0])))
 
 
-def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """One changed recipe after the other: what eases the host, a freed pin, more nodes, a shorter sequence."""
+def _taken_back(recipe: Recipe) -> Iterator[Change]:
+    """What eases the host: all of the node's memory, or one offload less."""
+    none = Layout()
     if recipe.slurm.get("mem") not in (None, False, 0, "0"):
-        yield "slurm.mem: 0 (all of the node's memory)", replace(recipe, slurm={**recipe.slurm, "mem": 0})
-    for name, off in NO_OFFLOAD.items():
-        if getattr(recipe.techniques, name) != off:
-            ways: Techniques = replace(recipe.techniques, **{name: off})
-            yield f"without layout.{name}", replace(recipe, techniques=ways)
-    for name in recipe.pins:
-        rest = {k: v for k, v in recipe.pins.items() if k != name}
-        yield f"free the pin layout.{name}", replace(recipe, pins=rest)
-    if len(recipe.pins) > 1:
-        yield "layout: auto", replace(recipe, pins={})
-    unpinned = replace(recipe, pins={}) if recipe.pins else recipe
+        changed = replace(recipe, slurm={**recipe.slurm, "mem": 0})
+        yield Change({"slurm.mem": 0}, changed, none, {"slurm.mem": recipe.slurm["mem"]})
+    for name in OFFLOADS:
+        if getattr(recipe.techniques, name) != getattr(NO_TECHNIQUES, name):
+            yield Change({f"layout.{name}": None}, _without(recipe, name), none)
+
+
+def _added(recipe: Recipe) -> Iterator[Change]:
+    """Each technique that the recipe does not say itself, and whose pins do not contradict its own."""
+    for settings in ADDED:
+        wanted = {key: value for key, value in settings.items() if _of(recipe, key) != value}
+        if all(_of(recipe, key) is None for key in wanted) and wanted:
+            yield Change(wanted, _with(recipe, wanted), Layout())
+
+
+def _of(recipe: Recipe, key: str) -> Any:
+    """What the recipe says at a dotted key of `ADDED`; None where it says nothing."""
+    name = key.partition(".")[2]
+    if name == "gradient_dtype":
+        return recipe.training.gradient_dtype
+    if name in recipe.pins:
+        return recipe.pins[name]
+    value = getattr(recipe.techniques, name, None)
+    return None if value == getattr(NO_TECHNIQUES, name, None) else value
+
+
+def _without(recipe: Recipe, name: str) -> Recipe:
+    """A pin or a technique taken away."""
+    if name in recipe.pins:
+        return replace(recipe, pins={other: pin for other, pin in recipe.pins.items() if other != name})
+    none: dict[str, Any] = {name: getattr(NO_TECHNIQUES, name)}
+    return replace(recipe, techniques=replace(recipe.techniques, **none))
+
+
+def _with(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    pins, ways, training = dict(recipe.pins), recipe.techniques, recipe.training
+    for key, value in settings.items():
+        name = key.partition(".")[2]
+        if name == "gradient_dtype":
+            training = replace(training, gradient_dtype=value)
+        elif name in ("recompute", "zero_stage"):
+            pins[name] = value
+        else:
+            held: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value}
+            ways = replace(ways, **held)
+    return replace(recipe, pins=pins, techniques=ways, training=training)
+
+
+def _larger(setting: Setting) -> Iterator[Change]:
+    """More nodes, then a shorter sequence, each with as few of the pins changed as do."""
+    recipe = setting.recipe
     for factor in MORE_NODES:
-        yield f"nodes: {recipe.nodes * factor}", replace(unpinned, nodes=recipe.nodes * factor)
+        nodes = recipe.nodes * factor
+        wide = widened(setting.of(replace(recipe, nodes=nodes)))
+        found = _by_pins(wide, {"nodes": nodes}, {"nodes": recipe.nodes})
+        if found is not None:
+            yield found
     for factor in SHORTER:
         length = recipe.workload.sequence_length // factor
         if length >= 1:
             training = replace(recipe.training, workload=replace(recipe.workload, sequence_length=length))
-            yield f"training.sequence_length: {length}", replace(unpinned, training=training)
+            key = "training.sequence_length"
+            wide = widened(setting.of(replace(recipe, training=training)))
+            found = _by_pins(wide, {key: length}, {key: recipe.workload.sequence_length})
+            if found is not None:
+                yield found

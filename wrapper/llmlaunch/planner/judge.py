@@ -1,0 +1,112 @@
+"""Single layouts, judged: what they need and how long a step takes, or the one reason they are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.layout import Layout, LayoutColumns, Rule, Situation
+from llmlaunch.memory.estimator import estimate, worst_ranks
+from llmlaunch.planner.host import node_of
+from llmlaunch.planner.search import HOST_MEMORY, MEMORY
+from llmlaunch.planner.setting import Setting
+from llmlaunch.timing.step import step_time
+
+__all__ = ["Judged", "Refusal", "judged", "rules_failed"]
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`key` is a rule's key, "memory" or "host_memory"; `reason` the rule's sentence, or what overflows and by how
+    much."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One layout. What a rule refuses is not priced: its figures are None."""
+
+    layout: Layout
+    step_seconds: float | None
+    device_bytes: int | None
+    refusal: Refusal | None
+
+    @property
+    def legal(self) -> bool:
+        return self.device_bytes is not None
+
+
+def rules_failed(setting: Setting, layouts: LayoutColumns, rules: Sequence[Rule]) -> NDArray[np.bool_]:
+    """Which rule (row) refuses which layout (column).
+
+    Raises:
+        UserError: the backend cannot do what the recipe asks for, whatever the layout.
+    """
+    recipe = setting.recipe
+    situation = Situation(
+        layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, techniques=recipe.techniques
+    )
+    return np.array([~rule.allows(situation) for rule in rules], dtype=np.bool_).reshape(len(rules), len(layouts))
+
+
+def judged(setting: Setting, layouts: Sequence[Layout]) -> list[Judged]:
+    """Each of `layouts`, which split exactly the recipe's devices, in their order. Raises as `rules_failed`."""
+    rules = setting.backend.rules(setting.recipe)
+    failed = rules_failed(setting, LayoutColumns.of(layouts), rules)
+    legal = [layout for i, layout in enumerate(layouts) if not failed[:, i].any()]
+    priced = iter(_priced(setting, legal))
+    return [
+        Judged(layout, None, None, _by_rule(rules, failed[:, i])) if failed[:, i].any() else next(priced)
+        for i, layout in enumerate(layouts)
+    ]
+
+
+def _by_rule(rules: Sequence[Rule], failed: NDArray[np.bool_]) -> Refusal:
+    """The first that is failed: one reason for each."""
+    rule = rules[int(np.argmax(failed))]
+    return Refusal(rule.key, rule.sentence)
+
+
+def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[Judged]:
+    recipe, columns = setting.recipe, LayoutColumns.of(layouts)
+    if not layouts:
+        return []
+    device = worst_ranks(setting.job, columns).device_bytes
+    microbatches = columns.num_microbatches(recipe.workload.global_batch_size)
+    seconds = step_time(recipe.model, recipe.workload, recipe.cluster, columns, microbatches).total
+    return [
+        Judged(layout, float(seconds[i]), int(device[i]), _by_memory(setting, layout))
+        for i, layout in enumerate(layouts)
+    ]
+
+
+def _by_memory(setting: Setting, layout: Layout) -> Refusal | None:
+    found = estimate(setting.job, layout, node=node_of(setting.recipe))
+    worst, limit, host = found.worst, setting.limit.limit_bytes, setting.host_limit.limit_bytes
+    if worst.device_bytes > limit:
+        over = (worst.device_bytes - limit) / GIB
+        return Refusal(
+            MEMORY,
+            f"needs {over:.1f} GiB more than the limit on pipeline rank {worst.pipeline_rank}, "
+            f"most of it {_largest(worst.terms)}",
+        )
+    needs = found.host_bytes_per_node or 0
+    if needs > host:
+        return Refusal(
+            HOST_MEMORY,
+            f"a node needs {(needs - host) / GIB:.1f} GiB more host memory than the limit, "
+            f"most of it {_largest(found.host_terms)}",
+        )
+    return None
+
+
+def _largest(terms: Mapping[str, int]) -> str:
+    term, size = max(terms.items(), key=lambda item: item[1])
+    return f"{term.replace('_', ' ')} with {size / GIB:.1f} GiB"

@@ -1,0 +1,41 @@
+"""Where in its file, or in which word of the command line, a recipe says something, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_document
+from llmlaunch.recipe.overrides import apply_overrides
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["WrittenPin", "place_of", "written_pin"]
+
+
+@dataclass(frozen=True)
+class WrittenPin:
+    """A pin as the recipe writes it: its dotted key, its place ("recipe.yaml:12"), and how a value is written."""
+
+    key: str
+    place: str
+    value: Callable[[object], object]
+
+
+def place_of(recipe: Recipe, path: KeyPath) -> str:
+    """The place of the value at `path`, or of the nearest enclosing one that exists."""
+    document = _document(recipe)
+    return recipe.path if document is None else document.where(path)
+
+
+def written_pin(recipe: Recipe, name: str) -> WrittenPin:
+    """The pin `name`; a recipe may call `zero_stage` 0 or 1 `distributed_optimizer`."""
+    document = _document(recipe)
+    layout = document.value.get("layout") if document is not None else None
+    if name == "zero_stage" and isinstance(layout, dict) and layout.get("distributed_optimizer") is not None:
+        return WrittenPin("layout.distributed_optimizer", place_of(recipe, ("layout", "distributed_optimizer")), bool)
+    return WrittenPin(f"layout.{name}", place_of(recipe, ("layout", name)), lambda value: value)
+
+
+def _document(recipe: Recipe) -> Document | None:
+    """None for a recipe that was never a text."""
+    return apply_overrides(parse_document(recipe.text, recipe.path), recipe.overrides) if recipe.text else None
