@@ -225,7 +225,7 @@ def test_the_plan_says_whether_swapping_is_hidden() -> None:
         plan_of("llama3-8b", pinned, f"training.sequence_length={length}", "what_if={swapped_share: 1.0}").assumptions
         for length in (2048, 262144)
     )
-    assert "it is not hidden: the step would be slower than shown" in short[-1]
+    assert "it is not hidden" in short[-1]
     assert "16 lanes of PCIe 5.0 carry 63.0 GB/s" in short[-1]
     assert long[-1].endswith("it is hidden")
     assert plan_of("llama3-8b", pinned).assumptions == ()

@@ -141,4 +141,4 @@ def _step_seconds(record: Mapping[str, Any], case: Case, clusters: Mapping[str, 
         return None
     columns = LayoutColumns.of([case.layout])
     microbatches = np.array([case.num_microbatches])
-    return float(step_time(case.job.shape, case.job.workload, cluster, columns, microbatches).total[0])
+    return float(step_time(case.job, cluster, columns, microbatches).total[0])

@@ -8,20 +8,21 @@ from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.job import Job, candidate_ranks
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.step import layer_forward_seconds
+from llmlaunch.timing.host import host_link
+from llmlaunch.timing.stages import pieces
 
 __all__ = ["host_link_said"]
-
-HOPPER = 9.0
-# Nominal bytes a second of 16 lanes, one direction (PCI Express Base Specification: 16 and 32 GT/s, 128b/130b).
-PCIE_4, PCIE_5 = 31.5e9, 63.0e9
 
 
 def host_link_said(recipe: Recipe, job: Job, layout: Layout) -> tuple[str, ...]:
     """One sentence for each thing the figures take for granted."""
-    if not job.techniques.moves_to_host:
+    if not (job.techniques.moves_to_host or layout.offload_layers):
         return ()
-    said = ["the step time leaves out what transfers to and from host memory cost"]
+    name, carried = host_link(recipe.cluster)
+    said = [
+        f"what waits in host memory travels over {name} with 16 lanes, {carried / 1e9:.1f} GB/s each way at best; "
+        "the step time shows what no computation hides"
+    ]
     if job.techniques.swapped_share:
         said.append(_swap_said(recipe, job, layout))
     return tuple(said)
@@ -33,12 +34,11 @@ def _swap_said(recipe: Recipe, job: Job, layout: Layout) -> str:
     columns = LayoutColumns.of([replace(layout, recompute=RECOMPUTE_NONE)])
     dense, mixture = kept_by_layer(job, candidate_ranks(job, columns))
     layer_bytes = float(max(dense[0], mixture[0]))
-    seconds = float(layer_forward_seconds(recipe.model, recipe.workload, recipe.cluster, columns)[0])
+    layers = pieces(job, recipe.cluster, columns)
+    seconds = max(float(layer.forward[0]) for layer in (layers.dense, layers.mixture) if layer is not None)
     needed = job.techniques.swapped_share * layer_bytes / seconds
-    capability = recipe.cluster.accelerator.compute_capability
-    newer = capability is not None and float(capability) >= HOPPER
-    name, carried = ("PCIe 5.0", PCIE_5) if newer else ("PCIe 4.0", PCIE_4)
-    holds = "it is hidden" if needed <= carried else "it is not hidden: the step would be slower than shown"
+    name, carried = host_link(recipe.cluster)
+    holds = "it is hidden" if needed <= carried else "it is not hidden"
     return (
         f"swapping {job.techniques.swapped_share:.0%} of a layer's {layer_bytes / 2**30:.2f} GiB while the layer "
         f"computes ({seconds * 1e3:.1f} ms) needs {needed / 1e9:.0f} GB/s, and 16 lanes of {name} carry "

@@ -79,8 +79,7 @@ def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[Judged]:
     if not layouts:
         return []
     device = worst_ranks(setting.job, columns).device_bytes
-    microbatches = columns.num_microbatches(recipe.workload.global_batch_size)
-    seconds = step_time(recipe.model, recipe.workload, recipe.cluster, columns, microbatches).total
+    seconds = step_time(setting.job, recipe.cluster, columns).total
     return [
         Judged(layout, float(seconds[i]), int(device[i]), _by_memory(setting, layout))
         for i, layout in enumerate(layouts)

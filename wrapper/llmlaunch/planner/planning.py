@@ -54,7 +54,7 @@ def make_plan(
         estimate=detail,
         limit=limit,
         host_limit=host,
-        step_terms=_step_terms(recipe, chosen.layout),
+        step_terms=_step_terms(recipe, job, chosen.layout),
         searched=found.searched,
         refused=found.refused,
         refusal_sentences=_sentences(found, limit, host),
@@ -77,10 +77,9 @@ def _baseline_said(job: Job, peak_kind: str, baseline_bytes: int | None) -> tupl
     return (f"an idle trainer takes {job.facts.context_bytes / GIB:.2f} GiB, {where}",)
 
 
-def _step_terms(recipe: Recipe, layout: Layout) -> dict[str, float]:
+def _step_terms(recipe: Recipe, job: Job, layout: Layout) -> dict[str, float]:
     columns = LayoutColumns.of([layout])
-    microbatches = columns.num_microbatches(recipe.workload.global_batch_size)
-    terms = step_time(recipe.model, recipe.workload, recipe.cluster, columns, microbatches).terms
+    terms = step_time(job, recipe.cluster, columns).terms
     return {name: float(column[0]) for name, column in terms.items()}
 
 

@@ -68,8 +68,7 @@ def search(recipe: Recipe, backend: Backend, job: Job, limit: Limit) -> Found:
     first_failed = _first_failed(rules, situation)
     legal = layouts.take(np.flatnonzero(first_failed < 0))
     worst = worst_ranks(job, legal)
-    microbatches = legal.num_microbatches(recipe.workload.global_batch_size)
-    seconds = step_time(recipe.model, recipe.workload, recipe.cluster, legal, microbatches).total
+    seconds = step_time(job, recipe.cluster, legal).total
     fits = worst.device_bytes <= limit.limit_bytes
     host, most = worst_hosts(job, legal, node_of(recipe)), host_limit(recipe).limit_bytes
     safe = fits & (host <= most)

@@ -6,7 +6,7 @@ from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.text import gib, table
-from llmlaunch.timing.step import model_flops_per_token
+from llmlaunch.timing.flops import model_flops_per_token
 
 __all__ = ["check_text", "plan_text"]
 
@@ -96,8 +96,7 @@ def _time(recipe: Recipe, plan: Plan) -> list[str]:
         f"{name.replace('_', ' ')} {value / seconds:.0%}" for name, value in shares if value > 0.005 * seconds
     )
     return [
-        f"Time, a first model: {seconds:.2f} s a step, {plan.chosen.tokens_per_second_per_gpu:,.0f} tokens/s per device"
-        f"{mfu}",
+        f"Time: {seconds:.2f} s a step, {plan.chosen.tokens_per_second_per_gpu:,.0f} tokens/s per device{mfu}",
         f"  {parts}",
     ]
 

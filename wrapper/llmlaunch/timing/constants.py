@@ -1,0 +1,30 @@
+"""The efficiencies no data sheet gives, each with its source and what it was fitted on: `constants.json`."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from llmlaunch.cluster.profile import Accelerator
+
+__all__ = ["constant", "of_generation"]
+
+
+@cache
+def _table() -> dict[str, dict[str, float | str]]:
+    table: dict[str, dict[str, float | str]] = json.loads(Path(__file__).with_name("constants.json").read_text("utf-8"))
+    return table
+
+
+def constant(name: str) -> float:
+    """A constant by name, in the unit its name ends in. Raises KeyError for a name that is not in the file."""
+    return float(_table()[name]["value"])
+
+
+def of_generation(name: str, accelerator: Accelerator) -> float:
+    """The constant of the accelerator's generation (the whole part of its compute capability), else the one of
+    devices nobody measured, `<name>_other`."""
+    capability = accelerator.compute_capability
+    generation = f"{name}_{int(float(capability))}" if capability is not None else ""
+    return constant(generation if generation in _table() else f"{name}_other")

@@ -1,0 +1,64 @@
+"""The link between a device and its node's memory, and how long what waits there travels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.cluster.profile import Cluster
+from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
+from llmlaunch.memory.activations import kept_by_layer, layer_input
+from llmlaunch.memory.job import Job, candidate_ranks
+from llmlaunch.timing.constants import constant
+
+__all__ = ["host_link", "host_link_bytes_per_second", "moves_activations", "moving_seconds"]
+
+FloatColumn = NDArray[np.float64]
+
+HOPPER = 9.0
+# Nominal bytes a second of 16 lanes, one direction (PCI Express Base Specification: 16 and 32 GT/s, 128b/130b).
+HOST_LINKS = {"PCIe 4.0": 31.5e9, "PCIe 5.0": 63.0e9}
+
+
+def host_link(cluster: Cluster) -> tuple[str, float]:
+    """Name and nominal bytes a second of 16 lanes of the accelerator's generation."""
+    capability = cluster.accelerator.compute_capability
+    newer = capability is not None and float(capability) >= HOPPER
+    name = "PCIe 5.0" if newer else "PCIe 4.0"
+    return name, HOST_LINKS[name]
+
+
+def host_link_bytes_per_second(cluster: Cluster) -> float:
+    """What transfers reach of it, each direction."""
+    return constant("host_link_efficiency") * host_link(cluster)[1]
+
+
+def moves_activations(job: Job, layouts: LayoutColumns) -> bool:
+    """Some layout's activations wait in host memory."""
+    ways = job.techniques
+    always = ways.offload_modules or ways.offload_checkpoints or ways.swapped_share
+    return bool(always) or bool(np.any(layouts.offload_layers))
+
+
+def moving_seconds(
+    job: Job, cluster: Cluster, layouts: LayoutColumns, dense_layers: FloatColumn, mixture_layers: FloatColumn
+) -> FloatColumn:
+    """Seconds that one micro-batch's activations of a stage with so many layers travel to host memory, and again back:
+    named modules, the first layers whole, full recompute's layer inputs, or a share of all."""
+    ways = job.techniques
+    rows = candidate_ranks(job, layouts)
+    first = np.searchsorted(rows.layout_index[np.argsort(rows.layout_index, kind="stable")], np.arange(len(layouts)))
+    first = np.argsort(rows.layout_index, kind="stable")[first]  # a row of each layout: layers cost the same on all
+    here = replace(job, techniques=replace(ways, offload_modules=()))
+    whole, left = kept_by_layer(here, rows), kept_by_layer(job, rows)
+    moved = [(a - b + ways.swapped_share * b)[first] for a, b in zip(whole, left, strict=True)]
+    if ways.offload_checkpoints:
+        inputs = layer_input(job, rows)[first]
+        moved = [np.where(layouts.recompute == RECOMPUTE_FULL, inputs, column) for column in moved]
+    layers = np.maximum(dense_layers + mixture_layers, 1.0)
+    share = np.minimum(layouts.offload_layers / layers, 1.0)
+    moved = [(1.0 - share) * some + share * one[first] for some, one in zip(moved, left, strict=True)]
+    total = dense_layers * moved[0] + mixture_layers * moved[1]
+    return np.asarray(total / host_link_bytes_per_second(cluster))

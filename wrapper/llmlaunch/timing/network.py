@@ -1,0 +1,97 @@
+"""Which links a group of ranks uses, and how long its collectives take on them.
+
+Ranks are numbered tensor fastest, then context, data and pipeline (Megatron `tp-cp-ep-dp-pp`,
+megatron/core/parallel_state.py, core 0.19); experts have an order of their own, expert-tensor fastest, then expert,
+then their data parallelism. So a group is `size` ranks, `stride` apart. Three tiers: devices of a node, of an NVLink
+domain, and the fabric between domains, which every device reaches at the speed of its share of the adapters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.cluster.profile import Cluster
+from llmlaunch.timing.constants import constant
+
+__all__ = ["Links", "all_to_all", "links", "neighbour", "ring"]
+
+FloatColumn = NDArray[np.float64]
+Column = NDArray[np.int64] | FloatColumn
+
+
+@dataclass(frozen=True)
+class Links:
+    """Bytes a second that each member of a group sends in a ring, seconds of one of the ring's steps, and of a group
+    that leaves its NVLink domain, how many of its members lie in one."""
+
+    bytes_per_second: FloatColumn
+    latency_seconds: FloatColumn
+    together: FloatColumn
+
+
+def links(cluster: Cluster, size: Column, stride: Column) -> Links:
+    """The links of groups of `size` ranks, `stride` apart.
+
+    Inside a node its links, inside an NVLink domain the domain's. A group across domains is a ring (or a hierarchy of
+    rings) that leaves each domain once: the members inside share what has to cross and each brings its share of the
+    adapters, so k members cross at k times the speed of one, and never faster than NVLink (measured on 4 nodes of 8
+    B200: an all-reduce runs at ten times the speed of one device's adapter).
+    """
+    node, domain = cluster.devices_per_node, max(cluster.nvlink_domain_devices, cluster.devices_per_node)
+    near = constant("nvlink_efficiency") * cluster.node_link.bytes_per_second
+    wide = constant("nvlink_efficiency") * min(cluster.domain_link.bytes_per_second, cluster.node_link.bytes_per_second)
+    far = constant("fabric_efficiency") * cluster.fabric_link.bytes_per_second
+    span = size * stride
+    together = np.clip(domain // stride, 1, size).astype(np.float64)
+    outside = np.minimum(far * together, wide)
+    bandwidth = np.where(span <= node, near, np.where(span <= domain, wide, outside))
+    latency = np.where(
+        span <= node,
+        cluster.node_link.latency_seconds,
+        np.where(span <= domain, cluster.domain_link.latency_seconds, cluster.fabric_link.latency_seconds),
+    )
+    return Links(bandwidth, latency, together)
+
+
+def ring(group: Links, size: Column, message_bytes: FloatColumn) -> FloatColumn:
+    """Seconds of an all-gather or a reduce-scatter whose whole is `message_bytes`; an all-reduce is two of them. Zero
+    for a group of one (Thakur et al. 2005, section 4)."""
+    steps = np.maximum(size - 1.0, 0.0)
+    seconds: FloatColumn = steps * (message_bytes / (size * group.bytes_per_second) + group.latency_seconds)
+    return seconds
+
+
+def all_to_all(cluster: Cluster, size: Column, stride: Column, message_bytes: FloatColumn) -> FloatColumn:
+    """Seconds until every rank has sent `message_bytes` in equal parts to all of its group, itself included. What
+    leaves the NVLink domain and what stays inside travel at the same time."""
+    domain = max(cluster.nvlink_domain_devices, cluster.devices_per_node)
+    near = constant("nvlink_efficiency") * min(cluster.node_link.bytes_per_second, cluster.domain_link.bytes_per_second)
+    far = constant("fabric_efficiency") * cluster.fabric_link.bytes_per_second
+    together = np.clip(domain // stride, 1, size)
+    share = message_bytes / size
+    outside = size > together
+    latency = np.where(outside, cluster.fabric_link.latency_seconds, cluster.node_link.latency_seconds)
+    travel = np.maximum((together - 1.0) * share / near, (size - together) * share / far)
+    return np.where(size > 1, travel + latency, 0.0)
+
+
+def neighbour(cluster: Cluster, stride: Column, count: Column, message_bytes: FloatColumn) -> FloatColumn:
+    """Seconds of sending `message_bytes` to the next of `count` ranks in a row, `stride` apart; the slowest boundary
+    decides. Zero where there is no next."""
+    node, domain = cluster.devices_per_node, max(cluster.nvlink_domain_devices, cluster.devices_per_node)
+    near = constant("nvlink_efficiency")
+    span = stride * count
+    seconds = np.where(
+        span <= node,
+        message_bytes / (near * cluster.node_link.bytes_per_second) + cluster.node_link.latency_seconds,
+        np.where(
+            span <= domain,
+            message_bytes / (near * cluster.domain_link.bytes_per_second) + cluster.domain_link.latency_seconds,
+            message_bytes / (constant("fabric_efficiency") * cluster.fabric_link.bytes_per_second)
+            + cluster.fabric_link.latency_seconds,
+        ),
+    )
+    return np.where(count > 1, seconds, 0.0)

@@ -1,0 +1,167 @@
+"""Matrix products, attention and element-wise work of one layer on one device, for one micro-batch.
+
+A product of M x K by K x N takes its arithmetic at the rate large products reach, and a share of the time its operands
+need through device memory, because a tile's first loads and its result are not hidden behind arithmetic:
+`2 M N K / (efficiency x peak) + exposed x bytes / bandwidth`. So products with few rows, or made narrow by tensor
+parallelism, are less efficient, and a weight's gradient, added to a wide buffer, costs a fixed time per micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.cluster.profile import Cluster
+from llmlaunch.memory.job import Job
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.timing.constants import constant, of_generation
+
+__all__ = ["Linear", "Pace", "Work", "attention_linears", "attention_scores", "linear_work", "mlp_linears", "pace"]
+
+FloatColumn = NDArray[np.float64]
+
+MULTIPROCESSORS = {7: 80, 8: 108, 9: 132, 10: 148}  # streaming multiprocessors of V100, A100, H100 SXM, B200
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds forward and backward."""
+
+    forward: FloatColumn
+    backward: FloatColumn
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.forward + other.forward, self.backward + other.backward)
+
+    @property
+    def both(self) -> FloatColumn:
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a device does in a second, efficiencies included: operations of large products in the compute format and in
+    the narrower one of quantized linear layers, operations of attention forward and backward, bytes an element-wise
+    pass moves, and bytes of a product's operands (as if they alone were waited for)."""
+
+    wide: float
+    linear: float
+    attention_forward: float
+    attention_backward: float
+    element_wise: float
+    operands: float
+    multiprocessors: int
+
+
+def pace(job: Job, cluster: Cluster) -> Pace:
+    """The pace of `cluster`'s devices in the job's number format."""
+    device, precision = cluster.accelerator, job.workload.precision
+    table = device.flops_per_second
+    peak = table.get(precision) or table.get("bf16") or max(table.values())
+    wide = linear = of_generation("matrix_efficiency", device) * peak
+    if job.facts.quantized is not None and "fp8" in table:
+        # four-bit formats run at twice the rate of eight-bit ones (Blackwell data sheets)
+        narrow = table["fp8"] * (1.0 if job.facts.quantized.input_bytes >= 1.0 else 2.0)
+        linear = of_generation("narrow_matrix_efficiency", device) * narrow
+    memory = device.memory_bytes_per_second
+    generation = int(float(device.compute_capability)) if device.compute_capability else 0
+    return Pace(
+        wide=wide,
+        linear=max(linear, wide),
+        attention_forward=of_generation("attention_forward_efficiency", device) * peak,
+        attention_backward=of_generation("attention_backward_efficiency", device) * peak,
+        element_wise=constant("element_wise_efficiency") * memory,
+        operands=memory / constant("matrix_traffic_exposed"),
+        multiprocessors=MULTIPROCESSORS.get(generation, 0),
+    )
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A matrix of `inputs` x `outputs`, one of which tensor parallelism divides; "neither" keeps the matrix whole and
+    divides the tokens (the down projections of latent attention work on the sequence-parallel share)."""
+
+    inputs: float
+    outputs: float
+    divided: str  # "inputs", "outputs" or "neither"
+
+
+def attention_linears(shape: ModelShape) -> tuple[Linear, ...]:
+    """The projections of one attention block (megatron/core/transformer/attention.py and
+    multi_latent_attention.py, core 0.19)."""
+    h = float(shape.hidden_size)
+    if shape.mla is None:
+        mixed = float(shape.query_width + 2 * shape.key_value_width)
+        return Linear(h, mixed, "outputs"), Linear(float(shape.query_width), h, "inputs")
+    mla, heads = shape.mla, shape.num_attention_heads
+    queries = float(heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim))
+    down = Linear(h, float(mla.kv_lora_rank + mla.qk_pos_emb_head_dim), "neither")
+    up = Linear(float(mla.kv_lora_rank), float(heads * (mla.qk_head_dim + mla.v_head_dim)), "outputs")
+    last = Linear(float(heads * mla.v_head_dim), h, "inputs")
+    if mla.q_lora_rank is None:
+        return Linear(h, queries, "outputs"), down, up, last
+    rank = float(mla.q_lora_rank)
+    return Linear(h, rank, "neither"), Linear(rank, queries, "outputs"), down, up, last
+
+
+def mlp_linears(shape: ModelShape, width: float) -> tuple[Linear, ...]:
+    """First (gate and up together) and second matrix of an MLP `width` wide."""
+    if not width:
+        return ()
+    h = float(shape.hidden_size)
+    return Linear(h, (2.0 if shape.gated_mlp else 1.0) * width, "outputs"), Linear(width, h, "inputs")
+
+
+def linear_work(
+    job: Job,
+    pace: Pace,
+    linears: Sequence[Linear],
+    tokens: FloatColumn,
+    split: FloatColumn,
+    weights: float | FloatColumn = 1.0,
+    wide: bool = False,
+) -> Work:
+    """Seconds of matrix products with `tokens` rows over matrices divided by `split`. `weights` is how many matrices of
+    each kind share the rows (experts). Backward makes the gradients of the input and of the weights; the latter are
+    added to a buffer of the gradients' type, read and written (wgrad accumulation, megatron/core/tensor_parallel/
+    layers.py, core 0.19); frozen weights have none."""
+    e = job.facts.activation_bytes
+    elements = sum(one.inputs * one.outputs for one in linears)
+    whole = sum(one.inputs * one.outputs for one in linears if one.divided == "neither")
+    # rows x (input + output) elements that enter and leave, the divided side by the split
+    fixed = sum(_kept_whole(one) for one in linears)
+    divided = sum(one.inputs + one.outputs - _kept_whole(one) for one in linears)
+    rate = pace.wide if wide else pace.linear
+    arithmetic = (2.0 * elements / rate) * tokens / split
+    through = (e / pace.operands) * tokens * (fixed + divided / split)
+    matrices = (elements - whole) / split + whole if whole else elements / split
+    matrix = (e / pace.operands) * weights * matrices
+    once = arithmetic + through + matrix
+    if job.techniques.adapters is not None:
+        return Work(once, once)
+    gradient = arithmetic + through + (2.0 * job.facts.gradient_bytes / e) * matrix
+    return Work(once, once + gradient)
+
+
+def _kept_whole(one: Linear) -> float:
+    return {"inputs": one.outputs, "outputs": one.inputs, "neither": 0.0}[one.divided]
+
+
+def attention_scores(job: Job, pace: Pace, tokens: FloatColumn, heads_split: FloatColumn) -> Work:
+    """Seconds of softmax(QK)V over `tokens` queries of a device and the whole causal sequence, flash attention
+    (Dao 2023, section 3): two products forward, five backward, half of the square. A block of queries that sees the
+    whole sequence takes as long as the others together where heads are few: one such block is waited for."""
+    shape, s = job.shape, float(job.workload.sequence_length)
+    if shape.mla is None:
+        width, one = 2.0 * shape.query_width, 2.0 * shape.head_dim
+    else:
+        one = float(shape.mla.qk_head_dim + shape.mla.qk_pos_emb_head_dim + shape.mla.v_head_dim)
+        width = shape.num_attention_heads * one
+    causal = s * width * tokens / heads_split  # 2 operations x half of the square x width of keys and values
+    tail = 2.0 * s * one * pace.multiprocessors
+    forward = (causal + constant("attention_tail_rows") * tail) / pace.attention_forward
+    backward = 2.5 * (causal + constant("attention_backward_tail_rows") * tail) / pace.attention_backward
+    return Work(forward, backward)

@@ -1,0 +1,146 @@
+"""Seconds of pipeline stages: what one layer costs, what the ends add, and which stage is the slowest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.cluster.profile import Cluster
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.timing.layers import Layer, dense_layer, mixture_layer, tokens_of
+from llmlaunch.timing.network import links, ring
+from llmlaunch.timing.products import Linear, Pace, linear_work, pace
+
+__all__ = ["Ends", "Pieces", "StageSeconds", "Stages", "pieces", "stage_seconds", "stages"]
+
+FloatColumn = NDArray[np.float64]
+IntColumn = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """Columns of seconds, forward and backward of one micro-batch: of one dense and of one mixture layer, and what the
+    first stage (embedding) and the last (norm, head, loss) do beside their layers. Zero for what a model has not."""
+
+    dense_layer: FloatColumn
+    mixture_layer: FloatColumn
+    first: FloatColumn
+    last: FloatColumn
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What the first and the last stage do beside their layers, by kind."""
+
+    first: Mapping[str, FloatColumn]
+    last: Mapping[str, FloatColumn]
+    head_forward: FloatColumn
+    head_backward: FloatColumn
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What stages are made of; None where a model has no such layer."""
+
+    dense: Layer | None
+    mixture: Layer | None
+    ends: Ends
+    seconds: StageSeconds
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Of each layout's stages: seconds of one micro-batch through all of them, and what the slowest holds."""
+
+    all_seconds: FloatColumn
+    slowest_seconds: FloatColumn
+    dense_layers: FloatColumn
+    mixture_layers: FloatColumn
+
+
+def stage_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> StageSeconds:
+    """What one micro-batch costs, layer by layer and at both ends, for every layout."""
+    return pieces(job, cluster, layouts).seconds
+
+
+def pieces(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Pieces:
+    """The same by kind, priced once."""
+    pattern = job.shape.moe.layer_pattern if job.shape.moe else (0,)
+    speed = pace(job, cluster)
+    dense = dense_layer(job, cluster, layouts, speed) if 0 in pattern else None
+    mixture = mixture_layer(job, cluster, layouts, speed) if 1 in pattern else None
+    ends = _ends(job, cluster, layouts, speed)
+    zero = np.zeros(len(layouts))
+    seconds = StageSeconds(
+        zero if dense is None else dense.seconds,
+        zero if mixture is None else mixture.seconds,
+        _sum(ends.first),
+        _sum(ends.last),
+    )
+    return Pieces(dense, mixture, ends, seconds)
+
+
+def _sum(kinds: Mapping[str, FloatColumn]) -> FloatColumn:
+    total: FloatColumn = sum(kinds.values())  # type: ignore[assignment]
+    return total
+
+
+def _ends(job: Job, cluster: Cluster, lay: LayoutColumns, pace: Pace) -> Ends:
+    """Embedding: rows looked up and their gradients added, a scatter over tensor parallelism and its reverse. Head: the
+    input gathered, the product, the logits read and written by the loss about as often as they are kept alive, the
+    gradient scattered beside the weight's. A tiled loss does the forward product again (Luo et al. 2024, MsT)."""
+    shape, facts = job.shape, job.facts
+    n, t = tokens_of(job, lay), lay.tensor.astype(np.float64)
+    hidden = facts.activation_bytes * shape.hidden_size * n
+    one_pass = ring(links(cluster, lay.tensor, np.ones_like(lay.tensor)), lay.tensor, hidden)
+    first = {"element_wise": 4.0 * hidden / pace.element_wise, "tensor_parallel": 2.0 * one_pass}
+    vocabulary = float(shape.vocab_size)
+    head = linear_work(job, pace, [Linear(float(shape.hidden_size), vocabulary, "outputs")], n, t, wide=True)
+    kept = (1.0 if facts.fused_loss is not None else 3.0) * (facts.logit_bytes + facts.logit_gradient_bytes)
+    loss = (kept / pace.element_wise * vocabulary) * n / t + 4.0 * hidden / pace.element_wise / t
+    last = {"matrix_products": head.both, "element_wise": loss, "tensor_parallel": 2.0 * one_pass}
+    if job.techniques.loss == "tiled":
+        last["recompute"] = head.forward
+    if shape.mtp_num_layers:
+        last = {name: (1.0 + shape.mtp_num_layers) * column for name, column in last.items()}
+    return Ends(first, last, head.forward + loss / 3.0, head.backward + 2.0 * loss / 3.0)
+
+
+def stages(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
+    """Layers of the slowest stage and seconds of all. The head makes the last of even stages the slowest."""
+    shape = job.shape
+    pattern: Sequence[int] = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
+    mtp = shape.mtp_num_layers * (seconds.mixture_layer if pattern[-1] else seconds.dense_layer)
+    last = seconds.last + mtp
+    dense, mixture = float(len(pattern) - sum(pattern)), float(sum(pattern))
+    total = dense * seconds.dense_layer + mixture * seconds.mixture_layer + seconds.first + last
+    if (dense and mixture) or np.any(layouts.uneven):
+        return _rank_by_rank(job, layouts, replace(seconds, last=last), total)
+    p = layouts.pipeline
+    each = shape.num_layers / p
+    layer = seconds.dense_layer if dense else seconds.mixture_layer
+    slowest = each * layer + np.where(p > 1, np.maximum(seconds.first, last), seconds.first + last)
+    none = np.zeros(len(layouts))
+    return Stages(total, slowest, each if dense else none, none if dense else each)
+
+
+def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total: FloatColumn) -> Stages:
+    """Every rank of every way the layers are cut, of which there are few: each is counted once."""
+    p, v, cut = layouts.pipeline, layouts.virtual_pipeline, layouts.partition
+    _, example, which = np.unique((cut * (v.max() + 1) + v) * (p.max() + 1) + p, return_index=True, return_inverse=True)
+    ranks = all_ranks(job, layouts.take(example))
+    found = [np.zeros(len(layouts)) for _ in range(3)]
+    for place in range(len(example)):
+        rows, mine = np.flatnonzero(which == place), ranks.layout_index == place
+        held = np.stack([ranks.dense_layers, ranks.moe_layers, ranks.first, ranks.last])[:, mine]
+        for dense, mixture, first, last in np.unique(held, axis=1).T:
+            taken = dense * seconds.dense_layer[rows] + mixture * seconds.mixture_layer[rows]
+            taken = taken + first * seconds.first[rows] + last * seconds.last[rows]
+            slower = taken > found[0][rows]
+            for column, value in zip(found, (taken, dense, mixture), strict=True):
+                column[rows] = np.where(slower, value, column[rows])
+    return Stages(total, *found)
