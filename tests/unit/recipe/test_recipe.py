@@ -18,7 +18,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.json_schema import reference_table, schema
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import AUTO_NODES, NO_BUDGET, Budget, Recipe
 
 Write = Callable[[str | bytes], Path]
 SHIPPED = sorted(asset("recipes").glob("*.yaml"))
@@ -122,6 +122,56 @@ def test_a_model_and_a_cluster_beside_the_recipe(good: str, write: Write, tmp_pa
     assert "taken from the defaults of its class" in recipe.assumptions[0]
     assert recipe.slurm["partition"] == "big"
     assert recipe.cluster.accelerator.name == "a100-80gb"
+
+
+# --- how many nodes, for how long
+
+
+def test_nodes_may_be_left_open_and_pins_of_any_size_with_them(good: str, write: Write) -> None:
+    recipe = load_recipe(write(good), ["nodes=auto", "layout={tensor: 8, pipeline: 32}"])
+    assert recipe.nodes == AUTO_NODES
+    assert recipe.budget == NO_BUDGET
+    jsonschema.validate(yaml.safe_load(good) | {"nodes": "auto", "budget": {"days": 14}}, schema())
+
+
+def test_a_budget_is_of_days_device_hours_and_nodes(good: str, write: Write) -> None:
+    recipe = load_recipe(write(good + "budget: {days: 14, gpu_hours: 5000, max_nodes: 64}\n"))
+    assert recipe.budget == Budget(14.0, 5000.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps"),
+    [("1", 1), ("4194304", 1), ("4194305", 2), ("1.5T", 357628), ("300B", 71526), ("0.5M", 1), ('"4195K"', 2)],
+)
+def test_tokens_are_as_many_steps_as_see_them_all(tokens: str, steps: int, good: str, write: Write) -> None:
+    recipe = load_recipe(write(good.replace("steps: 1000", f"tokens: {tokens}")))
+    assert recipe.workload.tokens_per_step == 4194304
+    assert recipe.training.steps == steps
+    same = load_recipe(write(good.replace("steps: 1000", f"steps: {steps}")))
+    assert recipe.digest == same.digest
+
+
+def test_a_length_of_the_command_line_replaces_the_other_of_the_file(good: str, write: Write) -> None:
+    path = write(good)
+    assert load_recipe(path, ["training.tokens=1T"]).training.steps == 238419
+    assert load_recipe(path, ["training.tokens=1T", "training.steps=7"]).training.steps == 7
+    with pytest.raises(UserError, match="remove one of the two"):
+        load_recipe(path, ["training={sequence_length: 8, global_batch_size: 8, steps: 1, tokens: 8}"])
+
+
+def test_a_budget_is_part_of_what_a_recipe_means_only_where_it_decides(good: str, write: Write) -> None:
+    path = write(good)
+    assert load_recipe(path, ["budget.days=14"]).digest == load_recipe(path).digest
+    assert load_recipe(path, ["nodes=auto", "budget.days=14"]).digest != load_recipe(path, ["nodes=auto"]).digest
+
+
+def test_the_json_schema_wants_one_length(good: str) -> None:
+    recipe = yaml.safe_load(good)
+    jsonschema.validate(recipe | {"training": {"sequence_length": 8, "global_batch_size": 8, "tokens": "15T"}}, schema())
+    for length in ({}, {"steps": 1, "tokens": 8}, {"tokens": "15 T"}):
+        with pytest.raises(jsonschema.ValidationError):
+            training = {"sequence_length": 8, "global_batch_size": 8, **length}
+            jsonschema.validate(recipe | {"training": training}, schema())
 
 
 # --- overrides
@@ -251,7 +301,7 @@ def test_the_json_schema_accepts_every_shipped_recipe(path: Path) -> None:
     jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), schema())
 
 
-@pytest.mark.parametrize("line", ["nodes: auto", "nods: 4", "layout: {tensor: 0}", "name: ../x", "backend: megatron"])
+@pytest.mark.parametrize("line", ["nodes: many", "nods: 4", "budget: {days: 0}", "layout: {tensor: 0}", "name: ../x", "backend: megatron"])
 def test_the_json_schema_refuses_mistakes_in_the_editor(line: str, good: str) -> None:
     wrong = yaml.safe_load(good) | yaml.safe_load(line)
     with pytest.raises(jsonschema.ValidationError):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import prod
 
 from llmlaunch.documents.yaml_strict import KeyPath
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import AUTO_NODES, MOST_STEPS, Recipe
 
 __all__ = ["disagreements"]
 
@@ -19,7 +19,13 @@ Problem = tuple[KeyPath, str]
 
 def disagreements(recipe: Recipe) -> list[Problem]:
     """Every disagreement found, in the order of the recipe's keys."""
-    return [*_model_and_training(recipe), *_pins_and_model(recipe), *_pins_and_world(recipe), *_pins_and_batch(recipe)]
+    return [
+        *_model_and_training(recipe),
+        *_nodes_and_budget(recipe),
+        *_pins_and_model(recipe),
+        *_pins_and_world(recipe),
+        *_pins_and_batch(recipe),
+    ]
 
 
 def _model_and_training(recipe: Recipe) -> Iterator[Problem]:
@@ -30,11 +36,23 @@ def _model_and_training(recipe: Recipe) -> Iterator[Problem]:
             f"{sequence} is more than the {shape.max_position_embeddings} positions {shape.name} has "
             f"learned embeddings for; use at most {shape.max_position_embeddings}",
         )
+    if recipe.training.steps > MOST_STEPS:
+        yield (
+            ("training", "tokens"),
+            f"are {recipe.training.steps} steps of {recipe.workload.tokens_per_step} tokens; use at most "
+            f"{MOST_STEPS} steps",
+        )
     if recipe.data.python_source and shape.vocab_size < 256:
         yield (
             ("data", "python_source"),
             f"bytes need a vocabulary of at least 256, the model has {shape.vocab_size}; raise model.vocab_size",
         )
+
+
+def _nodes_and_budget(recipe: Recipe) -> Iterator[Problem]:
+    most = recipe.budget.max_nodes
+    if most is not None and recipe.nodes > most:
+        yield ("nodes",), f"{recipe.nodes} are more than budget.max_nodes: {most}; change one of the two"
 
 
 def _pinned(recipe: Recipe, name: str) -> tuple[int, ...]:
@@ -68,6 +86,8 @@ def _pins_and_model(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _pins_and_world(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.nodes == AUTO_NODES:
+        return
     names = [name for name in ("tensor", "pipeline", "context", "data") if name in recipe.pins]
     world = recipe.world_size
     fitting = _divisors_among(recipe, names, world)

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 
 __all__ = ["recipe_digest"]
 
 # how it was written, what was remarked on it, and where a figure was found
 _LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions"})
+_UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
 _NOTES = frozenset({"memory_source"})
 # came after the first digests were stored: these values still mean what absent meant, so those digests hold
 _LATER = {"risk": None, "techniques": NO_TECHNIQUES, "gradient_dtype": None}
@@ -23,7 +24,8 @@ _LATER = {"risk": None, "techniques": NO_TECHNIQUES, "gradient_dtype": None}
 def recipe_digest(recipe: Recipe) -> str:
     """sha256 (hex) over canonical JSON of the resolved content: defaults filled in, presets and profiles expanded,
     keys sorted. Order, comments, white space, and whether a value came from an override make no difference."""
-    content = {name: value for name, value in _plain(recipe).items() if name not in _LEFT_OUT}
+    left_out = _LEFT_OUT if recipe.nodes == AUTO_NODES else _LEFT_OUT | _UNTIL_CHOSEN
+    content = {name: value for name, value in _plain(recipe).items() if name not in left_out}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 

@@ -17,10 +17,11 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.consistency import disagreements
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.overrides import apply_overrides
-from llmlaunch.recipe.schema import HINTS, BackendFile, PinsFile, RecipeFile, TrainingFile
+from llmlaunch.recipe.schema import HINTS, BackendFile, BudgetFile, PinsFile, RecipeFile, TrainingFile
 from llmlaunch.recipe.techniques import dispatched, technique_problems, techniques
 from llmlaunch.recipe.types import (
     BackendChoice,
+    Budget,
     Code,
     Container,
     Data,
@@ -101,6 +102,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         path=str(document.name),
         text="",
         assumptions=(*notes, *_stretched(model, file.training.sequence_length)),
+        budget=_budget(file.budget),
         python=file.python,
         techniques=techniques(file),
     )
@@ -135,7 +137,7 @@ def _at(document: Document, key: str, spec: str | Mapping[str, Any], error: User
 def _training(file: TrainingFile) -> Training:
     return Training(
         workload=Workload(file.sequence_length, file.global_batch_size, file.precision),
-        steps=file.steps,
+        steps=_steps(file),
         learning_rate=float(file.learning_rate),
         seed=file.seed,
         log_interval=file.log_interval,
@@ -143,6 +145,19 @@ def _training(file: TrainingFile) -> Training:
         checkpoint_path=file.checkpoint_path,
         gradient_dtype=file.gradient_dtype,
     )
+
+
+def _steps(file: TrainingFile) -> int:
+    """As said, or those that see at least `tokens`."""
+    if file.tokens is None:
+        assert file.steps is not None  # the schema wants one of the two
+        return file.steps
+    return -(-file.tokens // (file.sequence_length * file.global_batch_size))
+
+
+def _budget(file: BudgetFile) -> Budget:
+    days, hours = file.days, file.gpu_hours
+    return Budget(None if days is None else float(days), None if hours is None else float(hours), file.max_nodes)
 
 
 def _pins(file: PinsFile) -> dict[str, Any]:

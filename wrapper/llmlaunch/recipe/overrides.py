@@ -8,7 +8,7 @@ from typing import Any
 
 from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_value
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.schema import SHORTHAND
+from llmlaunch.recipe.schema import RIVALS, SHORTHAND
 
 __all__ = ["apply_overrides"]
 
@@ -17,8 +17,9 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     """The document with each `dotted.key=value` set; values are YAML, read as strictly as the file.
 
     What is not there is created; a word where a mapping is wanted becomes the mapping it stands for
-    (`cluster: h100-80gb-x8` and `cluster.devices_per_node=4`). A number in a key is a place in a list. Raises
-    `UserError` naming the word.
+    (`cluster: h100-80gb-x8` and `cluster.devices_per_node=4`). A number in a key is a place in a list. What says the
+    same as the key in another way (`training.steps` and `training.tokens`) is taken out. Raises `UserError` naming the
+    word.
     """
     if not overrides:
         return document
@@ -27,6 +28,8 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     for word in overrides:
         path, parsed = _parse(word)
         real = _set(value, path, parsed.value, parsed.name)
+        if real in RIVALS:
+            _remove(value, RIVALS[real])
         for table in (places, raw):
             for key in [k for k in table if k[: len(real)] == real]:
                 del table[key]
@@ -66,6 +69,12 @@ def _set(tree: Any, path: tuple[str, ...], value: Any, name: str) -> KeyPath:
         else:
             node = _enter(node, part, part)
     return tuple(real)
+
+
+def _remove(tree: Any, path: KeyPath) -> None:
+    for part in path[:-1]:
+        tree = tree[part]
+    tree.pop(path[-1], None)
 
 
 def _enter(node: Any, key: Any, part: str) -> Any:

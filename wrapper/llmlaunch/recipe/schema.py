@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 
 from llmlaunch.cluster.schema import ClusterFile, inline_or_name
 from llmlaunch.documents.text import (
@@ -22,21 +33,45 @@ from llmlaunch.documents.text import (
 from llmlaunch.documents.validate import StrictModel
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.schema import ShapeFile
+from llmlaunch.recipe.amounts import TOKENS, token_count
+from llmlaunch.recipe.types import AUTO_NODES, MOST_STEPS
 
-__all__ = ["HINTS", "SHORTHAND", "RecipeFile"]
+__all__ = ["HINTS", "RIVALS", "SHORTHAND", "RecipeFile"]
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
+Tokens = Annotated[
+    int,
+    Field(ge=1, le=10**18),
+    BeforeValidator(token_count),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 10**18}, {"type": "string", "pattern": TOKENS.pattern}]}
+    ),
+]
 
 # what a plain word in the place of a mapping stands for
 SHORTHAND = {"model": "base", "cluster": "base", "accelerator": "base", "backend": "name"}
+
+# two keys that say the same in two ways: a word of the command line replaces the other one of the file
+RIVALS: dict[KeyPath, KeyPath] = {
+    ("training", "steps"): ("training", "tokens"),
+    ("training", "tokens"): ("training", "steps"),
+}
 
 # keys that are unknown for a reason worth telling
 HINTS: dict[KeyPath, str] = {
     ("training", "micro_batch_size"): "is part of the layout; write it under `layout:`",
     ("training", "nodes"): "stands at the top of the recipe, not under `training:`",
+    ("max_nodes",): "stands under `budget:`",
+    ("tokens",): "stands under `training:`",
 }
 
 T = TypeVar("T")
+NodeCount = Annotated[int, Field(ge=1, le=100_000)]
+
+
+def _auto_nodes(value: Any, check: ValidatorFunctionWrapHandler) -> int:
+    chosen: int = AUTO_NODES if value == "auto" and isinstance(value, str) else check(value)
+    return chosen
 
 
 def _setup_line(text: str) -> str:
@@ -150,11 +185,18 @@ class AdaptersFile(StrictModel):
 class TrainingFile(StrictModel):
     """What is trained, for how long and how it is optimised."""
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["steps"]}, {"required": ["tokens"]}]})
+
     sequence_length: Annotated[int, Field(ge=1, le=2**28)] = Field(description="Tokens in one sequence")
     global_batch_size: Annotated[int, Field(ge=1, le=2**28)] = Field(
         description="Sequences in one step, over all devices"
     )
-    steps: Count = Field(description="Optimizer steps")
+    steps: Annotated[int | None, Field(ge=1, le=MOST_STEPS)] = Field(
+        None, description="Optimizer steps; give this or `tokens`"
+    )
+    tokens: Tokens | None = Field(
+        None, description="Tokens to train on, instead of `steps`: 15T, 300B, 1.5M or a whole number"
+    )
     precision: Literal["bf16", "fp16", "fp32"] = Field("bf16", description="Number format of the computation")
     learning_rate: Annotated[float, Field(gt=0, le=1000)] = Field(3.0e-4, description="Peak learning rate")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(1234, description="Seed of initialisation and data order")
@@ -168,6 +210,14 @@ class TrainingFile(StrictModel):
     )
     save_interval: Count | None = Field(None, description="Steps between two checkpoints; absent = none is written")
     checkpoint_path: PathText | None = Field(None, description="Folder on the cluster for checkpoints")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainingFile:
+        if self.steps is None and self.tokens is None:
+            raise ValueError("steps: is missing; add it, or tokens: (how long the training is)")
+        if self.steps is not None and self.tokens is not None:
+            raise ValueError("steps and tokens both say how long the training is; remove one of the two")
+        return self
 
     @model_validator(mode="after")
     def _checkpoints_have_a_place(self) -> TrainingFile:
@@ -287,6 +337,18 @@ class MemoryFile(StrictModel):
     )
 
 
+class BudgetFile(StrictModel):
+    """What the whole job may take."""
+
+    days: Annotated[float, Field(gt=0, le=36_500)] | None = Field(
+        None, description="Days the training may take, waiting in the queue not counted"
+    )
+    gpu_hours: Annotated[float, Field(gt=0, le=10**12)] | None = Field(
+        None, description="Hours of all devices together the training may take"
+    )
+    max_nodes: NodeCount | None = Field(None, description="Most nodes there are; absent = 1024 for nodes: auto")
+
+
 class ContainerFile(StrictModel):
     """A container, by pyxis."""
 
@@ -311,12 +373,6 @@ def _auto_or_pins(value: object) -> str:
     return "(pins)" if isinstance(value, dict) else "(auto)"
 
 
-def _reject_auto(value: Any) -> Any:
-    if value == "auto":
-        raise ValueError("llmlaunch does not choose the number of nodes yet; give a whole number of at least 1")
-    return value
-
-
 class RecipeFile(StrictModel):
     """A recipe: what to train, on which cluster, how."""
 
@@ -332,13 +388,18 @@ class RecipeFile(StrictModel):
     cluster: Annotated[
         Annotated[Line, Tag("(name)")] | Annotated[ClusterFile, Tag("(inline)")], Discriminator(inline_or_name)
     ] = Field(description="Profile under slurm/clusters/, path of a profile, or a mapping")
-    nodes: Annotated[int, Field(ge=1, le=100_000), BeforeValidator(_reject_auto)] = Field(description="Number of nodes")
+    nodes: Annotated[
+        NodeCount,
+        WrapValidator(_auto_nodes),
+        WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 100_000}, {"const": "auto"}]}),
+    ] = Field(description="Number of nodes; auto = the fewest that fit, and that meet the budget")
     training: TrainingFile = Field(description="What is trained, for how long")
     data: DataFile = Field(description="What it is trained on")
     layout: Annotated[
         Annotated[Literal["auto"], Tag("(auto)")] | Annotated[LayoutFile, Tag("(pins)")], Discriminator(_auto_or_pins)
     ] = Field("auto", description="How the job is split: auto, or a mapping of what you fix")
     what_if: WhatIfFile = Field(WhatIfFile.model_construct(), description="Techniques no backend runs, to be priced")
+    budget: BudgetFile = Field(BudgetFile.model_construct(), description="What the whole job may take")
     memory: MemoryFile = Field(MemoryFile.model_construct(), description="When a plan is called safe")
     slurm: dict[SlurmOption, SlurmValue] = Field(
         {}, description="Any long option of sbatch without its dashes; true = without a value, false = leave it out"

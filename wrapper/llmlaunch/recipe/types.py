@@ -10,9 +10,23 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
-__all__ = ["BackendChoice", "Code", "Container", "Data", "MemoryPolicy", "Recipe", "Training"]
+__all__ = [
+    "AUTO_NODES",
+    "MOST_STEPS",
+    "NO_BUDGET",
+    "BackendChoice",
+    "Budget",
+    "Code",
+    "Container",
+    "Data",
+    "MemoryPolicy",
+    "Recipe",
+    "Training",
+]
 
 Scalar = str | int | float | bool
+MOST_STEPS = 10**9
+AUTO_NODES = 0  # a recipe whose number of nodes the planner has not chosen yet
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,18 @@ class MemoryPolicy:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What the whole job may take; None = as much as it needs. `gpu_hours` are those of all devices together."""
+
+    days: float | None = None
+    gpu_hours: float | None = None
+    max_nodes: int | None = None
+
+
+NO_BUDGET = Budget()
+
+
+@dataclass(frozen=True)
 class Container:
     """`image` as pyxis takes it (a path to a .sqsh file or a registry reference); `mounts` as src:dst[:flags]."""
 
@@ -87,6 +113,7 @@ class Recipe:
     reproduce both. `digest` is sha256 over the resolved content (order, comments and white space left out).
     `pins` holds what the person fixed of the layout, by the names of `Layout` (recompute as "none", "selective" or
     "full"); what is absent is llmlaunch's to choose. A pin may be one value or a tuple of allowed values.
+    `nodes` is AUTO_NODES until the planner has chosen them (llmlaunch.planner.sized).
     """
 
     name: str
@@ -111,6 +138,7 @@ class Recipe:
     digest: str = ""
     assumptions: tuple[str, ...] = field(default=())
     techniques: Techniques = NO_TECHNIQUES
+    budget: Budget = NO_BUDGET
     python: str | None = None  # interpreter of the training environment on the nodes; None = the one found there
 
     @property
