@@ -50,6 +50,9 @@ BAD = [
     ("a number YAML reads as text", changed("nodes", "1e1"), "1e1"),
     ("heads not divisible", changed("model", "{base: llama3-8b, num_attention_heads: 33, num_query_groups: 11}"), "33"),
     ("batch not divisible", GOOD.replace("megatron-lm", "deepspeed").replace("512", "7"), "batch"),
+    ("two lengths", changed("training", "{sequence_length: 8, global_batch_size: 8, steps: 1, tokens: 1T}"), "tokens"),
+    ("nodes beyond the budget", GOOD + "budget: {max_nodes: 2}\n", "budget.max_nodes"),
+    ("nodes that no count could be", changed("nodes", "auto").replace("layout: auto", "layout: {data: 3}"), "batch"),
     ("more stages than layers", changed("layout", "{pipeline: 64}"), "layers"),
     ("NaN", changed("training", "{sequence_length: .nan, global_batch_size: 512, steps: 10}"), "sequence_length"),
     ("a negative size", changed("nodes", "-4"), "nodes"),
@@ -124,6 +127,44 @@ def test_overrides_change_the_recipe(tmp_path: Path) -> None:
     assert (
         plan["layout"]["tensor"] * plan["layout"]["data"] * plan["layout"]["pipeline"] * plan["layout"]["context"] == 64
     )
+
+
+def test_nodes_may_be_chosen_in_every_command(tmp_path: Path) -> None:
+    written(tmp_path, changed("nodes", "auto"))
+    answer = llmlaunch(tmp_path, "check", "recipe.yaml", "--json")
+    assert answer.returncode == 0, answer.stderr
+    plan = json.loads(answer.stdout)
+    nodes = plan["sizing"]["nodes"]
+    assert [tried["refused"] is None for tried in plan["sizing"]["tried"]] == [False] * (nodes - 1) + [True]
+    assert plan["job"]["steps"] == 10
+    fixed = json.loads(llmlaunch(tmp_path, "plan", "recipe.yaml", f"nodes={nodes}", "--json").stdout)
+    assert fixed == {**plan, "sizing": None}
+    assert f"nodes: auto: the smallest cluster that does has {nodes} node" in llmlaunch(
+        tmp_path, "plan", "recipe.yaml"
+    ).stdout  # fmt: skip
+    assert f"#SBATCH --nodes={nodes}\n" in llmlaunch(tmp_path, "submit", "recipe.yaml", "--dry-run").stdout
+    assert llmlaunch(tmp_path, "render", "recipe.yaml", "-o", "run").returncode == 0
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["nodes"] == nodes
+    assert json.loads((tmp_path / "run" / "plan.json").read_text()) == plan
+
+
+def test_a_budget_that_is_not_met_is_exit_code_3_and_nothing_is_written(tmp_path: Path) -> None:
+    written(tmp_path, GOOD + "budget: {days: 0.0001}\n")
+    for words in (("check",), ("plan",), ("submit", "--dry-run"), ("render", "-o", "run")):
+        answer = llmlaunch(tmp_path, words[0], "recipe.yaml", *words[1:])
+        assert answer.returncode == 3, answer.stderr
+        assert "of budget.days: 0.0001" in answer.stderr
+        assert len(answer.stderr.strip().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_check_says_how_long_the_job_is(tmp_path: Path) -> None:
+    written(tmp_path)
+    text = llmlaunch(tmp_path, "check", "recipe.yaml", "training.tokens=300B", 'slurm.time="24:00:00"').stdout
+    assert "Job: 71,526 steps, 300B tokens: " in text
+    assert " GPU-hours\n" in text
+    assert "Assumed: SLURM ends the job after 24.0 hours (slurm.time)" in text
 
 
 def test_init_writes_a_recipe_that_is_safe_and_never_over_a_file(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from llmlaunch.calibration.machines import clusters_by_gpu
 from llmlaunch.calibration.read import read_records
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.sized import make_sized_plan
 from llmlaunch.recipe.json_schema import schema
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.report.accuracy_json import accuracy_json
@@ -39,6 +40,13 @@ def test_every_shipped_recipe_is_safe_and_its_plan_has_the_published_shape(path:
 def test_an_unsafe_plan_has_the_same_shape() -> None:
     recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ["nodes=1"])
     jsonschema.validate(plan_json(make_plan(recipe, backend_for(recipe))), published("plan"))
+
+
+@pytest.mark.parametrize("budget", ["{days: 14}", "{gpu_hours: 1, max_nodes: 4}", "{max_nodes: 2}"])
+def test_a_plan_with_its_nodes_chosen_has_the_same_shape(budget: str) -> None:
+    recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ["nodes=auto", f"budget={budget}"])
+    _, plan = make_sized_plan(recipe, backend_for(recipe))
+    jsonschema.validate(plan_json(plan), published("plan"))
 
 
 @pytest.mark.parametrize("anchors", [False, True])

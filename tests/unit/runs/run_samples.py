@@ -11,6 +11,7 @@ from llmlaunch.cluster.profile import Accelerator, Cluster, Link
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimate import Estimate, RankEstimate
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.planner.length import job_length
 from llmlaunch.planner.plan import Candidate, Limit, Plan
 from llmlaunch.recipe.types import BackendChoice, Code, Container, Data, MemoryPolicy, Recipe, Training
 from llmlaunch.workload import Workload
@@ -97,6 +98,7 @@ def plan(of: Recipe, layout: Layout) -> Plan:
         estimate=Estimate(ranks, 2**30, kind),
         limit=Limit(memory * 8 // 10, memory, "data sheet", "80 % of device memory"),
         step_terms={"compute": 10.0},
+        length=job_length(of, 10.0),
         searched=1,
         refused={},
         refusal_sentences={},

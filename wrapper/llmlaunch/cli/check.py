@@ -16,9 +16,9 @@ __all__ = ["command"]
 def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
     """Validate and plan RECIPE; show memory by pipeline rank and term, the margin and the step time.
 
-    Exit code 0: safe. 2: the recipe is invalid. 3: no layout is safe.
+    Exit code 0: safe. 2: the recipe is invalid. 3: no layout is safe, or none within the budget.
     """
-    from llmlaunch.planner.unsafe import explain_unsafe
+    from llmlaunch.planner.unsafe import refuse
     from llmlaunch.report.console import print_verdict
     from llmlaunch.report.plan_text import check_text
 
@@ -26,11 +26,10 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         print_json(result.json)
     else:
-        print_verdict(check_text(result.recipe, result.plan), result.plan.safe)
+        print_verdict(check_text(result.recipe, result.plan), result.plan.good)
         for line in _seen_before(result):
             click.echo(line)
-    if not result.plan.safe:
-        raise explain_unsafe(result.plan)
+    refuse(result.plan)
     return 0
 
 

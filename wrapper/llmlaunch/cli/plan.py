@@ -14,7 +14,7 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
     """Show the layouts of RECIPE ranked by step time, and how many were refused for what."""
-    from llmlaunch.planner.unsafe import explain_unsafe
+    from llmlaunch.planner.unsafe import refuse
     from llmlaunch.report.console import print_verdict
     from llmlaunch.report.plan_text import plan_text
 
@@ -22,7 +22,6 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         print_json(result.json)
     else:
-        print_verdict(plan_text(result.recipe, result.plan), result.plan.safe)
-    if not result.plan.safe:
-        raise explain_unsafe(result.plan)
+        print_verdict(plan_text(result.recipe, result.plan), result.plan.good)
+    refuse(result.plan)
     return 0

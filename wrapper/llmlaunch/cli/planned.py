@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmlaunch.backends.base import Backend
-from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan import Plan, Sizing
 from llmlaunch.recipe.types import Recipe
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["Planned", "plan_loaded", "planned", "print_json", "recipe_arguments"
 
 @dataclass(frozen=True)
 class Planned:
-    """A recipe as planned, with its backend and plan. `json` is the shape `check --json` prints."""
+    """A recipe as planned, its number of nodes chosen, with its backend and plan. `json` is what `check --json` prints."""
 
     recipe: Recipe
     backend: Backend
@@ -42,15 +42,17 @@ def planned(path: str, overrides: tuple[str, ...]) -> Planned:
     return plan_loaded(load_recipe(path, overrides))
 
 
-def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None) -> Planned:
-    """Choose the backend, search. `baseline_bytes` as `make_plan` takes it."""
+def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizing | None = None) -> Planned:
+    """Choose the backend, search. `baseline_bytes` as `make_plan` takes it; `sizing` is how an earlier plan chose the
+    nodes the recipe now has."""
     from llmlaunch.backends.registry import backend_for
     from llmlaunch.planner.plan import as_planned
     from llmlaunch.planner.plan_json import plan_json
-    from llmlaunch.planner.planning import make_plan
+    from llmlaunch.planner.sized import make_sized_plan
 
     backend = backend_for(recipe)
-    plan = make_plan(recipe, backend, baseline_bytes, _margin(recipe))
+    recipe, plan = make_sized_plan(recipe, backend, baseline_bytes, _margin(recipe))
+    plan = plan if sizing is None else replace(plan, sizing=sizing)
     return Planned(as_planned(recipe, plan.chosen), backend, plan, plan_json(plan))
 
 

@@ -17,12 +17,11 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool) -> int:
     """Plan RECIPE and write its run directory. Nothing is submitted; nothing is written unless it is safe."""
-    from llmlaunch.planner.unsafe import explain_unsafe
+    from llmlaunch.planner.unsafe import refuse
     from llmlaunch.runs.render import render_run
 
     result = planned(recipe, overrides)
-    if not result.plan.safe:
-        raise explain_unsafe(result.plan)
+    refuse(result.plan)
     rendered = result.backend.render(result.recipe, result.plan.layout)
     render_run(result.recipe, result.plan, result.json, rendered, output)
     if as_json:

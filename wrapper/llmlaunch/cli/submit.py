@@ -49,7 +49,7 @@ def command(
 
     choice = choose(local)
     result = planned(recipe, overrides)
-    _refuse_unsafe(result)
+    _refuse(result)
     if dry_run:
         return _show(result, choice.why, as_json)
     if choice.launcher.name == "local":
@@ -67,11 +67,10 @@ def command(
     return _follow(choice, submission, aside=as_json)
 
 
-def _refuse_unsafe(result: Planned) -> None:
-    from llmlaunch.planner.unsafe import explain_unsafe
+def _refuse(result: Planned) -> None:
+    from llmlaunch.planner.unsafe import refuse
 
-    if not result.plan.safe:
-        raise explain_unsafe(result.plan)
+    refuse(result.plan)
 
 
 def _for_this_machine(result: Planned, why: str) -> Planned:
@@ -91,8 +90,9 @@ def _for_this_machine(result: Planned, why: str) -> Planned:
         os.environ["LLMLAUNCH_PYTHON"] = python
     if recipe.cluster.accelerator.kind != "cpu" or recipe.backend.name != "deepspeed":
         return result
-    measured = plan_loaded(recipe, measured_baseline(python, lambda line: click.echo(line, err=True)))
-    _refuse_unsafe(measured)
+    baseline = measured_baseline(python, lambda line: click.echo(line, err=True))
+    measured = plan_loaded(recipe, baseline, result.plan.sizing)
+    _refuse(measured)
     return measured
 
 

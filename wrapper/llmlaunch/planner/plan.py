@@ -8,10 +8,10 @@ from typing import Any
 
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimate import Estimate
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 
-__all__ = ["Candidate", "Limit", "Plan", "as_planned"]
+__all__ = ["Candidate", "JobLength", "Limit", "Plan", "Sizing", "Tried", "as_planned"]
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,45 @@ def as_planned(recipe: Recipe, chosen: Candidate) -> Recipe:
 
 
 @dataclass(frozen=True)
+class JobLength:
+    """The whole training as planned. `gpu_hours` are those of all devices together, CPUs too."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    gpu_hours: float
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of one number of nodes. `refused` is "no_layout", "memory", "host_memory", "days" or "gpu_hours", and
+    None where the fastest safe layout stays within the budget. `device_bytes` is the worst rank's of the best layout,
+    None where none is legal; `length` is None where none is safe."""
+
+    nodes: int
+    refused: str | None
+    reason: str
+    device_bytes: int | None = None
+    length: JobLength | None = None
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """The numbers of nodes tried, ascending; only the last may do."""
+
+    tried: tuple[Tried, ...]
+
+    @property
+    def nodes(self) -> int | None:
+        """The fewest nodes that do; None where none of those tried does."""
+        return self.tried[-1].nodes if self.tried and self.tried[-1].refused is None else None
+
+
+@dataclass(frozen=True)
 class Plan:
-    """`verdict` is "safe" or "unsafe". An unsafe plan carries the closest layout, and in `advice` the smallest
-    change that would fit; `changes` are its keys with what to write there, None to take a key away."""
+    """`verdict` is "safe" or "unsafe", by memory alone. An unsafe plan carries the closest layout, and in `advice` the
+    smallest change that would fit; `changes` are its keys with what to write there, None to take a key away.
+    `beyond_budget` says what a safe plan takes more than the recipe allows, and the nearest that would do."""
 
     recipe: str
     verdict: str
@@ -58,6 +94,7 @@ class Plan:
     estimate: Estimate
     limit: Limit
     step_terms: Mapping[str, float]  # seconds of the step by what they are spent on
+    length: JobLength
     searched: int
     refused: Mapping[str, int]  # rule key, "memory" or "host_memory" -> layouts refused
     refusal_sentences: Mapping[str, str]  # rule key -> its sentence and where it is checked
@@ -67,6 +104,9 @@ class Plan:
     advice: str | None = None
     changes: Mapping[str, Any] | None = None
     host_limit: Limit | None = None  # None: the nodes' memory is not known
+    sizing: Sizing | None = None  # None: the recipe says how many nodes
+    budget: Budget = NO_BUDGET
+    beyond_budget: str | None = None
 
     @property
     def layout(self) -> Layout:
@@ -82,3 +122,8 @@ class Plan:
     @property
     def safe(self) -> bool:
         return self.verdict == "safe"
+
+    @property
+    def good(self) -> bool:
+        """Safe, and within the budget."""
+        return self.safe and self.beyond_budget is None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from llmlaunch.memory.estimate import Estimate
-from llmlaunch.planner.plan import Candidate, Limit, Plan
+from llmlaunch.planner.plan import Candidate, JobLength, Limit, Plan, Sizing
+from llmlaunch.recipe.types import NO_BUDGET
 
 __all__ = ["plan_json"]
 
@@ -20,6 +22,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "memory": _memory(plan.estimate, plan.limit, plan.host_limit),
         "step_seconds": plan.chosen.step_seconds,
         "step_terms": dict(plan.step_terms),
+        "job": _length(plan.length),
+        "sizing": _sizing(plan.sizing),
+        "budget": _budget(plan),
         "tokens_per_second_per_gpu": plan.chosen.tokens_per_second_per_gpu,
         "searched": plan.searched,
         "refused": dict(plan.refused),
@@ -61,6 +66,39 @@ def _memory(estimate: Estimate, limit: Limit, host: Limit | None) -> dict[str, A
 
 def _words(candidate: Candidate) -> dict[str, Any]:
     return {"techniques": candidate.techniques.as_json(), "gradient_dtype": candidate.gradient_dtype}
+
+
+def _length(length: JobLength) -> dict[str, Any]:
+    return {
+        "steps": length.steps,
+        "seconds": length.seconds,
+        "gpu_hours": length.gpu_hours,
+        "tokens": length.tokens,
+    }
+
+
+def _sizing(sizing: Sizing | None) -> dict[str, Any] | None:
+    if sizing is None:
+        return None
+    return {
+        "nodes": sizing.nodes,
+        "tried": [
+            {
+                "nodes": tried.nodes,
+                "refused": tried.refused,
+                "reason": tried.reason,
+                "device_bytes": tried.device_bytes,
+                "job": None if tried.length is None else _length(tried.length),
+            }
+            for tried in sizing.tried
+        ],
+    }
+
+
+def _budget(plan: Plan) -> dict[str, Any] | None:
+    if plan.budget == NO_BUDGET:
+        return None
+    return {**asdict(plan.budget), "beyond": plan.beyond_budget}
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

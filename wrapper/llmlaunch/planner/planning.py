@@ -12,6 +12,7 @@ from llmlaunch.memory.job import Job
 from llmlaunch.planner.empty import no_layout
 from llmlaunch.planner.host import node_of
 from llmlaunch.planner.host_link import host_link_said
+from llmlaunch.planner.length import job_length, time_limit_said
 from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found
 from llmlaunch.planner.setting import setting_of
@@ -46,6 +47,7 @@ def make_plan(
     chosen = found.candidate(recipe, 0)
     peak_kind = "device" if recipe.cluster.accelerator.kind == "gpu" else "resident"
     detail = estimate(job, chosen.layout, peak_kind=peak_kind, node=node_of(recipe))
+    length = job_length(recipe, chosen.step_seconds)
     count = min(len(found.order), ALTERNATIVES + 1)
     return Plan(
         recipe=recipe.name,
@@ -55,6 +57,7 @@ def make_plan(
         limit=limit,
         host_limit=host,
         step_terms=_step_terms(recipe, job, chosen.layout),
+        length=length,
         searched=found.searched,
         refused=found.refused,
         refusal_sentences=_sentences(found, limit, host),
@@ -63,6 +66,7 @@ def make_plan(
         assumptions=(
             *recipe.assumptions,
             *_baseline_said(job, peak_kind, baseline_bytes),
+            *time_limit_said(recipe, length),
             *host_link_said(recipe, job, chosen.layout),
         ),
         advice=None if safe else advice(change),

@@ -12,16 +12,15 @@ import numpy as np
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.planner.pins import Widened, as_pin, widened
+from llmlaunch.planner.pins import Widened, as_pin, freed, widened
 from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.sizing import MOST_NODES, smallest_cluster
 from llmlaunch.recipe.places import written_pin
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import NO_BUDGET, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 
 __all__ = ["Change", "advice", "smallest_change"]
 
-# Tried in this order where nothing is safe. Not powers of two alone: 126 layers want 7 or 9 pipeline stages.
-MORE_NODES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 21, 24, 28, 32, 42, 48, 63, 64)
 SHORTER = (2, 4, 8, 16, 32)
 OFFLOADS = ("offload_optimizer", "offload_parameters", "offload_modules", "offload_checkpoints")
 EVERY_MODULE = ("core_attn", "layernorm", "mlp")
@@ -80,8 +79,8 @@ def advice(change: Change | None) -> str:
     """One sentence for a person."""
     if change is None:
         return (
-            f"Neither other pins, nor a technique added, nor up to {MORE_NODES[-1]} times the nodes, nor a "
-            f"{SHORTER[-1]} times shorter sequence would fit."
+            f"Neither other pins, nor a technique added, nor more nodes, up to {MOST_NODES}, nor a {SHORTER[-1]} times "
+            "shorter sequence would fit."
         )
     return f"Smallest change that fits: {change.sentence()} ({change.layout.describe()})."
 
@@ -199,10 +198,11 @@ def _with(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
 def _larger(setting: Setting) -> Iterator[Change]:
     """More nodes, then a shorter sequence, each with as few of the pins changed as do."""
     recipe = setting.recipe
-    for factor in MORE_NODES:
-        nodes = recipe.nodes * factor
+    unhurried = setting.of(replace(freed(setting), budget=NO_BUDGET))
+    nodes = smallest_cluster(unhurried, recipe.nodes + 1, MOST_NODES).nodes
+    if nodes is not None:
         wide = widened(setting.of(replace(recipe, nodes=nodes)))
-        found = _by_pins(wide, {"nodes": nodes}, {"nodes": recipe.nodes})
+        found = _by_pins(wide, *_nodes_set(recipe, nodes))
         if found is not None:
             yield found
     for factor in SHORTER:
@@ -214,3 +214,11 @@ def _larger(setting: Setting) -> Iterator[Change]:
             found = _by_pins(wide, {key: length}, {key: recipe.workload.sequence_length})
             if found is not None:
                 yield found
+
+
+def _nodes_set(recipe: Recipe, nodes: int) -> tuple[dict[str, int], dict[str, int]]:
+    """What to write for so many nodes, and what stands there now."""
+    most = recipe.budget.max_nodes
+    if most is None or nodes <= most:
+        return {"nodes": nodes}, {"nodes": recipe.nodes}
+    return {"nodes": nodes, "budget.max_nodes": nodes}, {"nodes": recipe.nodes, "budget.max_nodes": most}

@@ -5,9 +5,21 @@ from __future__ import annotations
 from llmlaunch.errors import NothingSafe
 from llmlaunch.planner.plan import Plan
 
-__all__ = ["explain_unsafe"]
+__all__ = ["explain_unsafe", "refuse"]
 
 GIB = 2**30
+
+
+def refuse(plan: Plan) -> None:
+    """Nothing may be submitted that is not safe, or that takes more than the recipe's budget.
+
+    Raises:
+        NothingSafe: the plan is such a one; what would do.
+    """
+    if not plan.safe:
+        raise explain_unsafe(plan)
+    if plan.beyond_budget is not None:
+        raise NothingSafe(f"{plan.recipe}: {plan.beyond_budget}")
 
 
 def explain_unsafe(plan: Plan) -> NothingSafe:

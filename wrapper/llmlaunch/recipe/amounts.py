@@ -21,7 +21,7 @@ def token_count(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if TOKENS.fullmatch(value) is None:
-        raise ValueError(f"must be a whole number, or one with K, M, B or T such as 1.5T, not {ascii(value[:40])}")
+        raise ValueError(f"must be a whole number, or one with K, M, B or T such as 1.5T, not {value[:40]!a}")
     amount = Decimal(value[:-1]) * _TIMES[value[-1]]
     if amount != int(amount):
         raise ValueError(f"{value} is no whole number of tokens")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.planner.plan import Candidate, Plan
+from llmlaunch.planner.length import duration
+from llmlaunch.planner.plan import Candidate, JobLength, Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.text import gib, table
 from llmlaunch.timing.flops import model_flops_per_token
@@ -25,12 +26,30 @@ def plan_text(recipe: Recipe, plan: Plan) -> str:
 def _headline(recipe: Recipe, plan: Plan) -> list[str]:
     cluster, work = recipe.cluster, recipe.workload
     return [
-        f"{recipe.name}: {plan.verdict}  {plan.layout.describe()}",
+        f"{recipe.name}: {plan.verdict}{', beyond the budget' if plan.beyond_budget else ''}  {plan.layout.describe()}",
         f"  {recipe.model.name} on {recipe.nodes} x {cluster.devices_per_node} {cluster.accelerator.name}, "
         f"{work.global_batch_size} sequences of {work.sequence_length} tokens a step, {work.precision}, "
         f"{recipe.backend.name}",
         *_techniques(recipe),
+        *_sizing(plan),
     ]
+
+
+def _sizing(plan: Plan) -> list[str]:
+    """How the number of nodes was chosen: the fewest that do, and why one fewer does not."""
+    if plan.sizing is None:
+        return []
+    *fewer, last = plan.sizing.tried
+    if last.refused is not None:
+        return [f"  nodes: auto: nothing from 1 to {_nodes(last.nodes)} does; shown is the nearest"]
+    lines = [f"  nodes: auto: the smallest cluster that does has {_nodes(last.nodes)}"]
+    searched = [tried for tried in fewer if tried.device_bytes is not None]
+    shown = [*searched[-1:], *(tried for tried in fewer[-1:] if tried not in searched)]
+    return lines + [f"    {_nodes(tried.nodes)}: {tried.reason}" for tried in shown]
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" + ("s" if count > 1 else "")
 
 
 def _techniques(recipe: Recipe) -> list[str]:
@@ -98,7 +117,22 @@ def _time(recipe: Recipe, plan: Plan) -> list[str]:
     return [
         f"Time: {seconds:.2f} s a step, {plan.chosen.tokens_per_second_per_gpu:,.0f} tokens/s per device{mfu}",
         f"  {parts}",
+        _length(plan.length),
     ]
+
+
+def _length(length: JobLength) -> str:
+    return (
+        f"Job: {length.steps:,} steps, {_tokens(length.tokens)} tokens: {duration(length.seconds)}, "
+        f"{length.gpu_hours:,.{0 if length.gpu_hours >= 100 else 1}f} GPU-hours"
+    )
+
+
+def _tokens(count: int) -> str:
+    for times, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if count >= times:
+            return f"{count / times:,.4g}{unit}"
+    return f"{count:,}"
 
 
 def _small_print(plan: Plan) -> list[str]:

@@ -1,0 +1,241 @@
+"""The fewest nodes that do are found, every smaller number is refused for a reason, and budgets are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.errors import NothingSafe, UserError
+from llmlaunch.planner.length import duration, job_length, time_limit_said
+from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
+from llmlaunch.planner.sized import make_sized_plan
+from llmlaunch.planner.sizing import ALL_UP_TO, IN_EACH_DOUBLING, node_counts, smallest_cluster, splittable
+from llmlaunch.planner.unsafe import refuse
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+
+DAY = 86400
+
+
+def recipe_of(name: str, *overrides: str) -> Recipe:
+    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
+
+
+def sized(name: str, *overrides: str) -> tuple[Recipe, Plan]:
+    recipe = recipe_of(name, *overrides)
+    return make_sized_plan(recipe, backend_for(recipe))
+
+
+LONG = ("llama3-8b", "training.tokens=1T")
+
+
+def short_of(share: float) -> float:
+    """Days that are too few: a share of what the job takes as it ships."""
+    return round(share * sized(*LONG)[1].length.seconds / DAY, 1)
+
+
+def safe_on(recipe: Recipe, nodes: int) -> bool:
+    try:
+        return make_plan(replace(recipe, nodes=nodes), backend_for(recipe)).safe
+    except UserError:  # no layout is legal
+        return False
+
+
+SMALL = {
+    "pipelines of a divisor of 32": ("llama3-8b", "cluster=a100-40gb-x8", "cluster.devices_per_node=1"),
+    "batches of three": ("llama3-8b", "training.global_batch_size=96", "cluster.devices_per_node=1"),
+    "only seven of something": ("llama3-8b", "model.num_layers=28", "cluster.devices_per_node=2", "layout.pipeline=7"),
+    "split by data alone": ("llama2-7b-deepspeed", "cluster.devices_per_node=1", "training.global_batch_size=60"),
+    "a data parallel size": ("llama3-8b", "layout.data=4", "cluster.devices_per_node=1", "cluster.host_memory_gib=64"),
+    "fits at once": ("quickstart",),
+    "host memory": ("llama3-8b", "slurm.mem=100G", "layout={zero_stage: 1, offload_optimizer: 1.0}"),
+}
+
+
+@pytest.mark.parametrize("words", SMALL.values(), ids=SMALL)
+def test_the_number_chosen_is_safe_and_no_smaller_one_is(words: tuple[str, ...]) -> None:
+    recipe, plan = sized(*words, "nodes=auto")
+    assert plan.safe
+    assert plan.layout.world_size == recipe.world_size
+    by_hand = next(n for n in range(1, ALL_UP_TO) if safe_on(recipe, n))
+    assert recipe.nodes == by_hand
+    assert plan.sizing is not None
+    assert [tried.nodes for tried in plan.sizing.tried] == list(range(1, by_hand + 1))
+    assert all(tried.refused and tried.reason for tried in plan.sizing.tried[:-1])
+
+
+def test_the_choice_is_the_plan_and_the_digest_of_that_number_written_down() -> None:
+    recipe, plan = sized("llama3-70b", "nodes=auto", "budget.max_nodes=10")
+    written = recipe_of("llama3-70b", f"nodes={recipe.nodes}")
+    assert recipe.digest == written.digest
+    assert replace(plan, sizing=None, budget=written.budget) == make_plan(written, backend_for(written))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batch=st.integers(1, 60),
+    tensor=st.sampled_from([None, 1, 2, 3]),
+    data=st.sampled_from([None, 2, 5]),
+    micro=st.sampled_from([None, 2, 3]),
+)
+def test_only_what_no_layout_could_split_is_left_out(
+    batch: int, tensor: int | None, data: int | None, micro: int | None
+) -> None:
+    recipe = recipe_of("llama3-8b", "nodes=1", "cluster.devices_per_node=2", "training.sequence_length=1024")
+    pins = {k: v for k, v in {"tensor": tensor, "data": data, "micro_batch_size": micro}.items() if v is not None}
+    training = replace(recipe.training, workload=replace(recipe.workload, global_batch_size=batch))
+    setting = setting_of(replace(recipe, pins=pins, training=training), backend_for(recipe))
+    counts = np.arange(1, 13)
+    for nodes, can in zip(counts.tolist(), splittable(setting, counts).tolist(), strict=True):
+        legal = len(setting.of(replace(setting.recipe, nodes=nodes)).search().layouts)
+        assert can or not legal
+
+
+@given(st.sets(st.integers(1, 5000)).map(sorted))
+def test_counts_are_thinned_only_where_there_are_many(counts: list[int]) -> None:
+    kept = node_counts(counts)
+    assert kept == sorted(set(kept) & set(counts))
+    assert [n for n in counts if n <= ALL_UP_TO] == [n for n in kept if n <= ALL_UP_TO]
+    low = ALL_UP_TO
+    while low < 5000:
+        octave, chosen = ([n for n in some if low < n <= 2 * low] for some in (counts, kept))
+        assert len(chosen) == min(len(octave), IN_EACH_DOUBLING)
+        assert chosen[-1:] == octave[-1:]
+        low *= 2
+
+
+def test_days_are_met_by_the_fewest_nodes_that_meet_them() -> None:
+    days = short_of(0.3)
+    unhurried, _ = sized(*LONG, "nodes=auto")
+    recipe, plan = sized(*LONG, "nodes=auto", f"budget.days={days}")
+    assert plan.good
+    assert recipe.nodes > unhurried.nodes
+    assert plan.length.seconds <= days * DAY
+    assert plan.sizing is not None
+    for tried in plan.sizing.tried[:-1]:
+        assert tried.refused in ("no_layout", "memory", "days")
+        if tried.refused == "days":
+            alone = make_plan(replace(recipe, nodes=tried.nodes), backend_for(recipe))
+            assert alone.length == tried.length
+            assert alone.length.seconds > days * DAY
+
+
+def test_a_budget_that_a_fixed_number_of_nodes_exceeds_names_the_fewest_that_do_not() -> None:
+    days = short_of(0.6)
+    recipe, plan = sized(*LONG, f"budget.days={days}")
+    assert plan.safe
+    assert not plan.good
+    with pytest.raises(NothingSafe) as refused:
+        refuse(plan)
+    said = str(refused.value)
+    assert f"of budget.days: {days}" in said
+    enough, _ = sized(*LONG, f"budget.days={days}", "nodes=auto")
+    assert f"The fewest that stay within it: nodes: {enough.nodes} (" in said
+    refuse(make_sized_plan(enough, backend_for(enough))[1])
+    assert recipe.nodes == 4
+
+
+def test_more_nodes_than_there_are_may_be_what_is_missing() -> None:
+    plan = sized(*LONG, f"budget={{days: {short_of(0.6)}, max_nodes: 4}}")[1]
+    assert plan.beyond_budget is not None
+    assert "More would: budget.max_nodes: " in plan.beyond_budget
+
+
+def test_a_budget_nothing_meets_is_answered_with_the_nearest() -> None:
+    recipe, plan = sized("llama3-8b", "nodes=auto", "budget={gpu_hours: 0.5, max_nodes: 4}")
+    assert plan.safe
+    assert plan.beyond_budget is not None
+    assert "GPU-hours of budget.gpu_hours: 0.5. No number of nodes up to 1024 does; nearest: " in plan.beyond_budget
+    enough = plan.beyond_budget.rpartition("nodes with budget.gpu_hours: ")[2].rstrip(".")
+    nearest = int(plan.beyond_budget.rpartition("nearest: ")[2].partition(" ")[0])
+    assert sized("llama3-8b", f"nodes={nearest}", f"budget.gpu_hours={enough}")[1].good
+    assert recipe.nodes == nearest
+
+
+def test_where_no_number_of_nodes_fits_the_nearest_is_shown_with_what_would() -> None:
+    recipe, plan = sized("llama3-70b", "nodes=auto", "budget.max_nodes=2")
+    assert (plan.safe, recipe.nodes) == (False, 2)
+    with pytest.raises(NothingSafe, match=r"Smallest change that fits: nodes: 4 and budget\.max_nodes: 4"):
+        refuse(plan)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("llama2-7b-deepspeed", "training.global_batch_size=7"), "training.global_batch_size: 7"),
+        (("llama3-8b", "layout={tensor: 3, data: 1, pipeline: 1, context: 1}", "model.num_attention_heads=24",
+          "model.num_query_groups=8", "model.hidden_size=3072"), "as pinned"),
+        (("llama3-8b", "training.sequence_length=1001", "layout={context: 2}"), "[context-length]"),
+    ],
+)  # fmt: skip
+def test_what_no_number_of_nodes_could_split_is_said_with_its_reason(words: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(UserError) as refused:
+        sized(*words, "nodes=auto")
+    assert refused.value.exit_code == 2
+    assert "nodes: auto: no number of nodes up to 1024 has a legal layout" in str(refused.value)
+    assert reason in str(refused.value)
+
+
+def test_the_advice_for_too_few_nodes_is_the_smallest_number_that_fits() -> None:
+    recipe = recipe_of("llama3-70b", "nodes=1")
+    advice = make_plan(recipe, backend_for(recipe)).advice
+    found = smallest_cluster(setting_of(recipe, backend_for(recipe)), 2, 100).nodes
+    assert advice is not None
+    assert f"nodes: {found} (" in advice
+
+
+def test_the_length_of_a_job_is_its_steps() -> None:
+    recipe, plan = sized("llama3-8b")
+    length = plan.length
+    assert length == job_length(recipe, plan.chosen.step_seconds)
+    assert (length.steps, length.tokens) == (1000, 1000 * 512 * 8192)
+    assert length.seconds == pytest.approx(1000 * plan.chosen.step_seconds)
+    assert length.gpu_hours == pytest.approx(length.seconds * 32 / 3600)
+
+
+@pytest.mark.parametrize(
+    ("asked", "hours"),
+    [
+        ("90", 1.5),
+        (90, 1.5),
+        ("90:30", 181 / 120),
+        ("1:30:00", 1.5),
+        ("2-0", 48),
+        ("2-1:30", 49.5),
+        ("1-0:0:36", 24.01),
+    ],
+)
+def test_slurms_time_limit_is_read_as_slurm_does(asked: str | int, hours: float) -> None:
+    recipe = replace(recipe_of("llama3-8b"), slurm={"time": asked})
+    assert time_limit_said(recipe, job_length(recipe, hours * 3.599)) == ()
+    (said,) = time_limit_said(recipe, job_length(recipe, hours * 3.601))
+    assert "slurm.time" in said
+    assert "training.save_interval" in said
+
+
+@pytest.mark.parametrize("asked", [None, False, "UNLIMITED", "0", 0, "soon"])
+def test_no_limit_ends_no_job(asked: str | int | None) -> None:
+    recipe = replace(recipe_of("llama3-8b"), slurm={} if asked is None else {"time": asked})
+    assert time_limit_said(recipe, job_length(recipe, 1e6)) == ()
+
+
+def test_a_job_that_can_be_resumed_is_told_so() -> None:
+    recipe = recipe_of("llama3-8b", "training.save_interval=10", "training.checkpoint_path=/ck", "slurm.time=60")
+    (said,) = time_limit_said(recipe, job_length(recipe, 1e3))
+    assert "its last checkpoint" in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(3.21, "3.2 seconds"), (200, "3.3 minutes"), (7200, "2.0 hours"), (3 * DAY, "3.0 days"), (5e9, "57,870.4 days")],
+)
+def test_durations_are_in_the_unit_a_person_would_use(seconds: float, said: str) -> None:
+    assert duration(seconds) == said

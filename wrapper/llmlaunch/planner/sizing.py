@@ -1,0 +1,157 @@
+"""How many nodes: the fewest on which a safe layout exists that stays within the budget.
+
+Safe on n nodes does not mean safe on n + 1, because sizes must divide; so counts are tried one after the other, from
+the fewest. What cannot be split at all is known without pricing anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.planner.enumerate import as_ints, offered_values
+from llmlaunch.planner.length import DAY, duration, job_length
+from llmlaunch.planner.plan import JobLength, Sizing, Tried
+from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found
+from llmlaunch.planner.setting import Setting
+from llmlaunch.recipe.types import Budget, Recipe
+
+__all__ = ["MOST_NODES", "beyond", "excess", "node_counts", "said", "smallest_cluster", "sufficient"]
+
+MOST_NODES = 1024
+ALL_UP_TO = 64
+IN_EACH_DOUBLING = 32
+NO_LAYOUT = "no_layout"
+DAYS, GPU_HOURS = "days", "gpu_hours"
+GIB = 2**30
+
+
+def smallest_cluster(setting: Setting, fewest: int, most: int) -> Sizing:
+    """The first count of nodes from `fewest` to `most` with a safe layout within the recipe's budget.
+
+    Every count up to ALL_UP_TO is tried, and beyond it every one that can be split, of which no more than
+    IN_EACH_DOUBLING, evenly spread, between a count and its double.
+    """
+    counts = np.arange(fewest, most + 1)
+    whole = splittable(setting, counts)
+    wanted = set(node_counts(counts[whole].tolist()))
+    tried: list[Tried] = []
+    for nodes, can_split in zip(counts.tolist(), whole.tolist(), strict=True):
+        if not can_split:
+            tried.append(Tried(nodes, NO_LAYOUT, _no_split(setting.recipe, nodes)))
+        elif nodes in wanted:
+            tried.append(_try(setting.of(replace(setting.recipe, nodes=nodes))))
+            if tried[-1].refused is None:
+                break
+    return Sizing(tuple(tried))
+
+
+def node_counts(counts: Sequence[int]) -> list[int]:
+    """Those of the ascending `counts` that are worth a search: see `smallest_cluster`."""
+    kept = [n for n in counts if n <= ALL_UP_TO]
+    low = ALL_UP_TO
+    while counts and low < counts[-1]:
+        octave = [n for n in counts if low < n <= 2 * low]
+        if len(octave) > IN_EACH_DOUBLING:
+            places = np.linspace(0, len(octave) - 1, IN_EACH_DOUBLING).round().astype(int)
+            octave = [octave[place] for place in places]
+        kept += octave
+        low *= 2
+    return kept
+
+
+def splittable(setting: Setting, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether some tensor x pipeline x context x data is all the devices, and data x micro-batch divides the batch."""
+    recipe = setting.recipe
+    if not len(counts):
+        return np.zeros(0, dtype=np.bool_)
+    largest = replace(recipe, nodes=int(counts[-1]))
+    splits = np.unique(_products(setting.of(largest), ("tensor", "pipeline", "context")))
+    micro_batches = np.unique(_products(setting.of(largest), ("micro_batch_size",)))
+    worlds = counts * recipe.cluster.devices_per_node
+    data = np.where(worlds[:, None] % splits == 0, worlds[:, None] // splits, 0)
+    pinned = recipe.pins.get("data")
+    if pinned is not None:
+        data = np.where(np.isin(data, as_ints("data", pinned)), data, 0)
+    batch = recipe.workload.global_batch_size
+    least = data[:, :, None] * micro_batches
+    whole: NDArray[np.bool_] = np.any((least > 0) & (batch % np.maximum(least, 1) == 0), axis=(1, 2))
+    return whole
+
+
+def _products(setting: Setting, names: Iterable[str]) -> NDArray[np.int64]:
+    recipe, space = setting.recipe, setting.backend.space(setting.recipe)
+    products = np.ones(1, dtype=np.int64)
+    for name in names:
+        pinned = recipe.pins.get(name)
+        values = offered_values(recipe, space, name) if pinned is None else as_ints(name, pinned)
+        products = np.unique(np.multiply.outer(products, np.array(values, dtype=np.int64)))
+    return products
+
+
+def _no_split(recipe: Recipe, nodes: int) -> str:
+    pins = ", ".join(f"{name}={value}" for name, value in recipe.pins.items())
+    kept = f" as pinned ({pins})" if pins else ""
+    return (
+        f"{nodes * recipe.cluster.devices_per_node} devices cannot be split{kept} so that data parallelism divides "
+        f"training.global_batch_size: {recipe.workload.global_batch_size}"
+    )
+
+
+def _try(setting: Setting) -> Tried:
+    recipe, found = setting.recipe, setting.search()
+    if not len(found.order):
+        return Tried(recipe.nodes, NO_LAYOUT, _no_legal(found))
+    best = found.candidate(recipe, 0)
+    if not np.any(found.safe):
+        if best.device_bytes <= setting.limit.limit_bytes:
+            return Tried(recipe.nodes, HOST_MEMORY, "fits the devices, not the host memory", best.device_bytes)
+        needs, limit = best.device_bytes / GIB, setting.limit.limit_bytes / GIB
+        return Tried(recipe.nodes, MEMORY, f"needs {needs:.1f} GiB of {limit:.1f} GiB", best.device_bytes)
+    length = job_length(recipe, best.step_seconds)
+    over = beyond(recipe.budget, length)
+    return Tried(recipe.nodes, over, f"takes {said(length, over)}", best.device_bytes, length)
+
+
+def _no_legal(found: Found) -> str:
+    """Splittable, and yet the backend refuses every layout."""
+    if not found.refused:
+        return "no split of the devices matches the pins"
+    key, _ = max(found.refused.items(), key=lambda item: item[1])
+    sentence = next((rule.sentence for rule in found.rules if rule.key == key), key)
+    return f"no layout is legal, most because {sentence} [{key}]"
+
+
+def beyond(budget: Budget, length: JobLength) -> str | None:
+    """The part of the budget that the job exceeds most, by its key; None where it stays within."""
+    over = {key: share for key, share in _shares(budget, length).items() if share > 1.0}
+    return max(over, key=lambda key: over[key]) if over else None
+
+
+def excess(budget: Budget, length: JobLength) -> float:
+    """How many times the tightest part of the budget the job takes."""
+    return max(_shares(budget, length).values(), default=0.0)
+
+
+def _shares(budget: Budget, length: JobLength) -> dict[str, float]:
+    taken = {DAYS: length.seconds / DAY, GPU_HOURS: length.gpu_hours}
+    allowed = {DAYS: budget.days, GPU_HOURS: budget.gpu_hours}
+    return {key: taken[key] / most for key, most in allowed.items() if most is not None}
+
+
+def said(length: JobLength, key: str | None = None) -> str:
+    """What of the job a part of the budget is about, in its unit; all of it where none is named."""
+    hours = f"{length.gpu_hours:,.0f} GPU-hours"
+    if key is None:
+        return f"{duration(length.seconds)} and {hours}"
+    return hours if key == GPU_HOURS else f"{length.seconds / DAY:,.2f} days"
+
+
+def sufficient(budget: Budget, length: JobLength) -> str:
+    """The keys of the budget the job exceeds, each with what would do."""
+    enough = {DAYS: math.ceil(length.seconds / DAY * 100) / 100, GPU_HOURS: math.ceil(length.gpu_hours)}
+    return ", ".join(f"budget.{key}: {enough[key]}" for key, share in _shares(budget, length).items() if share > 1.0)
