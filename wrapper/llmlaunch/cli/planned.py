@@ -21,7 +21,8 @@ __all__ = ["Planned", "plan_loaded", "planned", "print_json", "recipe_arguments"
 
 @dataclass(frozen=True)
 class Planned:
-    """A recipe as planned, its number of nodes chosen, with its backend and plan. `json` is what `check --json` prints."""
+    """A recipe as planned, its number of nodes chosen, with its backend and plan. `json` is the shape `check --json`
+    prints."""
 
     recipe: Recipe
     backend: Backend
