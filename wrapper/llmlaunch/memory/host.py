@@ -14,13 +14,15 @@ import numpy as np
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns, candidate_ranks
+from llmlaunch.memory.peak import sum_of
 from llmlaunch.memory.saved import tokens
 from llmlaunch.memory.states import shard_groups
 from llmlaunch.memory.terms import rank_terms
 from llmlaunch.memory.trained import trained_parameters
 from llmlaunch.memory.weights import largest_parameter, rank_parameters
+from llmlaunch.memory.worst import Ranks, most_bytes
 
-__all__ = ["Node", "host_terms", "node_bytes", "worst_hosts"]
+__all__ = ["Node", "held_host_terms", "host_terms", "node_bytes", "running_host_terms", "worst_hosts"]
 
 BATCH_BYTES_PER_TOKEN = 40.0  # token ids, labels, positions and two masks, 8 bytes each
 
@@ -36,31 +38,37 @@ class Node:
 
 
 def host_terms(job: Job, rows: RankColumns, node: Node) -> dict[str, FloatColumn]:
-    """Bytes of one process of each row's rank, by term, rounded to whole bytes."""
-    offloaded = {
+    """Bytes of one process of each row's rank, by term, whole bytes."""
+    device = {"processes": rank_terms(job, rows).device} if node.resident else {}
+    return {**device, **running_host_terms(job, rows, node), **held_host_terms(job, rows, node)}
+
+
+def running_host_terms(job: Job, rows: RankColumns, node: Node) -> dict[str, FloatColumn]:
+    """Those of them that follow from the micro-batch and what is recomputed or offloaded of the activations."""
+    terms = {"offloaded_activations": _activations(job, rows, node)}
+    if not node.resident:
+        terms["data_loader"] = _data_loader(job, rows)
+    return {name: np.rint(column) for name, column in terms.items()}
+
+
+def held_host_terms(job: Job, rows: RankColumns, node: Node) -> dict[str, FloatColumn]:
+    """Those that follow from the split and what is sharded or offloaded of the states. Where devices are processes,
+    what the device holds comes on top."""
+    terms = {
         "offloaded_optimizer": _optimizer(job, rows, node),
         "offloaded_parameters": _parameters(job, rows, node),
-        "offloaded_activations": _activations(job, rows, node),
     }
-    if node.resident:
-        terms = {"processes": rank_terms(job, rows).device, **offloaded}
-    else:
-        terms = {
-            "processes": np.full(len(rows), job.facts.host.process_bytes),
-            "data_loader": _data_loader(job, rows),
-            **offloaded,
-            "checkpoint": _checkpoint(job, rows) if node.checkpoints else np.zeros(len(rows)),
-        }
+    if not node.resident:
+        terms["processes"] = np.full(len(rows), job.facts.host.process_bytes)
+        terms["checkpoint"] = _checkpoint(job, rows) if node.checkpoints else np.zeros(len(rows))
     return {name: np.rint(column) for name, column in terms.items()}
 
 
 def worst_hosts(job: Job, layouts: LayoutColumns, node: Node) -> FloatColumn:
     """Bytes of a node, for every layout."""
     rows = candidate_ranks(job, layouts)
-    total = np.sum(list(host_terms(job, rows, node).values()), axis=0)
-    worst = np.zeros(len(layouts))
-    np.maximum.at(worst, rows.layout_index, total)
-    return node.processes * worst
+    total = sum_of(host_terms(job, rows, node).values())
+    return node.processes * most_bytes(Ranks.of(rows), total)
 
 
 def _pinned(total: FloatColumn, piece: FloatColumn, node: Node) -> FloatColumn:
@@ -101,12 +109,17 @@ def _trained(job: Job, rows: RankColumns) -> FloatColumn:
     """Of all parameters, those that have optimizer states."""
     counts = rank_parameters(job, rows)
     trained = trained_parameters(job, rows, counts)
-    return (trained.dense + trained.expert) / (counts.dense + counts.expert)
+    return (trained.dense + trained.expert) / _some(counts.dense + counts.expert)
 
 
 def _share(job: Job, rows: RankColumns) -> FloatColumn:
     counts = rank_parameters(job, rows)
-    return _held(job, rows, 1) / (counts.dense + counts.expert)
+    return _held(job, rows, 1) / _some(counts.dense + counts.expert)
+
+
+def _some(count: FloatColumn) -> FloatColumn:
+    """A stage may hold no layer at all: nothing of nothing is no share of it."""
+    return np.maximum(count, 1.0)
 
 
 def _parameters(job: Job, rows: RankColumns, node: Node) -> FloatColumn:

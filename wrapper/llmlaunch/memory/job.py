@@ -21,6 +21,7 @@ __all__ = [
     "IntColumn",
     "Job",
     "RankColumns",
+    "all_are_candidates",
     "all_ranks",
     "candidate_ranks",
     "chunk_ranges",
@@ -51,7 +52,8 @@ class Job:
 
 @dataclass(frozen=True)
 class RankColumns:
-    """One row per (layout, pipeline rank). `layout_index` says which layout a row belongs to."""
+    """One row per (layout, pipeline rank). `layout_index` says which layout a row belongs to: layout by layout, or,
+    where these are the `ends` of even pipelines, the first ranks of all and then the last ranks of those of several."""
 
     layouts: LayoutColumns
     layout_index: IntColumn
@@ -59,6 +61,7 @@ class RankColumns:
     microbatches: IntColumn  # per pipeline and step
     dense_layers: FloatColumn
     moe_layers: FloatColumn
+    ends: bool = False
 
     @property
     def first(self) -> NDArray[np.bool_]:
@@ -97,19 +100,25 @@ def all_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None =
     return _rows(job, layouts, index, rank, microbatches)
 
 
+def all_are_candidates(job: Job, layouts: LayoutColumns) -> bool:
+    """Any pipeline rank may be the worst of a layout, not the first or the last alone: stages differ, or ranks between
+    two others communicate with both."""
+    return not job.stages_alike or "neighbours" in job.facts.groups or bool(np.any(layouts.uneven))
+
+
 def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> RankColumns:
     """The pipeline ranks that can be a layout's worst.
 
     With even, alike stages, in-flight micro-batches fall from rank to rank and only the first and the last rank
-    hold embeddings: the worst is one of those two. Otherwise every rank is a candidate.
+    hold embeddings: the worst is one of those two. Otherwise every rank is a candidate (`all_are_candidates`).
     """
-    if not job.stages_alike or np.any(layouts.uneven):
+    if all_are_candidates(job, layouts):
         return all_ranks(job, layouts, microbatches)
     n = len(layouts)
     split = np.flatnonzero(layouts.pipeline > 1)
     index = np.concatenate([np.arange(n), split])
     rank = np.concatenate([np.zeros(n, dtype=np.int64), layouts.pipeline[split] - 1])
-    return _rows(job, layouts, index, rank, microbatches)
+    return _rows(job, layouts, index, rank, microbatches, ends=True)
 
 
 def pattern_is_uniform(shape: ModelShape) -> bool:
@@ -117,13 +126,18 @@ def pattern_is_uniform(shape: ModelShape) -> bool:
 
 
 def _rows(
-    job: Job, layouts: LayoutColumns, index: IntColumn, rank: IntColumn, microbatches: IntColumn | None
+    job: Job,
+    layouts: LayoutColumns,
+    index: IntColumn,
+    rank: IntColumn,
+    microbatches: IntColumn | None,
+    ends: bool = False,
 ) -> RankColumns:
     if microbatches is None:
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
     rows = layouts.take(index)
     dense, moe = _layers(job, rows, rank)
-    return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe)
+    return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe, ends)
 
 
 def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn, FloatColumn]:

@@ -21,7 +21,14 @@ from llmlaunch.memory.saved import (
 )
 from llmlaunch.memory.weights import matrices
 
-__all__ = ["delayed_weight_gradients", "head_backward", "layer_backward", "persistent_buffers", "recomputed_layer"]
+__all__ = [
+    "delayed_weight_gradients",
+    "head_backward",
+    "layer_backward",
+    "passing_buffers",
+    "recomputed_layer",
+    "weight_gradient_stubs",
+]
 
 
 def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
@@ -149,21 +156,24 @@ def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
     return np.where(rows.last, logits + weight + gathered, 0.0)
 
 
-def persistent_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
-    """Buffers made once and kept: by name, bytes.
+def weight_gradient_stubs(job: Job, rows: RankColumns) -> FloatColumn:
+    """With gradients accumulated in place, Transformer Engine hands autograd one stub for every distinct shape of
+    weight (transformer_engine/pytorch/module/base.py get_dummy_wgrad, 2.2 to 2.20) and Megatron core one for the head
+    (megatron/core/tensor_parallel/layers.py, core 0.19). They are made once and kept."""
+    if not (job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs):
+        return np.zeros(len(rows))
+    return job.facts.parameter_bytes * matrices(job, rows).distinct
 
-    `weight_gradient_stubs`: with gradients accumulated in place, Transformer Engine hands autograd one stub for every
-    distinct shape of weight (transformer_engine/pytorch/module/base.py get_dummy_wgrad, 2.2 to 2.20) and Megatron core
-    one for the head (megatron/core/tensor_parallel/layers.py, core 0.19).
+
+def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """Buffers made once and kept, that a micro-batch passes through: by name, bytes.
+
     `user_buffers`: one for every multiplication of a layer that is overlapped with its all-gather or reduce-scatter
     (transformer_engine/pytorch/module/base.py initialize_ub, 2.20; Megatron `--tp-comm-overlap`).
     `sequence_gather`: the largest all-gather of sequence parallelism or of expert parallelism's tokens
     (megatron/core/utils.py GlobalMemoryBuffer); Transformer Engine's linears bring their own, which they free.
     """
     e = job.facts.activation_bytes
-    stubs = np.zeros(len(rows))
-    if job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs:
-        stubs = job.facts.parameter_bytes * matrices(job, rows).distinct
     everywhere = job.facts.sequence_gather == "all"
     sequence = np.where((rows.layouts.sequence_parallel > 0) & (rows.last | everywhere), tokens(job, rows), 0.0)
     gathered = e * job.shape.hidden_size * np.maximum(sequence, gathered_tokens(job, rows))
@@ -172,7 +182,6 @@ def persistent_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         rows.layouts.pipeline > 1, e * tokens(job, rows) * job.shape.hidden_size / sequence_split(rows), 0.0
     )
     return {
-        "weight_gradient_stubs": stubs,
         "user_buffers": np.where(rows.layouts.sequence_parallel > 0, user, 0.0),
         "sequence_gather": gathered * (job.facts.sequence_gather != "none"),
         "pipeline_buffers": exchanged * _exchanges(job, rows),

@@ -1,0 +1,171 @@
+"""The peak of a rank from the sums of its two halves: which moment is the worst, and what the allocator holds then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from llmlaunch.memory.activations import cut_checkpoints
+from llmlaunch.memory.communicators import communicators
+from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns
+from llmlaunch.memory.moments import HOLES, Half, Moment, held_terms, running_terms
+from llmlaunch.memory.states import States, states
+
+__all__ = [
+    "HeldSums",
+    "RunningSums",
+    "cache_bytes",
+    "device_bytes",
+    "moment_totals",
+    "outside_torch",
+    "rank_sums",
+    "sum_of",
+]
+
+
+@dataclass(frozen=True)
+class RunningSums:
+    """Whole bytes of what runs: of each moment, the lasting ones included. None where the facts know no such thing."""
+
+    moments: tuple[FloatColumn, ...]
+    holes: FloatColumn | None  # of the first moment's, what is free, in pieces the cache keeps
+    cut: FloatColumn | None  # wasted beside the backward pass by kept layer inputs
+
+    @classmethod
+    def of(cls, job: Job, rows: RankColumns, terms: Half) -> RunningSums:
+        return cls(
+            moments=_moments(terms),
+            holes=terms.moments[0].get(HOLES),
+            cut=np.rint(cut_checkpoints(job, rows)) if job.facts.cut_checkpoints else None,
+        )
+
+
+@dataclass(frozen=True)
+class HeldSums:
+    """Whole bytes of what is held: of each moment, the lasting ones included, and what it needs beside torch."""
+
+    cache_share: float
+    moments: tuple[FloatColumn, ...]
+    outside: FloatColumn
+    placed: FloatColumn | None  # a model that lies whole on the device before it is sharded, a moment of its own
+    flat: FloatColumn | None  # room of the step's single tensors
+    other_streams: tuple[FloatColumn, ...]  # by moment, that of the whole model last: cached though not alive
+
+    @classmethod
+    def of(cls, job: Job, rows: RankColumns, terms: Half, state: States) -> HeldSums:
+        facts = job.facts
+        return cls(
+            cache_share=_cache_share(job),
+            moments=_moments(terms),
+            outside=sum_of(outside_torch(job, rows).values()),
+            placed=np.rint(state.placed) if facts.placed_whole else None,
+            flat=np.rint(state.flat) if facts.flat_step else None,
+            other_streams=() if facts.full_sharding is None else _other_streams(state, terms),
+        )
+
+    def take(self, index: IntColumn) -> HeldSums:
+        """The rows at `index`, which may repeat."""
+
+        def rows(column: FloatColumn) -> FloatColumn:
+            return np.take(column, index)
+
+        return HeldSums(
+            cache_share=self.cache_share,
+            moments=tuple(map(rows, self.moments)),
+            outside=rows(self.outside),
+            placed=None if self.placed is None else rows(self.placed),
+            flat=None if self.flat is None else rows(self.flat),
+            other_streams=tuple(map(rows, self.other_streams)),
+        )
+
+
+def rank_sums(job: Job, rows: RankColumns) -> tuple[RunningSums, HeldSums]:
+    """Both halves of every row."""
+    state = states(job, rows)
+    running = RunningSums.of(job, rows, running_terms(job, rows))
+    return running, HeldSums.of(job, rows, held_terms(job, rows, state), state)
+
+
+def outside_torch(job: Job, rows: RankColumns) -> Moment:
+    return {
+        "context": np.full(len(rows), float(round(job.facts.context_bytes))),
+        "communicators": np.rint(communicators(job, rows)),
+    }
+
+
+def moment_totals(running: RunningSums, held: HeldSums) -> list[FloatColumn]:
+    """Bytes at each moment; the whole model before it is sharded comes last."""
+    totals = [runs + holds for runs, holds in zip(running.moments, held.moments, strict=True)]
+    return totals if held.placed is None else [*totals, held.placed]
+
+
+def device_bytes(running: RunningSums, held: HeldSums) -> FloatColumn:
+    """Bytes of the device at its worst moment, with the allocator's cache and what is outside torch."""
+    totals = moment_totals(running, held)
+    most = reduce(np.maximum, totals)
+    if running.holes is None and not held.other_streams:  # the same whichever moment is the worst
+        return most + _reserved(held, most, _apart(running, held, totals, most)) + held.outside
+    worst = np.argmax(totals, axis=0)
+    free = _holes(running, worst)
+    return most - free + cache_bytes(running, held, totals, worst) + held.outside
+
+
+def cache_bytes(running: RunningSums, held: HeldSums, totals: Sequence[FloatColumn], worst: IntColumn) -> FloatColumn:
+    """What the allocator holds beside what is alive at the moment `worst` of `totals`."""
+    most = reduce(np.maximum, totals)
+    free = _holes(running, worst)
+    apart = free + _apart(running, held, totals, most)
+    if held.other_streams:
+        apart = apart + np.choose(worst, held.other_streams[: len(totals)])
+    return _reserved(held, most - free, apart)
+
+
+def _reserved(held: HeldSums, alive: FloatColumn, apart: FloatColumn | float) -> FloatColumn:
+    return np.rint(held.cache_share * alive + apart)
+
+
+def _holes(running: RunningSums, worst: IntColumn) -> FloatColumn:
+    return np.zeros(len(worst)) if running.holes is None else np.where(worst == 0, running.holes, 0.0)
+
+
+def _apart(
+    running: RunningSums, held: HeldSums, totals: Sequence[FloatColumn], most: FloatColumn
+) -> FloatColumn | float:
+    """What the allocator reserves beyond the worst moment because freed blocks are cut for other sizes.
+
+    Freed blocks merge only inside the segment they were cut from (c10/cuda/CUDACachingAllocator.cpp, free_block,
+    without expandable segments). Kept layer inputs waste a part of the blocks they are cut from; and blocks of the size
+    of a layer's tensors never make room for one tensor of the size of the rank's gradients, so where the step's
+    temporaries are single large tensors, their segments lie beside those of the backward pass.
+    """
+    if held.flat is None and running.cut is None:
+        return 0.0
+    backward = reduce(np.maximum, totals[: len(running.moments) - 1])
+    for beside in (running.cut, held.flat):
+        backward = backward if beside is None else backward + beside
+    return np.maximum(backward - most, 0.0)
+
+
+def _cache_share(job: Job) -> float:
+    mixture = job.facts.mixture_cache_share
+    return job.facts.cache_share if mixture is None or job.shape.moe is None else mixture
+
+
+def _other_streams(state: States, terms: Half) -> tuple[FloatColumn, ...]:
+    """torch's allocator reuses memory within a stream alone (c10/cuda/CUDACachingAllocator.cpp, 2.13). FSDP gathers
+    and reduces on streams of its own, so what it held there stays in the cache when the peak is another moment's."""
+    theirs = np.rint(state.gradients) + np.rint(state.gathered)
+    alive = (moment.get(name, 0.0) for moment in terms.moments for name in ("gradients", "gathered_parameters"))
+    return (*(theirs - gradients - gathered for gradients, gathered in zip(alive, alive, strict=True)), theirs)
+
+
+def _moments(terms: Half) -> tuple[FloatColumn, ...]:
+    lasting = sum_of(terms.lasting.values())
+    return tuple(reduce(np.add, moment.values(), lasting) for moment in terms.moments)
+
+
+def sum_of(columns: Iterable[FloatColumn]) -> FloatColumn:
+    return reduce(np.add, columns)

@@ -1,0 +1,86 @@
+"""The pipeline rank with the most bytes, of every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns, all_are_candidates
+
+__all__ = ["Ranks", "WorstRanks", "most_bytes", "pieces", "worst_of"]
+
+# Ranks priced at a time. The formula makes hundreds of columns: these stay in the processor's cache, which halves the
+# time of tens of thousands of layouts (benchmarks/memory_formula.py).
+PIECE = 8192
+
+
+@dataclass(frozen=True)
+class WorstRanks:
+    """Per layout: the pipeline rank with the most device bytes (the first of equals), and those bytes."""
+
+    pipeline_rank: IntColumn
+    device_bytes: FloatColumn
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The rows of `count` layouts, ordered as `RankColumns` says."""
+
+    count: int
+    layout_index: IntColumn
+    rank: IntColumn
+    ends: bool
+
+    @classmethod
+    def of(cls, rows: RankColumns) -> Ranks:
+        return cls(int(np.count_nonzero(rows.first)), rows.layout_index, rows.rank, rows.ends)
+
+    @property
+    def several(self) -> IntColumn:
+        """Of ends: the layouts that have a last rank beside the first."""
+        return self.layout_index[self.count :]
+
+
+def pieces(job: Job, layouts: LayoutColumns) -> Iterator[slice]:
+    """Few enough layouts at a time that their candidate ranks are about PIECE; one empty piece of no layouts."""
+    ranks = layouts.pipeline if all_are_candidates(job, layouts) else np.minimum(layouts.pipeline, 2)
+    places = np.cumsum(ranks) // PIECE
+    bounds = [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(layouts)]
+    return (slice(start, stop) for start, stop in pairwise(bounds))
+
+
+def worst_of(ranks: Ranks, device: FloatColumn) -> WorstRanks:
+    """The maximum of `device`, one number for each rank, over the ranks of each layout."""
+    if not ranks.ends:
+        return _of_all(ranks, device)
+    n, several = ranks.count, ranks.several
+    worst, most = np.zeros(n, dtype=np.int64), device[:n].copy()
+    last = device[n:]
+    larger = last > most[several]
+    index = several[larger]
+    most[index] = last[larger]
+    worst[index] = ranks.rank[n:][larger]
+    return WorstRanks(worst, most)
+
+
+def _of_all(ranks: Ranks, device: FloatColumn) -> WorstRanks:
+    most = most_bytes(ranks, device)
+    hits: NDArray[np.int64] = np.flatnonzero(device == most[ranks.layout_index])
+    first = np.searchsorted(ranks.layout_index[hits], np.arange(ranks.count))
+    return WorstRanks(ranks.rank[hits[first]], most)
+
+
+def most_bytes(ranks: Ranks, column: FloatColumn) -> FloatColumn:
+    """The maximum of `column`, one number for each rank, over the ranks of each layout."""
+    if not ranks.ends:
+        if not ranks.count:
+            return np.zeros(0)
+        return np.asarray(np.maximum.reduceat(column, np.flatnonzero(ranks.rank == 0)))
+    most: FloatColumn = column[: ranks.count].copy()
+    most[ranks.several] = np.maximum(most[ranks.several], column[ranks.count :])
+    return most
