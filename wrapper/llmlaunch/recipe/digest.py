@@ -18,7 +18,7 @@ _LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions"})
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
 _NOTES = frozenset({"memory_source"})
 # came after the first digests were stored: these values still mean what absent meant, so those digests hold
-_LATER = {"risk": None, "techniques": NO_TECHNIQUES, "gradient_dtype": None}
+_LATER = {"risk": None, "techniques": NO_TECHNIQUES, "gradient_dtype": None, "fixed": ("gradient_dtype",)}
 
 
 def recipe_digest(recipe: Recipe) -> str:
