@@ -10,7 +10,13 @@ set -u
 : "${MASTER_ADDR:?job.sbatch sets it; start that instead}"
 : "${MASTER_PORT:?job.sbatch sets it; start that instead}"
 
-export LLMLAUNCH_NODE_RANK=${SLURM_NODEID:-0}
+# SLURM's number of this node, or what job.sbatch made of it.
+LLMLAUNCH_NODE_RANK=${SLURM_NODEID:-0}
+if [[ -n ${LLMLAUNCH_NODE_RANKS:-} ]]; then
+  read -ra node_ranks <<<"$LLMLAUNCH_NODE_RANKS"
+  LLMLAUNCH_NODE_RANK=${node_ranks[LLMLAUNCH_NODE_RANK]}
+fi
+export LLMLAUNCH_NODE_RANK
 export LLMLAUNCH_NODE=${SLURMD_NODENAME:-${HOSTNAME%%.*}}
 
 say() { printf 'train.sh on %s: %s\n' "$LLMLAUNCH_NODE" "$*"; }
@@ -132,7 +138,7 @@ stop() {
 }
 trap stop TERM INT HUP
 
-# Static rendezvous: node ranks are SLURM's. The c10d rendezvous of many examples sorts nodes by address (node10 before
+# Static rendezvous: node ranks are those above. The c10d rendezvous of many examples sorts nodes by address (node10 before
 # node2), and then pipeline stages do not lie on the nodes they were planned for.
 # "--": torchrun would take a trainer's argument such as --node for a shortened one of its own.
 "$python" -m torch.distributed.run \

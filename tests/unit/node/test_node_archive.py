@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 from node_rig import NODE, NodeRig
 
+import llmlaunch
 from llmlaunch.runs.node_archive import node_archive
+
+# four nodes in a ring, where a-c, c-b, b-d and d-a are the fast links
+PLACED = """{"schema": 1, "nodes": 4, "devices_per_node": 1, "fabric_gigabytes_per_second": 1, "layout": {"data": 4},
+"bytes": {"pipeline": 0, "data": [1e9], "expert_data": [0], "expert": 0},
+"matrix": {"nodes": ["a", "b", "c", "d"], "gigabytes_per_second": [[0,1,9,9],[1,0,9,9],[9,9,0,1],[9,9,1,0]]}}"""
+PACKAGE = Path(llmlaunch.__file__).parent
 
 
 def interpreters() -> dict[tuple[int, ...], str]:
@@ -38,8 +45,8 @@ def test_same_bytes_every_time() -> None:
 
 def test_holds_our_node_side_and_nvidias_binding_unchanged() -> None:
     archive = zipfile.ZipFile(io.BytesIO(node_archive()))
-    ours = {f"node/{path.name}" for path in Path(__import__("llmlaunch.node").node.__file__).parent.glob("*.py")}
-    assert set(archive.namelist()) == {"__main__.py", "pynvml.py", *ours}
+    ours = {f"llmlaunch/{room}/{path.name}" for room in ("node", "placement") for path in (PACKAGE / room).glob("*.py")}
+    assert set(archive.namelist()) == {"__main__.py", "pynvml.py", "llmlaunch/__init__.py", *ours}
     binding = archive.read("pynvml.py")
     assert binding == Path(str(metadata.distribution("nvidia-ml-py").locate_file("pynvml.py"))).read_bytes()
     assert b"Redistribution and use in source and binary forms" in binding
@@ -66,6 +73,16 @@ def test_a_bare_python_runs_all_of_it(version: tuple[int, ...], gpu_node: NodeRi
     assert gpu_node.finish(nodes=1, code=0)[0] == 0
 
 
+@pytest.mark.parametrize("version", sorted(NEW_ENOUGH), ids=lambda version: ".".join(map(str, version)))
+def test_a_bare_python_places_nodes(version: tuple[int, ...], archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "placement.json").write_text(PLACED)
+    words = ["-I", "-S", str(archive), "place", "--run-dir", str(tmp_path), "--attempt", "1.0"]
+    answer = subprocess.run(
+        [NEW_ENOUGH[version], *words], input="a\nb\nc\nd\n", capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == "a\n0 2 1 3\n", answer.stderr
+
+
 def test_a_python_too_old_is_told_so(archive: Path) -> None:
     for version, path in interpreters().items():
         if version < (3, 8):
@@ -89,4 +106,4 @@ def test_runs_as_a_program_of_its_own(archive: Path, tmp_path: Path) -> None:
 def test_an_unknown_command_gets_the_usage(archive: Path) -> None:
     answer = subprocess.run([sys.executable, archive, "dance"], capture_output=True, text=True, check=False)
     assert answer.returncode == 1
-    assert "monitor,rank,finish" in answer.stderr
+    assert "monitor,rank,finish,place" in answer.stderr

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmlaunch.assets import asset
 from llmlaunch.cluster.accelerators import find_accelerator
+from llmlaunch.cluster.matrix import BandwidthMatrix, read_matrix
 from llmlaunch.cluster.profile import Accelerator, Cluster, Link
 from llmlaunch.cluster.schema import ClusterFile
 from llmlaunch.documents.validate import BadKey, dotted, given, known_and_nearest, validate
@@ -45,7 +46,7 @@ def load_cluster(spec: str | Mapping[str, Any], base_dir: Path = Path()) -> Clus
     """
     if isinstance(spec, str):
         return _from_file(profile_path(spec, base_dir))
-    values = given(validate(ClusterFile, Document("cluster", "", spec, {}, {})))
+    values = _with_absolute_matrix(given(validate(ClusterFile, Document("cluster", "", spec, {}, {}))), base_dir)
     base = values.pop("base", None)
     inherited = _merged_file(profile_path(base, base_dir)) if base is not None else {}
     return _cluster(_merge(inherited, values), str(values.get("name") or base or "inline"))
@@ -62,7 +63,7 @@ def _from_file(path: Path) -> Cluster:
 def _merged_file(path: Path, depth: int = 0) -> dict[str, Any]:
     """The values of a profile with those of its bases under them."""
     document = read_document(path)
-    values = given(validate(ClusterFile, document))
+    values = _with_absolute_matrix(given(validate(ClusterFile, document)), path.parent)
     base = values.pop("base", None)
     if base is None:
         return values
@@ -75,6 +76,14 @@ def _merged_file(path: Path, depth: int = 0) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"{document.where(('base',))}: base: {error}") from None
     return _merge(_merged_file(below, depth + 1), values)
+
+
+def _with_absolute_matrix(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A matrix lies beside the profile that names it, whichever profile starts from that one."""
+    links = values.get("links") or {}
+    if links.get("matrix") is None:
+        return values
+    return {**values, "links": {**links, "matrix": str((folder / Path(links["matrix"]).expanduser()).absolute())}}
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +124,17 @@ def _cluster(values: Mapping[str, Any], name: str) -> Cluster:
         slurm=values.get("slurm") or {},
         gpu_request=values.get("gpu_request") or ("none" if accelerator.kind == "cpu" else "gpus-per-node"),
         environment=values.get("environment") or {},
+        nodes_per_switch=values.get("nodes_per_switch"),
+        nodes_per_block=values.get("nodes_per_block"),
+        bandwidth=_matrix(links.get("matrix")),
     )
+
+
+def _matrix(path: str | None) -> BandwidthMatrix | None:
+    try:
+        return None if path is None else read_matrix(Path(path))
+    except UserError as error:
+        raise BadKey(("links", "matrix"), str(error)) from None
 
 
 def _link(links: Mapping[str, Any], tier: str) -> Link:

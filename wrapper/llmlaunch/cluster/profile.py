@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from llmlaunch.cluster.matrix import BandwidthMatrix
+
 __all__ = ["Accelerator", "Cluster", "Link"]
 
 
@@ -51,3 +53,6 @@ class Cluster:
     slurm: Mapping[str, str | int | bool] = field(default_factory=dict)  # sbatch defaults of this site
     gpu_request: str = "gpus-per-node"  # or "gres", "gpus-per-task", "none"
     environment: Mapping[str, str] = field(default_factory=dict)
+    nodes_per_switch: int | None = None  # under one leaf switch; None = SLURM knows no tree, or nobody said
+    nodes_per_block: int | None = None  # of one block of topology/block
+    bandwidth: BandwidthMatrix | None = None  # measured between every two nodes

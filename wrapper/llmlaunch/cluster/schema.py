@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from llmlaunch.documents.text import EnvironmentName, EnvironmentValue, Line, Name, SlurmOption, SlurmValue
+from llmlaunch.documents.text import EnvironmentName, EnvironmentValue, Line, Name, PathText, SlurmOption, SlurmValue
 from llmlaunch.documents.validate import StrictModel
 
 __all__ = ["AcceleratorFile", "ClusterFile", "LinkFile", "LinksFile", "inline_or_name"]
@@ -33,6 +33,9 @@ class LinksFile(StrictModel):
     node: LinkFile | None = Field(None, description="Between devices of a node")
     domain: LinkFile | None = Field(None, description="Between devices of an NVLink domain; absent = as `node`")
     fabric: LinkFile | None = Field(None, description="Between nodes")
+    matrix: PathText | None = Field(
+        None, description="File of measured speeds between every two nodes, as llmlaunch doctor --network saves it"
+    )
 
 
 class AcceleratorFile(StrictModel):
@@ -75,6 +78,12 @@ class ClusterFile(StrictModel):
     )
     nvlink_domain_devices: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
         None, description="Devices that share NVLink; absent = those of a node"
+    )
+    nodes_per_switch: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
+        None, description="Nodes under one leaf switch, where SLURM knows the tree of switches: asks for few switches"
+    )
+    nodes_per_block: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
+        None, description="Nodes of one block of SLURM's topology/block plugin: asks for segments that fit blocks"
     )
     links: LinksFile | None = Field(None, description="Speeds of the network")
     gpu_request: Literal["gpus-per-node", "gres", "gpus-per-task", "none"] | None = Field(

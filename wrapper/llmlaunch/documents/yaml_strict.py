@@ -54,10 +54,10 @@ class Document:
         return self.name
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     """The text of a small UTF-8 file.
 
-    Raises `UserError` for a directory, a device, an unreadable or missing file, more than MAX_BYTES (seen before
+    Raises `UserError` for a directory, a device, an unreadable or missing file, more than `max_bytes` (seen before
     anything is read), and for what is not text.
     """
     try:
@@ -66,19 +66,19 @@ def read_text(path: Path) -> str:
             raise UserError(f"{path}: is a directory; name the file in it")
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path}: is not a regular file; give the path of a file")
-        if status.st_size > MAX_BYTES:
+        if status.st_size > max_bytes:
             size = status.st_size / 2**20
             raise UserError(
-                f"{path}: is {size:.1f} MiB, more than the {MAX_BYTES >> 20} MiB allowed here; is it the right file?"
+                f"{path}: is {size:.1f} MiB, more than the {max_bytes >> 20} MiB allowed here; is it the right file?"
             )
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(max_bytes + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the path and its rights") from None
     except ValueError as error:  # a NUL in the path itself
         raise UserError(f"{str(path)!r}: is not a usable path: {error}") from None
-    if len(data) > MAX_BYTES:
-        raise UserError(f"{path}: is more than the {MAX_BYTES >> 20} MiB allowed here; is it the right file?")
+    if len(data) > max_bytes:
+        raise UserError(f"{path}: is more than the {max_bytes >> 20} MiB allowed here; is it the right file?")
     if b"\0" in data:
         raise UserError(f"{path}: contains a NUL byte; it is not a text file")
     try:

@@ -1,4 +1,4 @@
-"""`python3 node.pyz monitor|rank|finish ...`: one command, its own module."""
+"""`python3 node.pyz monitor|rank|finish|place ...`: one command, its own module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-USAGE = "usage: python3 node.pyz {monitor,rank,finish} --run-dir DIR --attempt A ... (docs/run-directory.md)"
+USAGE = "usage: python3 node.pyz {monitor,rank,finish,place} --run-dir DIR --attempt A ... (docs/run-directory.md)"
 
 
 def main() -> None:
@@ -25,6 +25,8 @@ def main() -> None:
         from .rank import main as run
     elif command == "finish":
         from .finish import main as run
+    elif command == "place":
+        from .place import main as run
     else:
         sys.exit(USAGE)
     code = run(arguments)

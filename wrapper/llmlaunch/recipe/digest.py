@@ -13,12 +13,19 @@ from llmlaunch.techniques import NO_TECHNIQUES
 
 __all__ = ["recipe_digest"]
 
-# how it was written, what was remarked on it, and where a figure was found
+# how it was written, what was remarked on it, where a figure was found, and what is measured anew from day to day
 _LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions"})
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
-_NOTES = frozenset({"memory_source"})
+_NOTES = frozenset({"memory_source", "bandwidth"})
 # came after the first digests were stored: these values still mean what absent meant, so those digests hold
-_LATER = {"risk": None, "techniques": NO_TECHNIQUES, "gradient_dtype": None, "fixed": ("gradient_dtype",)}
+_LATER = {
+    "risk": None,
+    "techniques": NO_TECHNIQUES,
+    "gradient_dtype": None,
+    "placement": "auto",
+    "nodes_per_switch": None,
+    "nodes_per_block": None,
+}
 
 
 def recipe_digest(recipe: Recipe) -> str:

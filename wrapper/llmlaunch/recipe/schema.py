@@ -201,10 +201,8 @@ class TrainingFile(StrictModel):
     learning_rate: Annotated[float, Field(gt=0, le=1000)] = Field(3.0e-4, description="Peak learning rate")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(1234, description="Seed of initialisation and data order")
     log_interval: Count = Field(10, description="Steps between two lines of the log")
-    gradient_dtype: Literal["fp32", "bf16", "auto"] | None = Field(
-        None,
-        description="megatron-lm: format gradients accumulate in; absent = fp32 with bf16, else as `precision`; auto = "
-        "whichever is faster and fits",
+    gradient_dtype: Literal["fp32", "bf16"] | None = Field(
+        None, description="megatron-lm: format gradients accumulate in; absent = fp32 with bf16, else as `precision`"
     )
     adapters: AdaptersFile | None = Field(None, description="Train low-rank adapters (LoRA) instead of the model")
     trained_layers: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
@@ -419,4 +417,7 @@ class RecipeFile(StrictModel):
         Discriminator(inline_or_name),
     ] = Field(CodeFile.model_construct(), description="The trainer's code: snapshot, or a mapping")
     monitor: MonitorFile = Field(MonitorFile.model_construct(), description="The monitor beside the training")
+    placement: Literal["auto", "slurm"] = Field(
+        "auto", description="Which node gets which ranks: auto decides at job start, slurm keeps SLURM's order"
+    )
     python: PathText | None = Field(None, description="Python of the training environment on the nodes")

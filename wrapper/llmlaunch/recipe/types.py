@@ -139,7 +139,7 @@ class Recipe:
     assumptions: tuple[str, ...] = field(default=())
     techniques: Techniques = NO_TECHNIQUES
     budget: Budget = NO_BUDGET
-    fixed: tuple[str, ...] = ()  # words of techniques the recipe chooses itself; the others are llmlaunch's to choose
+    placement: str = "auto"  # "auto": the order of the nodes is decided at job start; "slurm": SLURM's stays
     python: str | None = None  # interpreter of the training environment on the nodes; None = the one found there
 
     @property

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import llmlaunch.node
+import llmlaunch.placement
 from llmlaunch.errors import UserError
 
 __all__ = ["node_archive"]
@@ -19,7 +20,7 @@ import sys
 if sys.version_info < (3, 8):
     sys.exit("llmlaunch: node.pyz needs Python >= 3.8; %s is %d.%d" % ((sys.executable,) + sys.version_info[:2]))
 
-from node.__main__ import main
+from llmlaunch.node.__main__ import main
 
 main()
 """
@@ -28,14 +29,16 @@ TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the earliest a zip file can hold
 
 
 def node_archive() -> bytes:
-    """The bytes of `node.pyz`: `llmlaunch.node` as the package `node`, and NVIDIA's `pynvml.py` unchanged.
+    """The bytes of `node.pyz`: the packages `llmlaunch.node` and `llmlaunch.placement` in an otherwise empty
+    `llmlaunch`, and NVIDIA's `pynvml.py` unchanged.
 
     The same versions of both give the same bytes on any machine: fixed order, times and modes, and stored, since
     what a deflater writes depends on its version. Raises UserError where nvidia-ml-py is not installed.
     """
-    files = {"__main__.py": MAIN.encode(), "pynvml.py": _pynvml_source()}
-    for path in Path(llmlaunch.node.__file__).parent.glob("*.py"):
-        files[f"node/{path.name}"] = path.read_bytes()
+    files = {"__main__.py": MAIN.encode(), "pynvml.py": _pynvml_source(), "llmlaunch/__init__.py": b""}
+    for package in (llmlaunch.node, llmlaunch.placement):
+        folder = Path(str(package.__file__)).parent
+        files |= {f"llmlaunch/{folder.name}/{path.name}": path.read_bytes() for path in folder.glob("*.py")}
     buffer = io.BytesIO()
     buffer.write(SHEBANG)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_STORED) as archive:

@@ -14,6 +14,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.node_archive import node_archive
+from llmlaunch.runs.placement_json import is_placed, placement_json
 from llmlaunch.runs.provenance import Provenance, code_json, gather_provenance
 from llmlaunch.runs.run_json import run_description
 from llmlaunch.runs.scripts import SNAPSHOT_FOLDER, job_script, train_script
@@ -48,6 +49,8 @@ def run_files(
         "node.pyz": node_archive(),
         "code.json": code_json(provenance),
     }
+    if is_placed(recipe):
+        files["placement.json"] = placement_json(recipe, plan.layout)
     if provenance.diff:
         files["code.diff"] = provenance.diff
     for name, content in rendered.files.items():

@@ -9,6 +9,7 @@ from llmlaunch.backends.base import NodeVariable, Rendered
 from llmlaunch.documents.text import looks_secret
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.runs.placement_json import is_placed
 from llmlaunch.runs.shell import ShellText, directive, render_template, variable_name
 
 __all__ = ["SNAPSHOT_FOLDER", "job_script", "train_script"]
@@ -40,6 +41,7 @@ def job_script(recipe: Recipe) -> str:
                 "secrets": recipe.secrets,
                 "container": recipe.container,
                 "python": recipe.python or "",
+                "placed": is_placed(recipe),
             },
         )
     except UserError as error:
@@ -78,6 +80,7 @@ def _directives(recipe: Recipe) -> list[ShellText]:
         "ntasks-per-node": 1,
         **_cpu_request(recipe),
         **_gpu_request(recipe),
+        **_near_each_other(recipe),
         # Relative to where sbatch is called, and in no folder: sbatch makes none, and a job whose output cannot be
         # opened dies without a word. The job's real log is in logs/.
         "output": "slurm-%j.out",
@@ -110,6 +113,23 @@ def _gpu_request(recipe: Recipe) -> dict[str, Option]:
         f"cluster {cluster.name}: gpu_request is {cluster.gpu_request!r}; "
         "one of gpus-per-node, gres, gpus-per-task, none"
     )
+
+
+def _near_each_other(recipe: Recipe) -> dict[str, Option]:
+    """Nodes under few switches, or in whole parts of blocks, where the cluster profile says that SLURM knows them. Both
+    wishes cost waiting only: a job that cannot have so few switches starts after the site's max_switch_wait."""
+    cluster, nodes = recipe.cluster, recipe.nodes
+    if recipe.placement != "auto" or nodes == 1:
+        return {}
+    wishes: dict[str, Option] = {}
+    if cluster.nodes_per_switch:
+        wishes["switches"] = -(-nodes // cluster.nodes_per_switch)
+    if cluster.nodes_per_block:
+        # more nodes than a segment must be whole segments (sbatch, SLURM 24.05 on)
+        size = max(size for size in range(1, min(nodes, cluster.nodes_per_block) + 1) if nodes % size == 0)
+        if size > 1:
+            wishes["segment"] = size
+    return wishes
 
 
 def _environment(recipe: Recipe, rendered: Rendered, code_root: PurePath | None) -> dict[str, str | NodeVariable]:

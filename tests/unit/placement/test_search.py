@@ -1,0 +1,88 @@
+"""The order found is an order, never worse than SLURM's, and where there are few nodes none is better."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from networks import job, small_jobs, two_levels, uneven
+
+from llmlaunch.placement.exact import EXACT_NODES
+from llmlaunch.placement.objective import inverse, order_seconds
+from llmlaunch.placement.search import place
+from llmlaunch.placement.state import State
+
+PLENTY_SECONDS = 60.0
+Case = tuple[dict[str, Any], list[list[float]]]
+
+
+@given(small_jobs(most_nodes=6))
+@settings(max_examples=60)
+def test_few_nodes_get_the_best_of_all_orders(case: Case) -> None:
+    terms, cost = case
+    found = place(terms, cost, PLENTY_SECONDS)
+    best = min(order_seconds(terms, order, cost) for order in itertools.permutations(range(len(cost))))
+    assert found.proved
+    assert found.seconds == pytest.approx(best, rel=1e-8)
+    assert found.seconds == order_seconds(terms, found.order, cost)
+
+
+@given(small_jobs(most_nodes=14))
+@settings(max_examples=40)
+def test_any_job_gets_an_order_that_is_never_worse_than_slurms(case: Case) -> None:
+    terms, cost = case
+    found = place(terms, cost, PLENTY_SECONDS)
+    assert sorted(found.order) == list(range(len(cost)))
+    assert found.seconds <= found.before_seconds == order_seconds(terms, range(len(cost)), cost)
+    if found.seconds == found.before_seconds:
+        assert found.order == tuple(range(len(cost)))
+
+
+@given(small_jobs(most_nodes=10))
+@settings(max_examples=40)
+def test_an_exchange_is_priced_as_the_whole_order_would_be(case: Case) -> None:
+    terms, cost = case
+    state = State(terms, range(len(cost)), cost)
+    for x, y in itertools.islice(itertools.combinations(range(len(cost)), 2), 6):
+        if not terms:
+            return
+        expected = state.exchanged(x, y)
+        state.exchange(x, y)
+        assert state.score == pytest.approx(expected)
+        assert state.score[0] == pytest.approx(order_seconds(terms, state.order, cost))
+
+
+def test_the_same_network_gets_the_same_order_again() -> None:
+    terms, cost = job(16, 4), inverse(uneven(16, 1))
+    assert place(terms, cost, PLENTY_SECONDS) == place(terms, cost, PLENTY_SECONDS)
+
+
+def test_a_network_that_is_the_same_everywhere_keeps_slurms_order() -> None:
+    cost = inverse([[10e9] * 12 for _ in range(12)])
+    assert place(job(12, 3), cost, PLENTY_SECONDS).order == tuple(range(12))
+
+
+def test_nodes_under_two_switches_are_not_mixed_in_a_pipeline() -> None:
+    """Two pipelines of eight stages, sixteen nodes under two switches in a mixed-up order: each gets a switch."""
+    speeds = two_levels(16, 8, 3)
+    found = place(job(16, 8), inverse(speeds), PLENTY_SECONDS)
+    for pipeline in (found.order[0::2], found.order[1::2]):
+        assert all(speeds[a][b] > 15e9 for a, b in itertools.pairwise(pipeline))
+    assert found.seconds < 0.75 * found.before_seconds
+
+
+def test_a_budget_that_is_spent_still_gives_an_order() -> None:
+    for nodes in (EXACT_NODES, 64):
+        found = place(job(nodes, 8), inverse(uneven(nodes, 2)), budget_seconds=0.0)
+        assert sorted(found.order) == list(range(nodes))
+        assert found.seconds <= found.before_seconds
+        assert not found.proved
+
+
+def test_the_clock_alone_ends_a_long_search() -> None:
+    ticks = itertools.count()
+    found = place(job(64, 8), inverse(uneven(64, 2)), budget_seconds=200.0, clock=lambda: float(next(ticks)))
+    assert found.seconds < found.before_seconds
+    assert next(ticks) < 400

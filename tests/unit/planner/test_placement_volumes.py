@@ -1,0 +1,81 @@
+"""Bytes between nodes, by hand; and what an order is expected to gain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.cluster.matrix import BandwidthMatrix
+from llmlaunch.layout import Layout
+from llmlaunch.models.parameters import count_parameters
+from llmlaunch.placement.traffic import Volumes
+from llmlaunch.planner.placement import expected_placement, step_volumes
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+
+
+def recipe_of(name: str, *overrides: str) -> Recipe:
+    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
+
+
+def volumes(recipe: Recipe, layout: Layout) -> Volumes:
+    return step_volumes(recipe, layout, backend_for(recipe).facts(recipe))
+
+
+def test_a_pipeline_sends_its_activations_once_for_every_p_micro_batches() -> None:
+    recipe = recipe_of("llama3-70b", "training.global_batch_size=1024")
+    layout = Layout(tensor=8, pipeline=4, data=16, zero_stage=1, sequence_parallel=1)
+    tokens = recipe.workload.sequence_length
+    assert volumes(recipe, layout).pipeline == 16 * 2 * tokens * recipe.model.hidden_size / 8
+    without = replace(layout, sequence_parallel=0)
+    assert volumes(recipe, without).pipeline == 8 * volumes(recipe, layout).pipeline
+
+
+def test_rings_carry_gradients_and_parameters_of_every_stage() -> None:
+    recipe = recipe_of("llama3-70b")
+    layout = Layout(tensor=8, pipeline=4, data=16, zero_stage=1)
+    sent = volumes(recipe, layout).data
+    # fp32 gradients reduced, bf16 parameters gathered, 15 of 16 shares over each link
+    whole = sum(sent) / ((4 + 2) * 15 / 16) * 8
+    assert whole == pytest.approx(count_parameters(recipe.model).total, rel=1e-3)
+    assert sent[0] > sent[1] == sent[2]
+    plain = volumes(recipe, replace(layout, zero_stage=0)).data
+    assert plain[1] == pytest.approx(sent[1] * 8 / 6)
+
+
+def test_experts_have_rings_and_exchanges_of_their_own() -> None:
+    recipe = recipe_of("mixtral-8x7b")
+    layout = Layout(data=32, expert=8, zero_stage=1)
+    sent = volumes(recipe, layout)
+    assert sum(sent.expert_data) > 0 < sent.expert
+    assert volumes(recipe_of("llama3-70b"), Layout(tensor=8, data=64)).expert == 0
+
+
+def test_adapters_have_little_to_reduce() -> None:
+    whole = recipe_of("llama2-7b-deepspeed")
+    adapted = recipe_of("llama2-7b-deepspeed", "training.adapters={rank: 8}")
+    layout = Layout(data=8, zero_stage=1)
+    assert volumes(adapted, layout).data[0] < 0.01 * volumes(whole, layout).data[0]
+
+
+def measured(recipe: Recipe, nodes: int) -> Recipe:
+    """With a matrix in which each four nodes are near each other."""
+    speeds = tuple(tuple(20e9 if i // 4 == j // 4 else 5e9 for j in range(nodes)) for i in range(nodes))
+    matrix = BandwidthMatrix(tuple(f"n{i:03}" for i in range(nodes)), speeds)
+    return replace(recipe, cluster=replace(recipe.cluster, bandwidth=matrix))
+
+
+def test_the_gain_is_expected_only_where_a_matrix_covers_the_job() -> None:
+    recipe = recipe_of("llama3-70b", "nodes=8")
+    backend, layout = backend_for(recipe), Layout(tensor=8, pipeline=4, data=2, zero_stage=1)
+    assert expected_placement(recipe, layout, backend) is None
+    assert expected_placement(measured(recipe, 7), layout, backend) is None
+    assert expected_placement(replace(measured(recipe, 8), placement="slurm"), layout, backend) is None
+    found = expected_placement(measured(recipe, 10), layout, backend)
+    assert found is not None
+    assert found.proved
+    assert found.nodes == tuple(f"n{i:03}" for i in range(8))
+    assert found.gain_seconds > 0.1 * found.slurm_order_seconds

@@ -1,0 +1,167 @@
+"""The measured bandwidth between every two nodes of a cluster, and its file (docs/placement.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.documents.json_places import place_of
+from llmlaunch.documents.yaml_strict import read_text
+from llmlaunch.errors import UserError
+
+__all__ = ["BandwidthMatrix", "matrix_text", "read_matrix"]
+
+_GIGA = 1e9
+_MAX_BYTES = 64 << 20  # 2,500 nodes
+_SPEEDS = "gigabytes_per_second"
+_KEYS = ("schema", "nodes", _SPEEDS, "measured")
+_AGAIN = "measure again with llmlaunch doctor --network"
+
+Key = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class BandwidthMatrix:
+    """`bytes_per_second[i][j]` is what each device of `nodes[i]` sends to its like on `nodes[j]` when all of them send;
+    the diagonal is 0 and means nothing. `path` is where it was read."""
+
+    nodes: tuple[str, ...]
+    bytes_per_second: tuple[tuple[float, ...], ...]
+    path: str = field(default="", compare=False)
+
+
+def matrix_text(
+    nodes: Sequence[str], bytes_per_second: Sequence[Sequence[float]], measured: Mapping[str, Any] | None = None
+) -> str:
+    """The file of a matrix, one row a line; `measured` says how it came about."""
+    speeds = [
+        [None if i == j else float(f"{speed / _GIGA:.6g}") for j, speed in enumerate(row)]
+        for i, row in enumerate(bytes_per_second)
+    ]
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in speeds)
+    about = f' "measured": {json.dumps(dict(measured))},\n' if measured else ""
+    return (
+        f'{{\n "schema": 1,\n{about} "nodes": {json.dumps(list(nodes))},\n "gigabytes_per_second": [\n{rows}\n ]\n}}\n'
+    )
+
+
+def read_matrix(path: Path) -> BandwidthMatrix:
+    """Raises `UserError` with file, line, problem and remedy for anything but a whole, positive, square matrix."""
+    return _Reader(path, read_text(path, _MAX_BYTES)).matrix()
+
+
+class _Reader:
+    def __init__(self, path: Path, text: str) -> None:
+        self.path, self.text = path, text
+
+    def matrix(self) -> BandwidthMatrix:
+        document = self._document()
+        nodes = self._nodes(document["nodes"])
+        rows = document[_SPEEDS]
+        if not isinstance(rows, list) or len(rows) != len(nodes):
+            count = f"{len(rows)} rows" if isinstance(rows, list) else "no list of rows"
+            raise self._wrong(
+                (_SPEEDS,), f"there are {len(nodes)} nodes but {count}; give one row for each node, {_AGAIN}"
+            )
+        for i in range(len(nodes)):
+            self._check_row(nodes, rows, i)
+        for i in range(len(nodes)):
+            self._check_zeros(nodes, rows, i)
+        speeds = tuple(
+            tuple(0.0 if i == j else float(speed) * _GIGA for j, speed in enumerate(row)) for i, row in enumerate(rows)
+        )
+        return BandwidthMatrix(nodes, speeds, str(self.path))
+
+    def _document(self) -> dict[str, Any]:
+        try:
+            document = json.loads(self.text, object_pairs_hook=_once)
+        except ValueError as error:
+            line = getattr(error, "lineno", 1)
+            raise UserError(f"{self.path}:{line}: is not valid JSON: {error}; {_AGAIN}") from None
+        except RecursionError:
+            raise UserError(f"{self.path}: is nested too deep for a matrix of bandwidths; {_AGAIN}") from None
+        if not isinstance(document, dict):
+            raise UserError(f"{self.path}:1: is no JSON object with nodes and {_SPEEDS}; {_AGAIN}")
+        for key in document:
+            if key not in _KEYS:
+                raise self._wrong((key,), f"is not a known key; known: {', '.join(_KEYS)}")
+        for key in _KEYS[:3]:
+            if key not in document:
+                raise UserError(f"{self.path}:1: {key}: is missing; {_AGAIN}")
+        if document["schema"] != 1:
+            raise self._wrong(("schema",), "is another version of the format than 1; use the llmlaunch that wrote it")
+        return document
+
+    def _nodes(self, nodes: Any) -> tuple[str, ...]:
+        if not isinstance(nodes, list) or len(nodes) < 2:
+            raise self._wrong(("nodes",), "must be a list of at least two node names, as SLURM calls them")
+        seen: dict[str, int] = {}
+        for index, name in enumerate(nodes):
+            if not isinstance(name, str) or not name or name.split() != [name]:
+                raise self._wrong(("nodes", index), f"{_shown(name)} is no node name; write it as SLURM does")
+            if name in seen:
+                raise self._wrong(
+                    ("nodes", index), f"{name} stands twice; name each node once, with one row and column"
+                )
+            seen[name] = index
+        return tuple(nodes)
+
+    def _check_row(self, nodes: Sequence[str], rows: Sequence[Any], i: int) -> None:
+        row = rows[i]
+        if not isinstance(row, list):
+            raise self._wrong((_SPEEDS, i), f"the row of {nodes[i]} is no list; give {len(nodes)} numbers")
+        if len(row) != len(nodes):
+            raise self._wrong(
+                (_SPEEDS, i),
+                f"the row of {nodes[i]} has {len(row)} numbers for {len(nodes)} nodes; a matrix is square: {_AGAIN}",
+            )
+        for j, speed in enumerate(row):
+            if i == j and speed is None:
+                continue
+            problem = _problem(speed)
+            if problem:
+                raise self._wrong((_SPEEDS, i, j), f"{nodes[i]} to {nodes[j]} is {_shown(speed)}, {problem}; {_AGAIN}")
+
+    def _check_zeros(self, nodes: Sequence[str], rows: Sequence[Sequence[float]], i: int) -> None:
+        for j, speed in enumerate(rows[i]):
+            if i == j or speed > 0:
+                continue
+            back = rows[j][i]
+            said = f"though {nodes[j]} to {nodes[i]} is {back:g}" if back > 0 else "and so is the way back"
+            raise self._wrong(
+                (_SPEEDS, i, j),
+                f"{nodes[i]} to {nodes[j]} is 0, {said}: nothing was sent there; leave out a node that cannot be "
+                f"reached, or {_AGAIN}",
+            )
+
+    def _wrong(self, key: Key, problem: str) -> UserError:
+        named = ".".join(map(str, key[:1])) + "".join(f"[{part}]" for part in key[1:])
+        return UserError(f"{self.path}:{place_of(self.text, key)}: {named}: {problem}")
+
+
+def _problem(speed: Any) -> str | None:
+    if isinstance(speed, bool) or not isinstance(speed, (int, float)):
+        return "no number"
+    if speed > 1e9 and speed != math.inf:
+        return "more than any network does"
+    if not math.isfinite(speed):
+        return "no finite number"
+    return "negative" if speed < 0 else None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object, if no key stands twice in it. Raises ValueError."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,163 @@
+"""At job start, when the nodes are known: which of them gets which node rank.
+
+The order comes from the measured matrix of the cluster profile, else from SLURM's own topology, else it stays SLURM's.
+Nothing that goes wrong here fails a job: then the order stays, and the record says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..placement.objective import inverse, term_seconds
+from ..placement.search import place
+from ..placement.traffic import Sizes, Volumes, traffic
+from .files import attempt_directory, read_json, replace_json, say
+from .topology import guessed_bandwidth, switch_levels
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..placement.search import Placement
+    from ..placement.traffic import Term
+    from .files import Record
+
+BUDGET_SECONDS = 3.0
+SCONTROL_SECONDS = 20.0
+SLURMS_ORDER = "slurm"
+
+
+class Source(NamedTuple):
+    """Bandwidths between the job's nodes, and where they are from: "matrix" or "topology"."""
+
+    name: str
+    said: str
+    bytes_per_second: list[list[float]]
+
+
+def main(argv: list[str]) -> int:
+    """Read the allocated nodes from stdin, one a line in SLURM's order; write the attempt's `placement.json`.
+
+    Where another order is better it prints two lines: the node of rank 0, and the node ranks in SLURM's order. Nothing
+    is printed where SLURM's order stays. Always returns 0.
+    """
+    options = _arguments(argv)
+    nodes = sys.stdin.read().split()
+    try:
+        record = _decide(options, nodes)
+    except Exception as error:  # the job goes on in any case
+        record = _unchanged(nodes, f"placing failed: {type(error).__name__}: {error}")
+    try:
+        replace_json(attempt_directory(options.run_dir, options.attempt) / "placement.json", record)
+    except OSError as error:
+        say(f"placement.json not written: {error.strerror}")
+    say(f"node order: {record['why']}")
+    if record["order"] != nodes:
+        ranks = {node: rank for rank, node in enumerate(record["order"])}
+        print(record["order"][0])
+        print(" ".join(str(ranks[node]) for node in nodes))
+    return 0
+
+
+def _decide(options: argparse.Namespace, nodes: list[str]) -> Record:
+    job = read_json(options.run_dir / "placement.json")
+    if job is None:
+        return _unchanged(nodes, "SLURM's: placement.json cannot be read")
+    terms = _terms(job)
+    if not terms:
+        return _unchanged(nodes, "SLURM's: nothing that depends on the order crosses from node to node")
+    why: list[str] = []
+    source = _from_matrix(job, nodes, why) or _from_topology(job, nodes, why)
+    if source is None:
+        return _unchanged(nodes, f"SLURM's: {'; '.join(why)}")
+    return _placed(nodes, terms, source, place(terms, inverse(source.bytes_per_second), options.budget))
+
+
+def _terms(job: Record) -> dict[str, Term]:
+    volumes = job["bytes"]
+    sent = Volumes(
+        float(volumes["pipeline"]), tuple(volumes["data"]), tuple(volumes["expert_data"]), float(volumes["expert"])
+    )
+    return traffic(Sizes(**job["layout"]), sent, int(job["devices_per_node"]))
+
+
+def _placed(nodes: list[str], terms: dict[str, Term], source: Source, found: Placement) -> Record:
+    order = [nodes[index] for index in found.order]
+    best = ", the best there is" if found.proved else ""
+    if order == nodes:
+        why = f"SLURM's: none better was found{best} (by {source.said})"
+    else:
+        gain = 1.0 - found.seconds / found.before_seconds
+        why = f"changed by {source.said}: {gain:.1%} less time between nodes than in SLURM's order{best}"
+    cost = inverse(source.bytes_per_second)
+    return {
+        "schema": 1,
+        "order": order,
+        "source": source.name,
+        "seconds": found.seconds,
+        "slurm_order_seconds": found.before_seconds,
+        "terms": term_seconds(terms, found.order, cost),
+        "slurm_order_terms": term_seconds(terms, range(len(nodes)), cost),
+        "proved": found.proved,
+        "why": why,
+    }
+
+
+def _unchanged(nodes: list[str], why: str) -> Record:
+    return {"schema": 1, "order": nodes, "source": SLURMS_ORDER, "why": why}
+
+
+def _from_matrix(job: Record, nodes: Sequence[str], why: list[str]) -> Source | None:
+    """The profile's matrix for these nodes; a pair it does not know gets the median of those it does."""
+    matrix = job.get("matrix")
+    if matrix is None:
+        why.append("the cluster profile has no measured matrix")
+        return None
+    place_of = {name: index for index, name in enumerate(matrix["nodes"])}
+    rows = matrix["gigabytes_per_second"]
+    known = [(a, b) for a in nodes for b in nodes if a != b and a in place_of and b in place_of]
+    if not known:
+        why.append(f"the measured matrix knows fewer than two of these {len(nodes)} nodes")
+        return None
+    speeds = {(a, b): rows[place_of[a]][place_of[b]] * 1e9 for a, b in known}
+    median = statistics.median(speeds.values())
+    missing = sum(node not in place_of for node in nodes)
+    said = "the measured matrix" + (f" ({missing} of {len(nodes)} nodes not in it: median)" if missing else "")
+    return Source("matrix", said, [[speeds.get((a, b), median) for b in nodes] for a in nodes])
+
+
+def _from_topology(job: Record, nodes: Sequence[str], why: list[str]) -> Source | None:
+    environment = {name: value for name, value in os.environ.items() if name != "SLURM_TOPO_LEN"}  # cuts lines off
+    try:
+        answer = subprocess.run(
+            ["scontrol", "show", "topology"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=SCONTROL_SECONDS,
+            check=False,
+            env=environment,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why.append(f"scontrol show topology: {error}")
+        return None
+    levels = switch_levels(answer, nodes)
+    if levels is None:
+        why.append("scontrol show topology sets no two of these nodes apart")
+        return None
+    leaf = float(job["fabric_gigabytes_per_second"]) * 1e9
+    return Source("topology", "SLURM's topology, each level of switches taken for half as fast",
+                  guessed_bandwidth(levels, leaf))  # fmt: skip
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="node.pyz place", description="node names on stdin, one a line")
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True)
+    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="SECONDS", help="for the search")
+    return parser.parse_args(argv)

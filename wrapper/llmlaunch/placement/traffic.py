@@ -1,0 +1,119 @@
+"""What a job sends between its nodes in one step, by node rank: torchrun gives node rank n the global ranks from
+n x devices_per_node on, and the layout says what those ranks are to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    Hop = tuple[int, int, float]  # from node rank, to node rank, bytes
+    Path = tuple[Hop, ...]  # hops one after the other
+    Term = tuple[Path, ...]  # paths at the same time: the slowest counts
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The parallel sizes of a layout. `data` excludes `context`, as in `llmlaunch.layout.Layout`."""
+
+    tensor: int = 1
+    context: int = 1
+    data: int = 1
+    pipeline: int = 1
+    virtual_pipeline: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+
+    @property
+    def stage(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tensor * self.context * self.data
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """Bytes of one step, of one device.
+
+    pipeline: what a device sends to the next stage in all traversals of the pipeline that nothing hides.
+    data, expert_data: for each stage, what passes over every link of the ring that reduces gradients and gathers
+    parameters. expert: what a device sends to each other rank of its expert group.
+    """
+
+    pipeline: float = 0.0
+    data: tuple[float, ...] = ()
+    expert_data: tuple[float, ...] = ()
+    expert: float = 0.0
+
+
+def traffic(sizes: Sizes, volumes: Volumes, devices_per_node: int) -> dict[str, Term]:
+    """What crosses from node to node, by term; a term that stays inside nodes is absent.
+
+    Ranks lie in Megatron's order tp-cp-ep-dp-pp, tensor innermost and pipeline outermost (megatron/core/
+    parallel_state.py, core 0.19: `RankGenerator`; experts have a generator of their own, without context). DeepSpeed
+    jobs here are data parallel alone, which is the same with one stage.
+    """
+    terms = {
+        "pipeline": _pipelines(sizes, volumes.pipeline, devices_per_node),
+        "data": _rings(sizes, volumes.data, sizes.tensor, devices_per_node),
+        "expert_data": _rings(sizes, volumes.expert_data, sizes.expert * sizes.expert_tensor, devices_per_node),
+        "expert": _exchanges(sizes, volumes.expert, devices_per_node),
+    }
+    return {name: term for name, term in terms.items() if term}
+
+
+def _pipelines(sizes: Sizes, volume: float, devices: int) -> Term:
+    """Every way through the stages: activations there, gradients back. Interleaved, each hop is made once for every
+    chunk, and the last stage hands all but the last chunk back to the first."""
+    if volume <= 0.0 or sizes.pipeline == 1:
+        return ()
+    ways: set[tuple[int, ...]] = set()
+    for first in range(sizes.stage):
+        ways.add(tuple((first + stage * sizes.stage) // devices for stage in range(sizes.pipeline)))
+    paths = (_way(nodes, volume, sizes.virtual_pipeline) for nodes in sorted(ways))
+    return tuple(path for path in paths if path)
+
+
+def _way(nodes: Sequence[int], volume: float, chunks: int) -> Path:
+    there = [(a, b, volume * chunks) for a, b in zip(nodes, nodes[1:])]
+    if chunks > 1:
+        there.append((nodes[-1], nodes[0], volume * (chunks - 1)))
+    hops = [(a, b, size) for a, b, size in there if a != b]
+    return tuple(hops + [(b, a, size) for a, b, size in hops])
+
+
+def _rings(sizes: Sizes, volumes: Sequence[float], stride: int, devices: int) -> Term:
+    """Rings over the ranks of each stage that are `stride` apart. Between nodes NCCL's ring goes from node to node in
+    the order of ranks and back to the first (nccl src/graph/connect.cc, connectRings), all links at once: each is a
+    path of its own."""
+    loads: dict[tuple[int, int], float] = {}
+    for stage, volume in enumerate(volumes):
+        for offset in range(stride if volume > 0.0 else 0):
+            begin = stage * sizes.stage
+            ranks = range(begin + offset, begin + sizes.stage, stride)
+            for link in _around(sorted({rank // devices for rank in ranks})):
+                loads[link] = max(volume, loads.get(link, 0.0))
+    return tuple(((a, b, volume),) for (a, b), volume in sorted(loads.items()))
+
+
+def _around(nodes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    if len(nodes) > 1:
+        yield from zip(nodes, [*nodes[1:], nodes[0]])
+
+
+def _exchanges(sizes: Sizes, volume: float, devices: int) -> Term:
+    """All-to-all in every expert group: a node sends to the others of its group one after the other."""
+    span = sizes.expert * sizes.expert_tensor
+    if volume <= 0.0 or span <= 1:
+        return ()
+    paths: set[Path] = set()
+    for begin in range(0, sizes.stage * sizes.pipeline, span):
+        members: dict[int, int] = {}
+        for rank in range(begin, begin + span):
+            members[rank // devices] = members.get(rank // devices, 0) + 1
+        for node in members:
+            # expert-tensor ranks share a token's work: only those of the same place in it exchange tokens
+            path = [(node, to, volume * n / sizes.expert_tensor) for to, n in members.items() if to != node]
+            paths.add(tuple(path))
+    return tuple(sorted(path for path in paths if path))

@@ -1,0 +1,111 @@
+"""What a planned job sends between its nodes, and what their order is worth where the network was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmlaunch.backends.base import Backend
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.trained import trained_parameters
+from llmlaunch.memory.weights import rank_parameters
+from llmlaunch.placement.objective import inverse
+from llmlaunch.placement.search import place
+from llmlaunch.placement.traffic import Sizes, Volumes, traffic
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["ExpectedPlacement", "expected_placement", "layout_sizes", "step_volumes"]
+
+BUDGET_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class ExpectedPlacement:
+    """Seconds of a step between nodes in SLURM's order and in the best found, on `nodes` of the profile's matrix. The
+    nodes SLURM will give are not known: these are the first of the matrix by name."""
+
+    nodes: tuple[str, ...]
+    slurm_order_seconds: float
+    seconds: float
+    proved: bool
+
+    @property
+    def gain_seconds(self) -> float:
+        return self.slurm_order_seconds - self.seconds
+
+
+def layout_sizes(layout: Layout) -> Sizes:
+    return Sizes(
+        tensor=layout.tensor,
+        context=layout.context,
+        data=layout.data,
+        pipeline=layout.pipeline,
+        virtual_pipeline=layout.virtual_pipeline,
+        expert=layout.expert,
+        expert_tensor=layout.expert_tensor,
+    )
+
+
+def step_volumes(recipe: Recipe, layout: Layout, facts: MemoryFacts) -> Volumes:
+    """Bytes a device sends in one step, nothing hidden behind compute (as Pipette counts them).
+
+    The pipeline is traversed once for every p micro-batches (Pipette's hidden critical path). Gradients are reduced
+    and parameters gathered once a step, D - 1 of D shares over every link of the ring; ZeRO 3 gathers parameters twice
+    and scatters gradients for each micro-batch.
+    """
+    workload = recipe.workload
+    width = 4.0 if workload.precision == "fp32" else 2.0
+    microbatches = max(layout.num_microbatches(workload.global_batch_size), 1)
+    tokens = workload.sequence_length * layout.micro_batch_size / layout.context
+    split = layout.tensor if layout.sequence_parallel else 1
+    boundary = width * tokens * recipe.model.hidden_size / split
+    dense, expert = _trained(recipe, layout, facts)
+    group = layout.data * layout.context
+    expert_group = group * layout.tensor // (layout.expert * layout.expert_tensor)
+    each = _ring_bytes_per_parameter(facts, layout.zero_stage, microbatches)
+    if recipe.model.moe is None:
+        mixtures, topk = 0.0, 0
+    else:
+        mixtures = sum(recipe.model.moe.layer_pattern) / layout.pipeline
+        topk = recipe.model.moe.topk
+    return Volumes(
+        pipeline=boundary * -(-microbatches // layout.pipeline),
+        data=tuple(each * (group - 1) / group * count for count in dense),
+        expert_data=tuple(each * (expert_group - 1) / expert_group * count for count in expert),
+        # dispatch and combine, forward and backward
+        expert=4.0 * mixtures * microbatches * boundary * topk / layout.expert,
+    )
+
+
+def _trained(recipe: Recipe, layout: Layout, facts: MemoryFacts) -> tuple[list[float], list[float]]:
+    """Trained parameters on one device of each stage: dense, expert."""
+    job = Job(recipe.model, recipe.workload, facts, techniques=recipe.techniques)
+    rows = all_ranks(job, LayoutColumns.of([layout]))
+    counts = trained_parameters(job, rows, rank_parameters(job, rows))
+    return [float(n) for n in counts.dense], [float(n) for n in np.broadcast_to(counts.expert, len(rows))]
+
+
+def _ring_bytes_per_parameter(facts: MemoryFacts, zero_stage: int, microbatches: int) -> float:
+    if zero_stage >= 3:
+        return microbatches * (2.0 * facts.parameter_bytes + facts.gradient_bytes)
+    if zero_stage:
+        return facts.gradient_bytes + facts.parameter_bytes
+    return 2.0 * facts.gradient_bytes  # an all-reduce is a reduce-scatter and an all-gather
+
+
+def expected_placement(recipe: Recipe, layout: Layout, backend: Backend) -> ExpectedPlacement | None:
+    """None without a measured matrix of at least as many nodes as the job takes, and where the recipe keeps SLURM's
+    order."""
+    matrix = recipe.cluster.bandwidth
+    if matrix is None or recipe.placement != "auto" or not 1 < recipe.nodes <= len(matrix.nodes):
+        return None
+    volumes = step_volumes(recipe, layout, backend.facts(recipe))
+    terms = traffic(layout_sizes(layout), volumes, recipe.cluster.devices_per_node)
+    chosen = sorted(range(len(matrix.nodes)), key=lambda i: matrix.nodes[i])[: recipe.nodes]
+    speeds = [[matrix.bytes_per_second[i][j] for j in chosen] for i in chosen]
+    found = place(terms, inverse(speeds), BUDGET_SECONDS)
+    names = tuple(matrix.nodes[i] for i in chosen)
+    return ExpectedPlacement(names, found.before_seconds, found.seconds, found.proved)
