@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.calibration.records import Case, Unsupported, case_of
+from llmlaunch.calibration.timed import timed
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimate import Estimate, RankEstimate
@@ -136,9 +137,9 @@ def _compared(record: Mapping[str, Any], priced: Estimate) -> RankEstimate:
 
 
 def _step_seconds(record: Mapping[str, Any], case: Case, clusters: Mapping[str, Cluster]) -> float | None:
-    cluster = clusters.get(record["gpu"])
-    if cluster is None or not case.batch_known:
+    found = timed(record, case, clusters)
+    if found is None or not case.batch_known:
         return None
+    job, cluster = found
     columns = LayoutColumns.of([case.layout])
-    microbatches = np.array([case.num_microbatches])
-    return float(step_time(case.job, cluster, columns, microbatches).total[0])
+    return float(step_time(job, cluster, columns, np.array([case.num_microbatches])).total[0])

@@ -127,6 +127,7 @@ def _cluster(values: Mapping[str, Any], name: str) -> Cluster:
         nodes_per_switch=values.get("nodes_per_switch"),
         nodes_per_block=values.get("nodes_per_block"),
         bandwidth=_matrix(links.get("matrix")),
+        node_mesh=bool(values.get("node_mesh")),
     )
 
 

@@ -39,7 +39,8 @@ class Accelerator:
 @dataclass(frozen=True)
 class Cluster:
     """`devices_per_node` accelerators in each node; `nvlink_domain_devices` of them share NVLink
-    (more than a node's where a rack is one domain)."""
+    (more than a node's where a rack is one domain). With `node_mesh` a node has no switch: each pair of its devices is
+    wired with an equal share of the links."""
 
     name: str
     accelerator: Accelerator
@@ -56,3 +57,4 @@ class Cluster:
     nodes_per_switch: int | None = None  # under one leaf switch; None = SLURM knows no tree, or nobody said
     nodes_per_block: int | None = None  # of one block of topology/block
     bandwidth: BandwidthMatrix | None = None  # measured between every two nodes
+    node_mesh: bool = False

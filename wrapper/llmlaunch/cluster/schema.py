@@ -85,6 +85,9 @@ class ClusterFile(StrictModel):
     nodes_per_block: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
         None, description="Nodes of one block of SLURM's topology/block plugin: asks for segments that fit blocks"
     )
+    node_mesh: bool | None = Field(
+        None, description="Devices of a node are wired pair by pair, without a switch (boards of four GPUs)"
+    )
     links: LinksFile | None = Field(None, description="Speeds of the network")
     gpu_request: Literal["gpus-per-node", "gres", "gpus-per-task", "none"] | None = Field(
         None, description="How GPUs are asked for at this site"

@@ -11,6 +11,7 @@ from llmlaunch.calibration.comparable import runs_of
 from llmlaunch.calibration.coverage import coverage
 from llmlaunch.calibration.references import ANCHORS
 from llmlaunch.calibration.summary import families, grouped
+from llmlaunch.calibration.throughput import throughput
 from llmlaunch.cluster.profile import Cluster
 
 __all__ = ["accuracy_json"]
@@ -24,6 +25,9 @@ def accuracy_json(found: Sequence[Scored], clusters: Mapping[str, Cluster], anch
         "families": families(found),
         "margins": coverage(runs_of(found, clusters)),
     }
+    for name, group in grouped(found).items():
+        if speeds := throughput(group):
+            answer["families"][name]["throughput"] = speeds
     if anchors:
         for one, record in zip(found, answer["records"], strict=True):
             record["anchors"] = anchored(one)

@@ -22,6 +22,7 @@ def accuracy_text(answer: Mapping[str, Any]) -> str:
         _peaks(families),
         _groups(families),
         _outcomes(families),
+        _throughput(families),
         _anchors(answer),
         _margins(answer["margins"]),
         _assumed(answer["records"]),
@@ -77,6 +78,18 @@ def _outcomes(families: Mapping[str, Family]) -> str:
     head = ["family/outcome", "records", "priced", "called safe", "called unsafe", "above the card", "flags unknown"]
     title = "Runs known only to have fitted or died, judged by the 80 % rule (oom called safe: a death not foreseen)\n"
     return title + table(head, rows) if rows else ""
+
+
+def _throughput(families: Mapping[str, Family]) -> str:
+    rows = [[name, *_speeds(family["throughput"])] for name, family in families.items() if "throughput" in family]
+    head = ["family/peak", "records", "MAPE", "bias", "p95", "worst", "worst record", "rank correlation"]
+    return "Predicted against measured step times (- is too fast)\n" + table(head, rows) if rows else ""
+
+
+def _speeds(f: Mapping[str, Any]) -> list[str]:
+    order = f["rank_correlation"]
+    errors = [percent(f["mape"]), signed(f["bias"]), percent(f["p95"]), signed(f["worst"]), f["worst_id"]]
+    return [str(f["records"]), *errors, "-" if order is None else f"{order:.3f}"]
 
 
 def _anchors(answer: Mapping[str, Any]) -> str:

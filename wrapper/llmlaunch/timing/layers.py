@@ -31,8 +31,9 @@ KINDS = (
 )
 TILE_ROWS = 128.0  # rows of a tile of a grouped product: every expert's tokens fill whole ones
 # Kernels of a layer forward and backward, counted in a profile of Transformer Engine's layers: norms, projections,
-# rotary positions, attention, activation, collectives; a mixture adds routing, permutation and grouped products.
-DENSE_KERNELS, MIXTURE_KERNELS = (20.0, 40.0), (50.0, 90.0)
+# rotary positions, attention, activation, collectives. A mixture adds routing and permutation, and its grouped products
+# are one kernel for each matrix of each of the device's experts.
+DENSE_KERNELS, MIXTURE_KERNELS, EXPERT_KERNELS = (20.0, 40.0), (40.0, 70.0), (2.0, 4.0)
 DEFAULT_MODULES = ("core_attn",)
 
 
@@ -65,7 +66,7 @@ class _Parts:
     tensor: Passes
     context: Work
     expert: Work | None
-    kernels: tuple[float, float]
+    kernels: tuple[float | FloatColumn, float | FloatColumn]
 
 
 def tokens_of(job: Job, lay: LayoutColumns) -> FloatColumn:
@@ -113,7 +114,7 @@ def _parts(
     """`activated` elements leave the MLP's activation function; `copies` of tokens are routed."""
     n, t = tokens_of(job, lay), lay.tensor.astype(np.float64)
     attention = linear_work(job, pace, attention_linears(job.shape), n, t)
-    scores = attention_scores(job, pace, n, t)
+    scores = attention_scores(job, pace, n, t, lay.context.astype(np.float64))
     element, activation, norms = _element_wise(job, lay, pace, n, t, activated, copies)
     return _Parts(
         attention,
@@ -126,8 +127,15 @@ def _parts(
         tensor_passes(job, cluster, lay, n, mixture=copies is not None),
         context_ring(job, cluster, lay, pace, n, scores),
         None if copies is None else expert_exchange(job, cluster, lay, n),
-        DENSE_KERNELS if copies is None else MIXTURE_KERNELS,
+        DENSE_KERNELS if copies is None else _mixture_kernels(job, lay),
     )
+
+
+def _mixture_kernels(job: Job, lay: LayoutColumns) -> tuple[FloatColumn, FloatColumn]:
+    moe = job.shape.moe
+    assert moe is not None
+    local = moe.num_experts / lay.expert
+    return MIXTURE_KERNELS[0] + EXPERT_KERNELS[0] * local, MIXTURE_KERNELS[1] + EXPERT_KERNELS[1] * local
 
 
 def _element_wise(
@@ -174,7 +182,7 @@ def _layer(job: Job, lay: LayoutColumns, parts: _Parts) -> Layer:
     again, passes, kernels_again = _recomputed(job, lay, parts, linears)
     device = linears.forward + parts.scores.forward + parts.element_wise.forward
     backward = linears.backward + parts.scores.backward + parts.element_wise.backward
-    kernels = sum(parts.kernels) + kernels_again
+    kernels = parts.kernels[0] + parts.kernels[1] + kernels_again
     launches = constant("kernel_seconds") * kernels
     host = constant("kernel_host_seconds") * kernels  # one thread launches them all: it is never faster than this
     waits = np.maximum(host - launches - device - backward - again, 0.0)
@@ -227,10 +235,11 @@ def full_share(job: Job, lay: LayoutColumns) -> FloatColumn:
     return np.multiply(full, some)
 
 
-def _of_modules(job: Job, parts: _Parts, zero: FloatColumn) -> tuple[FloatColumn, float, float]:
+def _of_modules(job: Job, parts: _Parts, zero: FloatColumn) -> tuple[FloatColumn, float, float | FloatColumn]:
     modules = job.techniques.recompute_modules or DEFAULT_MODULES
     mixture = parts.expert is not None
-    seconds, passes, kernels = zero, 0.0, 0.0
+    seconds, passes = zero, 0.0
+    kernels: float | FloatColumn = 0.0
     if "core_attn" in modules:
         seconds, kernels = seconds + parts.scores.forward + parts.context.forward, kernels + 2.0
     if "mla_up_proj" in modules:
@@ -242,7 +251,7 @@ def _of_modules(job: Job, parts: _Parts, zero: FloatColumn) -> tuple[FloatColumn
         passes, kernels = passes + 2.0, kernels + 0.4 * parts.kernels[0]
     if "moe" in modules and parts.expert is not None:
         seconds = seconds + parts.mlp_linears.forward + parts.activation + parts.expert.forward
-        kernels += 0.6 * parts.kernels[0]
+        kernels = kernels + 0.6 * parts.kernels[0]
     if "moe_act" in modules and mixture:
         seconds, kernels = seconds + parts.activation, kernels + 1.0
     if ("shared_experts" in modules or "moe" in modules) and parts.shared_linears is not None:

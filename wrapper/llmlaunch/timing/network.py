@@ -41,7 +41,10 @@ def links(cluster: Cluster, size: Column, stride: Column) -> Links:
     B200: an all-reduce runs at ten times the speed of one device's adapter).
     """
     node, domain = cluster.devices_per_node, max(cluster.nvlink_domain_devices, cluster.devices_per_node)
-    near = constant("nvlink_efficiency") * cluster.node_link.bytes_per_second
+    near: float | FloatColumn = constant("nvlink_efficiency") * cluster.node_link.bytes_per_second
+    if cluster.node_mesh:
+        # no switch: each pair of devices has its own share of the links, and a group only those between its members
+        near = near * np.clip((np.minimum(size, node) - 1.0) / max(node - 1, 1), 1.0 / max(node - 1, 1), 1.0)
     wide = constant("nvlink_efficiency") * min(cluster.domain_link.bytes_per_second, cluster.node_link.bytes_per_second)
     far = constant("fabric_efficiency") * cluster.fabric_link.bytes_per_second
     span = size * stride
@@ -60,8 +63,8 @@ def ring(group: Links, size: Column, message_bytes: FloatColumn) -> FloatColumn:
     """Seconds of an all-gather or a reduce-scatter whose whole is `message_bytes`; an all-reduce is two of them. Zero
     for a group of one (Thakur et al. 2005, section 4)."""
     steps = np.maximum(size - 1.0, 0.0)
-    seconds: FloatColumn = steps * (message_bytes / (size * group.bytes_per_second) + group.latency_seconds)
-    return seconds
+    travel = steps * (message_bytes / (size * group.bytes_per_second) + group.latency_seconds)
+    return np.where(size > 1, travel + constant("collective_seconds"), 0.0)
 
 
 def all_to_all(cluster: Cluster, size: Column, stride: Column, message_bytes: FloatColumn) -> FloatColumn:
@@ -75,7 +78,7 @@ def all_to_all(cluster: Cluster, size: Column, stride: Column, message_bytes: Fl
     outside = size > together
     latency = np.where(outside, cluster.fabric_link.latency_seconds, cluster.node_link.latency_seconds)
     travel = np.maximum((together - 1.0) * share / near, (size - together) * share / far)
-    return np.where(size > 1, travel + latency, 0.0)
+    return np.where(size > 1, travel + latency + constant("collective_seconds"), 0.0)
 
 
 def neighbour(cluster: Cluster, stride: Column, count: Column, message_bytes: FloatColumn) -> FloatColumn:

@@ -63,8 +63,8 @@ def pace(job: Job, cluster: Cluster) -> Pace:
     peak = table.get(precision) or table.get("bf16") or max(table.values())
     wide = linear = of_generation("matrix_efficiency", device) * peak
     if job.facts.quantized is not None and "fp8" in table:
-        # four-bit formats run at twice the rate of eight-bit ones (Blackwell data sheets)
-        narrow = table["fp8"] * (1.0 if job.facts.quantized.input_bytes >= 1.0 else 2.0)
+        four_bits = job.facts.quantized.input_bytes < 1.0
+        narrow = table.get("fp4", 2.0 * table["fp8"]) if four_bits else table["fp8"]
         linear = of_generation("narrow_matrix_efficiency", device) * narrow
     memory = device.memory_bytes_per_second
     generation = int(float(device.compute_capability)) if device.compute_capability else 0
@@ -150,18 +150,32 @@ def _kept_whole(one: Linear) -> float:
     return {"inputs": one.outputs, "outputs": one.inputs, "neither": 0.0}[one.divided]
 
 
-def attention_scores(job: Job, pace: Pace, tokens: FloatColumn, heads_split: FloatColumn) -> Work:
+def attention_scores(job: Job, pace: Pace, tokens: FloatColumn, heads_split: FloatColumn, pieces: FloatColumn) -> Work:
     """Seconds of softmax(QK)V over `tokens` queries of a device and the whole causal sequence, flash attention
     (Dao 2023, section 3): two products forward, five backward, half of the square. A block of queries that sees the
-    whole sequence takes as long as the others together where heads are few: one such block is waited for."""
+    whole sequence is started last and waited for, which is long where heads are few. Of a sequence in `pieces`, one is
+    causal; the others are rectangles, whose blocks are alike and end half a block apart."""
     shape, s = job.shape, float(job.workload.sequence_length)
     if shape.mla is None:
         width, one = 2.0 * shape.query_width, 2.0 * shape.head_dim
     else:
         one = float(shape.mla.qk_head_dim + shape.mla.qk_pos_emb_head_dim + shape.mla.v_head_dim)
         width = shape.num_attention_heads * one
+    if job.facts.attention_scores_saved:
+        return _unfused(job, pace, width, tokens, heads_split)
     causal = s * width * tokens / heads_split  # 2 operations x half of the square x width of keys and values
-    tail = 2.0 * s * one * pace.multiprocessors
+    tail = (s * one * pace.multiprocessors) * (1.0 + 1.0 / pieces)
     forward = (causal + constant("attention_tail_rows") * tail) / pace.attention_forward
     backward = 2.5 * (causal + constant("attention_backward_tail_rows") * tail) / pace.attention_backward
     return Work(forward, backward)
+
+
+def _unfused(job: Job, pace: Pace, width: float, tokens: FloatColumn, heads_split: FloatColumn) -> Work:
+    """The same with scores in memory: the whole square, as plain products, and softmax and dropout pass by pass
+    (Korthikanti et al. 2022, section 4: 5 bytes of every score are kept; written once and read twice or more)."""
+    shape, s = job.shape, float(job.workload.sequence_length)
+    scores = shape.num_attention_heads * s * tokens / heads_split
+    products = 2.0 * s * width * tokens / heads_split / pace.wide
+    passes = 6.0 + (2.5 if shape.attention_dropout else 0.0)  # elements of two bytes read or written, forward
+    through = passes * 2.0 / pace.element_wise * scores
+    return Work(products + through, 2.0 * products + through)

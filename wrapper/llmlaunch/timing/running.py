@@ -58,7 +58,7 @@ def running(job: Job, cluster: Cluster, layouts: LayoutColumns, microbatches: In
     terms: dict[str, FloatColumn] = {kind: m * column for kind, column in kinds.items()}
     terms["pipeline_bubble"] = np.maximum(found.all_seconds - found.slowest_seconds, 0.0) / v
     terms["pipeline_transfer"] = _transfer(job, cluster, layouts, m, found)
-    terms["stragglers"] = _stragglers(layouts, m, found)
+    terms["stragglers"] = _stragglers(layouts, m * found.slowest_seconds + terms["pipeline_bubble"])
     if job.facts.host.loader_mask:
         late = np.maximum(_loading(job, layouts) - found.slowest_seconds, 0.0)
         terms["data_loading"] = np.multiply(m, late)
@@ -111,12 +111,12 @@ def _transfer(job: Job, cluster: Cluster, layouts: LayoutColumns, m: IntColumn, 
     return np.where(v > 1, hidden, plain)
 
 
-def _stragglers(layouts: LayoutColumns, m: IntColumn, found: Stages) -> FloatColumn:
-    """Slack for the slowest of all replicas: micro-batches vary by a share of their time, independently, their sum over
-    a step by sqrt(m) times that, and the largest of d such sums lies sqrt(2 ln d) deviations above the mean (extreme
-    values of normal variables). All replicas wait for it once a step, to reduce gradients."""
-    spread = constant("straggler_spread") * found.slowest_seconds
-    slack: FloatColumn = spread * np.sqrt(2.0 * m * np.log(layouts.data))
+def _stragglers(layouts: LayoutColumns, passes: FloatColumn) -> FloatColumn:
+    """Slack for the slowest device: devices of one kind differ in the clock they sustain, by a deviation that is a
+    share of the passes' seconds, and all wait for the slowest, which of W devices lies sqrt(2 ln W) deviations below
+    the mean (extreme values of normal variables)."""
+    devices = layouts.tensor * layouts.pipeline * layouts.context * layouts.data
+    slack: FloatColumn = constant("straggler_spread") * passes * np.sqrt(2.0 * np.log(devices))
     return slack
 
 
@@ -141,4 +141,4 @@ def _beside(layouts: LayoutColumns, seconds: FloatColumn) -> FloatColumn:
     runs v chunks in turn, p micro-batches' of all chunks but one, because buckets belong to a chunk (megatron/core/
     distributed/param_and_grad_buffer.py, core 0.19)."""
     p, v = layouts.pipeline, layouts.virtual_pipeline
-    return seconds * ((1.0 + (v - 1.0) * p) / v) if np.any(v > 1) else seconds
+    return np.asarray(seconds * ((1.0 + (v - 1.0) * p) / v)) if np.any(v > 1) else seconds
