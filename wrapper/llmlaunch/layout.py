@@ -7,7 +7,7 @@ read the same list.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from typing import Any
 
@@ -178,6 +178,24 @@ class LayoutColumns:
         """Layouts `start` to `stop`, not copied."""
         return self.take(slice(start, stop))
 
+    def with_words(
+        self, zero_stage: int, recompute: int, recompute_layers: int | IntColumn, offload_layers: int | IntColumn
+    ) -> LayoutColumns:
+        """The same splits with other words, each one for all or a column."""
+        words = {
+            "zero_stage": zero_stage,
+            "recompute": recompute,
+            "recompute_layers": recompute_layers,
+            "offload_layers": offload_layers,
+        }
+        columns: dict[str, Any] = {n: np.broadcast_to(np.int64(value), len(self)) for n, value in words.items()}
+        return replace(self, **columns)
+
+    def with_amount(self, name: str, amount: IntColumn) -> LayoutColumns:
+        """The same layouts with other "recompute_layers" or "offload_layers"."""
+        column: dict[str, Any] = {name: amount}
+        return replace(self, **column)
+
     def take(self, index: NDArray[Any] | slice) -> LayoutColumns:
         """The rows a boolean mask or an index array selects (rows may repeat)."""
         columns = {n: getattr(self, n)[index] for n in (*LAYOUT_FIELDS, "partition")}
@@ -209,13 +227,15 @@ class Rule:
     """One legality rule as data.
 
     `allows(situation)` is a boolean column: True where the layout passes. `sentence` is shown when it fails;
-    `where` names the place in the framework that checks it, with the version it was read in.
+    `where` names the place in the framework that checks it, with the version it was read in. `of_words`: it looks at
+    what is tried with every split (ZeRO stage, recompute, amounts, techniques), so it is asked anew for each.
     """
 
     key: str
     sentence: str
     where: str
     allows: Callable[[Situation], BoolColumn]
+    of_words: bool = False
 
 
 def refusal_counts(rules: Iterable[Rule], first_failed: IntColumn) -> Mapping[str, int]:

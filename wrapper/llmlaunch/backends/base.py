@@ -6,16 +6,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llmlaunch.layout import Layout, Rule
+from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Backend", "NodeVariable", "Rendered", "Space"]
+__all__ = ["Backend", "HeldWords", "NodeVariable", "Rendered", "RunningWords", "Space"]
+
+
+@dataclass(frozen=True)
+class RunningWords:
+    """What a layout does to its activations, by the names of `Layout` and `Techniques`. `solved` is the amount of it
+    that is left to the planner: "recompute_layers" or "offload_layers", or none."""
+
+    recompute: int = RECOMPUTE_NONE
+    recompute_modules: tuple[str, ...] = ()
+    recompute_method: str = "uniform"
+    recompute_layers: int = 0
+    offload_modules: tuple[str, ...] = ()
+    offload_checkpoints: bool = False
+    offload_layers: int = 0
+    solved: str | None = None
+
+
+@dataclass(frozen=True)
+class HeldWords:
+    """What a layout does to its parameters, gradients and optimizer states. `gradient_dtype` None is the backend's own
+    choice."""
+
+    zero_stage: int = 0
+    gradient_dtype: str | None = None
+    offload_optimizer: float = 0.0
+    offload_parameters: bool = False
 
 
 @dataclass(frozen=True)
 class Space:
-    """The values of each layout field this backend can be asked for; empty = the planner enumerates all divisors."""
+    """The values of each layout field this backend can be asked for; empty = the planner enumerates all divisors.
+    `running` and `held` are the words that make sense together; a recipe's own take their place. `uneven`: stages may
+    hold different numbers of layers."""
 
     tensor: tuple[int, ...] = (1,)
     pipeline: tuple[int, ...] = ()
@@ -24,8 +52,9 @@ class Space:
     expert: tuple[int, ...] = ()
     expert_tensor: tuple[int, ...] = (1,)
     sequence_parallel: tuple[int, ...] = (0,)
-    zero_stage: tuple[int, ...] = (0,)
-    recompute: tuple[int, ...] = (0, 2)
+    running: tuple[RunningWords, ...] = (RunningWords(),)
+    held: tuple[HeldWords, ...] = (HeldWords(),)
+    uneven: bool = False
 
 
 @dataclass(frozen=True)

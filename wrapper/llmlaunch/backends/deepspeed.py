@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.backends.base import NodeVariable, Rendered, Space
+from llmlaunch.backends.base import HeldWords, NodeVariable, Rendered, RunningWords, Space
 from llmlaunch.backends.conflicts import merged_environment, refuse_repeats
 from llmlaunch.backends.deepspeed_config import (
     bucket_bytes,
@@ -18,7 +18,7 @@ from llmlaunch.backends.deepspeed_rules import RULES, refuse_what_the_trainer_ca
 from llmlaunch.backends.deepspeed_techniques import REQUIREMENTS, TECHNIQUE_RULES, trainer_words
 from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, Rule
+from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
@@ -53,8 +53,6 @@ class DeepSpeed:
 
     def space(self, recipe: Recipe) -> Space:
         one = (1,)
-        # Only the person's own script knows what it recomputes; a pin of layout.recompute says so.
-        recompute = (RECOMPUTE_NONE, RECOMPUTE_FULL) if recipe.backend.script is None else (RECOMPUTE_NONE,)
         return Space(
             tensor=one,
             pipeline=one,
@@ -63,8 +61,8 @@ class DeepSpeed:
             expert=one,
             expert_tensor=one,
             sequence_parallel=(0,),
-            zero_stage=(0, 1, 2, 3),
-            recompute=recompute,
+            running=_running_words(recipe),
+            held=_held_words(recipe),
         )
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
@@ -109,6 +107,24 @@ class DeepSpeed:
             files=files,
             measurement=_measurement(recipe),
         )
+
+
+def _running_words(recipe: Recipe) -> tuple[RunningWords, ...]:
+    """Only the person's own script knows what it recomputes and offloads; the recipe's own words say so."""
+    if recipe.backend.script is not None:
+        return (RunningWords(),)
+    full = RunningWords(RECOMPUTE_FULL)
+    offloaded = (replace(full, offload_checkpoints=True),) if recipe.cluster.accelerator.kind == "gpu" else ()
+    return (RunningWords(), full, *offloaded)
+
+
+def _held_words(recipe: Recipe) -> tuple[HeldWords, ...]:
+    """On a CPU the host is the device: nothing leaves it."""
+    stages = tuple(HeldWords(stage, recipe.training.gradient_dtype) for stage in range(4))
+    if recipe.cluster.accelerator.kind != "gpu":
+        return stages
+    offloaded = tuple(replace(held, offload_optimizer=1.0) for held in stages[1:])
+    return (*stages, *offloaded, replace(offloaded[-1], offload_parameters=True))
 
 
 def _options(recipe: Recipe) -> DeepSpeedOptions:

@@ -81,6 +81,7 @@ RULES: tuple[Rule, ...] = (
         "gradient checkpointing recomputes whole layers: recompute must be none or full",
         "transformers/modeling_utils.py gradient_checkpointing_enable, 5.23",
         no_selective,
+        of_words=True,
     ),
 )
 

@@ -145,18 +145,26 @@ def parameters_need_stage_3(s: Situation) -> Bools:
 
 
 TECHNIQUE_RULES: tuple[Rule, ...] = (
-    Rule("offload-optimizer-zero", "offload_optimizer needs zero_stage 1, 2 or 3", OFFLOAD, optimizer_needs_zero),
+    Rule(
+        "offload-optimizer-zero",
+        "offload_optimizer needs zero_stage 1, 2 or 3",
+        OFFLOAD,
+        optimizer_needs_zero,
+        of_words=True,
+    ),
     Rule(
         "offload-part-zero-3",
         "offload_optimizer below 1 needs zero_stage 3",
         f"{ZERO} offload_ratio_check",
         partly_needs_stage_3,
+        of_words=True,
     ),
     Rule(
         "offload-parameters-zero-3",
         "offload_parameters needs zero_stage 3 (DeepSpeed would silently ignore it below)",
         OFFLOAD,
         parameters_need_stage_3,
+        of_words=True,
     ),
 )
 

@@ -7,8 +7,9 @@ from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron_arguments import arguments, environment
 from llmlaunch.backends.megatron_rules import RULES
 from llmlaunch.backends.megatron_techniques import REQUIREMENTS, TECHNIQUE_RULES
+from llmlaunch.backends.megatron_words import held_words, running_words
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
-from llmlaunch.layout import RECOMPUTE_NAMES, Layout, Rule
+from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 
@@ -31,14 +32,14 @@ class MegatronLM:
 
     def space(self, recipe: Recipe) -> Space:
         """Tensor parallelism stays inside the NVLink domain: across it, every layer would wait for the fabric."""
-        widest = min(recipe.cluster.nvlink_domain_devices, recipe.world_size, MOST_TENSOR)
-        tensor = tuple(1 << i for i in range(widest.bit_length()))
+        widest = min(recipe.cluster.nvlink_domain_devices, MOST_TENSOR)
+        tensor = tuple(size for size in range(1, widest + 1) if recipe.world_size % size == 0)
         return Space(
             tensor=tensor,
             expert_tensor=tensor if recipe.model.moe else (1,),
             sequence_parallel=(0, 1),
-            zero_stage=(0, 1),
-            recompute=tuple(range(len(RECOMPUTE_NAMES))),
+            running=running_words(recipe),
+            held=held_words(recipe),
         )
 
     def facts(self, recipe: Recipe) -> MemoryFacts:

@@ -163,14 +163,25 @@ def delay_interleaved(s: Situation) -> Bools:
 
 TECHNIQUE_RULES: tuple[Rule, ...] = (
     Rule(
-        "offload-layers-one-stage", "offload_layers needs --pipeline-model-parallel-size 1", CONFIG, layers_on_one_stage
+        "offload-layers-one-stage",
+        "offload_layers needs --pipeline-model-parallel-size 1",
+        CONFIG,
+        layers_on_one_stage,
+        of_words=True,
     ),
-    Rule("offload-layers-no-recompute", "offload_layers needs recompute: none", CONFIG, layers_without_recompute),
+    Rule(
+        "offload-layers-no-recompute",
+        "offload_layers needs recompute: none",
+        CONFIG,
+        layers_without_recompute,
+        of_words=True,
+    ),
     Rule(
         "offload-modules-no-full",
         "offload_modules needs recompute none or selective: full keeps nothing of a module",
         "megatron/core/transformer/transformer_block.py _checkpointed_forward, core 0.19",
         modules_without_full,
+        of_words=True,
     ),
     Rule(
         "offload-optimizer-distributed",
@@ -178,6 +189,7 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "--use-distributed-optimizer",
         "megatron/core/optimizer/optimizer_config.py, core 0.19",
         offload_needs_distributed,
+        of_words=True,
     ),
     Rule(
         "delayed-gradients-experts",
@@ -185,18 +197,21 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "--overlap-moe-expert-parallel-comm",
         CONFIG,
         delay_needs_experts,
+        of_words=True,
     ),
     Rule(
         "delayed-gradients-no-full",
         "delay_weight_gradients needs recompute none or selective",
         CONFIG,
         delay_without_full,
+        of_words=True,
     ),
     Rule(
         "delayed-gradients-interleaved",
         "delay_weight_gradients with pipeline stages needs virtual stages",
         CONFIG,
         delay_interleaved,
+        of_words=True,
     ),
 )
 

@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Rule
-from llmlaunch.planner.enumerate import enumerate_layouts
+from llmlaunch.planner.enumerate import enumerate_splits
 from llmlaunch.planner.judge import rules_failed
 from llmlaunch.planner.pins import Widened, as_pin, freed, widened
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import advice, smallest_change
+from llmlaunch.planner.variants import every_way, words_of
 from llmlaunch.recipe.places import place_of, written_pin
 from llmlaunch.recipe.types import Recipe
 
@@ -44,13 +46,25 @@ def no_layout(setting: Setting) -> UserError:
 def tightest(setting: Setting) -> Tightest:
     """Of a setting that holds no legal layout."""
     rules = setting.backend.rules(setting.recipe)
-    layouts = enumerate_layouts(setting.recipe, setting.backend.space(setting.recipe))
-    if not len(layouts):
+    alone, refusing, searched = np.zeros(len(rules)), np.zeros(len(rules)), 0
+    for failed in _failed(setting, rules):
+        alone += np.count_nonzero(failed[:, np.equal(failed.sum(axis=0), 1)], axis=1)
+        refusing += failed.sum(axis=1)
+        searched += failed.shape[1]
+    if not searched:
         return Tightest(None, 0, 0)
-    failed = rules_failed(setting, layouts, rules)
-    alone = np.count_nonzero(failed[:, np.equal(failed.sum(axis=0), 1)], axis=1)
-    index = int(np.argmax(alone if alone.any() else failed.sum(axis=1)))
-    return Tightest(rules[index], int(alone[index]), len(layouts))
+    index = int(np.argmax(alone if alone.any() else refusing))
+    return Tightest(rules[index], int(alone[index]), searched)
+
+
+def _failed(setting: Setting, rules: Sequence[Rule]) -> Iterator[NDArray[np.bool_]]:
+    """Which rule (row) refuses which split (column), for every set of words tried with the splits."""
+    recipe, words = setting.recipe, np.array([rule.of_words for rule in rules])
+    splits = enumerate_splits(recipe, setting.backend.space(recipe))
+    failed = rules_failed(setting, splits, rules)
+    for _, said, layouts in every_way(recipe, words_of(recipe, setting.backend), splits):
+        failed[words] = rules_failed(setting.of(said), layouts, [rule for rule in rules if rule.of_words])
+        yield failed
 
 
 def _because(setting: Setting, why: Tightest) -> str:
@@ -133,9 +147,8 @@ def _resized(recipe: Recipe, key: str, value: int) -> Recipe:
 
 def _any_legal(setting: Setting, recipe: Recipe) -> bool:
     changed = setting.of(recipe)
-    layouts = enumerate_layouts(recipe, setting.backend.space(recipe))
     rules = setting.backend.rules(recipe)
-    return bool(np.any(~rules_failed(changed, layouts, rules).any(axis=0)))
+    return any(not failed.any(axis=0).all() for failed in _failed(changed, rules))
 
 
 def _values(pin: object) -> list[object]:

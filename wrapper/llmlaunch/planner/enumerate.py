@@ -1,74 +1,74 @@
-"""Every layout a recipe could mean: the product of the backend's values, narrowed by the person's pins."""
+"""Every split a recipe could mean: the product of the backend's values, narrowed by the person's pins."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import numpy as np
 
 from llmlaunch.backends.base import Space
-from llmlaunch.layout import EVEN, LAYOUT_FIELDS, RECOMPUTE_NAMES, LayoutColumns
+from llmlaunch.layout import EVEN, LAYOUT_FIELDS, LayoutColumns
+from llmlaunch.planner.variants import pinned_numbers
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["as_ints", "enumerate_layouts", "offered_values"]
+__all__ = ["SPLIT_FIELDS", "enumerate_splits", "offered_values"]
 
 MOST_CONTEXT = 64
 MOST_MICRO_BATCH = 64
+WORDS = (
+    "zero_stage",
+    "recompute",
+    "recompute_layers",
+    "offload_layers",
+)  # tried with every split (planner/variants.py)
+SPLIT_FIELDS = tuple(name for name in LAYOUT_FIELDS if name not in WORDS)
 
 
-def divisors(n: int) -> tuple[int, ...]:
-    return tuple(d for d in range(1, n + 1) if n % d == 0)
+def divisors(n: int, most: int) -> tuple[int, ...]:
+    return tuple(d for d in range(1, min(n, most) + 1) if n % d == 0)
 
 
-def powers_of_two(limit: int) -> tuple[int, ...]:
-    return tuple(1 << i for i in range(max(limit, 1).bit_length()))
-
-
-def enumerate_layouts(recipe: Recipe, space: Space) -> LayoutColumns:
-    """All combinations; data parallelism is what the others leave of the world size.
+def enumerate_splits(recipe: Recipe, space: Space) -> LayoutColumns:
+    """All combinations of sizes; data parallelism is what the others leave of the world size, and the words of
+    techniques are at their neutral values.
 
     Combinations whose product does not divide the world size are no layouts at all and are left out; whatever else
     is wrong with one is for the backend's rules to say.
     """
-    axes = {name: np.array(_values(recipe, space, name), dtype=np.int64) for name in LAYOUT_FIELDS if name != "data"}
+    axes = {name: np.array(_values(recipe, space, name), dtype=np.int64) for name in SPLIT_FIELDS if name != "data"}
     grid = np.meshgrid(*axes.values(), indexing="ij", copy=False)
     columns = {name: column.ravel() for name, column in zip(axes, grid, strict=True)}
     split = columns["tensor"] * columns["pipeline"] * columns["context"]
     whole = (recipe.world_size % split) == 0
     columns = {name: column[whole] for name, column in columns.items()}
-    even = np.zeros(np.count_nonzero(whole), dtype=np.int64)
-    layouts = LayoutColumns(data=recipe.world_size // split[whole], partition=even, partitions=EVEN, **columns)
-    wanted = recipe.pins.get("data")
-    if wanted is None:
-        return layouts
-    return layouts.take(np.isin(layouts.data, np.array(as_ints("data", wanted))))
+    zero = np.zeros(np.count_nonzero(whole), dtype=np.int64)
+    layouts = LayoutColumns(
+        data=recipe.world_size // split[whole],
+        **columns,
+        **dict.fromkeys(WORDS, zero),
+        partition=zero,
+        partitions=EVEN,
+    )
+    wanted = pinned_numbers(recipe, "data")
+    return layouts.take(np.isin(layouts.data, np.array(wanted))) if wanted else layouts
 
 
-def _values(recipe: Recipe, space: Space, name: str) -> Iterable[int]:
-    pinned = recipe.pins.get(name)
-    return offered_values(recipe, space, name) if pinned is None else as_ints(name, pinned)
+def _values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
+    return pinned_numbers(recipe, name) or offered_values(recipe, space, name)
 
 
 def offered_values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
     """What a layout field may be where nobody pins it; `data` follows from the others."""
+    if name == "zero_stage":
+        return tuple(dict.fromkeys(held.zero_stage for held in space.held))
+    if name in ("recompute", "recompute_layers", "offload_layers"):
+        return tuple(dict.fromkeys(getattr(way, name) for way in space.running))
     offered: tuple[int, ...] = getattr(space, name, ())
     if offered:
         return offered
     shape, world = recipe.model, recipe.world_size
     if name == "micro_batch_size":
-        return powers_of_two(min(MOST_MICRO_BATCH, recipe.workload.global_batch_size))
+        return divisors(recipe.workload.global_batch_size, MOST_MICRO_BATCH)
     if name == "context":
-        return powers_of_two(min(MOST_CONTEXT, world))
-    if name in ("recompute_layers", "offload_layers"):
-        return (0,)
+        return divisors(world, MOST_CONTEXT)
     if name == "expert":
-        return divisors(shape.moe.num_experts) if shape.moe else (1,)
-    return tuple(d for d in divisors(shape.num_layers) if name == "virtual_pipeline" or d <= world)
-
-
-def as_ints(name: str, pinned: object) -> tuple[int, ...]:
-    """The values a pin allows, as numbers of a layout."""
-    values = pinned if isinstance(pinned, tuple) else (pinned,)
-    if name == "recompute":
-        return tuple(RECOMPUTE_NAMES.index(str(v)) for v in values)
-    return tuple(int(v) for v in values)
+        return divisors(shape.moe.num_experts, shape.moe.num_experts) if shape.moe else (1,)
+    return divisors(shape.num_layers, shape.num_layers if name == "virtual_pipeline" else world)

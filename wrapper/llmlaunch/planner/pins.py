@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.layout import RECOMPUTE_NAMES
-from llmlaunch.planner.enumerate import as_ints, offered_values
+from llmlaunch.planner.enumerate import offered_values
 from llmlaunch.planner.search import Found
 from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.variants import as_ints
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["Widened", "as_pin", "freed", "widened"]

@@ -13,7 +13,7 @@ from llmlaunch.planner.empty import no_layout
 from llmlaunch.planner.host import node_of
 from llmlaunch.planner.host_link import host_link_said
 from llmlaunch.planner.length import job_length, time_limit_said
-from llmlaunch.planner.plan import Limit, Plan
+from llmlaunch.planner.plan import Limit, Plan, as_planned
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.smallest_change import advice, smallest_change
@@ -38,17 +38,19 @@ def make_plan(
         UserError: no layout is legal at all; the message names the rule that refuses the most.
     """
     setting = setting_of(recipe, backend, baseline_bytes, margin)
-    job, limit, host = setting.job, setting.limit, setting.host_limit
+    limit, host = setting.limit, setting.host_limit
     found = setting.search()
-    if not len(found.order):
+    if not len(found.points):
         raise no_layout(setting)
     safe = bool(np.any(found.safe))
     change = None if safe else smallest_change(setting)
     chosen = found.candidate(recipe, 0)
+    said = as_planned(recipe, chosen)
+    job = setting.job_of(said)
     peak_kind = "device" if recipe.cluster.accelerator.kind == "gpu" else "resident"
     detail = estimate(job, chosen.layout, peak_kind=peak_kind, node=node_of(recipe))
     length = job_length(recipe, chosen.step_seconds)
-    count = min(len(found.order), ALTERNATIVES + 1)
+    count = min(len(found.first), ALTERNATIVES + 1)
     return Plan(
         recipe=recipe.name,
         verdict="safe" if safe else "unsafe",
@@ -67,7 +69,7 @@ def make_plan(
             *recipe.assumptions,
             *_baseline_said(job, peak_kind, baseline_bytes),
             *time_limit_said(recipe, length),
-            *host_link_said(recipe, job, chosen.layout),
+            *host_link_said(said, job, chosen.layout),
         ),
         advice=None if safe else advice(change),
         changes=None if change is None else change.settings,

@@ -4,108 +4,131 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.base import Backend
-from llmlaunch.layout import LayoutColumns, Rule, Situation, refusal_counts
-from llmlaunch.memory.estimator import worst_ranks
-from llmlaunch.memory.host import worst_hosts
-from llmlaunch.memory.job import Job
-from llmlaunch.planner.enumerate import enumerate_layouts
-from llmlaunch.planner.host import host_limit, node_of
-from llmlaunch.planner.plan import Candidate, Limit
+from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
+from llmlaunch.planner.enumerate import enumerate_splits
+from llmlaunch.planner.plan import Candidate
+from llmlaunch.planner.pricing import Points, first_failed, price, situation
+from llmlaunch.planner.variants import recipe_with, words_of
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.step import step_time
 
-__all__ = ["Found", "search"]
+if TYPE_CHECKING:
+    from llmlaunch.planner.setting import Setting
+
+__all__ = ["HOST_MEMORY", "MEMORY", "Found", "search"]
 
 MEMORY = "memory"
 HOST_MEMORY = "host_memory"  # fits the devices, not the node
+RANKED = 64  # sorting a million layouts takes longer than pricing them, and few look past the first
 
 
 @dataclass(frozen=True)
 class Found:
     """The legal layouts with their worst rank and step time, by column.
 
-    `order` ranks the safe ones, fastest first, or, where none is safe, all legal ones by how full they
-    make the fullest memory, of a device or of a node.
+    `first` are the first of the ranking, `order` all of it: the safe ones, fastest first, or, where none is safe, all
+    legal ones by how full they make the fullest memory, of a device or of a node (`filled`).
     """
 
-    layouts: LayoutColumns
-    device_bytes: NDArray[np.float64]
-    worst_pipeline_rank: NDArray[np.int64]
-    step_seconds: NDArray[np.float64]
+    points: Points
     safe: NDArray[np.bool_]
-    order: NDArray[np.int64]
+    filled: NDArray[np.float64]
+    first: NDArray[np.int64]
     searched: int
     refused: Mapping[str, int]
     rules: Sequence[Rule]
 
+    @cached_property
+    def layouts(self) -> LayoutColumns:
+        return self.points.layouts
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        return _ranking(self.points, self.safe, self.filled, len(self.points))
+
+    @property
+    def device_bytes(self) -> NDArray[np.float64]:
+        return self.points.rows.device_bytes
+
+    @property
+    def worst_pipeline_rank(self) -> NDArray[np.int64]:
+        return self.points.rows.worst_pipeline_rank
+
+    @property
+    def step_seconds(self) -> NDArray[np.float64]:
+        return self.points.rows.step_seconds
+
     def candidate(self, recipe: Recipe, place: int) -> Candidate:
         """The layout at `place` of the ranking."""
-        i = int(self.order[place])
-        seconds = float(self.step_seconds[i])
+        return self.at(recipe, int(self.first[place]))
+
+    def at(self, recipe: Recipe, index: int) -> Candidate:
+        """The layout at `index` of the columns."""
+        points, seconds = self.points, float(self.step_seconds[index])
+        said = recipe_with(recipe, *points.words(index))
         return Candidate(
-            layout=self.layouts.row(i),
-            device_bytes=int(self.device_bytes[i]),
-            worst_pipeline_rank=int(self.worst_pipeline_rank[i]),
+            layout=points.layout(index),
+            device_bytes=int(points.rows.device_bytes[index]),
+            worst_pipeline_rank=int(points.rows.worst_pipeline_rank[index]),
             step_seconds=seconds,
             tokens_per_second_per_gpu=recipe.workload.tokens_per_step / seconds / recipe.world_size,
-            techniques=recipe.techniques,
-            gradient_dtype=recipe.training.gradient_dtype,
+            techniques=said.techniques,
+            gradient_dtype=said.training.gradient_dtype,
         )
 
 
-def search(recipe: Recipe, backend: Backend, job: Job, limit: Limit) -> Found:
-    """Price every legal layout. Nothing is sampled: `check` and `plan` see the same space."""
-    layouts = enumerate_layouts(recipe, backend.space(recipe))
-    rules = backend.rules(recipe)
-    situation = Situation(
-        layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, techniques=recipe.techniques
+def search(setting: Setting) -> Found:
+    """Price every legal layout. Nothing is sampled: `check` and `plan` see the same space.
+
+    Raises:
+        UserError: the recipe asks for what its backend cannot do whatever the layout.
+    """
+    recipe, backend = setting.recipe, setting.backend
+    space, rules = backend.space(recipe), backend.rules(recipe)
+    splits, words = enumerate_splits(recipe, space), words_of(recipe, backend)
+    of_splits, of_words = ([rule for rule in rules if rule.of_words is flag] for flag in (False, True))
+    failed = first_failed(of_splits, situation(recipe, splits))
+    legal = splits.take(np.flatnonzero(failed < 0))
+    points, refused = price(setting, legal, words, of_words)
+    ways = len(words.running) * len(words.held)
+    counts = {key: ways * count for key, count in refusal_counts(of_splits, failed).items()}
+    fits = points.rows.device_bytes <= setting.limit.limit_bytes
+    safe = fits & (points.rows.host_bytes <= setting.host_limit.limit_bytes)
+    overflowing = {MEMORY: np.count_nonzero(~fits), HOST_MEMORY: np.count_nonzero(fits & ~safe)}
+    counts |= refused | {key: int(n) for key, n in overflowing.items() if n}
+    filled = np.maximum(
+        points.rows.device_bytes / max(setting.limit.limit_bytes, 1),
+        points.rows.host_bytes / max(setting.host_limit.limit_bytes, 1),
     )
-    first_failed = _first_failed(rules, situation)
-    legal = layouts.take(np.flatnonzero(first_failed < 0))
-    worst = worst_ranks(job, legal)
-    seconds = step_time(job, recipe.cluster, legal).total
-    fits = worst.device_bytes <= limit.limit_bytes
-    host, most = worst_hosts(job, legal, node_of(recipe)), host_limit(recipe).limit_bytes
-    safe = fits & (host <= most)
-    counts = {MEMORY: np.count_nonzero(~fits), HOST_MEMORY: np.count_nonzero(fits & ~safe)}
-    refused = {**refusal_counts(rules, first_failed), **{key: int(n) for key, n in counts.items() if n}}
-    filled = np.maximum(worst.device_bytes / max(limit.limit_bytes, 1), host / max(most, 1))
     return Found(
-        layouts=legal,
-        device_bytes=worst.device_bytes,
-        worst_pipeline_rank=worst.pipeline_rank,
-        step_seconds=seconds,
+        points=points,
         safe=safe,
-        order=_ranking(legal, filled, seconds, safe),
-        searched=len(layouts),
-        refused=refused,
+        filled=filled,
+        first=_ranking(points, safe, filled, RANKED),
+        searched=(len(splits) - len(legal)) * ways + sum(refused.values()) + len(points),
+        refused=counts,
         rules=rules,
     )
 
 
-def _first_failed(rules: Sequence[Rule], situation: Situation) -> NDArray[np.int64]:
-    """Index of the first rule each layout fails, -1 where it passes all: exactly one reason for each refusal."""
-    failed = np.full(len(situation.layouts), -1, dtype=np.int64)
-    for index, rule in enumerate(rules):
-        failed[(failed < 0) & ~rule.allows(situation)] = index
-    return failed
-
-
-def _ranking(
-    layouts: LayoutColumns, filled: NDArray[np.float64], seconds: NDArray[np.float64], safe: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """Safe layouts by step time; where none is safe, all by how full the fullest memory is. Equals by the smaller
-    split, then the lower ZeRO stage, then the other figure, so that ties never wobble and the simpler of two equal
-    layouts wins."""
+def _ranking(points: Points, safe: NDArray[np.bool_], filled: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """The first `count` safe points by step time; where none is safe, of all by how full the fullest memory is. Equals
+    by the smaller split, then the fewer words (those offered first), then the other figure, so that ties never wobble
+    and the simpler of two equal layouts wins."""
+    rows, splits = points.rows, points.splits
     index = np.flatnonzero(safe)
-    first, second = (seconds, filled) if len(index) else (filled, seconds)
+    by, then = (rows.step_seconds, filled) if len(index) else (filled, rows.step_seconds)
     if not len(index):
-        index = np.arange(len(layouts))
-    split = layouts.tensor * layouts.pipeline * layouts.context * layouts.virtual_pipeline
-    keys = (index, second[index], layouts.zero_stage[index], split[index], np.round(first[index], 12))
-    return index[np.lexsort(keys)]
+        index = np.arange(len(points))
+    if len(index) > count:
+        near = by[index]
+        index = index[near <= np.partition(near, count)[count] + 1e-9]
+    size = splits.tensor * splits.pipeline * splits.context * splits.virtual_pipeline
+    first = np.round(by[index], 12)
+    keys = (index, then[index], rows.held[index], rows.running[index], size[rows.split[index]], first)
+    return index[np.lexsort(keys)][:count]

@@ -36,8 +36,12 @@ class Setting:
         """The same for another recipe."""
         return setting_of(recipe, self.backend, self.baseline_bytes, self.margin)
 
+    def job_of(self, recipe: Recipe) -> Job:
+        """The job of the same recipe with other words."""
+        return _job(recipe, self.backend, self.baseline_bytes)
+
     def search(self) -> Found:
-        return search(self.recipe, self.backend, self.job, self.limit)
+        return search(self)
 
 
 def setting_of(

@@ -13,11 +13,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.planner.enumerate import as_ints, offered_values
+from llmlaunch.planner.enumerate import MOST_CONTEXT, offered_values
 from llmlaunch.planner.length import DAY, duration, job_length
 from llmlaunch.planner.plan import JobLength, Sizing, Tried
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found
 from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.variants import as_ints
 from llmlaunch.recipe.types import Budget, Recipe
 
 __all__ = ["MOST_NODES", "beyond", "excess", "node_counts", "said", "smallest_cluster", "sufficient"]
@@ -69,9 +70,10 @@ def splittable(setting: Setting, counts: NDArray[np.int64]) -> NDArray[np.bool_]
     recipe = setting.recipe
     if not len(counts):
         return np.zeros(0, dtype=np.bool_)
-    largest = replace(recipe, nodes=int(counts[-1]))
-    splits = np.unique(_products(setting.of(largest), ("tensor", "pipeline", "context")))
-    micro_batches = np.unique(_products(setting.of(largest), ("micro_batch_size",)))
+    # sizes are offered where they divide the devices: of so many nodes all do
+    most = setting.of(replace(recipe, nodes=math.lcm(*range(1, MOST_CONTEXT + 1))))
+    splits = _products(most, ("tensor", "pipeline", "context"))
+    micro_batches = _products(most, ("micro_batch_size",))
     worlds = counts * recipe.cluster.devices_per_node
     data = np.where(worlds[:, None] % splits == 0, worlds[:, None] // splits, 0)
     pinned = recipe.pins.get("data")
@@ -104,7 +106,7 @@ def _no_split(recipe: Recipe, nodes: int) -> str:
 
 def _try(setting: Setting) -> Tried:
     recipe, found = setting.recipe, setting.search()
-    if not len(found.order):
+    if not len(found.points):
         return Tried(recipe.nodes, NO_LAYOUT, _no_legal(found))
     best = found.candidate(recipe, 0)
     if not np.any(found.safe):

@@ -140,7 +140,7 @@ def _safe(setting: Setting, changes: Iterator[Change]) -> Iterator[Change]:
         except UserError:
             continue
         if np.any(found.safe):
-            yield replace(change, layout=found.layouts.row(int(found.order[0])))
+            yield replace(change, layout=found.candidate(change.recipe, 0).layout)
 
 
 def _taken_back(recipe: Recipe) -> Iterator[Change]:
@@ -178,7 +178,8 @@ def _without(recipe: Recipe, name: str) -> Recipe:
     if name in recipe.pins:
         return replace(recipe, pins={other: pin for other, pin in recipe.pins.items() if other != name})
     none: dict[str, Any] = {name: getattr(NO_TECHNIQUES, name)}
-    return replace(recipe, techniques=replace(recipe.techniques, **none))
+    fixed = tuple(word for word in recipe.fixed if word != name)
+    return replace(recipe, techniques=replace(recipe.techniques, **none), fixed=fixed)
 
 
 def _with(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
@@ -192,7 +193,8 @@ def _with(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
         else:
             held: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value}
             ways = replace(ways, **held)
-    return replace(recipe, pins=pins, techniques=ways, training=training)
+    fixed = tuple(dict.fromkeys((*recipe.fixed, *(key.partition(".")[2] for key in settings))))
+    return replace(recipe, pins=pins, techniques=ways, training=training, fixed=fixed)
 
 
 def _larger(setting: Setting) -> Iterator[Change]:

@@ -22,6 +22,7 @@ _LATER = {
     "risk": None,
     "techniques": NO_TECHNIQUES,
     "gradient_dtype": None,
+    "fixed": ("gradient_dtype",),
     "placement": "auto",
     "nodes_per_switch": None,
     "nodes_per_block": None,

@@ -18,7 +18,7 @@ from llmlaunch.recipe.consistency import disagreements
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.schema import HINTS, BackendFile, BudgetFile, PinsFile, RecipeFile, TrainingFile
-from llmlaunch.recipe.techniques import dispatched, technique_problems, techniques
+from llmlaunch.recipe.techniques import dispatched, fixed_words, technique_problems, techniques
 from llmlaunch.recipe.types import (
     BackendChoice,
     Budget,
@@ -106,6 +106,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         placement=file.placement,
         python=file.python,
         techniques=techniques(file),
+        fixed=fixed_words(file),
     )
 
 
@@ -144,7 +145,7 @@ def _training(file: TrainingFile) -> Training:
         log_interval=file.log_interval,
         save_interval=file.save_interval,
         checkpoint_path=file.checkpoint_path,
-        gradient_dtype=file.gradient_dtype,
+        gradient_dtype=None if file.gradient_dtype == "auto" else file.gradient_dtype,
     )
 
 

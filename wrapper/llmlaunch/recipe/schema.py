@@ -201,8 +201,10 @@ class TrainingFile(StrictModel):
     learning_rate: Annotated[float, Field(gt=0, le=1000)] = Field(3.0e-4, description="Peak learning rate")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(1234, description="Seed of initialisation and data order")
     log_interval: Count = Field(10, description="Steps between two lines of the log")
-    gradient_dtype: Literal["fp32", "bf16"] | None = Field(
-        None, description="megatron-lm: format gradients accumulate in; absent = fp32 with bf16, else as `precision`"
+    gradient_dtype: Literal["fp32", "bf16", "auto"] | None = Field(
+        None,
+        description="megatron-lm: format gradients accumulate in; absent = fp32 with bf16, else as `precision`; auto = "
+        "whichever is faster and fits",
     )
     adapters: AdaptersFile | None = Field(None, description="Train low-rank adapters (LoRA) instead of the model")
     trained_layers: Annotated[int, Field(ge=1, le=10_000)] | None = Field(

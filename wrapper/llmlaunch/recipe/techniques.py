@@ -15,9 +15,18 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.schema import LayoutFile, PinsFile, RecipeFile
 from llmlaunch.techniques import Adapters, Techniques
 
-__all__ = ["dispatched", "technique_problems", "techniques"]
+__all__ = ["dispatched", "fixed_words", "technique_problems", "techniques"]
 
 Problem = tuple[KeyPath, str]
+# Techniques a search may choose for each layout. All others hold for every layout, as the recipe has them.
+CHOOSABLE = (
+    "recompute_modules",
+    "recompute_method",
+    "offload_modules",
+    "offload_checkpoints",
+    "offload_optimizer",
+    "offload_parameters",
+)
 _OF_THE_MODEL = frozenset({"token_dispatcher"})
 
 
@@ -36,6 +45,14 @@ def techniques(file: RecipeFile) -> Techniques:
         adapters=None if adapters is None else Adapters(adapters.rank, adapters.frozen_down),
         trained_layers=file.training.trained_layers,
     )
+
+
+def fixed_words(file: RecipeFile) -> tuple[str, ...]:
+    """Of the words that can be chosen for each layout, those the recipe chooses itself. What changes the numbers a
+    model learns from is never chosen unasked: gradient_dtype is free only where it says auto."""
+    said = given(file.layout) if isinstance(file.layout, LayoutFile) else {}
+    dtype = () if file.training.gradient_dtype == "auto" else ("gradient_dtype",)
+    return (*(word for word in CHOOSABLE if said.get(word) is not None), *dtype)
 
 
 def dispatched(file: RecipeFile, model: ModelShape) -> ModelShape:

@@ -140,6 +140,7 @@ class Recipe:
     techniques: Techniques = NO_TECHNIQUES
     budget: Budget = NO_BUDGET
     placement: str = "auto"  # "auto": the order of the nodes is decided at job start; "slurm": SLURM's stays
+    fixed: tuple[str, ...] = ()  # words of techniques the recipe chooses itself; the others are llmlaunch's to choose
     python: str | None = None  # interpreter of the training environment on the nodes; None = the one found there
 
     @property

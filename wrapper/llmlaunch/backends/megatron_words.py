@@ -1,0 +1,77 @@
+"""What a search may choose on Megatron-LM for each layout: recompute, offload, gradients; words that do something."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from llmlaunch.backends.base import HeldWords, RunningWords
+from llmlaunch.backends.megatron_techniques import DEFAULT_MODULES
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["held_words", "running_words"]
+
+Modules = tuple[str, ...]
+
+
+def running_words(recipe: Recipe) -> tuple[RunningWords, ...]:
+    """None, every set of modules that lets go of something, every layer, and so many layers as it takes; nothing or
+    growing sets of modules offloaded beside them, or the first layers whole."""
+    kept = RunningWords(RECOMPUTE_NONE)
+    modules = [RunningWords(RECOMPUTE_SELECTIVE, names) for names in _module_sets(recipe)]
+    block = RunningWords(RECOMPUTE_FULL, recompute_method="block", solved="recompute_layers")
+    words = [kept, *modules, RunningWords(RECOMPUTE_FULL), block]
+    if recipe.cluster.accelerator.kind != "gpu":
+        return tuple(words)
+    offloaded = [_offloading(way, names) for way, names in product((kept, *modules), _offload_sets(recipe.model))]
+    layers = RunningWords(RECOMPUTE_NONE, solved="offload_layers")
+    return (*words, *(way for way in offloaded if way is not None), layers)
+
+
+def _module_sets(recipe: Recipe) -> list[Modules]:
+    """Sets of `--recompute-modules` of this model. Fused attention keeps no scores, so core_attn would spare nothing;
+    norms fused into the linear after them likewise. moe is the whole mixture, and takes the place of its parts."""
+    shape = recipe.model
+    parts: list[tuple[Modules, ...]] = []
+    if shape.moe is None or not all(shape.moe.layer_pattern):
+        parts.append(((), ("mlp",)))
+    if shape.mla is not None:
+        parts.append(((), ("mla_up_proj",)))
+    if shape.moe is not None:
+        parts.append(((), ("layernorm",)))
+        experts: list[Modules] = [(), ("moe_act",)]
+        if shape.moe.shared_expert_ffn_hidden_size:
+            experts += [("shared_experts",), ("moe_act", "shared_experts")]
+        parts.append((*experts, ("moe",)))
+    sets = [tuple(name for part in chosen for name in part) for chosen in product(*parts)]
+    if recipe.pins.get("recompute") == "selective":
+        sets.append(DEFAULT_MODULES)
+    return [names for names in sets if names]
+
+
+def _offload_sets(shape: ModelShape) -> list[Modules]:
+    """Growing sets of `--offload-modules`: a module moves as many bytes as it spares, so what counts is how many."""
+    attention: list[Modules] = [("core_attn", "attn_proj"), ("qkv_linear", "core_attn", "attn_proj")]
+    if shape.moe is None:
+        return attention
+    experts: list[Modules] = [("moe_act",), ("expert_fc1", "moe_act")]
+    return [*experts, attention[0], *((*one, *other) for one, other in product(attention, experts[1:]))]
+
+
+def _offloading(way: RunningWords, names: Modules) -> RunningWords | None:
+    """None where Megatron refuses the two together, or what is offloaded is made again anyway."""
+    made_again = {"moe": {"moe_act", "expert_fc1"}, "moe_act": {"moe_act"}}
+    if any(made_again.get(module, set()) & set(names) for module in way.recompute_modules):
+        return None
+    return RunningWords(way.recompute, way.recompute_modules, offload_modules=names)
+
+
+def held_words(recipe: Recipe) -> tuple[HeldWords, ...]:
+    """With and without the distributed optimizer, and with its states on the host; in bf16 gradients may accumulate in
+    either format."""
+    free = "gradient_dtype" not in recipe.fixed and recipe.workload.precision == "bf16"
+    formats = ("fp32", "bf16") if free else (recipe.training.gradient_dtype,)
+    offloads = (0.0, 1.0) if recipe.cluster.accelerator.kind == "gpu" else (0.0,)
+    stages = [(0, 0.0), *((1, offload) for offload in offloads)]
+    return tuple(HeldWords(stage, dtype, offload) for dtype in formats for stage, offload in stages)
