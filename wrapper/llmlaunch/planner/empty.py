@@ -62,7 +62,7 @@ def _failed(setting: Setting, rules: Sequence[Rule]) -> Iterator[NDArray[np.bool
     recipe, words = setting.recipe, np.array([rule.of_words for rule in rules])
     splits = enumerate_splits(recipe, setting.backend.space(recipe))
     failed = rules_failed(setting, splits, rules)
-    for _, said, layouts in every_way(recipe, words_of(recipe, setting.backend), splits):
+    for said, layouts in every_way(recipe, words_of(recipe, setting.backend), splits):
         failed[words] = rules_failed(setting.of(said), layouts, [rule for rule in rules if rule.of_words])
         yield failed
 

@@ -1,86 +1,119 @@
-"""Bytes and seconds of every legal split with every set of words, amounts solved."""
+"""Bytes and seconds of every legal split with every set of words, amounts solved.
+
+What runs is worked out once for each set of running words, what is held once for each set of held words and the few
+splits that differ in it; a point is the sum of two halves (memory/halves.py, timing/step.py).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.base import HeldWords, RunningWords
-from llmlaunch.layout import Layout, LayoutColumns, Rule, Situation, refusal_counts
-from llmlaunch.memory.estimator import worst_ranks
-from llmlaunch.memory.host import worst_hosts
+from llmlaunch.layout import LayoutColumns, Rule, Situation, refusal_counts
+from llmlaunch.memory.halves import (
+    HeldHalf,
+    RunningHalf,
+    Worst,
+    distinct_held,
+    held_half,
+    running_half,
+    worst_of_halves,
+)
 from llmlaunch.memory.job import Job
-from llmlaunch.planner.amounts import smallest_safe
+from llmlaunch.planner.amounts import fewest, most_of, without
 from llmlaunch.planner.host import node_of
-from llmlaunch.planner.variants import Words, every_way
+from llmlaunch.planner.points import Points, Rows, joined
+from llmlaunch.planner.variants import Words, recipe_with, spoken
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.step import step_time
+from llmlaunch.timing.running import Running, running
+from llmlaunch.timing.step import step_seconds
+from llmlaunch.timing.update import Update, update
 
 if TYPE_CHECKING:
     from llmlaunch.planner.setting import Setting
 
-__all__ = ["Points", "Rows", "first_failed", "price", "situation"]
+__all__ = ["first_failed", "price", "situation"]
 
 IntColumn = NDArray[np.int64]
-FloatColumn = NDArray[np.float64]
+BoolColumn = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Priced points as columns: which split, which words of each kind, the amounts, and what they come to. Bytes are
-    of the worst pipeline rank's device and of a node."""
+class Held:
+    """One set of held words, at `place`, over the few splits that differ in what is held."""
 
-    split: IntColumn
-    running: IntColumn
-    held: IntColumn
-    recompute_layers: IntColumn
-    offload_layers: IntColumn
-    device_bytes: FloatColumn
-    worst_pipeline_rank: IntColumn
-    host_bytes: FloatColumn
-    step_seconds: FloatColumn
+    place: int
+    half: HeldHalf
+    update: Update
 
 
 @dataclass(frozen=True)
-class Points:
-    """`rows` over the splits and the words they point to."""
+class Way:
+    """One set of running words, at `place`, over `rows` of the splits. `held_of` says which of the held splits each is;
+    `solved` names the amount to be solved."""
 
-    splits: LayoutColumns
-    running: Sequence[RunningWords]
-    held: Sequence[HeldWords]
-    rows: Rows
-
-    def __len__(self) -> int:
-        return len(self.rows.split)
-
-    def words(self, index: int) -> tuple[RunningWords, HeldWords]:
-        return self.running[self.rows.running[index]], self.held[self.rows.held[index]]
-
-    def layout(self, index: int) -> Layout:
-        """One point as a layout."""
-        return self.layouts_at(np.array([index])).row(0)
+    setting: Setting
+    job: Job
+    place: int
+    rows: IntColumn
+    layouts: LayoutColumns
+    held_of: IntColumn
+    solved: str | None = None
 
     @cached_property
-    def layouts(self) -> LayoutColumns:
-        """All points as layouts, made when first asked for."""
-        return self.layouts_at(np.arange(len(self)))
+    def half(self) -> RunningHalf:
+        return running_half(self.job, self.layouts, node_of(self.setting.recipe))
 
-    def layouts_at(self, index: IntColumn) -> LayoutColumns:
-        rows = self.rows
-        stages = np.array([held.zero_stage for held in self.held], dtype=np.int64)
-        codes = np.array([running.recompute for running in self.running], dtype=np.int64)
-        return replace(
-            self.splits.take(rows.split[index]),
-            zero_stage=stages[rows.held[index]],
-            recompute=codes[rows.running[index]],
-            recompute_layers=rows.recompute_layers[index],
-            offload_layers=rows.offload_layers[index],
+    @cached_property
+    def passes(self) -> Running:
+        return running(self.job, self.setting.recipe.cluster, self.layouts)
+
+    @cached_property
+    def with_none(self) -> Way:
+        """The same without what is to be solved."""
+        assert self.solved is not None
+        return replace(self, layouts=without(self.layouts, self.solved))
+
+    @cached_property
+    def with_all(self) -> Way:
+        assert self.solved is not None
+        return self.with_amount(most_of(self.job.shape, self.layouts, self.solved))
+
+    def with_amount(self, amount: IntColumn) -> Way:
+        assert self.solved is not None
+        return replace(self, layouts=self.layouts.with_amount(self.solved, amount))
+
+    def take(self, index: NDArray[np.bool_] | IntColumn) -> Way:
+        """Some of the rows."""
+        return replace(self, rows=self.rows[index], layouts=self.layouts.take(index), held_of=self.held_of[index])
+
+    def bytes_with(self, held: Held) -> Worst:
+        return worst_of_halves(self.half, held.half, self.held_of)
+
+    def safe_with(self, held: Held) -> BoolColumn:
+        """Fits devices and nodes."""
+        worst, setting = self.bytes_with(held), self.setting
+        fits: BoolColumn = worst.device_bytes <= setting.limit.limit_bytes
+        return fits & (worst.host_bytes <= setting.host_limit.limit_bytes)
+
+    def priced_with(self, held: Held) -> Rows:
+        worst, count = self.bytes_with(held), len(self.rows)
+        return Rows(
+            split=self.rows,
+            running=np.full(count, self.place),
+            held=np.full(count, held.place),
+            recompute_layers=self.layouts.recompute_layers,
+            offload_layers=self.layouts.offload_layers,
+            device_bytes=worst.device_bytes,
+            worst_pipeline_rank=worst.pipeline_rank,
+            host_bytes=worst.host_bytes,
+            step_seconds=step_seconds(self.passes, held.update.take(self.held_of)),
         )
 
 
@@ -88,39 +121,69 @@ def price(setting: Setting, splits: LayoutColumns, words: Words, rules: Sequence
     """All points of the legal `splits`, and how many each of the `rules`, which look at the words, refuses."""
     blocks: list[Rows] = []
     refused: Counter[str] = Counter()
-    for (i, j), said, layouts in every_way(setting.recipe, words, splits):
-        failed = first_failed(rules, situation(said, layouts))
-        refused.update(refusal_counts(rules, failed))
-        rows = np.flatnonzero(failed < 0)
-        blocks.append(_block(setting, setting.job_of(said), layouts, rows, (i, j), words.running[i].solved))
-    return Points(splits, words.running, words.held, _joined(blocks)), refused
+    few, held_of = distinct_held(setting.job, splits)
+    for places in _alike(setting, words):
+        helds = [_held(setting, words, place, few) for place in places]
+        for i in range(len(words.running)):
+            failed = [_failed(setting, words, (i, held.place), splits, rules) for held in helds]
+            for found in failed:
+                refused.update(refusal_counts(rules, found))
+            rows = np.flatnonzero(np.any([found < 0 for found in failed], axis=0))
+            way = _way(setting, words, (i, places[0]), splits.take(rows), rows, held_of[rows])
+            allowed = [found[rows] < 0 for found in failed]
+            blocks += [_block(way, held, mine) for held, mine in zip(helds, allowed, strict=True)]
+    return Points(splits, words.running, words.held, joined(blocks)), refused
 
 
-def _block(
-    setting: Setting, job: Job, layouts: LayoutColumns, rows: IntColumn, words: tuple[int, int], solved: str | None
-) -> Rows:
+def _alike(setting: Setting, words: Words) -> list[list[int]]:
+    """Places of the held words, those together whose facts are the same: what runs is worked out once for them."""
+    groups: dict[object, list[int]] = {}
+    for place, holding in enumerate(words.held):
+        facts = setting.job_of(recipe_with(setting.recipe, words.running[0], holding)).facts
+        groups.setdefault(facts, []).append(place)
+    return list(groups.values())
+
+
+def _held(setting: Setting, words: Words, place: int, few: LayoutColumns) -> Held:
+    job = setting.job_of(recipe_with(setting.recipe, words.running[0], words.held[place]))
+    layouts = few.with_words(words.held[place].zero_stage, 0, 0, 0)
+    cluster = setting.recipe.cluster
+    return Held(place, held_half(job, layouts, node_of(setting.recipe)), update(job, cluster, layouts))
+
+
+def _failed(
+    setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, rules: Sequence[Rule]
+) -> IntColumn:
+    said, layouts = spoken(setting.recipe, words, places, splits)
+    return first_failed(rules, situation(said, layouts))
+
+
+def _way(
+    setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, rows: IntColumn, held_of: IntColumn
+) -> Way:
+    said, layouts = spoken(setting.recipe, words, places, splits)
+    return Way(setting, setting.job_of(said), places[0], rows, layouts, held_of, words.running[places[0]].solved)
+
+
+def _block(way: Way, held: Held, allowed: BoolColumn) -> Rows:
     """The points of one set of words; where an amount is solved, of the splits that need some of it."""
-    chosen = layouts.take(rows)
-    if solved is not None:
-        needed, amount = smallest_safe(setting, job, chosen, solved)
-        rows, chosen = rows[needed], chosen.take(needed).with_amount(solved, amount)
-    worst = worst_ranks(job, chosen)
-    recipe = setting.recipe
-    return Rows(
-        split=rows,
-        running=np.full(len(rows), words[0]),
-        held=np.full(len(rows), words[1]),
-        recompute_layers=chosen.recompute_layers,
-        offload_layers=chosen.offload_layers,
-        device_bytes=worst.device_bytes,
-        worst_pipeline_rank=worst.pipeline_rank,
-        host_bytes=worst_hosts(job, chosen, node_of(recipe)),
-        step_seconds=step_time(job, recipe.cluster, chosen).total,
-    )
+    if way.solved is None:
+        rows = way.priced_with(held)
+        return rows if np.all(allowed) else rows.take(allowed)
+    return _fewest_safe(way, held, allowed).priced_with(held)
 
 
-def _joined(blocks: Sequence[Rows]) -> Rows:
-    return Rows(**{f.name: np.concatenate([getattr(block, f.name) for block in blocks]) for f in fields(Rows)})
+def _fewest_safe(way: Way, held: Held, allowed: BoolColumn) -> Way:
+    """The rows that need some of the amount, with the least that is safe, or all of it where nothing is. Rows that are
+    safe without are left out: they are the same layouts without these words."""
+    needed = np.flatnonzero(allowed & ~way.with_none.safe_with(held))
+    enough, chosen = way.with_all.safe_with(held)[needed], way.take(needed)
+    most = most_of(way.job.shape, chosen.layouts, str(way.solved))
+
+    def safe(rows: IntColumn, amount: IntColumn) -> BoolColumn:
+        return chosen.take(rows).with_amount(amount).safe_with(held)
+
+    return chosen.with_amount(fewest(safe, most, enough))
 
 
 def situation(recipe: Recipe, layouts: LayoutColumns) -> Situation:

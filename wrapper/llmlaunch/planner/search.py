@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.planner.enumerate import enumerate_splits
 from llmlaunch.planner.plan import Candidate
-from llmlaunch.planner.pricing import Points, first_failed, price, situation
+from llmlaunch.planner.points import Points
+from llmlaunch.planner.pricing import first_failed, price, situation
 from llmlaunch.planner.variants import recipe_with, words_of
 from llmlaunch.recipe.types import Recipe
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 from llmlaunch.backends.base import Backend, HeldWords, RunningWords, Space
@@ -12,7 +13,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, LayoutColumns
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
-__all__ = ["Words", "as_ints", "every_way", "pinned_numbers", "recipe_with", "words_of"]
+__all__ = ["Words", "as_ints", "every_way", "pinned_numbers", "recipe_with", "spoken", "words_of"]
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,22 @@ def _accepted(recipe: Recipe, backend: Backend, way: RunningWords, held: Sequenc
     return True
 
 
-def every_way(
-    recipe: Recipe, words: Words, splits: LayoutColumns
-) -> Iterator[tuple[tuple[int, int], Recipe, LayoutColumns]]:
-    """(places of the running and the held words, the recipe that says them, the splits with them). Amounts that are
-    solved stand at 1: rules ask whether there is any."""
-    for j, holding in enumerate(words.held):
-        for i, way in enumerate(words.running):
-            recomputed = way.recompute_layers or int(way.solved == "recompute_layers")
-            offloaded = way.offload_layers or int(way.solved == "offload_layers")
-            layouts = splits.with_words(holding.zero_stage, way.recompute, recomputed, offloaded)
-            yield (i, j), recipe_with(recipe, way, holding), layouts
+def spoken(
+    recipe: Recipe, words: Words, places: tuple[int, int], splits: LayoutColumns
+) -> tuple[Recipe, LayoutColumns]:
+    """The recipe that says the running and the held words at `places`, and the splits with them. An amount that is
+    solved stands at 1: rules ask whether there is any."""
+    way, holding = words.running[places[0]], words.held[places[1]]
+    recomputed = way.recompute_layers or int(way.solved == "recompute_layers")
+    offloaded = way.offload_layers or int(way.solved == "offload_layers")
+    layouts = splits.with_words(holding.zero_stage, way.recompute, recomputed, offloaded)
+    return recipe_with(recipe, way, holding), layouts
+
+
+def every_way(recipe: Recipe, words: Words, splits: LayoutColumns) -> Iterator[tuple[Recipe, LayoutColumns]]:
+    """`spoken` for every pair of words."""
+    for places in product(range(len(words.running)), range(len(words.held))):
+        yield spoken(recipe, words, places, splits)
 
 
 def running_variants(recipe: Recipe, space: Space) -> tuple[RunningWords, ...]:

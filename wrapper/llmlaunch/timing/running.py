@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ class Running:
     hiding_forward: FloatColumn
     hiding_backward: FloatColumn
 
-    @property
+    @cached_property
     def total(self) -> FloatColumn:
         total: FloatColumn = sum(self.terms.values())  # type: ignore[assignment]
         return total

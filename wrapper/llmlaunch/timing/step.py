@@ -15,7 +15,7 @@ from llmlaunch.timing.constants import constant
 from llmlaunch.timing.running import Running, running
 from llmlaunch.timing.update import Update, update
 
-__all__ = ["StepTime", "combined", "step_time"]
+__all__ = ["StepTime", "combined", "step_seconds", "step_time"]
 
 FloatColumn = NDArray[np.float64]
 
@@ -41,8 +41,21 @@ def step_time(
 
 
 def combined(running: Running, update: Update) -> StepTime:
-    """Passes and update together: what of the transfers no pass hides, and what they slow down while they are hidden,
-    because they take a share of the device."""
+    """Passes and update together."""
+    return StepTime({**running.terms, **_update_terms(running, update)})
+
+
+def step_seconds(running: Running, update: Update) -> FloatColumn:
+    """The total of `combined`, of passes that are summed already."""
+    seconds = running.total
+    for column in _update_terms(running, update).values():
+        seconds = seconds + column
+    return seconds
+
+
+def _update_terms(running: Running, update: Update) -> Mapping[str, FloatColumn]:
+    """What of the transfers no pass hides, and what they slow down while they are hidden, because they take a share of
+    the device."""
     m = running.microbatches
     reduce = np.where(update.reduce_each, m, 1) * _exposed(
         update.reduce_seconds, np.where(update.overlapped, running.hiding_backward, 0.0)
@@ -50,10 +63,7 @@ def combined(running: Running, update: Update) -> StepTime:
     once = _exposed(update.gather_seconds, np.where(update.overlapped, running.hiding_forward, 0.0))
     again = _exposed(update.gather_seconds, running.hiding_backward)
     gather = np.where(update.gather_each, m * (once + again), once)
-    terms = dict(running.terms)
-    terms["data_parallel"] = reduce + gather
-    terms["optimizer"] = update.optimizer_seconds
-    return StepTime(terms)
+    return {"data_parallel": reduce + gather, "optimizer": update.optimizer_seconds}
 
 
 def _exposed(seconds: FloatColumn, hiding: FloatColumn) -> FloatColumn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,10 @@ class Update:
     reduce_each: BoolColumn
     gather_each: BoolColumn
     overlapped: BoolColumn
+
+    def take(self, index: NDArray[np.int64]) -> Update:
+        """The layouts an index array selects (they may repeat)."""
+        return Update(**{f.name: np.take(getattr(self, f.name), index) for f in fields(self)})
 
 
 def update(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update:

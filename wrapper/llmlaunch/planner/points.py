@@ -1,0 +1,83 @@
+"""The points of a search: which split, which words, what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.backends.base import HeldWords, RunningWords
+from llmlaunch.layout import Layout, LayoutColumns
+
+__all__ = ["Points", "Rows", "joined"]
+
+IntColumn = NDArray[np.int64]
+FloatColumn = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Priced points as columns: which split, which words of each kind, the amounts, and what they come to. Bytes are
+    of the worst pipeline rank's device and of a node."""
+
+    split: IntColumn
+    running: IntColumn
+    held: IntColumn
+    recompute_layers: IntColumn
+    offload_layers: IntColumn
+    device_bytes: FloatColumn
+    worst_pipeline_rank: IntColumn
+    host_bytes: FloatColumn
+    step_seconds: FloatColumn
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def take(self, index: NDArray[np.bool_]) -> Rows:
+        """The points a mask selects."""
+        return Rows(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+
+@dataclass(frozen=True)
+class Points:
+    """`rows` over the splits and the words they point to."""
+
+    splits: LayoutColumns
+    running: Sequence[RunningWords]
+    held: Sequence[HeldWords]
+    rows: Rows
+
+    def __len__(self) -> int:
+        return len(self.rows.split)
+
+    def words(self, index: int) -> tuple[RunningWords, HeldWords]:
+        return self.running[self.rows.running[index]], self.held[self.rows.held[index]]
+
+    def layout(self, index: int) -> Layout:
+        """One point as a layout."""
+        return self.layouts_at(np.array([index])).row(0)
+
+    @cached_property
+    def layouts(self) -> LayoutColumns:
+        """All points as layouts, made when first asked for."""
+        return self.layouts_at(np.arange(len(self)))
+
+    def layouts_at(self, index: IntColumn) -> LayoutColumns:
+        rows = self.rows
+        stages = np.array([held.zero_stage for held in self.held], dtype=np.int64)
+        codes = np.array([running.recompute for running in self.running], dtype=np.int64)
+        return replace(
+            self.splits.take(rows.split[index]),
+            zero_stage=stages[rows.held[index]],
+            recompute=codes[rows.running[index]],
+            recompute_layers=rows.recompute_layers[index],
+            offload_layers=rows.offload_layers[index],
+        )
+
+
+def joined(blocks: Sequence[Rows]) -> Rows:
+    """One after the other."""
+    return Rows(**{f.name: np.concatenate([getattr(block, f.name) for block in blocks]) for f in fields(Rows)})
