@@ -293,7 +293,7 @@ class LayoutFile(PinsFile):
         None,
         description="recompute: full keeps the input of groups of layers (uniform), or recomputes some layers only",
     )
-    offload_modules: Annotated[list[OffloadModule], Field(min_length=1)] | None = Field(
+    offload_modules: list[OffloadModule] | None = Field(
         None, description="Modules whose saved inputs wait in host memory"
     )
     offload_checkpoints: bool = Field(False, description="The layer inputs recompute: full keeps wait in host memory")

@@ -1,0 +1,192 @@
+"""The search prices what it says it prices: every split with every set of words, amounts the fewest that are safe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.base import RunningWords
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_FULL, Layout, LayoutColumns
+from llmlaunch.memory.estimator import estimate, worst_ranks
+from llmlaunch.memory.host import worst_hosts
+from llmlaunch.planner.amounts import fewest
+from llmlaunch.planner.enumerate import enumerate_splits
+from llmlaunch.planner.host import node_of
+from llmlaunch.planner.plan import as_planned
+from llmlaunch.planner.pricing import first_failed, situation
+from llmlaunch.planner.search import Found
+from llmlaunch.planner.setting import Setting, setting_of
+from llmlaunch.planner.variants import recipe_with, words_of
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.timing.step import step_time
+
+SMALL = ("nodes=1", "layout={tensor: [1, 2], micro_batch_size: [1, 2], context: 1}")
+RECIPES = {
+    "dense": ("llama3-8b", SMALL),
+    "dense, gradients free": ("llama3-8b", (*SMALL, "training.gradient_dtype=auto")),
+    "mixture": (
+        "mixtral-8x7b",
+        ("nodes=2", "layout={tensor: [1, 2], micro_batch_size: 1, expert: [1, 8], context: 1}"),
+    ),
+    "deepspeed": ("llama2-7b-deepspeed", ("nodes=1",)),
+    "cpu": ("quickstart", ()),
+    "small card": ("llama3-8b", (*SMALL, "cluster=a100-40gb-x8")),
+}
+
+
+def setting(name: str) -> Setting:
+    recipe_name, overrides = RECIPES[name]
+    recipe = load_recipe(asset("recipes", f"{recipe_name}.yaml"), overrides)
+    return setting_of(recipe, backend_for(recipe))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_point_is_what_the_estimator_and_the_step_time_say_of_its_layout(name: str) -> None:
+    asked = setting(name)
+    found = asked.search()
+    assert len(found.points)
+    for index in np.linspace(0, len(found.points) - 1, 150).astype(int):
+        candidate = found.at(asked.recipe, int(index))
+        said = as_planned(asked.recipe, candidate)
+        job, columns = asked.job_of(said), LayoutColumns.of([candidate.layout])
+        worst = worst_ranks(job, columns)
+        assert (
+            candidate.device_bytes == int(worst.device_bytes[0]) == estimate(job, candidate.layout).worst.device_bytes
+        )
+        assert candidate.worst_pipeline_rank == int(worst.pipeline_rank[0])
+        assert found.points.rows.host_bytes[index] == worst_hosts(job, columns, node_of(said))[0]
+        assert candidate.step_seconds == pytest.approx(float(step_time(job, said.cluster, columns).total[0]), rel=1e-12)
+
+
+def every_layout(asked: Setting) -> Iterator[tuple[tuple[object, ...], Layout, bool, float]]:
+    """By brute force: (words, layout, safe, seconds) of every legal layout, amounts one after the other."""
+    recipe, backend = asked.recipe, asked.backend
+    splits, words = enumerate_splits(recipe, backend.space(recipe)), words_of(recipe, backend)
+    for way, held in product(words.running, words.held):
+        said = recipe_with(recipe, way, held)
+        job = asked.job_of(said)
+        for name, amount in amounts(way, recipe.model.num_layers):
+            layouts = splits.with_words(held.zero_stage, way.recompute, way.recompute_layers, way.offload_layers)
+            layouts = layouts.with_amount(name, np.full(len(layouts), amount)) if name else layouts
+            chunk = recipe.model.num_layers / (layouts.pipeline * layouts.virtual_pipeline)
+            legal = first_failed(backend.rules(said), situation(said, layouts)) < 0
+            layouts = layouts.take(legal & (chunk - (name == "offload_layers") >= amount))
+            fits = worst_ranks(job, layouts).device_bytes <= asked.limit.limit_bytes
+            safe = fits & (worst_hosts(job, layouts, node_of(recipe)) <= asked.host_limit.limit_bytes)
+            seconds = step_time(job, recipe.cluster, layouts).total
+            for index in range(len(layouts)):
+                yield (way, held), layouts.row(index), bool(safe[index]), float(seconds[index])
+
+
+def amounts(way: RunningWords, layers: int) -> list[tuple[str, int]]:
+    return [(way.solved, amount) for amount in range(1, layers + 1)] if way.solved else [("", 0)]
+
+
+@pytest.mark.parametrize("name", ["dense", "small card", "deepspeed", "mixture"])
+def test_the_fastest_is_that_of_brute_force_over_every_split_word_and_amount(name: str) -> None:
+    asked = setting(name)
+    safe = [seconds for _, _, is_safe, seconds in every_layout(asked) if is_safe]
+    found = asked.search()
+    assert np.any(found.safe) == bool(safe)
+    assert found.candidate(asked.recipe, 0).step_seconds == pytest.approx(min(safe), rel=1e-12)
+
+
+def test_amounts_are_the_fewest_that_are_safe_for_every_split() -> None:
+    asked = setting("small card")
+    least: dict[tuple[object, ...], int] = {}
+    for words, layout, is_safe, _ in every_layout(asked):
+        if words[0].solved and is_safe:  # type: ignore[attr-defined]
+            amount = getattr(layout, words[0].solved)  # type: ignore[attr-defined]
+            least.setdefault((words, split_of(layout)), amount)
+    found = asked.search()
+    solved = [i for i in np.flatnonzero(found.safe) if found.points.words(i)[0].solved]
+    assert solved, "no split of this recipe needs some layers and not all"
+    for index in solved:
+        way, held = found.points.words(index)
+        layout = found.points.layout(int(index))
+        assert getattr(layout, str(way.solved)) == least[(way, held), split_of(layout)]
+
+
+def split_of(layout: Layout) -> Layout:
+    return replace(layout, recompute_layers=0, offload_layers=0)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), max_size=12),
+)
+def test_bisection_finds_the_fewest(rows: list[tuple[int, int]]) -> None:
+    most, needed = np.array([m for m, _ in rows], dtype=np.int64), np.array([n for _, n in rows], dtype=np.int64)
+    found = fewest(lambda index, amount: amount >= needed[index], most, most >= needed)
+    assert found.tolist() == np.minimum(most, needed).tolist()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_layout_is_safe_or_has_exactly_one_reason(name: str) -> None:
+    found = setting(name).search()
+    assert sum(found.refused.values()) + int(np.count_nonzero(found.safe)) == found.searched
+
+
+@pytest.mark.parametrize("name", ["dense", "mixture", "deepspeed"])
+def test_rules_that_do_not_look_at_words_say_the_same_for_all(name: str) -> None:
+    asked = setting(name)
+    recipe, backend = asked.recipe, asked.backend
+    splits, words = enumerate_splits(recipe, backend.space(recipe)), words_of(recipe, backend)
+    rules = [rule for rule in backend.rules(recipe) if not rule.of_words]
+    plain = first_failed(rules, situation(recipe, splits))
+    for way, held in product(words.running, words.held):
+        layouts = splits.with_words(held.zero_stage, way.recompute, 1, 1)
+        assert np.array_equal(plain, first_failed(rules, situation(recipe_with(recipe, way, held), layouts)))
+
+
+def ways_of(*overrides: str, name: str = "llama3-8b") -> Found:
+    recipe = load_recipe(asset("recipes", f"{name}.yaml"), overrides)
+    return setting_of(recipe, backend_for(recipe)).search()
+
+
+def test_a_recipes_own_words_take_the_place_of_those_offered() -> None:
+    found = ways_of("layout={recompute: selective, recompute_modules: [mlp], offload_optimizer: 0.5}")
+    assert {way.recompute_modules for way in found.points.running} == {("mlp",)}
+    assert {held.offload_optimizer for held in found.points.held} == {0.5}
+
+
+def test_pinned_amounts_are_not_solved_and_others_are() -> None:
+    pinned = ways_of("layout={recompute: full, recompute_method: block, recompute_layers: [2, 4]}")
+    assert set(pinned.points.rows.recompute_layers.tolist()) == {2, 4}
+    free = ways_of("cluster=a100-40gb-x8", "layout={recompute: full, recompute_method: block}")
+    assert all(way.solved == "recompute_layers" for way in free.points.running)
+
+
+def test_words_nobody_left_open_stay_as_they_are() -> None:
+    kept = ways_of("layout={offload_optimizer: 0, offload_modules: [], offload_layers: 0, recompute: none}")
+    assert [(way.recompute, way.solved) for way in kept.points.running] == [(0, None)]
+    assert {held.offload_optimizer for held in kept.points.held} == {0.0}
+
+
+def test_the_format_of_gradients_is_searched_only_where_the_recipe_says_auto() -> None:
+    assert {held.gradient_dtype for held in ways_of().points.held} == {None}
+    assert {held.gradient_dtype for held in ways_of("training.gradient_dtype=auto").points.held} == {"fp32", "bf16"}
+
+
+def test_equals_go_to_the_smaller_split_and_the_fewer_words() -> None:
+    found = setting("cpu").search()
+    first = found.points.layout(int(found.first[0]))
+    assert [getattr(first, name) for name in LAYOUT_FIELDS if name.endswith("pipeline")] == [1, 1]
+    assert np.array_equal(found.order[: len(found.first)], found.first)
+
+
+def test_uniform_recompute_and_block_of_all_layers_are_the_same_layout() -> None:
+    asked = setting("dense")
+    recipe = asked.recipe
+    uniform = Layout(tensor=2, data=4, micro_batch_size=1, sequence_parallel=1, zero_stage=1, recompute=RECOMPUTE_FULL)
+    block = replace(uniform, recompute_layers=recipe.model.num_layers)
+    techniques = replace(recipe.techniques, recompute_method="block")
+    there = asked.job_of(replace(recipe, techniques=techniques))
+    assert estimate(asked.job, uniform).worst == estimate(there, block).worst
