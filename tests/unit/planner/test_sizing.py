@@ -124,7 +124,7 @@ def test_days_are_met_by_the_fewest_nodes_that_meet_them() -> None:
         assert tried.refused in ("no_layout", "memory", "days")
         if tried.refused == "days":
             alone = make_plan(replace(recipe, nodes=tried.nodes), backend_for(recipe))
-            assert alone.length == tried.length
+            assert tried.length in (None, alone.length)  # None: its arithmetic alone takes too long
             assert alone.length.seconds > days * DAY
 
 
@@ -153,11 +153,10 @@ def test_a_budget_nothing_meets_is_answered_with_the_nearest() -> None:
     recipe, plan = sized("llama3-8b", "nodes=auto", "budget={gpu_hours: 0.5, max_nodes: 4}")
     assert plan.safe
     assert plan.beyond_budget is not None
-    assert "GPU-hours of budget.gpu_hours: 0.5. No number of nodes up to 1024 does; nearest: " in plan.beyond_budget
-    enough = plan.beyond_budget.rpartition("nodes with budget.gpu_hours: ")[2].rstrip(".")
-    nearest = int(plan.beyond_budget.rpartition("nearest: ")[2].partition(" ")[0])
+    assert "GPU-hours of budget.gpu_hours: 0.5. No number of nodes up to 1024 does; nodes: " in plan.beyond_budget
+    nearest, enough = plan.beyond_budget.rpartition("nodes: ")[2].rstrip(".").split(" would with budget.gpu_hours: ")
     assert sized("llama3-8b", f"nodes={nearest}", f"budget.gpu_hours={enough}")[1].good
-    assert recipe.nodes == nearest
+    assert recipe.nodes == int(nearest)
 
 
 def test_where_no_number_of_nodes_fits_the_nearest_is_shown_with_what_would() -> None:

@@ -61,7 +61,7 @@ class JobLength:
 class Tried:
     """What became of one number of nodes. `refused` is "no_layout", "memory", "host_memory", "days" or "gpu_hours", and
     None where the fastest safe layout stays within the budget. `device_bytes` is the worst rank's of the best layout,
-    None where none is legal; `length` is None where none is safe."""
+    None where none is legal; `length` is None where none is safe. Both are None where nothing was searched."""
 
     nodes: int
     refused: str | None

@@ -10,7 +10,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan, Sizing, Tried
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.planner.sizing import MOST_NODES, beyond, excess, said, smallest_cluster, sufficient
+from llmlaunch.planner.sizing import MOST_NODES, beyond, excess, most_nodes, said, smallest_cluster, sufficient
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 
@@ -29,7 +29,7 @@ def make_sized_plan(
     setting = setting_of(replace(recipe, nodes=recipe.nodes or 1), backend, baseline_bytes, margin)
     sizing = None
     if recipe.nodes == AUTO_NODES:
-        sizing = smallest_cluster(setting, 1, recipe.budget.max_nodes or MOST_NODES)
+        sizing = smallest_cluster(setting, 1, most_nodes(recipe))
         recipe = _with_nodes(recipe, sizing.nodes or _nearest(recipe, sizing).nodes)
     plan = replace(make_plan(recipe, backend, baseline_bytes, margin), sizing=sizing, budget=recipe.budget)
     if not plan.safe or beyond(recipe.budget, plan.length) is None:
@@ -67,8 +67,8 @@ def _beyond(setting: Setting, plan: Plan) -> str:
         f"no safe layout stays within the budget: on nodes: {recipe.nodes} the fastest, {plan.layout.describe()}, "
         f"takes {said(plan.length, key)} of budget.{key}: {allowed:,.10g}"
     )
-    most = budget.max_nodes or MOST_NODES
-    within = plan.sizing or smallest_cluster(setting, 1, most)
+    within = plan.sizing or smallest_cluster(setting, 1, most_nodes(recipe))
+    most = within.tried[-1].nodes
     if within.nodes is not None:
         return f"{tightest}. The fewest that stay within it: nodes: {within.nodes} ({_taking(within)})."
     more = smallest_cluster(setting, most + 1, MOST_NODES)
@@ -77,7 +77,7 @@ def _beyond(setting: Setting, plan: Plan) -> str:
     nearest = _nearest(recipe, Sizing(within.tried + more.tried))
     length = nearest.length or plan.length
     return (
-        f"{tightest}. No number of nodes up to {max(most, MOST_NODES)} does; nearest: {nearest.nodes} nodes with "
+        f"{tightest}. No number of nodes up to {max(most, MOST_NODES)} does; nodes: {nearest.nodes} would with "
         f"{sufficient(budget, length)}."
     )
 

@@ -20,8 +20,19 @@ from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.variants import as_ints
 from llmlaunch.recipe.types import Budget, Recipe
+from llmlaunch.timing.floor import least_device_seconds
 
-__all__ = ["MOST_NODES", "beyond", "excess", "node_counts", "said", "smallest_cluster", "sufficient"]
+__all__ = [
+    "MOST_NODES",
+    "NO_LAYOUT",
+    "beyond",
+    "excess",
+    "most_nodes",
+    "node_counts",
+    "said",
+    "smallest_cluster",
+    "sufficient",
+]
 
 MOST_NODES = 1024
 ALL_UP_TO = 64
@@ -34,8 +45,9 @@ GIB = 2**30
 def smallest_cluster(setting: Setting, fewest: int, most: int) -> Sizing:
     """The first count of nodes from `fewest` to `most` with a safe layout within the recipe's budget.
 
-    Every count up to ALL_UP_TO is tried, and beyond it every one that can be split, of which no more than
-    IN_EACH_DOUBLING, evenly spread, between a count and its double.
+    Of the counts that can be split, every one up to ALL_UP_TO is tried, and beyond it no more than IN_EACH_DOUBLING,
+    evenly spread, between a count and its double. What arithmetic alone would take beyond the budget is not searched,
+    unless nothing else is safe: then the nearest of those is.
     """
     counts = np.arange(fewest, most + 1)
     whole = splittable(setting, counts)
@@ -45,10 +57,24 @@ def smallest_cluster(setting: Setting, fewest: int, most: int) -> Sizing:
         if not can_split:
             tried.append(Tried(nodes, NO_LAYOUT, _no_split(setting.recipe, nodes)))
         elif nodes in wanted:
-            tried.append(_try(setting.of(replace(setting.recipe, nodes=nodes))))
+            sized = setting.of(replace(setting.recipe, nodes=nodes))
+            tried.append(_hopeless(sized) or _try(sized))
             if tried[-1].refused is None:
-                break
-    return Sizing(tuple(tried))
+                return Sizing(tuple(tried))
+    return Sizing(_with_one_safe(setting, tried))
+
+
+def _with_one_safe(setting: Setting, tried: Sequence[Tried]) -> tuple[Tried, ...]:
+    """Where nothing searched is safe: those left unsearched for the budget, the nearest to it first, until one is."""
+    found = {one.nodes: one for one in tried}
+    unsearched = [one.nodes for one in tried if one.refused in (DAYS, GPU_HOURS) and one.length is None]
+    if setting.recipe.budget.days is not None:
+        unsearched.reverse()  # more nodes are faster, fewer cost less
+    for nodes in unsearched if all(one.length is None for one in tried) else ():
+        found[nodes] = _try(setting.of(replace(setting.recipe, nodes=nodes)))
+        if found[nodes].length is not None:
+            break
+    return tuple(found.values())
 
 
 def node_counts(counts: Sequence[int]) -> list[int]:
@@ -104,6 +130,16 @@ def _no_split(recipe: Recipe, nodes: int) -> str:
     )
 
 
+def _hopeless(setting: Setting) -> Tried | None:
+    """What not even the arithmetic alone could do within the budget; None where it could."""
+    recipe = setting.recipe
+    if recipe.budget.days is None and recipe.budget.gpu_hours is None:
+        return None
+    least = job_length(recipe, least_device_seconds(setting.job, recipe.cluster) / recipe.world_size)
+    over = beyond(recipe.budget, least)
+    return None if over is None else Tried(recipe.nodes, over, f"its arithmetic alone takes {said(least, over)}")
+
+
 def _try(setting: Setting) -> Tried:
     recipe, found = setting.recipe, setting.search()
     if not len(found.points):
@@ -126,6 +162,11 @@ def _no_legal(found: Found) -> str:
     key, _ = max(found.refused.items(), key=lambda item: item[1])
     sentence = next((rule.sentence for rule in found.rules if rule.key == key), key)
     return f"no layout is legal, most because {sentence} [{key}]"
+
+
+def most_nodes(recipe: Recipe) -> int:
+    """How far more nodes are looked for."""
+    return recipe.budget.max_nodes or max(MOST_NODES, 2 * recipe.nodes)
 
 
 def beyond(budget: Budget, length: JobLength) -> str | None:

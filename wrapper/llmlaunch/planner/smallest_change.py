@@ -14,7 +14,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.planner.pins import Widened, as_pin, freed, widened
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.sizing import MOST_NODES, smallest_cluster
+from llmlaunch.planner.sizing import MOST_NODES, most_nodes, smallest_cluster
 from llmlaunch.recipe.places import written_pin
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
@@ -201,7 +201,7 @@ def _larger(setting: Setting) -> Iterator[Change]:
     """More nodes, then a shorter sequence, each with as few of the pins changed as do."""
     recipe = setting.recipe
     unhurried = setting.of(replace(freed(setting), budget=NO_BUDGET))
-    nodes = smallest_cluster(unhurried, recipe.nodes + 1, MOST_NODES).nodes
+    nodes = smallest_cluster(unhurried, recipe.nodes + 1, most_nodes(unhurried.recipe)).nodes
     if nodes is not None:
         wide = widened(setting.of(replace(recipe, nodes=nodes)))
         found = _by_pins(wide, *_nodes_set(recipe, nodes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.planner.length import duration
 from llmlaunch.planner.plan import Candidate, JobLength, Plan
+from llmlaunch.planner.sizing import NO_LAYOUT
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.text import gib, table
 from llmlaunch.timing.flops import model_flops_per_token
@@ -43,7 +44,7 @@ def _sizing(plan: Plan) -> list[str]:
     if last.refused is not None:
         return [f"  nodes: auto: nothing from 1 to {_nodes(last.nodes)} does; shown is the nearest"]
     lines = [f"  nodes: auto: the smallest cluster that does has {_nodes(last.nodes)}"]
-    searched = [tried for tried in fewer if tried.device_bytes is not None]
+    searched = [tried for tried in fewer if tried.refused != NO_LAYOUT]
     shown = [*searched[-1:], *(tried for tried in fewer[-1:] if tried not in searched)]
     return lines + [f"    {_nodes(tried.nodes)}: {tried.reason}" for tried in shown]
 

@@ -1,0 +1,48 @@
+"""No layout is faster than its arithmetic, so nothing that would do is passed over for being too slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.planner.setting import setting_of
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.timing.floor import least_device_seconds
+
+CASES = {
+    "dense": ("llama3-70b",),
+    "small": ("llama3-8b",),
+    "experts": ("mixtral-8x7b",),
+    "experts with a capacity": (
+        "mixtral-8x7b",
+        "model.moe={num_experts: 8, topk: 2, ffn_hidden_size: 14336, capacity_factor: 0.5}",
+    ),
+    "data parallel": ("llama2-7b-deepspeed",),
+    "adapters": ("llama2-7b-deepspeed", "training.adapters={rank: 8}"),
+    "the last layers": ("llama2-7b-deepspeed", "training.trained_layers=2"),
+    "rows sampled": ("llama2-7b-deepspeed", "what_if={sampled_share: 0.3}"),
+    "long sequences": ("llama3-8b", "training.sequence_length=131072", "training.global_batch_size=16"),
+    "another card": ("llama3-70b", "cluster=gb200-nvl72"),
+    "a CPU": ("quickstart",),
+}
+
+
+@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+def test_no_layout_beats_the_floor(words: tuple[str, ...]) -> None:
+    recipe = load_recipe(asset("recipes", f"{words[0]}.yaml"), words[1:])
+    for nodes in (1, 4, 8, 32):
+        setting = setting_of(replace(recipe, nodes=nodes), backend_for(recipe))
+        found = setting.search()
+        if len(found.order):
+            fastest = float(found.step_seconds.min()) * setting.recipe.world_size
+            assert fastest >= least_device_seconds(setting.job, recipe.cluster)
+
+
+def test_the_floor_is_near_enough_to_be_of_use() -> None:
+    recipe = load_recipe(asset("recipes", "llama3-70b.yaml"))
+    setting = setting_of(recipe, backend_for(recipe))
+    fastest = float(setting.search().step_seconds.min()) * recipe.world_size
+    assert fastest < 2.0 * least_device_seconds(setting.job, recipe.cluster)
