@@ -49,12 +49,13 @@ def safe_on(recipe: Recipe, nodes: int) -> bool:
         return False
 
 
+STAY = "layout.offload_optimizer=0.0"
 SMALL = {
-    "pipelines of a divisor of 32": ("llama3-8b", "cluster=a100-40gb-x8", "cluster.devices_per_node=1"),
-    "batches of three": ("llama3-8b", "training.global_batch_size=96", "cluster.devices_per_node=1"),
+    "pipelines of a divisor of 32": ("llama3-8b", "cluster=a100-40gb-x8", "cluster.devices_per_node=1", STAY),
+    "batches of three": ("llama3-8b", "training.global_batch_size=96", "cluster.devices_per_node=1", STAY),
     "only seven of something": ("llama3-8b", "model.num_layers=28", "cluster.devices_per_node=2", "layout.pipeline=7"),
-    "split by data alone": ("llama2-7b-deepspeed", "cluster.devices_per_node=1", "training.global_batch_size=60"),
-    "a data parallel size": ("llama3-8b", "layout.data=4", "cluster.devices_per_node=1", "cluster.host_memory_gib=64"),
+    "split by data alone": ("llama2-7b-deepspeed", "cluster.devices_per_node=1", "training.global_batch_size=60", STAY),
+    "a data parallel size": ("llama3-8b", "layout.data=4", "cluster.devices_per_node=1", STAY),
     "fits at once": ("quickstart",),
     "host memory": ("llama3-8b", "slurm.mem=100G", "layout={zero_stage: 1, offload_optimizer: 1.0}"),
 }
@@ -79,7 +80,7 @@ def test_the_choice_is_the_plan_and_the_digest_of_that_number_written_down() -> 
     assert replace(plan, sizing=None, budget=written.budget) == make_plan(written, backend_for(written))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     batch=st.integers(1, 60),
     tensor=st.sampled_from([None, 1, 2, 3]),
@@ -89,11 +90,13 @@ def test_the_choice_is_the_plan_and_the_digest_of_that_number_written_down() -> 
 def test_only_what_no_layout_could_split_is_left_out(
     batch: int, tensor: int | None, data: int | None, micro: int | None
 ) -> None:
-    recipe = recipe_of("llama3-8b", "nodes=1", "cluster.devices_per_node=2", "training.sequence_length=1024")
-    pins = {k: v for k, v in {"tensor": tensor, "data": data, "micro_batch_size": micro}.items() if v is not None}
+    few = "layout={zero_stage: 1, recompute: none, sequence_parallel: false, virtual_pipeline: 1}"
+    recipe = recipe_of("llama3-8b", "nodes=1", "cluster.devices_per_node=2", "training.sequence_length=1024", few)
+    mine = {"tensor": tensor, "data": data, "micro_batch_size": micro}
+    pins = {**recipe.pins, **{name: value for name, value in mine.items() if value is not None}}
     training = replace(recipe.training, workload=replace(recipe.workload, global_batch_size=batch))
     setting = setting_of(replace(recipe, pins=pins, training=training), backend_for(recipe))
-    counts = np.arange(1, 13)
+    counts = np.arange(1, 11)
     for nodes, can in zip(counts.tolist(), splittable(setting, counts).tolist(), strict=True):
         legal = len(setting.of(replace(setting.recipe, nodes=nodes)).search().layouts)
         assert can or not legal
@@ -122,9 +125,9 @@ def test_days_are_met_by_the_fewest_nodes_that_meet_them() -> None:
     assert plan.sizing is not None
     for tried in plan.sizing.tried[:-1]:
         assert tried.refused in ("no_layout", "memory", "days")
-        if tried.refused == "days":
+        if tried.length is not None:
             alone = make_plan(replace(recipe, nodes=tried.nodes), backend_for(recipe))
-            assert tried.length in (None, alone.length)  # None: its arithmetic alone takes too long
+            assert alone.length == tried.length
             assert alone.length.seconds > days * DAY
 
 
@@ -150,13 +153,12 @@ def test_more_nodes_than_there_are_may_be_what_is_missing() -> None:
 
 
 def test_a_budget_nothing_meets_is_answered_with_the_nearest() -> None:
-    recipe, plan = sized("llama3-8b", "nodes=auto", "budget={gpu_hours: 0.5, max_nodes: 4}")
+    plan = sized("llama3-8b", "nodes=auto", "budget={gpu_hours: 0.5, max_nodes: 4}")[1]
     assert plan.safe
     assert plan.beyond_budget is not None
     assert "GPU-hours of budget.gpu_hours: 0.5. No number of nodes up to 1024 does; nodes: " in plan.beyond_budget
     nearest, enough = plan.beyond_budget.rpartition("nodes: ")[2].rstrip(".").split(" would with budget.gpu_hours: ")
     assert sized("llama3-8b", f"nodes={nearest}", f"budget.gpu_hours={enough}")[1].good
-    assert recipe.nodes == int(nearest)
 
 
 def test_where_no_number_of_nodes_fits_the_nearest_is_shown_with_what_would() -> None:
