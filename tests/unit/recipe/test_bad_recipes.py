@@ -173,6 +173,24 @@ MISTAKES = {
         "tensor x context = 64 does not divide the 32 devices of 4 nodes",
     ),
     "experts of a dense model": ("layout: auto", "layout: {expert: 2}", 13, "a model without experts"),
+    "stages that do not add up": (
+        "layout: auto",
+        "layout: {layers_by_stage: [9, 8, 8, 8]}",
+        13,
+        "layout.layers_by_stage: 9, 8, 8, 8 are 33 layers, llama3-8b has 32; make them add up",
+    ),
+    "more stages than the pipeline has": (
+        "layout: auto",
+        "layout: {pipeline: 2, virtual_pipeline: 1, layers_by_stage: [9, 8, 8, 7]}",
+        13,
+        "layout.layers_by_stage: 4 stages are no pipeline x virtual_pipeline with pipeline: 2, virtual_pipeline: 1",
+    ),
+    "a number of stages": (
+        "layout: auto",
+        "layout: {layers_by_stage: 4}",
+        13,
+        "layout.layers_by_stage: must be auto, even, or the decoder layers of each stage in order, such as [21, 20",
+    ),
     "an unknown pin": (
         "layout: auto",
         "layout: {tensr: 2}",

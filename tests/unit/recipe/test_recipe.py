@@ -99,6 +99,18 @@ def test_every_key_reaches_the_recipe(good: str, write: Write) -> None:
     assert recipe.python == "/opt/py/bin/python"
 
 
+@pytest.mark.parametrize(
+    ("said", "stages"), [("auto", None), ("even", ()), ("[7, 9, 9, 7]", (7, 9, 9, 7)), ("[16, 16]", (16, 16))]
+)
+def test_stages_are_searched_even_or_named(said: str, stages: object, good: str, write: Write) -> None:
+    path = write(good.replace("layout: auto", f"layout: {{tensor: 2, layers_by_stage: {said}}}"))
+    recipe = load_recipe(path)
+    assert (recipe.layers_by_stage, recipe.pins) == (stages, {"tensor": 2})
+    if stages:
+        with pytest.raises(UserError, match="deepspeed runs without pipeline stages here; remove it"):
+            load_recipe(path, ["backend=deepspeed", "layout.tensor=1"])
+
+
 @pytest.mark.parametrize(("flag", "stage"), [("true", 1), ("false", 0)])
 def test_the_distributed_optimizer_is_zero_stage_one(flag: str, stage: int, good: str, write: Write) -> None:
     path = write(good.replace("layout: auto", f"layout: {{distributed_optimizer: {flag}}}"))

@@ -6,6 +6,7 @@ Every flag here stands in the parser of megatron-core 0.19.2; unknown flags are 
 from __future__ import annotations
 
 from llmlaunch.backends.conflicts import merged_environment, refuse_repeats
+from llmlaunch.backends.megatron_stages import STAGE_FLAGS, stage_words
 from llmlaunch.backends.megatron_techniques import technique_environment, technique_words
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
@@ -22,7 +23,7 @@ def arguments(recipe: Recipe, layout: Layout) -> Words:
     """All words after the script's name.
 
     Raises:
-        UserError: `backend.extra_args` repeats a flag that is planned here.
+        UserError: `backend.extra_args` repeats a flag that is planned here, or splits the layers otherwise.
     """
     planned = (
         *_model(recipe.model, recipe.workload.sequence_length),
@@ -33,7 +34,7 @@ def arguments(recipe: Recipe, layout: Layout) -> Words:
         *_data(recipe),
         *_checkpoint(recipe),
     )
-    refuse_repeats(recipe, planned)
+    refuse_repeats(recipe, (*planned, *STAGE_FLAGS))
     return (*planned, *recipe.backend.extra_args)
 
 
@@ -63,6 +64,8 @@ def _model(shape: ModelShape, sequence_length: int) -> Words:
         words += _flag("rotary-base", _number(shape.rotary_base))
     if shape.num_query_groups != shape.num_attention_heads:
         words += ["--group-query-attention", *_flag("num-query-groups", shape.num_query_groups)]
+    if shape.mtp_num_layers:
+        words += _flag("mtp-num-layers", shape.mtp_num_layers)
     switches = {
         "--swiglu": shape.gated_mlp,
         "--disable-bias-linear": not shape.linear_bias,
@@ -101,8 +104,7 @@ def _parallel(shape: ModelShape, layout: Layout) -> Words:
         *_flag("pipeline-model-parallel-size", layout.pipeline),
         *_flag("context-parallel-size", layout.context),
     ]
-    if layout.virtual_pipeline > 1:
-        words += _flag("num-virtual-stages-per-pipeline-rank", layout.virtual_pipeline)
+    words += stage_words(layout, shape.mtp_num_layers)
     if layout.sequence_parallel:
         words += ["--sequence-parallel"]
     if shape.moe is not None:

@@ -3,6 +3,7 @@ run time; a launcher must apply all of them before a job waits in a queue."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
 BLOCK = "megatron/core/transformer/transformer_block.py get_num_layers_to_build, core 0.19"
 GROUPS = "megatron/core/parallel_state.py initialize_model_parallel, core 0.19"
+WRITTEN = "megatron/core/transformer/pipeline_parallel_layer_layout.py, core 0.19"
 LAYERS = "megatron/core/tensor_parallel/layers.py, core 0.19"
 SCHEDULES = "megatron/core/pipeline_parallel/schedules.py, core 0.19"
 
@@ -45,11 +47,32 @@ def ffn(s: Situation) -> Bools:
 
 
 def layers(s: Situation) -> Bools:
-    return divides(s.layouts.pipeline, s.shape.num_layers)
+    return s.layouts.uneven | divides(s.layouts.pipeline, s.shape.num_layers)
 
 
 def virtual_layers(s: Situation) -> Bools:
-    return divides(s.layouts.pipeline * s.layouts.virtual_pipeline, s.shape.num_layers)
+    return s.layouts.uneven | divides(s.layouts.pipeline * s.layouts.virtual_pipeline, s.shape.num_layers)
+
+
+def stages_named(s: Situation) -> Bools:
+    return implies(s.layouts.uneven, np.equal(of_stages(s, len), s.layouts.pipeline * s.layouts.virtual_pipeline))
+
+
+def stages_hold_all(s: Situation) -> Bools:
+    return implies(s.layouts.uneven, np.equal(of_stages(s, sum), s.shape.num_layers))
+
+
+def stages_hold_some(s: Situation) -> Bools:
+    between = of_stages(s, lambda split: min(split[1:-1], default=1))
+    ends = of_stages(s, lambda split: min(split[0], split[-1]))
+    enough = np.greater(between, 0) & np.greater_equal(ends, s.layouts.virtual_pipeline == 1)
+    return implies(s.layouts.uneven, enough)
+
+
+def of_stages(s: Situation, figure: Callable[[Sequence[int]], int]) -> NDArray[np.int64]:
+    """A figure of every layout's uneven stages; 0 where they are even."""
+    figures = np.array([figure(split) if split else 0 for split in s.layouts.partitions], dtype=np.int64)
+    return figures[s.layouts.partition]
 
 
 def virtual_needs_pipeline(s: Situation) -> Bools:
@@ -108,7 +131,12 @@ RULES: tuple[Rule, ...] = (
         query_groups,
     ),
     Rule("ffn", "--tensor-model-parallel-size must divide the FFN hidden size", LAYERS, ffn),
-    Rule("layers", "--pipeline-model-parallel-size must divide the layers", ARGUMENTS, layers),
+    Rule(
+        "layers",
+        "--pipeline-model-parallel-size must divide the layers, unless layers_by_stage says how they are split",
+        ARGUMENTS,
+        layers,
+    ),
     Rule(
         "virtual-needs-pipeline",
         "virtual pipeline stages need --pipeline-model-parallel-size above 1",
@@ -117,9 +145,24 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "virtual-layers",
-        "pipeline size x --num-virtual-stages-per-pipeline-rank must divide the layers",
+        "pipeline size x --num-virtual-stages-per-pipeline-rank must divide the layers, unless layers_by_stage says "
+        "how they are split",
         BLOCK,
         virtual_layers,
+    ),
+    Rule(
+        "stages-named",
+        "layers_by_stage must name a stage for each pipeline rank and virtual stage",
+        WRITTEN,
+        stages_named,
+    ),
+    Rule("stages-hold-all", "layers_by_stage must add up to --num-layers", WRITTEN, stages_hold_all),
+    Rule(
+        "stages-hold-some",
+        "every stage must hold a layer; with virtual stages the first and the last may hold the embedding or the loss "
+        "alone",
+        WRITTEN,
+        stages_hold_some,
     ),
     Rule("batch", "data parallel size x --micro-batch-size must divide --global-batch-size", ARGUMENTS, batch),
     Rule(

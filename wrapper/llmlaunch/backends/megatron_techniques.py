@@ -241,7 +241,8 @@ def _recompute(ways: Techniques, recipe: Recipe, layout: Layout) -> Words:
     layers = layout.recompute_layers
     if not layers:
         chunks = layout.pipeline * layout.virtual_pipeline
-        layers = 1 if ways.recompute_method == "uniform" else recipe.model.num_layers // chunks
+        all_of_a_chunk = max(layout.layers_by_stage, default=recipe.model.num_layers // chunks)
+        layers = 1 if ways.recompute_method == "uniform" else all_of_a_chunk
     method = ("--recompute-method", ways.recompute_method, "--recompute-num-layers", str(layers))
     return ("--recompute-granularity", "full", *method)
 

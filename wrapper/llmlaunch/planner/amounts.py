@@ -23,7 +23,9 @@ BoolColumn = NDArray[np.bool_]
 def most_of(shape: ModelShape, layouts: LayoutColumns, name: str) -> IntColumn:
     """All layers of a model chunk can be recomputed; one of a rank's stays on the device
     (megatron/core/transformer/transformer_config.py cpu_offloading_num_layers, core 0.19)."""
-    layers = shape.num_layers // (layouts.pipeline * layouts.virtual_pipeline)
+    even = shape.num_layers // (layouts.pipeline * layouts.virtual_pipeline)
+    largest = np.array([max(split, default=0) for split in layouts.partitions])[layouts.partition]
+    layers = np.where(layouts.uneven, largest, even)
     most: IntColumn = np.maximum(layers if name == "recompute_layers" else layers - 1, 1)
     return most
 

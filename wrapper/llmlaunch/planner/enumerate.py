@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from llmlaunch.backends.base import Space
@@ -48,7 +50,16 @@ def enumerate_splits(recipe: Recipe, space: Space) -> LayoutColumns:
         partitions=EVEN,
     )
     wanted = pinned_numbers(recipe, "data")
-    return layouts.take(np.isin(layouts.data, np.array(wanted))) if wanted else layouts
+    layouts = layouts.take(np.isin(layouts.data, np.array(wanted))) if wanted else layouts
+    return _with_stages(recipe.layers_by_stage, layouts) if recipe.layers_by_stage else layouts
+
+
+def _with_stages(split: tuple[int, ...], layouts: LayoutColumns) -> LayoutColumns:
+    """The layouts with as many stages as the person names, split so."""
+    layouts = layouts.take(layouts.pipeline * layouts.virtual_pipeline == len(split))
+    if len(set(split)) == 1:
+        return layouts
+    return replace(layouts, partition=np.ones_like(layouts.partition), partitions=(*EVEN, split))
 
 
 def _values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
@@ -71,4 +82,5 @@ def offered_values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
         return divisors(world, MOST_CONTEXT)
     if name == "expert":
         return divisors(shape.moe.num_experts, shape.moe.num_experts) if shape.moe else (1,)
-    return divisors(shape.num_layers, shape.num_layers if name == "virtual_pipeline" else world)
+    stages = len(recipe.layers_by_stage or ()) or shape.num_layers
+    return divisors(stages, stages if name == "virtual_pipeline" else world)

@@ -23,6 +23,7 @@ def disagreements(recipe: Recipe) -> list[Problem]:
         *_model_and_training(recipe),
         *_nodes_and_budget(recipe),
         *_pins_and_model(recipe),
+        *_stages(recipe),
         *_pins_and_world(recipe),
         *_pins_and_batch(recipe),
     ]
@@ -83,6 +84,26 @@ def _pins_and_model(recipe: Recipe) -> Iterator[Problem]:
     if expert and all(experts % size for size in expert):
         have = f"{experts} experts are" if shape.moe is not None else "a model without experts is"
         yield ("layout", "expert"), f"{have} not divisible by {_listed(expert)}; use a divisor of {experts}"
+
+
+def _stages(recipe: Recipe) -> Iterator[Problem]:
+    named, layers = recipe.layers_by_stage, recipe.model.num_layers
+    if not named:
+        return
+    key = ("layout", "layers_by_stage")
+    if sum(named) != layers:
+        yield key, f"{_listed(named)} are {sum(named)} layers, {recipe.model.name} has {layers}; make them add up"
+    pipeline = _pinned(recipe, "pipeline") or range(1, len(named) + 1)
+    chunks = _pinned(recipe, "virtual_pipeline")
+    if any(len(named) % p == 0 and (not chunks or len(named) // p in chunks) for p in pipeline):
+        return
+    sizes = [
+        f"{name}: {_listed(_pinned(recipe, name))}" for name in ("pipeline", "virtual_pipeline") if name in recipe.pins
+    ]
+    yield (
+        key,
+        f"{len(named)} stages are no pipeline x virtual_pipeline with {', '.join(sizes)}; name as many as that makes",
+    )
 
 
 def _pins_and_world(recipe: Recipe) -> Iterator[Problem]:

@@ -26,6 +26,7 @@ _LATER = {
     "placement": "auto",
     "nodes_per_switch": None,
     "nodes_per_block": None,
+    "layers_by_stage": None,
 }
 
 

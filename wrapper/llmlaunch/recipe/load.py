@@ -107,6 +107,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         python=file.python,
         techniques=techniques(file),
         fixed=fixed_words(file),
+        layers_by_stage=file.layout.layers_by_stage if isinstance(file.layout, PinsFile) else None,
     )
 
 
@@ -164,15 +165,21 @@ def _budget(file: BudgetFile) -> Budget:
 
 def _pins(file: PinsFile) -> dict[str, Any]:
     pins = {name: value for name, value in given(file).items() if name in PinsFile.model_fields and value is not None}
+    pins.pop("layers_by_stage", None)
     flag = pins.pop("distributed_optimizer", None)
     return pins if flag is None else pins | {"zero_stage": int(flag)}
 
 
 def _backend_and_pins(file: RecipeFile) -> list[tuple[KeyPath, str]]:
     name = file.backend if isinstance(file.backend, str) else file.backend.name
-    if name == "megatron-lm" or not isinstance(file.layout, PinsFile) or file.layout.distributed_optimizer is None:
+    if name == "megatron-lm" or not isinstance(file.layout, PinsFile):
         return []
-    return [(("layout", "distributed_optimizer"), f"is a word of megatron-lm; for {name} write zero_stage")]
+    wrong: list[tuple[KeyPath, str]] = []
+    if file.layout.distributed_optimizer is not None:
+        wrong.append((("layout", "distributed_optimizer"), f"is a word of megatron-lm; for {name} write zero_stage"))
+    if file.layout.layers_by_stage:
+        wrong.append((("layout", "layers_by_stage"), f"{name} runs without pipeline stages here; remove it"))
+    return wrong
 
 
 def _stretched(model: ModelShape, sequence_length: int) -> tuple[str, ...]:

@@ -149,6 +149,30 @@ RecomputePin = Annotated[
 ]
 
 
+def _stages(value: Any) -> Any:
+    if value == "auto" and isinstance(value, str):
+        return None
+    if value == "even" and isinstance(value, str):
+        return ()
+    if not isinstance(value, list) or len(value) < 2 or not all(_is_amount(item) for item in value):
+        raise ValueError("must be auto, even, or the decoder layers of each stage in order, such as [21, 20, 20, 19]")
+    return tuple(value)
+
+
+StagesPin = Annotated[
+    Any,
+    AfterValidator(_stages),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2},
+                {"enum": ["auto", "even"]},
+            ]
+        }
+    ),
+]
+
+
 RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -267,6 +291,11 @@ class PinsFile(StrictModel):
     )
     offload_layers: AmountPin = Field(
         None, description="First layers of each stage whose activations wait in host memory, whole"
+    )
+    layers_by_stage: StagesPin = Field(
+        None,
+        description="megatron-lm: decoder layers of each stage, virtual ones too, in order; even: the same everywhere; "
+        "auto: searched",
     )
 
     @model_validator(mode="after")

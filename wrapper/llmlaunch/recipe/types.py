@@ -141,6 +141,7 @@ class Recipe:
     budget: Budget = NO_BUDGET
     placement: str = "auto"  # "auto": the order of the nodes is decided at job start; "slurm": SLURM's stays
     fixed: tuple[str, ...] = ()  # words of techniques the recipe chooses itself; the others are llmlaunch's to choose
+    layers_by_stage: tuple[int, ...] | None = None  # as in `Layout`: () is even; None is llmlaunch's to choose
     python: str | None = None  # interpreter of the training environment on the nodes; None = the one found there
 
     @property

@@ -1,0 +1,78 @@
+"""How Megatron-LM is told which pipeline stage holds which layers (core 0.19).
+
+There are four ways, and they exclude each other (transformer_config.py __post_init__, arguments.py validate_args):
+nothing, for even stages; first and last counts of ranks; a layer's place for the embedding or the loss; and a layout
+written out, which says the number of virtual stages itself. The plainest that says exactly the plan is taken.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from llmlaunch.layout import Layout
+
+__all__ = ["STAGE_FLAGS", "stage_words"]
+
+Words = tuple[str, ...]
+Split = tuple[int, ...]
+
+FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
+EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"
+CHUNKS, WRITTEN = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"
+# none of them may be said beside the plan
+STAGE_FLAGS = (FIRST, LAST, EMBEDDING, LOSS, CHUNKS, WRITTEN, "--num-layers-per-virtual-pipeline-stage")
+
+
+def stage_words(layout: Layout, mtp_layers: int = 0) -> Words:
+    """The flags of the stages of `layout`. `mtp_layers` heads of multi-token prediction stand before the loss, on the
+    last stage, where Megatron puts them without a layout too."""
+    chunks = (CHUNKS, str(layout.virtual_pipeline)) if layout.virtual_pipeline > 1 else ()
+    if len(set(layout.layers_by_stage)) <= 1:
+        return chunks
+    for way in (_first_and_last, _slots):
+        words = way(layout)
+        if words is not None:
+            return (*words, *chunks)
+    return (WRITTEN, written_layout(layout.layers_by_stage, mtp_layers))
+
+
+def _first_and_last(layout: Layout) -> Words | None:
+    """Layers of the first and the last rank, where all its chunks are alike and so are the ranks between."""
+    p, split = layout.pipeline, layout.layers_by_stage
+    ranks = split[:p]
+    if split != ranks * layout.virtual_pipeline or not all(ranks):
+        return None
+    first, last = ranks[0] * layout.virtual_pipeline, ranks[-1] * layout.virtual_pipeline
+    if p == 2:  # both counts leave no rank between, which transformer_layer.py divides by where ranks have chunks
+        return (FIRST, str(first))
+    middle = set(ranks[1:-1])
+    if len(middle) != 1:
+        return None
+    usual = middle.pop()
+    words = (FIRST, str(first)) if ranks[0] != usual else ()
+    return (*words, *((LAST, str(last)) if ranks[-1] != usual else ()))
+
+
+def _slots(layout: Layout) -> Words | None:
+    """The first virtual stage holds one layer less for the embedding, the last one for the loss."""
+    split = layout.layers_by_stage
+    usual = max(split)
+    embedding, loss = split[0] < usual, split[-1] < usual
+    if split != (usual - embedding, *(usual,) * (len(split) - 2), usual - loss):
+        return None
+    return (*((EMBEDDING,) if embedding else ()), *((LOSS,) if loss else ()))
+
+
+def written_layout(split: Split, mtp_layers: int = 0) -> str:
+    """The stages written out: E embedding, t layer, m prediction head, L loss, | between stages, *n repeats
+    (core/transformer/pipeline_parallel_layer_layout.py parse_str_to_list): "Et*3|(t*4|)*2t*3mL"."""
+    stages = [_repeated("t", count) for count in split]
+    stages[0] = "E" + stages[0]
+    *before, last = stages
+    runs = ((stage, len(list(run))) for stage, run in groupby(before))
+    text = "".join(f"{stage}|" if times == 1 else f"({stage}|)*{times}" for stage, times in runs)
+    return text + last + _repeated("m", mtp_layers) + "L"
+
+
+def _repeated(letter: str, times: int) -> str:
+    return letter * times if times < 3 else f"{letter}*{times}"
