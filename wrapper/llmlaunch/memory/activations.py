@@ -131,7 +131,7 @@ def _named(table: dict[str, tuple[str, ...]], modules: tuple[str, ...]) -> tuple
 
 def layer_input(job: Job, rows: RankColumns) -> FloatColumn:
     """Bytes of one layer's input for one micro-batch."""
-    return tokens(job, rows) * job.facts.residual_bytes * job.shape.hidden_size / sequence_split(rows)
+    return tokens(job, rows) * job.facts.residual_bytes * job.shape.hidden_size / sequence_split(job, rows)
 
 
 def _uncopied_values(job: Job, rows: RankColumns) -> FloatColumn:
@@ -141,7 +141,7 @@ def _uncopied_values(job: Job, rows: RankColumns) -> FloatColumn:
     shape = job.shape
     if shape.position_embedding != "rope" or shape.mla is not None or job.facts.attention_scores_saved:
         return np.zeros(len(rows))
-    t = rows.layouts.tensor
+    t = rows.tensor
     width: FloatColumn = shape.query_width + np.maximum(shape.num_query_groups, t) * float(shape.head_dim)
     return tokens(job, rows) * job.facts.activation_bytes * width / t
 
@@ -172,7 +172,7 @@ def _trained_share(job: Job, rows: RankColumns) -> Kept:
 
 def _stage_output(job: Job, rows: RankColumns) -> FloatColumn:
     """All but the last rank: what is kept of the tensor sent on, one micro-batch."""
-    share = job.facts.stage_output_bytes * job.shape.hidden_size / rows.layouts.tensor
+    share = job.facts.stage_output_bytes * job.shape.hidden_size / rows.tensor
     return np.where(rows.last, 0.0, tokens(job, rows) * share)
 
 
@@ -217,12 +217,12 @@ def kept_embedding(job: Job, rows: RankColumns) -> FloatColumn:
     where it has them."""
     mask = float(job.shape.hidden_size) if job.shape.hidden_dropout > 0 else 0.0
     norm = job.facts.activation_bytes * job.shape.hidden_size if job.facts.embedding_norm else 0.0
-    embedding = tokens(job, rows) * (32.0 + (mask + norm) / sequence_split(rows))
+    embedding = tokens(job, rows) * (32.0 + (mask + norm) / sequence_split(job, rows))
     return np.where(rows.first, embedding * in_flight(job, rows).depth, 0.0)
 
 
 def returned_key_values(job: Job, rows: RankColumns) -> FloatColumn:
     """Keys and values of every layer where the model returns them, recomputed or not."""
-    groups = np.maximum(job.shape.num_query_groups, rows.layouts.tensor) * job.shape.head_dim / rows.layouts.tensor
+    groups = np.maximum(job.shape.num_query_groups, rows.tensor) * job.shape.head_dim / rows.tensor
     width = 2.0 * job.facts.activation_bytes * groups * job.facts.key_values_returned
     return np.asarray((rows.dense_layers + rows.moe_layers) * tokens(job, rows) * width)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -63,13 +63,18 @@ class RankColumns:
     moe_layers: FloatColumn
     ends: bool = False
 
-    @property
+    @cached_property
     def first(self) -> NDArray[np.bool_]:
         return np.equal(self.rank, 0)
 
-    @property
+    @cached_property
     def last(self) -> NDArray[np.bool_]:
         return np.equal(self.rank, self.layouts.pipeline - 1)
+
+    @cached_property
+    def tensor(self) -> FloatColumn:
+        """The tensor-parallel size, to divide by."""
+        return self.layouts.tensor.astype(np.float64)
 
     def __len__(self) -> int:
         return len(self.rank)

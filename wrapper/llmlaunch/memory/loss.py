@@ -14,7 +14,7 @@ __all__ = ["cached_logits", "final_norm", "logits", "loss_piece", "step_logits"]
 def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank: the norm before the head keeps its input, the head the norm's output (gathered where linears
     save that), unless frozen for adapters."""
-    facts, h, split = job.facts, job.shape.hidden_size, sequence_split(rows)
+    facts, h, split = job.facts, job.shape.hidden_size, sequence_split(job, rows)
     copies = 2.0 if job.techniques.adapters is None else 1.0
     per_token = (copies * facts.activation_bytes + facts.norm_extra_bytes) * h + STATISTIC_BYTES
     more = facts.activation_bytes * h * (split - 1.0) if facts.gathered_inputs_kept else 0.0
@@ -25,7 +25,7 @@ def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
 def logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank: the logits and whatever the loss keeps beside them at its worst moment, for every prediction head; of
     a loss fused with the head, the gradients it makes already."""
-    t = rows.layouts.tensor.astype(np.float64)
+    t = rows.tensor
     heads = 1 + job.shape.mtp_num_layers
     deferred = np.minimum(job.facts.deferred_head_gradients, rows.microbatches) * job.facts.logit_gradient_bytes
     alive = tokens(job, rows) * (job.facts.logit_bytes * heads + deferred) * vocabulary(job, t) / t
@@ -39,13 +39,13 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
 
 def cached_logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank: memory of logits already freed that the loss's larger tensors do not fit into."""
-    t = rows.layouts.tensor.astype(np.float64)
+    t = rows.tensor
     return np.where(rows.last, tokens(job, rows) * job.facts.cached_logit_bytes * vocabulary(job, t) / t, 0.0)
 
 
 def step_logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank of several: the logits of every micro-batch, where the pipeline returns them at the end of a step."""
-    t = rows.layouts.tensor.astype(np.float64)
+    t = rows.tensor
     alive = rows.microbatches * tokens(job, rows) * job.facts.step_logits_bytes * vocabulary(job, t) / t
     return np.where(rows.last & (rows.layouts.pipeline > 1), alive, 0.0)
 

@@ -58,15 +58,16 @@ def tokens(job: Job, rows: RankColumns) -> FloatColumn:
     return job.workload.sequence_length * rows.layouts.micro_batch_size / rows.layouts.context
 
 
-def sequence_split(rows: RankColumns) -> FloatColumn:
+@once_for_rows
+def sequence_split(job: Job, rows: RankColumns) -> FloatColumn:
     """What norms, residuals and dropout are divided by: tensor with sequence parallelism, else nothing."""
-    return np.where(rows.layouts.sequence_parallel > 0, rows.layouts.tensor, 1).astype(np.float64)
+    return np.where(rows.layouts.sequence_parallel > 0, rows.tensor, 1.0)
 
 
 @once_for_rows
 def saved_by_dense_layer(job: Job, rows: RankColumns) -> Layer:
     """Attention and a dense MLP."""
-    shape, t = job.shape, rows.layouts.tensor
+    shape, t = job.shape, rows.tensor
     n = tokens(job, rows)
     mlp = {
         **_norm(job, rows, "mlp_norm"),
@@ -82,10 +83,10 @@ def saved_by_mixture_layer(job: Job, rows: RankColumns) -> Layer:
     shape, facts = job.shape, job.facts
     moe = shape.moe
     assert moe is not None
-    lay, n, split = rows.layouts, tokens(job, rows), sequence_split(rows)
+    lay, n, split = rows.layouts, tokens(job, rows), sequence_split(job, rows)
     routed = routed_tokens(job, rows)
     width = routed * moe.ffn_hidden_size
-    shared = n * moe.shared_expert_ffn_hidden_size / lay.tensor
+    shared = n * moe.shared_expert_ffn_hidden_size / rows.tensor
     mixture = {
         **_norm(job, rows, "mlp_norm"),
         "moe_router": n * ROUTER_BYTES * moe.num_experts / split,
@@ -106,7 +107,7 @@ def routed_tokens(job: Job, rows: RankColumns) -> FloatColumn:
     moe = job.shape.moe
     if moe is None:
         return np.zeros(len(rows))
-    routed = tokens(job, rows) * moe.topk / sequence_split(rows)
+    routed = tokens(job, rows) * moe.topk / sequence_split(job, rows)
     if moe.capacity_factor is not None and moe.capacity_factor > 0:
         return routed * moe.capacity_factor
     return routed * job.facts.expert_imbalance
@@ -119,7 +120,7 @@ def gathered_tokens(job: Job, rows: RankColumns) -> FloatColumn:
     if moe is None or moe.token_dispatcher != "allgather":
         return np.zeros(len(rows))
     ranks = lay.expert * lay.expert_tensor
-    return np.where((ranks > 1) & (rows.moe_layers > 0), tokens(job, rows) / sequence_split(rows) * ranks, 0.0)
+    return np.where((ranks > 1) & (rows.moe_layers > 0), tokens(job, rows) / sequence_split(job, rows) * ranks, 0.0)
 
 
 def projected_bytes(job: Job) -> float:
@@ -141,7 +142,7 @@ def _scaled(job: Job) -> float:
 def _norm(job: Job, rows: RankColumns, name: str) -> dict[str, FloatColumn]:
     """A norm keeps its input and statistics, the linear after it the output; dropout before the norm keeps a mask."""
     shape, facts = job.shape, job.facts
-    share = tokens(job, rows) / sequence_split(rows)
+    share = tokens(job, rows) / sequence_split(job, rows)
     mask = float(shape.hidden_size) if shape.hidden_dropout > 0 else 0.0
     kept = (facts.residual_bytes + facts.norm_extra_bytes) * shape.hidden_size + STATISTIC_BYTES + mask
     output = tokens(job, rows) if facts.gathered_inputs_kept else share
@@ -153,7 +154,7 @@ def _norm(job: Job, rows: RankColumns, name: str) -> dict[str, FloatColumn]:
 
 def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     """One attention block: norm, Q, K, V, output and its statistics, scores where they are kept."""
-    shape, facts, n, t = job.shape, job.facts, tokens(job, rows), rows.layouts.tensor
+    shape, facts, n, t = job.shape, job.facts, tokens(job, rows), rows.tensor
     e = facts.activation_bytes
     tensors = _norm(job, rows, "attn_norm")
     statistics = STATISTIC_BYTES * shape.num_attention_heads
@@ -165,13 +166,16 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         heads = shape.num_attention_heads if facts.key_values_expanded else shape.num_query_groups
         groups = np.maximum(heads, t) * shape.head_dim
         tensors["attn_qkv"] = n * e * (width + 2.0 * groups) / t
-        tensors["attn_qk_norm"] = n * e * (width + groups) / t if shape.qk_layernorm else np.zeros(len(rows))
+        if shape.qk_layernorm:
+            tensors["attn_qk_norm"] = n * e * (width + groups) / t
     else:
         width = float(shape.num_attention_heads * shape.mla.v_head_dim)
         tensors |= _latents(job, rows)
     tensors["attn_output"] = n * (e * width + statistics) / t
-    tensors["attn_proj_input"] = n * copied * width / t
-    tensors["attn_scores"] = _scores(job, rows)
+    if copied:
+        tensors["attn_proj_input"] = n * copied * width / t
+    if facts.attention_scores_saved:
+        tensors["attn_scores"] = _scores(job, rows)
     return tensors
 
 
@@ -184,8 +188,8 @@ def _latents(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     heads, head = shape.num_attention_heads, mla.qk_head_dim + mla.qk_pos_emb_head_dim
     latent = (mla.q_lora_rank or 0) + mla.kv_lora_rank + mla.qk_pos_emb_head_dim
     return {
-        "attn_latents": n * (e + job.facts.linear_input_bytes) * latent / sequence_split(rows),
-        "attn_qkv": n * e * heads * (2.0 * head + mla.v_head_dim) / rows.layouts.tensor,
+        "attn_latents": n * (e + job.facts.linear_input_bytes) * latent / sequence_split(job, rows),
+        "attn_qkv": n * e * heads * (2.0 * head + mla.v_head_dim) / rows.tensor,
     }
 
 
@@ -193,10 +197,8 @@ def _scores(job: Job, rows: RankColumns) -> FloatColumn:
     """The s x s probabilities where attention is unfused, with dropout their mask and the dropped copy too
     (Korthikanti et al., section 4.1). Recomputing anything recomputes these."""
     shape, e = job.shape, job.facts.activation_bytes
-    if not job.facts.attention_scores_saved:
-        return np.zeros(len(rows))
     copies = 2.0 * e + 1.0 if shape.attention_dropout > 0 else e
-    return copies * shape.num_attention_heads * tokens(job, rows) * job.workload.sequence_length / rows.layouts.tensor
+    return copies * shape.num_attention_heads * tokens(job, rows) * job.workload.sequence_length / rows.tensor
 
 
 def kept_operators(job: Job, rows: RankColumns) -> FloatColumn:
@@ -205,8 +207,8 @@ def kept_operators(job: Job, rows: RankColumns) -> FloatColumn:
     blocks reduce-scatter (torchtitan, parallelisms/parallelize_llama.py, 9dec370, December 2024;
     distributed/activation_checkpoint.py, b5bcd76). The down projection's output is not read again: compiled code drops
     it, eager code keeps it."""
-    shape, facts, t = job.shape, job.facts, rows.layouts.tensor
-    e, h, split = facts.activation_bytes, shape.hidden_size, sequence_split(rows)
+    shape, facts, t = job.shape, job.facts, rows.tensor
+    e, h, split = facts.activation_bytes, shape.hidden_size, sequence_split(job, rows)
     values = np.maximum(shape.num_query_groups, t) * shape.head_dim
     linears = e * (shape.query_width + values + shape.ffn_hidden_size) / t
     attention = (e * shape.query_width + STATISTIC_BYTES * shape.num_attention_heads) / t

@@ -42,7 +42,7 @@ def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> R
         return counts
     dense_layers, moe_layers = trained_layers(job, rows)
     dense, mixture, experts = layer_parameters(job, rows)
-    tensor = rows.layouts.tensor.astype(np.float64)
+    tensor = rows.tensor
     head = vocabulary(job, tensor) / tensor * job.shape.hidden_size + job.shape.hidden_size
     trained = dense_layers * dense + moe_layers * mixture + np.where(rows.last, head, 0.0)
     return replace(counts, dense=np.minimum(trained, counts.dense), expert=moe_layers * experts)
@@ -58,7 +58,7 @@ def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tup
     if adapters is None:
         return np.zeros(len(rows)), np.zeros(len(rows))
     shape, lay = job.shape, rows.layouts
-    t, h = lay.tensor.astype(np.float64), float(shape.hidden_size)
+    t, h = rows.tensor, float(shape.hidden_size)
     projections = 2.0 if shape.gated_mlp else 1.0
 
     def mlp(width: float, split: FloatColumn) -> FloatColumn:

@@ -91,7 +91,7 @@ def _mlp(shape: ModelShape, width: float, tensor: FloatColumn) -> FloatColumn:
 def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
     """(dense layer, dense part of a mixture layer, expert part of a mixture layer), per device."""
     shape, lay = job.shape, rows.layouts
-    tensor = lay.tensor.astype(np.float64)
+    tensor = rows.tensor
     common = _attention(shape, tensor) + 2.0 * _norms(shape)
     dense = common + _mlp(shape, shape.ffn_hidden_size, tensor)
     if shape.moe is None:
@@ -108,7 +108,7 @@ def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
 def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
     """Parameters on one device of each row's pipeline rank."""
     shape, lay = job.shape, rows.layouts
-    tensor = lay.tensor.astype(np.float64)
+    tensor = rows.tensor
     dense_layer, moe_layer, experts = layer_parameters(job, rows)
     table = vocabulary(job, tensor) / tensor * shape.hidden_size
     dense = rows.dense_layers * dense_layer + rows.moe_layers * moe_layer
@@ -157,7 +157,7 @@ class Matrices:
 def matrices(job: Job, rows: RankColumns) -> Matrices:
     """The matrices whose gradients are made one after the other."""
     shape, lay = job.shape, rows.layouts
-    tensor = lay.tensor.astype(np.float64)
+    tensor = rows.tensor
     gates = 2.0 if shape.gated_mlp else 1.0
     second = shape.hidden_size * shape.ffn_hidden_size / tensor
     head = np.where(rows.last, vocabulary(job, tensor) / tensor * shape.hidden_size, 0.0)
@@ -175,7 +175,7 @@ def matrices(job: Job, rows: RankColumns) -> Matrices:
 def largest_parameter(job: Job, rows: RankColumns) -> FloatColumn:
     """Elements of the largest single parameter on a device, the embedding and the head included."""
     mats = matrices(job, rows)
-    tensor = rows.layouts.tensor.astype(np.float64)
+    tensor = rows.tensor
     table = np.where(rows.first | rows.last, vocabulary(job, tensor) / tensor * job.shape.hidden_size, 0.0)
     return np.maximum(np.maximum(mats.dense[0], mats.expert[0]), table)
 
@@ -193,7 +193,7 @@ def linear_weights(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColum
     """(dense, expert) weights of the blocks' linear layers on one device: what a narrower number format is applied to
     (not the embedding, the head and the router)."""
     shape, lay = job.shape, rows.layouts
-    tensor = lay.tensor.astype(np.float64)
+    tensor = rows.tensor
     attention = _attention_matrices(shape, tensor)
     gates = 3.0 if shape.gated_mlp else 2.0
     dense = rows.dense_layers * (attention + gates * shape.hidden_size * shape.ffn_hidden_size / tensor)

@@ -42,7 +42,7 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     megatron/core/transformer/transformer_layer.py _forward_mlp, core 0.19).
     """
     shape, e = job.shape, job.facts.activation_bytes
-    n, split, t = tokens(job, rows), sequence_split(rows), rows.layouts.tensor.astype(np.float64)
+    n, split, t = tokens(job, rows), sequence_split(job, rows), rows.tensor
     stream = (2.0 if job.facts.branch_gradients_apart else 1.0) * e * n * shape.hidden_size / split
     piece = 1.0 / job.techniques.mlp_chunks
     width = n * shape.ffn_hidden_size / t * piece
@@ -97,7 +97,7 @@ def delayed_weight_gradients(job: Job, rows: RankColumns) -> dict[str, FloatColu
     if not job.techniques.delay_weight_gradients:
         return {}
     shape, e = job.shape, job.facts.activation_bytes
-    n, split, t = tokens(job, rows), sequence_split(rows), rows.layouts.tensor.astype(np.float64)
+    n, split, t = tokens(job, rows), sequence_split(job, rows), rows.tensor
     groups = np.maximum(shape.num_query_groups, t) * shape.head_dim
     outputs = n * ((shape.query_width + 2.0 * groups) / t + 2.0 * shape.hidden_size / split)
     per_column = e * (2.0 if shape.gated_mlp else 1.0) + job.facts.linear_input_bytes
@@ -145,7 +145,7 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
 
 def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank: the gradient of the logits, of the head's gathered input, and of its weight."""
-    n, t = tokens(job, rows), rows.layouts.tensor.astype(np.float64)
+    n, t = tokens(job, rows), rows.tensor
     head = matrices(job, rows).head
     logits = n * loss_piece(job, rows) * job.facts.logit_gradient_bytes * head / job.shape.hidden_size
     no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
@@ -179,7 +179,7 @@ def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     gathered = e * job.shape.hidden_size * np.maximum(sequence, gathered_tokens(job, rows))
     user = job.facts.user_buffers * job.facts.linear_input_bytes * tokens(job, rows) * job.shape.hidden_size
     exchanged = np.where(
-        rows.layouts.pipeline > 1, e * tokens(job, rows) * job.shape.hidden_size / sequence_split(rows), 0.0
+        rows.layouts.pipeline > 1, e * tokens(job, rows) * job.shape.hidden_size / sequence_split(job, rows), 0.0
     )
     return {
         "user_buffers": np.where(rows.layouts.sequence_parallel > 0, user, 0.0),
