@@ -9,6 +9,7 @@ import numpy as np
 
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.recompute import by_recompute
 from llmlaunch.memory.saved import (
     Layer,
     kept_operators,
@@ -74,20 +75,20 @@ def kept_by_layer(job: Job, rows: RankColumns) -> Kept:
 
 
 def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Layer]) -> FloatColumn:
-    layer, recompute = saved(job, rows), rows.layouts.recompute
+    layer = saved(job, rows)
     offloaded = (*_named(OFFLOADED, job.techniques.offload_modules), *_offloaded_norms(job, layer))
-    whole = layer.without(offloaded)
-    if not np.any(recompute):
-        return whole
-    modules = job.techniques.recompute_modules or DEFAULT_MODULES
-    part = layer.without((*_named(RECOMPUTED, modules), *_recomputed_norms(job, layer, modules), *offloaded))
-    if job.facts.operators_kept:
-        part = kept_operators(job, rows)
-    elif "core_attn" in modules:
-        part = part + _uncopied_values(job, rows)
-    inputs = layer_input(job, rows)
-    kept: FloatColumn = np.choose(recompute, [whole, part, inputs])  # none, selective, full
-    return kept
+
+    def whole() -> FloatColumn:
+        return layer.without(offloaded) if offloaded else layer.total
+
+    def part() -> FloatColumn:
+        if job.facts.operators_kept:
+            return kept_operators(job, rows)
+        modules = job.techniques.recompute_modules or DEFAULT_MODULES
+        left = layer.without((*_named(RECOMPUTED, modules), *_recomputed_norms(job, layer, modules), *offloaded))
+        return left + _uncopied_values(job, rows) if "core_attn" in modules else left
+
+    return by_recompute(rows, whole, part, lambda: layer_input(job, rows))
 
 
 def _recomputed_norms(job: Job, layer: Layer, modules: tuple[str, ...]) -> tuple[str, ...]:

@@ -28,11 +28,11 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
     t = rows.tensor
     heads = 1 + job.shape.mtp_num_layers
     deferred = np.minimum(job.facts.deferred_head_gradients, rows.microbatches) * job.facts.logit_gradient_bytes
-    alive = tokens(job, rows) * (job.facts.logit_bytes * heads + deferred) * vocabulary(job, t) / t
+    alive = tokens(job, rows) * (job.facts.logit_bytes * heads + deferred) * vocabulary(job, rows) / t
     alive = alive * loss_piece(job, rows)
     fused = job.facts.fused_loss
     if fused is not None:
-        per_hidden = fused.weight_bytes * vocabulary(job, t) / t + fused.hidden_bytes * tokens(job, rows)
+        per_hidden = fused.weight_bytes * vocabulary(job, rows) / t + fused.hidden_bytes * tokens(job, rows)
         alive = alive + per_hidden * job.shape.hidden_size * heads
     return np.where(rows.last, alive, 0.0)
 
@@ -40,13 +40,13 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
 def cached_logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank: memory of logits already freed that the loss's larger tensors do not fit into."""
     t = rows.tensor
-    return np.where(rows.last, tokens(job, rows) * job.facts.cached_logit_bytes * vocabulary(job, t) / t, 0.0)
+    return np.where(rows.last, tokens(job, rows) * job.facts.cached_logit_bytes * vocabulary(job, rows) / t, 0.0)
 
 
 def step_logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank of several: the logits of every micro-batch, where the pipeline returns them at the end of a step."""
     t = rows.tensor
-    alive = rows.microbatches * tokens(job, rows) * job.facts.step_logits_bytes * vocabulary(job, t) / t
+    alive = rows.microbatches * tokens(job, rows) * job.facts.step_logits_bytes * vocabulary(job, rows) / t
     return np.where(rows.last & (rows.layouts.pipeline > 1), alive, 0.0)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Layer:
 
     tensors: Mapping[str, FloatColumn]
 
-    @property
+    @cached_property
     def total(self) -> FloatColumn:
         return self.without(())
 

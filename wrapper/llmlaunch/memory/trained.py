@@ -43,7 +43,7 @@ def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> R
     dense_layers, moe_layers = trained_layers(job, rows)
     dense, mixture, experts = layer_parameters(job, rows)
     tensor = rows.tensor
-    head = vocabulary(job, tensor) / tensor * job.shape.hidden_size + job.shape.hidden_size
+    head = vocabulary(job, rows) / tensor * job.shape.hidden_size + job.shape.hidden_size
     trained = dense_layers * dense + moe_layers * mixture + np.where(rows.last, head, 0.0)
     return replace(counts, dense=np.minimum(trained, counts.dense), expert=moe_layers * experts)
 

@@ -17,6 +17,7 @@ from llmlaunch.models.shape import ModelShape
 __all__ = [
     "Matrices",
     "RankParameters",
+    "distinct_matrices",
     "largest_parameter",
     "layer_parameters",
     "linear_weights",
@@ -34,11 +35,12 @@ class RankParameters:
     largest_layer: FloatColumn
 
 
-def vocabulary(job: Job, tensor: FloatColumn) -> FloatColumn:
+@once_for_rows
+def vocabulary(job: Job, rows: RankColumns) -> FloatColumn:
     """Rows of the embedding table, padded as the backend pads them, before the division by tensor."""
     if not job.facts.pad_vocabulary:
-        return np.full(len(tensor), float(job.shape.vocab_size))
-    multiple = 128.0 * tensor
+        return np.full(len(rows), float(job.shape.vocab_size))
+    multiple = 128.0 * rows.tensor
     return np.ceil(job.shape.vocab_size / multiple) * multiple
 
 
@@ -110,7 +112,7 @@ def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
     shape, lay = job.shape, rows.layouts
     tensor = rows.tensor
     dense_layer, moe_layer, experts = layer_parameters(job, rows)
-    table = vocabulary(job, tensor) / tensor * shape.hidden_size
+    table = vocabulary(job, rows) / tensor * shape.hidden_size
     dense = rows.dense_layers * dense_layer + rows.moe_layers * moe_layer
     expert = rows.moe_layers * experts
     first = table + (shape.max_position_embeddings * shape.hidden_size if _learned(shape) else 0.0)
@@ -145,12 +147,11 @@ def _mtp(
 @dataclass(frozen=True)
 class Matrices:
     """Elements of weight matrices on one device. `dense` and `expert` are (first linear, second linear) of one layer's
-    MLP, all its experts together; `distinct` is the sum over shapes that differ, each once."""
+    MLP, all its experts together."""
 
     dense: tuple[FloatColumn, FloatColumn]
     expert: tuple[FloatColumn, FloatColumn]
     head: FloatColumn  # last rank only
-    distinct: FloatColumn
 
 
 @once_for_rows
@@ -160,15 +161,26 @@ def matrices(job: Job, rows: RankColumns) -> Matrices:
     tensor = rows.tensor
     gates = 2.0 if shape.gated_mlp else 1.0
     second = shape.hidden_size * shape.ffn_hidden_size / tensor
-    head = np.where(rows.last, vocabulary(job, tensor) / tensor * shape.hidden_size, 0.0)
-    distinct = _attention_matrices(shape, tensor) + (1.0 + gates) * second * (rows.dense_layers > 0) + head
+    head = np.where(rows.last, vocabulary(job, rows) / tensor * shape.hidden_size, 0.0)
     if shape.moe is None:
-        return Matrices((gates * second, second), (0.0 * second, 0.0 * second), head, distinct)
+        none = np.zeros(len(rows))
+        return Matrices((gates * second, second), (none, none), head)
     one = shape.hidden_size * shape.moe.ffn_hidden_size / lay.expert_tensor
     local = shape.moe.num_experts / lay.expert
+    return Matrices((gates * second, second), (gates * local * one, local * one), head)
+
+
+def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
+    """Elements of the weight matrices whose shapes differ, each once."""
+    shape, tensor = job.shape, rows.tensor
+    matrix = 3.0 if shape.gated_mlp else 2.0
+    dense = matrix * (shape.hidden_size * shape.ffn_hidden_size / tensor) * (rows.dense_layers > 0)
+    distinct = _attention_matrices(shape, tensor) + dense + matrices(job, rows).head
+    if shape.moe is None:
+        return distinct
+    one = shape.hidden_size * shape.moe.ffn_hidden_size / rows.layouts.expert_tensor
     shared = shape.hidden_size * shape.moe.shared_expert_ffn_hidden_size / tensor
-    distinct = distinct + (1.0 + gates) * (one + shared) * (rows.moe_layers > 0)
-    return Matrices((gates * second, second), (gates * local * one, local * one), head, distinct)
+    return np.asarray(distinct + matrix * (one + shared) * (rows.moe_layers > 0))
 
 
 @once_for_rows
@@ -176,7 +188,7 @@ def largest_parameter(job: Job, rows: RankColumns) -> FloatColumn:
     """Elements of the largest single parameter on a device, the embedding and the head included."""
     mats = matrices(job, rows)
     tensor = rows.tensor
-    table = np.where(rows.first | rows.last, vocabulary(job, tensor) / tensor * job.shape.hidden_size, 0.0)
+    table = np.where(rows.first | rows.last, vocabulary(job, rows) / tensor * job.shape.hidden_size, 0.0)
     return np.maximum(np.maximum(mats.dense[0], mats.expert[0]), table)
 
 

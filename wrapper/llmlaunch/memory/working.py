@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE
 from llmlaunch.memory.activations import RECOMPUTED, layer_input
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.loss import loss_piece
+from llmlaunch.memory.recompute import by_recompute
 from llmlaunch.memory.saved import (
-    Layer,
     gathered_tokens,
     kept_operators,
     projected_bytes,
@@ -19,7 +18,7 @@ from llmlaunch.memory.saved import (
     sequence_split,
     tokens,
 )
-from llmlaunch.memory.weights import matrices
+from llmlaunch.memory.weights import distinct_matrices, matrices
 
 __all__ = [
     "delayed_weight_gradients",
@@ -68,12 +67,13 @@ def _mlp_backward(
     e, w = job.facts.activation_bytes, job.facts.linear_input_bytes * _inputs_kept(job)
     projected = 2.0 if job.shape.gated_mlp else 1.0
     no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
-    first, second = (0.0 * m if no_temporary else job.facts.parameter_bytes * m for m in matrix)
-    output = hidden if job.facts.branch_gradients_apart else 0.0 * hidden
+    first, second = (0.0 if no_temporary else job.facts.parameter_bytes * m for m in matrix)
+    output = hidden if job.facts.branch_gradients_apart else 0.0
     second_linear = e * (output + width) + second
     made = 0.0 if job.facts.gated_gradient_in_place and job.shape.gated_mlp else projected
-    activation = e * (1.0 + made) * width - w * width
-    first_linear = e * (projected * width + hidden) + first - w * width - e * projected * width
+    kept = w * width
+    activation = e * (1.0 + made) * width - kept
+    first_linear = e * (projected * width + hidden) + first - kept - e * projected * width
     return np.maximum(second_linear, np.maximum(activation, first_linear))
 
 
@@ -117,30 +117,40 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
     With the block method the layers kept whole are the last ones and run backward first: what they let go of is there
     for the first recomputed layer.
     """
-    again = saved_by_dense_layer(job, rows)
-    whole = again.total
-    if job.shape.moe is not None:
-        mixture: Layer = saved_by_mixture_layer(job, rows)
-        whole = np.where(rows.moe_layers > 0, np.maximum(whole * (rows.dense_layers > 0), mixture.total), whole)
-    part = again.of("attn_scores")
-    if "mlp" in job.techniques.recompute_modules:
-        part = part + np.where(rows.dense_layers > 0, again.of("mlp_norm_output", *RECOMPUTED["mlp"]), 0.0)
-    if job.shape.moe is not None and "moe" in job.techniques.recompute_modules:
-        part = part + np.where(rows.moe_layers > 0, mixture.of(*RECOMPUTED["moe"]), 0.0)
-    elif job.shape.moe is not None and "moe_act" in job.techniques.recompute_modules:
-        part = part + np.where(rows.moe_layers > 0, mixture.of(*RECOMPUTED["moe_act"]), 0.0)
-    recompute = rows.layouts.recompute
-    if job.facts.operators_kept:
-        part = np.maximum(whole - kept_operators(job, rows), 0.0)
-    techniques = job.techniques
-    count = rows.layouts.recompute_layers
-    whole = whole - layer_input(job, rows)  # which is kept already
-    if techniques.recompute_method == "uniform":
-        full = whole * np.maximum(count, 1)
-    else:
+
+    def full() -> FloatColumn:
+        whole = _whole_layer(job, rows) - layer_input(job, rows)  # which is kept already
+        count = rows.layouts.recompute_layers
+        if job.techniques.recompute_method == "uniform":
+            return whole * np.maximum(count, 1)
         layers = (rows.dense_layers + rows.moe_layers) / rows.layouts.virtual_pipeline
-        full = whole * np.where(count == 0, 1.0, np.clip(1.0 + count - layers, 0.0, 1.0))
-    return np.where(recompute == RECOMPUTE_FULL, full, np.where(recompute == RECOMPUTE_NONE, 0.0, part))
+        return whole * np.where(count == 0, 1.0, np.clip(1.0 + count - layers, 0.0, 1.0))
+
+    return by_recompute(rows, lambda: np.zeros(len(rows)), lambda: _made_again(job, rows), full)
+
+
+def _whole_layer(job: Job, rows: RankColumns) -> FloatColumn:
+    """Everything the largest layer of a row's rank keeps."""
+    dense = saved_by_dense_layer(job, rows).total
+    if job.shape.moe is None:
+        return dense
+    mixture = np.maximum(dense * (rows.dense_layers > 0), saved_by_mixture_layer(job, rows).total)
+    return np.where(rows.moe_layers > 0, mixture, dense)
+
+
+def _made_again(job: Job, rows: RankColumns) -> FloatColumn:
+    """What selective recompute makes again of one layer."""
+    if job.facts.operators_kept:
+        return np.maximum(_whole_layer(job, rows) - kept_operators(job, rows), 0.0)
+    modules, dense = job.techniques.recompute_modules, saved_by_dense_layer(job, rows)
+    part = dense.of("attn_scores")
+    if "mlp" in modules:
+        part = part + np.where(rows.dense_layers > 0, dense.of("mlp_norm_output", *RECOMPUTED["mlp"]), 0.0)
+    wider = next((name for name in ("moe", "moe_act") if name in modules), None)
+    if job.shape.moe is not None and wider is not None:
+        mixture = saved_by_mixture_layer(job, rows).of(*RECOMPUTED[wider])
+        part = part + np.where(rows.moe_layers > 0, mixture, 0.0)
+    return part
 
 
 def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
@@ -162,7 +172,7 @@ def weight_gradient_stubs(job: Job, rows: RankColumns) -> FloatColumn:
     (megatron/core/tensor_parallel/layers.py, core 0.19). They are made once and kept."""
     if not (job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs):
         return np.zeros(len(rows))
-    return job.facts.parameter_bytes * matrices(job, rows).distinct
+    return job.facts.parameter_bytes * distinct_matrices(job, rows)
 
 
 def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
