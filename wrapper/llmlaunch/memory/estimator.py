@@ -33,7 +33,7 @@ def worst_ranks(job: Job, layouts: LayoutColumns) -> WorstRanks:
 def _worst_of_piece(job: Job, layouts: LayoutColumns) -> WorstRanks:
     rows = candidate_ranks(job, layouts)
     running, held = rank_sums(job, rows)
-    return worst_of(Ranks.of(rows), device_bytes(running, held))
+    return worst_of(Ranks.of(rows, len(layouts)), device_bytes(running, held))
 
 
 def estimate(

@@ -77,7 +77,7 @@ class HeldHalf:
 
     node: Node
     layouts: int
-    ranks: Ranks
+    ends: bool
     first_row: IntColumn
     last_row: IntColumn
     sums: HeldSums
@@ -106,7 +106,7 @@ def running_half(job: Job, layouts: LayoutColumns, node: Node, microbatches: Int
 def _running_piece(job: Job, layouts: LayoutColumns, node: Node, microbatches: IntColumn) -> RunningPiece:
     rows = candidate_ranks(job, layouts, microbatches)
     return RunningPiece(
-        ranks=Ranks.of(rows),
+        ranks=Ranks.of(rows, len(layouts)),
         several=(microbatches > 1).astype(np.int64),
         sums=RunningSums.of(job, rows, running_terms(job, rows)),
         host=sum_of(running_host_terms(job, rows, node).values()),
@@ -123,7 +123,7 @@ def held_half(job: Job, layouts: LayoutColumns, node: Node) -> HeldHalf:
     return HeldHalf(
         node=node,
         layouts=n,
-        ranks=Ranks.of(rows),
+        ends=rows.ends,
         first_row=first,
         last_row=last,
         sums=HeldSums.of(job, rows, held_terms(job, rows, state), state),
@@ -166,8 +166,9 @@ def _held_rows(piece: RunningPiece, held: HeldHalf, held_of: IntColumn) -> IntCo
     layout = held_of + held.layouts * piece.several
     first = np.take(held.first_row, layout)
     if piece.ranks.ends:
-        return np.concatenate([first, np.take(held.last_row, layout[piece.ranks.several])])
-    if held.ranks.ends and len(first):
+        one_each = len(piece.ranks.rank) == len(first)
+        return first if one_each else np.concatenate([first, np.take(held.last_row, layout)])
+    if held.ends and len(first):
         raise ValueError("uneven stages need a held half of the same uneven stages")
     rows: IntColumn = np.take(first, piece.ranks.layout_index) + piece.ranks.rank
     return rows

@@ -68,7 +68,7 @@ def worst_hosts(job: Job, layouts: LayoutColumns, node: Node) -> FloatColumn:
     """Bytes of a node, for every layout."""
     rows = candidate_ranks(job, layouts)
     total = sum_of(host_terms(job, rows, node).values())
-    return node.processes * most_bytes(Ranks.of(rows), total)
+    return node.processes * most_bytes(Ranks.of(rows, len(layouts)), total)
 
 
 def _pinned(total: FloatColumn, piece: FloatColumn, node: Node) -> FloatColumn:

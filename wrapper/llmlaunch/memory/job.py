@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.layout import LayoutColumns
+from llmlaunch.layout import LAYOUT_FIELDS, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -53,7 +53,8 @@ class Job:
 @dataclass(frozen=True)
 class RankColumns:
     """One row per (layout, pipeline rank). `layout_index` says which layout a row belongs to: layout by layout, or,
-    where these are the `ends` of even pipelines, the first ranks of all and then the last ranks of those of several."""
+    where these are the `ends` of even pipelines, the first ranks of all layouts and then the last ranks of all, unless
+    no layout has more than one."""
 
     layouts: LayoutColumns
     layout_index: IntColumn
@@ -120,9 +121,10 @@ def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | 
     if all_are_candidates(job, layouts):
         return all_ranks(job, layouts, microbatches)
     n = len(layouts)
-    split = np.flatnonzero(layouts.pipeline > 1)
-    index = np.concatenate([np.arange(n), split])
-    rank = np.concatenate([np.zeros(n, dtype=np.int64), layouts.pipeline[split] - 1])
+    if not np.any(layouts.pipeline > 1):
+        return _rows(job, layouts, np.arange(n), np.zeros(n, dtype=np.int64), microbatches, ends=True)
+    index = np.tile(np.arange(n), 2)
+    rank = np.concatenate([np.zeros(n, dtype=np.int64), layouts.pipeline - 1])
     return _rows(job, layouts, index, rank, microbatches, ends=True)
 
 
@@ -140,9 +142,17 @@ def _rows(
 ) -> RankColumns:
     if microbatches is None:
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
-    rows = layouts.take(index)
+    rows = _repeated(layouts, len(index) // max(len(layouts), 1)) if ends else layouts.take(index)
     dense, moe = _layers(job, rows, rank)
     return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe, ends)
+
+
+def _repeated(layouts: LayoutColumns, times: int) -> LayoutColumns:
+    """All layouts in order, so many times: faster than taking them row by row."""
+    if times == 1:
+        return layouts
+    columns: dict[str, Any] = {n: np.tile(getattr(layouts, n), times) for n in (*LAYOUT_FIELDS, "partition")}
+    return LayoutColumns(**columns, partitions=layouts.partitions)
 
 
 def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn, FloatColumn]:

@@ -16,7 +16,7 @@ __all__ = ["Ranks", "WorstRanks", "most_bytes", "pieces", "worst_of"]
 
 # Ranks priced at a time. The formula makes hundreds of columns: these stay in the processor's cache, which halves the
 # time of tens of thousands of layouts (benchmarks/memory_formula.py).
-PIECE = 8192
+PIECE = 6144
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Ranks:
     ends: bool
 
     @classmethod
-    def of(cls, rows: RankColumns) -> Ranks:
-        return cls(int(np.count_nonzero(rows.first)), rows.layout_index, rows.rank, rows.ends)
+    def of(cls, rows: RankColumns, layouts: int) -> Ranks:
+        return cls(layouts, rows.layout_index, rows.rank, rows.ends)
 
     @property
-    def several(self) -> IntColumn:
-        """Of ends: the layouts that have a last rank beside the first."""
-        return self.layout_index[self.count :]
+    def last(self) -> slice:
+        """Of ends: the rows of the last ranks, which are the first where no layout has more than one."""
+        return slice(len(self.rank) - self.count, None)
 
 
 def pieces(job: Job, layouts: LayoutColumns) -> Iterator[slice]:
@@ -58,14 +58,8 @@ def worst_of(ranks: Ranks, device: FloatColumn) -> WorstRanks:
     """The maximum of `device`, one number for each rank, over the ranks of each layout."""
     if not ranks.ends:
         return _of_all(ranks, device)
-    n, several = ranks.count, ranks.several
-    worst, most = np.zeros(n, dtype=np.int64), device[:n].copy()
-    last = device[n:]
-    larger = last > most[several]
-    index = several[larger]
-    most[index] = last[larger]
-    worst[index] = ranks.rank[n:][larger]
-    return WorstRanks(worst, most)
+    first, last = device[: ranks.count], device[ranks.last]
+    return WorstRanks(np.where(last > first, ranks.rank[ranks.last], 0), np.maximum(first, last))
 
 
 def _of_all(ranks: Ranks, device: FloatColumn) -> WorstRanks:
@@ -78,9 +72,5 @@ def _of_all(ranks: Ranks, device: FloatColumn) -> WorstRanks:
 def most_bytes(ranks: Ranks, column: FloatColumn) -> FloatColumn:
     """The maximum of `column`, one number for each rank, over the ranks of each layout."""
     if not ranks.ends:
-        if not ranks.count:
-            return np.zeros(0)
         return np.asarray(np.maximum.reduceat(column, np.flatnonzero(ranks.rank == 0)))
-    most: FloatColumn = column[: ranks.count].copy()
-    most[ranks.several] = np.maximum(most[ranks.several], column[ranks.count :])
-    return most
+    return np.maximum(column[: ranks.count], column[ranks.last])
