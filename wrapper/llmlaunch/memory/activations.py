@@ -113,11 +113,11 @@ def _offloaded_norms(job: Job, layer: Layer) -> tuple[str, ...]:
     return (*(("attn_norm_input",) if attention else ()), *(("mlp_norm_input",) if mlp else ()))
 
 
-def _reloaded(job: Job, rows: RankColumns) -> FloatColumn:
+def _reloaded(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Of every offloaded module, the last group stays on the device, so that its backward pass need not wait
     (fine_grained_activation_offload.py post_warmup_callback, core 0.19): one layer's, one micro-batch's."""
     if not job.techniques.offload_modules:
-        return np.zeros(len(rows))
+        return 0.0
     here = replace(job, techniques=replace(job.techniques, offload_modules=()))
     (dense, mixture), (dense_left, mixture_left) = kept_by_layer(here, rows), kept_by_layer(job, rows)
     return np.maximum(
@@ -156,23 +156,26 @@ def kept_activations(job: Job, rows: RankColumns) -> FloatColumn:
     dense, mixture = kept_by_layer(job, rows)
     alive = in_flight(job, rows)
     share_dense, share_mixture = _trained_share(job, rows)
-    kept = alive.dense * dense * share_dense + alive.mixture * mixture * share_mixture
+    kept = alive.dense * dense * share_dense
+    if job.shape.moe is not None:
+        kept = kept + alive.mixture * mixture * share_mixture
     layers = kept * _checkpointed_share(job.techniques, rows) + _block(job, rows, alive.depth)
     layers = on_device(job, rows, layers, alive.depth) + _reloaded(job, rows)
     return np.asarray(layers + _stage_output(job, rows) * alive.depth)
 
 
-def _trained_share(job: Job, rows: RankColumns) -> Kept:
+def _trained_share(job: Job, rows: RankColumns) -> tuple[FloatColumn | float, FloatColumn | float]:
     """Of the rank's (dense, mixture) layers, those that run backward."""
-    one = np.ones(len(rows))
     if job.techniques.trained_layers is None:
-        return one, one
+        return 1.0, 1.0
     dense, mixture = trained_layers(job, rows)
     return dense / np.maximum(rows.dense_layers, 1.0), mixture / np.maximum(rows.moe_layers, 1.0)
 
 
-def _stage_output(job: Job, rows: RankColumns) -> FloatColumn:
+def _stage_output(job: Job, rows: RankColumns) -> FloatColumn | float:
     """All but the last rank: what is kept of the tensor sent on, one micro-batch."""
+    if not job.facts.stage_output_bytes:
+        return 0.0
     share = job.facts.stage_output_bytes * job.shape.hidden_size / rows.tensor
     return np.where(rows.last, 0.0, tokens(job, rows) * share)
 
@@ -189,19 +192,19 @@ def cut_checkpoints(job: Job, rows: RankColumns) -> FloatColumn:
     return np.where(rows.layouts.recompute == RECOMPUTE_FULL, waste * kept_activations(job, rows), 0.0)
 
 
-def _checkpointed_share(techniques: Techniques, rows: RankColumns) -> FloatColumn:
+def _checkpointed_share(techniques: Techniques, rows: RankColumns) -> FloatColumn | float:
     """Uniform full recompute over groups of layers keeps one input for each group."""
     count = rows.layouts.recompute_layers
     if techniques.recompute_method != "uniform" or not np.any(count):
-        return np.ones(len(rows))
+        return 1.0
     return np.where(rows.layouts.recompute == RECOMPUTE_FULL, 1.0 / np.maximum(count, 1), 1.0)
 
 
-def _block(job: Job, rows: RankColumns, depth: FloatColumn) -> FloatColumn:
+def _block(job: Job, rows: RankColumns, depth: FloatColumn) -> FloatColumn | float:
     """Block recompute: what the layers beyond the recomputed ones keep more than their inputs."""
     count = rows.layouts.recompute_layers
     if job.techniques.recompute_method != "block" or not np.any(count):
-        return np.zeros(len(rows))
+        return 0.0
     layers = rows.dense_layers + rows.moe_layers
     chunks = rows.layouts.virtual_pipeline  # the count is of each model chunk
     whole = np.maximum(layers - count * chunks, 0.0)

@@ -27,8 +27,11 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
     a loss fused with the head, the gradients it makes already."""
     t = rows.tensor
     heads = 1 + job.shape.mtp_num_layers
-    deferred = np.minimum(job.facts.deferred_head_gradients, rows.microbatches) * job.facts.logit_gradient_bytes
-    alive = tokens(job, rows) * (job.facts.logit_bytes * heads + deferred) * vocabulary(job, rows) / t
+    per_logit: FloatColumn | float = job.facts.logit_bytes * heads
+    if job.facts.deferred_head_gradients:
+        waiting = np.minimum(job.facts.deferred_head_gradients, rows.microbatches)
+        per_logit = per_logit + waiting * job.facts.logit_gradient_bytes
+    alive = tokens(job, rows) * per_logit * vocabulary(job, rows) / t
     alive = alive * loss_piece(job, rows)
     fused = job.facts.fused_loss
     if fused is not None:
@@ -50,7 +53,7 @@ def step_logits(job: Job, rows: RankColumns) -> FloatColumn:
     return np.where(rows.last & (rows.layouts.pipeline > 1), alive, 0.0)
 
 
-def loss_piece(job: Job, rows: RankColumns) -> FloatColumn:
+def loss_piece(job: Job, rows: RankColumns) -> FloatColumn | float:
     """The share of the tokens whose logits exist at a time.
 
     Tiled: the loss takes pieces of the sequence in turn (MsT, Luo et al. 2024, section 3.3;
@@ -59,9 +62,9 @@ def loss_piece(job: Job, rows: RankColumns) -> FloatColumn:
     """
     ways, n = job.techniques, tokens(job, rows)
     if ways.loss == "tiled":
-        return np.full(len(rows), 1.0 / ways.loss_tiles)
+        return 1.0 / ways.loss_tiles
     if ways.loss != "fused_linear" or job.facts.logit_bytes == 0.0:
-        return np.ones(len(rows))
+        return 1.0
     chunk = np.ceil(n / np.ceil(job.shape.vocab_size / job.shape.hidden_size))
     piece: FloatColumn = np.minimum(2.0 ** np.ceil(np.log2(chunk)) / n, 1.0)
     return piece

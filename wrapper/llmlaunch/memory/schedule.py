@@ -39,6 +39,8 @@ def in_flight(job: Job, rows: RankColumns) -> InFlight:
     if np.any(uneven):
         group = np.broadcast_to(np.asarray(group), chunks.shape)
         kept = np.where(uneven, _uneven_chunks(job, rows, group, chunks), kept)
+    if job.shape.moe is None:
+        return InFlight(kept, np.zeros(len(rows)), depth)
     mixture = np.divide(rows.moe_layers, layers, out=np.zeros(len(rows)), where=layers > 0)
     return InFlight(kept * (1.0 - mixture), kept * mixture, depth)
 

@@ -72,6 +72,9 @@ def _sampled(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:
 
 def on_device(job: Job, rows: RankColumns, kept: FloatColumn, depth: FloatColumn) -> FloatColumn:
     """Of the activations all layers of a rank keep over `depth` micro-batches, what does not wait in host memory."""
+    ways = job.techniques
+    if not (ways.offload_checkpoints or ways.swapped_share or np.any(rows.layouts.offload_layers)):
+        return kept
     layers = np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
     one = kept / np.maximum(layers * depth, 1.0)  # one layer, one micro-batch
     return _swapped(job, _first_layers(rows, layers, _checkpoints(job, rows, kept, one), one), one)

@@ -83,10 +83,10 @@ def _inputs_kept(job: Job) -> float:
     return 0.0 if adapters is not None and adapters.frozen_down else job.techniques.sampled_share
 
 
-def _piece_again(job: Job, width: FloatColumn) -> FloatColumn:
+def _piece_again(job: Job, width: FloatColumn) -> FloatColumn | float:
     """What one piece of a chunked MLP keeps while it is computed again."""
     if job.techniques.mlp_chunks == 1 or not job.facts.mlp_chunks_recomputed:
-        return np.zeros(len(width))
+        return 0.0
     return (projected_bytes(job) + job.facts.linear_input_bytes) * width
 
 
@@ -159,7 +159,7 @@ def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
     head = matrices(job, rows).head
     logits = n * loss_piece(job, rows) * job.facts.logit_gradient_bytes * head / job.shape.hidden_size
     no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
-    weight = np.zeros(len(rows)) if no_temporary else job.facts.parameter_bytes * head
+    weight = 0.0 if no_temporary else job.facts.parameter_bytes * head
     if job.facts.fused_loss is not None:
         weight = job.facts.fused_loss.kept_weight_bytes * head
     gathered = job.facts.activation_bytes * n * job.shape.hidden_size * (1.0 + 1.0 / t)
@@ -183,22 +183,22 @@ def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     `sequence_gather`: the largest all-gather of sequence parallelism or of expert parallelism's tokens
     (megatron/core/utils.py GlobalMemoryBuffer); Transformer Engine's linears bring their own, which they free.
     """
-    e = job.facts.activation_bytes
-    everywhere = job.facts.sequence_gather == "all"
-    sequence = np.where((rows.layouts.sequence_parallel > 0) & (rows.last | everywhere), tokens(job, rows), 0.0)
-    gathered = e * job.shape.hidden_size * np.maximum(sequence, gathered_tokens(job, rows))
-    user = job.facts.user_buffers * job.facts.linear_input_bytes * tokens(job, rows) * job.shape.hidden_size
-    exchanged = np.where(
-        rows.layouts.pipeline > 1, e * tokens(job, rows) * job.shape.hidden_size / sequence_split(job, rows), 0.0
-    )
-    return {
-        "user_buffers": np.where(rows.layouts.sequence_parallel > 0, user, 0.0),
-        "sequence_gather": gathered * (job.facts.sequence_gather != "none"),
-        "pipeline_buffers": exchanged * _exchanges(job, rows),
-    }
+    facts, h, n, none = job.facts, job.shape.hidden_size, tokens(job, rows), np.zeros(len(rows))
+    buffers = {"user_buffers": none, "sequence_gather": none, "pipeline_buffers": none}
+    split = rows.layouts.sequence_parallel > 0
+    if facts.user_buffers:
+        buffers["user_buffers"] = np.where(split, facts.user_buffers * facts.linear_input_bytes * n * h, 0.0)
+    if facts.sequence_gather != "none":
+        keeps = split if facts.sequence_gather == "all" else split & rows.last
+        gathered = np.maximum(np.where(keeps, n, 0.0), gathered_tokens(job, rows))
+        buffers["sequence_gather"] = facts.activation_bytes * h * gathered
+    if facts.pipeline_buffers:
+        exchanged = facts.activation_bytes * n * h / sequence_split(job, rows) * _exchanges(job, rows)
+        buffers["pipeline_buffers"] = np.where(rows.layouts.pipeline > 1, exchanged, 0.0)
+    return buffers
 
 
-def _exchanges(job: Job, rows: RankColumns) -> FloatColumn:
+def _exchanges(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Buffers for what pipeline ranks send each other."""
-    every = rows.microbatches if job.facts.pipeline_buffers_by_microbatch else np.ones(len(rows))
-    return np.asarray(every * job.facts.pipeline_buffers, dtype=np.float64)
+    every = rows.microbatches.astype(np.float64) if job.facts.pipeline_buffers_by_microbatch else 1.0
+    return every * job.facts.pipeline_buffers
