@@ -27,7 +27,7 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
         print_json(result.json)
     else:
         print_verdict(check_text(result.recipe, result.plan), result.plan.good)
-        for line in _seen_before(result):
+        for line in (*result.placement_lines, *_seen_before(result)):
             click.echo(line)
     refuse(result.plan)
     return 0

@@ -28,6 +28,7 @@ COMMANDS = {
     "collect": "Take the peaks of finished runs into the store.",
     "measurements": "List, import and export measurements.",
     "accuracy": "Score predictions against measured records.",
+    "doctor": "Look at the site: measure the network between its nodes.",
 }
 
 

@@ -23,5 +23,7 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
         print_json(result.json)
     else:
         print_verdict(plan_text(result.recipe, result.plan), result.plan.good)
+        for line in result.placement_lines:
+            click.echo(line)
     refuse(result.plan)
     return 0

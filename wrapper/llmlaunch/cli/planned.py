@@ -15,6 +15,7 @@ from llmlaunch.recipe.types import Recipe
 
 if TYPE_CHECKING:
     from llmlaunch.calibration.margins import Margin
+    from llmlaunch.planner.placement import ExpectedPlacement
 
 __all__ = ["Planned", "plan_loaded", "planned", "print_json", "recipe_arguments"]
 
@@ -28,6 +29,16 @@ class Planned:
     backend: Backend
     plan: Plan
     json: dict[str, Any]
+    placement: ExpectedPlacement | None = None  # None: nothing is known of the network
+
+    @property
+    def placement_lines(self) -> list[str]:
+        """What the order of the nodes is worth, for a person."""
+        if self.placement is None:
+            return []
+        from llmlaunch.report.placement_text import placement_text
+
+        return [placement_text(self.placement, self.plan.chosen.step_seconds)]
 
 
 def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,6 +58,7 @@ def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizin
     """Choose the backend, search. `baseline_bytes` as `make_plan` takes it; `sizing` is how an earlier plan chose the
     nodes the recipe now has."""
     from llmlaunch.backends.registry import backend_for
+    from llmlaunch.planner.placement import expected_placement
     from llmlaunch.planner.plan import as_planned
     from llmlaunch.planner.plan_json import plan_json
     from llmlaunch.planner.sized import make_sized_plan
@@ -54,7 +66,10 @@ def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizin
     backend = backend_for(recipe)
     recipe, plan = make_sized_plan(recipe, backend, baseline_bytes, _margin(recipe))
     plan = plan if sizing is None else replace(plan, sizing=sizing)
-    return Planned(as_planned(recipe, plan.chosen), backend, plan, plan_json(plan))
+    recipe = as_planned(recipe, plan.chosen)
+    placement = expected_placement(recipe, plan.layout, backend)
+    whole = plan_json(plan) | {"placement": None if placement is None else placement.as_json()}
+    return Planned(recipe, backend, plan, whole, placement)
 
 
 def _margin(recipe: Recipe) -> Margin | None:

@@ -41,7 +41,8 @@ def place(
     clock: Callable[[], float] = time.monotonic,
 ) -> Placement:
     """The best order found for as many nodes as the matrix has rows. Never worse than SLURM's order, which stays where
-    nothing is better. The same input gives the same order unless the budget runs out first."""
+    nothing is better. The same input gives the same order unless the budget runs out first; `clock` is looked at once
+    for every order that is priced, so that one that counts makes the budget a number of orders."""
     nodes = len(seconds_per_byte)
     unchanged = tuple(range(nodes))
     before = order_seconds(terms, unchanged, seconds_per_byte)
@@ -84,9 +85,11 @@ def _search(terms: Mapping[str, Term], cost: Matrix, over: Callable[[], bool]) -
 def _descend(state: State, over: Callable[[], bool]) -> None:
     """Exchange while it helps. Only exchanges that move a node of a slowest path can make the step shorter."""
     improved = True
-    while improved and not over():
+    while improved:
         improved = False
         for x, y in _exchanges(state):
+            if over():
+                return
             if less(state.exchanged(x, y), state.score):
                 state.exchange(x, y)
                 improved = True

@@ -1,7 +1,8 @@
-"""Training scripts that are copied into run directories. Nothing here is imported by llmlaunch: only their path."""
+"""Scripts for the training environment: nothing here is imported by llmlaunch, only their paths are known."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-TRAINER = Path(__file__).with_name("deepspeed_llama.py")
+TRAINER = Path(__file__).with_name("deepspeed_llama.py")  # copied into run directories
+NETWORK_BANDWIDTH = Path(__file__).with_name("network_bandwidth.py")

@@ -1,0 +1,128 @@
+"""`llmlaunch doctor`: what this site has. So far: the bandwidth between its nodes."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmlaunch.cli.planned import print_json
+from llmlaunch.errors import UserError
+
+if TYPE_CHECKING:
+    from llmlaunch.cluster.save_matrix import Destination
+    from llmlaunch.launchers.network import Measured
+
+__all__ = ["command"]
+
+GIGA = 1e9
+
+
+@click.command("doctor")
+@click.option("--network", is_flag=True, help="Measure the bandwidth between every two nodes of this allocation.")
+@click.option("--save", metavar="PROFILE", help="Save it to a cluster profile: a path, or a shipped one by name.")
+@click.option("--nodes", metavar="LIST", help="Only these nodes of the allocation, as SLURM writes them: n[1-4].")
+@click.option("--local", metavar="N", type=click.IntRange(2, 64), help="Try it between N processes of this machine.")
+@click.option("--devices", metavar="N", type=click.IntRange(1), help="Devices a node; those SLURM gave unless said.")
+@click.option("--python", metavar="PATH", help="Python with torch; LLMLAUNCH_PYTHON unless said, else this one.")
+@click.option("--message-mib", metavar="N", type=click.IntRange(1, 4096), default=64, help="Size of a message [64].")
+@click.option(
+    "--repeats", metavar="N", type=click.IntRange(1, 1000), default=5, help="Messages, their median counts [5]."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
+def command(
+    network: bool,
+    save: str | None,
+    nodes: str | None,
+    local: int | None,
+    devices: int | None,
+    python: str | None,
+    message_mib: int,
+    repeats: int,
+    as_json: bool,
+) -> int:
+    """Look at the site. With --network: measure it, and with --save keep what was measured for placing jobs."""
+    if not network:
+        raise UserError("say what to look at: --network")
+    from llmlaunch.cluster.save_matrix import destination
+    from llmlaunch.launchers.network import Probe, allocated_nodes, default_python, measure_allocation, measure_locally
+
+    where = None if save is None else destination(save)  # mistakes first, then the minutes of measuring
+    count = devices or int(os.environ.get("SLURM_GPUS_ON_NODE") or 1)
+    probe = Probe(python or default_python(), count, message_mib * 2**20, repeats)
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    if local is not None:
+        measured = measure_locally(local, probe, say)
+    elif not os.environ.get("SLURM_JOB_ID"):
+        raise UserError(_how_to_run(save))
+    else:
+        measured = measure_allocation(allocated_nodes(dict(os.environ), nodes), probe, say)
+    if where is not None:
+        _save(measured, where)
+    if as_json:
+        print_json(_json(measured))
+    else:
+        click.echo(_summary(measured))
+    return 0
+
+
+def _how_to_run(save: str | None) -> str:
+    words = f"llmlaunch doctor --network --save {save or 'PROFILE'}"
+    return (
+        "not inside a SLURM allocation; give it whole nodes and all their devices:\n"
+        f"  salloc --nodes=N --exclusive --gpus-per-node=G {words}\n"
+        f"  sbatch --nodes=N --ntasks-per-node=1 --exclusive --gpus-per-node=G --wrap '{words}'\n"
+        "or try it between processes of this machine: --local 4"
+    )
+
+
+def _save(measured: Measured, where: Destination) -> None:
+    from llmlaunch.cluster.matrix import BandwidthMatrix, matrix_text, read_matrix
+    from llmlaunch.cluster.save_matrix import merged
+
+    matrix = BandwidthMatrix(measured.nodes, measured.bytes_per_second)
+    if where.profile_text is None and where.matrix.exists():
+        try:
+            matrix = merged(read_matrix(where.matrix), matrix)
+        except UserError as old:
+            click.echo(f"replacing what cannot be read: {old}", err=True)
+    where.save(matrix_text(matrix.nodes, matrix.bytes_per_second, _how(measured)))
+    click.echo(f"saved to {where.matrix}, named by {where.profile}", err=True)
+
+
+def _how(measured: Measured) -> dict[str, Any]:
+    return {**measured.how, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+def _json(measured: Measured) -> dict[str, Any]:
+    """The shape of the file (docs/placement.md)."""
+    rows = [
+        [None if i == j else speed / GIGA for j, speed in enumerate(row)]
+        for i, row in enumerate(measured.bytes_per_second)
+    ]
+    return {"schema": 1, "measured": _how(measured), "nodes": list(measured.nodes), "gigabytes_per_second": rows}
+
+
+def _summary(measured: Measured) -> str:
+    """The spread, and the links at its ends."""
+    names = measured.nodes
+    links = sorted(
+        (speed / GIGA, f"{names[i]} to {names[j]}")
+        for i, row in enumerate(measured.bytes_per_second)
+        for j, speed in enumerate(row)
+        if i != j
+    )
+    median = statistics.median(speed for speed, _ in links)
+    (least, slow), (most, fast) = links[0], links[-1]
+    how = measured.how
+    return (
+        f"{len(names)} nodes, {how['devices_per_node']} device(s) each, {how['backend']}, messages of "
+        f"{how['message_bytes'] / 2**20:g} MiB\n"
+        f"GB/s for each device: median {median:.3g}, from {least:.3g} ({slow}) to {most:.3g} ({fast})"
+    )
