@@ -267,4 +267,5 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "collect": ["as_json", "words"],
         "measurements": [],
         "accuracy": ["anchors", "as_json", "each", "files", "markdown", "plot"],
+        "doctor": ["as_json", "devices", "local", "message_mib", "network", "nodes", "python", "repeats", "save"],
     }
