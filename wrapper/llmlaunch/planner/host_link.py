@@ -9,6 +9,7 @@ from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.job import Job, candidate_ranks
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.host import host_link
+from llmlaunch.timing.split import split_of
 from llmlaunch.timing.stages import pieces
 
 __all__ = ["host_link_said"]
@@ -34,7 +35,7 @@ def _swap_said(recipe: Recipe, job: Job, layout: Layout) -> str:
     columns = LayoutColumns.of([replace(layout, recompute=RECOMPUTE_NONE)])
     dense, mixture = kept_by_layer(job, candidate_ranks(job, columns))
     layer_bytes = float(max(dense[0], mixture[0]))
-    layers = pieces(job, recipe.cluster, columns)
+    layers = pieces(job, recipe.cluster, split_of(job, columns))
     seconds = max(float(layer.forward[0]) for layer in (layers.dense, layers.mixture) if layer is not None)
     needed = job.techniques.swapped_share * layer_bytes / seconds
     name, carried = host_link(recipe.cluster)

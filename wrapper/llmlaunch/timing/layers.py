@@ -9,13 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, LayoutColumns
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import Passes, context_ring, expert_exchange, tensor_passes
-from llmlaunch.timing.products import Pace, Work, attention_linears, attention_scores, linear_work, mlp_linears
+from llmlaunch.timing.products import (
+    Pace,
+    Rates,
+    Work,
+    attention_linears,
+    attention_scores,
+    mlp_linears,
+    rates,
+)
+from llmlaunch.timing.split import Split
 
-__all__ = ["KINDS", "Layer", "dense_layer", "mixture_layer", "tokens_of"]
+__all__ = ["KINDS", "Layer", "dense_layer", "mixture_layer"]
 
 FloatColumn = NDArray[np.float64]
 
@@ -39,221 +48,209 @@ DEFAULT_MODULES = ("core_attn",)
 
 @dataclass(frozen=True)
 class Layer:
-    """Columns of seconds of one layer and micro-batch, by kind, and the compute (no communication) that can hide
-    something forward and backward."""
+    """Columns of seconds of one layer and micro-batch: its `seconds` in all, the compute (no communication) that can
+    hide something `forward` and `backward`, and what they are made of. None where no layout has such a thing."""
 
-    kinds: Mapping[str, FloatColumn]
+    seconds: FloatColumn
     forward: FloatColumn
     backward: FloatColumn
+    linears: Work
+    scores: Work
+    element_wise: Work
+    launches: FloatColumn
+    tensor: FloatColumn
+    context: Work | None
+    expert: Work | None
+    again: FloatColumn | None
 
     @property
-    def seconds(self) -> FloatColumn:
-        total: FloatColumn = sum(self.kinds.values())  # type: ignore[assignment]
-        return total
+    def kinds(self) -> Mapping[str, FloatColumn]:
+        """`seconds` by what they are spent on, by names of KINDS."""
+        kinds = {
+            "matrix_products": self.linears.both,
+            "attention": self.scores.both,
+            "element_wise": self.element_wise.both,
+            "kernel_launches": self.launches,
+            "tensor_parallel": self.tensor,
+        }
+        if self.context is not None:
+            kinds["context_parallel"] = self.context.both
+        if self.expert is not None:
+            kinds["expert_parallel"] = self.expert.both
+        if self.again is not None:
+            kinds["recompute"] = self.again
+        return kinds
+
+
+@dataclass(frozen=True)
+class _Mlp:
+    """What differs between a dense layer and a mixture: the products of the MLP, or of shared experts, for every token;
+    elements that leave the activation function; kernels forward and backward; and of a mixture the copies of tokens
+    that are routed and the experts' products."""
+
+    rates: Rates
+    activated: FloatColumn
+    kernels: tuple[float | FloatColumn, float | FloatColumn]
+    copies: FloatColumn | None = None
+    experts: Work | None = None
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a layer consists of before anything is recomputed."""
+    """What a layer consists of before anything is recomputed; the forward seconds of what can be recomputed alone."""
 
-    attention_linears: Work
+    linears: Work
     scores: Work
-    mlp_linears: Work
-    shared_linears: Work | None
     element_wise: Work
-    activation: FloatColumn  # of the element-wise forward pass, the MLP's activation function
-    norms: FloatColumn  # and the norms
+    activation: FloatColumn
+    norms: FloatColumn
+    mlp: _Mlp
     tensor: Passes
-    context: Work
+    context: Work | None
     expert: Work | None
-    kernels: tuple[float | FloatColumn, float | FloatColumn]
 
 
-def tokens_of(job: Job, lay: LayoutColumns) -> FloatColumn:
-    """Tokens of one micro-batch on one context-parallel rank."""
-    tokens: FloatColumn = job.workload.sequence_length * lay.micro_batch_size / lay.context
-    return tokens
+def dense_layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatColumn) -> Layer:
+    """A layer with one MLP; `one_pass` are the seconds of one tensor-parallel gather or scatter."""
+    width = float(job.shape.ffn_hidden_size)
+    products = rates(job, pace, mlp_linears(job.shape, width))
+    return _layer(job, cluster, at, pace, one_pass, _Mlp(products, width * at.share, DENSE_KERNELS))
 
 
-def dense_layer(job: Job, cluster: Cluster, lay: LayoutColumns, pace: Pace) -> Layer:
-    """A layer with one MLP."""
-    n, t = tokens_of(job, lay), lay.tensor.astype(np.float64)
-    mlp = linear_work(job, pace, mlp_linears(job.shape, float(job.shape.ffn_hidden_size)), n, t)
-    return _layer(job, lay, _parts(job, cluster, lay, pace, mlp, float(job.shape.ffn_hidden_size) / t * n, None))
-
-
-def mixture_layer(job: Job, cluster: Cluster, lay: LayoutColumns, pace: Pace) -> Layer:
+def mixture_layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatColumn) -> Layer:
     """A layer with a mixture of experts: every device's experts get, of all tokens of its expert group, as many copies
     as its own tokens are routed to, the busiest device `expert_imbalance` times that."""
     moe = job.shape.moe
     assert moe is not None
-    n, t = tokens_of(job, lay), lay.tensor.astype(np.float64)
-    copies = job.facts.expert_imbalance * moe.topk * n / t * lay.expert_tensor
+    etp = at.layouts.expert_tensor.astype(np.float64)
+    factor = job.facts.expert_imbalance
     if moe.capacity_factor is not None:
-        copies = np.minimum(copies, moe.capacity_factor * moe.topk * n / t * lay.expert_tensor)
-    local = moe.num_experts / lay.expert
-    rows = local * TILE_ROWS * np.ceil(copies / (TILE_ROWS * local))
-    width, etp = float(moe.ffn_hidden_size), lay.expert_tensor.astype(np.float64)
-    experts = linear_work(job, pace, mlp_linears(job.shape, width), rows, etp, weights=local)
-    shared = float(moe.shared_expert_ffn_hidden_size)
-    beside = linear_work(job, pace, mlp_linears(job.shape, shared), n, t) if shared else None
-    activated = width / etp * copies + shared / t * n
-    return _layer(job, lay, _parts(job, cluster, lay, pace, experts, activated, beside, copies))
+        factor = min(factor, moe.capacity_factor)
+    copies = (factor * moe.topk) * at.share * etp
+    local = moe.num_experts / at.layouts.expert
+    rows = TILE_ROWS * local * np.ceil(copies / (TILE_ROWS * local))
+    width, beside = float(moe.ffn_hidden_size), float(moe.shared_expert_ffn_hidden_size)
+    experts = rates(job, pace, mlp_linears(job.shape, width)).work(rows, rows / etp, local / etp)
+    kernels = tuple(fixed + each * local for fixed, each in zip(MIXTURE_KERNELS, EXPERT_KERNELS, strict=True))
+    activated = width * copies / etp + beside * at.share
+    shared = rates(job, pace, mlp_linears(job.shape, beside)) if beside else Rates()
+    mlp = _Mlp(shared, activated, (kernels[0], kernels[1]), copies, experts)
+    return _layer(job, cluster, at, pace, one_pass, mlp)
 
 
-def _parts(
-    job: Job,
-    cluster: Cluster,
-    lay: LayoutColumns,
-    pace: Pace,
-    mlp: Work,
-    activated: FloatColumn,
-    shared: Work | None,
-    copies: FloatColumn | None = None,
-) -> _Parts:
-    """`activated` elements leave the MLP's activation function; `copies` of tokens are routed."""
-    n, t = tokens_of(job, lay), lay.tensor.astype(np.float64)
-    attention = linear_work(job, pace, attention_linears(job.shape), n, t)
-    scores = attention_scores(job, pace, n, t, lay.context.astype(np.float64))
-    element, activation, norms = _element_wise(job, lay, pace, n, t, activated, copies)
-    return _Parts(
-        attention,
-        scores,
-        mlp,
-        shared,
-        element,
-        activation,
-        norms,
-        tensor_passes(job, cluster, lay, n, mixture=copies is not None),
-        context_ring(job, cluster, lay, pace, n, scores),
-        None if copies is None else expert_exchange(job, cluster, lay, n),
-        DENSE_KERNELS if copies is None else _mixture_kernels(job, lay),
-    )
+def _layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatColumn, mlp: _Mlp) -> Layer:
+    every = rates(job, pace, attention_linears(job.shape)) + mlp.rates
+    linears = every.work(at.tokens, at.share, at.per_tensor)
+    if mlp.experts is not None:
+        linears = linears + mlp.experts
+    scores = attention_scores(job, pace, at)
+    element, activation, norms = _element_wise(job, at, pace, mlp)
+    tensor = tensor_passes(job, at, one_pass, mixture=mlp.copies is not None)
+    context = context_ring(job, cluster, at, pace, scores)
+    expert = None if mlp.copies is None else expert_exchange(job, cluster, at)
+    parts = _Parts(linears, scores, element, activation, norms, mlp, tensor, context, expert)
+    forward = linears.forward + scores.forward + element.forward
+    backward = linears.backward + scores.backward + element.backward
+    kernels = mlp.kernels[0] + mlp.kernels[1]
+    again = None
+    if np.any(at.layouts.recompute):
+        again, more = _recomputed(job, at, pace, parts, forward)
+        kernels, backward = kernels + more, backward + again
+    device, waits = forward + backward, tensor.exposed(linears.backward)
+    launches = _launches(kernels, device)
+    seconds = device + waits + launches
+    for exchange in (context, expert):
+        if exchange is not None:
+            seconds = seconds + exchange.both
+    return Layer(seconds, forward, backward, linears, scores, element, launches, waits, context, expert, again)
 
 
-def _mixture_kernels(job: Job, lay: LayoutColumns) -> tuple[FloatColumn, FloatColumn]:
-    moe = job.shape.moe
-    assert moe is not None
-    local = moe.num_experts / lay.expert
-    return MIXTURE_KERNELS[0] + EXPERT_KERNELS[0] * local, MIXTURE_KERNELS[1] + EXPERT_KERNELS[1] * local
+def _launches(kernels: float | FloatColumn, device: FloatColumn) -> FloatColumn:
+    """Gaps between kernels, and where a device would be done sooner, the time one host thread takes to launch them."""
+    gaps, host = constant("kernel_seconds") * kernels, constant("kernel_host_seconds") * kernels
+    seconds: FloatColumn = np.maximum(host - device, gaps)
+    return seconds
 
 
-def _element_wise(
-    job: Job,
-    lay: LayoutColumns,
-    pace: Pace,
-    n: FloatColumn,
-    t: FloatColumn,
-    activated: FloatColumn,
-    copies: FloatColumn | None,
-) -> tuple[Work, FloatColumn, FloatColumn]:
+def _element_wise(job: Job, at: Split, pace: Pace, mlp: _Mlp) -> tuple[Work, FloatColumn, FloatColumn]:
     """Bytes read and written through device memory. Forward: two norms and two residual additions (10 hidden elements
     a token), rotary positions of queries and keys (read, written), a gated activation (2 read, 1 written). Backward:
     as many for norms and residuals, the same for positions, 3 read and 2 written for the activation. A mixture permutes
     its tokens there and back. Quantized linears read what they are given and write it narrow, in two orientations."""
-    shape, e = job.shape, job.facts.activation_bytes
-    stream = np.where(lay.sequence_parallel > 0, t, 1.0) if np.any(lay.sequence_parallel == 0) else t
-    hidden = e / pace.element_wise * shape.hidden_size * n
-    norms = 4.0 * hidden / stream
-    residual = 6.0 * hidden / stream
-    rotary = (2.0 * e / pace.element_wise * (shape.query_width + shape.key_value_width)) * n / t
+    shape, e = job.shape, job.facts.activation_bytes / pace.element_wise
+    h, activated = float(shape.hidden_size), mlp.activated
     gates = 2.0 if shape.gated_mlp else 1.0
-    activation = (gates + 1.0) * e / pace.element_wise * activated
-    forward = norms + residual + rotary + activation
-    backward = norms + residual + rotary + (2.0 * gates + 1.0) / (gates + 1.0) * activation
-    if copies is not None:
-        permuted = 4.0 * e / pace.element_wise * shape.hidden_size * copies
-        forward, backward = forward + permuted, backward + permuted
+    both = (10.0 * e * h) * at.stream + (2.0 * e * (shape.query_width + shape.key_value_width)) * at.share
+    activation = ((gates + 1.0) * e) * activated
+    if mlp.copies is not None:
+        both = both + (4.0 * e * h) * mlp.copies
+    forward = both + activation
+    backward = both + ((2.0 * gates + 1.0) * e) * activated
     if job.facts.quantized is not None:
-        cast = (e + 2.0 * job.facts.quantized.input_bytes) / pace.element_wise
-        widths = (2.0 * shape.hidden_size + shape.query_width / t) * n + (
-            activated if copies is None else 2.0 * activated
-        )
-        outputs = (2.0 * shape.hidden_size + (shape.query_width + 2.0 * shape.key_value_width) / t) * n
-        forward = forward + cast * widths
+        cast = e + 2.0 * job.facts.quantized.input_bytes / pace.element_wise
+        inputs = (2.0 * h) * at.tokens + float(shape.query_width) * at.share
+        outputs = (2.0 * h) * at.tokens + (shape.query_width + 2.0 * shape.key_value_width) * at.share
+        forward = forward + cast * (inputs + activated)
         backward = backward + cast * (outputs + gates * activated)
-    return Work(forward, backward), activation, norms
-
-
-def _layer(job: Job, lay: LayoutColumns, parts: _Parts) -> Layer:
-    linears = parts.attention_linears + parts.mlp_linears
-    if parts.shared_linears is not None:
-        linears = linears + parts.shared_linears
-    again, passes, kernels_again = _recomputed(job, lay, parts, linears)
-    device = linears.forward + parts.scores.forward + parts.element_wise.forward
-    backward = linears.backward + parts.scores.backward + parts.element_wise.backward
-    kernels = parts.kernels[0] + parts.kernels[1] + kernels_again
-    launches = constant("kernel_seconds") * kernels
-    host = constant("kernel_host_seconds") * kernels  # one thread launches them all: it is never faster than this
-    waits = np.maximum(host - launches - device - backward - again, 0.0)
-    kinds = {
-        "matrix_products": linears.both,
-        "attention": parts.scores.both,
-        "element_wise": parts.element_wise.both,
-        "kernel_launches": launches + waits,
-        "tensor_parallel": parts.tensor.exposed(again_passes=passes, beside=linears.backward),
-        "context_parallel": parts.context.both,
-        "recompute": again,
-    }
-    if parts.expert is not None:
-        kinds["expert_parallel"] = parts.expert.both
-    return Layer(kinds, device, backward + again)
+    return Work(forward, backward), activation, (4.0 * e * h) * at.stream
 
 
 def _recomputed(
-    job: Job, lay: LayoutColumns, parts: _Parts, linears: Work
-) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """Seconds of forward work done again before the backward pass, the tensor-parallel passes done again with it (of
-    the four forward), and the kernels launched again.
-
-    Full recompute does all of a layer again, by the method "block" of some layers of each model chunk alone. Selective
-    recompute does what its modules name (megatron/core/transformer/transformer_layer.py, core 0.19).
+    job: Job, at: Split, pace: Pace, parts: _Parts, forward: FloatColumn
+) -> tuple[FloatColumn, float | FloatColumn]:
+    """Seconds of forward work done again before the backward pass, with its communication, and the kernels launched for
+    it. Full recompute does all of a layer again, by the method "block" of some layers of each model chunk alone.
+    Selective recompute does what its modules name (megatron/core/transformer/transformer_layer.py, core 0.19).
     """
-    zero = np.zeros(len(lay))
-    if not np.any(lay.recompute):
-        return zero, zero, zero
-    whole = linears.forward + parts.scores.forward + parts.element_wise.forward + parts.context.forward
-    if parts.expert is not None:
-        whole = whole + parts.expert.forward
-    share = full_share(job, lay)
-    some, some_passes, some_kernels = _of_modules(job, parts, zero)
-    selective = lay.recompute == RECOMPUTE_SELECTIVE
-    again = np.where(selective, some, share * whole)
-    passes = np.where(selective, some_passes, 4.0 * share)
-    kernels = np.where(selective, some_kernels, share * parts.kernels[0])
-    kept = lay.recompute == RECOMPUTE_NONE
-    return np.where(kept, 0.0, again), np.where(kept, 0.0, passes), np.where(kept, 0.0, kernels)
+    recompute = at.layouts.recompute
+    whole = forward + 4.0 * parts.tensor.seconds
+    for exchange in (parts.context, parts.expert):
+        if exchange is not None:
+            whole = whole + exchange.forward
+    share = _full_share(job, at)
+    again, kernels = share * whole, share * parts.mlp.kernels[0]
+    selective = recompute == RECOMPUTE_SELECTIVE
+    if not np.any(selective):
+        return again, kernels
+    some, some_kernels = _of_modules(job, at, pace, parts)
+    return np.where(selective, some, again), np.where(selective, some_kernels, kernels)
 
 
-def full_share(job: Job, lay: LayoutColumns) -> FloatColumn:
-    """Of all layers, those that full recompute does again."""
-    full = np.where(lay.recompute == RECOMPUTE_FULL, 1.0, 0.0)
+def _full_share(job: Job, at: Split) -> FloatColumn:
+    """Of all layers, those that full recompute does again; 0 where it is not used."""
+    lay = at.layouts
+    full: FloatColumn = (lay.recompute == RECOMPUTE_FULL).astype(np.float64)
     if job.techniques.recompute_method != "block" or not np.any(lay.recompute_layers):
         return full
-    chunk = job.shape.num_layers / (lay.pipeline * lay.virtual_pipeline)
-    some = np.where(lay.recompute_layers > 0, np.minimum(lay.recompute_layers / chunk, 1.0), 1.0)
-    return np.multiply(full, some)
+    counted = np.minimum(lay.recompute_layers * (at.pipeline * at.chunks) / job.shape.num_layers, 1.0)
+    return full * np.where(lay.recompute_layers > 0, counted, 1.0)
 
 
-def _of_modules(job: Job, parts: _Parts, zero: FloatColumn) -> tuple[FloatColumn, float, float | FloatColumn]:
-    modules = job.techniques.recompute_modules or DEFAULT_MODULES
-    mixture = parts.expert is not None
-    seconds, passes = zero, 0.0
-    kernels: float | FloatColumn = 0.0
+def _of_modules(job: Job, at: Split, pace: Pace, parts: _Parts) -> tuple[FloatColumn, float | FloatColumn]:
+    """Forward seconds of the modules selective recompute names, and their kernels."""
+    modules, mixture = job.techniques.recompute_modules or DEFAULT_MODULES, parts.expert is not None
+    launched = parts.mlp.kernels[0]
+    seconds, kernels = np.zeros(len(at)), 0.0 * launched
+    of_mlp = parts.mlp.rates.work(at.tokens, at.share, at.per_tensor).forward  # or of shared experts
     if "core_attn" in modules:
-        seconds, kernels = seconds + parts.scores.forward + parts.context.forward, kernels + 2.0
-    if "mla_up_proj" in modules:
-        seconds, kernels = seconds + 0.5 * parts.attention_linears.forward, kernels + 4.0
+        seconds, kernels = seconds + parts.scores.forward, kernels + 2.0
+        if parts.context is not None:
+            seconds = seconds + parts.context.forward
+    if "mla_up_proj" in modules and job.shape.mla is not None:
+        up = [one for one in attention_linears(job.shape)[:-1] if one.divided == "outputs"]
+        work = rates(job, pace, up).work(at.tokens, at.share, at.per_tensor)
+        seconds, kernels = seconds + work.forward, kernels + 4.0
     if "layernorm" in modules:
         seconds, kernels = seconds + parts.norms, kernels + 2.0
     if "mlp" in modules and not mixture:
-        seconds = seconds + parts.mlp_linears.forward + parts.activation
-        passes, kernels = passes + 2.0, kernels + 0.4 * parts.kernels[0]
+        seconds = seconds + of_mlp + parts.activation + 2.0 * parts.tensor.seconds
+        kernels = kernels + 0.4 * launched
     if "moe" in modules and parts.expert is not None:
-        seconds = seconds + parts.mlp_linears.forward + parts.activation + parts.expert.forward
-        kernels = kernels + 0.6 * parts.kernels[0]
+        assert parts.mlp.experts is not None
+        seconds = seconds + parts.mlp.experts.forward + parts.activation + parts.expert.forward
+        kernels = kernels + 0.6 * launched
     if "moe_act" in modules and mixture:
         seconds, kernels = seconds + parts.activation, kernels + 1.0
-    if ("shared_experts" in modules or "moe" in modules) and parts.shared_linears is not None:
-        seconds = seconds + parts.shared_linears.forward
-    return seconds, passes, kernels
+    if ("shared_experts" in modules or "moe" in modules) and mixture:
+        seconds = seconds + of_mlp
+    return seconds, kernels

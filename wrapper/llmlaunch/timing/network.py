@@ -19,7 +19,6 @@ from llmlaunch.timing.constants import constant
 __all__ = ["Links", "all_to_all", "links", "neighbour", "ring"]
 
 FloatColumn = NDArray[np.float64]
-Column = NDArray[np.int64] | FloatColumn
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Links:
     together: FloatColumn
 
 
-def links(cluster: Cluster, size: Column, stride: Column) -> Links:
+def links(cluster: Cluster, size: FloatColumn, stride: FloatColumn) -> Links:
     """The links of groups of `size` ranks, `stride` apart.
 
     Inside a node its links, inside an NVLink domain the domain's. A group across domains is a ring (or a hierarchy of
@@ -48,18 +47,34 @@ def links(cluster: Cluster, size: Column, stride: Column) -> Links:
     wide = constant("nvlink_efficiency") * min(cluster.domain_link.bytes_per_second, cluster.node_link.bytes_per_second)
     far = constant("fabric_efficiency") * cluster.fabric_link.bytes_per_second
     span = size * stride
-    together = np.clip(domain // stride, 1, size).astype(np.float64)
+    together = np.minimum(np.maximum(np.floor(domain / stride), 1.0), size)
     outside = np.minimum(far * together, wide)
-    bandwidth = np.where(span <= node, near, np.where(span <= domain, wide, outside))
-    latency = np.where(
-        span <= node,
+    bandwidth = by_tier(cluster, span, near, wide, outside)
+    latency = by_tier(
+        cluster,
+        span,
         cluster.node_link.latency_seconds,
-        np.where(span <= domain, cluster.domain_link.latency_seconds, cluster.fabric_link.latency_seconds),
+        cluster.domain_link.latency_seconds,
+        cluster.fabric_link.latency_seconds,
     )
     return Links(bandwidth, latency, together)
 
 
-def ring(group: Links, size: Column, message_bytes: FloatColumn) -> FloatColumn:
+def by_tier(
+    cluster: Cluster,
+    span: FloatColumn,
+    node: float | FloatColumn,
+    domain: float | FloatColumn,
+    fabric: float | FloatColumn,
+) -> FloatColumn:
+    """One of three values, by whether `span` neighbouring devices lie in a node, in an NVLink domain, or beyond."""
+    inside = span <= cluster.devices_per_node
+    if cluster.nvlink_domain_devices <= cluster.devices_per_node:
+        return np.where(inside, node, fabric)
+    return np.where(inside, node, np.where(span <= cluster.nvlink_domain_devices, domain, fabric))
+
+
+def ring(group: Links, size: FloatColumn, message_bytes: FloatColumn) -> FloatColumn:
     """Seconds of an all-gather or a reduce-scatter whose whole is `message_bytes`; an all-reduce is two of them. Zero
     for a group of one (Thakur et al. 2005, section 4)."""
     steps = np.maximum(size - 1.0, 0.0)
@@ -67,13 +82,13 @@ def ring(group: Links, size: Column, message_bytes: FloatColumn) -> FloatColumn:
     return np.where(size > 1, travel + constant("collective_seconds"), 0.0)
 
 
-def all_to_all(cluster: Cluster, size: Column, stride: Column, message_bytes: FloatColumn) -> FloatColumn:
+def all_to_all(cluster: Cluster, size: FloatColumn, stride: FloatColumn, message_bytes: FloatColumn) -> FloatColumn:
     """Seconds until every rank has sent `message_bytes` in equal parts to all of its group, itself included. What
     leaves the NVLink domain and what stays inside travel at the same time."""
     domain = max(cluster.nvlink_domain_devices, cluster.devices_per_node)
     near = constant("nvlink_efficiency") * min(cluster.node_link.bytes_per_second, cluster.domain_link.bytes_per_second)
     far = constant("fabric_efficiency") * cluster.fabric_link.bytes_per_second
-    together = np.clip(domain // stride, 1, size)
+    together = np.minimum(np.maximum(np.floor(domain / stride), 1.0), size)
     share = message_bytes / size
     outside = size > together
     latency = np.where(outside, cluster.fabric_link.latency_seconds, cluster.node_link.latency_seconds)
@@ -81,20 +96,16 @@ def all_to_all(cluster: Cluster, size: Column, stride: Column, message_bytes: Fl
     return np.where(size > 1, travel + latency + constant("collective_seconds"), 0.0)
 
 
-def neighbour(cluster: Cluster, stride: Column, count: Column, message_bytes: FloatColumn) -> FloatColumn:
+def neighbour(cluster: Cluster, stride: FloatColumn, count: FloatColumn, message_bytes: FloatColumn) -> FloatColumn:
     """Seconds of sending `message_bytes` to the next of `count` ranks in a row, `stride` apart; the slowest boundary
     decides. Zero where there is no next."""
-    node, domain = cluster.devices_per_node, max(cluster.nvlink_domain_devices, cluster.devices_per_node)
-    near = constant("nvlink_efficiency")
-    span = stride * count
-    seconds = np.where(
-        span <= node,
-        message_bytes / (near * cluster.node_link.bytes_per_second) + cluster.node_link.latency_seconds,
-        np.where(
-            span <= domain,
-            message_bytes / (near * cluster.domain_link.bytes_per_second) + cluster.domain_link.latency_seconds,
-            message_bytes / (constant("fabric_efficiency") * cluster.fabric_link.bytes_per_second)
-            + cluster.fabric_link.latency_seconds,
-        ),
+    near, far = constant("nvlink_efficiency"), constant("fabric_efficiency")
+    tiers = (
+        (near, cluster.node_link),
+        (near, cluster.domain_link),
+        (far, cluster.fabric_link),
     )
+    span = stride * count
+    each = by_tier(cluster, span, *(1.0 / (share * link.bytes_per_second) for share, link in tiers))
+    seconds = each * message_bytes + by_tier(cluster, span, *(link.latency_seconds for _, link in tiers))
     return np.where(count > 1, seconds, 0.0)

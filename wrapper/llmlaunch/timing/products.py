@@ -1,4 +1,4 @@
-"""Matrix products, attention and element-wise work of one layer on one device, for one micro-batch.
+"""Matrix products and attention of one layer on one device, for one micro-batch.
 
 A product of M x K by K x N takes its arithmetic at the rate large products reach, and a share of the time its operands
 need through device memory, because a tile's first loads and its result are not hidden behind arithmetic:
@@ -18,11 +18,13 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.constants import constant, of_generation
+from llmlaunch.timing.split import Split
 
-__all__ = ["Linear", "Pace", "Work", "attention_linears", "attention_scores", "linear_work", "mlp_linears", "pace"]
+__all__ = ["Linear", "Pace", "Rates", "Work", "attention_linears", "attention_scores", "mlp_linears", "pace", "rates"]
 
 FloatColumn = NDArray[np.float64]
 
+GRADIENT_BUFFER_BYTES = 4.0  # of what weights' gradients are added to, whatever they are reduced in
 MULTIPROCESSORS = {7: 80, 8: 108, 9: 132, 10: 148}  # streaming multiprocessors of V100, A100, H100 SXM, B200
 
 
@@ -115,46 +117,72 @@ def mlp_linears(shape: ModelShape, width: float) -> tuple[Linear, ...]:
     return Linear(h, (2.0 if shape.gated_mlp else 1.0) * width, "outputs"), Linear(width, h, "inputs")
 
 
-def linear_work(
-    job: Job,
-    pace: Pace,
-    linears: Sequence[Linear],
-    tokens: FloatColumn,
-    split: FloatColumn,
-    weights: float | FloatColumn = 1.0,
-    wide: bool = False,
-) -> Work:
-    """Seconds of matrix products with `tokens` rows over matrices divided by `split`. `weights` is how many matrices of
-    each kind share the rows (experts). Backward makes the gradients of the input and of the weights; the latter are
-    added to a buffer of the gradients' type, read and written (wgrad accumulation, megatron/core/tensor_parallel/
-    layers.py, core 0.19); frozen weights have none."""
+@dataclass(frozen=True)
+class Rates:
+    """Seconds of matrix products forward: `per_row` for every row on the device, `per_row_split` for every row divided
+    as the matrices are, and once `per_matrix_split` for matrices divided and `per_matrix` for those that are not.
+    `gradient_traffic` is what the weights' gradients move, in passes over a matrix; 0 for frozen weights."""
+
+    per_row: float = 0.0
+    per_row_split: float = 0.0
+    per_matrix_split: float = 0.0
+    per_matrix: float = 0.0
+    gradient_traffic: float = 0.0
+    frozen: bool = False
+
+    def __add__(self, other: Rates) -> Rates:
+        return Rates(
+            self.per_row + other.per_row,
+            self.per_row_split + other.per_row_split,
+            self.per_matrix_split + other.per_matrix_split,
+            self.per_matrix + other.per_matrix,
+            self.gradient_traffic or other.gradient_traffic,
+            self.frozen or other.frozen,
+        )
+
+    def work(self, rows: FloatColumn, rows_split: FloatColumn, matrices: FloatColumn) -> Work:
+        """Seconds for `rows` and `rows_split`, over matrices whose divided share is `matrices` (1 / split, or how many
+        of them there are by that). Backward makes the gradients of input and weights."""
+        by_rows = self.per_row * rows + self.per_row_split * rows_split
+        once = self.per_matrix_split * matrices
+        if self.per_matrix:
+            once = once + self.per_matrix
+        forward = by_rows + once
+        if self.frozen:
+            return Work(forward, forward)
+        return Work(forward, 2.0 * by_rows + (1.0 + self.gradient_traffic) * once)
+
+
+def rates(job: Job, pace: Pace, linears: Sequence[Linear], wide: bool = False) -> Rates:
+    """What the products of `linears` cost. A weight's gradient is added to a wide buffer, read and written (wgrad
+    accumulation, megatron/core/tensor_parallel/layers.py, core 0.19); frozen weights have none. `wide` products stay in
+    the compute format."""
     e = job.facts.activation_bytes
     elements = sum(one.inputs * one.outputs for one in linears)
     whole = sum(one.inputs * one.outputs for one in linears if one.divided == "neither")
-    # rows x (input + output) elements that enter and leave, the divided side by the split
     fixed = sum(_kept_whole(one) for one in linears)
     divided = sum(one.inputs + one.outputs - _kept_whole(one) for one in linears)
     rate = pace.wide if wide else pace.linear
-    arithmetic = (2.0 * elements / rate) * tokens / split
-    through = (e / pace.operands) * tokens * (fixed + divided / split)
-    matrices = (elements - whole) / split + whole if whole else elements / split
-    matrix = (e / pace.operands) * weights * matrices
-    once = arithmetic + through + matrix
-    if job.techniques.adapters is not None:
-        return Work(once, once)
-    gradient = arithmetic + through + (2.0 * job.facts.gradient_bytes / e) * matrix
-    return Work(once, once + gradient)
+    return Rates(
+        per_row=e / pace.operands * fixed,
+        per_row_split=2.0 * elements / rate + e / pace.operands * divided,
+        per_matrix_split=e / pace.operands * (elements - whole),
+        per_matrix=e / pace.operands * whole,
+        gradient_traffic=2.0 * GRADIENT_BUFFER_BYTES / e,
+        frozen=job.techniques.adapters is not None,
+    )
 
 
 def _kept_whole(one: Linear) -> float:
+    """Of the elements a row brings and takes, those that are not divided."""
     return {"inputs": one.outputs, "outputs": one.inputs, "neither": 0.0}[one.divided]
 
 
-def attention_scores(job: Job, pace: Pace, tokens: FloatColumn, heads_split: FloatColumn, pieces: FloatColumn) -> Work:
-    """Seconds of softmax(QK)V over `tokens` queries of a device and the whole causal sequence, flash attention
-    (Dao 2023, section 3): two products forward, five backward, half of the square. A block of queries that sees the
-    whole sequence is started last and waited for, which is long where heads are few. Of a sequence in `pieces`, one is
-    causal; the others are rectangles, whose blocks are alike and end half a block apart."""
+def attention_scores(job: Job, pace: Pace, at: Split) -> Work:
+    """Seconds of softmax(QK)V over a device's queries and the whole causal sequence, flash attention (Dao 2023,
+    section 3): two products forward, five backward, half of the square. A block of queries that sees the whole sequence
+    is started last and waited for, which is long where heads are few. Of a sequence in c pieces, one is causal; the
+    others are rectangles, whose blocks are alike and end half a block apart."""
     shape, s = job.shape, float(job.workload.sequence_length)
     if shape.mla is None:
         width, one = 2.0 * shape.query_width, 2.0 * shape.head_dim
@@ -162,20 +190,19 @@ def attention_scores(job: Job, pace: Pace, tokens: FloatColumn, heads_split: Flo
         one = float(shape.mla.qk_head_dim + shape.mla.qk_pos_emb_head_dim + shape.mla.v_head_dim)
         width = shape.num_attention_heads * one
     if job.facts.attention_scores_saved:
-        return _unfused(job, pace, width, tokens, heads_split)
-    causal = s * width * tokens / heads_split  # 2 operations x half of the square x width of keys and values
-    tail = (s * one * pace.multiprocessors) * (1.0 + 1.0 / pieces)
-    forward = (causal + constant("attention_tail_rows") * tail) / pace.attention_forward
-    backward = 2.5 * (causal + constant("attention_backward_tail_rows") * tail) / pace.attention_backward
-    return Work(forward, backward)
+        return _unfused(job, pace, width, at)
+    forward, backward = 1.0 / pace.attention_forward, 2.5 / pace.attention_backward
+    tail = s * one * pace.multiprocessors * (1.0 + 1.0 / at.context)
+    rows = constant("attention_tail_rows") * forward, constant("attention_backward_tail_rows") * backward
+    # 2 operations x half of the square x width of keys and values
+    return Work((s * width * forward) * at.share + rows[0] * tail, (s * width * backward) * at.share + rows[1] * tail)
 
 
-def _unfused(job: Job, pace: Pace, width: float, tokens: FloatColumn, heads_split: FloatColumn) -> Work:
+def _unfused(job: Job, pace: Pace, width: float, at: Split) -> Work:
     """The same with scores in memory: the whole square, as plain products, and softmax and dropout pass by pass
     (Korthikanti et al. 2022, section 4: 5 bytes of every score are kept; written once and read twice or more)."""
     shape, s = job.shape, float(job.workload.sequence_length)
-    scores = shape.num_attention_heads * s * tokens / heads_split
-    products = 2.0 * s * width * tokens / heads_split / pace.wide
+    products = 2.0 * s * width / pace.wide
     passes = 6.0 + (2.5 if shape.attention_dropout else 0.0)  # elements of two bytes read or written, forward
-    through = passes * 2.0 / pace.element_wise * scores
-    return Work(products + through, 2.0 * products + through)
+    through = passes * 2.0 / pace.element_wise * shape.num_attention_heads * s
+    return Work((products + through) * at.share, (2.0 * products + through) * at.share)

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
-from llmlaunch.timing.layers import Layer, dense_layer, mixture_layer, tokens_of
-from llmlaunch.timing.network import links, ring
-from llmlaunch.timing.products import Linear, Pace, linear_work, pace
+from llmlaunch.timing.exchange import tensor_pass
+from llmlaunch.timing.layers import Layer, dense_layer, mixture_layer
+from llmlaunch.timing.products import Linear, Pace, pace, rates
+from llmlaunch.timing.split import Split, split_of
 
 __all__ = ["Ends", "Pieces", "StageSeconds", "Stages", "pieces", "stage_seconds", "stages"]
 
@@ -38,8 +39,6 @@ class Ends:
 
     first: Mapping[str, FloatColumn]
     last: Mapping[str, FloatColumn]
-    head_forward: FloatColumn
-    head_backward: FloatColumn
 
 
 @dataclass(frozen=True)
@@ -64,17 +63,18 @@ class Stages:
 
 def stage_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> StageSeconds:
     """What one micro-batch costs, layer by layer and at both ends, for every layout."""
-    return pieces(job, cluster, layouts).seconds
+    return pieces(job, cluster, split_of(job, layouts)).seconds
 
 
-def pieces(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Pieces:
+def pieces(job: Job, cluster: Cluster, at: Split) -> Pieces:
     """The same by kind, priced once."""
     pattern = job.shape.moe.layer_pattern if job.shape.moe else (0,)
     speed = pace(job, cluster)
-    dense = dense_layer(job, cluster, layouts, speed) if 0 in pattern else None
-    mixture = mixture_layer(job, cluster, layouts, speed) if 1 in pattern else None
-    ends = _ends(job, cluster, layouts, speed)
-    zero = np.zeros(len(layouts))
+    one_pass = tensor_pass(job, cluster, at)
+    dense = dense_layer(job, cluster, at, speed, one_pass) if 0 in pattern else None
+    mixture = mixture_layer(job, cluster, at, speed, one_pass) if 1 in pattern else None
+    ends = _ends(job, at, speed, one_pass)
+    zero = np.zeros(len(at))
     seconds = StageSeconds(
         zero if dense is None else dense.seconds,
         zero if mixture is None else mixture.seconds,
@@ -89,25 +89,25 @@ def _sum(kinds: Mapping[str, FloatColumn]) -> FloatColumn:
     return total
 
 
-def _ends(job: Job, cluster: Cluster, lay: LayoutColumns, pace: Pace) -> Ends:
+def _ends(job: Job, at: Split, pace: Pace, one_pass: FloatColumn) -> Ends:
     """Embedding: rows looked up and their gradients added, a scatter over tensor parallelism and its reverse. Head: the
     input gathered, the product, the logits read and written by the loss about as often as they are kept alive, the
     gradient scattered beside the weight's. A tiled loss does the forward product again (Luo et al. 2024, MsT)."""
     shape, facts = job.shape, job.facts
-    n, t = tokens_of(job, lay), lay.tensor.astype(np.float64)
-    hidden = facts.activation_bytes * shape.hidden_size * n
-    one_pass = ring(links(cluster, lay.tensor, np.ones_like(lay.tensor)), lay.tensor, hidden)
-    first = {"element_wise": 4.0 * hidden / pace.element_wise, "tensor_parallel": 2.0 * one_pass}
+    hidden = facts.activation_bytes * shape.hidden_size / pace.element_wise
+    exchange = 2.0 * one_pass
+    first = {"element_wise": (4.0 * hidden) * at.tokens, "tensor_parallel": exchange}
     vocabulary = float(shape.vocab_size)
-    head = linear_work(job, pace, [Linear(float(shape.hidden_size), vocabulary, "outputs")], n, t, wide=True)
+    product = rates(job, pace, [Linear(float(shape.hidden_size), vocabulary, "outputs")], wide=True)
+    head = product.work(at.tokens, at.share, at.per_tensor)
     kept = (1.0 if facts.fused_loss is not None else 3.0) * (facts.logit_bytes + facts.logit_gradient_bytes)
-    loss = (kept / pace.element_wise * vocabulary) * n / t + 4.0 * hidden / pace.element_wise / t
-    last = {"matrix_products": head.both, "element_wise": loss, "tensor_parallel": 2.0 * one_pass}
+    loss = (kept / pace.element_wise * vocabulary + 4.0 * hidden) * at.share
+    last = {"matrix_products": head.both, "element_wise": loss, "tensor_parallel": exchange}
     if job.techniques.loss == "tiled":
         last["recompute"] = head.forward
     if shape.mtp_num_layers:
         last = {name: (1.0 + shape.mtp_num_layers) * column for name, column in last.items()}
-    return Ends(first, last, head.forward + loss / 3.0, head.backward + 2.0 * loss / 3.0)
+    return Ends(first, last)
 
 
 def stages(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:

@@ -22,14 +22,21 @@ FloatColumn = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StepTime:
-    """Columns of seconds by term; `total` is their sum."""
+    """Columns of seconds: of forward and backward passes, of data parallelism where nothing hides it, of the
+    optimizer."""
 
-    terms: Mapping[str, FloatColumn]
+    passes: Running
+    data_parallel: FloatColumn
+    optimizer: FloatColumn
 
     @property
     def total(self) -> FloatColumn:
-        total: FloatColumn = sum(self.terms.values())  # type: ignore[assignment]
-        return total
+        return self.passes.total + self.data_parallel + self.optimizer
+
+    @property
+    def terms(self) -> Mapping[str, FloatColumn]:
+        """`total` by what it is spent on."""
+        return {**self.passes.terms, "data_parallel": self.data_parallel, "optimizer": self.optimizer}
 
 
 def step_time(
@@ -41,29 +48,22 @@ def step_time(
 
 
 def combined(running: Running, update: Update) -> StepTime:
-    """Passes and update together."""
-    return StepTime({**running.terms, **_update_terms(running, update)})
-
-
-def step_seconds(running: Running, update: Update) -> FloatColumn:
-    """The total of `combined`, of passes that are summed already."""
-    seconds = running.total
-    for column in _update_terms(running, update).values():
-        seconds = seconds + column
-    return seconds
-
-
-def _update_terms(running: Running, update: Update) -> Mapping[str, FloatColumn]:
-    """What of the transfers no pass hides, and what they slow down while they are hidden, because they take a share of
-    the device."""
+    """Passes and update together: what of the transfers no pass hides, and what they slow down while they are hidden,
+    because they take a share of the device."""
     m = running.microbatches
     reduce = np.where(update.reduce_each, m, 1) * _exposed(
         update.reduce_seconds, np.where(update.overlapped, running.hiding_backward, 0.0)
     )
     once = _exposed(update.gather_seconds, np.where(update.overlapped, running.hiding_forward, 0.0))
-    again = _exposed(update.gather_seconds, running.hiding_backward)
-    gather = np.where(update.gather_each, m * (once + again), once)
-    return {"data_parallel": reduce + gather, "optimizer": update.optimizer_seconds}
+    if np.any(update.gather_each):
+        again = _exposed(update.gather_seconds, running.hiding_backward)
+        once = np.where(update.gather_each, m * (once + again), once)
+    return StepTime(running, reduce + once, update.optimizer_seconds)
+
+
+def step_seconds(running: Running, update: Update) -> FloatColumn:
+    """The total of `combined`, without its terms."""
+    return combined(running, update).total
 
 
 def _exposed(seconds: FloatColumn, hiding: FloatColumn) -> FloatColumn:

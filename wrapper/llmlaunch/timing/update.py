@@ -53,10 +53,11 @@ def update(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update:
     and context parallelism together, experts over their own data parallelism.
     """
     whole, trained = _on_the_fullest_stage(job, layouts)
-    zero, t = layouts.zero_stage, layouts.tensor
-    size = layouts.data * layouts.context
-    experts = np.maximum(layouts.tensor * size // (layouts.expert * layouts.expert_tensor), 1)
-    across, between = links(cluster, size, t), links(cluster, experts, layouts.expert * layouts.expert_tensor)
+    zero = layouts.zero_stage
+    t, size = layouts.tensor.astype(np.float64), (layouts.data * layouts.context).astype(np.float64)
+    apart = (layouts.expert * layouts.expert_tensor).astype(np.float64)
+    experts = np.maximum(np.floor(t * size / apart), 1.0)
+    across, between = links(cluster, size, t), links(cluster, experts, apart)
     gradient, parameter = _travelling_bytes(job)
     reduce = ring(across, size, gradient * trained.dense) + ring(between, experts, gradient * trained.expert)
     gather = ring(across, size, parameter * whole.dense) + ring(between, experts, parameter * whole.expert)
