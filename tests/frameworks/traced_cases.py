@@ -153,12 +153,15 @@ def _latent(shape: ModelShape) -> Words:
 def _layout(case: Case) -> Words:
     layout, techniques = case.layout, case.techniques
     full, selective = layout.recompute == RECOMPUTE_FULL, layout.recompute == RECOMPUTE_SELECTIVE
+    interleaved = layout.virtual_pipeline > 1 and not layout.uneven
+    stages = "|".join("t" * layers for layers in layout.layers_by_stage)
     words = _words(
         {
             "tensor-model-parallel-size": layout.tensor,
             "pipeline-model-parallel-size": layout.pipeline,
             "context-parallel-size": layout.context,
-            "num-virtual-stages-per-pipeline-rank": layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+            "num-virtual-stages-per-pipeline-rank": layout.virtual_pipeline if interleaved else None,
+            "pipeline-model-parallel-layout": f"E{stages}L" if layout.uneven else None,
             "sequence-parallel": bool(layout.sequence_parallel),
             "use-distributed-optimizer": layout.zero_stage > 0,
             "overlap-grad-reduce": True,
@@ -191,6 +194,8 @@ LARGE = Layout(8, 8, data=8, sequence_parallel=1, zero_stage=1)
 CUT = Layout(2, 2, data=16, sequence_parallel=1, zero_stage=1)
 FULL = replace(WHOLE, recompute=RECOMPUTE_FULL)
 SELECTIVE = replace(WHOLE, recompute=RECOMPUTE_SELECTIVE)
+UNEVEN = replace(CUT, layers_by_stage=(3, 5))
+UNEVEN_CHUNKS = replace(CUT, virtual_pipeline=2, layers_by_stage=(1, 2, 2, 3))
 INTERLEAVED = replace(WHOLE, virtual_pipeline=2)
 EXPERTS = replace(CUT, expert=8, expert_tensor=2)
 MANY_EXPERTS = Layout(1, 2, data=16, expert=8, zero_stage=1)
@@ -205,6 +210,8 @@ CASES = (
     Case("recompute of attention", LLAMA3_8B, SELECTIVE, 0, techniques=Techniques(("core_attn",))),
     Case("recompute of the MLP", LLAMA3_8B, SELECTIVE, 1, techniques=Techniques(("mlp",))),
     *(Case(f"interleaved rank {rank}", LLAMA3_8B, INTERLEAVED, rank, microbatches=8) for rank in (0, 3)),
+    *(Case(f"uneven stages rank {rank}", LLAMA3_CUT, UNEVEN, rank) for rank in (0, 1)),
+    *(Case(f"uneven chunks rank {rank}", LLAMA3_CUT, UNEVEN_CHUNKS, rank, microbatches=4) for rank in (0, 1)),
     Case("one pipeline rank", replace(LLAMA3_CUT, num_layers=4), Layout(data=8, zero_stage=1), 0),
     Case("long sequences", LLAMA3_CUT, replace(CUT, data=4, context=4), 0, length=32768),
     Case("no sequence parallelism", LLAMA3_CUT, replace(CUT, sequence_parallel=0), 0),
@@ -219,6 +226,7 @@ CASES = (
     Case("experts by all-gather", ALL_GATHER_CUT, EXPERTS, 0, length=4096),
     Case("latent attention", LATENT_CUT, CUT, 0, length=4096),
     Case("latent attention and experts", DEEPSEEK_CUT, MANY_EXPERTS, 0, length=4096),
+    Case("uneven experts", DEEPSEEK_CUT, replace(MANY_EXPERTS, layers_by_stage=(2, 4)), 0, length=4096),
     Case(
         "recompute of latent projections and activations",
         DEEPSEEK_CUT,

@@ -1,0 +1,159 @@
+"""Real Megatron core builds the stages a plan says: its parser, its checks and its layers of every rank and chunk."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.megatron import MegatronLM
+from llmlaunch.backends.megatron_stages import stage_words
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.load import load_recipe
+
+pytestmark = pytest.mark.frameworks
+
+PYTHON = Path(__file__).resolve().parents[2] / ".venv-frameworks" / "bin" / "python"
+JUDGE = Path(__file__).with_name("traced") / "judge_stages.py"
+DENSE = load_recipe(asset("recipes", "llama3-8b.yaml"), ())
+MIXTURE = load_recipe(asset("recipes", "mixtral-8x7b.yaml"), ())
+
+Split = tuple[int, ...]
+Answer = dict[str, Any]
+Ask = Callable[[int, list[str]], Answer]
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Iterator[Ask]:
+    """Words for Megatron core, and what it would build."""
+    if not (PYTHON.parent.parent / ".installed").exists():
+        pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [PYTHON, JUDGE], stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, env=environment
+    ) as judge:
+        assert judge.stdin is not None
+        assert judge.stdout is not None
+        into, out = judge.stdin, judge.stdout
+
+        def ask(world_size: int, words: list[str]) -> Answer:
+            print(json.dumps({"world_size": world_size, "arguments": words}), file=into, flush=True)
+            answer: Answer = json.loads(out.readline())
+            return answer
+
+        yield ask
+        into.close()
+
+
+def words_of(layout: Layout, pattern: Split, mtp_layers: int) -> list[str]:
+    """All words of a small model's run: a mixture where the pattern has one."""
+    recipe = MIXTURE if any(pattern) else DENSE
+    shape = replace(recipe.model, num_layers=len(pattern), mtp_num_layers=mtp_layers)
+    if shape.moe is not None:
+        shape = replace(shape, moe=replace(shape.moe, layer_pattern=pattern))
+    words = MegatronLM().render(replace(recipe, model=shape), layout).program
+    return [word for word in words if isinstance(word, str)]
+
+
+def planned(layout: Layout, pattern: Split, mtp_layers: int) -> list[list[object]]:
+    """Rank, chunk, first layer, kinds of the layers and prediction heads, as the judge says them."""
+    p, split = layout.pipeline, layout.layers_by_stage
+    starts = [0, *accumulate(split)]
+    stages: list[list[object]] = []
+    for rank in range(p):
+        for chunk in range(layout.virtual_pipeline):
+            stage = chunk * p + rank
+            kinds = ["mixture" if flag else "dense" for flag in pattern[starts[stage] : starts[stage + 1]]]
+            heads = mtp_layers if stage == len(split) - 1 else 0
+            stages.append([rank, chunk, starts[stage], kinds, heads])
+    return stages
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Splits of every way Megatron can be told of: by ranks, with slots for embedding and loss, and any other."""
+    pipeline, chunks = draw(st.integers(2, 5)), draw(st.integers(1, 3))
+    stages = pipeline * chunks
+    way = draw(st.sampled_from(["ranks", "slots", "any", "any"]))
+    size = st.integers(1, 5)
+    if way == "ranks":
+        usual = draw(size)
+        split = (draw(size), *(usual,) * (pipeline - 2), draw(size)) * chunks
+    elif way == "slots":
+        usual = draw(st.integers(2, 4))
+        split = (usual - draw(st.integers(0, 1)), *(usual,) * (stages - 2), usual - draw(st.integers(0, 1)))
+    else:
+        end = size if chunks == 1 else st.integers(0, 5)
+        between = st.lists(size, min_size=stages - 2, max_size=stages - 2)
+        split = (draw(end), *draw(between), draw(end))
+    return Layout(pipeline=pipeline, virtual_pipeline=chunks, data=2, layers_by_stage=split)
+
+
+def patterns(layers: int) -> st.SearchStrategy[Split]:
+    """No mixtures, in turn, after the first three, or anywhere."""
+    given_ones = [(0,) * layers, tuple(i % 2 for i in range(layers)), tuple(int(i > 2) for i in range(layers))]
+    anywhere = st.lists(st.integers(0, 1), min_size=layers, max_size=layers).map(tuple)
+    return st.one_of(st.sampled_from(given_ones), anywhere)
+
+
+@settings(max_examples=60)
+@given(data=st.data(), layout=layouts(), mtp_layers=st.sampled_from([0, 0, 1, 2]))
+def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
+    data: st.DataObject, layout: Layout, mtp_layers: int, megatron: Ask
+) -> None:
+    pattern = data.draw(patterns(sum(layout.layers_by_stage)))
+    answer = megatron(layout.world_size, words_of(layout, pattern, mtp_layers))
+    assert answer == {"stages": planned(layout, pattern, mtp_layers)}
+
+
+@pytest.mark.parametrize(
+    ("layout", "flag"),
+    [
+        (Layout(pipeline=4, layers_by_stage=(3, 4, 4, 2)), "--decoder-first-pipeline-num-layers"),
+        (Layout(pipeline=2, virtual_pipeline=2, layers_by_stage=(2, 3, 2, 3)), "--decoder-first-pipeline-num-layers"),
+        (
+            Layout(pipeline=2, virtual_pipeline=2, layers_by_stage=(2, 3, 3, 2)),
+            "--account-for-embedding-in-pipeline-split",
+        ),
+        (Layout(pipeline=2, virtual_pipeline=2, layers_by_stage=(2, 1, 3, 2)), "--pipeline-model-parallel-layout"),
+    ],
+)
+def test_every_way_is_among_those_tried(layout: Layout, flag: str, megatron: Ask) -> None:
+    assert flag in stage_words(layout)
+    pattern = (0,) * sum(layout.layers_by_stage)
+    assert megatron(layout.world_size, words_of(layout, pattern, 0)) == {"stages": planned(layout, pattern, 0)}
+
+
+FIRST, LAST = ("--decoder-first-pipeline-num-layers", "4"), ("--decoder-last-pipeline-num-layers", "4")
+SLOT, WRITTEN = ("--account-for-loss-in-pipeline-split",), ("--pipeline-model-parallel-layout", "Et*4|t*4L")
+CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((*FIRST, *SLOT), "set at the same time"),
+        ((*FIRST, *WRITTEN), "cannot be set with other pipeline layout arguments"),
+        ((*SLOT, *WRITTEN), "cannot be set with other pipeline layout arguments"),
+        ((*CHUNKS, *WRITTEN), "No more than one of the following arguments"),
+        ((*FIRST, *LAST, *CHUNKS), "ZeroDivisionError"),  # why two ranks are told of the first alone
+        (("--pipeline-model-parallel-layout", "Et*4|t*3L"), "must match num_layers"),
+        (("--decoder-first-pipeline-num-layers", "0"), "must be larger than 0"),
+    ],
+)
+def test_the_ways_exclude_each_other(words: tuple[str, ...], why: str, megatron: Ask) -> None:
+    """What the rules and the renderer are for."""
+    even = Layout(pipeline=2, data=2)
+    answer = megatron(even.world_size, [*words_of(even, (0,) * 8, 0), *words])
+    assert why in " ".join(answer["refusal"].split())
