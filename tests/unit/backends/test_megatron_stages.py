@@ -1,6 +1,6 @@
 """Uneven stages in the words Megatron-LM takes: the plainest of its four ways that says exactly the plan.
 
-What Megatron core makes of these words is in tests/frameworks/test_megatron_stages.py.
+What Megatron core makes of these words is in tests/frameworks/test_megatron_layers.py.
 """
 
 from __future__ import annotations
