@@ -25,7 +25,7 @@ IntColumn = NDArray[np.int64]
 BoolColumn = NDArray[np.bool_]
 
 SAME = 1e-9  # seconds that differ by less are equal: sums of floats do not come out the same in every order
-MOST_NODES = 100_000  # of the search for interleaved stages of unlike layers: a fraction of a second
+MOST_NODES = 1_000  # of the search for interleaved stages of unlike layers: milliseconds
 
 
 def uneven(
@@ -237,13 +237,45 @@ def interleaved(
 ) -> Interleaved | None:
     """The best split of layers of any kinds over `pipeline` x `chunks` virtual stages; None with fewer layers.
 
-    Branch and bound, started from the split whose slowest virtual stage is fastest (`balance`). It is exact for small
-    models; it stops after MOST_NODES nodes with the best split it has seen.
+    The split whose slowest virtual stage is fastest (`balance`) is improved by moving single layers between any two
+    stages, those between them shifted along, while that helps; then branch and bound looks for a better one. It is
+    exact for small models; it stops after MOST_NODES nodes with the best split it has seen.
     """
     start = balance(layer_seconds, first_seconds, last_seconds, pipeline * chunks)
     if start is None:
         return None
-    return _Bounded(layer_seconds, first_seconds, last_seconds, pipeline, chunks, start).search()
+    other = np.zeros(pipeline * chunks)
+    other[0] += first_seconds
+    other[-1] += last_seconds
+    before = np.concatenate([[0.0], np.cumsum(layer_seconds)])
+    return _Bounded(before, other, pipeline, _improved(before, other, pipeline, start)).search()
+
+
+def _improved(before: FloatColumn, other: FloatColumn, pipeline: int, split: tuple[int, ...]) -> tuple[int, ...]:
+    """No layer moved to another stage makes the split better. `before` are the seconds of all layers before each one
+    and of all, `other` those beside the layers of each stage."""
+    count = len(split)
+    moves = (np.eye(count, dtype=np.int64)[None, :, :] - np.eye(count, dtype=np.int64)[:, None, :]).reshape(-1, count)
+    best = np.array(split)
+    while True:
+        splits = np.concatenate([best[None, :], (best + moves)[np.all(best + moves > 0, axis=1)]])
+        slowest, squares = _judged(before, other, pipeline, splits)
+        fastest = np.flatnonzero(slowest <= slowest.min() * (1 + SAME))
+        place = fastest[squares[fastest].argmin()]
+        evener = squares[place] < squares[0] * (1 - SAME)
+        if slowest[0] <= slowest[place] * (1 + SAME) and not evener:
+            return tuple(best.tolist())
+        best = splits[place]
+
+
+def _judged(
+    before: FloatColumn, other: FloatColumn, pipeline: int, splits: IntColumn
+) -> tuple[FloatColumn, FloatColumn]:
+    """Seconds of the slowest rank and squares of the stages' seconds of each split."""
+    ends = np.cumsum(splits, axis=1)
+    seconds = other + before[ends] - before[ends - splits]
+    ranks = seconds.reshape(len(splits), -1, pipeline).sum(axis=1)
+    return ranks.max(axis=1), np.square(seconds).sum(axis=1)
 
 
 class _Bounded:
@@ -253,33 +285,14 @@ class _Bounded:
     best split's; or, at the same pace, once its squares with what is left in equal stages add up to more.
     """
 
-    def __init__(
-        self,
-        layer_seconds: Sequence[float],
-        first: float,
-        last: float,
-        pipeline: int,
-        chunks: int,
-        start: tuple[int, ...],
-    ) -> None:
-        self.before = np.concatenate([[0.0], np.cumsum(layer_seconds)]).tolist()
-        self.layers, self.stages, self.pipeline = len(layer_seconds), pipeline * chunks, pipeline
-        self.other = [0.0] * self.stages
-        self.other[0] += first
-        self.other[-1] += last
+    def __init__(self, before: FloatColumn, other: FloatColumn, pipeline: int, start: tuple[int, ...]) -> None:
+        self.before, self.other, self.pipeline = before.tolist(), other.tolist(), pipeline
+        self.layers, self.stages = len(before) - 1, len(other)
         self.other_after = [sum(self.other[stage:]) for stage in range(self.stages + 1)]
         self.nodes = 0
         self.best = start
-        self.slowest, self.squares = self._judged(start)
-
-    def _judged(self, split: Sequence[int]) -> tuple[float, float]:
-        ranks, squares, place = [0.0] * self.pipeline, 0.0, 0
-        for stage, count in enumerate(split):
-            seconds = self.other[stage] + self.before[place + count] - self.before[place]
-            ranks[stage % self.pipeline] += seconds
-            squares += seconds**2
-            place += count
-        return max(ranks), squares
+        slowest, squares = _judged(before, other, pipeline, np.array([start]))
+        self.slowest, self.squares = float(slowest[0]), float(squares[0])
 
     def search(self) -> Interleaved:
         self._fill([], 0, [0.0] * self.pipeline, 0.0)
