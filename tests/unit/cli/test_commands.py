@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -117,7 +118,53 @@ def test_json_is_the_result_alone_in_the_published_shape(tmp_path: Path) -> None
     assert {"limit_bytes", "margin", "ranks", "host_bytes_per_node"} <= set(plan["memory"])
     for rank in plan["memory"]["ranks"]:
         assert sum(rank["terms"].values()) == rank["device_bytes"]
-    assert json.loads(llmlaunch(tmp_path, "plan", "recipe.yaml", "--json").stdout) == plan
+    more = json.loads(llmlaunch(tmp_path, "plan", "recipe.yaml", "--json").stdout)
+    assert more.pop("neighbours")
+    assert more == plan
+
+
+def test_plan_shows_neighbours_the_front_and_the_heat_map(tmp_path: Path) -> None:
+    written(tmp_path)
+    answer = llmlaunch(tmp_path, "plan", "recipe.yaml", "--pareto", "--plot", "grid.svg")
+    assert answer.returncode == 0, answer.stderr
+    for part in ("Ranked layouts", "Neighbours of this layout", "Pareto front", "refused, each for the first reason"):
+        assert part in answer.stdout
+    assert (tmp_path / "grid.svg").read_text().startswith("<svg")
+    plan = json.loads(llmlaunch(tmp_path, "plan", "recipe.yaml", "--pareto", "--json").stdout)
+    jsonschema.validate(plan, json.loads((ROOT / "docs" / "schemas" / "plan.schema.json").read_text()))
+    seconds = [one["step_seconds"] for one in plan["pareto"]]
+    assert seconds == sorted(seconds)
+    assert seconds[0] == plan["step_seconds"]
+    assert all(one["device_bytes"] <= plan["memory"]["limit_bytes"] for one in plan["pareto"])
+
+
+def test_a_picture_that_is_no_svg_is_refused(tmp_path: Path) -> None:
+    written(tmp_path)
+    answer = llmlaunch(tmp_path, "plan", "recipe.yaml", "--plot", "grid.png")
+    assert answer.returncode == 2
+    assert answer.stderr == "error: grid.png: --plot writes SVG; give a name that ends in .svg\n"
+
+
+def test_pins_that_contradict_each_other_are_one_message_with_both_lines(tmp_path: Path) -> None:
+    pins = "\n  recompute: full\n  virtual_pipeline: 4\n  pipeline: 1"
+    written(tmp_path, changed("layout", pins))
+    answer = llmlaunch(tmp_path, "check", "recipe.yaml")
+    assert answer.returncode == 2
+    assert "recipe.yaml:12: layout.pipeline: 1 contradicts layout.virtual_pipeline: 4 (recipe.yaml:11)" in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_a_pinned_layout_that_overflows_says_the_rank_the_term_and_a_change_that_works(tmp_path: Path) -> None:
+    pins = "layout={tensor: 1, pipeline: 1, context: 1, micro_batch_size: 2, recompute: none}"
+    written(tmp_path)
+    answer = llmlaunch(tmp_path, "plan", "recipe.yaml", pins, "--json")
+    assert answer.returncode == 3
+    plan = json.loads(answer.stdout)
+    assert "pipeline rank 0 needs" in answer.stderr
+    assert "most of it" in answer.stderr
+    assert plan["advice"] in answer.stderr
+    words = [f"{key}={json.dumps(value)}" for key, value in plan["changes"].items()]
+    assert llmlaunch(tmp_path, "check", "recipe.yaml", pins, *words).returncode == 0
 
 
 def test_overrides_change_the_recipe(tmp_path: Path) -> None:
@@ -137,7 +184,7 @@ def test_nodes_may_be_chosen_in_every_command(tmp_path: Path) -> None:
     nodes = plan["sizing"]["nodes"]
     assert [tried["refused"] is None for tried in plan["sizing"]["tried"]] == [False] * (nodes - 1) + [True]
     assert plan["job"]["steps"] == 10
-    fixed = json.loads(llmlaunch(tmp_path, "plan", "recipe.yaml", f"nodes={nodes}", "--json").stdout)
+    fixed = json.loads(llmlaunch(tmp_path, "check", "recipe.yaml", f"nodes={nodes}", "--json").stdout)
     assert fixed == {**plan, "sizing": None}
     assert f"nodes: auto: the smallest cluster that does has {nodes} node" in llmlaunch(
         tmp_path, "plan", "recipe.yaml"
@@ -257,7 +304,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
     assert options == {
         "init": ["name", "output", "show"],
         "check": ["as_json", "overrides", "recipe"],
-        "plan": ["as_json", "overrides", "recipe"],
+        "plan": ["as_json", "overrides", "plot", "recipe", "with_front"],
         "render": ["as_json", "output", "overrides", "recipe"],
         "submit": ["as_json", "dry_run", "follow", "local", "output", "overrides", "recipe"],
         "status": ["as_json", "run"],

@@ -16,6 +16,7 @@ from llmlaunch.recipe.types import Recipe
 if TYPE_CHECKING:
     from llmlaunch.calibration.margins import Margin
     from llmlaunch.planner.placement import ExpectedPlacement
+    from llmlaunch.planner.setting import Setting
 
 __all__ = ["Planned", "plan_loaded", "planned", "print_json", "recipe_arguments"]
 
@@ -23,12 +24,14 @@ __all__ = ["Planned", "plan_loaded", "planned", "print_json", "recipe_arguments"
 @dataclass(frozen=True)
 class Planned:
     """A recipe as planned, its number of nodes chosen, with its backend and plan. `json` is the shape `check --json`
-    prints."""
+    prints. `setting` is of the recipe with that number and as it was given otherwise: it searches the same space
+    again."""
 
     recipe: Recipe
     backend: Backend
     plan: Plan
     json: dict[str, Any]
+    setting: Setting
     placement: ExpectedPlacement | None = None  # None: nothing is known of the network
 
     @property
@@ -61,15 +64,17 @@ def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizin
     from llmlaunch.planner.placement import expected_placement
     from llmlaunch.planner.plan import as_planned
     from llmlaunch.planner.plan_json import plan_json
+    from llmlaunch.planner.setting import setting_of
     from llmlaunch.planner.sized import make_sized_plan
 
-    backend = backend_for(recipe)
-    recipe, plan = make_sized_plan(recipe, backend, baseline_bytes, _margin(recipe))
+    backend, margin = backend_for(recipe), _margin(recipe)
+    recipe, plan = make_sized_plan(recipe, backend, baseline_bytes, margin)
     plan = plan if sizing is None else replace(plan, sizing=sizing)
+    setting = setting_of(recipe, backend, baseline_bytes, margin)
     recipe = as_planned(recipe, plan.chosen)
     placement = expected_placement(recipe, plan.layout, backend)
     whole = plan_json(plan) | {"placement": None if placement is None else placement.as_json()}
-    return Planned(recipe, backend, plan, whole, placement)
+    return Planned(recipe, backend, plan, whole, setting, placement)
 
 
 def _margin(recipe: Recipe) -> Margin | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from llmlaunch.planner.variants import every_way, words_of
 from llmlaunch.recipe.places import place_of, written_pin
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Tightest", "no_layout", "tightest"]
+__all__ = ["Tightest", "no_layout", "tightest", "tightest_for_splits"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,20 @@ def no_layout(setting: Setting) -> UserError:
 def tightest(setting: Setting) -> Tightest:
     """Of a setting that holds no legal layout."""
     rules = setting.backend.rules(setting.recipe)
+    return _tightest(rules, _failed(setting, rules))
+
+
+def tightest_for_splits(setting: Setting) -> Tightest:
+    """The same of the rules that look at sizes alone; no rule where they let some split pass, whatever the words."""
+    recipe = setting.recipe
+    rules = [rule for rule in setting.backend.rules(recipe) if not rule.of_words]
+    failed = rules_failed(recipe, enumerate_splits(recipe, setting.backend.space(recipe)), rules)
+    return _tightest(rules, [failed]) if failed.any(axis=0).all() else Tightest(None, 0, failed.shape[1])
+
+
+def _tightest(rules: Sequence[Rule], failures: Iterable[NDArray[np.bool_]]) -> Tightest:
     alone, refusing, searched = np.zeros(len(rules)), np.zeros(len(rules)), 0
-    for failed in _failed(setting, rules):
+    for failed in failures:
         alone += np.count_nonzero(failed[:, np.equal(failed.sum(axis=0), 1)], axis=1)
         refusing += failed.sum(axis=1)
         searched += failed.shape[1]
@@ -61,9 +73,9 @@ def _failed(setting: Setting, rules: Sequence[Rule]) -> Iterator[NDArray[np.bool
     """Which rule (row) refuses which split (column), for every set of words tried with the splits."""
     recipe, words = setting.recipe, np.array([rule.of_words for rule in rules])
     splits = enumerate_splits(recipe, setting.backend.space(recipe))
-    failed = rules_failed(setting, splits, rules)
+    failed = rules_failed(recipe, splits, rules)
     for said, layouts in every_way(recipe, words_of(recipe, setting.backend), splits):
-        failed[words] = rules_failed(setting.of(said), layouts, [rule for rule in rules if rule.of_words])
+        failed[words] = rules_failed(said, layouts, [rule for rule in rules if rule.of_words])
         yield failed
 
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.layout import Layout, LayoutColumns, Rule, Situation
+from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.planner.host import node_of
+from llmlaunch.planner.pricing import situation
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY
 from llmlaunch.planner.setting import Setting
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import step_time
 
 __all__ = ["Judged", "Refusal", "judged", "rules_failed"]
@@ -43,23 +45,20 @@ class Judged:
         return self.device_bytes is not None
 
 
-def rules_failed(setting: Setting, layouts: LayoutColumns, rules: Sequence[Rule]) -> NDArray[np.bool_]:
-    """Which rule (row) refuses which layout (column).
+def rules_failed(recipe: Recipe, layouts: LayoutColumns, rules: Sequence[Rule]) -> NDArray[np.bool_]:
+    """Which rule (row) refuses which layout (column)."""
+    asked = situation(recipe, layouts)
+    return np.array([~rule.allows(asked) for rule in rules], dtype=np.bool_).reshape(len(rules), len(layouts))
+
+
+def judged(setting: Setting, layouts: Sequence[Layout]) -> list[Judged]:
+    """Each of `layouts`, which split exactly the recipe's devices, in their order.
 
     Raises:
         UserError: the backend cannot do what the recipe asks for, whatever the layout.
     """
-    recipe = setting.recipe
-    situation = Situation(
-        layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, techniques=recipe.techniques
-    )
-    return np.array([~rule.allows(situation) for rule in rules], dtype=np.bool_).reshape(len(rules), len(layouts))
-
-
-def judged(setting: Setting, layouts: Sequence[Layout]) -> list[Judged]:
-    """Each of `layouts`, which split exactly the recipe's devices, in their order. Raises as `rules_failed`."""
-    rules = setting.backend.rules(setting.recipe)
-    failed = rules_failed(setting, LayoutColumns.of(layouts), rules)
+    rules = sorted(setting.backend.rules(setting.recipe), key=lambda rule: rule.of_words)  # as a search asks them
+    failed = rules_failed(setting.recipe, LayoutColumns.of(layouts), rules)
     legal = [layout for i, layout in enumerate(layouts) if not failed[:, i].any()]
     priced = iter(_priced(setting, legal))
     return [

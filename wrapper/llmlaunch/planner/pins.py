@@ -25,54 +25,59 @@ AMOUNTS = frozenset({"recompute_layers", "offload_layers"})  # 0 is none of them
 
 @dataclass(frozen=True)
 class Widened:
-    """The legal layouts where every pin may also be what it is not, `kept[i, j]` says whether layout i keeps pin j, and
-    `distance` how far it is from those it does not: in powers of two for a size, in steps for a kind."""
+    """The legal layouts where every pin may also be what it is not. Bit j of `kept` says whether a layout keeps pin j,
+    and `distance` how far it is from those it does not: in powers of two for a size, in steps for a kind."""
 
     setting: Setting
     found: Found
     names: tuple[str, ...]
-    kept: NDArray[np.bool_]
+    kept: NDArray[np.int64]
     distance: NDArray[np.float64]
 
     def nearest_safe(self) -> int | None:
-        """The row of the safe layout that changes the fewest pins, then the least, then the fastest."""
-        ranked = self.found.order[self.found.safe[self.found.order]]
-        if not len(ranked):
+        """The safe layout that changes the fewest pins, then the least, then the fastest."""
+        safe = np.flatnonzero(self.found.safe)
+        if not len(safe):
             return None
-        changed = np.count_nonzero(~self.kept[ranked], axis=1)
-        return int(ranked[np.lexsort((np.arange(len(ranked)), np.round(self.distance[ranked], 9), changed))[0]])
+        ones = np.array([bin(bits).count("1") for bits in range(1 << len(self.names))])
+        kept = ones[self.kept[safe]]
+        safe = safe[kept == kept.max()]
+        far = np.round(self.distance[safe], 9)
+        safe = safe[far == far.min()]
+        return int(safe[np.argmin(self.found.step_seconds[safe])])
 
     def conflict(self) -> tuple[str, ...] | None:
         """The smallest set of pins that no legal layout keeps together; None where there is none, and empty where no
         layout is legal whatever the pins."""
-        bits = np.unique(self.kept @ (1 << np.arange(len(self.names), dtype=np.int64)))
-        kept = (bits[:, None] >> np.arange(len(self.names))) % 2 == 1
+        kept = np.unique(self.kept)
         for size in range(len(self.names) + 1):
             for some in combinations(range(len(self.names)), size):
-                if not kept[:, list(some)].all(axis=1).any():
+                wanted = sum(1 << j for j in some)
+                if not np.any((kept & wanted) == wanted):
                     return tuple(self.names[j] for j in some)
         return None
 
     def legal_values(self, name: str) -> list[int]:
         """What pin `name` might be for a legal layout that keeps all other pins."""
-        others = [j for j, other in enumerate(self.names) if other != name]
-        rows = self.kept[:, others].all(axis=1)
-        return sorted(set(getattr(self.found.layouts, name)[rows].tolist()))
+        others = (1 << len(self.names)) - 1 - (1 << self.names.index(name))
+        return sorted(set(self.found.points.column(name)[(self.kept & others) == others].tolist()))
 
     def changes(self, row: int) -> dict[str, int]:
         """The pins layout `row` does not keep, with its values, in the order of the recipe."""
-        layouts = self.found.layouts
-        lost = (name for name, kept in zip(self.names, self.kept[row], strict=True) if not kept)
-        return {name: int(getattr(layouts, name)[row]) for name in lost}
+        lost = [name for j, name in enumerate(self.names) if not self.kept[row] >> j & 1]
+        return {name: int(self.found.points.column(name)[row]) for name in lost}
 
 
 def widened(setting: Setting) -> Widened:
     """Search as if there were no pins; what they name is searched beside what the backend offers."""
     found = setting.of(freed(setting)).search()
     pins = setting.recipe.pins
-    columns = [_off(name, as_ints(name, pin), getattr(found.layouts, name)) for name, pin in pins.items()]
-    off = np.array(columns, dtype=np.float64).reshape(len(pins), len(found.layouts)).T
-    return Widened(setting, found, tuple(pins), np.equal(off, 0.0), off.sum(axis=1))
+    kept, distance = np.zeros(len(found.points), dtype=np.int64), np.zeros(len(found.points))
+    for j, (name, pin) in enumerate(pins.items()):
+        off = _off(name, as_ints(name, pin), found.points.column(name))
+        kept |= np.equal(off, 0.0).astype(np.int64) << j
+        distance += off
+    return Widened(setting, found, tuple(pins), kept, distance)
 
 
 def freed(setting: Setting, keep: Iterable[str] = ()) -> Recipe:
@@ -96,10 +101,12 @@ def as_pin(name: str, value: int) -> int | bool | str | None:
 
 
 def _off(name: str, wanted: tuple[int, ...], column: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How far each value is from the nearest wanted one."""
-    mine, theirs = column[:, None].astype(np.float64), np.array(wanted, dtype=np.float64)
-    if name in AMOUNTS:
-        mine, theirs = mine + 1.0, theirs + 1.0
-    away = np.abs(mine - theirs if name in KINDS else np.log2(mine) - np.log2(theirs))
-    nearest: NDArray[np.float64] = away.min(axis=1)
+    """How far each value is from the nearest wanted one. No value is large: each is measured once, not each layout."""
+    mine, theirs = np.arange(column.max(initial=0) + 1, dtype=np.float64)[:, None], np.array(wanted, dtype=np.float64)
+    if name in KINDS:
+        away = np.abs(mine - theirs)
+    else:
+        none = 1.0 if name in AMOUNTS else 0.0
+        away = np.abs(np.log2(np.maximum(mine, 1.0 - none) + none) - np.log2(theirs + none))
+    nearest: NDArray[np.float64] = away.min(axis=1)[column]
     return nearest

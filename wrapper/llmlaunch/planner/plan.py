@@ -40,6 +40,21 @@ class Candidate:
     techniques: Techniques = NO_TECHNIQUES
     gradient_dtype: str | None = None
 
+    def describe(self) -> str:
+        """The layout and the words chosen with it, on one line, leaving out what is switched off."""
+        ways = self.techniques
+        parts = [self.layout.describe()]
+        if ways.recompute_modules and self.layout.recompute:
+            parts.append(f"({'+'.join(ways.recompute_modules)})")
+        elif ways.recompute_method != "uniform" and self.layout.recompute:
+            parts.append(f"({ways.recompute_method})")
+        away = [*ways.offload_modules, *(["checkpoints"] if ways.offload_checkpoints else [])]
+        away += ["parameters"] if ways.offload_parameters else []
+        away += [f"optimizer:{ways.offload_optimizer:g}"] if ways.offload_optimizer else []
+        parts += [f"offload={'+'.join(away)}"] if away else []
+        parts += [f"gradients={self.gradient_dtype}"] if self.gradient_dtype else []
+        return " ".join(parts)
+
 
 def as_planned(recipe: Recipe, chosen: Candidate) -> Recipe:
     """The recipe with the words llmlaunch chose in the place of those left free: what is rendered and recorded."""

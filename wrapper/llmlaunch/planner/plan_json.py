@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from llmlaunch.memory.estimate import Estimate
+from llmlaunch.planner.neighbours import Neighbour
 from llmlaunch.planner.plan import Candidate, JobLength, Limit, Plan, Sizing
 from llmlaunch.recipe.types import NO_BUDGET
 
-__all__ = ["plan_json"]
+__all__ = ["candidates_json", "neighbours_json", "plan_json"]
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "searched": plan.searched,
         "refused": dict(plan.refused),
         "refusal_sentences": dict(plan.refusal_sentences),
-        "alternatives": [_candidate(c) for c in plan.alternatives],
+        "alternatives": candidates_json(plan.alternatives),
         "not_modelled": list(plan.not_modelled),
         "assumptions": list(plan.assumptions),
         "advice": plan.advice,
@@ -99,6 +101,32 @@ def _budget(plan: Plan) -> dict[str, Any] | None:
     if plan.budget == NO_BUDGET:
         return None
     return {**asdict(plan.budget), "beyond": plan.beyond_budget}
+
+
+def candidates_json(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
+    """Layouts as `alternatives` shows them."""
+    return [_candidate(c) for c in candidates]
+
+
+def neighbours_json(found: Iterable[Neighbour]) -> list[dict[str, Any]]:
+    """`refused` is a rule's key, "memory" or "host_memory", null where the layout is safe; a layout that a rule refuses
+    has no figures."""
+    return [_neighbour(one) for one in found]
+
+
+def _neighbour(one: Neighbour) -> dict[str, Any]:
+    refusal = one.judged.refusal
+    return {
+        "field": one.name,
+        "from": one.before,
+        "to": one.after,
+        "along": dict(one.along),
+        "layout": one.judged.layout.as_json(),
+        "step_seconds": one.judged.step_seconds,
+        "device_bytes": one.judged.device_bytes,
+        "refused": None if refusal is None else refusal.key,
+        "reason": None if refusal is None else refusal.reason,
+    }
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

@@ -65,6 +65,18 @@ class Points:
         """All points as layouts, made when first asked for."""
         return self.layouts_at(np.arange(len(self)))
 
+    def column(self, name: str) -> IntColumn:
+        """One field of all points, without making layouts of them."""
+        if name == "zero_stage":
+            return np.array([held.zero_stage for held in self.held], dtype=np.int64)[self.rows.held]
+        if name == "recompute":
+            return np.array([running.recompute for running in self.running], dtype=np.int64)[self.rows.running]
+        if name in ("recompute_layers", "offload_layers"):
+            amount: IntColumn = getattr(self.rows, name)
+            return amount
+        column: IntColumn = getattr(self.splits, name)[self.rows.split]
+        return column
+
     def layouts_at(self, index: IntColumn) -> LayoutColumns:
         rows = self.rows
         stages = np.array([held.zero_stage for held in self.held], dtype=np.int64)

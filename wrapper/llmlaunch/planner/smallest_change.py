@@ -12,7 +12,8 @@ import numpy as np
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.planner.pins import Widened, as_pin, freed, widened
+from llmlaunch.planner.pins import AMOUNTS, Widened, as_pin, freed, widened
+from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import MOST_NODES, most_nodes, smallest_cluster
 from llmlaunch.recipe.places import written_pin
@@ -22,19 +23,8 @@ from llmlaunch.techniques import NO_TECHNIQUES
 __all__ = ["Change", "advice", "smallest_change"]
 
 SHORTER = (2, 4, 8, 16, 32)
-OFFLOADS = ("offload_optimizer", "offload_parameters", "offload_modules", "offload_checkpoints")
-EVERY_MODULE = ("core_attn", "layernorm", "mlp")
-# What a recipe may add beside its layout, the cheapest in time and precision first; pins they need come with them.
-ADDED: tuple[dict[str, Any], ...] = (
-    {"layout.loss": "native"},
-    {"layout.loss": "tiled"},
-    {"layout.mlp_chunks": 4},
-    {"layout.recompute": "selective", "layout.recompute_modules": list(EVERY_MODULE)},
-    {"layout.recompute": "full", "layout.offload_checkpoints": True},
-    {"layout.zero_stage": 1, "layout.offload_optimizer": 1.0},
-    {"layout.zero_stage": 3, "layout.offload_optimizer": 1.0, "layout.offload_parameters": True},
-    {"training.gradient_dtype": "bf16"},
-)
+# What a recipe may add that no search chooses, the cheapest first.
+ADDED: tuple[dict[str, Any], ...] = ({"layout.loss": "native"}, {"layout.loss": "tiled"}, {"layout.mlp_chunks": 4})
 BELONGS = {
     "recompute_modules": "selective",
     "recompute_method": "full",
@@ -88,18 +78,17 @@ def advice(change: Change | None) -> str:
 def smallest_change(setting: Setting) -> Change | None:
     """The first of these that holds a safe layout; None where none does:
 
-    one pin of the layout set to another value; all of the host's memory; one offload taken back; more pins; a technique
-    added; more nodes; a shorter sequence. Of several pins the fewest, then the least far, then the fastest.
+    one pin of the layout set to another value; all of the host's memory; one word of techniques set otherwise; more
+    pins; a technique added that no search chooses; more nodes; a shorter sequence. Of several pins the fewest, then the
+    least far, then the fastest.
     """
-    wide = widened(setting) if setting.recipe.pins else None
-    pinned = None if wide is None else _by_pins(wide)
+    pinned = _by_pins(widened(setting)) if setting.recipe.pins else None
     if pinned is not None and len(pinned.settings) == 1:
         return pinned
-    taken = next(_safe(setting, _taken_back(setting.recipe)), None)
-    if taken is not None or pinned is not None:
-        return taken or pinned
-    added = next(_safe(setting, _added(setting.recipe)), None)
-    return added or next(_larger(setting), None)
+    told = next(_safe(setting, _of_host(setting.recipe)), None) or _by_words(setting)
+    if told is not None or pinned is not None:
+        return told or pinned
+    return next(_safe(setting, _added(setting.recipe)), None) or next(_larger(setting), None)
 
 
 def _by_pins(
@@ -118,8 +107,14 @@ def _by_pins(
         changed[pin.key] = None if value is None else pin.value(value)
         before = {**before, pin.key: pin.value(old[name])}
     kept = {name: pin for name, pin in {**recipe.pins, **new}.items() if pin is not None}
-    change = Change(changed, replace(recipe, pins=kept), wide.found.layouts.row(row), before)
-    return _tidied(change) if "recompute" in new else change
+    change = Change(changed, replace(recipe, pins=kept), wide.found.points.layout(row), before)
+    return _fastest(wide.setting, _tidied(change) if "recompute" in new else change)
+
+
+def _fastest(setting: Setting, change: Change) -> Change | None:
+    """The change with the layout that is planned once it is applied."""
+    found = setting.of(change.recipe).search()
+    return replace(change, layout=found.candidate(change.recipe, 0).layout) if np.any(found.safe) else None
 
 
 def _tidied(change: Change) -> Change:
@@ -134,24 +129,51 @@ def _tidied(change: Change) -> Change:
 def _safe(setting: Setting, changes: Iterator[Change]) -> Iterator[Change]:
     """Those that leave a safe layout, with it. What the backend cannot do is none."""
     for change in changes:
-        changed = setting.of(change.recipe)
         try:
-            found = changed.search()
+            found = _fastest(setting, change)
         except UserError:
             continue
-        if np.any(found.safe):
-            yield replace(change, layout=found.candidate(change.recipe, 0).layout)
+        if found is not None:
+            yield found
 
 
-def _taken_back(recipe: Recipe) -> Iterator[Change]:
-    """What eases the host: all of the node's memory, or one offload less."""
-    none = Layout()
+def _of_host(recipe: Recipe) -> Iterator[Change]:
+    """All of the node's memory."""
     if recipe.slurm.get("mem") not in (None, False, 0, "0"):
         changed = replace(recipe, slurm={**recipe.slurm, "mem": 0})
-        yield Change({"slurm.mem": 0}, changed, none, {"slurm.mem": recipe.slurm["mem"]})
-    for name in OFFLOADS:
-        if getattr(recipe.techniques, name) != getattr(NO_TECHNIQUES, name):
-            yield Change({f"layout.{name}": None}, _without(recipe, name), none)
+        yield Change({"slurm.mem": 0}, changed, Layout(), {"slurm.mem": recipe.slurm["mem"]})
+
+
+def _by_words(setting: Setting) -> Change | None:
+    """Of the words the recipe chooses itself, amounts of layers among them, the one that makes the fastest safe layout
+    possible where it is free, with what is then chosen for it. Never the format of gradients: it changes the numbers a
+    model learns from."""
+    recipe = setting.recipe
+    names = [name for name in recipe.fixed if name != "gradient_dtype"] + [n for n in recipe.pins if n in AMOUNTS]
+    best: tuple[float, Change] | None = None
+    for name in names:
+        free = _without(recipe, name) if name in AMOUNTS else _unfixed(recipe, name)
+        found = setting.of(free).search()
+        if np.any(found.safe):
+            chosen = found.candidate(free, 0)
+            if best is None or chosen.step_seconds < best[0]:
+                best = (chosen.step_seconds, _worded(recipe, name, chosen))
+    return None if best is None else best[1]
+
+
+def _unfixed(recipe: Recipe, name: str) -> Recipe:
+    return replace(recipe, fixed=tuple(word for word in recipe.fixed if word != name))
+
+
+def _worded(recipe: Recipe, name: str, chosen: Candidate) -> Change:
+    """The recipe that says what was chosen for the word; where that is nothing, says nothing of it."""
+    key, amount = f"layout.{name}", name in AMOUNTS
+    before = recipe.pins[name] if amount else getattr(recipe.techniques, name)
+    value = getattr(chosen.layout if amount else chosen.techniques, name)
+    value = list(value) if isinstance(value, tuple) else value
+    if not value:
+        return Change({key: None}, _without(recipe, name), chosen.layout, {key: before})
+    return Change({key: value}, _with(_without(recipe, name), {key: value}), chosen.layout, {key: before})
 
 
 def _added(recipe: Recipe) -> Iterator[Change]:
@@ -188,7 +210,7 @@ def _with(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
         name = key.partition(".")[2]
         if name == "gradient_dtype":
             training = replace(training, gradient_dtype=value)
-        elif name in ("recompute", "zero_stage"):
+        elif name in ("recompute", "zero_stage", *AMOUNTS):
             pins[name] = value
         else:
             held: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value}

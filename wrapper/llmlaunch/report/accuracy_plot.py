@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
+from llmlaunch.report.svg import svg, write_svg
 from llmlaunch.report.text import gib
 
 __all__ = ["accuracy_svg", "write_accuracy_plot"]
@@ -46,13 +44,7 @@ def write_accuracy_plot(answer: Mapping[str, Any], path: Path) -> None:
     Raises:
         UserError: another ending, nothing to plot, or a file that cannot be written.
     """
-    if path.suffix.lower() != ".svg":
-        raise UserError(f"{path}: --plot writes SVG; give a name that ends in .svg")
-    text = accuracy_svg(answer)
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as failure:
-        raise UserError(f"{path}: the plot cannot be written: {failure.strerror}") from None
+    write_svg(path, lambda: accuracy_svg(answer))
 
 
 def accuracy_svg(answer: Mapping[str, Any]) -> str:
@@ -63,10 +55,8 @@ def accuracy_svg(answer: Mapping[str, Any]) -> str:
     sizes = [r[key] for r in shown for key in ("measured_bytes", "predicted_bytes")]
     axis = Axis(min(sizes) / 1.25, max(sizes) * 1.25)
     names = list(dict.fromkeys(f"{r['family']}, {r['peak_kind']}" for r in shown))
-    environment = Environment(
-        loader=FileSystemLoader(asset("templates")), undefined=StrictUndefined, autoescape=True, trim_blocks=True
-    )
-    return environment.get_template("accuracy.svg.j2").render(
+    return svg(
+        "accuracy",
         side=SIDE,
         left=LEFT,
         top=TOP,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.planner.length import duration
+from llmlaunch.planner.neighbours import Neighbour
 from llmlaunch.planner.plan import Candidate, JobLength, Plan
 from llmlaunch.planner.sizing import NO_LAYOUT
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.report.choices_text import front_text, neighbours_text, refused_text
 from llmlaunch.report.text import gib, table
 from llmlaunch.timing.flops import model_flops_per_token
 
@@ -15,13 +19,28 @@ __all__ = ["check_text", "plan_text"]
 
 def check_text(recipe: Recipe, plan: Plan) -> str:
     """What `llmlaunch check` prints."""
-    memory = [*_memory(plan), *_host(plan)]
-    return "\n".join([*_headline(recipe, plan), "", *memory, "", *_time(recipe, plan), "", *_small_print(plan)])
+    safe = plan.searched - sum(plan.refused.values())
+    searched = f"Searched {plan.searched:,} layouts: {safe:,} are legal and safe (llmlaunch plan shows the others)"
+    return "\n".join([*_figures(recipe, plan), "", searched, *_small_print(plan)])
 
 
-def plan_text(recipe: Recipe, plan: Plan) -> str:
-    """What `llmlaunch plan` prints: the same, with the runners-up and every reason for refusal."""
-    return "\n".join([check_text(recipe, plan), "", *_alternatives(plan), "", *_refused(plan)])
+def plan_text(
+    recipe: Recipe, plan: Plan, found: Sequence[Neighbour] = (), front: Sequence[Candidate] | None = None
+) -> str:
+    """What `llmlaunch plan` prints: the same, with the runners-up, the neighbours, the Pareto front where it is asked
+    for, and every reason for refusal."""
+    parts = [
+        _figures(recipe, plan),
+        _alternatives(plan),
+        neighbours_text(plan, found),
+        [] if front is None else front_text(plan, front),
+        [*refused_text(plan), *_small_print(plan)],
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _figures(recipe: Recipe, plan: Plan) -> list[str]:
+    return [*_headline(recipe, plan), "", *_memory(plan), *_host(plan), "", *_time(recipe, plan)]
 
 
 def _headline(recipe: Recipe, plan: Plan) -> list[str]:
@@ -137,9 +156,7 @@ def _tokens(count: int) -> str:
 
 
 def _small_print(plan: Plan) -> list[str]:
-    safe = plan.searched - sum(plan.refused.values())
-    lines = [f"Searched {plan.searched:,} layouts: {safe:,} are legal and safe (llmlaunch plan shows the others)"]
-    lines += ["Not modelled:", *(f"  {what}" for what in plan.not_modelled)]
+    lines = ["Not modelled:", *(f"  {what}" for what in plan.not_modelled)]
     lines += [f"Assumed: {sentence}" for sentence in plan.assumptions]
     return lines
 
@@ -147,14 +164,8 @@ def _small_print(plan: Plan) -> list[str]:
 def _alternatives(plan: Plan) -> list[str]:
     def row(place: int, c: Candidate) -> list[str]:
         rate = f"{c.tokens_per_second_per_gpu:,.0f}"
-        return [f"{place}. {c.layout.describe()}", gib(c.device_bytes), f"{c.step_seconds:.2f}", rate]
+        return [f"{place}. {c.describe()}", gib(c.device_bytes), f"{c.step_seconds:.2f}", rate]
 
     rows = [row(i + 1, c) for i, c in enumerate((plan.chosen, *plan.alternatives))]
-    return ["Ranked layouts", table(["", "GiB worst rank", "s/step", "tokens/s/device"], rows)]
-
-
-def _refused(plan: Plan) -> list[str]:
-    if not plan.refused:
-        return ["Refused: none"]
-    ordered = sorted(plan.refused.items(), key=lambda item: -item[1])
-    return ["Refused", *(f"  {count:>9,}  {key}: {plan.refusal_sentences.get(key, '')}" for key, count in ordered)]
+    title = "Ranked layouts" if plan.safe else "Closest layouts, none of them safe"
+    return [title, table(["", "GiB worst rank", "s/step", "tokens/s/device"], rows)]

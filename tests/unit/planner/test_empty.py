@@ -1,0 +1,148 @@
+"""An empty space is never a bare 'no solution': the tightest rule is named, and the pins that contradict another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.errors import UserError
+from llmlaunch.planner.empty import no_layout, tightest
+from llmlaunch.planner.enumerate import enumerate_splits
+from llmlaunch.planner.judge import rules_failed
+from llmlaunch.planner.pins import freed, widened
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import Setting, setting_of
+from llmlaunch.planner.variants import every_way, words_of
+from llmlaunch.recipe.load import load_recipe
+
+GOOD = """\
+schema: 1
+name: mine
+model: llama3-8b
+backend: megatron-lm
+cluster: h100-80gb-x8
+nodes: 4
+training: {sequence_length: 8192, global_batch_size: 512, steps: 10}
+data: {mock: true}
+layout:
+  micro_batch_size: 1
+"""
+
+
+def setting(name: str, *words: str) -> Setting:
+    recipe = load_recipe(asset("recipes", f"{name}.yaml"), words)
+    return setting_of(recipe, backend_for(recipe))
+
+
+def refusal(name: str, *words: str) -> str:
+    here = setting(name, *words)
+    with pytest.raises(UserError) as caught:
+        make_plan(here.recipe, here.backend)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_two_pins_that_contradict_each_other_are_named_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(GOOD + "  virtual_pipeline: 4\n  tensor: 2\n  pipeline: 1\n")
+    recipe = load_recipe(path)
+    with pytest.raises(UserError) as caught:
+        make_plan(recipe, backend_for(recipe))
+    message = str(caught.value)
+    # in the schema's order
+    assert message.startswith(
+        f"{path}:13: layout.pipeline: 1 contradicts layout.virtual_pipeline: 4 ({path}:11): virtual pipeline stages"
+    )
+    assert "[virtual-needs-pipeline; megatron/training/arguments.py" in message
+    assert "tensor" not in message.split(". Legal")[0].split(":", 2)[2].replace("tensor-model", "")
+    assert "Legal would be layout.pipeline: 2, 4, 8, or layout.virtual_pipeline: 1." in message
+
+
+@pytest.mark.parametrize(
+    ("pins", "named"),
+    [
+        ("{tensor: 1, sequence_parallel: true, context: 2}", "tensor: 1 contradicts layout.sequence_parallel: true"),
+        ("{pipeline: 8, virtual_pipeline: 8, recompute: full}", "pipeline: 8 contradicts layout.virtual_pipeline: 8"),
+        ("{pipeline: [2, 4], virtual_pipeline: 3}", "virtual_pipeline: 3 leaves no legal layout"),
+    ],
+)
+def test_only_the_pins_that_clash_are_named(pins: str, named: str) -> None:
+    assert f": layout.{named}: " in refusal("llama3-8b", f"layout={pins}")
+
+
+def test_an_expert_pin_that_no_tensor_size_can_meet_names_both() -> None:
+    message = refusal("mixtral-8x7b", "nodes=1", "layout={expert: 8, expert_tensor: 2, pipeline: 1}")
+    assert "layout.expert: 8 contradicts layout.expert_tensor: 2" in message
+    assert "[expert-world;" in message
+
+
+def test_pins_that_leave_no_split_of_the_devices_are_named_together() -> None:
+    words = ("model={base: llama3-8b, num_layers: 81}", "layout={data: 16, tensor: 1, context: 1}")
+    message = refusal("llama3-8b", *words)
+    assert "layout.tensor: 1, layout.context: 1 and layout.data: 16 contradict one another" in message
+    assert "they leave no split of the 32 devices (4 nodes x 8)" in message
+
+
+def test_where_no_pin_is_to_blame_the_tightest_rule_and_what_would_satisfy_it_are_named() -> None:
+    message = refusal("llama2-7b-deepspeed", "training.global_batch_size=250")
+    assert "[batch; deepspeed/runtime/config.py" in message
+    assert "training.global_batch_size: 256 (from 250)" in message
+    near = setting("llama2-7b-deepspeed", "training.global_batch_size=256")
+    assert len(near.search().order)
+
+
+def test_the_tightest_rule_is_the_one_whose_relaxation_leaves_the_most() -> None:
+    here = setting("llama3-8b", "layout={pipeline: 1, virtual_pipeline: 4}")
+    why = tightest(here)
+    rules = here.backend.rules(here.recipe)
+    splits = enumerate_splits(here.recipe, here.backend.space(here.recipe))
+    left: Counter[str] = Counter()
+    for said, layouts in every_way(here.recipe, words_of(here.recipe, here.backend), splits):
+        for rule in rules:
+            others = rules_failed(said, layouts, [other for other in rules if other is not rule])
+            left[rule.key] += int(np.count_nonzero(~others.any(axis=0)))
+    assert why.rule is not None
+    assert left[why.rule.key] == max(left.values()) == why.alone
+
+
+PINS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "tensor": st.sampled_from([1, 2, 8]),
+        "pipeline": st.sampled_from([1, 2, 4]),
+        "virtual_pipeline": st.sampled_from([1, 2, 16]),
+        "sequence_parallel": st.booleans(),
+        "data": st.sampled_from([1, 2, 8]),
+        "micro_batch_size": st.sampled_from([1, 8]),
+    },
+)
+
+
+def any_legal(here: Setting, keep: tuple[str, ...]) -> bool:
+    return len(here.of(freed(here, keep)).search().points) > 0
+
+
+@settings(max_examples=12, deadline=None)
+@given(PINS)
+def test_the_named_pins_clash_and_no_fewer_do(pins: dict[str, Any]) -> None:
+    base = setting("llama3-8b", "nodes=1", "training.global_batch_size=24")
+    words = ("offload_optimizer", "offload_modules", "gradient_dtype")
+    here = base.of(replace(base.recipe, pins=pins, fixed=words))
+    assume(not len(here.search().points))
+    clash = widened(here).conflict()
+    assert clash
+    assert not any_legal(here, clash)
+    assert all(any_legal(here, some) for size in range(len(clash)) for some in combinations(pins, size))
+    for name in clash:
+        assert name in str(no_layout(here))

@@ -1,0 +1,139 @@
+"""Each neighbour is the chosen layout with one choice changed; what it costs is what a plan of it would show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.planner.enumerate import SPLIT_FIELDS
+from llmlaunch.planner.judge import judged as judged_alone
+from llmlaunch.planner.neighbours import Neighbour, neighbours
+from llmlaunch.planner.plan import Candidate, as_planned
+from llmlaunch.planner.plan_json import neighbours_json
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import Setting, setting_of
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.report.choices_text import neighbours_text
+from llmlaunch.techniques import NO_TECHNIQUES
+
+AMOUNTS = ("recompute_layers", "offload_layers", "layers_by_stage")
+OFFLOADS = ("offload_modules", "offload_checkpoints", "offload_optimizer", "offload_parameters")
+RECIPES = ["llama3-70b", "llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed"]
+
+
+def chosen_and_near(name: str, *words: str) -> tuple[Setting, Candidate, list[Neighbour]]:
+    recipe = load_recipe(asset("recipes", f"{name}.yaml"), words)
+    setting = setting_of(recipe, backend_for(recipe))
+    chosen = make_plan(recipe, setting.backend).chosen
+    planned = setting.of(as_planned(recipe, chosen))
+    return planned, chosen, neighbours(planned, chosen.layout)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_one_choice_differs_data_takes_up_the_change_and_the_world_size_stays(name: str) -> None:
+    setting, chosen, near = chosen_and_near(name)
+    assert near
+    here = chosen.layout.as_json()
+    for one in near:
+        there = one.judged.layout.as_json()
+        assert one.judged.layout.world_size == setting.recipe.world_size
+        assert one.before != one.after
+        differ = {key for key in there if there[key] != here[key]} - {"data"}
+        if one.name in SPLIT_FIELDS:
+            assert differ == {one.name} | set(one.along)
+        else:
+            assert differ <= {"zero_stage", "recompute", "recompute_layers", "offload_layers"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_neighbour_in_size_costs_what_a_search_pinned_to_it_says_and_fails_for_the_same_reason(
+    name: str,
+) -> None:
+    setting, _, near = chosen_and_near(name)
+    for one in near:
+        if one.name not in SPLIT_FIELDS:
+            continue
+        layout = one.judged.layout
+        pins: dict[str, Any] = {n: v for n, v in layout.as_json().items() if n not in AMOUNTS}
+        pins["offload_layers"] = layout.offload_layers
+        pins |= {"recompute_layers": layout.recompute_layers} if layout.recompute_layers else {}
+        fixed = ("recompute_modules", "recompute_method", "gradient_dtype", *OFFLOADS)
+        found = setting.of(replace(setting.recipe, pins=pins, fixed=fixed)).search()
+        assert found.searched == 1
+        if not one.judged.legal:
+            assert one.judged.refusal is not None
+            assert dict(found.refused) == {one.judged.refusal.key: 1}
+            continue
+        assert found.device_bytes[0] == pytest.approx(one.judged.device_bytes, abs=1)
+        assert found.step_seconds[0] == pytest.approx(one.judged.step_seconds)
+        assert bool(found.safe[0]) == (one.judged.refusal is None)
+
+
+def test_a_neighbour_in_words_is_the_best_of_the_layouts_that_differ_in_that_choice_alone() -> None:
+    setting, chosen, near = chosen_and_near("llama2-7b-deepspeed")
+    found = setting_of(replace(setting.recipe, techniques=NO_TECHNIQUES), setting.backend).search()
+    every = [found.at(setting.recipe, i) for i in range(len(found.points))]
+    for one in near:
+        if one.name == "zero_stage":
+            same = [c for c in every if c.layout == one.judged.layout and c.techniques == chosen.techniques]
+            assert [c.device_bytes for c in same] == [one.judged.device_bytes]
+            assert same[0].step_seconds == pytest.approx(one.judged.step_seconds)
+    assert {one.after for one in near if one.name == "zero_stage"} == {0, 1, 2, 3} - {chosen.layout.zero_stage}
+    assert {one.after for one in near if one.name == "recompute"} == {"full"}
+
+
+def test_the_next_value_down_and_up_is_asked_about() -> None:
+    _, chosen, near = chosen_and_near("llama3-70b")
+    values: dict[str, list[object]] = {}
+    for one in near:
+        values.setdefault(one.name, []).append(one.after)
+    assert values["tensor"] == [chosen.layout.tensor // 2, chosen.layout.tensor * 2]
+    assert values["pipeline"] == [chosen.layout.pipeline // 2, chosen.layout.pipeline * 2]
+    assert values["micro_batch_size"][-1] == 2 * chosen.layout.micro_batch_size
+    assert values["sequence_parallel"] == [False]
+    assert "bf16" in values["gradient_dtype"]
+
+
+def test_sequence_parallelism_goes_with_tensor_parallelism_instead_of_refusing_the_neighbour() -> None:
+    _, chosen, near = chosen_and_near("llama3-8b", "layout={tensor: 2}")
+    assert chosen.layout.sequence_parallel
+    alone = next(one for one in near if one.name == "tensor" and one.after == 1)
+    assert alone.along == {"sequence_parallel": False}
+    assert alone.judged.legal
+
+
+def test_a_neighbour_beyond_the_limit_says_by_how_much_on_which_rank_and_of_what() -> None:
+    setting, _, near = chosen_and_near("llama3-70b", "layout={recompute: none, tensor: 4, pipeline: 4}")
+    over = next(one for one in near if one.name == "micro_batch_size" and one.judged.refusal)
+    assert over.judged.refusal is not None
+    assert over.judged.refusal.key == "memory"
+    too_much = ((over.judged.device_bytes or 0) - setting.limit.limit_bytes) / 2**30
+    reason = over.judged.refusal.reason
+    assert reason.startswith(f"needs {too_much:.1f} GiB more than the limit on pipeline rank 0, most of it activations")
+
+
+def test_where_the_planner_chose_how_many_layers_to_recompute_each_neighbour_gets_what_it_needs() -> None:
+    words = ("layout={recompute: full, recompute_method: block, tensor: 4, pipeline: 4, context: 1}", "nodes=2")
+    setting, chosen, near = chosen_and_near("llama3-70b", *words)
+    assert chosen.layout.recompute_layers
+    needs = [one.judged for one in near if one.name in SPLIT_FIELDS and one.judged.layout.recompute_layers]
+    assert len({judged.layout.recompute_layers for judged in needs}) > 1
+    for judged in needs:
+        fewer = replace(judged.layout, recompute_layers=judged.layout.recompute_layers - 1)
+        if judged.refusal is None and fewer.recompute_layers:
+            assert judged_alone(setting, [fewer])[0].refusal is not None
+
+
+def test_the_table_and_the_json_say_the_same() -> None:
+    setting, _, near = chosen_and_near("llama3-70b")
+    plan = make_plan(setting.recipe, setting.backend)
+    text = "\n".join(neighbours_text(plan, near))
+    for row in neighbours_json(near):
+        assert f"{row['field'].replace('_', ' ')} " in text
+        assert (row["refused"] is None) == (row["reason"] is None)
+        if row["reason"]:
+            assert row["reason"] in text

@@ -1,0 +1,104 @@
+"""The searched space as a grid: how the model is split down, micro-batch size across, the best layout in each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.layout import Layout
+from llmlaunch.planner.empty import tightest, tightest_for_splits
+from llmlaunch.planner.pins import as_pin
+from llmlaunch.planner.search import Found
+from llmlaunch.planner.setting import Setting
+
+__all__ = ["Cell", "Grid", "Row", "grid_of"]
+
+MOST_SAFE, MOST_UNSAFE = 24, 8  # rows a picture holds
+SPLIT = ("tensor", "context", "pipeline")
+ZERO = ("zero_stage", "recompute")  # the rows where the model is not split at all
+Row = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The fastest safe layout of a cell; where none is safe, the legal one that needs the least; None where a rule
+    refuses all, and `refused` is then that rule's key and sentence."""
+
+    layout: Layout | None = None
+    safe: bool = False
+    device_bytes: int = 0
+    step_seconds: float = 0.0
+    refused: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`cells[row, micro-batch size]`; a row has one value for each of `fields`. Rows stand in groups, in order;
+    `of_rows` is how many there were before the slow and the hopeless were left out."""
+
+    fields: tuple[str, ...]
+    rows: Sequence[Row]
+    columns: Sequence[int]
+    cells: Mapping[tuple[Row, int], Cell]
+    of_rows: int
+
+    def group(self, row: Row) -> int:
+        return _group(self.fields, row)
+
+
+def _group(fields: tuple[str, ...], row: Row) -> int:
+    """The model-parallel product, or the ZeRO stage where the model is not split."""
+    return prod(row) if fields == SPLIT else row[0]
+
+
+def grid_of(setting: Setting, found: Found) -> Grid:
+    """The rows with the fastest safe layouts and those closest to fitting, every micro-batch size up to twice the
+    largest that is safe in one of them."""
+    split = any(np.any(getattr(found.points.splits, name) > 1) for name in SPLIT)
+    fields = SPLIT if split else ZERO
+    best = _best(found, fields)
+    by_row: dict[Row, list[Cell]] = {}
+    for (row, _), cell in best.items():
+        by_row.setdefault(row, []).append(cell)
+    rows = sorted(_kept(by_row), key=lambda row: (_group(fields, row), row))
+    largest = max((m for (row, m), cell in best.items() if row in rows and cell.safe), default=1)
+    columns = sorted({m for (row, m) in best if row in rows and m <= 2 * largest})
+    cells = {(row, m): best.get((row, m)) or _refused(setting, fields, row, m) for row in rows for m in columns}
+    return Grid(fields, rows, columns, cells, len(by_row))
+
+
+def _best(found: Found, fields: tuple[str, ...]) -> dict[tuple[Row, int], Cell]:
+    places = np.stack([found.points.column(name) for name in (*fields, "micro_batch_size")], axis=1)
+    cell = np.ravel_multi_index(tuple(places.T), tuple((places.max(axis=0, initial=0) + 1).tolist()))
+    worth: NDArray[np.float64] = np.where(found.safe, found.step_seconds, found.device_bytes)
+    order = np.lexsort((worth, ~found.safe, cell))
+    _, first = np.unique(cell[order], return_index=True)
+    return {
+        (tuple(places[i, :-1].tolist()), int(places[i, -1])): Cell(
+            found.points.layout(i), bool(found.safe[i]), int(found.device_bytes[i]), float(found.step_seconds[i])
+        )
+        for i in order[first].tolist()
+    }
+
+
+def _kept(by_row: Mapping[Row, Sequence[Cell]]) -> list[Row]:
+    fastest = {row: [cell.step_seconds for cell in cells if cell.safe] for row, cells in by_row.items()}
+    least = {row: min(cell.device_bytes for cell in cells) for row, cells in by_row.items() if not fastest[row]}
+    safe = sorted((row for row in by_row if fastest[row]), key=lambda row: (min(fastest[row]), row))
+    unsafe = sorted(least, key=lambda row: (least[row], row))
+    return [*safe[:MOST_SAFE], *unsafe[:MOST_UNSAFE]]
+
+
+def _refused(setting: Setting, fields: tuple[str, ...], row: Row, micro_batch_size: int) -> Cell:
+    """The rule that stands in the way of this cell."""
+    values = dict(zip((*fields, "micro_batch_size"), (*row, micro_batch_size), strict=True))
+    pins = {name: pin for name, value in values.items() if (pin := as_pin(name, value)) is not None}
+    narrowed = setting.of(replace(setting.recipe, pins={**setting.recipe.pins, **pins}))
+    rule = tightest_for_splits(narrowed).rule or tightest(narrowed).rule
+    if rule is None:
+        return Cell(refused=("devices", "the pins leave no split of the devices"))
+    return Cell(refused=(rule.key, rule.sentence))

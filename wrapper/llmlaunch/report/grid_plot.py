@@ -1,0 +1,152 @@
+"""The grid of layouts as a heat map, in the manner of Fujii et al.'s tool: green is safe, yellow fits the card but not
+the limit, red is above the card, grey is refused by a rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.layout import RECOMPUTE_NAMES
+from llmlaunch.planner.grid import Cell, Grid, Row, grid_of
+from llmlaunch.planner.plan import Limit, Plan
+from llmlaunch.planner.search import Found
+from llmlaunch.planner.setting import Setting
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.report.svg import svg, write_svg
+from llmlaunch.report.text import gib, one_line
+
+__all__ = ["grid_svg", "write_grid_plot"]
+
+CELL, ROW, GAP = 118, 24, 7  # SVG units: a cell's width and height, and the space between groups
+LABEL = 74  # one field's name and values, left of the cells
+MARGIN = 24
+LETTER = 6.1  # mean width of a letter at 12 units
+Colour = tuple[int, int, int]
+# from the emptiest to the fullest of each kind
+SAFE: tuple[Colour, Colour] = ((242, 250, 244), (150, 211, 166))
+TIGHT: Colour = (252, 230, 157)
+OVER: tuple[Colour, Colour] = ((249, 209, 200), (232, 137, 121))
+REFUSED: Colour = (236, 236, 239)
+
+
+def write_grid_plot(setting: Setting, found: Found, plan: Plan, path: Path) -> None:
+    """Write the heat map to `path`, whose name ends in .svg. Raises UserError where it cannot be written."""
+    write_svg(path, lambda: grid_svg(setting.recipe, plan, grid_of(setting, found)))
+
+
+def grid_svg(recipe: Recipe, plan: Plan, grid: Grid) -> str:
+    """The SVG text."""
+    rows, height = _placed(grid, plan)
+    legend = _legend(plan.limit)
+    left = MARGIN + LABEL * len(grid.fields) + 16
+    return svg(
+        "plan_grid",
+        title=one_line(f"{recipe.name}: {plan.verdict}, {plan.layout.describe()}"),
+        about=one_line(_about(recipe)),
+        remarks=_remarks(grid, plan),
+        fields=[name.replace("_", " ") for name in grid.fields],
+        label=LABEL,
+        columns=grid.columns,
+        rows=rows,
+        legend=legend,
+        width=max(left + CELL * len(grid.columns) + MARGIN, legend[-1]["x"] + 80 + MARGIN),
+        margin=MARGIN,
+        cell=CELL,
+        row=ROW,
+        left=left,
+        height=height,
+    )
+
+
+def _about(recipe: Recipe) -> str:
+    work, cluster = recipe.workload, recipe.cluster
+    return (
+        f"{recipe.model.name} on {recipe.nodes} x {cluster.devices_per_node} {cluster.accelerator.name}, "
+        f"{work.global_batch_size} sequences of {work.sequence_length} tokens a step, {work.precision}, "
+        f"{recipe.backend.name}"
+    )
+
+
+def _remarks(grid: Grid, plan: Plan) -> list[str]:
+    remarks = [
+        f"In each cell: GiB of {plan.estimate.peak_kind} memory on the worst pipeline rank, and seconds a step, of the "
+        "fastest safe layout there;",
+        "where none is safe, of the one that needs the least. Data parallelism takes the devices that are left.",
+    ]
+    if len(grid.rows) < grid.of_rows:
+        shown = f"{len(grid.rows)} of {grid.of_rows} rows are shown"
+        remarks.append(f"{shown}: those with the fastest safe layouts, and of the others those closest to fitting.")
+    return remarks
+
+
+def _placed(grid: Grid, plan: Plan) -> tuple[list[dict[str, Any]], int]:
+    """Rows from top to bottom, with a gap between groups, and their height together."""
+    rows: list[dict[str, Any]] = []
+    y = 0
+    for before, row in zip((grid.rows[0], *grid.rows), grid.rows, strict=False):
+        y += GAP if grid.group(row) != grid.group(before) else 0
+        cells = [_drawn(grid.cells[row, m], plan, column) for column, m in enumerate(grid.columns)]
+        rows.append({"y": y, "labels": _labels(grid, row), "cells": cells})
+        y += ROW
+    return rows, y
+
+
+def _labels(grid: Grid, row: Row) -> list[str]:
+    named = zip(grid.fields, row, strict=True)
+    return [RECOMPUTE_NAMES[value] if name == "recompute" else str(value) for name, value in named]
+
+
+def _drawn(cell: Cell, plan: Plan, column: int) -> dict[str, Any]:
+    if cell.layout is None:
+        key, sentence = cell.refused
+        return {"column": column, "fill": _rgb(REFUSED), "refused": key, "title": sentence, "chosen": False}
+    needs = f"{gib(cell.device_bytes)} GiB on the worst pipeline rank, {cell.step_seconds:.2f} s a step"
+    return {
+        "column": column,
+        "fill": _rgb(_colour(cell, plan.limit)),
+        "refused": None,
+        "title": f"{cell.layout.describe()}: {needs}",
+        "memory": gib(cell.device_bytes),
+        "time": f"{cell.step_seconds:.{_digits(cell.step_seconds)}f} s",
+        "safe": cell.safe,
+        "chosen": cell.layout == plan.layout,
+    }
+
+
+def _digits(seconds: float) -> int:
+    return 0 if seconds >= 100 else 1 if seconds >= 10 else 2
+
+
+def _colour(cell: Cell, limit: Limit) -> Colour:
+    if cell.safe:
+        return _between(*SAFE, cell.device_bytes / max(limit.limit_bytes, 1))
+    if cell.device_bytes <= limit.memory_bytes:
+        return TIGHT
+    return _between(*OVER, cell.device_bytes / limit.memory_bytes - 1)
+
+
+def _between(low: Colour, high: Colour, share: float) -> Colour:
+    part = min(max(share, 0.0), 1.0)
+    red, green, blue = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
+def _rgb(colour: Colour) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)
+
+
+def _legend(limit: Limit) -> list[dict[str, Any]]:
+    """One after the other, each as wide as its text is likely to be."""
+    entries: list[tuple[Colour | None, str]] = [
+        (SAFE[1], f"safe, the deeper the fuller (limit {gib(limit.limit_bytes)} GiB)"),
+        (TIGHT, f"fits the card ({gib(limit.memory_bytes)} GiB), not safe"),
+        (OVER[1], "above the card"),
+        (REFUSED, "refused by a rule"),
+        (None, "chosen"),
+    ]
+    legend: list[dict[str, Any]] = []
+    x = MARGIN
+    for colour, text in entries:
+        legend.append({"x": x, "fill": None if colour is None else _rgb(colour), "text": text})
+        x += 44 + round(LETTER * len(text))
+    return legend
