@@ -1,7 +1,7 @@
 """The split that is called the best has the fastest slowest stage of all that memory allows, as timing and memory say.
 
-Its step is then the fastest but for the update, which waits for the stage with the most parameters: of splits at the same
-pace another one's may be shorter.
+Its step is then the fastest but for the update, which waits for the stage with the most parameters: of splits at one
+pace, that of another may be shorter.
 """
 
 from __future__ import annotations

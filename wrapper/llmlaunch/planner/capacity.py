@@ -14,6 +14,7 @@ from llmlaunch.memory.terms import rank_terms
 __all__ = ["capacities", "fitting"]
 
 FloatColumn = NDArray[np.float64]
+PIECE = 8192  # ranks priced at a time, so that the columns of the formula stay in the processor's cache
 CHORDS = 3  # interpolations before plain bisection: bytes are nearly affine in the layers
 
 
@@ -65,10 +66,15 @@ def _cells(layouts: LayoutColumns) -> tuple[IntColumn, IntColumn]:
 
 
 def _device(job: Job, layouts: LayoutColumns, index: IntColumn, rank: IntColumn, count: IntColumn) -> FloatColumn:
-    mixture = job.shape.moe is not None and bool(job.shape.moe.layer_pattern[0])
+    """Device bytes of ranks with so many alike layers."""
     none = np.zeros_like(count)
-    dense, moe = (none, count) if mixture else (count, none)
-    return rank_terms(job, _rank_columns(job, layouts, index, rank, dense, moe)).device
+    dense, moe = (none, count) if job.shape.moe is not None and job.shape.moe.layer_pattern[0] else (count, none)
+    device = np.empty(len(index))
+    for start in range(0, len(index), PIECE):
+        part = slice(start, start + PIECE)
+        rows = _rank_columns(job, layouts, index[part], rank[part], dense[part], moe[part])
+        device[part] = rank_terms(job, rows).device
+    return device
 
 
 def _rank_columns(
