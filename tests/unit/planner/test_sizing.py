@@ -17,7 +17,7 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.sized import make_sized_plan
-from llmlaunch.planner.sizing import ALL_UP_TO, IN_EACH_DOUBLING, node_counts, smallest_cluster, splittable
+from llmlaunch.planner.sizing import ALL_UP_TO, smallest_cluster, splittable, stride
 from llmlaunch.planner.unsafe import refuse
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
@@ -102,17 +102,21 @@ def test_only_what_no_layout_could_split_is_left_out(
         assert can or not legal
 
 
-@given(st.sets(st.integers(1, 5000)).map(sorted))
-def test_counts_are_thinned_only_where_there_are_many(counts: list[int]) -> None:
-    kept = node_counts(counts)
-    assert kept == sorted(set(kept) & set(counts))
-    assert [n for n in counts if n <= ALL_UP_TO] == [n for n in kept if n <= ALL_UP_TO]
-    low = ALL_UP_TO
-    while low < 5000:
-        octave, chosen = ([n for n in some if low < n <= 2 * low] for some in (counts, kept))
-        assert len(chosen) == min(len(octave), IN_EACH_DOUBLING)
-        assert chosen[-1:] == octave[-1:]
-        low *= 2
+def test_counts_are_passed_over_only_beyond_those_tried_one_by_one_and_within_three_percent() -> None:
+    assert {stride(nodes) for nodes in range(1, ALL_UP_TO + 1)} == {1}
+    for nodes in range(ALL_UP_TO + 1, 5000):
+        assert 1 < stride(nodes) < nodes / 31
+    pinned = ("layout={tensor: 1, pipeline: 1, context: 1, recompute: none, zero_stage: 0}", "slurm.mem=1G")
+    recipe = recipe_of(
+        "llama3-8b", "nodes=1", "cluster.devices_per_node=1", "training.global_batch_size=720720", *pinned
+    )
+    tried = smallest_cluster(setting_of(recipe, backend_for(recipe)), 1, 264).tried
+    searched = [one.nodes for one in tried if one.refused != "no_layout"]
+    divisors = [n for n in range(1, 265) if 720720 % n == 0]
+    assert [n for n in searched if n <= ALL_UP_TO] == [n for n in divisors if n <= ALL_UP_TO]
+    for n in divisors:
+        assert any(n - stride(n) < near <= n for near in searched)
+    assert searched[-1] == 264
 
 
 def test_days_are_met_by_the_fewest_nodes_that_meet_them() -> None:
@@ -173,10 +177,11 @@ def test_where_no_number_of_nodes_fits_the_nearest_is_shown_with_what_would() ->
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("llama2-7b-deepspeed", "training.global_batch_size=7"), "training.global_batch_size: 7"),
+        (("llama2-7b-deepspeed", "training.global_batch_size=7"), "training.global_batch_size: 7 evenly"),
         (("llama3-8b", "layout={tensor: 3, data: 1, pipeline: 1, context: 1}", "model.num_attention_heads=24",
           "model.num_query_groups=8", "model.hidden_size=3072"), "as pinned"),
-        (("llama3-8b", "training.sequence_length=1001", "layout={context: 2}"), "[context-length]"),
+        (("llama3-8b", "training.sequence_length=1001", "layout={context: 2}"), "as pinned (context=2)"),
+        (("llama3-8b", "training.sequence_length=1002", "layout={context: 2}"), "[context-length]"),
     ],
 )  # fmt: skip
 def test_what_no_number_of_nodes_could_split_is_said_with_its_reason(words: tuple[str, ...], reason: str) -> None:

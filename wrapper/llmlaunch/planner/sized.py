@@ -10,7 +10,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan, Sizing, Tried
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.planner.sizing import MOST_NODES, beyond, excess, most_nodes, said, smallest_cluster, sufficient
+from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, beyond, excess, most_nodes, said, smallest_cluster, sufficient
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 
@@ -71,13 +71,13 @@ def _beyond(setting: Setting, plan: Plan) -> str:
     most = within.tried[-1].nodes
     if within.nodes is not None:
         return f"{tightest}. The fewest that stay within it: nodes: {within.nodes} ({_taking(within)})."
-    more = smallest_cluster(setting, most + 1, MOST_NODES)
+    more = smallest_cluster(setting, most + 1, DEFAULT_MOST_NODES)
     if more.nodes is not None:
         return f"{tightest}. More would: budget.max_nodes: {more.nodes} ({_taking(more)})."
     nearest = _nearest(recipe, Sizing(within.tried + more.tried))
     length = nearest.length or plan.length
     return (
-        f"{tightest}. No number of nodes up to {max(most, MOST_NODES)} does; nodes: {nearest.nodes} would with "
+        f"{tightest}. No number of nodes up to {max(most, DEFAULT_MOST_NODES)} does; nodes: {nearest.nodes} would with "
         f"{sufficient(budget, length)}."
     )
 

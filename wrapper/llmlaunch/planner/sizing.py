@@ -7,7 +7,7 @@ the fewest. What cannot be split at all is known without pricing anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,25 +18,24 @@ from llmlaunch.planner.length import DAY, duration, job_length
 from llmlaunch.planner.plan import JobLength, Sizing, Tried
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.variants import as_ints
-from llmlaunch.recipe.types import Budget, Recipe
+from llmlaunch.planner.variants import pinned_numbers
+from llmlaunch.recipe.types import MOST_NODES, Budget, Recipe
 from llmlaunch.timing.floor import least_device_seconds
 
 __all__ = [
-    "MOST_NODES",
+    "DEFAULT_MOST_NODES",
     "NO_LAYOUT",
     "beyond",
     "excess",
     "most_nodes",
-    "node_counts",
     "said",
     "smallest_cluster",
     "sufficient",
 ]
 
-MOST_NODES = 1024
+DEFAULT_MOST_NODES = 1024
 ALL_UP_TO = 64
-IN_EACH_DOUBLING = 32
+AT_ONCE = 1024
 NO_LAYOUT = "no_layout"
 DAYS, GPU_HOURS = "days", "gpu_hours"
 GIB = 2**30
@@ -45,23 +44,27 @@ GIB = 2**30
 def smallest_cluster(setting: Setting, fewest: int, most: int) -> Sizing:
     """The first count of nodes from `fewest` to `most` with a safe layout within the recipe's budget.
 
-    Of the counts that can be split, every one up to ALL_UP_TO is tried, and beyond it no more than IN_EACH_DOUBLING,
-    evenly spread, between a count and its double. What arithmetic alone would take beyond the budget is not searched,
-    unless nothing else is safe: then the nearest of those is.
+    Every count that can be split is tried up to ALL_UP_TO, and beyond it those at least a 32nd to a 64th above the last
+    one that had a layout. What arithmetic alone would take beyond the budget is not searched, unless nothing else is
+    safe: then the nearest of those is.
     """
-    counts = np.arange(fewest, most + 1)
-    whole = splittable(setting, counts)
-    wanted = set(node_counts(counts[whole].tolist()))
     tried: list[Tried] = []
-    for nodes, can_split in zip(counts.tolist(), whole.tolist(), strict=True):
+    searched = 0
+    for nodes, can_split in _counts(setting, fewest, most):
         if not can_split:
             tried.append(Tried(nodes, NO_LAYOUT, _no_split(setting.recipe, nodes)))
-        elif nodes in wanted:
+        elif nodes == most or nodes - searched >= stride(nodes):
             sized = setting.of(replace(setting.recipe, nodes=nodes))
             tried.append(_hopeless(sized) or _try(sized))
             if tried[-1].refused is None:
                 return Sizing(tuple(tried))
+            searched = nodes if tried[-1].device_bytes is not None else searched
     return Sizing(_with_one_safe(setting, tried))
+
+
+def stride(nodes: int) -> int:
+    """How far apart counts are searched: 1 up to ALL_UP_TO, then 2 up to its double, 4 up to the next, and so on."""
+    return 1 if nodes <= ALL_UP_TO else 2 ** ((nodes - 1).bit_length() - (ALL_UP_TO - 1).bit_length())
 
 
 def _with_one_safe(setting: Setting, tried: Sequence[Tried]) -> tuple[Tried, ...]:
@@ -77,56 +80,51 @@ def _with_one_safe(setting: Setting, tried: Sequence[Tried]) -> tuple[Tried, ...
     return tuple(found.values())
 
 
-def node_counts(counts: Sequence[int]) -> list[int]:
-    """Those of the ascending `counts` that are worth a search: see `smallest_cluster`."""
-    kept = [n for n in counts if n <= ALL_UP_TO]
-    low = ALL_UP_TO
-    while counts and low < counts[-1]:
-        octave = [n for n in counts if low < n <= 2 * low]
-        if len(octave) > IN_EACH_DOUBLING:
-            places = np.linspace(0, len(octave) - 1, IN_EACH_DOUBLING).round().astype(int)
-            octave = [octave[place] for place in places]
-        kept += octave
-        low *= 2
-    return kept
+def _counts(setting: Setting, fewest: int, most: int) -> Iterator[tuple[int, bool]]:
+    """Each count, and whether it can be split; worked out as far as it is asked for."""
+    for first in range(fewest, most + 1, AT_ONCE):
+        counts = np.arange(first, min(first + AT_ONCE, most + 1))
+        yield from zip(counts.tolist(), splittable(setting, counts).tolist(), strict=True)
 
 
 def splittable(setting: Setting, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether some tensor x pipeline x context x data is all the devices, and data x micro-batch divides the batch."""
+    """Whether all devices can be tensor x pipeline x context x data, so that heads, sequence and batch are shared out
+    evenly: what every framework needs, whatever else it does."""
     recipe = setting.recipe
-    if not len(counts):
-        return np.zeros(0, dtype=np.bool_)
     # sizes are offered where they divide the devices: of so many nodes all do
-    most = setting.of(replace(recipe, nodes=math.lcm(*range(1, MOST_CONTEXT + 1))))
-    splits = _products(most, ("tensor", "pipeline", "context"))
-    micro_batches = _products(most, ("micro_batch_size",))
+    largest = setting.of(replace(recipe, nodes=math.lcm(*range(1, MOST_CONTEXT + 1))))
+    tensor = _sharing(recipe.model.num_attention_heads, _values(largest, "tensor"))
+    context = _sharing(recipe.workload.sequence_length, _values(largest, "context"))
+    splits = np.unique(np.multiply.outer(np.multiply.outer(tensor, context), _values(largest, "pipeline")))
     worlds = counts * recipe.cluster.devices_per_node
     data = np.where(worlds[:, None] % splits == 0, worlds[:, None] // splits, 0)
-    pinned = recipe.pins.get("data")
-    if pinned is not None:
-        data = np.where(np.isin(data, as_ints("data", pinned)), data, 0)
-    batch = recipe.workload.global_batch_size
-    least = data[:, :, None] * micro_batches
-    whole: NDArray[np.bool_] = np.any((least > 0) & (batch % np.maximum(least, 1) == 0), axis=(1, 2))
+    pinned = pinned_numbers(recipe, "data")
+    if pinned:
+        data = np.where(np.isin(data, pinned), data, 0)
+    whole = np.zeros(len(counts), dtype=np.bool_)
+    for size in _values(largest, "micro_batch_size"):
+        shared = recipe.workload.global_batch_size % np.maximum(data * size, 1) == 0
+        whole |= np.any((data > 0) & shared, axis=1)
     return whole
 
 
-def _products(setting: Setting, names: Iterable[str]) -> NDArray[np.int64]:
-    recipe, space = setting.recipe, setting.backend.space(setting.recipe)
-    products = np.ones(1, dtype=np.int64)
-    for name in names:
-        pinned = recipe.pins.get(name)
-        values = offered_values(recipe, space, name) if pinned is None else as_ints(name, pinned)
-        products = np.unique(np.multiply.outer(products, np.array(values, dtype=np.int64)))
-    return products
+def _values(setting: Setting, name: str) -> NDArray[np.int64]:
+    recipe = setting.recipe
+    values = pinned_numbers(recipe, name) or offered_values(recipe, setting.backend.space(recipe), name)
+    return np.array(values, dtype=np.int64)
+
+
+def _sharing(whole: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    shares: NDArray[np.int64] = sizes[whole % sizes == 0]
+    return shares
 
 
 def _no_split(recipe: Recipe, nodes: int) -> str:
     pins = ", ".join(f"{name}={value}" for name, value in recipe.pins.items())
     kept = f" as pinned ({pins})" if pins else ""
     return (
-        f"{nodes * recipe.cluster.devices_per_node} devices cannot be split{kept} so that data parallelism divides "
-        f"training.global_batch_size: {recipe.workload.global_batch_size}"
+        f"{nodes * recipe.cluster.devices_per_node} devices cannot be split{kept} so that they share heads, layers, "
+        f"sequence and training.global_batch_size: {recipe.workload.global_batch_size} evenly"
     )
 
 
@@ -166,7 +164,7 @@ def _no_legal(found: Found) -> str:
 
 def most_nodes(recipe: Recipe) -> int:
     """How far more nodes are looked for."""
-    return recipe.budget.max_nodes or max(MOST_NODES, 2 * recipe.nodes)
+    return recipe.budget.max_nodes or min(max(DEFAULT_MOST_NODES, 2 * recipe.nodes), MOST_NODES)
 
 
 def beyond(budget: Budget, length: JobLength) -> str | None:

@@ -15,7 +15,7 @@ from llmlaunch.layout import Layout
 from llmlaunch.planner.pins import AMOUNTS, Widened, as_pin, freed, widened
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.sizing import MOST_NODES, most_nodes, smallest_cluster
+from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, most_nodes, smallest_cluster
 from llmlaunch.recipe.places import written_pin
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
@@ -69,8 +69,8 @@ def advice(change: Change | None) -> str:
     """One sentence for a person."""
     if change is None:
         return (
-            f"Neither other pins, nor a technique added, nor more nodes, up to {MOST_NODES}, nor a {SHORTER[-1]} times "
-            "shorter sequence would fit."
+            f"Neither other pins, nor a technique added, nor more nodes, up to {DEFAULT_MOST_NODES}, nor a "
+            f"{SHORTER[-1]} times shorter sequence would fit."
         )
     return f"Smallest change that fits: {change.sentence()} ({change.layout.describe()})."
 

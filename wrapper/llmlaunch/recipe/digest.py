@@ -27,6 +27,7 @@ _LATER = {
     "nodes_per_switch": None,
     "nodes_per_block": None,
     "layers_by_stage": None,
+    "node_mesh": False,
 }
 
 

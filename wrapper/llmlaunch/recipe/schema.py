@@ -34,7 +34,7 @@ from llmlaunch.documents.validate import StrictModel
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.schema import ShapeFile
 from llmlaunch.recipe.amounts import TOKENS, token_count
-from llmlaunch.recipe.types import AUTO_NODES, MOST_STEPS
+from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES, MOST_STEPS
 
 __all__ = ["HINTS", "RIVALS", "SHORTHAND", "RecipeFile"]
 
@@ -66,7 +66,7 @@ HINTS: dict[KeyPath, str] = {
 }
 
 T = TypeVar("T")
-NodeCount = Annotated[int, Field(ge=1, le=100_000)]
+NodeCount = Annotated[int, Field(ge=1, le=MOST_NODES)]
 
 
 def _auto_nodes(value: Any, check: ValidatorFunctionWrapHandler) -> int:
@@ -422,7 +422,7 @@ class RecipeFile(StrictModel):
     nodes: Annotated[
         NodeCount,
         WrapValidator(_auto_nodes),
-        WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 100_000}, {"const": "auto"}]}),
+        WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_NODES}, {"const": "auto"}]}),
     ] = Field(description="Number of nodes; auto = the fewest that fit, and that meet the budget")
     training: TrainingFile = Field(description="What is trained, for how long")
     data: DataFile = Field(description="What it is trained on")

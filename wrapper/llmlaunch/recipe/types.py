@@ -12,6 +12,7 @@ from llmlaunch.workload import Workload
 
 __all__ = [
     "AUTO_NODES",
+    "MOST_NODES",
     "MOST_STEPS",
     "NO_BUDGET",
     "BackendChoice",
@@ -26,6 +27,7 @@ __all__ = [
 
 Scalar = str | int | float | bool
 MOST_STEPS = 10**9
+MOST_NODES = 100_000
 AUTO_NODES = 0  # a recipe whose number of nodes the planner has not chosen yet
 
 

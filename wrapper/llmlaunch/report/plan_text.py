@@ -9,7 +9,7 @@ from llmlaunch.planner.length import duration
 from llmlaunch.planner.neighbours import Neighbour
 from llmlaunch.planner.plan import Candidate, JobLength, Plan
 from llmlaunch.planner.sizing import NO_LAYOUT
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import Budget, Recipe
 from llmlaunch.report.choices_text import front_text, neighbours_text, refused_text
 from llmlaunch.report.text import gib, table
 from llmlaunch.timing.flops import model_flops_per_token
@@ -137,7 +137,7 @@ def _time(recipe: Recipe, plan: Plan) -> list[str]:
     return [
         f"Time: {seconds:.2f} s a step, {plan.chosen.tokens_per_second_per_gpu:,.0f} tokens/s per device{mfu}",
         f"  {parts}",
-        _length(plan.length),
+        _length(plan.length) + _allowed(plan.budget),
     ]
 
 
@@ -146,6 +146,12 @@ def _length(length: JobLength) -> str:
         f"Job: {length.steps:,} steps, {_tokens(length.tokens)} tokens: {duration(length.seconds)}, "
         f"{length.gpu_hours:,.{0 if length.gpu_hours >= 100 else 1}f} GPU-hours"
     )
+
+
+def _allowed(budget: Budget) -> str:
+    days = [] if budget.days is None else [f"{budget.days:,.10g} days"]
+    hours = [] if budget.gpu_hours is None else [f"{budget.gpu_hours:,.10g} GPU-hours"]
+    return f" (budget: {', '.join([*days, *hours])})" if days or hours else ""
 
 
 def _tokens(count: int) -> str:
