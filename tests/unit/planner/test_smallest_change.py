@@ -190,3 +190,12 @@ def test_an_unsafe_plan_carries_the_change_as_words_to_write() -> None:
 
 def test_where_nothing_helps_the_advice_says_what_was_tried() -> None:
     assert "more nodes" in advice(None)
+
+
+def test_stages_named_unevenly_are_made_even_before_several_pins_change() -> None:
+    pins = "tensor: 4, pipeline: 2, context: 1, data: 64, micro_batch_size: 1, recompute: full, zero_stage: 1"
+    here = setting("llama3-70b", f"layout={{layers_by_stage: [79, 1], {pins}, offload_optimizer: 0.0}}")
+    change = smallest_change(here)
+    assert change is not None
+    assert change.sentence() == "remove layout.layers_by_stage"
+    assert make_plan(change.recipe, here.backend).safe

@@ -78,14 +78,14 @@ def advice(change: Change | None) -> str:
 def smallest_change(setting: Setting) -> Change | None:
     """The first of these that holds a safe layout; None where none does:
 
-    one pin of the layout set to another value; all of the host's memory; one word of techniques set otherwise; more
-    pins; a technique added that no search chooses; more nodes; a shorter sequence. Of several pins the fewest, then the
-    least far, then the fastest.
+    one pin of the layout set to another value; all of the host's memory; even stages; one word of techniques set
+    otherwise; more pins; a technique added that no search chooses; more nodes; a shorter sequence. Of several pins the
+    fewest, then the least far, then the fastest.
     """
     pinned = _by_pins(widened(setting)) if setting.recipe.pins else None
     if pinned is not None and len(pinned.settings) == 1:
         return pinned
-    told = next(_safe(setting, _of_host(setting.recipe)), None) or _by_words(setting)
+    told = next(_safe(setting, _let_go(setting.recipe)), None) or _by_words(setting)
     if told is not None or pinned is not None:
         return told or pinned
     return next(_safe(setting, _added(setting.recipe)), None) or next(_larger(setting), None)
@@ -137,11 +137,13 @@ def _safe(setting: Setting, changes: Iterator[Change]) -> Iterator[Change]:
             yield found
 
 
-def _of_host(recipe: Recipe) -> Iterator[Change]:
-    """All of the node's memory."""
+def _let_go(recipe: Recipe) -> Iterator[Change]:
+    """All of the node's memory; even stages."""
     if recipe.slurm.get("mem") not in (None, False, 0, "0"):
         changed = replace(recipe, slurm={**recipe.slurm, "mem": 0})
         yield Change({"slurm.mem": 0}, changed, Layout(), {"slurm.mem": recipe.slurm["mem"]})
+    if recipe.layers_by_stage:
+        yield Change({"layout.layers_by_stage": None}, replace(recipe, layers_by_stage=()), Layout())
 
 
 def _by_words(setting: Setting) -> Change | None:

@@ -7,6 +7,7 @@ backend's own rules and the planner.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from math import prod
 
 from llmlaunch.documents.yaml_strict import KeyPath
@@ -111,15 +112,13 @@ def _pins_and_world(recipe: Recipe) -> Iterator[Problem]:
         return
     names = [name for name in ("tensor", "pipeline", "context", "data") if name in recipe.pins]
     world = recipe.world_size
-    fitting = _divisors_among(recipe, names, world)
-    if len(names) == 4:
-        fitting &= {world}
-    if not fitting:
-        wanted = "is not" if len(names) == 4 else "does not divide"
-        yield (
-            ("layout", names[0]),
-            f"{_product(recipe, names)} {wanted} the {world} devices of {recipe.nodes} nodes; change a size or `nodes`",
-        )
+    said = f"the {world} devices of {recipe.nodes} nodes; change a size or `nodes`"
+    parts = (list(some) for size in range(1, len(names) + 1) for some in combinations(names, size))
+    clash = next((some for some in parts if not _divisors_among(recipe, some, world)), None)
+    if clash is not None:  # the fewest that clash, not all that are pinned
+        yield ("layout", clash[0]), f"{_product(recipe, clash)} does not divide {said}"
+    elif len(names) == 4 and world not in _divisors_among(recipe, names, world):
+        yield ("layout", names[0]), f"{_product(recipe, names)} is not {said}"
 
 
 def _pins_and_batch(recipe: Recipe) -> Iterator[Problem]:
@@ -144,6 +143,8 @@ def _divisors_among(recipe: Recipe, names: list[str], whole: int) -> set[int]:
 
 def _product(recipe: Recipe, names: list[str]) -> str:
     values = [_pinned(recipe, name) for name in names]
+    if len(values) == 1:
+        return _listed(values[0])
     if any(len(sizes) > 1 for sizes in values):
         return f"any {' x '.join(names)} given"
     return f"{' x '.join(names)} = {prod(sizes[0] for sizes in values)}"
