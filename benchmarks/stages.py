@@ -1,7 +1,7 @@
-"""Uneven stages for every split of recipes/llama3-70b.yaml at once, against a dynamic programme for each; what they win.
+"""Uneven stages for splits of recipes/llama3-70b.yaml all at once, against a dynamic programme for each; what they win.
 
-Bar: 2 us a pipeline rank for its capacity and 2 us a split for the layers by rank, at least 100 times faster than one by
-one, with the same answers. Run with OMP_NUM_THREADS=1.
+Bar: 2 us a pipeline rank for its capacity and 2 us a split for the layers by rank, at least 100 times faster than one
+by one, with the same answers. Run with OMP_NUM_THREADS=1.
 
     python benchmarks/stages.py [ROUNDS]
 """

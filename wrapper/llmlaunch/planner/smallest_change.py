@@ -143,7 +143,7 @@ def _let_go(recipe: Recipe) -> Iterator[Change]:
         changed = replace(recipe, slurm={**recipe.slurm, "mem": 0})
         yield Change({"slurm.mem": 0}, changed, Layout(), {"slurm.mem": recipe.slurm["mem"]})
     if recipe.layers_by_stage:
-        yield Change({"layout.layers_by_stage": None}, replace(recipe, layers_by_stage=()), Layout())
+        yield Change({"layout.layers_by_stage": None}, replace(recipe, layers_by_stage=None), Layout())
 
 
 def _by_words(setting: Setting) -> Change | None:
