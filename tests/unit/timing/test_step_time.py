@@ -2,90 +2,211 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from timed_jobs import BASE, FACTS, H100, LLAMA, MIXTRAL, RACK, WORK, alternating, job, term, time_of, total
 
-from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
-from llmlaunch.calibration.accuracy import score
-from llmlaunch.calibration.machines import clusters_by_gpu
 from llmlaunch.cluster.load import load_cluster
-from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
+from llmlaunch.cluster.profile import Link
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.models.presets import load_preset
+from llmlaunch.techniques import Adapters, Techniques
 from llmlaunch.timing.flops import model_flops_per_token
-from llmlaunch.timing.step import StepTime, step_time
+from llmlaunch.timing.running import PIECE, running
+from llmlaunch.timing.step import combined, step_seconds, step_time
+from llmlaunch.timing.update import update
 from llmlaunch.workload import Workload
 
-FACTS = megatron_facts(MegatronOptions())
-H100 = load_cluster("h100-80gb-x8")
-LLAMA = load_preset("llama3-8b")
-WORK = Workload(8192, 512)
-BASE = Layout(2, 2, data=8, sequence_parallel=1, zero_stage=1)
-DATA = Path(__file__).parents[2] / "data" / "measurements" / "outcomes.jsonl"
+SHAPES = {"dense": LLAMA, "mixture": MIXTRAL, "alternating": alternating()}
 
 
-def time_of(layout: Layout, work: Workload = WORK) -> StepTime:
-    return step_time(Job(LLAMA, work, FACTS), H100, LayoutColumns.of([layout]))
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    power = st.sampled_from([1, 2, 4, 8])
+    pipeline = draw(power)
+    tensor = draw(power)
+    return Layout(
+        tensor=tensor,
+        pipeline=pipeline,
+        virtual_pipeline=draw(st.sampled_from([1, 2])) if pipeline > 1 else 1,
+        context=draw(st.sampled_from([1, 2, 4])),
+        data=draw(power),
+        expert=1,
+        micro_batch_size=draw(st.sampled_from([1, 2, 4])),
+        sequence_parallel=draw(st.integers(0, 1)) if tensor > 1 else 0,
+        zero_stage=draw(st.integers(0, 3)),
+        recompute=draw(st.integers(0, 2)),
+    )
 
 
-def total(layout: Layout, work: Workload = WORK) -> float:
-    return float(time_of(layout, work).total[0])
-
-
-def test_terms_are_never_negative_and_sum_to_the_total() -> None:
-    times = time_of(BASE)
+@given(layouts(), st.sampled_from(sorted(SHAPES)))
+def test_terms_are_never_negative_and_sum_to_the_total(layout: Layout, shape: str) -> None:
+    times = time_of(layout, job(SHAPES[shape]))
     assert all(column[0] >= 0 for column in times.terms.values())
-    assert sum(float(column[0]) for column in times.terms.values()) == pytest.approx(float(times.total[0]))
+    assert sum(float(column[0]) for column in times.terms.values()) == pytest.approx(float(times.total[0]), rel=1e-9)
 
 
-def test_full_recompute_costs_about_a_third_more_compute() -> None:
-    again = float(time_of(replace(BASE, recompute=RECOMPUTE_FULL)).terms["recompute"][0])
-    kinds = ("matrix_products", "attention", "element_wise")
-    compute = sum(float(time_of(BASE).terms[kind][0]) for kind in kinds)
-    assert 0.25 < again / compute < 0.36
+@given(st.lists(layouts(), min_size=1, max_size=6), st.sampled_from(sorted(SHAPES)))
+def test_many_layouts_take_what_each_takes_alone(rows: list[Layout], shape: str) -> None:
+    of = job(SHAPES[shape])
+    together = step_time(of, H100, LayoutColumns.of(rows)).total
+    assert together == pytest.approx([total(row, of) for row in rows], rel=1e-12)
+
+
+def test_halves_equal_the_whole_however_many_layouts() -> None:
+    rows = LayoutColumns.of([replace(BASE, zero_stage=i % 2, micro_batch_size=1 + i % 2) for i in range(PIECE + 3)])
+    parts = running(job(), H100, rows), update(job(), H100, rows)
+    whole = step_time(job(), H100, rows)
+    assert np.array_equal(combined(*parts).total, whole.total)
+    assert np.array_equal(step_seconds(*parts), whole.total)
+    assert np.sum(list(whole.terms.values()), axis=0) == pytest.approx(whole.total)
+
+
+@pytest.mark.parametrize("other", [{"gradient_bytes": 2.0}, {"optimizer_bytes": 4.0}])
+def test_passes_do_not_depend_on_how_gradients_and_states_are_kept(other: dict[str, float]) -> None:
+    columns = LayoutColumns.of([BASE])
+    changed = replace(job(), facts=replace(FACTS, **other), techniques=Techniques(offload_optimizer=1.0))
+    assert running(changed, H100, columns).total == running(job(), H100, columns).total
+    assert (
+        running(job(), H100, LayoutColumns.of([replace(BASE, zero_stage=3)])).total
+        == running(job(), H100, columns).total
+    )
+
+
+@given(layouts())
+def test_more_bandwidth_is_never_slower(layout: Layout) -> None:
+    for link in ("node_link", "domain_link", "fabric_link"):
+        known = getattr(H100, link)
+        wider = replace(H100, **{link: Link(2 * known.bytes_per_second, known.latency_seconds)})
+        assert total(layout, cluster=wider) <= total(layout) * (1 + 1e-12)
+    faster = replace(H100.accelerator, memory_bytes_per_second=2 * H100.accelerator.memory_bytes_per_second)
+    assert total(layout, cluster=replace(H100, accelerator=faster)) < total(layout)
+
+
+@given(layouts())
+def test_one_micro_batch_more_is_never_faster(layout: Layout) -> None:
+    each = layout.data * layout.micro_batch_size
+    few, more = (total(layout, job(work=Workload(8192, each * count))) for count in (8, 9))
+    assert few < more
+
+
+def test_full_recompute_costs_about_a_forward_pass() -> None:
+    again = term("recompute", replace(BASE, recompute=RECOMPUTE_FULL))
+    compute = sum(term(kind, BASE) for kind in ("matrix_products", "attention", "element_wise"))
+    assert 0.25 < again / compute < 0.37
+
+
+def test_recompute_by_block_costs_its_share_of_the_layers() -> None:
+    of = job(techniques=Techniques(recompute_method="block"))
+    full = replace(BASE, recompute=RECOMPUTE_FULL)
+    quarter = term("recompute", replace(full, recompute_layers=4), of)  # of the 16 of each stage
+    assert quarter == pytest.approx(term("recompute", full, of) / 4)
+    assert term("recompute", replace(full, recompute_layers=99), of) == pytest.approx(term("recompute", full, of))
+
+
+def test_selective_recompute_costs_what_it_names() -> None:
+    some = replace(BASE, recompute=RECOMPUTE_SELECTIVE)
+    attention = term("recompute", some)
+    both = term("recompute", some, job(techniques=Techniques(recompute_modules=("core_attn", "mlp"))))
+    full = term("recompute", replace(BASE, recompute=RECOMPUTE_FULL))
+    assert 0 < attention < both < full
+    assert attention < 0.4 * term("attention", BASE)
 
 
 def test_interleaving_shrinks_the_bubble() -> None:
     plain = replace(BASE, pipeline=4, data=4)
-    assert time_of(replace(plain, virtual_pipeline=2)).terms["pipeline_bubble"][0] == pytest.approx(
-        time_of(plain).terms["pipeline_bubble"][0] / 2
-    )
+    halved = term("pipeline_bubble", replace(plain, virtual_pipeline=2))
+    assert halved == pytest.approx(term("pipeline_bubble", plain) / 2)
 
 
 def test_a_larger_batch_takes_longer_and_wastes_less_on_the_bubble() -> None:
-    double = replace(WORK, global_batch_size=1024)
+    double = job(work=replace(WORK, global_batch_size=1024))
     assert total(BASE, double) > total(BASE)
-    share = [float(time_of(BASE, w).terms["pipeline_bubble"][0]) / total(BASE, w) for w in (WORK, double)]
-    assert share[1] < share[0]
+    assert term("pipeline_bubble", BASE, double) / total(BASE, double) < term("pipeline_bubble", BASE) / total(BASE)
 
 
-def test_nothing_runs_faster_than_the_hardware() -> None:
+@given(layouts())
+def test_nothing_runs_faster_than_the_hardware(layout: Layout) -> None:
     flops = model_flops_per_token(LLAMA, WORK.sequence_length) * WORK.tokens_per_step
-    peak = H100.accelerator.flops_per_second["bf16"] * BASE.world_size
-    assert flops / total(BASE) < 0.75 * peak
+    peak = H100.accelerator.flops_per_second["bf16"] * layout.world_size
+    assert flops / total(layout) < 0.75 * peak
 
 
-def test_tensor_parallelism_across_nodes_is_slow() -> None:
-    inside, across = replace(BASE, tensor=8, data=2), replace(BASE, tensor=16, data=1)
-    assert time_of(across).terms["tensor_parallel"][0] > 3 * time_of(inside).terms["tensor_parallel"][0]
+def test_a_larger_micro_batch_uses_the_device_better() -> None:
+    small, large = (replace(BASE, tensor=8, pipeline=1, data=4, micro_batch_size=b) for b in (1, 4))
+    assert term("matrix_products", large) < term("matrix_products", small)
+    assert term("attention", large) < term("attention", small)
 
 
-def test_the_fastest_measured_layouts_are_found_on_the_published_grid() -> None:
-    """8B on 8 to 256 A100s: what we would choose loses at most 5 % of the best measured throughput."""
-    clusters = clusters_by_gpu()
-    grid: dict[int, list[tuple[float, float]]] = {}
-    for line in DATA.read_text().splitlines():
-        record = json.loads(line)
-        if record["family"] != "fujii-grid-A100-40GB" or not record.get("tflops_per_gpu"):
-            continue
-        predicted = score(record, clusters).predicted_tokens_per_second_per_gpu
-        assert predicted is not None
-        grid.setdefault(record["world_size"], []).append((predicted, record["tflops_per_gpu"]))
-    assert sorted(grid) == [8, 16, 32, 64, 128, 256]
-    for size, rows in grid.items():
-        predicted, measured = np.array(rows).T
-        assert measured[predicted.argmax()] >= 0.95 * measured.max(), size
+def test_narrow_matrices_are_less_efficient() -> None:
+    """Eight devices of one tensor-parallel group need longer than an eighth for the same tokens."""
+    one, eight = (replace(BASE, tensor=t, pipeline=1, data=32 // t) for t in (1, 8))
+    assert term("matrix_products", eight) > 1.02 * term("matrix_products", one)
+
+
+def test_attention_grows_with_the_square_of_the_sequence() -> None:
+    short, long = (job(work=Workload(length, 2**22 // length)) for length in (8192, 131072))
+    assert 10 < term("attention", BASE, long) / term("attention", BASE, short) < 16
+
+
+def test_uneven_stages_wait_for_the_slowest() -> None:
+    even = replace(BASE, layers_by_stage=(16, 16))
+    assert total(even) == pytest.approx(total(BASE))
+    assert total(replace(BASE, layers_by_stage=(17, 15))) < total(BASE)  # the head is worth about two layers
+    assert total(replace(BASE, layers_by_stage=(20, 12))) > total(BASE)
+
+
+def test_an_alternating_stack_is_as_slow_as_its_slowest_stage() -> None:
+    shape = alternating()
+    assert shape.moe is not None
+    wide = replace(shape.moe, ffn_hidden_size=14336)
+    mixed, lopsided = (
+        total(BASE, job(replace(shape, moe=replace(wide, layer_pattern=pattern))))
+        for pattern in ((0, 1) * 16, (0,) * 16 + (1,) * 16)
+    )
+    assert lopsided > 1.1 * mixed
+
+
+def test_the_same_micro_batches_told_or_counted() -> None:
+    columns = LayoutColumns.of([BASE])
+    assert step_time(job(), H100, columns, np.array([64])).total == step_time(job(), H100, columns).total
+
+
+def test_a_larger_vocabulary_or_a_tiled_loss_costs_the_last_stage() -> None:
+    assert total(BASE, job(replace(LLAMA, vocab_size=256256))) > total(BASE)
+    tiled = term("recompute", BASE, job(techniques=Techniques(loss="tiled")))
+    head = 2 * LLAMA.hidden_size * LLAMA.vocab_size * WORK.tokens_per_step / BASE.data / BASE.tensor / 989e12
+    assert head < tiled < 2 * head
+
+
+def test_frozen_weights_have_no_gradient() -> None:
+    adapters = job(techniques=Techniques(adapters=Adapters(rank=16)))
+    assert 0.6 < term("matrix_products", BASE, adapters) / term("matrix_products", BASE) < 0.7
+    assert term("optimizer", BASE, adapters) < 0.05 * term("optimizer", BASE)
+
+
+def test_masks_made_by_the_loader_set_a_floor() -> None:
+    masked = replace(job(), facts=replace(FACTS, host=replace(FACTS.host, loader_mask=True)))
+    wide = replace(BASE, tensor=8, pipeline=4, data=1)
+    assert term("data_loading", replace(BASE, tensor=1, pipeline=1, data=32), masked) == 0
+    assert total(wide, masked) > total(wide)
+    short = replace(masked, workload=Workload(2048, 512))
+    assert term("data_loading", wide, short) == 0
+
+
+def test_narrower_numbers_are_faster_on_the_rack() -> None:
+    def with_recipe(name: str | None) -> Job:
+        from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+
+        return replace(job(), facts=megatron_facts(MegatronOptions(fp8_recipe=name, compute_capability=10.0)))
+
+    times = [total(replace(BASE, micro_batch_size=2), with_recipe(n), RACK) for n in (None, "mxfp8", "nvfp4")]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_cpu_is_timed_too() -> None:
+    assert total(Layout(data=2), cluster=load_cluster("cpu-x2")) > total(Layout(data=2))

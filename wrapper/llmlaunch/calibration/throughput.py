@@ -27,7 +27,10 @@ def full_square_flops(case: Case) -> float:
 
 
 # What the published TFLOP/s of a family count. Where a family also tells tokens a second, those are used.
-FORMULAS: Mapping[str, Callable[[Case], float]] = {"fujii-grid-A100-40GB": full_square_flops}
+FORMULAS: Mapping[str, Callable[[Case], float]] = {
+    "fujii-grid-A100-40GB": full_square_flops,
+    "fujii-grid-H100-94GB": full_square_flops,
+}
 
 
 def measured_step_seconds(record: Record, case: Case) -> float | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from llmlaunch.cluster.profile import Accelerator
 
-__all__ = ["constant", "of_generation"]
+__all__ = ["constant", "of_generation", "replaced"]
 
 
 @cache
@@ -20,6 +22,18 @@ def _table() -> dict[str, dict[str, float | str]]:
 def constant(name: str) -> float:
     """A constant by name, in the unit its name ends in. Raises KeyError for a name that is not in the file."""
     return float(_table()[name]["value"])
+
+
+@contextmanager
+def replaced(values: Mapping[str, float]) -> Iterator[None]:
+    """Other values for a while: to fit constants, and to see what one is worth. Raises KeyError for a new name."""
+    table = _table()
+    before = {name: table[name] for name in values}
+    table.update({name: {**before[name], "value": value} for name, value in values.items()})
+    try:
+        yield
+    finally:
+        table.update(before)
 
 
 def of_generation(name: str, accelerator: Accelerator) -> float:

@@ -48,8 +48,8 @@ DEFAULT_MODULES = ("core_attn",)
 
 @dataclass(frozen=True)
 class Layer:
-    """Columns of seconds of one layer and micro-batch: its `seconds` in all, the compute (no communication) that can
-    hide something `forward` and `backward`, and what they are made of. None where no layout has such a thing."""
+    """Columns of seconds of one layer and micro-batch: its `seconds` in all, those that compute or launch and so can
+    hide a transfer, `forward` and `backward`, and what they are made of. None where no layout has such a thing."""
 
     seconds: FloatColumn
     forward: FloatColumn
@@ -162,7 +162,9 @@ def _layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatCol
     for exchange in (context, expert):
         if exchange is not None:
             seconds = seconds + exchange.both
-    return Layer(seconds, forward, backward, linears, scores, element, launches, waits, context, expert, again)
+    launching = launches * (1.0 / 3.0)
+    busy = forward + launching, backward + 2.0 * launching
+    return Layer(seconds, *busy, linears, scores, element, launches, waits, context, expert, again)
 
 
 def _launches(kernels: float | FloatColumn, device: FloatColumn) -> FloatColumn:

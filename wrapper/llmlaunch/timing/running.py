@@ -29,8 +29,9 @@ LOADER_WORKERS = 2.0  # Megatron's --num-workers by default, and what other load
 
 @dataclass(frozen=True)
 class Running:
-    """Columns of seconds of a step's passes, `total`, and what can hide the transfers of data parallelism: seconds of
-    the first forward and of the last backward pass on the busiest stage."""
+    """Columns of seconds of a step's passes, `total`, and what can hide the transfers of data parallelism: seconds that
+    one micro-batch computes forward and backward on the busiest stage, and how many times that where they happen once
+    a step."""
 
     job: Job
     cluster: Cluster
@@ -39,6 +40,7 @@ class Running:
     total: FloatColumn
     hiding_forward: FloatColumn
     hiding_backward: FloatColumn
+    hiding_times: FloatColumn
 
     @property
     def terms(self) -> Mapping[str, FloatColumn]:
@@ -57,7 +59,7 @@ class _Passes:
     stages: Stages
     beside: Mapping[str, FloatColumn]
     total: FloatColumn
-    hiding: tuple[FloatColumn, FloatColumn]
+    hiding: tuple[FloatColumn, FloatColumn, FloatColumn]
 
 
 def running(job: Job, cluster: Cluster, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> Running:
@@ -69,10 +71,10 @@ def running(job: Job, cluster: Cluster, layouts: LayoutColumns, microbatches: In
     m = np.maximum(told.astype(np.float64), 1.0)
     starts = range(0, max(len(layouts), 1), PIECE)
     found = [_passes(job, cluster, layouts.piece(i, i + PIECE), m[i : i + PIECE]) for i in starts]
-    total, forward, backward = (
+    total, forward, backward, times = (
         np.concatenate(columns) for columns in zip(*((one.total, *one.hiding) for one in found), strict=True)
     )
-    return Running(job, cluster, layouts, m, total, forward, backward)
+    return Running(job, cluster, layouts, m, total, forward, backward, times)
 
 
 def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn) -> _Passes:
@@ -98,7 +100,7 @@ def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn) 
         beside["host_transfers"] = m * (np.maximum(moving - forward, 0.0) + np.maximum(moving - backward, 0.0))
     for column in beside.values():
         work = work + column
-    return _Passes(at, parts, found, beside, work, (_beside(at, forward), _beside(at, backward)))
+    return _Passes(at, parts, found, beside, work, (forward, backward, _times(at)))
 
 
 def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
@@ -163,11 +165,11 @@ def _compute(at: Split, parts: Pieces, found: Stages) -> tuple[FloatColumn, Floa
     return forward, backward
 
 
-def _beside(at: Split, seconds: FloatColumn) -> FloatColumn:
-    """Of one micro-batch's `seconds`, what runs beside the transfers of data parallelism: all of it, and where a rank
-    runs v chunks in turn, p micro-batches' of all chunks but one, because buckets belong to a chunk (megatron/core/
-    distributed/param_and_grad_buffer.py, core 0.19)."""
+def _times(at: Split) -> FloatColumn:
+    """Of how many micro-batches the passes run beside transfers that happen once a step: one, and where a rank runs v
+    chunks in turn, p of all chunks but one, because buckets belong to a chunk (megatron/core/distributed/
+    param_and_grad_buffer.py, core 0.19)."""
     if not np.any(at.layouts.virtual_pipeline > 1):
-        return seconds
+        return np.ones(len(at))
     times: FloatColumn = (1.0 + (at.chunks - 1.0) * at.pipeline) / at.chunks
-    return seconds * times
+    return times

@@ -49,16 +49,17 @@ def step_time(
 
 def combined(running: Running, update: Update) -> StepTime:
     """Passes and update together: what of the transfers no pass hides, and what they slow down while they are hidden,
-    because they take a share of the device."""
-    m = running.microbatches
-    reduce = np.where(update.reduce_each, m, 1) * _exposed(
-        update.reduce_seconds, np.where(update.overlapped, running.hiding_backward, 0.0)
-    )
-    once = _exposed(update.gather_seconds, np.where(update.overlapped, running.hiding_forward, 0.0))
-    if np.any(update.gather_each):
-        again = _exposed(update.gather_seconds, running.hiding_backward)
-        once = np.where(update.gather_each, m * (once + again), once)
-    return StepTime(running, reduce + once, update.optimizer_seconds)
+    because they take a share of the device. Where parameters are gathered for every micro-batch, the backward pass has
+    to hide that and the gradients' way."""
+    m, each = running.microbatches, update.gather_each
+    times = update.overlapped * running.hiding_times
+    gather, reduce = update.gather_seconds, update.reduce_seconds
+    if np.any(update.reduce_each):
+        times = np.where(update.reduce_each, 1.0, times)
+        reduce = reduce + each * gather
+    before = np.where(each, m, 1.0) * _exposed(gather, times * running.hiding_forward)
+    after = np.where(update.reduce_each, m, 1.0) * _exposed(reduce, times * running.hiding_backward)
+    return StepTime(running, before + after, update.optimizer_seconds)
 
 
 def step_seconds(running: Running, update: Update) -> FloatColumn:
