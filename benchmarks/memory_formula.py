@@ -1,7 +1,8 @@
 """Microseconds of the memory formula per layout of recipes/llama3-70b.yaml, on one core: at once, and from halves.
 
-Bar: at most 2 at once; from halves at most 0.7 for what runs, and 0.15 for each layout made of it and of what is held.
-Run with OMP_NUM_THREADS=1 (numpy's element-wise work is single-threaded anyway).
+Every legal split of the model with every set of words the search tries, amounts at 1. Bar: at most 2 at once; from
+halves at most 0.7 for what runs, and 0.15 for each layout made of it and of what is held. Run with OMP_NUM_THREADS=1
+(numpy's element-wise work is single-threaded anyway).
 
     python benchmarks/memory_formula.py [ROUNDS]
 """
@@ -11,21 +12,23 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
-from llmlaunch.backends.base import Backend
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.layout import LayoutColumns, Situation
+from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.halves import distinct_held, held_half, running_half, worst_of_halves
 from llmlaunch.memory.job import Job
-from llmlaunch.planner.enumerate import enumerate_layouts
+from llmlaunch.planner.enumerate import enumerate_splits
 from llmlaunch.planner.host import node_of
+from llmlaunch.planner.pricing import first_failed, situation
+from llmlaunch.planner.setting import Setting, setting_of
+from llmlaunch.planner.variants import Words, spoken, words_of
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.types import Recipe
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "llama3-70b.yaml"
 
@@ -33,35 +36,54 @@ RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "llama3-70b.yaml"
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     recipe = load_recipe(RECIPE)
-    backend = backend_for(recipe)
-    job = Job(recipe.model, recipe.workload, backend.facts(recipe))
-    layouts = enumerate_layouts(recipe, backend.space(recipe))
-    legal = legal_layouts(layouts, recipe, backend)
-    for name, columns in (("every layout enumerated", layouts), ("the legal ones", legal)):
-        timed(name, len(columns), rounds, "bar: 2", lambda columns=columns: worst_ranks(job, columns))
-    node, (outer, held_of) = node_of(recipe), distinct_held(job, legal)
-    held, running = held_half(job, outer, node), running_half(job, legal, node)
-    timed("what is held", len(outer), rounds, "of few", lambda: held_half(job, outer, node))
-    timed("what runs", len(legal), rounds, "bar: 0.7", lambda: running_half(job, legal, node))
-    timed("both, device and host", len(legal), rounds, "bar: 0.15", lambda: worst_of_halves(running, held, held_of))
+    setting, node = setting_of(recipe, backend_for(recipe)), node_of(recipe)
+    splits, words = legal_splits(setting), words_of(recipe, setting.backend)
+    places = list(product(range(len(words.running)), range(len(words.held))))
+    points = [spoken_by(setting, words, place, splits) for place in places]
+    few, held_of = distinct_held(setting.job, splits)
+    holding = [spoken_by(setting, words, (0, j), few) for j in range(len(words.held))]
+    running = [spoken_by(setting, words, (i, 0), splits) for i in range(len(words.running))]
+    held_halves = [held_half(*held, node) for held in holding]
+    running_halves = [running_half(*way, node) for way in running]
+
+    count, ways = len(splits) * len(places), len(splits) * len(running)
+    timed("at once", count, rounds, 2.0, lambda: every(worst_ranks, points))
+    holds = [(*held, node) for held in holding]
+    timed("what is held", len(few) * len(holding), rounds, None, lambda: every(held_half, holds))
+    runs = [(*way, node) for way in running]
+    timed("what runs", ways, rounds, 0.7, lambda: every(running_half, runs))
+    pairs = [(running_halves[i], held_halves[j], held_of) for i, j in places]
+    timed("both halves and the node", count, rounds, 0.15, lambda: every(worst_of_halves, pairs))
 
 
-def timed(name: str, rows: int, rounds: int, bar: str, work: Callable[[], object]) -> None:
+def every(work: Callable[..., object], arguments: Sequence[tuple[object, ...]]) -> None:
+    """Nothing is kept: new memory costs more than the formula."""
+    for given in arguments:
+        work(*given)
+
+
+def legal_splits(setting: Setting) -> LayoutColumns:
+    recipe, backend = setting.recipe, setting.backend
+    splits = enumerate_splits(recipe, backend.space(recipe))
+    rules = [rule for rule in backend.rules(recipe) if not rule.of_words]
+    return splits.take(np.flatnonzero(first_failed(rules, situation(recipe, splits)) < 0))
+
+
+def spoken_by(
+    setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns
+) -> tuple[Job, LayoutColumns]:
+    said, layouts = spoken(setting.recipe, words, places, splits)
+    return setting.job_of(said), layouts
+
+
+def timed(name: str, layouts: int, rounds: int, bar: float | None, work: Callable[[], object]) -> None:
     times = []
     for _ in range(rounds):
         start = time.process_time()
         work()
         times.append(time.process_time() - start)
-    each, best = (seconds / rows * 1e6 for seconds in (statistics.median(times), min(times)))
-    print(f"{name}: {rows:,} layouts, {each:.3f} us a layout (best {best:.3f}); {bar}")
-
-
-def legal_layouts(layouts: LayoutColumns, recipe: Recipe, backend: Backend) -> LayoutColumns:
-    situation = Situation(layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes)
-    passed = np.ones(len(layouts), dtype=bool)
-    for rule in backend.rules(recipe):
-        passed &= rule.allows(situation)
-    return layouts.take(np.flatnonzero(passed))
+    each, best = (seconds / layouts * 1e6 for seconds in (statistics.median(times), min(times)))
+    print(f"{name}: {layouts:,} layouts, {each:.3f} us a layout (best {best:.3f}); bar: {bar}")
 
 
 if __name__ == "__main__":

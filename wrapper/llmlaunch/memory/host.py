@@ -77,7 +77,8 @@ def _pinned(total: FloatColumn, piece: FloatColumn, node: Node) -> FloatColumn:
     if node.resident:
         return total
     size = np.maximum(np.minimum(piece, total), 1.0)
-    rounded: FloatColumn = total * 2.0 ** np.ceil(np.log2(size)) / size
+    share, _ = np.frexp(size)  # of the power of two above it, from 1/2 to less than 1
+    rounded: FloatColumn = total * np.where(share > 0.5, 1.0, 0.5) / share
     return rounded
 
 
@@ -136,7 +137,9 @@ def _activations(job: Job, rows: RankColumns, node: Node) -> FloatColumn:
     if not (layers or ways.offload_modules or ways.offload_checkpoints or ways.swapped_share):
         return np.zeros(len(rows))
     nothing = replace(ways, offload_modules=(), offload_checkpoints=False, swapped_share=0.0)
-    here = replace(rows, layouts=replace(rows.layouts, offload_layers=np.zeros_like(rows.layouts.offload_layers)))
+    here = rows
+    if layers:
+        here = rows.with_layouts(replace(rows.layouts, offload_layers=np.zeros_like(rows.layouts.offload_layers)))
     moved = kept_activations(replace(job, techniques=nothing), here) - kept_activations(job, rows)
     moved = np.maximum(moved, 0.0)
     if not job.facts.host.activations_pinned:

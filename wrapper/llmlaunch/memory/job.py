@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
@@ -44,6 +44,13 @@ class Job:
     microbatch_group: int | None = None
     techniques: Techniques = NO_TECHNIQUES
 
+    @cached_property
+    def without_words(self) -> Job:
+        """The same job, whatever it recomputes and offloads."""
+        moved = [f for f in fields(Techniques) if f.name.startswith(("recompute_", "offload_"))]
+        without: dict[str, Any] = {f.name: f.default for f in moved}
+        return replace(self, techniques=replace(self.techniques, swapped_share=0.0, **without))
+
     @property
     def stages_alike(self) -> bool:
         """Every pipeline rank of even stages holds and trains as many layers of each kind as any other."""
@@ -80,16 +87,23 @@ class RankColumns:
     def __len__(self) -> int:
         return len(self.rank)
 
+    def with_layouts(self, layouts: LayoutColumns) -> RankColumns:
+        """The same ranks of the same splits, which recompute and offload something else."""
+        other = replace(self, layouts=layouts)
+        vars(other)["answers"] = vars(self).setdefault("answers", {})
+        return other
+
 
 def once_for_rows(function: Callable[[Job, RankColumns], Result]) -> Callable[[Job, RankColumns], Result]:
-    """Work something out once for the same job and rows, however many terms ask for it. The rows carry the answers, so
-    they are gone with them; nobody may write into a column."""
+    """Work something out once for the same split, however many terms ask for it: something that depends neither on what
+    a layout recomputes and offloads nor on what `Job.without_words` leaves out. The rows carry the answers, so they are
+    gone with them; nobody may write into a column."""
 
     @wraps(function)
     def answer(job: Job, rows: RankColumns) -> Result:
         answers: dict[Any, tuple[Job, Any]] = vars(rows).setdefault("answers", {})
         known = answers.get(function)
-        if known is None or known[0] is not job:
+        if known is None or not (known[0] is job or known[0].without_words == job.without_words):
             known = answers[function] = (job, function(job, rows))
         result: Result = known[1]
         return result
@@ -123,7 +137,7 @@ def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | 
     n = len(layouts)
     if not np.any(layouts.pipeline > 1):
         return _rows(job, layouts, np.arange(n), np.zeros(n, dtype=np.int64), microbatches, ends=True)
-    index = np.tile(np.arange(n), 2)
+    index = np.concatenate([np.arange(n)] * 2)
     rank = np.concatenate([np.zeros(n, dtype=np.int64), layouts.pipeline - 1])
     return _rows(job, layouts, index, rank, microbatches, ends=True)
 
@@ -142,16 +156,17 @@ def _rows(
 ) -> RankColumns:
     if microbatches is None:
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
-    rows = _repeated(layouts, len(index) // max(len(layouts), 1)) if ends else layouts.take(index)
+    rows = _in_order(layouts, len(index)) if ends else layouts.take(index)
     dense, moe = _layers(job, rows, rank)
     return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe, ends)
 
 
-def _repeated(layouts: LayoutColumns, times: int) -> LayoutColumns:
-    """All layouts in order, so many times: faster than taking them row by row."""
-    if times == 1:
+def _in_order(layouts: LayoutColumns, rows: int) -> LayoutColumns:
+    """All layouts in order, once or twice: faster than taking them row by row."""
+    if rows == len(layouts):
         return layouts
-    columns: dict[str, Any] = {n: np.tile(getattr(layouts, n), times) for n in (*LAYOUT_FIELDS, "partition")}
+    names = (*LAYOUT_FIELDS, "partition")
+    columns: dict[str, Any] = {n: np.concatenate([getattr(layouts, n)] * 2) for n in names}
     return LayoutColumns(**columns, partitions=layouts.partitions)
 
 

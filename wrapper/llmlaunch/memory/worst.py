@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.freed import keep_freed_memory
 from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns, all_are_candidates
 
 __all__ = ["Ranks", "WorstRanks", "most_bytes", "pieces", "worst_of"]
 
 # Ranks priced at a time. The formula makes hundreds of columns: these stay in the processor's cache, which halves the
 # time of tens of thousands of layouts (benchmarks/memory_formula.py).
-PIECE = 6144
+PIECE = 12288
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Ranks:
 
 def pieces(job: Job, layouts: LayoutColumns) -> Iterator[slice]:
     """Few enough layouts at a time that their candidate ranks are about PIECE; one empty piece of no layouts."""
+    keep_freed_memory()
     ranks = layouts.pipeline if all_are_candidates(job, layouts) else np.minimum(layouts.pipeline, 2)
     places = np.cumsum(ranks) // PIECE
     bounds = [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(layouts)]
