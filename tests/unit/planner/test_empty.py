@@ -87,6 +87,11 @@ def test_an_expert_pin_that_no_tensor_size_can_meet_names_both() -> None:
     assert "[expert-world;" in message
 
 
+def test_a_pin_that_a_technique_rules_out_names_both() -> None:
+    message = refusal("llama3-70b", "layout={offload_optimizer: 1.0, zero_stage: 0, tensor: 8}")
+    assert "layout.zero_stage: 0 contradicts layout.offload_optimizer: 1.0: offload_optimizer needs" in message
+
+
 def test_pins_that_leave_no_split_of_the_devices_are_named_together() -> None:
     words = ("model={base: llama3-8b, num_layers: 81}", "layout={data: 16, tensor: 1, context: 1}")
     message = refusal("llama3-8b", *words)

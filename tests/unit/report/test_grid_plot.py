@@ -35,15 +35,15 @@ def test_a_cell_holds_the_fastest_safe_layout_there_else_the_one_that_needs_the_
         inside = np.equal(found.layouts.micro_batch_size, micro_batch_size)
         for field, value in zip(grid.fields, row, strict=True):
             inside &= np.equal(getattr(found.layouts, field), value)
-        if cell.layout is None:
+        if cell.best is None:
             assert not inside.any()
             assert cell.refused[0]
             continue
         assert cell.safe == bool((inside & found.safe).any())
         if cell.safe:
-            assert cell.step_seconds == found.step_seconds[inside & found.safe].min()
+            assert cell.best.step_seconds == found.step_seconds[inside & found.safe].min()
         else:
-            assert cell.device_bytes == int(found.device_bytes[inside].min())
+            assert cell.best.device_bytes == int(found.device_bytes[inside].min())
 
 
 def test_the_picture_names_the_chosen_cell_its_limit_and_the_rule_of_a_grey_one(tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_the_picture_names_the_chosen_cell_its_limit_and_the_rule_of_a_grey_one(
     root = ElementTree.parse(tmp_path / "grid.svg").getroot()
     titles = [element.text or "" for element in root.iter(f"{SVG}title")]
     texts = [element.text or "" for element in root.iter(f"{SVG}text")]
-    assert titles[0] == f"llama3-8b: safe, {plan.layout.describe()}"
-    assert any(title.startswith(f"{plan.layout.describe()}: ") for title in titles[1:])
+    assert titles[0] == f"llama3-8b: safe, {plan.chosen.describe()}"
+    assert any(title.startswith(f"{plan.chosen.describe()}: ") for title in titles[1:])
     assert any("31.5 GiB" in text for text in texts)
     assert "batch" in texts
     assert any("--global-batch-size" in title for title in titles)
@@ -73,13 +73,13 @@ def test_every_colour_stands_for_what_the_legend_says() -> None:
         if title is not None and rect is not None:
             drawn[title.text] = rect.get("fill") or ""
     for cell in grid.cells.values():
-        if cell.layout is None:
+        if cell.best is None:
             continue
-        fill = next(f for title, f in drawn.items() if (title or "").startswith(f"{cell.layout.describe()}: "))
+        fill = next(f for title, f in drawn.items() if (title or "").startswith(f"{cell.best.describe()}: "))
         red, green = int(fill[1:3], 16), int(fill[3:5], 16)
         if cell.safe:
             assert green > red
-        elif cell.device_bytes <= plan.limit.memory_bytes:
+        elif cell.best.device_bytes <= plan.limit.memory_bytes:
             assert fill == "#fce69d"
         else:
             assert red > green + 30

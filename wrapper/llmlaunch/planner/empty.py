@@ -15,7 +15,7 @@ from llmlaunch.planner.enumerate import enumerate_splits
 from llmlaunch.planner.judge import rules_failed
 from llmlaunch.planner.pins import Widened, as_pin, freed, widened
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import advice, smallest_change
+from llmlaunch.planner.smallest_change import advice, smallest_change, unfixed
 from llmlaunch.planner.variants import every_way, words_of
 from llmlaunch.recipe.places import place_of, written_pin
 from llmlaunch.recipe.types import Recipe
@@ -40,7 +40,8 @@ def no_layout(setting: Setting) -> UserError:
     if not pins:
         return UserError(_nothing_legal(setting))
     why = tightest(setting.of(freed(setting, pins)))
-    return UserError(f"{_contradiction(setting.recipe, pins)}: {_because(setting, why)}. {_ways_out(wide, pins)}")
+    clash = _contradiction(setting.recipe, pins, _words_that_clash(setting, pins))
+    return UserError(f"{clash}: {_because(setting, why)}. {_ways_out(wide, pins)}")
 
 
 def tightest(setting: Setting) -> Tightest:
@@ -87,16 +88,24 @@ def _because(setting: Setting, why: Tightest) -> str:
     return f"{why.rule.sentence} [{why.rule.key}; {why.rule.where}]"
 
 
-def _contradiction(recipe: Recipe, names: Sequence[str]) -> str:
-    """The first pin by its place, the others with theirs where that is another."""
+def _words_that_clash(setting: Setting, pins: Sequence[str]) -> list[str]:
+    """Words of techniques that the recipe says itself, each of which, let go, would leave these pins a legal layout."""
+    kept = freed(setting, pins)
+    return [word for word in kept.fixed if _any_legal(setting, unfixed(kept, word))]
+
+
+def _contradiction(recipe: Recipe, names: Sequence[str], words: Sequence[str]) -> str:
+    """The first by its place, the others with theirs where that is another."""
     pins = [written_pin(recipe, name) for name in names]
-    said = [f"{pin.key}: {_listed(_values(recipe.pins[name]))}" for pin, name in zip(pins, names, strict=True)]
-    first = pins[0].place
-    if len(pins) == 1:
+    keys = [*(pin.key for pin in pins), *(f"layout.{word}" for word in words)]
+    places = [*(pin.place for pin in pins), *(place_of(recipe, ("layout", word)) for word in words)]
+    values = [*(recipe.pins[name] for name in names), *(getattr(recipe.techniques, word) for word in words)]
+    said = [f"{key}: {_listed(_values(value))}" for key, value in zip(keys, values, strict=True)]
+    first = places[0]
+    if len(said) == 1:
         return f"{first}: {said[0]} leaves no legal layout"
-    places = ["" if pin.place == first else f" ({pin.place})" for pin in pins]
-    shown = [text + place for text, place in zip(said, places, strict=True)]
-    if len(pins) == 2:
+    shown = [text + ("" if place == first else f" ({place})") for text, place in zip(said, places, strict=True)]
+    if len(shown) == 2:
         return f"{first}: {shown[0]} contradicts {shown[1]}"
     return f"{first}: {', '.join(shown[:-1])} and {shown[-1]} contradict one another"
 

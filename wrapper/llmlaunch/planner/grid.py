@@ -9,9 +9,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.layout import Layout
 from llmlaunch.planner.empty import tightest, tightest_for_splits
 from llmlaunch.planner.pins import as_pin
+from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.search import Found
 from llmlaunch.planner.setting import Setting
 
@@ -28,10 +28,8 @@ class Cell:
     """The fastest safe layout of a cell; where none is safe, the legal one that needs the least; None where a rule
     refuses all, and `refused` is then that rule's key and sentence."""
 
-    layout: Layout | None = None
+    best: Candidate | None = None
     safe: bool = False
-    device_bytes: int = 0
-    step_seconds: float = 0.0
     refused: tuple[str, str] = ("", "")
 
 
@@ -60,7 +58,7 @@ def grid_of(setting: Setting, found: Found) -> Grid:
     largest that is safe in one of them."""
     split = any(np.any(getattr(found.points.splits, name) > 1) for name in SPLIT)
     fields = SPLIT if split else ZERO
-    best = _best(found, fields)
+    best = _best(setting, found, fields)
     by_row: dict[Row, list[Cell]] = {}
     for (row, _), cell in best.items():
         by_row.setdefault(row, []).append(cell)
@@ -71,23 +69,21 @@ def grid_of(setting: Setting, found: Found) -> Grid:
     return Grid(fields, rows, columns, cells, len(by_row))
 
 
-def _best(found: Found, fields: tuple[str, ...]) -> dict[tuple[Row, int], Cell]:
+def _best(setting: Setting, found: Found, fields: tuple[str, ...]) -> dict[tuple[Row, int], Cell]:
     places = np.stack([found.points.column(name) for name in (*fields, "micro_batch_size")], axis=1)
     cell = np.ravel_multi_index(tuple(places.T), tuple((places.max(axis=0, initial=0) + 1).tolist()))
     worth: NDArray[np.float64] = np.where(found.safe, found.step_seconds, found.device_bytes)
     order = np.lexsort((worth, ~found.safe, cell))
     _, first = np.unique(cell[order], return_index=True)
     return {
-        (tuple(places[i, :-1].tolist()), int(places[i, -1])): Cell(
-            found.points.layout(i), bool(found.safe[i]), int(found.device_bytes[i]), float(found.step_seconds[i])
-        )
+        (tuple(places[i, :-1].tolist()), int(places[i, -1])): Cell(found.at(setting.recipe, i), bool(found.safe[i]))
         for i in order[first].tolist()
     }
 
 
 def _kept(by_row: Mapping[Row, Sequence[Cell]]) -> list[Row]:
-    fastest = {row: [cell.step_seconds for cell in cells if cell.safe] for row, cells in by_row.items()}
-    least = {row: min(cell.device_bytes for cell in cells) for row, cells in by_row.items() if not fastest[row]}
+    fastest = {row: [c.best.step_seconds for c in cells if c.best and c.safe] for row, cells in by_row.items()}
+    least = {row: min(c.best.device_bytes for c in by_row[row] if c.best) for row in by_row if not fastest[row]}
     safe = sorted((row for row in by_row if fastest[row]), key=lambda row: (min(fastest[row]), row))
     unsafe = sorted(least, key=lambda row: (least[row], row))
     return [*safe[:MOST_SAFE], *unsafe[:MOST_UNSAFE]]

@@ -20,7 +20,7 @@ from llmlaunch.recipe.places import written_pin
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 
-__all__ = ["Change", "advice", "smallest_change"]
+__all__ = ["Change", "advice", "smallest_change", "unfixed"]
 
 SHORTER = (2, 4, 8, 16, 32)
 # What a recipe may add that no search chooses, the cheapest first.
@@ -154,7 +154,7 @@ def _by_words(setting: Setting) -> Change | None:
     names = [name for name in recipe.fixed if name != "gradient_dtype"] + [n for n in recipe.pins if n in AMOUNTS]
     best: tuple[float, Change] | None = None
     for name in names:
-        free = _without(recipe, name) if name in AMOUNTS else _unfixed(recipe, name)
+        free = _without(recipe, name) if name in AMOUNTS else unfixed(recipe, name)
         found = setting.of(free).search()
         if np.any(found.safe):
             chosen = found.candidate(free, 0)
@@ -163,7 +163,8 @@ def _by_words(setting: Setting) -> Change | None:
     return None if best is None else best[1]
 
 
-def _unfixed(recipe: Recipe, name: str) -> Recipe:
+def unfixed(recipe: Recipe, name: str) -> Recipe:
+    """The recipe with this word left for the planner to choose."""
     return replace(recipe, fixed=tuple(word for word in recipe.fixed if word != name))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmlaunch.layout import RECOMPUTE_NAMES
 from llmlaunch.planner.grid import Cell, Grid, Row, grid_of
-from llmlaunch.planner.plan import Limit, Plan
+from llmlaunch.planner.plan import Candidate, Limit, Plan
 from llmlaunch.planner.search import Found
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
@@ -41,7 +41,7 @@ def grid_svg(recipe: Recipe, plan: Plan, grid: Grid) -> str:
     left = MARGIN + LABEL * len(grid.fields) + 16
     return svg(
         "plan_grid",
-        title=one_line(f"{recipe.name}: {plan.verdict}, {plan.layout.describe()}"),
+        title=one_line(f"{recipe.name}: {plan.verdict}, {plan.chosen.describe()}"),
         about=one_line(_about(recipe)),
         remarks=_remarks(grid, plan),
         fields=[name.replace("_", " ") for name in grid.fields],
@@ -97,19 +97,20 @@ def _labels(grid: Grid, row: Row) -> list[str]:
 
 
 def _drawn(cell: Cell, plan: Plan, column: int) -> dict[str, Any]:
-    if cell.layout is None:
+    best = cell.best
+    if best is None:
         key, sentence = cell.refused
         return {"column": column, "fill": _rgb(REFUSED), "refused": key, "title": sentence, "chosen": False}
-    needs = f"{gib(cell.device_bytes)} GiB on the worst pipeline rank, {cell.step_seconds:.2f} s a step"
+    needs = f"{gib(best.device_bytes)} GiB on the worst pipeline rank, {best.step_seconds:.2f} s a step"
     return {
         "column": column,
-        "fill": _rgb(_colour(cell, plan.limit)),
+        "fill": _rgb(_colour(best, cell.safe, plan.limit)),
         "refused": None,
-        "title": f"{cell.layout.describe()}: {needs}",
-        "memory": gib(cell.device_bytes),
-        "time": f"{cell.step_seconds:.{_digits(cell.step_seconds)}f} s",
+        "title": f"{best.describe()}: {needs}",
+        "memory": gib(best.device_bytes),
+        "time": f"{best.step_seconds:.{_digits(best.step_seconds)}f} s",
         "safe": cell.safe,
-        "chosen": cell.layout == plan.layout,
+        "chosen": best == plan.chosen,
     }
 
 
@@ -117,12 +118,12 @@ def _digits(seconds: float) -> int:
     return 0 if seconds >= 100 else 1 if seconds >= 10 else 2
 
 
-def _colour(cell: Cell, limit: Limit) -> Colour:
-    if cell.safe:
-        return _between(*SAFE, cell.device_bytes / max(limit.limit_bytes, 1))
-    if cell.device_bytes <= limit.memory_bytes:
+def _colour(best: Candidate, safe: bool, limit: Limit) -> Colour:
+    if safe:
+        return _between(*SAFE, best.device_bytes / max(limit.limit_bytes, 1))
+    if best.device_bytes <= limit.memory_bytes:
         return TIGHT
-    return _between(*OVER, cell.device_bytes / limit.memory_bytes - 1)
+    return _between(*OVER, best.device_bytes / limit.memory_bytes - 1)
 
 
 def _between(low: Colour, high: Colour, share: float) -> Colour:
