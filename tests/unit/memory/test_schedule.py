@@ -71,11 +71,11 @@ def test_the_head_may_take_the_place_of_a_layer_in_the_last_chunk() -> None:
     assert estimated(Layout(pipeline=4, virtual_pipeline=2, layers_by_stage=BOTH_ENDS), 3, 4) == last
 
 
-@given(data=st.data(), pipeline=st.sampled_from([2, 3, 4]), chunks=st.sampled_from([1, 2, 3]), turns=st.integers(1, 3))
-def test_uneven_stages_keep_what_the_schedule_keeps_in_its_warm_up(
+@given(data=st.data(), pipeline=st.sampled_from([2, 3, 4]), chunks=st.sampled_from([1, 2, 3]), turns=st.integers(1, 6))
+def test_uneven_stages_keep_what_the_schedule_keeps(
     data: st.DataObject, pipeline: int, chunks: int, turns: int
 ) -> None:
-    """No fewer layers than in the first passes of the schedule, on every rank."""
+    """At its most on every rank but the last, which is asked at its first loss."""
     stages = pipeline * chunks
     cuts = sorted(data.draw(st.lists(st.integers(0, 32), min_size=stages - 1, max_size=stages - 1)))
     layers = tuple(b - a for a, b in zip([0, *cuts], [*cuts, 32], strict=True))
@@ -83,7 +83,10 @@ def test_uneven_stages_keep_what_the_schedule_keeps_in_its_warm_up(
     for rank in range(pipeline):
         own = layers[rank::pipeline]
         most = most_layers_alive(list(own), pipeline, rank, pipeline * turns, group=pipeline)
-        assert sum(own) <= estimated(layout, rank, pipeline * turns) <= most + 1e-6
+        if rank < pipeline - 1:
+            assert estimated(layout, rank, pipeline * turns) == most
+        else:
+            assert sum(own) <= estimated(layout, rank, pipeline * turns) <= most
 
 
 BOTH_ENDS = (3, 4, 4, 4, 4, 4, 4, 3)

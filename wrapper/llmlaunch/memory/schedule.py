@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,18 +39,47 @@ def in_flight(job: Job, rows: RankColumns) -> InFlight:
     uneven = rows.layouts.uneven & (v > 1)
     if np.any(uneven):
         group = np.broadcast_to(np.asarray(group), chunks.shape)
-        kept = np.where(uneven, _uneven_chunks(job, rows, group, chunks), kept)
+        kept[uneven] = _uneven_chunks(job, rows, group, chunks, np.flatnonzero(uneven))
     if job.shape.moe is None:
         return InFlight(kept, np.zeros(len(rows)), depth)
     mixture = np.divide(rows.moe_layers, layers, out=np.zeros(len(rows)), where=layers > 0)
     return InFlight(kept * (1.0 - mixture), kept * mixture, depth)
 
 
-def _uneven_chunks(job: Job, rows: RankColumns, group: IntColumn, chunks: IntColumn) -> FloatColumn:
-    """Layers kept where a rank's chunks differ: chunks run in turn, a group of micro-batches each, so each chunk is a
-    known number of times among the first `chunks`."""
-    turns, rest = np.divmod(chunks, group * rows.layouts.virtual_pipeline)
-    kept = np.zeros(len(rows))
-    for place, (start, stop) in enumerate(chunk_ranges(job.shape, rows.layouts, rows.rank)):
-        kept += (group * turns + np.clip(rest - place * group, 0, group)) * (stop - start)
-    return kept
+def _uneven_chunks(job: Job, rows: RankColumns, group: IntColumn, chunks: IntColumn, which: IntColumn) -> FloatColumn:
+    """Layers kept by the rows `which`, whose chunks differ. The last rank's count is that of its first loss; when later
+    ones leave it more, it has no logits. Few rows differ in what decides it: the split, the rank, and how many groups
+    of micro-batches there are, up to four."""
+    lay, few = rows.layouts, np.minimum(rows.microbatches, 4 * group)
+    key = np.zeros(len(which), dtype=np.int64)
+    for column in (lay.partition, lay.pipeline, lay.virtual_pipeline, rows.rank, few, group):
+        key = key * (int(column.max()) + 1) + column[which]
+    _, example, same = np.unique(key, return_index=True, return_inverse=True)
+    row = which[example]
+    v, g, m = lay.virtual_pipeline[row], group[row], few[row]
+    layers = [stop - start for start, stop in chunk_ranges(job.shape, lay.take(row), rows.rank[row])]
+    first = np.minimum(chunks[row], m * v)
+    most = _alive(layers, v, g, first, np.zeros_like(first))
+    for turn in range(int(v.max())):
+        for later in (turn * g, -first % g + turn * g):  # a forward or a backward pass is the first of its group
+            later = np.where(rows.last[row], 0, np.minimum(later, m * v - first))
+            most = np.maximum(most, _alive(layers, v, g, first + later, later))
+    return most[same]
+
+
+def _alive(
+    layers: Sequence[IntColumn], chunks: IntColumn, group: IntColumn, forward: IntColumn, backward: IntColumn
+) -> FloatColumn:
+    """Layers alive after so many forward and backward passes of chunks. Forward passes take the chunks in turn, a group
+    of micro-batches each, backward passes in reverse."""
+    alive = np.zeros(len(chunks))
+    for place, count in enumerate(layers):
+        alive += (_passes(forward, place, chunks, group) - _passes(backward, chunks - 1 - place, chunks, group)) * count
+    return alive
+
+
+def _passes(passes: IntColumn, place: IntColumn | int, chunks: IntColumn, group: IntColumn) -> IntColumn:
+    """How many of the first passes are of the chunk at this place of a turn."""
+    turns, rest = np.divmod(passes, group * chunks)
+    taken: IntColumn = group * turns + np.clip(rest - place * group, 0, group)
+    return taken
