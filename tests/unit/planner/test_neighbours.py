@@ -11,7 +11,8 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.planner.enumerate import SPLIT_FIELDS
 from llmlaunch.planner.judge import judged as judged_alone
-from llmlaunch.planner.neighbours import Neighbour, neighbours
+from llmlaunch.planner.neighbour import Neighbour
+from llmlaunch.planner.neighbours import neighbours
 from llmlaunch.planner.plan import Candidate, as_planned
 from llmlaunch.planner.plan_json import neighbours_json
 from llmlaunch.planner.planning import make_plan

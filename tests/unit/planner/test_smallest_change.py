@@ -16,11 +16,12 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NAMES
+from llmlaunch.planner.change import said
 from llmlaunch.planner.enumerate import offered_values
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.planner.smallest_change import advice, said, smallest_change
+from llmlaunch.planner.smallest_change import advice, smallest_change
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 

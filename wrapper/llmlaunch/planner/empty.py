@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Rule
+from llmlaunch.planner.change import unfixed
 from llmlaunch.planner.enumerate import enumerate_splits
 from llmlaunch.planner.judge import rules_failed
 from llmlaunch.planner.pins import Widened, as_pin, freed, widened
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import advice, smallest_change, unfixed
+from llmlaunch.planner.smallest_change import advice, smallest_change
 from llmlaunch.planner.variants import every_way, words_of
 from llmlaunch.recipe.places import place_of, written_pin
 from llmlaunch.recipe.types import Recipe

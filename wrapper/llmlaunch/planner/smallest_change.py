@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import groupby
-from operator import itemgetter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
+from llmlaunch.planner.change import Change, said_at, unfixed, with_word, without
 from llmlaunch.planner.pins import AMOUNTS, Widened, as_pin, freed, widened
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, most_nodes, smallest_cluster
 from llmlaunch.recipe.places import written_pin
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
-from llmlaunch.techniques import NO_TECHNIQUES
 
-__all__ = ["Change", "advice", "smallest_change", "unfixed"]
+__all__ = ["advice", "smallest_change"]
 
 SHORTER = (2, 4, 8, 16, 32)
 # What a recipe may add that no search chooses, the cheapest first.
-ADDED: tuple[dict[str, Any], ...] = ({"layout.loss": "native"}, {"layout.loss": "tiled"}, {"layout.mlp_chunks": 4})
+ADDED: tuple[tuple[str, Any], ...] = (("loss", "native"), ("loss", "tiled"), ("mlp_chunks", 4))
 BELONGS = {
     "recompute_modules": "selective",
     "recompute_method": "full",
@@ -32,37 +30,6 @@ BELONGS = {
     "offload_checkpoints": "full",
 }
 NOTHING: Mapping[str, Any] = {}
-
-
-@dataclass(frozen=True)
-class Change:
-    """`settings` are what to write, by dotted key; None takes the key away. `recipe` is the recipe so changed and
-    `layout` the fastest safe one of it. `before` holds what was there of the keys that change."""
-
-    settings: Mapping[str, Any]
-    recipe: Recipe
-    layout: Layout
-    before: Mapping[str, Any] = field(default_factory=dict)
-
-    def sentence(self) -> str:
-        """`set layout.tensor: 8 (from 4) and layout.data: 4 (from 8)`, as one clause."""
-        words = [self._clause(key, value) for key, value in self.settings.items()]
-        runs = (f"{verb} {' and '.join(what for _, what in run)}" for verb, run in groupby(words, key=itemgetter(0)))
-        return " and ".join(runs)
-
-    def _clause(self, key: str, value: Any) -> tuple[str, str]:
-        if value is None:
-            return "remove", key
-        if key not in self.before:
-            return "add", f"{key}: {said(value)}"
-        return "set", f"{key}: {said(value)} (from {said(self.before[key])})"
-
-
-def said(value: Any) -> str:
-    """A value as YAML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"[{', '.join(map(said, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 
 def advice(change: Change | None) -> str:
@@ -120,9 +87,9 @@ def _fastest(setting: Setting, change: Change) -> Change | None:
 def _tidied(change: Change) -> Change:
     """What belongs to the recompute that was pinned goes with it, or the changed recipe would contradict itself."""
     recipe, now = change.recipe, change.recipe.pins["recompute"]
-    away = [name for name, kind in BELONGS.items() if kind != now and _of(recipe, f"layout.{name}") is not None]
+    away = [name for name, kind in BELONGS.items() if kind != now and said_at(recipe, name) is not None]
     for name in away:
-        recipe = _without(recipe, name)
+        recipe = without(recipe, name)
     return replace(change, settings={**change.settings, **{f"layout.{name}": None for name in away}}, recipe=recipe)
 
 
@@ -154,18 +121,13 @@ def _by_words(setting: Setting) -> Change | None:
     names = [name for name in recipe.fixed if name != "gradient_dtype"] + [n for n in recipe.pins if n in AMOUNTS]
     best: tuple[float, Change] | None = None
     for name in names:
-        free = _without(recipe, name) if name in AMOUNTS else unfixed(recipe, name)
+        free = without(recipe, name) if name in AMOUNTS else unfixed(recipe, name)
         found = setting.of(free).search()
         if np.any(found.safe):
             chosen = found.candidate(free, 0)
             if best is None or chosen.step_seconds < best[0]:
                 best = (chosen.step_seconds, _worded(recipe, name, chosen))
     return None if best is None else best[1]
-
-
-def unfixed(recipe: Recipe, name: str) -> Recipe:
-    """The recipe with this word left for the planner to choose."""
-    return replace(recipe, fixed=tuple(word for word in recipe.fixed if word != name))
 
 
 def _worded(recipe: Recipe, name: str, chosen: Candidate) -> Change:
@@ -175,51 +137,15 @@ def _worded(recipe: Recipe, name: str, chosen: Candidate) -> Change:
     value = getattr(chosen.layout if amount else chosen.techniques, name)
     value = list(value) if isinstance(value, tuple) else value
     if not value:
-        return Change({key: None}, _without(recipe, name), chosen.layout, {key: before})
-    return Change({key: value}, _with(_without(recipe, name), {key: value}), chosen.layout, {key: before})
+        return Change({key: None}, without(recipe, name), chosen.layout, {key: before})
+    return Change({key: value}, with_word(without(recipe, name), name, value), chosen.layout, {key: before})
 
 
 def _added(recipe: Recipe) -> Iterator[Change]:
-    """Each technique that the recipe does not say itself, and whose pins do not contradict its own."""
-    for settings in ADDED:
-        wanted = {key: value for key, value in settings.items() if _of(recipe, key) != value}
-        if all(_of(recipe, key) is None for key in wanted) and wanted:
-            yield Change(wanted, _with(recipe, wanted), Layout())
-
-
-def _of(recipe: Recipe, key: str) -> Any:
-    """What the recipe says at a dotted key of `ADDED`; None where it says nothing."""
-    name = key.partition(".")[2]
-    if name == "gradient_dtype":
-        return recipe.training.gradient_dtype
-    if name in recipe.pins:
-        return recipe.pins[name]
-    value = getattr(recipe.techniques, name, None)
-    return None if value == getattr(NO_TECHNIQUES, name, None) else value
-
-
-def _without(recipe: Recipe, name: str) -> Recipe:
-    """A pin or a technique taken away."""
-    if name in recipe.pins:
-        return replace(recipe, pins={other: pin for other, pin in recipe.pins.items() if other != name})
-    none: dict[str, Any] = {name: getattr(NO_TECHNIQUES, name)}
-    fixed = tuple(word for word in recipe.fixed if word != name)
-    return replace(recipe, techniques=replace(recipe.techniques, **none), fixed=fixed)
-
-
-def _with(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
-    pins, ways, training = dict(recipe.pins), recipe.techniques, recipe.training
-    for key, value in settings.items():
-        name = key.partition(".")[2]
-        if name == "gradient_dtype":
-            training = replace(training, gradient_dtype=value)
-        elif name in ("recompute", "zero_stage", *AMOUNTS):
-            pins[name] = value
-        else:
-            held: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value}
-            ways = replace(ways, **held)
-    fixed = tuple(dict.fromkeys((*recipe.fixed, *(key.partition(".")[2] for key in settings))))
-    return replace(recipe, pins=pins, techniques=ways, training=training, fixed=fixed)
+    """Each technique the recipe says nothing of."""
+    for name, value in ADDED:
+        if said_at(recipe, name) is None:
+            yield Change({f"layout.{name}": value}, with_word(recipe, name, value), Layout())
 
 
 def _larger(setting: Setting) -> Iterator[Change]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.planner.length import duration
-from llmlaunch.planner.neighbours import Neighbour
+from llmlaunch.planner.neighbour import Neighbour
 from llmlaunch.planner.plan import Candidate, JobLength, Plan
 from llmlaunch.planner.sizing import NO_LAYOUT
 from llmlaunch.recipe.types import Budget, Recipe
