@@ -8,6 +8,7 @@ from math import log2
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.planner.enumerate import SPLIT_FIELDS, offered_values
@@ -58,10 +59,14 @@ def _steps(setting: Setting, chosen: Layout) -> Iterator[tuple[str, Layout]]:
         for side in (reversed([v for v in values if v < now]), [v for v in values if v > now]):
             tries = [layout for value in side for layout in _ways(setting, chosen, name, value)]
             if tries:
-                legal = np.flatnonzero(
-                    ~rules_failed(recipe, LayoutColumns.of(tries), setting.backend.rules(setting.recipe)).any(axis=0)
-                )
+                legal = _legal(setting, LayoutColumns.of(tries))
                 yield name, tries[int(legal[0]) if len(legal) else 0]
+
+
+def _legal(setting: Setting, layouts: LayoutColumns) -> NDArray[np.int64]:
+    """Rows that no rule refuses."""
+    failed = rules_failed(setting.recipe, layouts, setting.backend.rules(setting.recipe))
+    return np.flatnonzero(~failed.any(axis=0))
 
 
 def _ways(setting: Setting, chosen: Layout, name: str, value: int) -> Iterator[Layout]:
@@ -97,7 +102,7 @@ def _amounts_solved(setting: Setting, chosen: Layout, steps: list[tuple[str, Lay
     if running.solved is None or not steps:
         return steps
     layouts = LayoutColumns.of([layout for _, layout in steps])
-    legal = np.flatnonzero(~rules_failed(setting.recipe, layouts, setting.backend.rules(setting.recipe)).any(axis=0))
+    legal = _legal(setting, layouts)
     plain = replace(running, solved=None, recompute=RECOMPUTE_NONE if running.recompute else running.recompute)
     words = Words((plain, running), (held_of(setting, chosen),))
     points, _ = price(setting, layouts.take(legal), words, ())
