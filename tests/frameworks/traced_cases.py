@@ -196,6 +196,8 @@ FULL = replace(WHOLE, recompute=RECOMPUTE_FULL)
 SELECTIVE = replace(WHOLE, recompute=RECOMPUTE_SELECTIVE)
 UNEVEN = replace(CUT, layers_by_stage=(3, 5))
 UNEVEN_CHUNKS = replace(CUT, virtual_pipeline=2, layers_by_stage=(1, 2, 2, 3))
+EMBEDDING_ALONE = replace(UNEVEN_CHUNKS, layers_by_stage=(0, 3, 3, 2))
+LOSS_ALONE = replace(UNEVEN_CHUNKS, layers_by_stage=(3, 3, 2, 0))
 INTERLEAVED = replace(WHOLE, virtual_pipeline=2)
 EXPERTS = replace(CUT, expert=8, expert_tensor=2)
 MANY_EXPERTS = Layout(1, 2, data=16, expert=8, zero_stage=1)
@@ -212,6 +214,8 @@ CASES = (
     *(Case(f"interleaved rank {rank}", LLAMA3_8B, INTERLEAVED, rank, microbatches=8) for rank in (0, 3)),
     *(Case(f"uneven stages rank {rank}", LLAMA3_CUT, UNEVEN, rank) for rank in (0, 1)),
     *(Case(f"uneven chunks rank {rank}", LLAMA3_CUT, UNEVEN_CHUNKS, rank, microbatches=4) for rank in (0, 1)),
+    Case("embedding alone in its chunk", LLAMA3_CUT, EMBEDDING_ALONE, 0, microbatches=4),
+    *(Case(f"loss alone rank {rank}", LLAMA3_CUT, LOSS_ALONE, rank, microbatches=4) for rank in (0, 1)),
     Case("one pipeline rank", replace(LLAMA3_CUT, num_layers=4), Layout(data=8, zero_stage=1), 0),
     Case("long sequences", LLAMA3_CUT, replace(CUT, data=4, context=4), 0, length=32768),
     Case("no sequence parallelism", LLAMA3_CUT, replace(CUT, sequence_parallel=0), 0),

@@ -23,6 +23,7 @@ from llmlaunch.memory.working import (
     delayed_weight_gradients,
     head_backward,
     layer_backward,
+    lone_embedding_backward,
     passing_buffers,
     recomputed_layer,
     weight_gradient_stubs,
@@ -51,7 +52,7 @@ def running_terms(job: Job, rows: RankColumns) -> Half:
     always = {"embedding": kept_embedding(job, rows), **_trainers_own(job, rows)}
     norm = final_norm(job, rows)
     layer = {
-        "layer_backward": layer_backward(job, rows),
+        "layer_backward": np.maximum(layer_backward(job, rows), lone_embedding_backward(job, rows)),
         "recomputed_layer": recomputed_layer(job, rows),
         **delayed_weight_gradients(job, rows),
     }

@@ -18,12 +18,13 @@ from llmlaunch.memory.saved import (
     sequence_split,
     tokens,
 )
-from llmlaunch.memory.weights import distinct_matrices, matrices
+from llmlaunch.memory.weights import distinct_matrices, matrices, vocabulary
 
 __all__ = [
     "delayed_weight_gradients",
     "head_backward",
     "layer_backward",
+    "lone_embedding_backward",
     "passing_buffers",
     "recomputed_layer",
     "weight_gradient_stubs",
@@ -58,6 +59,17 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     mixture = np.maximum(expert, exchange)
     dense = np.where(rows.dense_layers > 0, dense, 0.0)
     return np.asarray(stream + np.maximum(dense, np.where(rows.moe_layers > 0, mixture, 0.0)))
+
+
+def lone_embedding_backward(job: Job, rows: RankColumns) -> FloatColumn:
+    """The gradient of the embedding table, before it is added to the buffer, and of its output: where the first chunk
+    holds the embedding alone, its backward pass comes while all layers of the other chunks are kept. Elsewhere those of
+    its own chunk have just been let go of, which is more."""
+    alone = np.array([split[:1] == (0,) for split in rows.layouts.partitions])
+    if not np.any(alone):
+        return np.zeros(len(rows))
+    table = vocabulary(job, rows) / rows.tensor * job.shape.hidden_size * job.facts.parameter_bytes
+    return np.where(rows.first & alone[rows.layouts.partition], table + layer_input(job, rows), 0.0)
 
 
 def _mlp_backward(
