@@ -6,7 +6,7 @@ read the same list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from typing import Any
@@ -200,6 +200,15 @@ class LayoutColumns:
         """The rows a boolean mask or an index array selects (rows may repeat)."""
         columns = {n: getattr(self, n)[index] for n in (*LAYOUT_FIELDS, "partition")}
         return LayoutColumns(**columns, partitions=self.partitions)
+
+    @classmethod
+    def joined(cls, blocks: Sequence[LayoutColumns]) -> LayoutColumns:
+        """One after the other."""
+        partitions = tuple(dict.fromkeys((*EVEN, *(split for block in blocks for split in block.partitions))))
+        place = {split: i for i, split in enumerate(partitions)}
+        moved = [np.array([place[split] for split in block.partitions])[block.partition] for block in blocks]
+        columns = {n: np.concatenate([getattr(block, n) for block in blocks]) for n in LAYOUT_FIELDS}
+        return cls(**columns, partition=np.concatenate(moved), partitions=partitions)
 
     @property
     def uneven(self) -> BoolColumn:

@@ -40,6 +40,7 @@ class MegatronLM:
             sequence_parallel=(0, 1),
             running=running_words(recipe),
             held=held_words(recipe),
+            uneven=True,
         )
 
     def facts(self, recipe: Recipe) -> MemoryFacts:

@@ -53,6 +53,12 @@ class Points:
     def __len__(self) -> int:
         return len(self.rows.split)
 
+    def beside(self, splits: Sequence[LayoutColumns], blocks: Sequence[Rows]) -> Points:
+        """These points and more: each block over splits of its own."""
+        starts = np.cumsum([len(self.splits), *(len(more) for more in splits)])[: len(blocks)]
+        moved = [replace(block, split=block.split + start) for block, start in zip(blocks, starts, strict=True)]
+        return replace(self, splits=LayoutColumns.joined([self.splits, *splits]), rows=joined([self.rows, *moved]))
+
     def words(self, index: int) -> tuple[RunningWords, HeldWords]:
         return self.running[self.rows.running[index]], self.held[self.rows.held[index]]
 

@@ -38,7 +38,7 @@ from llmlaunch.timing.update import Update, update
 if TYPE_CHECKING:
     from llmlaunch.planner.setting import Setting
 
-__all__ = ["first_failed", "price", "situation"]
+__all__ = ["Held", "Way", "alike", "first_failed", "held_at", "price", "situation"]
 
 IntColumn = NDArray[np.int64]
 BoolColumn = NDArray[np.bool_]
@@ -122,8 +122,8 @@ def price(setting: Setting, splits: LayoutColumns, words: Words, rules: Sequence
     blocks: list[Rows] = []
     refused: Counter[str] = Counter()
     few, held_of = distinct_held(setting.job, splits)
-    for places in _alike(setting, words):
-        helds = [_held(setting, words, place, few) for place in places]
+    for places in alike(setting, words):
+        helds = [held_at(setting, words, place, few) for place in places]
         for i in range(len(words.running)):
             failed = [_failed(setting, words, (i, held.place), splits, rules) for held in helds]
             for found in failed:
@@ -135,7 +135,7 @@ def price(setting: Setting, splits: LayoutColumns, words: Words, rules: Sequence
     return Points(splits, words.running, words.held, joined(blocks)), refused
 
 
-def _alike(setting: Setting, words: Words) -> list[list[int]]:
+def alike(setting: Setting, words: Words) -> list[list[int]]:
     """Places of the held words, those together whose facts are the same: what runs is worked out once for them."""
     groups: dict[object, list[int]] = {}
     for place, holding in enumerate(words.held):
@@ -144,7 +144,7 @@ def _alike(setting: Setting, words: Words) -> list[list[int]]:
     return list(groups.values())
 
 
-def _held(setting: Setting, words: Words, place: int, few: LayoutColumns) -> Held:
+def held_at(setting: Setting, words: Words, place: int, few: LayoutColumns) -> Held:
     job = setting.job_of(recipe_with(setting.recipe, words.running[0], words.held[place]))
     layouts = few.with_words(words.held[place].zero_stage, 0, 0, 0)
     cluster = setting.recipe.cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
-from llmlaunch.planner.enumerate import enumerate_splits
+from llmlaunch.planner.enumerate import enumerate_splits, enumerate_uneven
+from llmlaunch.planner.opening import open_uneven
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.points import Points
 from llmlaunch.planner.pricing import first_failed, price, situation
@@ -25,6 +27,7 @@ __all__ = ["HOST_MEMORY", "MEMORY", "Found", "search"]
 
 MEMORY = "memory"
 HOST_MEMORY = "host_memory"  # fits the devices, not the node
+EXACT = 6  # the chosen layout and the runners-up a plan shows
 RANKED = 64  # sorting a million layouts takes longer than pricing them, and few look past the first
 
 
@@ -33,7 +36,8 @@ class Found:
     """The legal layouts with their worst rank and step time, by column.
 
     `first` are the first of the ranking, `order` all of it: the safe ones, fastest first, or, where none is safe, all
-    legal ones by how full they make the fullest memory, of a device or of a node (`filled`).
+    legal ones by how full they make the fullest memory, of a device or of a node (`filled`). Of what is `searched`, all
+    are safe, refused, or `outpaced`: uneven stages that could not be among the EXACT fastest.
     """
 
     points: Points
@@ -41,6 +45,7 @@ class Found:
     filled: NDArray[np.float64]
     first: NDArray[np.int64]
     searched: int
+    outpaced: int
     refused: Mapping[str, int]
     rules: Sequence[Rule]
 
@@ -90,18 +95,19 @@ def search(setting: Setting) -> Found:
         UserError: the recipe asks for what its backend cannot do whatever the layout.
     """
     recipe, backend = setting.recipe, setting.backend
-    space, rules = backend.space(recipe), backend.rules(recipe)
-    splits, words = enumerate_splits(recipe, space), words_of(recipe, backend)
-    of_splits, of_words = ([rule for rule in rules if rule.of_words is flag] for flag in (False, True))
-    failed = first_failed(of_splits, situation(recipe, splits))
-    legal = splits.take(np.flatnonzero(failed < 0))
-    points, refused = price(setting, legal, words, of_words)
-    ways = len(words.running) * len(words.held)
-    counts = {key: ways * count for key, count in refusal_counts(of_splits, failed).items()}
-    fits = points.rows.device_bytes <= setting.limit.limit_bytes
-    safe = fits & (points.rows.host_bytes <= setting.host_limit.limit_bytes)
-    overflowing = {MEMORY: np.count_nonzero(~fits), HOST_MEMORY: np.count_nonzero(fits & ~safe)}
-    counts |= refused | {key: int(n) for key, n in overflowing.items() if n}
+    space, words = backend.space(recipe), words_of(recipe, backend)
+    rules = backend.rules(recipe)
+    of_words = [rule for rule in rules if rule.of_words]
+    refused: Counter[str] = Counter()
+    even = _legal(recipe, rules, enumerate_splits(recipe, space), len(words.running) * len(words.held), refused)
+    points, by_words = price(setting, even, words, of_words)
+    fixed = words.without_amounts
+    uneven = _legal(recipe, rules, enumerate_uneven(recipe, space), len(fixed) * len(words.held), refused)
+    opened = open_uneven(setting, uneven, words, of_words, _fastest(points, _safe(setting, points)))
+    points = points.beside(opened.splits, opened.blocks)
+    fits, safe = _fits(setting, points), _safe(setting, points)
+    overflowing = Counter({MEMORY: np.count_nonzero(~fits), HOST_MEMORY: np.count_nonzero(fits & ~safe)})
+    refused = +(refused + by_words + opened.refused + overflowing)
     filled = np.maximum(
         points.rows.device_bytes / max(setting.limit.limit_bytes, 1),
         points.rows.host_bytes / max(setting.host_limit.limit_bytes, 1),
@@ -111,10 +117,39 @@ def search(setting: Setting) -> Found:
         safe=safe,
         filled=filled,
         first=_ranking(points, safe, filled, RANKED),
-        searched=(len(splits) - len(legal)) * ways + sum(refused.values()) + len(points),
-        refused=counts,
+        searched=sum(refused.values()) + int(np.count_nonzero(safe)) + opened.outpaced,
+        outpaced=opened.outpaced,
+        refused=dict(refused),
         rules=rules,
     )
+
+
+def _legal(
+    recipe: Recipe, rules: Sequence[Rule], splits: LayoutColumns, ways: int, refused: Counter[str]
+) -> LayoutColumns:
+    """The splits that pass the rules that look at nothing else; what the others fail is added to `refused`, once for
+    each way they would have been tried."""
+    of_splits = [rule for rule in rules if not rule.of_words]
+    failed = first_failed(of_splits, situation(recipe, splits))
+    for key, count in refusal_counts(of_splits, failed).items():
+        refused[key] += ways * count
+    return splits.take(np.flatnonzero(failed < 0))
+
+
+def _fits(setting: Setting, points: Points) -> NDArray[np.bool_]:
+    fits: NDArray[np.bool_] = points.rows.device_bytes <= setting.limit.limit_bytes
+    return fits
+
+
+def _safe(setting: Setting, points: Points) -> NDArray[np.bool_]:
+    """Fits devices and nodes."""
+    return _fits(setting, points) & (points.rows.host_bytes <= setting.host_limit.limit_bytes)
+
+
+def _fastest(points: Points, safe: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Step times of the EXACT fastest safe points, infinite where there are fewer."""
+    seconds = np.concatenate([points.rows.step_seconds[safe], np.full(EXACT, np.inf)])
+    return np.sort(np.partition(seconds, EXACT)[:EXACT] if len(seconds) > EXACT else seconds)
 
 
 def _ranking(points: Points, safe: NDArray[np.bool_], filled: NDArray[np.float64], count: int) -> NDArray[np.int64]:

@@ -23,6 +23,11 @@ class Words:
     running: tuple[RunningWords, ...]
     held: tuple[HeldWords, ...]
 
+    @property
+    def without_amounts(self) -> tuple[int, ...]:
+        """Places of the running words that leave no amount to solve."""
+        return tuple(i for i, way in enumerate(self.running) if way.solved is None)
+
 
 def words_of(recipe: Recipe, backend: Backend) -> Words:
     """Raises UserError where the recipe asks for what the backend cannot do whatever the layout."""

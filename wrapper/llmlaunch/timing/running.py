@@ -15,8 +15,9 @@ from llmlaunch.timing.constants import constant
 from llmlaunch.timing.host import moves_activations, moving_seconds
 from llmlaunch.timing.layers import KINDS
 from llmlaunch.timing.network import neighbour
+from llmlaunch.timing.overlap import exposed
 from llmlaunch.timing.split import Split, split_of
-from llmlaunch.timing.stages import Pieces, Stages, pieces, stages
+from llmlaunch.timing.stages import Pieces, Stages, pieces, stages, stages_in_balance
 
 __all__ = ["Running", "running"]
 
@@ -62,29 +63,37 @@ class _Passes:
     hiding: tuple[FloatColumn, FloatColumn, FloatColumn]
 
 
-def running(job: Job, cluster: Cluster, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> Running:
+def running(
+    job: Job,
+    cluster: Cluster,
+    layouts: LayoutColumns,
+    microbatches: IntColumn | None = None,
+    in_balance: bool = False,
+) -> Running:
     """Every layout's passes. Nothing here depends on the ZeRO stage, the gradients' type or where the optimizer is.
+    With `in_balance`, whatever the layout's stages hold, each takes its share of all seconds: no cut of the layers is
+    faster.
 
     Worked out a piece at a time: columns of a few thousand rows stay in the processor's cache.
     """
     told = layouts.num_microbatches(job.workload.global_batch_size) if microbatches is None else microbatches
     m = np.maximum(told.astype(np.float64), 1.0)
     starts = range(0, max(len(layouts), 1), PIECE)
-    found = [_passes(job, cluster, layouts.piece(i, i + PIECE), m[i : i + PIECE]) for i in starts]
+    found = [_passes(job, cluster, layouts.piece(i, i + PIECE), m[i : i + PIECE], in_balance) for i in starts]
     total, forward, backward, times = (
         np.concatenate(columns) for columns in zip(*((one.total, *one.hiding) for one in found), strict=True)
     )
     return Running(job, cluster, layouts, m, total, forward, backward, times)
 
 
-def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn) -> _Passes:
+def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn, in_balance: bool = False) -> _Passes:
     """With stages that take S seconds for a micro-batch, the slowest of them S*, a step of m micro-batches takes
     `m S* + (sum S - S*) / v`: the pipeline fills and drains once, in 1/v of the time where each rank runs v chunks in
     turn (Narayanan et al. 2021, section 2.2). What the slowest stage does is shown by kind, the rest is the bubble.
     """
     at = split_of(job, layouts)
     parts = pieces(job, cluster, at)
-    found = stages(job, layouts, parts.seconds)
+    found = (stages_in_balance if in_balance else stages)(job, layouts, parts.seconds)
     work = m * found.slowest_seconds
     bubble = np.maximum(found.all_seconds - found.slowest_seconds, 0.0) / at.chunks
     beside = {
@@ -97,7 +106,7 @@ def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn) 
     forward, backward = _compute(at, parts, found)
     if moves_activations(job, layouts):
         moving = moving_seconds(job, cluster, layouts, found.dense_layers, found.mixture_layers)
-        beside["host_transfers"] = m * (np.maximum(moving - forward, 0.0) + np.maximum(moving - backward, 0.0))
+        beside["host_transfers"] = m * (exposed(moving, forward) + exposed(moving, backward))
     for column in beside.values():
         work = work + column
     return _Passes(at, parts, found, beside, work, (forward, backward, _times(at)))
@@ -109,17 +118,16 @@ def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
     kinds: dict[str, FloatColumn] = {}
     mixture_last = bool(shape.moe and shape.moe.layer_pattern[-1])
     held = [
-        (parts.dense, found.dense_layers + (0 if mixture_last else shape.mtp_num_layers)),
-        (parts.mixture, found.mixture_layers + (shape.mtp_num_layers if mixture_last else 0)),
+        (parts.dense, found.dense_layers + (0 if mixture_last else shape.mtp_num_layers) * found.last),
+        (parts.mixture, found.mixture_layers + (shape.mtp_num_layers if mixture_last else 0) * found.last),
     ]
     for layer, count in held:
         for kind, column in layer.kinds.items() if layer is not None else ():
             kinds[kind] = kinds[kind] + count * column if kind in kinds else count * column
     for kind, column in parts.ends.last.items():
-        kinds[kind] = kinds[kind] + column if kind in kinds else column
-    alone = passes.at.pipeline == 1.0
+        kinds[kind] = kinds[kind] + found.last * column if kind in kinds else found.last * column
     for kind, column in parts.ends.first.items():
-        kinds[kind] = kinds[kind] + alone * column
+        kinds[kind] = kinds[kind] + found.first * column
     return {kind: kinds[kind] for kind in KINDS if kind in kinds}
 
 

@@ -16,7 +16,17 @@ from llmlaunch.timing.layers import Layer, dense_layer, mixture_layer
 from llmlaunch.timing.products import Linear, Pace, pace, rates
 from llmlaunch.timing.split import Split, split_of
 
-__all__ = ["Ends", "Pieces", "StageSeconds", "Stages", "pieces", "stage_seconds", "stages"]
+__all__ = [
+    "Ends",
+    "Pieces",
+    "StageSeconds",
+    "Stages",
+    "last_seconds",
+    "pieces",
+    "stage_seconds",
+    "stages",
+    "stages_in_balance",
+]
 
 FloatColumn = NDArray[np.float64]
 IntColumn = NDArray[np.int64]
@@ -53,12 +63,15 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Stages:
-    """Of each layout's stages: seconds of one micro-batch through all of them, and what the slowest holds."""
+    """Of each layout's stages: seconds of one micro-batch through all of them, and what the slowest holds: layers, and
+    1 where it is the first or the last."""
 
     all_seconds: FloatColumn
     slowest_seconds: FloatColumn
     dense_layers: FloatColumn
     mixture_layers: FloatColumn
+    first: FloatColumn
+    last: FloatColumn
 
 
 def stage_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> StageSeconds:
@@ -114,8 +127,7 @@ def stages(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
     """Layers of the slowest stage and seconds of all. The head makes the last of even stages the slowest."""
     shape = job.shape
     pattern: Sequence[int] = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
-    mtp = shape.mtp_num_layers * (seconds.mixture_layer if pattern[-1] else seconds.dense_layer)
-    last = seconds.last + mtp
+    last = last_seconds(job, seconds)
     dense, mixture = float(len(pattern) - sum(pattern)), float(sum(pattern))
     total = dense * seconds.dense_layer + mixture * seconds.mixture_layer + seconds.first + last
     if (dense and mixture) or np.any(layouts.uneven):
@@ -124,8 +136,27 @@ def stages(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
     each = shape.num_layers / p
     layer = seconds.dense_layer if dense else seconds.mixture_layer
     slowest = each * layer + np.where(p > 1, np.maximum(seconds.first, last), seconds.first + last)
-    none = np.zeros(len(layouts))
-    return Stages(total, slowest, each if dense else none, none if dense else each)
+    none, ends = np.zeros(len(layouts)), np.asarray(last >= seconds.first, dtype=np.float64)
+    first = np.where(p > 1, 1.0 - ends, 1.0)
+    return Stages(total, slowest, each if dense else none, none if dense else each, first, np.where(p > 1, ends, 1.0))
+
+
+def stages_in_balance(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
+    """Stages that all take the same time, as if layers could be cut anywhere."""
+    shape = job.shape
+    mixture = float(sum(shape.moe.layer_pattern)) if shape.moe else 0.0
+    dense = shape.num_layers - mixture
+    last = last_seconds(job, seconds)
+    total = dense * seconds.dense_layer + mixture * seconds.mixture_layer + seconds.first + last
+    share = 1.0 / layouts.pipeline
+    return Stages(total, share * total, share * dense, share * mixture, share, share)
+
+
+def last_seconds(job: Job, seconds: StageSeconds) -> FloatColumn:
+    """What the last stage does beside its decoder layers: its end, and the layers of multi-token prediction."""
+    moe = job.shape.moe
+    layer = seconds.mixture_layer if moe is not None and moe.layer_pattern[-1] else seconds.dense_layer
+    return seconds.last + job.shape.mtp_num_layers * layer
 
 
 def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total: FloatColumn) -> Stages:
@@ -133,7 +164,7 @@ def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total
     p, v, cut = layouts.pipeline, layouts.virtual_pipeline, layouts.partition
     _, example, which = np.unique((cut * (v.max() + 1) + v) * (p.max() + 1) + p, return_index=True, return_inverse=True)
     ranks = all_ranks(job, layouts.take(example))
-    found = [np.zeros(len(layouts)) for _ in range(3)]
+    found = [np.zeros(len(layouts)) for _ in range(5)]
     for place in range(len(example)):
         rows, mine = np.flatnonzero(which == place), ranks.layout_index == place
         held = np.stack([ranks.dense_layers, ranks.moe_layers, ranks.first, ranks.last])[:, mine]
@@ -141,6 +172,6 @@ def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total
             taken = dense * seconds.dense_layer[rows] + mixture * seconds.mixture_layer[rows]
             taken = taken + first * seconds.first[rows] + last * seconds.last[rows]
             slower = taken > found[0][rows]
-            for column, value in zip(found, (taken, dense, mixture), strict=True):
+            for column, value in zip(found, (taken, dense, mixture, first, last), strict=True):
                 column[rows] = np.where(slower, value, column[rows])
     return Stages(total, *found)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.timing.constants import constant
+from llmlaunch.timing.overlap import exposed
 from llmlaunch.timing.running import Running, running
 from llmlaunch.timing.update import Update, update
 
@@ -57,16 +57,11 @@ def combined(running: Running, update: Update) -> StepTime:
     if np.any(update.reduce_each):
         times = np.where(update.reduce_each, 1.0, times)
         reduce = reduce + each * gather
-    before = np.where(each, m, 1.0) * _exposed(gather, times * running.hiding_forward)
-    after = np.where(update.reduce_each, m, 1.0) * _exposed(reduce, times * running.hiding_backward)
+    before = np.where(each, m, 1.0) * exposed(gather, times * running.hiding_forward)
+    after = np.where(update.reduce_each, m, 1.0) * exposed(reduce, times * running.hiding_backward)
     return StepTime(running, before + after, update.optimizer_seconds)
 
 
 def step_seconds(running: Running, update: Update) -> FloatColumn:
     """The total of `combined`, without its terms."""
     return combined(running, update).total
-
-
-def _exposed(seconds: FloatColumn, hiding: FloatColumn) -> FloatColumn:
-    slowed = constant("overlap_cost") * seconds
-    return np.maximum(seconds - (1.0 - constant("overlap_cost")) * hiding, slowed)

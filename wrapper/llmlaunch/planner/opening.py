@@ -1,0 +1,140 @@
+"""Splits whose stages are not even: solved for each that can still be among the first.
+
+A step takes at least as long as with stages in perfect balance. Where even that is longer than what is safe already,
+the split is not opened: it is outpaced. So the first of the ranking are exact, and most splits cost a comparison.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.backends.base import RunningWords
+from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
+from llmlaunch.memory.halves import distinct_held
+from llmlaunch.planner.points import Rows
+from llmlaunch.planner.pricing import Way, alike, first_failed, held_at, situation
+from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
+from llmlaunch.planner.variants import Words, recipe_with, spoken
+from llmlaunch.timing.running import running
+
+if TYPE_CHECKING:
+    from llmlaunch.planner.setting import Setting
+
+__all__ = ["Opened", "open_uneven"]
+
+FloatColumn = NDArray[np.float64]
+IntColumn = NDArray[np.int64]
+AT_ONCE = 2048  # splits opened together, those with the shortest steps first; the next ones may be outpaced by then
+
+
+@dataclass
+class Opened:
+    """Points of uneven splits, each block over splits of its own, and what became of the others: how many each rule
+    refuses, how many were outpaced. `fast` are the step times of the fastest safe layouts, as many as are exact."""
+
+    fast: FloatColumn
+    splits: list[LayoutColumns] = field(default_factory=list)
+    blocks: list[Rows] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    outpaced: int = 0
+
+    @property
+    def to_beat(self) -> float:
+        """Seconds a step must be shorter than."""
+        return float(self.fast.max())
+
+    def add(self, splits: LayoutColumns, rows: Rows, safe: NDArray[np.bool_]) -> None:
+        self.splits.append(splits)
+        self.blocks.append(rows)
+        self.fast = np.sort(np.concatenate([self.fast, rows.step_seconds[safe]]))[: len(self.fast)]
+
+
+def open_uneven(
+    setting: Setting, splits: LayoutColumns, words: Words, rules: Sequence[Rule], fast: FloatColumn
+) -> Opened:
+    """Of the legal uneven `splits`, each with all words that have no amount to solve. `fast`: see `Opened`, infinite
+    where there are fewer. Where the best balance is not safe, the best that memory allows takes its place."""
+    opened = Opened(fast)
+    ways = len(words.without_amounts) * len(words.held)
+    worth = _least(setting, RunningWords(), words, splits) < opened.to_beat  # nothing takes time away
+    opened.outpaced += ways * int(np.count_nonzero(~worth))
+    splits = splits.take(np.flatnonzero(worth))
+    for places in alike(setting, words):
+        for i in words.without_amounts:
+            failed = [first_failed(rules, situation(*spoken(setting.recipe, words, (i, j), splits))) for j in places]
+            for found in failed:
+                opened.refused.update(refusal_counts(rules, found))
+            rows = np.flatnonzero(np.all([found < 0 for found in failed], axis=0))
+            batches = _batches(setting, words, (i, places[0]), splits.take(rows), opened)
+            priced = sum(_open(setting, words, (i, places), batch, opened) for batch in batches)
+            opened.outpaced += len(places) * len(rows) - priced
+    return opened
+
+
+def _least(setting: Setting, way: RunningWords, words: Words, splits: LayoutColumns) -> FloatColumn:
+    """Seconds no stages go below."""
+    recipe = setting.recipe
+    layouts = splits.with_words(0, way.recompute, way.recompute_layers, way.offload_layers)
+    job = setting.job_of(recipe_with(recipe, way, words.held[0]))
+    return running(job, recipe.cluster, layouts, in_balance=True).total
+
+
+def _batches(
+    setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, opened: Opened
+) -> Iterator[LayoutColumns]:
+    """The splits that are not outpaced, those with the shortest steps first, as the best balance cuts their layers."""
+    said, layouts = spoken(setting.recipe, words, places, splits)
+    job = setting.job_of(said)
+    cluster = setting.recipe.cluster
+    costs, least = costs_of(job, cluster, layouts), _least(setting, words.running[places[0]], words, splits)
+    waiting = np.argsort(least, kind="stable")
+    while len(waiting := waiting[least[waiting] < opened.to_beat]):
+        now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
+        cut = balanced(job, layouts.take(now), costs.take(now))
+        cut = cut.take(cut.uneven)  # those even after all are searched as such
+        yield cut.take(running(job, cluster, cut).total < opened.to_beat)
+
+
+def _open(
+    setting: Setting, words: Words, places: tuple[int, Sequence[int]], layouts: LayoutColumns, opened: Opened
+) -> int:
+    """Prices one batch with all held words of `places`; how many points that are."""
+    if not len(layouts):
+        return 0
+    i, held_places = places
+    way, few = _way(setting, words, (i, held_places[0]), layouts)
+    for place in held_places:
+        held = held_at(setting, words, place, few)
+        rows, safe = way.priced_with(held), way.safe_with(held)
+        again = np.flatnonzero(~safe & (rows.step_seconds < opened.to_beat))
+        kept = np.ones(len(rows), dtype=np.bool_)
+        kept[again[_fit(setting, words, (i, place), layouts.take(again), opened)]] = False
+        opened.add(layouts.take(kept), replace(rows.take(kept), split=np.arange(np.count_nonzero(kept))), safe[kept])
+    return len(held_places) * len(layouts)
+
+
+def _fit(setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, opened: Opened) -> IntColumn:
+    """Adds the best that memory allows of `splits`; which of them have such stages."""
+    said, layouts = spoken(setting.recipe, words, places, splits)
+    job = setting.job_of(said)
+    costs = costs_of(job, setting.recipe.cluster, layouts)
+    rows, cut = balanced_within(job, layouts, costs, setting.limit.limit_bytes)
+    if len(rows):
+        way, few = _way(setting, words, places, cut)
+        held = held_at(setting, words, places[1], few)
+        opened.add(cut, way.priced_with(held), way.safe_with(held))
+    return rows
+
+
+def _way(setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns) -> tuple[Way, LayoutColumns]:
+    """The splits with the words at `places`, and the few that differ in what is held."""
+    said, layouts = spoken(setting.recipe, words, places, splits)
+    job = setting.job_of(said)
+    few, held_of = distinct_held(job, layouts)
+    return Way(setting, job, places[0], np.arange(len(layouts)), layouts, held_of), few
