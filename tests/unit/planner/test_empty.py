@@ -74,7 +74,10 @@ def test_two_pins_that_contradict_each_other_are_named_with_their_lines(tmp_path
     [
         ("{tensor: 1, sequence_parallel: true, context: 2}", "tensor: 1 contradicts layout.sequence_parallel: true"),
         ("{pipeline: 8, virtual_pipeline: 8, recompute: full}", "pipeline: 8 contradicts layout.virtual_pipeline: 8"),
-        ("{pipeline: [2, 4], virtual_pipeline: 3}", "virtual_pipeline: 3 leaves no legal layout"),
+        (
+            "{pipeline: [2, 4], virtual_pipeline: 3, layers_by_stage: even}",
+            "virtual_pipeline: 3 leaves no legal layout",
+        ),
     ],
 )
 def test_only_the_pins_that_clash_are_named(pins: str, named: str) -> None:
@@ -93,7 +96,10 @@ def test_a_pin_that_a_technique_rules_out_names_both() -> None:
 
 
 def test_pins_that_leave_no_split_of_the_devices_are_named_together() -> None:
-    words = ("model={base: llama3-8b, num_layers: 81}", "layout={data: 16, tensor: 1, context: 1}")
+    words = (
+        "model={base: llama3-8b, num_layers: 81}",
+        "layout={data: 16, tensor: 1, context: 1, layers_by_stage: even}",
+    )
     message = refusal("llama3-8b", *words)
     assert "layout.tensor: 1, layout.context: 1 and layout.data: 16 contradict one another" in message
     assert "they leave no split of the 32 devices (4 nodes x 8)" in message

@@ -26,6 +26,9 @@ OFFLOADS = ("offload_modules", "offload_checkpoints", "offload_optimizer", "offl
 RECIPES = ["llama3-70b", "llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed"]
 
 
+EVEN = {name: ("layout.layers_by_stage=even",) for name in RECIPES if "deepspeed" not in name}
+
+
 def chosen_and_near(name: str, *words: str) -> tuple[Setting, Candidate, list[Neighbour]]:
     recipe = load_recipe(asset("recipes", f"{name}.yaml"), words)
     setting = setting_of(recipe, backend_for(recipe))
@@ -43,7 +46,7 @@ def test_one_choice_differs_data_takes_up_the_change_and_the_world_size_stays(na
         there = one.judged.layout.as_json()
         assert one.judged.layout.world_size == setting.recipe.world_size
         assert one.before != one.after
-        differ = {key for key in there if there[key] != here[key]} - {"data"}
+        differ = {key for key in there if there[key] != here[key]} - {"data", "layers_by_stage"}
         if one.name in SPLIT_FIELDS:
             assert differ == {one.name} | set(one.along)
         else:
@@ -54,7 +57,7 @@ def test_one_choice_differs_data_takes_up_the_change_and_the_world_size_stays(na
 def test_a_neighbour_in_size_costs_what_a_search_pinned_to_it_says_and_fails_for_the_same_reason(
     name: str,
 ) -> None:
-    setting, _, near = chosen_and_near(name)
+    setting, _, near = chosen_and_near(name, *EVEN.get(name, ()))
     for one in near:
         if one.name not in SPLIT_FIELDS:
             continue

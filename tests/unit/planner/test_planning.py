@@ -100,7 +100,10 @@ def test_no_legal_layout_names_the_rule_that_refuses_most() -> None:
 
 def test_pins_that_match_no_split_of_the_devices_are_named() -> None:
     # 2 of 32 devices are left over, and 81 layers have no pipeline of 2 to use them
-    words = ("model={base: llama3-8b, num_layers: 81}", "layout={data: 16, tensor: 1, context: 1}")
+    words = (
+        "model={base: llama3-8b, num_layers: 81}",
+        "layout={data: 16, tensor: 1, context: 1, layers_by_stage: even}",
+    )
     with pytest.raises(UserError, match=r"tensor: 1, layout.context: 1 and layout.data: 16 contradict one another"):
         plan_of("llama3-8b", *words)
 

@@ -14,7 +14,7 @@ from llmlaunch.planner.host import node_of
 from llmlaunch.planner.host_link import host_link_said
 from llmlaunch.planner.length import job_length, time_limit_said
 from llmlaunch.planner.plan import Limit, Plan, as_planned
-from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found
+from llmlaunch.planner.search import HOST_MEMORY, MEMORY, OUTPACED, Found
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.smallest_change import advice, smallest_change
 from llmlaunch.recipe.types import Recipe
@@ -94,6 +94,8 @@ def _sentences(found: Found, limit: Limit, host: Limit) -> dict[str, str]:
     said = {rule.key: f"{rule.sentence} ({rule.where})" for rule in failed}
     if MEMORY in found.refused:
         said[MEMORY] = f"the worst pipeline rank needs more than {limit.limit_bytes / GIB:.1f} GiB: {limit.reason}"
+    if OUTPACED in found.refused:
+        said[OUTPACED] = "uneven stages that take longer than the layouts shown even if cut into equal times"
     if HOST_MEMORY in found.refused:
         said[HOST_MEMORY] = f"a node's processes need more than {host.limit_bytes / GIB:.1f} GiB: {host.reason}"
     return said

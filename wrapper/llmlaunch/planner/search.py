@@ -23,10 +23,11 @@ from llmlaunch.recipe.types import Recipe
 if TYPE_CHECKING:
     from llmlaunch.planner.setting import Setting
 
-__all__ = ["HOST_MEMORY", "MEMORY", "Found", "search"]
+__all__ = ["HOST_MEMORY", "MEMORY", "OUTPACED", "Found", "search"]
 
 MEMORY = "memory"
 HOST_MEMORY = "host_memory"  # fits the devices, not the node
+OUTPACED = "outpaced"
 EXACT = 6  # the chosen layout and the runners-up a plan shows
 RANKED = 64  # sorting a million layouts takes longer than pricing them, and few look past the first
 
@@ -37,7 +38,7 @@ class Found:
 
     `first` are the first of the ranking, `order` all of it: the safe ones, fastest first, or, where none is safe, all
     legal ones by how full they make the fullest memory, of a device or of a node (`filled`). Of what is `searched`, all
-    are safe, refused, or `outpaced`: uneven stages that could not be among the EXACT fastest.
+    are safe or `refused` for one reason; OUTPACED are uneven stages that cannot be among the EXACT fastest.
     """
 
     points: Points
@@ -45,7 +46,6 @@ class Found:
     filled: NDArray[np.float64]
     first: NDArray[np.int64]
     searched: int
-    outpaced: int
     refused: Mapping[str, int]
     rules: Sequence[Rule]
 
@@ -106,8 +106,9 @@ def search(setting: Setting) -> Found:
     opened = open_uneven(setting, uneven, words, of_words, _fastest(points, _safe(setting, points)))
     points = points.beside(opened.splits, opened.blocks)
     fits, safe = _fits(setting, points), _safe(setting, points)
-    overflowing = Counter({MEMORY: np.count_nonzero(~fits), HOST_MEMORY: np.count_nonzero(fits & ~safe)})
-    refused = +(refused + by_words + opened.refused + overflowing)
+    over, over_host = int(np.count_nonzero(~fits)), int(np.count_nonzero(fits & ~safe))
+    refused = refused + by_words + opened.refused
+    refused += Counter({MEMORY: over, HOST_MEMORY: over_host, OUTPACED: opened.outpaced})
     filled = np.maximum(
         points.rows.device_bytes / max(setting.limit.limit_bytes, 1),
         points.rows.host_bytes / max(setting.host_limit.limit_bytes, 1),
@@ -117,8 +118,7 @@ def search(setting: Setting) -> Found:
         safe=safe,
         filled=filled,
         first=_ranking(points, safe, filled, RANKED),
-        searched=sum(refused.values()) + int(np.count_nonzero(safe)) + opened.outpaced,
-        outpaced=opened.outpaced,
+        searched=sum(refused.values()) + int(np.count_nonzero(safe)),
         refused=dict(refused),
         rules=rules,
     )

@@ -162,7 +162,9 @@ def last_seconds(job: Job, seconds: StageSeconds) -> FloatColumn:
 def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total: FloatColumn) -> Stages:
     """Every rank of every way the layers are cut, of which there are few: each is counted once."""
     p, v, cut = layouts.pipeline, layouts.virtual_pipeline, layouts.partition
-    _, example, which = np.unique((cut * (v.max() + 1) + v) * (p.max() + 1) + p, return_index=True, return_inverse=True)
+    _, example, which = np.unique(
+        (cut * (v.max(initial=0) + 1) + v) * (p.max(initial=0) + 1) + p, return_index=True, return_inverse=True
+    )
     ranks = all_ranks(job, layouts.take(example))
     found = [np.zeros(len(layouts)) for _ in range(5)]
     for place in range(len(example)):
