@@ -110,14 +110,19 @@ def _taken(open_ends: IntColumn, early: FloatColumn, missing: IntColumn, pipelin
 def as_partitions(table: IntColumn, pipeline: IntColumn) -> tuple[IntColumn, tuple[tuple[int, ...], ...]]:
     """Layers of each rank (rows x most ranks, 0 past a row's last rank) as the `partition` and `partitions` of
     `LayoutColumns`; what is even after all is partition 0."""
-    distinct, place = np.unique(table, axis=0, return_inverse=True)
+    order = np.lexsort(table.T)  # far faster than np.unique by rows
+    rows = table[order]
+    new = np.ones(len(rows), dtype=np.bool_)
+    new[1:] = np.any(rows[1:] != rows[:-1], axis=1)
     partitions: dict[tuple[int, ...], int] = {(): 0}
     number = []
-    for row in distinct.tolist():
-        ranks = tuple(row[: len(row) - row[::-1].count(0)] if 0 in row else row)
+    for row, count in zip(rows[new].tolist(), pipeline[order][new].tolist(), strict=True):
+        ranks = tuple(row[:count])
         even = len(set(ranks)) <= 1
         number.append(partitions.setdefault(() if even else ranks, len(partitions)))
-    return np.array(number, dtype=np.int64)[place.reshape(-1)], tuple(partitions)
+    index = np.empty(len(rows), dtype=np.int64)
+    index[order] = np.array(number, dtype=np.int64)[np.cumsum(new) - 1]
+    return index, tuple(partitions)
 
 
 def balance(
