@@ -19,6 +19,7 @@
 #   LLMLAUNCH_SLURM_GPUS             make-believe GPUs of each node, 0 for none [8]
 #   LLMLAUNCH_SLURM_GPU_TYPE         their type in --gres=gpu:TYPE:N [h100]
 #   LLMLAUNCH_SLURM_ACCOUNTING       1: slurmdbd and MariaDB, for the full sacct; 0: `sacct -c` only [0]
+#   LLMLAUNCH_SLURM_SWITCHES         leaf switches the nodes are dealt out to, one by one; 0: no topology [0]
 #   LLMLAUNCH_SLURM_TIMEOUT_SECONDS  how long to wait for a daemon to answer [60]
 
 # shellcheck source-path=SCRIPTDIR
@@ -34,6 +35,7 @@ MEMORY_MIB=${LLMLAUNCH_SLURM_MEMORY_MIB:-64000}
 GPUS=${LLMLAUNCH_SLURM_GPUS:-8}
 GPU_TYPE=${LLMLAUNCH_SLURM_GPU_TYPE:-h100}
 ACCOUNTING=${LLMLAUNCH_SLURM_ACCOUNTING:-0}
+SWITCHES=${LLMLAUNCH_SLURM_SWITCHES:-0}
 TIMEOUT_SECONDS=${LLMLAUNCH_SLURM_TIMEOUT_SECONDS:-60}
 MOST_NODES=12
 
@@ -85,10 +87,11 @@ wait_for() {
 
 check_settings() {
   local name
-  for name in BASE_PORT NODES CPUS MEMORY_MIB GPUS TIMEOUT_SECONDS; do
+  for name in BASE_PORT NODES CPUS MEMORY_MIB GPUS SWITCHES TIMEOUT_SECONDS; do
     [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || die "LLMLAUNCH_SLURM_${name#BASE_} is '${!name}'; it must be a whole number"
   done
   [ "$NODES" -ge 1 ] && [ "$NODES" -le "$MOST_NODES" ] || die "$NODES nodes; it must be 1 to $MOST_NODES"
+  [ "$SWITCHES" -le "$NODES" ] || die "$SWITCHES switches for $NODES nodes; each switch needs a node"
   [ "$CPUS" -ge 1 ] || die "LLMLAUNCH_SLURM_CPUS is 0; a node needs at least 1"
   [[ $ACCOUNTING = [01] ]] || die "LLMLAUNCH_SLURM_ACCOUNTING is '$ACCOUNTING'; it must be 0 or 1"
   [[ $GPU_TYPE =~ ^[A-Za-z0-9_.-]+$ ]] || die "LLMLAUNCH_SLURM_GPU_TYPE is '$GPU_TYPE'; letters, digits, _ . - only"
@@ -99,7 +102,7 @@ check_settings() {
 
 print_env() { printf 'export SLURM_CONF=%q\n' "$SLURM_CONF"; }
 
-is_up() { [ "$(cat "$DIR/etc/size" 2> /dev/null)" = "$NODES $ACCOUNTING" ] && healthy; }
+is_up() { [ "$(cat "$DIR/etc/size" 2> /dev/null)" = "$NODES $ACCOUNTING $SWITCHES" ] && healthy; }
 
 healthy() {
   local count accounting

@@ -9,7 +9,7 @@ write_configuration() {
   mkdir "$DIR"/{etc,run,log,dev}
   mkdir -m 700 "$DIR"/{state,spool}
   node_kind > "$DIR/etc/kind.new" && mv "$DIR/etc/kind.new" "$DIR/etc/kind"
-  echo "$NODES $ACCOUNTING" > "$DIR/etc/size"
+  echo "$NODES $ACCOUNTING $SWITCHES" > "$DIR/etc/size"
   (umask 077 && head -c 128 /dev/urandom > "$DIR/etc/munge.key")
   {
     echo "127.0.0.1 localhost $host"
@@ -21,7 +21,22 @@ write_configuration() {
     node_lines "$host"
   } > "$SLURM_CONF"
   write_gres
+  [ "$SWITCHES" = 0 ] || write_topology
   [ "$ACCOUNTING" = 0 ] || write_slurmdbd_conf
+}
+
+# Neighbours by name are never under one switch: an order that follows the switches shows.
+write_topology() {
+  local i
+  echo "TopologyPlugin=topology/tree" >> "$SLURM_CONF"
+  for ((i = 1; i <= SWITCHES; i++)); do echo "SwitchName=leaf$i Nodes=$(nodes_of_switch "$i")"; done > "$DIR/etc/topology.conf"
+  echo "SwitchName=spine Switches=leaf[1-$SWITCHES]" >> "$DIR/etc/topology.conf"
+}
+
+nodes_of_switch() {
+  local i names=()
+  for ((i = $1; i <= NODES; i += SWITCHES)); do names+=("$(node_name "$i")"); done
+  (IFS=, && echo "${names[*]}")
 }
 
 # A GPU must be a device file; a link to one will do, and needs neither mknod nor root.

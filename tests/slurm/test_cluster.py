@@ -138,6 +138,7 @@ def test_a_directory_it_did_not_make_is_not_touched(small: Cluster) -> None:
     [
         ({"NODES": "0"}, "0 nodes; it must be 1 to 12"),
         ({"NODES": "13"}, "13 nodes; it must be 1 to 12"),
+        ({"NODES": "2", "SWITCHES": "3"}, "3 switches for 2 nodes"),
         ({"CPUS": "two"}, "LLMLAUNCH_SLURM_CPUS is 'two'"),
         ({"ACCOUNTING": "yes"}, "LLMLAUNCH_SLURM_ACCOUNTING is 'yes'"),
     ],

@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from one_machine import Cluster
+from one_machine import Cluster, new_cluster, throw_away
 
 from llmlaunch.cluster.matrix import matrix_text
 
@@ -129,3 +130,27 @@ def test_the_network_is_measured_in_an_allocation_and_the_next_job_is_placed_by_
     assert saved["nodes"] == slurm.nodes[:4]
     assert saved["measured"]["devices_per_node"] == 1
     assert decision(run_on_four_nodes(tmp_path, "./site.yaml"))["source"] == "matrix"
+
+
+@pytest.fixture
+def switched(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Four nodes under two switches: the first and third, the second and fourth."""
+    cluster = new_cluster({"CPUS": "4", "SWITCHES": "2"})
+    try:
+        cluster.do("up", "4")
+        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+        yield cluster
+    finally:
+        throw_away(cluster)
+
+
+def test_without_a_matrix_slurms_own_topology_decides(switched: Cluster, tmp_path: Path) -> None:
+    """A ring must pass from one switch to the other and back: SLURM's order does so twice each way."""
+    nodes = switched.nodes
+    run = run_on_four_nodes(tmp_path, site(tmp_path, nodes, None))
+    found = decision(run)
+    assert found["source"] == "topology"
+    assert nodes_by_rank(run) == found["order"]
+    ring = [nodes.index(node) % 2 for node in found["order"]]
+    assert sum(a != b for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)) == 2
+    assert "over fewer slow links" in found["why"]

@@ -89,10 +89,10 @@ class State:
 
 
 def less(a: Score, b: Score) -> bool:
-    """Whether `a` is better by more than rounding."""
-    if abs(a[0] - b[0]) > LESS * b[0]:
-        return a[0] < b[0]
-    return a[1] < b[1] * (1.0 - LESS)
+    """Whether `a` is better by more than rounding, and never worse in the first."""
+    if a[0] < b[0] * (1.0 - LESS):
+        return True
+    return a[0] <= b[0] and a[1] < b[1] * (1.0 - LESS)
 
 
 def _paths_of_ranks(paths: Sequence[Path], ranks: int) -> list[list[int]]:
