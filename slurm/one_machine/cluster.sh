@@ -106,7 +106,7 @@ is_up() { [ "$(cat "$DIR/etc/size" 2> /dev/null)" = "$NODES $ACCOUNTING $SWITCHE
 
 healthy() {
   local count accounting
-  read -r count accounting < "$DIR/etc/size" || return 1
+  read -r count accounting _ < "$DIR/etc/size" || return 1
   alive munged && alive slurmctld && nodes_ready "$count" || return 1
   [ "$accounting" = 0 ] || alive slurmdbd
 }

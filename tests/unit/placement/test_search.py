@@ -7,19 +7,26 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from networks import job, small_jobs, two_levels, uneven
 
 from llmlaunch.placement.exact import EXACT_NODES
-from llmlaunch.placement.objective import inverse, order_seconds
-from llmlaunch.placement.search import place
-from llmlaunch.placement.state import State
+from llmlaunch.placement.objective import inverse, order_seconds, path_seconds
+from llmlaunch.placement.search import EXPONENTS, place
+from llmlaunch.placement.smooth import SmoothOrder
 
 PLENTY_SECONDS = 60.0
 Case = tuple[dict[str, Any], list[list[float]]]
 
 
+def score(terms: Any, order: Any, cost: Any) -> tuple[float, float]:
+    """Seconds of the step, and of all paths together."""
+    together = sum(path_seconds(path, order, cost) for term in terms.values() for path in term)
+    return order_seconds(terms, order, cost), together
+
+
 @given(small_jobs(most_nodes=6))
-@settings(max_examples=60)
+@settings(max_examples=150)
 def test_few_nodes_get_the_best_of_all_orders(case: Case) -> None:
     terms, cost = case
     found = place(terms, cost, PLENTY_SECONDS)
@@ -37,22 +44,35 @@ def test_any_job_gets_an_order_that_is_never_worse_than_slurms(case: Case) -> No
     assert sorted(found.order) == list(range(len(cost)))
     assert found.seconds <= found.before_seconds == order_seconds(terms, range(len(cost)), cost)
     if terms:
-        before, after = (State(terms, order, cost).score for order in (range(len(cost)), found.order))
+        before, after = (score(terms, order, cost) for order in (range(len(cost)), found.order))
         assert found.order == tuple(range(len(cost))) or after < before
 
 
-@given(small_jobs(most_nodes=10))
+@given(small_jobs(most_nodes=10), st.sampled_from(EXPONENTS))
 @settings(max_examples=40)
-def test_an_exchange_is_priced_as_the_whole_order_would_be(case: Case) -> None:
+def test_an_exchange_is_priced_as_the_whole_order_would_be(case: Case, exponent: float) -> None:
     terms, cost = case
-    state = State(terms, range(len(cost)), cost)
-    for x, y in itertools.islice(itertools.combinations(range(len(cost)), 2), 6):
-        if not terms:
-            return
-        expected = state.exchanged(x, y)
-        state.exchange(x, y)
-        assert state.score == pytest.approx(expected)
-        assert state.score[0] == pytest.approx(order_seconds(terms, state.order, cost))
+    if not terms:
+        return
+    state, whole = SmoothOrder(terms, cost), SmoothOrder(terms, cost)
+    state.begin(range(len(cost)), exponent)
+    for x, y in itertools.islice(itertools.combinations(range(len(cost)), 2), 20):
+        before, order = state.seconds, list(state.order)
+        taken = state.exchange_if_better(x, y)
+        order[x], order[y] = order[y], order[x]
+        whole.begin(order, exponent)
+        assert taken == (state.order == order)
+        assert (state.seconds < before) == taken
+        assert (
+            whole.seconds == pytest.approx(state.seconds, rel=1e-9) if taken else whole.seconds >= before * (1 - 1e-9)
+        )
+
+
+def test_a_large_exponent_is_the_slowest_path() -> None:
+    terms, cost = job(16, 4), inverse(uneven(16, 1))
+    state = SmoothOrder(terms, cost)
+    state.begin(range(16), 4096.0)
+    assert state.seconds == pytest.approx(order_seconds(terms, range(16), cost), rel=1e-2)
 
 
 def test_the_same_network_gets_the_same_order_again() -> None:

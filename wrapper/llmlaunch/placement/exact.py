@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .objective import order_seconds
-from .state import LESS
+from .objective import LESS, order_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

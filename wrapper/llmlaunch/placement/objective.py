@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     Matrix = Sequence[Sequence[float]]
 
+# what counts as less, relative to the whole: far above rounding, far below any measurement
+LESS = 1e-9
+
 
 def term_seconds(terms: Mapping[str, Term], order: Sequence[int], seconds_per_byte: Matrix) -> dict[str, float]:
     """Seconds by term. `order[rank]` is the node, as an index of `seconds_per_byte` (row: sender), that gets that node

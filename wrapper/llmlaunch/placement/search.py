@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .exact import EXACT_NODES, proved_best
-from .objective import order_seconds
+from .objective import LESS, order_seconds, path_seconds
+from .smooth import SmoothOrder
 from .starts import starts
-from .state import State, less
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from .objective import Matrix
     from .traffic import Term
 
-# kicks without success after which a search ends, for each node
-PATIENCE = 6
+EXPONENTS = (8.0, 32.0, 128.0)  # of one climb after the other; the last is all but the maximum
+VAIN_EXCHANGES = 20  # for each node, after which a climb ends
+VAIN_KICKS = 3  # for each node, after which a search ends
 
 
 @dataclass(frozen=True)
@@ -45,68 +46,75 @@ def place(
     network are alike it crosses fewer of the slow ones. The same input gives the same order unless the budget runs out
     first; `clock` is looked at once for every order that is priced, so that one that counts makes the budget a number
     of orders."""
-    nodes = len(seconds_per_byte)
-    unchanged = tuple(range(nodes))
+    unchanged = range(len(seconds_per_byte))
     before = order_seconds(terms, unchanged, seconds_per_byte)
-    if not terms or before == 0.0:
-        return Placement(unchanged, before, before, True)
-    end = clock() + budget_seconds
-    found = _search(terms, seconds_per_byte, lambda: clock() >= end)
-    proved = False
-    if nodes <= EXACT_NODES:
-        found, proved = proved_best(terms, seconds_per_byte, found, lambda: clock() >= end)
+    if before == 0.0:
+        return Placement(tuple(unchanged), before, before, True)
+    begin = clock()
+    search = _Search(terms, seconds_per_byte, clock, begin, begin + budget_seconds)
+    search.run()
+    found, proved = search.best, False
+    if len(unchanged) <= EXACT_NODES:
+        found, proved = proved_best(terms, seconds_per_byte, found, lambda: clock() >= search.end)
     return Placement(tuple(found), before, order_seconds(terms, found, seconds_per_byte), proved)
 
 
-def _search(terms: Mapping[str, Term], cost: Matrix, over: Callable[[], bool]) -> list[int]:
-    """Every start descended to where no exchange helps, the best first; then the best is kicked and descended again
-    and again."""
-    state = State(terms, range(len(cost)), cost)
-    best, best_score = list(state.order), state.score
-    for start in sorted(starts(terms, cost), key=lambda start: order_seconds(terms, start, cost)):
-        state.reset(start)
-        _descend(state, over)
-        if less(state.score, best_score):
-            best, best_score = list(state.order), state.score
-    chance = random.Random(0)
-    failures = 0
-    while failures < PATIENCE * len(cost) and not over():
-        state.reset(best)
-        _kick(state, chance)
-        _descend(state, over)
-        if less(state.score, best_score):
-            best, best_score, failures = list(state.order), state.score, 0
-        else:
-            failures += 1
-    return best
+class _Search:
+    """From every start, the best first, it climbs with growing exponents; then the best order is kicked and climbs
+    again."""
 
+    def __init__(
+        self, terms: Mapping[str, Term], cost: Matrix, clock: Callable[[], float], begin: float, end: float
+    ) -> None:
+        self.terms, self.cost, self.clock, self.begin, self.end = terms, cost, clock, begin, end
+        self.chance = random.Random(0)
+        self.state = SmoothOrder(terms, cost)
+        self.best = list(range(len(cost)))
+        self.score = self._score(self.best)
 
-def _descend(state: State, over: Callable[[], bool]) -> None:
-    """Exchange while it helps. Only exchanges that move a node of a slowest path can make the step shorter."""
-    improved = True
-    while improved:
-        improved = False
-        for x, y in _exchanges(state):
-            if over():
-                return
-            if less(state.exchanged(x, y), state.score):
-                state.exchange(x, y)
-                improved = True
-                break
+    def run(self) -> None:
+        ordered = sorted(starts(self.terms, self.cost), key=lambda start: order_seconds(self.terms, start, self.cost))
+        # where one climb takes all the time there is, each exponent gets its share
+        share = (self.end - self.begin) / len(EXPONENTS)
+        for number, start in enumerate(ordered):
+            ends = [self.begin + share * (n + 1) if number == 0 else self.end for n in range(len(EXPONENTS))]
+            self._keep(self._climb(start, EXPONENTS, ends))
+        vain = 0
+        while vain < VAIN_KICKS * len(self.cost) and self.clock() < self.end:
+            vain = 0 if self._keep(self._climb(self._kicked(), EXPONENTS[1:], [self.end] * 2)) else vain + 1
 
+    def _climb(self, start: Sequence[int], exponents: Sequence[float], ends: Sequence[float]) -> list[int]:
+        """Exchange two nodes as long as that helps, with one exponent after the other."""
+        order, nodes = list(start), len(self.cost)
+        for exponent, end in zip(exponents, ends):
+            self.state.begin(order, exponent)
+            vain = 0
+            while vain < VAIN_EXCHANGES * nodes and self.clock() < end:
+                x, y = int(self.chance.random() * nodes), int(self.chance.random() * nodes)
+                vain = 0 if x != y and self.state.exchange_if_better(x, y) else vain + 1
+            order = list(self.state.order)
+            self._keep(order)
+        return order
 
-def _exchanges(state: State) -> Iterator[tuple[int, int]]:
-    for x in state.bottleneck():
-        for y in range(len(state.order)):
-            if y != x:
-                yield x, y
+    def _kicked(self) -> list[int]:
+        """The best order with three random exchanges."""
+        order, nodes = list(self.best), len(self.cost)
+        for _ in range(3):
+            x, y = self.chance.randrange(nodes), self.chance.randrange(nodes)
+            order[x], order[y] = order[y], order[x]
+        return order
 
+    def _keep(self, order: list[int]) -> bool:
+        """Keep `order` if it is better than the best by more than rounding, and never worse in seconds."""
+        seconds, together = score = self._score(order)
+        better = seconds < self.score[0] * (1.0 - LESS)
+        if not better and (seconds > self.score[0] or together >= self.score[1] * (1.0 - LESS)):
+            return False
+        self.best, self.score = list(order), score
+        return True
 
-def _kick(state: State, chance: random.Random) -> None:
-    """Three random exchanges, the first of which moves a bottleneck."""
-    x = chance.choice(state.bottleneck())
-    for _ in range(3):
-        y = chance.randrange(len(state.order))
-        if y != x:
-            state.exchange(x, y)
-        x = chance.randrange(len(state.order))
+    def _score(self, order: Sequence[int]) -> tuple[float, float]:
+        """Seconds of the step; of equal ones, the seconds of all paths together."""
+        paths = (path for term in self.terms.values() for path in term)
+        together = sum(path_seconds(path, order, self.cost) for path in paths)
+        return order_seconds(self.terms, order, self.cost), together
