@@ -2,8 +2,8 @@
 
 Networks are generated: `uneven` has the statistics of Pipette's published measurements (each direction of each link
 for itself, 16.2 to 19.8 GB/s), `switches` two levels (8 nodes under a switch at 20 GB/s, 10 between switches, 3 %
-noise, the names mixed up). `--matrix PATH` adds a measured one: a file of `llmlaunch doctor --network`, or one of Pipette's
-({"0": {"gpus": [...], "bandwidth": [[MB/s]]}}).
+noise, the names mixed up). `--matrix PATH` adds a measured one: a file of `llmlaunch doctor --network`, or one of
+Pipette's ({"0": {"gpus": [...], "bandwidth": [[MB/s]]}}).
 
 Annealing follows Pipette's schedule: exchanges of two nodes, T0 = 1 (milliseconds), alpha = 0.999 at every step, the
 best order ever seen; it stops where ten thousand steps bring nothing, or when it has had as long as asked for.
