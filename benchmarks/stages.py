@@ -1,6 +1,6 @@
 """Uneven stages for splits of recipes/llama3-70b.yaml all at once, against a dynamic programme for each; what they win.
 
-Bar: 2 us a pipeline rank for its capacity and 2 us a split for the layers by rank, at least 100 times faster than one
+Bar: 3 us a pipeline rank for its capacity and 2 us a split for the layers by rank, at least 100 times faster than one
 by one, with the same answers. Run with OMP_NUM_THREADS=1.
 
     python benchmarks/stages.py [ROUNDS]
@@ -21,7 +21,7 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.capacity import capacities, fitting
 from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.planner.stages import as_partitions, balance, uneven
+from llmlaunch.planner.stages import balance, uneven
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.timing.stages import stage_seconds
 
@@ -42,7 +42,6 @@ def main() -> None:
     ranks = int(splits.pipeline.sum())
     timed(f"capacities of {ranks:,} ranks", len(splits), rounds, lambda: capacities(job, splits, limit))
     at_once = timed("layers by rank", len(splits), rounds, lambda: uneven(*inputs))
-    timed("as partitions", len(splits), rounds, lambda: as_partitions(table, splits.pipeline))
     rows = np.linspace(0, len(splits) - 1, ONE_BY_ONE).astype(int)
     fits = [fitting(job, splits.take(np.array([row])), limit) for row in rows]
 

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.planner.stages import as_partitions, balance, interleaved, interleaved_alike, uneven
+from llmlaunch.planner.stages import balance, uneven
 
 Split = tuple[int, ...]
 
@@ -20,13 +20,13 @@ def every_split(layers: int, stages: int) -> Iterator[Split]:
         yield tuple(b - a for a, b in zip((0, *cuts), (*cuts, layers), strict=True))
 
 
-def judged(split: Split, seconds: Sequence[int], first: int, last: int, pipeline: int) -> tuple[int, int, Split]:
-    """What the best split has the least of: slowest rank, squares of the stages, then the split itself."""
+def judged(split: Split, seconds: Sequence[int], first: int, last: int) -> tuple[int, int, Split]:
+    """What the best split has the least of: the slowest rank, the squares of all, then the split itself."""
     ends = [sum(split[: i + 1]) for i in range(len(split))]
     stages = [sum(seconds[end - count : end]) for count, end in zip(split, ends, strict=True)]
     stages[0] += first
     stages[-1] += last
-    return max(sum(stages[r::pipeline]) for r in range(pipeline)), sum(s * s for s in stages), split
+    return max(stages), sum(s * s for s in stages), split
 
 
 @given(
@@ -41,7 +41,7 @@ def test_alike_layers_are_split_as_the_best_of_all_splits(
     layers: int, pipeline: int, layer: int, first: int, last: int, caps: list[int]
 ) -> None:
     allowed = [s for s in every_split(layers, pipeline) if all(n <= c for n, c in zip(s, caps, strict=False))]
-    best = min((judged(s, [layer] * layers, first, last, pipeline) for s in allowed), default=None)
+    best = min((judged(s, [layer] * layers, first, last) for s in allowed), default=None)
     columns = (np.array([float(value)]) for value in (layer, first, last))
     table, feasible = uneven(*columns, np.array([pipeline]), layers, np.array([caps]))
     assert feasible[0] == (best is not None)
@@ -85,72 +85,6 @@ def test_layers_of_any_kinds_are_split_as_the_best_of_all_splits(
         ends = np.cumsum(split)
         return all(fits[r, ends[r] - split[r], ends[r]] for r in range(pipeline))
 
-    splits = [judged(s, kinds, first, last, pipeline) for s in every_split(len(kinds), pipeline) if allowed(s)]
+    splits = [judged(s, kinds, first, last) for s in every_split(len(kinds), pipeline) if allowed(s)]
     best = min(splits, default=None)
     assert balance(kinds, first, last, pipeline, fits) == (None if best is None else best[2])
-
-
-@given(
-    layers=st.integers(1, 11),
-    pipeline=st.integers(1, 3),
-    chunks=st.integers(2, 3),
-    layer=st.integers(1, 3),
-    first=st.integers(0, 8),
-    last=st.integers(0, 8),
-    caps=st.lists(st.integers(1, 11), min_size=3, max_size=3),
-)
-def test_alike_layers_are_dealt_to_chunks_as_the_best_of_all_splits(
-    layers: int, pipeline: int, chunks: int, layer: int, first: int, last: int, caps: list[int]
-) -> None:
-    held = caps[:pipeline]
-    splits = [s for s in every_split(layers, pipeline * chunks) if _ranks_hold(s, held)]
-    best = min((judged(s, [layer] * layers, first, last, pipeline) for s in splits), default=None)
-    found = interleaved_alike(layer, first, last, pipeline, chunks, layers, held)
-    assert found == (None if best is None else best[2])
-
-
-def _ranks_hold(split: Split, caps: list[int]) -> bool:
-    return all(sum(split[r :: len(caps)]) <= cap for r, cap in enumerate(caps))
-
-
-@given(
-    kinds=st.lists(st.integers(1, 6), min_size=1, max_size=11),
-    pipeline=st.integers(1, 3),
-    chunks=st.integers(1, 3),
-    first=st.integers(0, 8),
-    last=st.integers(0, 8),
-)
-def test_small_models_of_any_kinds_are_dealt_to_chunks_as_the_best_of_all_splits(
-    kinds: list[int], pipeline: int, chunks: int, first: int, last: int
-) -> None:
-    splits = (judged(s, kinds, first, last, pipeline) for s in every_split(len(kinds), pipeline * chunks))
-    best = min(splits, default=None)
-    found = interleaved(kinds, first, last, pipeline, chunks)
-    if best is None:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.proven
-        assert found.layers_by_stage == best[2]
-
-
-def test_a_large_model_of_unlike_layers_is_never_slower_than_its_start() -> None:
-    kinds = [2.0] * 3 + [5.0] * 58
-    found = interleaved(kinds, 1.0, 6.0, 16, 2)
-    start = balance(kinds, 1.0, 6.0, 32)
-    assert found is not None
-    assert start is not None
-    assert sum(found.layers_by_stage) == 61
-
-    def slowest(split: Split) -> float:
-        return judged(split, kinds, 1, 6, 16)[0]  # type: ignore[arg-type]
-
-    assert slowest(found.layers_by_stage) <= slowest(start)
-
-
-def test_partitions_are_listed_once_and_even_ones_are_partition_0() -> None:
-    table = np.array([[21, 20, 20, 19], [20, 20, 20, 20], [41, 39, 0, 0], [21, 20, 20, 19], [40, 40, 0, 0]])
-    index, partitions = as_partitions(table, np.array([4, 4, 2, 4, 2]))
-    assert [partitions[i] for i in index] == [(21, 20, 20, 19), (), (41, 39), (21, 20, 20, 19), ()]
-    assert partitions[0] == ()
-    assert len(partitions) == 3
