@@ -103,7 +103,7 @@ def test_the_next_value_down_and_up_is_asked_about() -> None:
 
 
 def test_sequence_parallelism_goes_with_tensor_parallelism_instead_of_refusing_the_neighbour() -> None:
-    _, chosen, near = chosen_and_near("llama3-8b", "layout={tensor: 2}")
+    _, chosen, near = chosen_and_near("llama3-8b", "layout={tensor: 2, sequence_parallel: true, micro_batch_size: 1}")
     assert chosen.layout.sequence_parallel
     alone = next(one for one in near if one.name == "tensor" and one.after == 1)
     assert alone.along == {"sequence_parallel": False}

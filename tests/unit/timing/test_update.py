@@ -78,7 +78,7 @@ def test_an_optimizer_on_the_host_is_slower_by_its_share() -> None:
 
 def test_activations_on_the_host_cost_a_share_of_their_way_while_their_layer_computes_longer() -> None:
     whole = replace(BASE, offload_layers=16)
-    short, long = (job(work=Workload(length, 2**23 // length)) for length in (1024, 2**19))
+    short, long = (job(work=Workload(length, 2**23 // length)) for length in (1024, 2**20))
     assert term("host_transfers", BASE) == 0
     # the same tokens travel, in few long micro-batches or in many short ones
     assert term("host_transfers", whole, short) > 2 * term("host_transfers", whole, long) > 0

@@ -31,8 +31,10 @@ def host_link(cluster: Cluster) -> tuple[str, float]:
 
 
 def host_link_bytes_per_second(cluster: Cluster) -> float:
-    """What transfers reach of it, each direction."""
-    return constant("host_link_efficiency") * host_link(cluster)[1]
+    """What transfers of each device reach, each direction, while all devices of the node copy: a share of the link, and
+    no more than their share of what the node's memory takes."""
+    link = constant("host_link_efficiency") * host_link(cluster)[1]
+    return min(link, constant("host_memory_bytes_per_second") / cluster.devices_per_node)
 
 
 def moves_activations(job: Job, layouts: LayoutColumns) -> bool:

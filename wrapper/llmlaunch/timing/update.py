@@ -113,7 +113,7 @@ def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
     rate = constant("element_wise_efficiency") * cluster.accelerator.memory_bytes_per_second
     seconds = here * OPTIMIZER_BYTES / rate * mine
     if job.techniques.offload_optimizer:
-        host = HOST_OPTIMIZER_BYTES * cluster.devices_per_node / constant("host_adam_bytes_per_second")
+        host = HOST_OPTIMIZER_BYTES * cluster.devices_per_node / constant("host_memory_bytes_per_second")
         link = (job.facts.gradient_bytes + job.facts.parameter_bytes) / host_link_bytes_per_second(cluster)
         seconds = seconds + job.techniques.offload_optimizer * (host + link) * mine
     return np.asarray(seconds)
