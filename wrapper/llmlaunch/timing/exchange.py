@@ -59,8 +59,9 @@ def tensor_pass(job: Job, cluster: Cluster, at: Split) -> FloatColumn:
     # sizes are few and links depend on nothing else: they are worked out once for each size
     sizes = np.arange(1.0, float(at.tensor.max(initial=1.0)) + 1.0)
     one, place = np.ones_like(sizes), at.layouts.tensor - 1
-    fixed = ring(links(cluster, sizes, one), sizes, 0.0 * sizes)
-    each = ring(links(cluster, sizes, one), sizes, one) - fixed
+    group = links(cluster, sizes, one)
+    fixed = ring(group, sizes, 0.0 * sizes)
+    each = ring(group, sizes, one) - fixed
     return fixed[place] + each[place] * message
 
 

@@ -153,7 +153,9 @@ def _stragglers(at: Split, passes: FloatColumn) -> FloatColumn:
     share of the passes' seconds, and all wait for the slowest, which of W devices lies sqrt(2 ln W) deviations below
     the mean (extreme values of normal variables)."""
     devices = at.tensor * at.pipeline * at.context * at.data
-    slack: FloatColumn = constant("straggler_spread") * passes * np.sqrt(2.0 * np.log(devices))
+    first = devices[:1]
+    few = first if np.all(devices == first) else devices  # all layouts of a search have as many
+    slack: FloatColumn = (constant("straggler_spread") * np.sqrt(2.0 * np.log(few))) * passes
     return slack
 
 
