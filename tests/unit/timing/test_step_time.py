@@ -189,6 +189,18 @@ def test_frozen_weights_have_no_gradient() -> None:
     assert term("optimizer", BASE, adapters) < 0.05 * term("optimizer", BASE)
 
 
+def test_sampled_rows_spare_weight_gradients() -> None:
+    half = job(techniques=Techniques(sampled_share=0.5))
+    assert 0.8 < term("matrix_products", BASE, half) / term("matrix_products", BASE) < 0.87
+
+
+def test_mini_sequences_cost_their_matrices_again() -> None:
+    chunked = job(techniques=Techniques(mlp_chunks=8))
+    assert 1.0 < total(BASE, chunked) / total(BASE) < 1.2
+    again = replace(chunked, facts=replace(FACTS, mlp_chunks_recomputed=True))
+    assert term("recompute", BASE, chunked) == 0 < term("recompute", BASE, again)
+
+
 def test_masks_made_by_the_loader_set_a_floor() -> None:
     masked = replace(job(), facts=replace(FACTS, host=replace(FACTS.host, loader_mask=True)))
     wide = replace(BASE, tensor=8, pipeline=4, data=1)

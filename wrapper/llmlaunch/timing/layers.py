@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ TILE_ROWS = 128.0  # rows of a tile of a grouped product: every expert's tokens 
 # rotary positions, attention, activation, collectives. A mixture adds routing and permutation, and its grouped products
 # are one kernel for each matrix of each of the device's experts.
 DENSE_KERNELS, MIXTURE_KERNELS, EXPERT_KERNELS = (20.0, 40.0), (40.0, 70.0), (2.0, 4.0)
+MLP_SHARE = 0.4  # of a dense layer's kernels
 DEFAULT_MODULES = ("core_attn",)
 
 
@@ -114,7 +115,10 @@ def dense_layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: Flo
     """A layer with one MLP; `one_pass` are the seconds of one tensor-parallel gather or scatter."""
     width = float(job.shape.ffn_hidden_size)
     products = rates(job, pace, mlp_linears(job.shape, width))
-    return _layer(job, cluster, at, pace, one_pass, _Mlp(products, width * at.share, DENSE_KERNELS))
+    pieces = job.techniques.mlp_chunks  # each reads the matrices and adds to their gradients by itself
+    products = replace(products, per_matrix_split=pieces * products.per_matrix_split)
+    kernels = tuple(count + MLP_SHARE * count * (pieces - 1) for count in DENSE_KERNELS)
+    return _layer(job, cluster, at, pace, one_pass, _Mlp(products, width * at.share, (kernels[0], kernels[1])))
 
 
 def mixture_layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatColumn) -> Layer:
@@ -152,10 +156,15 @@ def _layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatCol
     forward = linears.forward + scores.forward + element.forward
     backward = linears.backward + scores.backward + element.backward
     kernels = mlp.kernels[0] + mlp.kernels[1]
-    again = None
+    again: FloatColumn | None = None
     if np.any(at.layouts.recompute):
         again, more = _recomputed(job, at, pace, parts, forward)
         kernels, backward = kernels + more, backward + again
+    if _chunks_again(job, mlp):
+        kept = at.layouts.recompute != RECOMPUTE_FULL  # else it is done again with the rest
+        made = kept * (mlp.rates.work(at.tokens, at.share, at.per_tensor).forward + activation)
+        kernels, backward = kernels + MLP_SHARE * mlp.kernels[0] * kept, backward + made
+        again = made if again is None else again + made
     device, waits = forward + backward, tensor.exposed(linears.backward)
     launches = _launches(kernels, device)
     seconds = device + waits + launches
@@ -165,6 +174,11 @@ def _layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatCol
     launching = launches * (1.0 / 3.0)
     busy = forward + launching, backward + 2.0 * launching
     return Layer(seconds, *busy, linears, scores, element, launches, waits, context, expert, again)
+
+
+def _chunks_again(job: Job, mlp: _Mlp) -> bool:
+    """A chunked MLP of some backends is computed again before its backward pass (Luo et al. 2024, MsT)."""
+    return job.techniques.mlp_chunks > 1 and job.facts.mlp_chunks_recomputed and mlp.copies is None
 
 
 def _launches(kernels: float | FloatColumn, device: FloatColumn) -> FloatColumn:
@@ -246,7 +260,7 @@ def _of_modules(job: Job, at: Split, pace: Pace, parts: _Parts) -> tuple[FloatCo
         seconds, kernels = seconds + parts.norms, kernels + 2.0
     if "mlp" in modules and not mixture:
         seconds = seconds + of_mlp + parts.activation + 2.0 * parts.tensor.seconds
-        kernels = kernels + 0.4 * launched
+        kernels = kernels + MLP_SHARE * launched
     if "moe" in modules and parts.expert is not None:
         assert parts.mlp.experts is not None
         seconds = seconds + parts.mlp.experts.forward + parts.activation + parts.expert.forward

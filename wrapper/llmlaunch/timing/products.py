@@ -121,14 +121,15 @@ def mlp_linears(shape: ModelShape, width: float) -> tuple[Linear, ...]:
 class Rates:
     """Seconds of matrix products forward: `per_row` for every row on the device, `per_row_split` for every row divided
     as the matrices are, and once `per_matrix_split` for matrices divided and `per_matrix` for those that are not.
-    `gradient_traffic` is what the weights' gradients move, in passes over a matrix; 0 for frozen weights."""
+    `gradient_traffic` is what the weights' gradients move, in passes over a matrix, `gradient_rows` the share of the
+    rows they are made of; both 0 for frozen weights."""
 
     per_row: float = 0.0
     per_row_split: float = 0.0
     per_matrix_split: float = 0.0
     per_matrix: float = 0.0
     gradient_traffic: float = 0.0
-    frozen: bool = False
+    gradient_rows: float = 1.0
 
     def __add__(self, other: Rates) -> Rates:
         return Rates(
@@ -136,8 +137,8 @@ class Rates:
             self.per_row_split + other.per_row_split,
             self.per_matrix_split + other.per_matrix_split,
             self.per_matrix + other.per_matrix,
-            self.gradient_traffic or other.gradient_traffic,
-            self.frozen or other.frozen,
+            max(self.gradient_traffic, other.gradient_traffic),
+            min(self.gradient_rows, other.gradient_rows),
         )
 
     def work(self, rows: FloatColumn, rows_split: FloatColumn, matrices: FloatColumn) -> Work:
@@ -147,17 +148,14 @@ class Rates:
         once = self.per_matrix_split * matrices
         if self.per_matrix:
             once = once + self.per_matrix
-        forward = by_rows + once
-        if self.frozen:
-            return Work(forward, forward)
-        return Work(forward, 2.0 * by_rows + (1.0 + self.gradient_traffic) * once)
+        return Work(by_rows + once, (1.0 + self.gradient_rows) * by_rows + (1.0 + self.gradient_traffic) * once)
 
 
 def rates(job: Job, pace: Pace, linears: Sequence[Linear], wide: bool = False) -> Rates:
     """What the products of `linears` cost. A weight's gradient is added to a wide buffer, read and written (wgrad
-    accumulation, megatron/core/tensor_parallel/layers.py, core 0.19); frozen weights have none. `wide` products stay in
-    the compute format."""
-    e = job.facts.activation_bytes
+    accumulation, megatron/core/tensor_parallel/layers.py, core 0.19). Frozen weights have none, sampled ones (WTA-CRS,
+    Liu et al. 2023) are made of a share of the rows. `wide` products stay in the compute format."""
+    e, frozen = job.facts.activation_bytes, job.techniques.adapters is not None
     elements = sum(one.inputs * one.outputs for one in linears)
     whole = sum(one.inputs * one.outputs for one in linears if one.divided == "neither")
     fixed = sum(_kept_whole(one) for one in linears)
@@ -168,8 +166,8 @@ def rates(job: Job, pace: Pace, linears: Sequence[Linear], wide: bool = False) -
         per_row_split=2.0 * elements / rate + e / pace.operands * divided,
         per_matrix_split=e / pace.operands * (elements - whole),
         per_matrix=e / pace.operands * whole,
-        gradient_traffic=2.0 * GRADIENT_BUFFER_BYTES / e,
-        frozen=job.techniques.adapters is not None,
+        gradient_traffic=0.0 if frozen else 2.0 * GRADIENT_BUFFER_BYTES / e,
+        gradient_rows=0.0 if frozen else job.techniques.sampled_share,
     )
 
 
