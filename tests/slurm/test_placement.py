@@ -147,7 +147,8 @@ def switched(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def test_without_a_matrix_slurms_own_topology_decides(switched: Cluster, tmp_path: Path) -> None:
     """A ring must pass from one switch to the other and back: SLURM's order does so twice each way."""
     nodes = switched.nodes
-    run = run_on_four_nodes(tmp_path, site(tmp_path, nodes, None))
+    run = run_on_four_nodes(tmp_path, site(tmp_path, nodes, None), "cluster.nodes_per_switch=2")
+    assert "#SBATCH --switches=2\n" in (run / "job.sbatch").read_text()
     found = decision(run)
     assert found["source"] == "topology"
     assert nodes_by_rank(run) == found["order"]

@@ -61,7 +61,6 @@ def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizin
     """Choose the backend, search. `baseline_bytes` as `make_plan` takes it; `sizing` is how an earlier plan chose the
     nodes the recipe now has."""
     from llmlaunch.backends.registry import backend_for
-    from llmlaunch.planner.placement import expected_placement
     from llmlaunch.planner.plan import as_planned
     from llmlaunch.planner.plan_json import plan_json
     from llmlaunch.planner.setting import setting_of
@@ -72,9 +71,15 @@ def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizin
     plan = plan if sizing is None else replace(plan, sizing=sizing)
     setting = setting_of(recipe, backend, baseline_bytes, margin)
     recipe = as_planned(recipe, plan.chosen)
-    placement = expected_placement(recipe, plan.layout, backend)
+    placement = None if recipe.cluster.bandwidth is None else _placement(recipe, backend, plan)
     whole = plan_json(plan) | {"placement": None if placement is None else placement.as_json()}
     return Planned(recipe, backend, plan, whole, setting, placement)
+
+
+def _placement(recipe: Recipe, backend: Backend, plan: Plan) -> ExpectedPlacement | None:
+    from llmlaunch.planner.placement import expected_placement
+
+    return expected_placement(recipe, plan.layout, backend)
 
 
 def _margin(recipe: Recipe) -> Margin | None:
