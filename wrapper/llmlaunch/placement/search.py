@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXPONENTS = (8.0, 32.0, 128.0)  # of one climb after the other; the last is all but the maximum
 VAIN_EXCHANGES = 20  # for each node, after which a climb ends
-VAIN_KICKS = 3  # for each node, after which a search ends
+VAIN_KICKS = 12  # for each node, after which a search ends
 
 
 @dataclass(frozen=True)
