@@ -49,6 +49,12 @@ def test_a_slower_domain_is_priced_between_node_and_fabric() -> None:
     )
 
 
+def test_a_measured_link_is_taken_as_it_is() -> None:
+    measured = replace(H100, fabric_link=replace(H100.fabric_link, measured=True))
+    assert bandwidth(2, 8, measured) == 50e9
+    assert bandwidth(8, 1, measured) == NEAR * 450e9
+
+
 def test_without_a_switch_a_pair_has_only_its_own_links() -> None:
     mesh = replace(H100, devices_per_node=4, nvlink_domain_devices=4, node_mesh=True)
     assert [bandwidth(n, 1, mesh) / bandwidth(4, 1, mesh) for n in (2, 3, 4)] == pytest.approx([1 / 3, 2 / 3, 1])
@@ -80,6 +86,14 @@ def test_stages_are_the_outermost_ranks() -> None:
     across = neighbour(H100, np.array([8.0]), count, message)[0]
     assert across > 5 * inside
     assert neighbour(H100, np.array([8.0]), np.array([1.0]), message)[0] == 0
+
+
+def test_a_pair_without_a_switch_sends_over_its_own_links() -> None:
+    mesh = replace(H100, devices_per_node=4, nvlink_domain_devices=4, node_mesh=True)
+    one, count, message = np.array([1.0]), np.array([2.0]), np.array([1e9])
+    assert neighbour(mesh, one, count, message)[0] == pytest.approx(
+        3 * neighbour(H100, one, count, message)[0], rel=0.01
+    )
 
 
 def test_the_context_ring_hides_behind_long_sequences() -> None:

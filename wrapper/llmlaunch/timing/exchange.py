@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.network import all_to_all, links, ring
+from llmlaunch.timing.network import all_to_all, links, neighbour, ring
 from llmlaunch.timing.products import Pace, Work
 from llmlaunch.timing.split import Split
 
@@ -79,10 +79,9 @@ def context_ring(job: Job, cluster: Cluster, at: Split, pace: Pace, scores: Work
         moved = (2.0 * e * (shape.query_width + shape.key_value_width)) * at.share
         once = all_to_all(cluster, c, at.tensor, moved)
         return Work(once, once)
-    group = links(cluster, c, at.tensor)
     steps = c - 1.0
     heads = np.maximum(float(shape.num_query_groups) * at.per_tensor, 1.0)
-    hop = (2.0 * e * shape.head_dim) * at.tokens * heads / group.bytes_per_second + group.latency_seconds
+    hop = neighbour(cluster, at.tensor, c, (2.0 * e * shape.head_dim) * at.tokens * heads)
     kernels = RING_KERNELS * constant("kernel_seconds")
     fixed = steps * (kernels + (CORRECTION_BYTES / pace.element_wise * shape.query_width) * at.share)
     busy = 1.0 / c

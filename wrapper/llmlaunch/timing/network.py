@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.cluster.profile import Cluster
+from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.timing.constants import constant
 
 __all__ = ["Links", "all_to_all", "links", "neighbour", "ring"]
@@ -23,12 +23,10 @@ FloatColumn = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes a second that each member of a group sends in a ring, seconds of one of the ring's steps, and of a group
-    that leaves its NVLink domain, how many of its members lie in one."""
+    """Bytes a second that each member of a group sends in a ring, and seconds of one of the ring's steps."""
 
     bytes_per_second: FloatColumn
     latency_seconds: FloatColumn
-    together: FloatColumn
 
 
 def links(cluster: Cluster, size: FloatColumn, stride: FloatColumn) -> Links:
@@ -40,12 +38,12 @@ def links(cluster: Cluster, size: FloatColumn, stride: FloatColumn) -> Links:
     B200: an all-reduce runs at ten times the speed of one device's adapter).
     """
     node, domain = cluster.devices_per_node, max(cluster.nvlink_domain_devices, cluster.devices_per_node)
-    near: float | FloatColumn = constant("nvlink_efficiency") * cluster.node_link.bytes_per_second
+    inside, rack, far = _tiers(cluster)
+    near: float | FloatColumn = inside
     if cluster.node_mesh:
         # no switch: each pair of devices has its own share of the links, and a group only those between its members
         near = near * np.clip((np.minimum(size, node) - 1.0) / max(node - 1, 1), 1.0 / max(node - 1, 1), 1.0)
-    wide = constant("nvlink_efficiency") * min(cluster.domain_link.bytes_per_second, cluster.node_link.bytes_per_second)
-    far = constant("fabric_efficiency") * cluster.fabric_link.bytes_per_second
+    wide = min(inside, rack)
     span = size * stride
     together = np.minimum(np.maximum(np.floor(domain / stride), 1.0), size)
     outside = np.minimum(far * together, wide)
@@ -57,7 +55,21 @@ def links(cluster: Cluster, size: FloatColumn, stride: FloatColumn) -> Links:
         cluster.domain_link.latency_seconds,
         cluster.fabric_link.latency_seconds,
     )
-    return Links(bandwidth, latency, together)
+    return Links(bandwidth, latency)
+
+
+def _tiers(cluster: Cluster) -> tuple[float, float, float]:
+    """Bytes a second that node, NVLink domain and fabric carry for one device: a share of what the data sheet says, all
+    of what was measured."""
+
+    def carried(link: Link, share: str) -> float:
+        return link.bytes_per_second * (1.0 if link.measured else constant(share))
+
+    return (
+        carried(cluster.node_link, "nvlink_efficiency"),
+        carried(cluster.domain_link, "nvlink_efficiency"),
+        carried(cluster.fabric_link, "fabric_efficiency"),
+    )
 
 
 def by_tier(
@@ -86,8 +98,8 @@ def all_to_all(cluster: Cluster, size: FloatColumn, stride: FloatColumn, message
     """Seconds until every rank has sent `message_bytes` in equal parts to all of its group, itself included. What
     leaves the NVLink domain and what stays inside travel at the same time."""
     domain = max(cluster.nvlink_domain_devices, cluster.devices_per_node)
-    near = constant("nvlink_efficiency") * min(cluster.node_link.bytes_per_second, cluster.domain_link.bytes_per_second)
-    far = constant("fabric_efficiency") * cluster.fabric_link.bytes_per_second
+    inside, rack, far = _tiers(cluster)
+    near = min(inside, rack)
     together = np.minimum(np.maximum(np.floor(domain / stride), 1.0), size)
     share = message_bytes / size
     outside = size > together
@@ -98,14 +110,11 @@ def all_to_all(cluster: Cluster, size: FloatColumn, stride: FloatColumn, message
 
 def neighbour(cluster: Cluster, stride: FloatColumn, count: FloatColumn, message_bytes: FloatColumn) -> FloatColumn:
     """Seconds of sending `message_bytes` to the next of `count` ranks in a row, `stride` apart; the slowest boundary
-    decides. Zero where there is no next."""
-    near, far = constant("nvlink_efficiency"), constant("fabric_efficiency")
-    tiers = (
-        (near, cluster.node_link),
-        (near, cluster.domain_link),
-        (far, cluster.fabric_link),
-    )
+    decides, which one device's links or adapter carry. Zero where there is no next."""
+    inside, rack, far = _tiers(cluster)
+    pair = inside / max(cluster.devices_per_node - 1, 1) if cluster.node_mesh else inside
     span = stride * count
-    each = by_tier(cluster, span, *(1.0 / (share * link.bytes_per_second) for share, link in tiers))
-    seconds = each * message_bytes + by_tier(cluster, span, *(link.latency_seconds for _, link in tiers))
+    each = by_tier(cluster, span, 1.0 / pair, 1.0 / rack, 1.0 / far)
+    tiers = (cluster.node_link, cluster.domain_link, cluster.fabric_link)
+    seconds = each * message_bytes + by_tier(cluster, span, *(link.latency_seconds for link in tiers))
     return np.where(count > 1, seconds, 0.0)
