@@ -16,6 +16,8 @@ from llmlaunch.calibration.regret import Choice, Tried, choose, predicted, rule_
 from llmlaunch.calibration.throughput import measured_step_seconds, rank_correlation, throughput
 from llmlaunch.planner.limit import memory_limit
 from llmlaunch.recipe.types import MemoryPolicy
+from llmlaunch.report.accuracy_json import accuracy_json
+from llmlaunch.report.accuracy_text import accuracy_text
 from llmlaunch.timing.constants import constant, replaced
 
 DATA = Path(__file__).parents[2] / "data" / "measurements" / "outcomes.jsonl"
@@ -83,6 +85,17 @@ def test_step_times_are_near_measured_ones_and_in_their_order(family: str, mape:
     found = throughput([scored(record, clusters) for record in records(family)])
     assert found["mape"] < mape
     assert found["rank_correlation"] > order
+
+
+def test_the_table_for_a_person_has_step_times() -> None:
+    clusters = clusters_by_gpu()
+    answer = accuracy_json([scored(record, clusters) for record in records(TABLES)], clusters)
+    lines = accuracy_text(answer).splitlines()
+    start = lines.index("Predicted against measured step times (- is too fast)")
+    assert lines[start + 2].split()[:2] == [
+        f"{TABLES}/fits",
+        str(answer["families"][f"{TABLES}/fits"]["throughput"]["records"]),
+    ]
 
 
 def test_efficiencies_are_plausible() -> None:

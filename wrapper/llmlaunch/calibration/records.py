@@ -100,7 +100,7 @@ def case_of(record: Record) -> Case:
 def _stages(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...]:
     """Layers by virtual stage, empty where they are even. A record tells those of each rank: with several chunks the
     embedding takes the place of a layer in the first chunk of the first rank, the head in the last of the last
-    (`--account-for-embedding-in-pipeline-split`, core 0.19)."""
+    (`--account-for-embedding-in-pipeline-split`, core 0.19); other ranks spread theirs."""
     told = (record.get("techniques") or {}).get("layers_by_stage")
     if told:
         return tuple(told)
@@ -112,6 +112,9 @@ def _stages(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...
         raise Unsupported(f"layers_per_pipeline_rank {uneven} does not add up to {shape.num_layers} layers")
     chunks = [[-(-layers // v)] * v for layers in ranks]
     for rank, layers in enumerate(ranks):
+        if 0 < rank < p - 1:
+            chunks[rank] = [layers // v + (chunk < layers % v) for chunk in range(v)]
+            continue
         missing = sum(chunks[rank]) - layers
         order = range(v) if rank == 0 else range(v - 1, -1, -1)
         for chunk in order:
