@@ -11,7 +11,9 @@ from llmlaunch.memory.estimate import Estimate
 from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 
-__all__ = ["Candidate", "JobLength", "Limit", "Plan", "Sizing", "Tried", "as_planned"]
+__all__ = ["NO_LAYOUT", "Candidate", "JobLength", "Limit", "Plan", "Sizing", "Tried", "as_planned"]
+
+NO_LAYOUT = "no_layout"  # why a number of nodes was refused
 
 
 @dataclass(frozen=True)

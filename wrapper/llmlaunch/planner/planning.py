@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from llmlaunch.backends.base import Backend
@@ -9,16 +11,17 @@ from llmlaunch.calibration.margins import Margin
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
 from llmlaunch.memory.job import Job
-from llmlaunch.planner.empty import no_layout
 from llmlaunch.planner.host import node_of
 from llmlaunch.planner.host_link import host_link_said
 from llmlaunch.planner.length import job_length, time_limit_said
 from llmlaunch.planner.plan import Limit, Plan, as_planned
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY, OUTPACED, Found
-from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.smallest_change import advice, smallest_change
+from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import step_time
+
+if TYPE_CHECKING:
+    from llmlaunch.planner.change import Change
 
 __all__ = ["make_plan"]
 
@@ -41,9 +44,11 @@ def make_plan(
     limit, host = setting.limit, setting.host_limit
     found = setting.search()
     if not len(found.points):
+        from llmlaunch.planner.empty import no_layout  # what explains a failure is imported only then
+
         raise no_layout(setting)
     safe = bool(np.any(found.safe))
-    change = None if safe else smallest_change(setting)
+    change = None if safe else _smallest_change(setting)
     chosen = found.candidate(recipe, 0)
     said = as_planned(recipe, chosen)
     job = setting.job_of(said)
@@ -71,9 +76,21 @@ def make_plan(
             *time_limit_said(recipe, length),
             *host_link_said(said, job, chosen.layout),
         ),
-        advice=None if safe else advice(change),
+        advice=None if safe else _advice(change),
         changes=None if change is None else change.settings,
     )
+
+
+def _smallest_change(setting: Setting) -> Change | None:
+    from llmlaunch.planner.smallest_change import smallest_change
+
+    return smallest_change(setting)
+
+
+def _advice(change: Change | None) -> str:
+    from llmlaunch.planner.smallest_change import advice
+
+    return advice(change)
 
 
 def _baseline_said(job: Job, peak_kind: str, baseline_bytes: int | None) -> tuple[str, ...]:

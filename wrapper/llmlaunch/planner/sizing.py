@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmlaunch.planner.enumerate import MOST_CONTEXT, offered_values
 from llmlaunch.planner.length import DAY, duration, job_length
-from llmlaunch.planner.plan import JobLength, Sizing, Tried
+from llmlaunch.planner.plan import NO_LAYOUT, JobLength, Sizing, Tried
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.variants import pinned_numbers
@@ -24,7 +24,6 @@ from llmlaunch.timing.floor import least_device_seconds
 
 __all__ = [
     "DEFAULT_MOST_NODES",
-    "NO_LAYOUT",
     "beyond",
     "excess",
     "most_nodes",
@@ -36,7 +35,6 @@ __all__ = [
 DEFAULT_MOST_NODES = 1024
 ALL_UP_TO = 64
 AT_ONCE = 1024
-NO_LAYOUT = "no_layout"
 DAYS, GPU_HOURS = "days", "gpu_hours"
 GIB = 2**30
 

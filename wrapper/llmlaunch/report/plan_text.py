@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.planner.length import duration
-from llmlaunch.planner.neighbour import Neighbour
-from llmlaunch.planner.plan import Candidate, JobLength, Plan
-from llmlaunch.planner.sizing import NO_LAYOUT
+from llmlaunch.planner.plan import NO_LAYOUT, Candidate, JobLength, Plan
 from llmlaunch.recipe.types import Budget, Recipe
-from llmlaunch.report.choices_text import front_text, neighbours_text, refused_text
 from llmlaunch.report.text import gib, table
 from llmlaunch.timing.flops import model_flops_per_token
+
+if TYPE_CHECKING:
+    from llmlaunch.planner.neighbour import Neighbour
 
 __all__ = ["check_text", "plan_text"]
 
@@ -29,6 +30,8 @@ def plan_text(
 ) -> str:
     """What `llmlaunch plan` prints: the same, with the runners-up, the neighbours, the Pareto front where it is asked
     for, and every reason for refusal."""
+    from llmlaunch.report.choices_text import front_text, neighbours_text, refused_text
+
     parts = [
         _figures(recipe, plan),
         _alternatives(plan),
