@@ -18,7 +18,7 @@ from llmlaunch.backends.base import RunningWords
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.halves import distinct_held
 from llmlaunch.planner.points import Rows
-from llmlaunch.planner.pricing import Way, alike, first_failed, held_at, situation
+from llmlaunch.planner.pricing import Way, alike, first_failed, held_at, is_safe, situation, update_at
 from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
 from llmlaunch.planner.variants import Words, recipe_with, spoken
 from llmlaunch.timing.running import running
@@ -67,14 +67,29 @@ def open_uneven(
     splits = splits.take(np.flatnonzero(worth))
     for places in alike(setting, words):
         for i in words.without_amounts:
-            failed = [first_failed(rules, situation(*spoken(setting.recipe, words, (i, j), splits))) for j in places]
-            for found in failed:
-                opened.refused.update(refusal_counts(rules, found))
-            rows = np.flatnonzero(np.all([found < 0 for found in failed], axis=0))
+            allowed = np.array([_allowed(setting, words, (i, j), splits, rules, opened) for j in places])
+            rows = np.flatnonzero(allowed.any(axis=0))
             batches = _batches(setting, words, (i, places[0]), splits.take(rows), opened)
-            priced = sum(_open(setting, words, (i, places), batch, opened) for batch in batches)
-            opened.outpaced += len(places) * len(rows) - priced
+            priced = sum(
+                _open(setting, words, (i, places), batch, allowed[:, rows[which]], opened) for batch, which in batches
+            )
+            opened.outpaced += int(np.count_nonzero(allowed)) - priced
     return opened
+
+
+def _allowed(
+    setting: Setting,
+    words: Words,
+    places: tuple[int, int],
+    splits: LayoutColumns,
+    rules: Sequence[Rule],
+    opened: Opened,
+) -> NDArray[np.bool_]:
+    """What the rules that look at words let pass; the others are counted."""
+    failed = first_failed(rules, situation(*spoken(setting.recipe, words, places, splits)))
+    opened.refused.update(refusal_counts(rules, failed))
+    passed: NDArray[np.bool_] = failed < 0
+    return passed
 
 
 def _least(setting: Setting, way: RunningWords, words: Words, splits: LayoutColumns) -> FloatColumn:
@@ -87,8 +102,9 @@ def _least(setting: Setting, way: RunningWords, words: Words, splits: LayoutColu
 
 def _batches(
     setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, opened: Opened
-) -> Iterator[LayoutColumns]:
-    """The splits that are not outpaced, those with the shortest steps first, as the best balance cuts their layers."""
+) -> Iterator[tuple[LayoutColumns, IntColumn]]:
+    """The splits that are not outpaced, those with the shortest steps first, as the best balance cuts their layers, and
+    which of the splits they are."""
     said, layouts = spoken(setting.recipe, words, places, splits)
     job = setting.job_of(said)
     cluster = setting.recipe.cluster
@@ -97,26 +113,45 @@ def _batches(
     while len(waiting := waiting[least[waiting] < opened.to_beat]):
         now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
         cut = balanced(job, layouts.take(now), costs.take(now))
-        cut = cut.take(cut.uneven)  # those even after all are searched as such
-        yield cut.take(running(job, cluster, cut).total < opened.to_beat)
+        worth = cut.uneven & (running(job, cluster, cut).total < opened.to_beat)  # even ones are searched as such
+        yield cut.take(worth), now[worth]
 
 
 def _open(
-    setting: Setting, words: Words, places: tuple[int, Sequence[int]], layouts: LayoutColumns, opened: Opened
+    setting: Setting,
+    words: Words,
+    places: tuple[int, Sequence[int]],
+    splits: LayoutColumns,
+    allowed: NDArray[np.bool_],
+    opened: Opened,
 ) -> int:
-    """Prices one batch with all held words of `places`; how many points that are."""
-    if not len(layouts):
+    """Prices those that are fast enough with their update, with each of the held words that are `allowed` (held words x
+    splits); how many points that are. The time comes first: it is had for less than the memory of all ranks."""
+    if not len(splits):
         return 0
     i, held_places = places
-    way, few = _way(setting, words, (i, held_places[0]), layouts)
-    for place in held_places:
-        held = held_at(setting, words, place, few)
-        rows, safe = way.priced_with(held), way.safe_with(held)
-        again = np.flatnonzero(~safe & (rows.step_seconds < opened.to_beat))
-        kept = np.ones(len(rows), dtype=np.bool_)
-        kept[again[_fit(setting, words, (i, place), layouts.take(again), opened)]] = False
-        opened.add(layouts.take(kept), replace(rows.take(kept), split=np.arange(np.count_nonzero(kept))), safe[kept])
-    return len(held_places) * len(layouts)
+    way, few = _way(setting, words, (i, held_places[0]), splits)
+    priced = 0
+    for place, mine in zip(held_places, allowed, strict=True):
+        seconds = way.seconds_with(update_at(setting, words, place, few))
+        near = np.flatnonzero(mine & (seconds < opened.to_beat))
+        priced += len(near)
+        if len(near):
+            rows = way.take(near).priced_at(held_at(setting, words, place, few), seconds[near])
+            _add(setting, words, (i, place), splits.take(near), rows, opened)
+    return priced
+
+
+def _add(
+    setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, rows: Rows, opened: Opened
+) -> None:
+    """The rows, in the place of those that are not safe the best that memory allows."""
+    safe = is_safe(setting, rows.device_bytes, rows.host_bytes)
+    again = np.flatnonzero(~safe)
+    kept = np.ones(len(rows), dtype=np.bool_)
+    if len(again):
+        kept[again[_fit(setting, words, places, splits.take(again), opened)]] = False
+    opened.add(splits.take(kept), replace(rows.take(kept), split=np.arange(np.count_nonzero(kept))), safe[kept])
 
 
 def _fit(setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, opened: Opened) -> IntColumn:
@@ -124,12 +159,12 @@ def _fit(setting: Setting, words: Words, places: tuple[int, int], splits: Layout
     said, layouts = spoken(setting.recipe, words, places, splits)
     job = setting.job_of(said)
     costs = costs_of(job, setting.recipe.cluster, layouts)
-    rows, cut = balanced_within(job, layouts, costs, setting.limit.limit_bytes)
-    if len(rows):
+    fitting, cut = balanced_within(job, layouts, costs, setting.limit.limit_bytes)
+    if len(fitting):
         way, few = _way(setting, words, places, cut)
-        held = held_at(setting, words, places[1], few)
-        opened.add(cut, way.priced_with(held), way.safe_with(held))
-    return rows
+        rows = way.priced_with(held_at(setting, words, places[1], few))
+        opened.add(cut, rows, is_safe(setting, rows.device_bytes, rows.host_bytes))
+    return fitting
 
 
 def _way(setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns) -> tuple[Way, LayoutColumns]:

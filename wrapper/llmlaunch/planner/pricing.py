@@ -38,9 +38,10 @@ from llmlaunch.timing.update import Update, update
 if TYPE_CHECKING:
     from llmlaunch.planner.setting import Setting
 
-__all__ = ["Held", "Way", "alike", "first_failed", "held_at", "price", "situation"]
+__all__ = ["Held", "Way", "alike", "first_failed", "held_at", "is_safe", "price", "situation", "update_at"]
 
 IntColumn = NDArray[np.int64]
+FloatColumn = NDArray[np.float64]
 BoolColumn = NDArray[np.bool_]
 
 
@@ -98,11 +99,18 @@ class Way:
 
     def safe_with(self, held: Held) -> BoolColumn:
         """Fits devices and nodes."""
-        worst, setting = self.bytes_with(held), self.setting
-        fits: BoolColumn = worst.device_bytes <= setting.limit.limit_bytes
-        return fits & (worst.host_bytes <= setting.host_limit.limit_bytes)
+        worst = self.bytes_with(held)
+        return is_safe(self.setting, worst.device_bytes, worst.host_bytes)
+
+    def seconds_with(self, update: Update) -> FloatColumn:
+        """Of a step; `update` is of the held splits."""
+        return step_seconds(self.passes, update.take(self.held_of))
 
     def priced_with(self, held: Held) -> Rows:
+        return self.priced_at(held, self.seconds_with(held.update))
+
+    def priced_at(self, held: Held, seconds: FloatColumn) -> Rows:
+        """Where the seconds of a step are known already."""
         worst, count = self.bytes_with(held), len(self.rows)
         return Rows(
             split=self.rows,
@@ -113,7 +121,7 @@ class Way:
             device_bytes=worst.device_bytes,
             worst_pipeline_rank=worst.pipeline_rank,
             host_bytes=worst.host_bytes,
-            step_seconds=step_seconds(self.passes, held.update.take(self.held_of)),
+            step_seconds=seconds,
         )
 
 
@@ -147,8 +155,19 @@ def alike(setting: Setting, words: Words) -> list[list[int]]:
 def held_at(setting: Setting, words: Words, place: int, few: LayoutColumns) -> Held:
     job = setting.job_of(recipe_with(setting.recipe, words.running[0], words.held[place]))
     layouts = few.with_words(words.held[place].zero_stage, 0, 0, 0)
-    cluster = setting.recipe.cluster
-    return Held(place, held_half(job, layouts, node_of(setting.recipe)), update(job, cluster, layouts))
+    return Held(place, held_half(job, layouts, node_of(setting.recipe)), update_at(setting, words, place, few))
+
+
+def update_at(setting: Setting, words: Words, place: int, few: LayoutColumns) -> Update:
+    """The held words' seconds alone."""
+    job = setting.job_of(recipe_with(setting.recipe, words.running[0], words.held[place]))
+    return update(job, setting.recipe.cluster, few.with_words(words.held[place].zero_stage, 0, 0, 0))
+
+
+def is_safe(setting: Setting, device_bytes: FloatColumn, host_bytes: FloatColumn) -> BoolColumn:
+    """Fits devices and nodes."""
+    fits: BoolColumn = device_bytes <= setting.limit.limit_bytes
+    return fits & (host_bytes <= setting.host_limit.limit_bytes)
 
 
 def _failed(

@@ -16,7 +16,7 @@ from llmlaunch.planner.enumerate import enumerate_splits, enumerate_uneven
 from llmlaunch.planner.opening import open_uneven
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.points import Points
-from llmlaunch.planner.pricing import first_failed, price, situation
+from llmlaunch.planner.pricing import first_failed, is_safe, price, situation
 from llmlaunch.planner.variants import recipe_with, words_of
 from llmlaunch.recipe.types import Recipe
 
@@ -103,9 +103,10 @@ def search(setting: Setting) -> Found:
     points, by_words = price(setting, even, words, of_words)
     fixed = words.without_amounts
     uneven = _legal(recipe, rules, enumerate_uneven(recipe, space), len(fixed) * len(words.held), refused)
-    opened = open_uneven(setting, uneven, words, of_words, _fastest(points, _safe(setting, points)))
+    opened = open_uneven(setting, uneven, words, of_words, _fastest(setting, points))
     points = points.beside(opened.splits, opened.blocks)
-    fits, safe = _fits(setting, points), _safe(setting, points)
+    fits = points.rows.device_bytes <= setting.limit.limit_bytes
+    safe = is_safe(setting, points.rows.device_bytes, points.rows.host_bytes)
     over, over_host = int(np.count_nonzero(~fits)), int(np.count_nonzero(fits & ~safe))
     refused = refused + by_words + opened.refused
     refused += Counter({MEMORY: over, HOST_MEMORY: over_host, OUTPACED: opened.outpaced})
@@ -136,18 +137,9 @@ def _legal(
     return splits.take(np.flatnonzero(failed < 0))
 
 
-def _fits(setting: Setting, points: Points) -> NDArray[np.bool_]:
-    fits: NDArray[np.bool_] = points.rows.device_bytes <= setting.limit.limit_bytes
-    return fits
-
-
-def _safe(setting: Setting, points: Points) -> NDArray[np.bool_]:
-    """Fits devices and nodes."""
-    return _fits(setting, points) & (points.rows.host_bytes <= setting.host_limit.limit_bytes)
-
-
-def _fastest(points: Points, safe: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _fastest(setting: Setting, points: Points) -> NDArray[np.float64]:
     """Step times of the EXACT fastest safe points, infinite where there are fewer."""
+    safe = is_safe(setting, points.rows.device_bytes, points.rows.host_bytes)
     seconds = np.concatenate([points.rows.step_seconds[safe], np.full(EXACT, np.inf)])
     return np.sort(np.partition(seconds, EXACT)[:EXACT] if len(seconds) > EXACT else seconds)
 

@@ -93,9 +93,7 @@ def _of_ranks(job: Job, layouts: LayoutColumns, costs: Costs, most: IntColumn) -
     """Alike layers, one chunk to a rank, no more than `most` layers each; empty where there is no such split."""
     layer = costs.mixture if job.shape.moe is not None else costs.dense
     table, _ = uneven(layer, costs.first, costs.last, layouts.pipeline, job.shape.num_layers, most)
-    distinct, place = np.unique(table, axis=0, return_inverse=True)
-    splits = [tuple(count for count in row if count) for row in distinct.tolist()]
-    return [splits[i] for i in place.reshape(-1)]
+    return [tuple(count for count in row if count) for row in table.tolist()]
 
 
 def _of_kinds(job: Job, layout: LayoutColumns, costs: Costs, row: int, fits: NDArray[np.bool_] | None = None) -> Split:

@@ -1,0 +1,130 @@
+"""The whole search: points a second on one core, the whole command's time and memory, growth with the cluster.
+
+    python benchmarks/search_space.py [ROUNDS]
+
+A point is one legal layout with one set of words (recompute, offload, gradients), priced exactly: the worst pipeline
+rank's device bytes, a node's host bytes and the step time. "The grid" is the part of the search that prices every point
+of even stages; the rest solves uneven stages for the few that can still be among the first. Beside them stands
+Megatron's own report formula, re-stated in plain Python as Megatron has it (megatron/training/
+theoretical_memory_usage.py), which knows the first stage's weights, optimizer and activations and no time. Bars:
+1,000,000 points a second; the whole space of recipes/llama3-70b.yaml in one second and 1 GB; less than linear growth.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.calibration.references import Setting as Theory
+from llmlaunch.calibration.references import megatron_theory
+from llmlaunch.planner.search import Found
+from llmlaunch.planner.setting import Setting, setting_of
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = ("llama3-70b", "llama3-8b", "mixtral-8x7b")
+NODES = (1, 4, 16, 64, 256, 1024, 2048)  # of eight devices
+SCALAR_LAYOUTS = 20_000
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    for name in RECIPES:
+        points_per_second(name, rounds)
+    beside_the_scalar_formula(rounds)
+    whole_command()
+    growth(rounds)
+
+
+def prepared(recipe: Recipe) -> Setting:
+    return setting_of(recipe, backend_for(recipe))
+
+
+def searched(setting: Setting, rounds: int) -> tuple[Found, float]:
+    """The result and the median of process seconds, the first search left out."""
+    found = setting.search()
+    seconds = []
+    for _ in range(rounds):
+        start = time.process_time()
+        found = setting.search()
+        seconds.append(time.process_time() - start)
+    return found, statistics.median(seconds)
+
+
+def points_per_second(name: str, rounds: int) -> None:
+    recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml")
+    even = searched(prepared(replace(recipe, layers_by_stage=())), rounds)
+    whole = searched(prepared(recipe), rounds)
+    for part, (found, seconds) in (("the grid", even), ("all", whole)):
+        print(
+            f"{name}, {part}: {found.searched:,} layouts searched, {len(found.points):,} of them priced, in {seconds:.3f} "
+            f"s: {len(found.points) / seconds:,.0f} priced and {found.searched / seconds:,.0f} searched a second"
+        )
+
+
+def beside_the_scalar_formula(rounds: int) -> None:
+    """The same layouts, in turn with the search, so that both meet the same machine."""
+    recipe = load_recipe(ROOT / "recipes" / "llama3-70b.yaml")
+    setting = prepared(recipe)
+    found = setting.search()
+    length = recipe.workload.sequence_length
+    layouts = [found.points.layout(i) for i in range(0, len(found.points), max(len(found.points) // SCALAR_LAYOUTS, 1))]
+    theories = [
+        Theory(recipe.model, layout, length, layout.num_microbatches(recipe.workload.global_batch_size))
+        for layout in layouts
+    ]
+    ratios = []
+    for _ in range(rounds):
+        start = time.process_time()
+        for theory in theories:
+            megatron_theory(theory)
+        scalar = (time.process_time() - start) / len(theories)
+        _, seconds = searched(setting, 1)
+        ratios.append(scalar / (seconds / len(found.points)))
+    print(
+        f"Megatron's report formula, plain Python: {statistics.median(ratios):.1f} times the seconds of a priced point"
+    )
+
+
+def whole_command() -> None:
+    """A process of its own, imports and all."""
+    with tempfile.TemporaryDirectory() as empty:
+        command = [sys.executable, "-m", "llmlaunch", "check", "recipes/llama3-70b.yaml"]
+        start = time.perf_counter()
+        subprocess.run(
+            command,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=ROOT,
+            env={"XDG_DATA_HOME": empty, "PATH": "/usr/bin:/bin"},
+        )
+        seconds = time.perf_counter() - start
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    print(f"check recipes/llama3-70b.yaml: {seconds:.2f} s and {most / 1e6:.0f} MB, imports included; bar: 1 s, 1 GB")
+
+
+def growth(rounds: int) -> None:
+    """Llama 3 70B with 16 sequences a step for every device, from one node to 2048."""
+    recipe = load_recipe(ROOT / "recipes" / "llama3-70b.yaml")
+    first = None
+    for nodes in NODES:
+        workload = replace(recipe.workload, global_batch_size=max(16 * nodes, 1024))
+        sized = replace(recipe, nodes=nodes, training=replace(recipe.training, workload=workload))
+        found, seconds = searched(prepared(sized), max(rounds // 2, 1))
+        first = first or (nodes, seconds)
+        print(
+            f"  {8 * nodes:>6,} devices: {found.searched:>9,} searched, {len(found.points):>8,} priced, "
+            f"{seconds:.3f} s, {seconds / first[1]:.1f} x the first for {nodes / first[0]:.0f} x the devices"
+        )
+
+
+if __name__ == "__main__":
+    main()
