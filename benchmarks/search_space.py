@@ -65,7 +65,7 @@ def points_per_second(name: str, rounds: int) -> None:
     whole = searched(prepared(recipe), rounds)
     for part, (found, seconds) in (("the grid", even), ("all", whole)):
         print(
-            f"{name}, {part}: {found.searched:,} layouts searched, {len(found.points):,} of them priced, in {seconds:.3f} "
+            f"{name}, {part}: {found.searched:,} layouts searched, {len(found.points):,} priced, in {seconds:.3f} "
             f"s: {len(found.points) / seconds:,.0f} priced and {found.searched / seconds:,.0f} searched a second"
         )
 

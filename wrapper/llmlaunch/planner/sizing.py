@@ -93,7 +93,7 @@ def splittable(setting: Setting, counts: NDArray[np.int64]) -> NDArray[np.bool_]
     largest = setting.of(replace(recipe, nodes=math.lcm(*range(1, MOST_CONTEXT + 1))))
     tensor = _sharing(recipe.model.num_attention_heads, _values(largest, "tensor"))
     context = _sharing(recipe.workload.sequence_length, _values(largest, "context"))
-    splits = np.unique(np.multiply.outer(np.multiply.outer(tensor, context), _values(largest, "pipeline")))
+    splits = np.unique(np.multiply.outer(np.multiply.outer(tensor, context), _pipelines(largest)))
     worlds = counts * recipe.cluster.devices_per_node
     data = np.where(worlds[:, None] % splits == 0, worlds[:, None] // splits, 0)
     pinned = pinned_numbers(recipe, "data")
@@ -104,6 +104,15 @@ def splittable(setting: Setting, counts: NDArray[np.int64]) -> NDArray[np.bool_]
         shared = recipe.workload.global_batch_size % np.maximum(data * size, 1) == 0
         whole |= np.any((data > 0) & shared, axis=1)
     return whole
+
+
+def _pipelines(setting: Setting) -> NDArray[np.int64]:
+    """Uneven stages need not divide the layers."""
+    recipe = setting.recipe
+    free = recipe.layers_by_stage is None and not pinned_numbers(recipe, "pipeline")
+    if free and setting.backend.space(recipe).uneven:
+        return np.arange(1, recipe.model.num_layers + 1)
+    return _values(setting, "pipeline")
 
 
 def _values(setting: Setting, name: str) -> NDArray[np.int64]:
