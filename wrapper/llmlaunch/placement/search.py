@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EXPONENTS = (8.0, 32.0, 128.0)  # of one climb after the other; the last is all but the maximum
 VAIN_EXCHANGES = 20  # for each node, after which a climb ends
 VAIN_KICKS = 12  # for each node, after which a search ends
+PROOFLESS = 0.3  # of the budget, for the search that comes before a proof
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,12 @@ def place(
     before = order_seconds(terms, unchanged, seconds_per_byte)
     if before == 0.0:
         return Placement(tuple(unchanged), before, before, True)
-    begin = clock()
-    search = _Search(terms, seconds_per_byte, clock, begin, begin + budget_seconds)
+    begin, few = clock(), len(unchanged) <= EXACT_NODES
+    search = _Search(terms, seconds_per_byte, clock, begin, begin + budget_seconds * (PROOFLESS if few else 1.0))
     search.run()
     found, proved = search.best, False
-    if len(unchanged) <= EXACT_NODES:
-        found, proved = proved_best(terms, seconds_per_byte, found, lambda: clock() >= search.end)
+    if few:
+        found, proved = proved_best(terms, seconds_per_byte, found, lambda: clock() >= begin + budget_seconds)
     return Placement(tuple(found), before, order_seconds(terms, found, seconds_per_byte), proved)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.backends.base import RunningWords
 from llmlaunch.layout import LayoutColumns, Rule, Situation, refusal_counts
 from llmlaunch.memory.halves import (
     HeldHalf,
@@ -57,7 +58,7 @@ class Held:
 @dataclass(frozen=True)
 class Way:
     """One set of running words, at `place`, over `rows` of the splits. `held_of` says which of the held splits each is;
-    `solved` names the amount to be solved."""
+    `solved` names the amount to be solved, and `none_searched` whether none of it is among the words too."""
 
     setting: Setting
     job: Job
@@ -66,6 +67,7 @@ class Way:
     layouts: LayoutColumns
     held_of: IntColumn
     solved: str | None = None
+    none_searched: bool = True
 
     @cached_property
     def half(self) -> RunningHalf:
@@ -181,7 +183,8 @@ def _way(
     setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, rows: IntColumn, held_of: IntColumn
 ) -> Way:
     said, layouts = spoken(setting.recipe, words, places, splits)
-    return Way(setting, setting.job_of(said), places[0], rows, layouts, held_of, words.running[places[0]].solved)
+    solved, none = words.running[places[0]].solved, RunningWords() in words.running
+    return Way(setting, setting.job_of(said), places[0], rows, layouts, held_of, solved, none)
 
 
 def _block(way: Way, held: Held, allowed: BoolColumn) -> Rows:
@@ -194,8 +197,8 @@ def _block(way: Way, held: Held, allowed: BoolColumn) -> Rows:
 
 def _fewest_safe(way: Way, held: Held, allowed: BoolColumn) -> Way:
     """The rows that need some of the amount, with the least that is safe, or all of it where nothing is. Rows that are
-    safe without are left out: they are the same layouts without these words."""
-    needed = np.flatnonzero(allowed & ~way.with_none.safe_with(held))
+    safe without are left out where those are searched too: they are the same layouts without these words."""
+    needed = np.flatnonzero(allowed & ~way.with_none.safe_with(held) if way.none_searched else allowed)
     enough, chosen = way.with_all.safe_with(held)[needed], way.take(needed)
     most = most_of(way.job.shape, chosen.layouts, str(way.solved))
 

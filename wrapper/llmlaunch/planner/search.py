@@ -29,6 +29,7 @@ MEMORY = "memory"
 HOST_MEMORY = "host_memory"  # fits the devices, not the node
 OUTPACED = "outpaced"
 EXACT = 6  # the chosen layout and the runners-up a plan shows
+EQUAL = 1e-3  # shares of a step that no model of time can tell apart
 RANKED = 64  # sorting a million layouts takes longer than pricing them, and few look past the first
 
 
@@ -146,8 +147,8 @@ def _fastest(setting: Setting, points: Points) -> NDArray[np.float64]:
 
 def _ranking(points: Points, safe: NDArray[np.bool_], filled: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """The first `count` safe points by step time; where none is safe, of all by how full the fullest memory is. Equals
-    by the smaller split, then the fewer words (those offered first), then the other figure, so that ties never wobble
-    and the simpler of two equal layouts wins."""
+    by plainness: even stages, fewer words (those offered first), the smaller split, then the other figure, so that ties
+    never wobble. The plainest of those within EQUAL of the first is put before them."""
     rows, splits = points.rows, points.splits
     index = np.flatnonzero(safe)
     by, then = (rows.step_seconds, filled) if len(index) else (filled, rows.step_seconds)
@@ -156,7 +157,13 @@ def _ranking(points: Points, safe: NDArray[np.bool_], filled: NDArray[np.float64
     if len(index) > count:
         near = by[index]
         index = index[near <= np.partition(near, count)[count] + 1e-9]
-    size = splits.tensor * splits.pipeline * splits.context * splits.virtual_pipeline
-    first = np.round(by[index], 12)
-    keys = (index, then[index], rows.held[index], rows.running[index], size[rows.split[index]], first)
-    return index[np.lexsort(keys)][:count]
+    split = rows.split[index]
+    size = (splits.tensor * splits.pipeline * splits.context * splits.virtual_pipeline)[split]
+    plain = (index, then[index], size, rows.held[index], rows.running[index], splits.partition[split] != 0)
+    order = np.lexsort((*plain, np.round(by[index], 12)))
+    if not len(order):
+        return index
+    equal = order[by[index[order]] <= by[index[order[0]]] * (1.0 + EQUAL)]
+    plainest = equal[np.lexsort([key[equal] for key in plain])[0]]
+    first: NDArray[np.int64] = index[np.concatenate([[plainest], order[order != plainest]])][:count]
+    return first

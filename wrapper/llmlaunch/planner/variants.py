@@ -70,6 +70,8 @@ def running_variants(recipe: Recipe, space: Space) -> tuple[RunningWords, ...]:
     # a granularity nobody offers is taken as it is: a script of one's own recomputes what it likes
     unheard = [RunningWords(code) for code in codes if all(way.recompute != code for way in space.running)]
     offered = [way for way in space.running if not codes or way.recompute in codes]
+    if set(codes) == {RECOMPUTE_FULL} and "recompute_method" not in recipe.fixed:
+        offered = [way for way in offered if way.solved != "recompute_layers"]  # full is said, not some layers
     ways = (way for offer in (*offered, *unheard) for way in _with_amounts(recipe, replace(offer, **said)))
     return tuple(dict.fromkeys(ways))
 

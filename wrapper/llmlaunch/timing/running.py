@@ -133,8 +133,8 @@ def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
 
 def _transfer(job: Job, cluster: Cluster, at: Split, m: FloatColumn, found: Stages) -> FloatColumn:
     """The hidden critical path of 1F1B: a micro-batch's round trip through all stages is waited for once for every p
-    micro-batches (Pipette, Yim et al. 2024, section 4). Interleaved chunks send while the next one runs: only what a
-    chunk does not hide is waited for, and the first round trip."""
+    micro-batches (Pipette, Yim et al. 2024, section 4). Interleaved chunks send while the next one runs: what a chunk
+    does not hide is waited for, what it hides takes its share of the device, and the first round trip is waited for."""
     p, v = at.pipeline, at.chunks
     if not np.any(at.layouts.pipeline > 1):
         return np.zeros(len(at))
@@ -144,7 +144,7 @@ def _transfer(job: Job, cluster: Cluster, at: Split, m: FloatColumn, found: Stag
     plain: FloatColumn = np.ceil(m / p) * trips
     if not np.any(at.layouts.virtual_pipeline > 1):
         return plain
-    hidden = trips + 2.0 * m * np.maximum(v * hop - found.slowest_seconds / 3.0, 0.0)
+    hidden = trips + 2.0 * m * exposed(v * hop, found.slowest_seconds / 3.0)
     return np.where(v > 1.0, hidden, plain)
 
 
