@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from llmlaunch.backends.base import RunningWords
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
+from llmlaunch.memory.floor import least_bytes
 from llmlaunch.memory.halves import distinct_held
 from llmlaunch.planner.points import Rows
-from llmlaunch.planner.pricing import Way, alike, first_failed, held_at, is_safe, situation, update_at
+from llmlaunch.planner.pricing import Way, alike, first_failed, held_at, held_job, is_safe, situation, update_at
 from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
 from llmlaunch.planner.variants import Words, recipe_with, spoken
 from llmlaunch.timing.running import running
@@ -36,12 +37,14 @@ AT_ONCE = 2048  # splits opened together, those with the shortest steps first; t
 @dataclass
 class Opened:
     """Points of uneven splits, each block over splits of its own, and what became of the others: how many each rule
-    refuses, how many were outpaced. `fast` are the step times of the fastest safe layouts, as many as are exact."""
+    refuses, how many fit in no way, how many were outpaced. `fast` are the step times of the fastest safe layouts, as
+    many as are exact."""
 
     fast: FloatColumn
     splits: list[LayoutColumns] = field(default_factory=list)
     blocks: list[Rows] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
+    overfull: int = 0
     outpaced: int = 0
 
     @property
@@ -65,9 +68,12 @@ def open_uneven(
     worth = _least(setting, RunningWords(), words, splits) < opened.to_beat  # nothing takes time away
     opened.outpaced += ways * int(np.count_nonzero(~worth))
     splits = splits.take(np.flatnonzero(worth))
+    room = _with_room(setting, words, splits)
     for places in alike(setting, words):
         for i in words.without_amounts:
-            allowed = np.array([_allowed(setting, words, (i, j), splits, rules, opened) for j in places])
+            passed = np.array([_allowed(setting, words, (i, j), splits, rules, opened) for j in places])
+            allowed = passed & room[places]
+            opened.overfull += int(np.count_nonzero(passed & ~allowed))
             rows = np.flatnonzero(allowed.any(axis=0))
             batches = _batches(setting, words, (i, places[0]), splits.take(rows), opened)
             priced = sum(
@@ -75,6 +81,17 @@ def open_uneven(
             )
             opened.outpaced += int(np.count_nonzero(allowed)) - priced
     return opened
+
+
+def _with_room(setting: Setting, words: Words, splits: LayoutColumns) -> NDArray[np.bool_]:
+    """Which splits (column) could fit with which held words (row), before their layers are cut."""
+    few, held_of = distinct_held(setting.job, splits)
+    least = [
+        least_bytes(held_job(setting, words, place), few.with_words(held.zero_stage, 0, 0, 0))[held_of]
+        for place, held in enumerate(words.held)
+    ]
+    room: NDArray[np.bool_] = np.array(least) <= setting.limit.limit_bytes
+    return room
 
 
 def _allowed(

@@ -39,7 +39,7 @@ from llmlaunch.timing.update import Update, update
 if TYPE_CHECKING:
     from llmlaunch.planner.setting import Setting
 
-__all__ = ["Held", "Way", "alike", "first_failed", "held_at", "is_safe", "price", "situation", "update_at"]
+__all__ = ["Held", "Way", "alike", "first_failed", "held_at", "held_job", "is_safe", "price", "situation", "update_at"]
 
 IntColumn = NDArray[np.int64]
 FloatColumn = NDArray[np.float64]
@@ -148,22 +148,27 @@ def price(setting: Setting, splits: LayoutColumns, words: Words, rules: Sequence
 def alike(setting: Setting, words: Words) -> list[list[int]]:
     """Places of the held words, those together whose facts are the same: what runs is worked out once for them."""
     groups: dict[object, list[int]] = {}
-    for place, holding in enumerate(words.held):
-        facts = setting.job_of(recipe_with(setting.recipe, words.running[0], holding)).facts
-        groups.setdefault(facts, []).append(place)
+    for place in range(len(words.held)):
+        groups.setdefault(held_job(setting, words, place).facts, []).append(place)
     return list(groups.values())
 
 
+def held_job(setting: Setting, words: Words, place: int) -> Job:
+    """The job of the held words at `place`."""
+    return setting.job_of(recipe_with(setting.recipe, words.running[0], words.held[place]))
+
+
 def held_at(setting: Setting, words: Words, place: int, few: LayoutColumns) -> Held:
-    job = setting.job_of(recipe_with(setting.recipe, words.running[0], words.held[place]))
+    job = held_job(setting, words, place)
     layouts = few.with_words(words.held[place].zero_stage, 0, 0, 0)
     return Held(place, held_half(job, layouts, node_of(setting.recipe)), update_at(setting, words, place, few))
 
 
 def update_at(setting: Setting, words: Words, place: int, few: LayoutColumns) -> Update:
     """The held words' seconds alone."""
-    job = setting.job_of(recipe_with(setting.recipe, words.running[0], words.held[place]))
-    return update(job, setting.recipe.cluster, few.with_words(words.held[place].zero_stage, 0, 0, 0))
+    return update(
+        held_job(setting, words, place), setting.recipe.cluster, few.with_words(words.held[place].zero_stage, 0, 0, 0)
+    )
 
 
 def is_safe(setting: Setting, device_bytes: FloatColumn, host_bytes: FloatColumn) -> BoolColumn:

@@ -110,7 +110,7 @@ def search(setting: Setting) -> Found:
     safe = is_safe(setting, points.rows.device_bytes, points.rows.host_bytes)
     over, over_host = int(np.count_nonzero(~fits)), int(np.count_nonzero(fits & ~safe))
     refused = refused + by_words + opened.refused
-    refused += Counter({MEMORY: over, HOST_MEMORY: over_host, OUTPACED: opened.outpaced})
+    refused += Counter({MEMORY: over + opened.overfull, HOST_MEMORY: over_host, OUTPACED: opened.outpaced})
     filled = np.maximum(
         points.rows.device_bytes / max(setting.limit.limit_bytes, 1),
         points.rows.host_bytes / max(setting.host_limit.limit_bytes, 1),
