@@ -35,6 +35,7 @@ lint: install
 benchmark: install  ## ratios for benchmarks/RESULTS.md
 	$(RUN) benchmarks/check_startup.py
 	$(RUN) benchmarks/memory_formula.py
+	$(RUN) benchmarks/search_space.py
 	$(RUN) benchmarks/stages.py
 	$(RUN) benchmarks/regret.py
 	$(RUN) benchmarks/placement.py
