@@ -70,3 +70,9 @@ def test_memory_knows_no_backend_by_name() -> None:
         code = ast.parse(path.read_text())
         strings = {n.value for n in ast.walk(code) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
         assert not strings & {"megatron-lm", "deepspeed"}, path
+
+
+def test_every_test_module_has_a_name_of_its_own() -> None:
+    """Or pytest would refuse to collect two of them in one run, while each passes alone."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
