@@ -134,7 +134,7 @@ def test_plan_shows_neighbours_the_front_and_the_heat_map(tmp_path: Path) -> Non
     jsonschema.validate(plan, json.loads((ROOT / "docs" / "schemas" / "plan.schema.json").read_text()))
     seconds = [one["step_seconds"] for one in plan["pareto"]]
     assert seconds == sorted(seconds)
-    assert seconds[0] == plan["step_seconds"]
+    assert seconds[0] <= plan["step_seconds"] <= 1.001 * seconds[0], "the plainest of the fastest is chosen"
     assert all(one["device_bytes"] <= plan["memory"]["limit_bytes"] for one in plan["pareto"])
 
 

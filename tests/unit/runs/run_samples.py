@@ -97,6 +97,7 @@ def plan(of: Recipe, layout: Layout) -> Plan:
         chosen=Candidate(layout, memory // 2, 0, 10.0, 1000.0),
         estimate=Estimate(ranks, 2**30, kind),
         limit=Limit(memory * 8 // 10, memory, "data sheet", "80 % of device memory"),
+        mfu=None,
         step_terms={"compute": 10.0},
         length=job_length(of, 10.0),
         searched=1,

@@ -111,6 +111,7 @@ class Plan:
     estimate: Estimate
     limit: Limit
     step_terms: Mapping[str, float]  # seconds of the step by what they are spent on
+    mfu: float | None  # model FLOPs over the devices' dense peak; None: the peak of this precision is not known
     length: JobLength
     searched: int
     refused: Mapping[str, int]  # rule key, "memory" or "host_memory" -> layouts refused

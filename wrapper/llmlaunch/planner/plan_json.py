@@ -24,6 +24,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "memory": _memory(plan.estimate, plan.limit, plan.host_limit),
         "step_seconds": plan.chosen.step_seconds,
         "step_terms": dict(plan.step_terms),
+        "mfu": plan.mfu,
         "job": _length(plan.length),
         "sizing": _sizing(plan.sizing),
         "budget": _budget(plan),

@@ -18,6 +18,7 @@ from llmlaunch.planner.plan import Limit, Plan, as_planned
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY, OUTPACED, Found
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.timing.flops import model_flops_per_token
 from llmlaunch.timing.step import step_time
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def make_plan(
         limit=limit,
         host_limit=host,
         step_terms=_step_terms(recipe, job, chosen.layout),
+        mfu=_utilisation(recipe, chosen.step_seconds),
         length=length,
         searched=found.searched,
         refused=found.refused,
@@ -98,6 +100,13 @@ def _baseline_said(job: Job, peak_kind: str, baseline_bytes: int | None) -> tupl
         return ()
     where = "measured on this machine" if baseline_bytes is not None else "as on another machine; submit measures it"
     return (f"an idle trainer takes {job.facts.context_bytes / GIB:.2f} GiB, {where}",)
+
+
+def _utilisation(recipe: Recipe, step_seconds: float) -> float | None:
+    work = recipe.workload
+    peak = recipe.cluster.accelerator.flops_per_second.get(work.precision)
+    flops = model_flops_per_token(recipe.model, work.sequence_length) * work.tokens_per_step
+    return None if peak is None else flops / step_seconds / recipe.world_size / peak
 
 
 def _step_terms(recipe: Recipe, job: Job, layout: Layout) -> dict[str, float]:

@@ -10,7 +10,6 @@ from llmlaunch.planner.length import duration
 from llmlaunch.planner.plan import NO_LAYOUT, Candidate, JobLength, Plan
 from llmlaunch.recipe.types import Budget, Recipe
 from llmlaunch.report.text import gib, table
-from llmlaunch.timing.flops import model_flops_per_token
 
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbour import Neighbour
@@ -43,7 +42,7 @@ def plan_text(
 
 
 def _figures(recipe: Recipe, plan: Plan) -> list[str]:
-    return [*_headline(recipe, plan), "", *_memory(plan), *_host(plan), "", *_time(recipe, plan)]
+    return [*_headline(recipe, plan), "", *_memory(plan), *_host(plan), "", *_time(plan)]
 
 
 def _headline(recipe: Recipe, plan: Plan) -> list[str]:
@@ -127,12 +126,9 @@ def _shown_ranks(plan: Plan) -> list[RankEstimate]:
     return [r for r in ranks if r.pipeline_rank in keep]
 
 
-def _time(recipe: Recipe, plan: Plan) -> list[str]:
+def _time(plan: Plan) -> list[str]:
     seconds = plan.chosen.step_seconds
-    work = recipe.workload
-    flops = model_flops_per_token(recipe.model, work.sequence_length) * work.tokens_per_step
-    peak = recipe.cluster.accelerator.flops_per_second.get(work.precision)
-    mfu = f", MFU {flops / seconds / recipe.world_size / peak:.0%}" if peak else ""
+    mfu = "" if plan.mfu is None else f", MFU {plan.mfu:.0%}"
     shares = sorted(plan.step_terms.items(), key=lambda item: -item[1])
     parts = ", ".join(
         f"{name.replace('_', ' ')} {value / seconds:.0%}" for name, value in shares if value > 0.005 * seconds
