@@ -17,8 +17,8 @@ __all__ = ["timed"]
 
 Record = Mapping[str, Any]
 
-# Bytes a second that each device has of its node's adapters, by family. ABCI's A nodes have four HDR adapters of
-# 200 Gb/s for eight A100s (docs.abci.ai, system overview).
+# Bytes a second that each device has of its node's adapters, by family. Said of ABCI's A nodes: four HDR adapters of
+# 200 Gb/s for eight A100s. Not confirmed by a page of the site or a measurement; the profile's figure is for one each.
 FABRICS = {"fujii-grid-A100-40GB": 12.5e9}
 # Cards without a profile: the one they resemble, and dense peaks that differ. NVIDIA GB300 NVL72 data sheet, divided by
 # 72: as GB200 but for 15 PFLOP/s in four bits.
