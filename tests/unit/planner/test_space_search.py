@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from llmlaunch.assets import asset
 from llmlaunch.backends.base import RunningWords
 from llmlaunch.backends.registry import backend_for
+from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.host import worst_hosts
@@ -210,6 +211,12 @@ def test_pinned_amounts_are_not_solved_and_others_are() -> None:
     free = ways_of("cluster=a100-40gb-x8", "layout={recompute: full, recompute_method: block}")
     assert all(way.solved == "recompute_layers" for way in free.points.running)
     assert free.points.rows.recompute_layers.min() == 1, "where nothing needs to be recomputed, one layer is the least"
+
+
+def test_a_zero_stage_the_backend_has_not_is_refused_in_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"layout\.zero_stage: 3 is none of what megatron-lm has \(0, 1\)"):
+        ways_of("layout.zero_stage=3")
+    assert {held.zero_stage for held in ways_of("layout.zero_stage=[1, 2]").points.held} == {1}
 
 
 def test_full_recompute_that_is_pinned_is_of_every_layer() -> None:

@@ -30,10 +30,17 @@ class Words:
 
 
 def words_of(recipe: Recipe, backend: Backend) -> Words:
-    """Raises UserError where the recipe asks for what the backend cannot do whatever the layout."""
+    """Raises UserError where the recipe asks for what the backend cannot do whatever the layout, or for a ZeRO stage it
+    has not."""
     backend.rules(recipe)
     space = backend.space(recipe)
     held = held_variants(recipe, space)
+    if not held:
+        stages = ", ".join(str(stage) for stage in dict.fromkeys(offer.zero_stage for offer in space.held))
+        raise UserError(
+            f"{recipe.path}: layout.zero_stage: {recipe.pins['zero_stage']} is none of what {recipe.backend.name} has "
+            f"({stages}); use one of those"
+        )
     return Words(tuple(way for way in running_variants(recipe, space) if _accepted(recipe, backend, way, held)), held)
 
 
