@@ -290,7 +290,8 @@ class PinsFile(StrictModel):
         description="recompute: full; uniform: layers in a group, block: layers of a model chunk that are recomputed",
     )
     offload_layers: AmountPin = Field(
-        None, description="First layers of each stage whose activations wait in host memory, whole"
+        None,
+        description="First layers of each stage whose activations wait in host memory, whole; absent = searched",
     )
     layers_by_stage: StagesPin = Field(
         None,
@@ -313,21 +314,28 @@ class PinsFile(StrictModel):
 
 
 class LayoutFile(PinsFile):
-    """Pins, and the techniques that trade time for memory. A technique holds for every layout searched."""
+    """Pins, and the techniques that trade time for memory. What is named holds for every layout searched."""
 
     recompute_modules: Annotated[list[RecomputeModule], Field(min_length=1)] | None = Field(
-        None, description="What recompute: selective recomputes; absent = core_attn"
+        None, description="What recompute: selective recomputes; absent = searched"
     )
     recompute_method: Literal["uniform", "block"] | None = Field(
         None,
-        description="recompute: full keeps the input of groups of layers (uniform), or recomputes some layers only",
+        description="recompute: full keeps the input of groups of layers (uniform), or recomputes some layers only; "
+        "absent = uniform where full is pinned, else searched",
     )
     offload_modules: list[OffloadModule] | None = Field(
-        None, description="Modules whose saved inputs wait in host memory"
+        None, description="Modules whose saved inputs wait in host memory; [] = none, absent = searched"
     )
-    offload_checkpoints: bool = Field(False, description="The layer inputs recompute: full keeps wait in host memory")
-    offload_optimizer: Share = Field(0.0, description="Share of the optimizer states held and updated on the host")
-    offload_parameters: bool = Field(False, description="Parameters rest on the host and are streamed in (ZeRO 3)")
+    offload_checkpoints: bool = Field(
+        False, description="The layer inputs recompute: full keeps wait in host memory; absent = searched"
+    )
+    offload_optimizer: Share = Field(
+        0.0, description="Share of the optimizer states held and updated on the host; absent = searched"
+    )
+    offload_parameters: bool = Field(
+        False, description="Parameters rest on the host and are streamed in (ZeRO 3); absent = searched"
+    )
     loss: Literal["native", "te", "fused_linear", "tiled"] | None = Field(
         None,
         description="Kernel of the loss: fused, Transformer Engine's, fused with the head, in tiles; absent = unfused",
