@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.base import RunningWords
+from llmlaunch.backends.base import HeldWords, RunningWords
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_FULL, Layout, LayoutColumns
@@ -67,7 +67,7 @@ def test_every_point_is_what_the_estimator_and_the_step_time_say_of_its_layout(n
         assert candidate.step_seconds == pytest.approx(float(step_time(job, said.cluster, columns).total[0]), rel=1e-12)
 
 
-def every_layout(asked: Setting) -> Iterator[tuple[tuple[object, ...], Layout, bool, float]]:
+def every_layout(asked: Setting) -> Iterator[tuple[tuple[RunningWords, HeldWords], Layout, bool, float]]:
     """By brute force: (words, layout, safe, seconds) of every legal layout, amounts one after the other."""
     recipe, backend = asked.recipe, asked.backend
     splits, words = enumerate_splits(recipe, backend.space(recipe)), words_of(recipe, backend)
@@ -105,8 +105,8 @@ def test_amounts_are_the_fewest_that_are_safe_for_every_split() -> None:
     asked = setting("small card", "layout.layers_by_stage=even")
     least: dict[tuple[object, ...], int] = {}
     for words, layout, is_safe, _ in every_layout(asked):
-        if words[0].solved and is_safe:  # type: ignore[attr-defined]
-            amount = getattr(layout, words[0].solved)  # type: ignore[attr-defined]
+        if words[0].solved and is_safe:
+            amount = getattr(layout, str(words[0].solved))
             least.setdefault((words, split_of(layout)), amount)
     found = asked.search()
     solved = [i for i in np.flatnonzero(found.safe) if found.points.words(i)[0].solved]
