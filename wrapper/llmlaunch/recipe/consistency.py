@@ -23,6 +23,7 @@ def disagreements(recipe: Recipe) -> list[Problem]:
     return [
         *_model_and_training(recipe),
         *_nodes_and_budget(recipe),
+        *_coming_back(recipe),
         *_pins_and_model(recipe),
         *_stages(recipe),
         *_pins_and_world(recipe),
@@ -55,6 +56,15 @@ def _nodes_and_budget(recipe: Recipe) -> Iterator[Problem]:
     most = recipe.budget.max_nodes
     if most is not None and recipe.nodes > most:
         yield ("nodes",), f"{recipe.nodes} are more than budget.max_nodes: {most}; change one of the two"
+
+
+def _coming_back(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.restart is not None and recipe.training.checkpoint_path is None:
+        yield (
+            ("restart",),
+            "there is nothing to come back to: no checkpoints are written; add training.save_interval and "
+            "training.checkpoint_path, or remove restart",
+        )
 
 
 def _pinned(recipe: Recipe, name: str) -> tuple[int, ...]:

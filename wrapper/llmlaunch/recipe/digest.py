@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from llmlaunch.recipe.types import AUTO_NODES, Recipe
+from llmlaunch.recipe.types import AUTO_NODES, OnOom, Recipe, Restart, Watchdog
 from llmlaunch.techniques import NO_TECHNIQUES
 
 __all__ = ["recipe_digest"]
@@ -28,12 +28,19 @@ _LATER = {
     "nodes_per_block": None,
     "layers_by_stage": None,
     "node_mesh": False,
+    "restart": None,
+    "on_oom": OnOom(),
+    "watchdog": Watchdog(),
+    "preflight": False,
+    "spare_nodes": 0,
 }
 
 
 def recipe_digest(recipe: Recipe) -> str:
     """sha256 (hex) over canonical JSON of the resolved content: defaults filled in, presets and profiles expanded,
     keys sorted. Order, comments, white space, and whether a value came from an override make no difference."""
+    if recipe.restart == Restart():  # what a recipe that says nothing gets, with checkpoints or without
+        recipe = replace(recipe, restart=None)
     left_out = _LEFT_OUT if recipe.nodes == AUTO_NODES else _LEFT_OUT | _UNTIL_CHOSEN
     content = {name: value for name, value in _plain(recipe).items() if name not in left_out}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

@@ -17,6 +17,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.consistency import disagreements
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.overrides import apply_overrides
+from llmlaunch.recipe.recovery import on_oom, restart, watchdog
 from llmlaunch.recipe.schema import HINTS, BackendFile, BudgetFile, PinsFile, RecipeFile, TrainingFile
 from llmlaunch.recipe.techniques import dispatched, fixed_words, technique_problems, techniques
 from llmlaunch.recipe.types import (
@@ -105,6 +106,11 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         budget=_budget(file.budget),
         placement=file.placement,
         python=file.python,
+        restart=restart(file.restart, checkpoints=file.training.checkpoint_path is not None),
+        on_oom=on_oom(file.on_oom),
+        watchdog=watchdog(file.watchdog),
+        preflight=file.preflight or file.spare_nodes > 0,
+        spare_nodes=file.spare_nodes,
         techniques=techniques(file),
         fixed=fixed_words(file),
         layers_by_stage=file.layout.layers_by_stage if isinstance(file.layout, PinsFile) else None,

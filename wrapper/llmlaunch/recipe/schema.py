@@ -34,6 +34,7 @@ from llmlaunch.documents.validate import StrictModel
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.schema import ShapeFile
 from llmlaunch.recipe.amounts import TOKENS, token_count
+from llmlaunch.recipe.recovery import OnOomKey, RestartKey, WatchdogKey
 from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES, MOST_STEPS
 
 __all__ = ["HINTS", "RIVALS", "SHORTHAND", "RecipeFile"]
@@ -458,5 +459,22 @@ class RecipeFile(StrictModel):
     monitor: MonitorFile = Field(MonitorFile.model_construct(), description="The monitor beside the training")
     placement: Literal["auto", "slurm"] = Field(
         "auto", description="Which node gets which ranks: auto decides at job start, slurm keeps SLURM's order"
+    )
+    restart: RestartKey | None = Field(
+        None,
+        description="How a job that ended early comes back from its last checkpoint; none = it does not; absent = with "
+        "the defaults where checkpoints are written",
+    )
+    on_oom: OnOomKey = Field(
+        "stop", description="When a device runs out of memory: stop, fallback (as layouts: 2), or a mapping"
+    )
+    watchdog: WatchdogKey = Field(
+        True, description="Notices a job that makes no more steps, dumps its stacks and ends it; false = off"
+    )
+    preflight: bool = Field(
+        False, description="Try devices, memory and network of every node for about a minute before the training"
+    )
+    spare_nodes: Annotated[int, Field(ge=0, le=1024)] = Field(
+        0, description="Nodes allocated beside `nodes`: they take the place of nodes that preflight finds bad"
     )
     python: PathText | None = Field(None, description="Python of the training environment on the nodes")

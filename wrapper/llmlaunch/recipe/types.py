@@ -21,8 +21,11 @@ __all__ = [
     "Container",
     "Data",
     "MemoryPolicy",
+    "OnOom",
     "Recipe",
+    "Restart",
     "Training",
+    "Watchdog",
 ]
 
 Scalar = str | int | float | bool
@@ -108,6 +111,41 @@ class Code:
 
 
 @dataclass(frozen=True)
+class Restart:
+    """How a job that ended early comes back by itself, from its last checkpoint.
+
+    `times` bounds the restarts of a run altogether; `fruitless` attempts in a row that got no further than the one
+    before end it. `backoff_seconds` is the wait after a failure, doubled with each fruitless attempt. `save_seconds` is
+    how long writing a checkpoint may take; None = derived. `by` is "requeue" (the same job again), "chain" (jobs that
+    were submitted together, one after the other) or None (as the cluster's site says, else "requeue")."""
+
+    times: int = 20
+    fruitless: int = 2
+    backoff_seconds: float = 60.0
+    save_seconds: float | None = None
+    by: str | None = None
+
+
+@dataclass(frozen=True)
+class OnOom:
+    """What follows when a device ran out of memory: `layouts` others with more head-room are tried one after the other
+    in the same allocation; 0 = none, the job ends. `after_checkpoint`: "reshard" (go on from it where the next layout
+    can load it, else stop), "restart" (where it cannot, begin again at step 0 in a folder of its own) or "stop"."""
+
+    layouts: int = 0
+    after_checkpoint: str = "reshard"
+
+
+@dataclass(frozen=True)
+class Watchdog:
+    """A job without a new step for so long hangs: ten median steps, `floor_seconds` at least; `first_step_seconds`
+    until the first."""
+
+    floor_seconds: float = 600.0
+    first_step_seconds: float = 3600.0
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Everything a person asked for, validated; defaults filled in.
 
@@ -144,6 +182,11 @@ class Recipe:
     placement: str = "auto"  # "auto": the order of the nodes is decided at job start; "slurm": SLURM's stays
     fixed: tuple[str, ...] = ()  # words of techniques the recipe chooses itself; the others are llmlaunch's to choose
     layers_by_stage: tuple[int, ...] | None = None  # as in `Layout`: () is even; None is llmlaunch's to choose
+    restart: Restart | None = None  # None: a job that ended early stays ended
+    on_oom: OnOom = OnOom()
+    watchdog: Watchdog | None = Watchdog()  # None: nobody looks whether it hangs
+    preflight: bool = False  # the nodes are tried for a minute before the training
+    spare_nodes: int = 0  # allocated beside `nodes`, to take the place of those preflight finds bad
     python: str | None = None  # interpreter of the training environment on the nodes; None = the one found there
 
     @property
