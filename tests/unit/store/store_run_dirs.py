@@ -134,3 +134,23 @@ def finished_cpu_run(path: Path, run_id: str = RUN_ID) -> RunDir:
     run.line("n0", processes=[{"rank": 0, "pid": 1000, "resident_bytes": 5, "resident_peak_bytes": GIB // 2}])
     run.status()
     return run
+
+
+def fallback_chain(path: Path) -> RunDir:
+    """Two GPUs: the planned layout ran out of memory, fallback/1 (one pipeline rank, 8 GiB) trained to the end."""
+    run = RunDir(path, kind="gpu", pipeline=2)
+    other = {**run.run, "pipeline": 1, "predicted_bytes": [8 * GIB]}
+    run.write("fallback/1/run.json", other | {"measurement": {**run.run["measurement"], "micro_batch_size": 1}})
+    for attempt, layout, peak_gib, failed in (("77.0", "", 70, True), ("77.1", "fallback/1", 9, False)):
+        later = 200 * (not failed)
+        run.write(f"attempts/{attempt}/attempt.json", {"schema": 1, "attempt": attempt, "layout": layout})
+        run.ranks(attempt, started_at=STARTED + later, ended_at=STARTED + later + 90, exit_code=int(failed))
+        cards = [gpu(i, peak_gib=peak_gib, process_peak_bytes={str(1000 + i): peak_gib * GIB}) for i in range(2)]
+        run.line("n0", attempt=attempt, gpus=cards)
+        goes_on = {"action": "fallback", "layout": "fallback/1", "seconds": 0, "why": "out of memory"}
+        run.status(
+            attempt, "failed" if failed else "succeeded", int(failed), ended_at=STARTED + later + 91, layout=layout,
+            next=goes_on if failed else {"action": "end"},
+        )  # fmt: skip
+        (path / "attempts" / attempt / "status.json").write_text((path / "status.json").read_text())
+    return run

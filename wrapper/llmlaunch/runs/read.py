@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,29 @@ from llmlaunch.errors import UserError
 __all__ = ["Attempt", "RunFiles", "read_run"]
 
 SCHEMA = 1
+_FALLBACK = re.compile(r"fallback/[1-9][0-9]{0,3}", re.ASCII)
 
 Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the job. `ranks` are the rank records by global rank, `done` the nodes whose marker exists."""
+    """One start of the job. `ranks` are the rank records by global rank, `done` the nodes whose marker exists, `layout`
+    the folder of the layout it ran ("" = the planned one), `status` its own verdict, None while it has none."""
 
     name: str
     ranks: tuple[Record, ...]
     done: tuple[str, ...]
+    layout: str = ""
+    status: Record | None = None
 
 
 @dataclass(frozen=True)
 class RunFiles:
     """What a run directory says so far. `run_id`, `submission` and `status` are None before they are written.
 
-    `attempts` are in the order they were started. `problems` names files that are there but cannot be read, which
+    `attempts` are in the order they were started. `run` describes the planned layout, `fallbacks` those of other
+    layouts that an attempt ran, by their folder. `problems` names files that are there but cannot be read, which
     happens to runs that ended in a crash or on a full disk; what else is there still counts.
     """
 
@@ -42,6 +48,13 @@ class RunFiles:
     attempts: tuple[Attempt, ...]
     peaks: tuple[Path, ...]
     problems: tuple[str, ...] = ()
+    fallbacks: Mapping[str, Record] = field(default_factory=dict)
+
+    def run_of(self, attempt: str) -> Record | None:
+        """The description (run.json) of the layout that an attempt ran: what it is to be compared with. None where that
+        layout's cannot be read. An attempt that is not known ran the planned layout."""
+        layout = next((one.layout for one in self.attempts if one.name == attempt), "")
+        return self.fallbacks.get(layout) if layout else self.run
 
 
 def read_run(directory: Path) -> RunFiles:
@@ -50,14 +63,16 @@ def read_run(directory: Path) -> RunFiles:
         raise UserError(f"{directory}: is no folder; name a run directory, as `llmlaunch render -o` writes it")
     problems: list[str] = []
     run = _described(directory)
+    attempts = _attempts(directory / "attempts", problems)
     return RunFiles(
         directory=directory,
         run=run,
         run_id=_run_id(directory),
         submission=_optional(directory / "submission.json", problems),
         status=_optional(directory / "status.json", problems),
-        attempts=_attempts(directory / "attempts", problems),
+        attempts=attempts,
         peaks=tuple(sorted((directory / "peaks").glob("*.jsonl"))),
+        fallbacks=_fallbacks(directory, attempts, problems),
         problems=tuple(problems),
     )
 
@@ -95,7 +110,21 @@ def _attempt(folder: Path, problems: list[str]) -> Attempt:
     records = [_optional(path, problems) for path in (folder / "ranks").glob("*.json")]
     ranks = sorted((r for r in records if r is not None), key=_rank_of)
     done = sorted(path.name for path in (folder / "done").glob("*"))
-    return Attempt(folder.name, tuple(ranks), tuple(done))
+    began, status = (_optional(folder / name, problems) for name in ("attempt.json", "status.json"))
+    return Attempt(folder.name, tuple(ranks), tuple(done), str((began or {}).get("layout") or ""), status)
+
+
+def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[str]) -> dict[str, Record]:
+    """Descriptions of the fallback layouts that were run. A name that is none of ours is a problem, never a path."""
+    found: dict[str, Record] = {}
+    for layout in sorted({attempt.layout for attempt in attempts if attempt.layout}):
+        if not _FALLBACK.fullmatch(layout):
+            problems.append(f"{directory}: an attempt names the layout {layout!r}, which is no fallback/NUMBER")
+            continue
+        described = _optional(directory / layout / "run.json", problems)
+        if described is not None:
+            found[layout] = described
+    return found
 
 
 def _rank_of(record: Record) -> int:

@@ -14,7 +14,7 @@ from llmlaunch.runs.read import RunFiles, read_run
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import put_collected
 from llmlaunch.store.open import open_store
-from llmlaunch.store.peaks import read_peaks
+from llmlaunch.store.peaks import Peaks, read_peaks
 from llmlaunch.store.recipes import put_plan, put_recipe
 from llmlaunch.store.run_identity import run_id_of, signature
 from llmlaunch.store.run_outcome import AttemptOutcome, LauncherWord, attempt_outcomes, launched_by, run_state
@@ -167,13 +167,21 @@ def _attempts_records(
     if not wanted:
         return [], ()  # the files of a long run that still goes on may be large
     peaks, problems = read_peaks(files.peaks)
-    made = [attempt_records(files.run, run_id, one.name, one.ranks, peaks, one.state) for one in wanted]
-    return made, problems
+    return [_attempt_records(files, run_id, one, peaks) for one in wanted], problems
+
+
+def _attempt_records(files: RunFiles, run_id: str, attempt: AttemptOutcome, peaks: Peaks) -> AttemptRecords:
+    """What an attempt measured is compared with the layout it ran; never with another one's prediction."""
+    run = files.run_of(attempt.name)
+    if run is None:
+        return AttemptRecords((), f"attempt {attempt.name} ran another layout, whose run.json cannot be read")
+    return attempt_records(run, run_id, attempt.name, attempt.ranks, peaks, attempt.state)
 
 
 def _row(directory: Path, files: RunFiles, outcomes: Sequence[AttemptOutcome], state: str) -> dict[str, Any]:
     newest = outcomes[-1] if outcomes else None
     launcher, job_id, cluster = launched_by(files, list(outcomes))
+    run = (files.run_of(newest.name) if newest else None) or files.run
     row: dict[str, Any] = {
         "directory": str(directory),
         "launcher": launcher,
@@ -182,14 +190,14 @@ def _row(directory: Path, files: RunFiles, outcomes: Sequence[AttemptOutcome], s
         "state": state,
         "attempt": newest.name if newest else None,
         "started_at": newest.started_at if newest else None,
-        "peak_kind": str(files.run.get("peak_kind")),
-        "predicted_bytes": worst_predicted(files.run),
+        "peak_kind": str(run.get("peak_kind")),
+        "predicted_bytes": worst_predicted(run),
     }
     if files.submission is not None:
         row["submitted_at"] = unix_seconds(files.submission.get("submitted_at"))
     if state in ONGOING:
         row.update(why=None, ended_at=None, exit_code=None)
-    elif newest is not None and newest.name == (files.status or {}).get("attempt"):  # else the launcher's word stays
+    elif newest is not None and (newest.ended_at or newest.exit_code is not None):  # else the launcher's word stays
         row.update(why=newest.why, ended_at=newest.ended_at, exit_code=newest.exit_code)
     return row
 

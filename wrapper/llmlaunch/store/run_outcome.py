@@ -14,10 +14,14 @@ __all__ = ["AttemptOutcome", "LauncherWord", "attempt_outcomes", "launched_by", 
 
 Record = Mapping[str, Any]
 
+# what an attempt's verdict may say comes next -> the state of the run until that has begun
+GOES_ON = {"fallback": "running", "requeue": "submitted", "chain": "submitted"}
+
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """One attempt. `over` is false where it may still be running: its peaks may still rise."""
+    """One attempt. `over` is false where it may still be running: its peaks may still rise. `next` is what its verdict
+    says comes after it: "end", or how the job goes on."""
 
     name: str
     ranks: tuple[Record, ...]
@@ -26,6 +30,7 @@ class AttemptOutcome:
     why: str | None = None
     ended_at: float | None = None
     exit_code: int | None = None
+    next: str = "end"
 
     @property
     def started_at(self) -> float | None:
@@ -44,17 +49,19 @@ class LauncherWord:
 def attempt_outcomes(files: RunFiles, word: LauncherWord | None) -> list[AttemptOutcome]:
     """All attempts, oldest first. Where a launcher knows that the job is over, so is the newest attempt, unless it
     began later: a killed job writes no status.json."""
-    status = files.status or {}
+    verdicts = {attempt.name: attempt.status for attempt in files.attempts if attempt.status is not None}
+    newest = (files.status or {}).get("attempt")
+    if isinstance(newest, str) and files.status is not None:
+        verdicts.setdefault(newest, files.status)
     found = {attempt.name: (attempt.ranks, attempt.done) for attempt in files.attempts}
-    judged = status.get("attempt")
-    if isinstance(judged, str):
-        ranks, done = found.get(judged, ((), ()))
-        found[judged] = (_with_copies(ranks, status.get("ranks")), done)
+    if isinstance(newest, str):
+        found.setdefault(newest, ((), ()))
     outcomes = []
     for number, (name, (ranks, done)) in enumerate(found.items(), start=1):
-        if name == judged:
-            outcomes.append(_judged(name, ranks, status))
-        elif number < len(found):  # a later attempt began, and overwrote what status.json said of this one
+        status = verdicts.get(name)
+        if status is not None:
+            outcomes.append(_judged(name, _with_copies(ranks, status.get("ranks")), status))
+        elif number < len(found):  # a later attempt began, and this one left no verdict
             outcomes.append(AttemptOutcome(name, ranks, _guessed(ranks, done, files.run), over=True))
         else:
             running = AttemptOutcome(name, ranks, "running", over=False)
@@ -64,13 +71,15 @@ def attempt_outcomes(files: RunFiles, word: LauncherWord | None) -> list[Attempt
 
 
 def run_state(outcomes: list[AttemptOutcome], submission: Record | None, word: LauncherWord | None) -> str:
-    """The state of the run: its newest attempt's, unless it was submitted again since."""
+    """The state of the run: its newest attempt's, unless the job goes on after it or was submitted again since."""
     if not outcomes:
         return word.state if word else "submitted"
     newest = outcomes[-1]
     again = unix_seconds((submission or {}).get("submitted_at"))
     if newest.ended_at is not None and again is not None and again > newest.ended_at:
         return word.state if word and word.said_at >= again else "submitted"
+    if newest.over and newest.next in GOES_ON:
+        return word.state if word and word.said_at >= (newest.ended_at or 0.0) else GOES_ON[newest.next]
     return newest.state
 
 
@@ -90,8 +99,9 @@ def launched_by(files: RunFiles, outcomes: list[AttemptOutcome]) -> tuple[str | 
 
 
 def _judged(name: str, ranks: tuple[Record, ...], status: Record) -> AttemptOutcome:
-    state = "succeeded" if status.get("state") == "succeeded" else "failed"
-    code = status.get("exit_code")
+    said = status.get("state")
+    state = str(said) if said in ("succeeded", "stopped") else "failed"
+    code, after = status.get("exit_code"), status.get("next")
     return AttemptOutcome(
         name,
         ranks,
@@ -100,6 +110,7 @@ def _judged(name: str, ranks: tuple[Record, ...], status: Record) -> AttemptOutc
         why=None if state == "succeeded" else _text(status.get("why")),
         ended_at=time_or_none(status.get("ended_at")),
         exit_code=code if type(code) is int and abs(code) < 2**31 else None,
+        next=str(after.get("action")) if isinstance(after, dict) else "end",
     )
 
 
