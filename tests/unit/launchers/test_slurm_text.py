@@ -41,28 +41,40 @@ def test_a_late_job_is_known_by_its_directory_and_its_hour() -> None:
 
 
 def test_squeue_rows_by_job_id() -> None:
-    printed = "7|PENDING|Resources\n2|FAILED|JobLaunchFailure\n1|FAILED|NonZeroExitCode\n3|COMPLETED|None\n"
+    start, at = "2026-11-21T13:41:58", datetime(2026, 11, 21, 13, 41, 58)
+    printed = (
+        f"7|7|PENDING|{start}|Resources\n8|8|PENDING|N/A|Priority\n2|2|FAILED|{start}|JobLaunchFailure\n"
+        f"3|3|COMPLETED|{start}|None\n"
+    )
     assert parse_squeue(printed) == {
-        "7": Row("PENDING", "Resources"),
-        "2": Row("FAILED", "JobLaunchFailure"),
-        "1": Row("FAILED", "NonZeroExitCode"),
-        "3": Row("COMPLETED", ""),
+        "7": Row("PENDING", "Resources", starts=at),
+        "8": Row("PENDING", "Priority"),
+        "2": Row("FAILED", "JobLaunchFailure", starts=at),
+        "3": Row("COMPLETED", "", starts=at),
     }
 
 
 def test_squeue_of_another_cluster_names_it_first() -> None:
-    assert parse_squeue("CLUSTER: alps\n7|RUNNING|None\n") == {"7": Row("RUNNING")}
+    assert parse_squeue("CLUSTER: alps\n7|7|RUNNING|N/A|None\n") == {"7": Row("RUNNING")}
 
 
 def test_a_reason_may_contain_the_separator() -> None:
-    assert parse_squeue("7|PENDING|Nodes|down\n")["7"].reason == "Nodes|down"
+    assert parse_squeue("7|7|PENDING|N/A|Nodes|down\n")["7"].reason == "Nodes|down"
 
 
 def test_an_array_goes_on_while_one_task_does() -> None:
-    assert parse_squeue("7|COMPLETED|None\n7|RUNNING|None\n7|PENDING|JobArrayTaskLimit\n")["7"].phase == "running"
+    printed = "7_0|7|COMPLETED|N/A|None\n7_1|7|RUNNING|N/A|None\n7_2|7|PENDING|N/A|JobArrayTaskLimit\n"
+    assert parse_squeue(printed)["7"].phase == "running"
     assert parse_sacct("7_1|COMPLETED|0:0\n7_2|FAILED|3:0\n7_[3-4]|CANCELLED by 0|0:0\n")["7"] == Row(
         "FAILED", exit_code=3
     )
+
+
+def test_a_task_of_an_array_has_a_state_of_its_own() -> None:
+    queue = parse_squeue("7_0|7|COMPLETED|N/A|None\n7_2|7|PENDING|N/A|JobArrayTaskLimit\n")
+    assert (queue["7_0"].phase, queue["7_2"].reason) == ("succeeded", "JobArrayTaskLimit")
+    past = parse_sacct("7_1|COMPLETED|0:0\n7_2|FAILED|3:0\n")
+    assert (past["7_1"].phase, past["7_2"]) == ("succeeded", Row("FAILED", exit_code=3))
 
 
 def test_sacct_state_is_its_first_word() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -46,6 +47,8 @@ class JobState:
     reason: str = ""
     exit_code: int | None = None
     """Known only of a job that succeeded or failed."""
+    expected_start: datetime | None = None
+    """When SLURM expects a job that waits to start, in this machine's local time; it knows that of some only."""
 
     @property
     def ended(self) -> bool:

@@ -65,7 +65,7 @@ class LocalLauncher:
         if leader is None:
             return
         with contextlib.suppress(OSError):  # a full disk must not keep a job from being stopped
-            _cancel_mark(submission).touch()
+            run_files.cancel_mark(submission).touch()
         stop_job(leader, self.kill_after_seconds)
 
 
@@ -110,7 +110,7 @@ def _state(submission: Submission) -> JobState:
         return JobState("running")
     if end is not None and end.succeeded:
         return JobState("succeeded", reason=end.why, exit_code=end.exit_code)
-    if _cancel_mark(submission).exists():
+    if run_files.cancel_mark(submission).exists():  # status.json is the job's own and says failed
         return JobState("cancelled", reason=end.why if end else "")
     if end is not None:
         return JobState("failed", reason=end.why, exit_code=end.exit_code)
@@ -133,8 +133,3 @@ def _process(submission: Submission) -> psutil.Process | None:
     except psutil.NoSuchProcess:
         return None
     return process if same and alive([process]) else None
-
-
-def _cancel_mark(submission: Submission) -> Path:
-    """Tells a cancelled job from a failed one: status.json is the job's own and says failed for both."""
-    return submission.run_dir / "logs" / f"{submission.job_id}.cancelled"

@@ -13,7 +13,7 @@ from typing import Any
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Submission
 
-__all__ = ["End", "name_run", "node_count", "prepare", "read_end", "read_submission", "write_submission"]
+__all__ = ["End", "cancel_mark", "name_run", "node_count", "prepare", "read_end", "read_submission", "write_submission"]
 
 SCRIPT = "job.sbatch"
 
@@ -82,6 +82,11 @@ def read_submission(run_dir: Path) -> Submission | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: damaged; the job's id is also in the names below {run_dir / 'logs'}") from error
+
+
+def cancel_mark(submission: Submission) -> Path:
+    """Exists once llmlaunch has cancelled the job; where a launcher forgets it, this tells it from a lost one."""
+    return submission.run_dir / "logs" / f"{submission.job_id}.cancelled"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ clusters; a step that never started left a job COMPLETED.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -87,6 +88,8 @@ class SlurmLauncher:
         ended = "already completing or completed" in answer.words
         if answer.code != 0 and not ended:
             raise SchedulerRefused(f"scancel did not cancel job {submission.job_id}: {answer.words}")
+        with contextlib.suppress(OSError):  # a full disk must not keep a job from being stopped
+            run_files.cancel_mark(submission).touch()
 
     def _sbatch(self, run_dir: Path, extra: Sequence[str]) -> tuple[str, str | None, float]:
         script = (run_dir / run_files.SCRIPT).read_text(encoding="utf-8")
@@ -122,7 +125,7 @@ class SlurmLauncher:
 
     def _states(self, cluster: str | None, submissions: Sequence[Submission]) -> dict[str, JobState]:
         job_ids = ",".join(submission.job_id for submission in submissions)
-        queue = self._ask(["squeue", *_on(cluster), "-h", "-t", "all", "-j", job_ids, "-o", SQUEUE_FORMAT])
+        queue = self._ask(["squeue", *_on(cluster), "-h", "-r", "-t", "all", "-j", job_ids, "-o", SQUEUE_FORMAT])
         live = parse_squeue(queue.output) if queue.code == 0 else {}
         # An id squeue has forgotten is an error when it is asked for alone, and left out among others.
         answered = queue.code == 0 or "Invalid job id" in queue.words
@@ -163,12 +166,17 @@ def _conclude(submission: Submission, row: Row | None, record: Row | None, answe
     """One state from squeue's row, sacct's record and the job's own status.json."""
     known = row or record
     if known is None:
-        return _own_word(submission) or JobState("unknown", reason=words)
+        return _own_word(submission) or _told_to_end(submission, answered) or JobState("unknown", reason=words)
     if known.phase in ("pending", "running"):
         if row is None and answered:
             # The controller has forgotten it, the accounting has not heard of its end (yet, or never).
             return _own_word(submission) or JobState("unknown", known.state, f"{words}; sacct says {known.state}")
-        return JobState(known.phase, known.state, known.reason)
+        return JobState(
+            known.phase,
+            known.state,
+            known.reason,
+            expected_start=known.starts if known.phase == "pending" else None,
+        )
     if known.phase == "succeeded":
         return _own_word(submission, known.state) or JobState(
             "unknown", known.state, f"SLURM says COMPLETED, but job {submission.job_id} left no status.json"
@@ -187,6 +195,14 @@ def _own_word(submission: Submission, state: str = "") -> JobState | None:
     if end is None:
         return None
     return JobState("succeeded" if end.succeeded else "failed", state, end.why, end.exit_code)
+
+
+def _told_to_end(submission: Submission, answered: bool) -> JobState | None:
+    """A task of an array that is cancelled while it waits leaves no trace in SLURM, not even in its accounting (seen
+    with 22.05.8): then our own word counts."""
+    if answered and run_files.cancel_mark(submission).exists():
+        return JobState("cancelled", reason="cancelled with llmlaunch before it started")
+    return None
 
 
 def _on(cluster: str | None) -> list[str]:

@@ -26,8 +26,9 @@ __all__ = [
     "parse_squeue",
 ]
 
-SQUEUE_FORMAT = "%F|%T|%r"
-"""Job id (an array's tasks share it), state, reason."""
+SQUEUE_FORMAT = "%i|%F|%T|%S|%r"
+"""Job id, array's id (the tasks share it), state, start (expected, of one that waits), reason. Asked with `-r`, each
+task of an array is a line, also where several wait; `%i` is then `<array id>_<index>`."""
 
 LATE_JOB_FORMAT = "%F|%V|%Z"
 """Job id, when it was submitted, the directory it works in."""
@@ -63,6 +64,8 @@ class Row:
     state: str
     reason: str = ""
     exit_code: int | None = None
+    starts: datetime | None = None
+    """When it started, or is expected to; the local time of this machine."""
 
     @property
     def phase(self) -> Phase:
@@ -89,18 +92,20 @@ def parse_late_jobs(text: str, work_dir: Path, earliest: datetime) -> list[int]:
 
 
 def parse_squeue(text: str) -> dict[str, Row]:
-    """Rows by job id, from `squeue -h -o SQUEUE_FORMAT`."""
+    """Rows by job id, from `squeue -h -r -o SQUEUE_FORMAT`: of an array each task, and the array as a whole."""
     rows = []
     for line in text.splitlines():
-        fields = line.split("|", 2)
-        if len(fields) == 3:
-            reason = fields[2].strip()
-            rows.append((fields[0].strip(), Row(_first_word(fields[1]), "" if reason == "None" else reason)))
+        fields = [field.strip() for field in line.split("|", 4)]
+        if len(fields) == 5:
+            task, job, state, starts, reason = fields
+            row = Row(_first_word(state), "" if reason == "None" else reason, starts=_time(starts))
+            rows += [(name, row) for name in dict.fromkeys((task, job))]
     return _one_each(rows)
 
 
 def parse_sacct(text: str) -> dict[str, Row]:
-    """Rows by job id, from `sacct -X -P -n -o SACCT_FIELDS`. Of a requeued job's rows (-D) the last counts."""
+    """Rows by job id, from `sacct -X -P -n -o SACCT_FIELDS`: of an array each task that started, and the array as a
+    whole. Of a requeued job's rows (-D) the last counts."""
     last: dict[str, Row] = {}
     for line in text.splitlines():
         fields = line.split("|")
@@ -108,7 +113,11 @@ def parse_sacct(text: str) -> dict[str, Row]:
             row = Row(_first_word(fields[1]), exit_code=_exit_code(fields[2]))
             last.pop(fields[0], None)  # so that the order is that of the last rows
             last[fields[0]] = row
-    return _one_each((re.split(r"[_+.]", job_id)[0], row) for job_id, row in last.items())
+    return _one_each(
+        (name, row)
+        for job_id, row in last.items()
+        for name in dict.fromkeys((job_id.split("+")[0], re.split(r"[_+.]", job_id)[0]))
+    )
 
 
 def complaint(stderr: str) -> str:
@@ -121,6 +130,14 @@ def _first_word(state: str) -> str:
     """`CANCELLED by 1000` -> `CANCELLED`; a trailing + marks a word cut to its column's width."""
     words = state.split()
     return words[0].rstrip("+") if words else ""
+
+
+def _time(text: str) -> datetime | None:
+    """`2026-11-21T13:41:58`; None for N/A and what else is no time."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
 
 
 def _exit_code(text: str) -> int | None:
