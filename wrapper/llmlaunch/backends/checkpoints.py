@@ -1,0 +1,174 @@
+"""What a backend's checkpoints are: where the last one is named, how large they are, how long writing one takes, and
+how long before a job's end it must be told to."""
+
+from __future__ import annotations
+
+import re
+from math import ceil
+
+from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout
+from llmlaunch.models.parameters import count_parameters
+from llmlaunch.recipe.types import Recipe
+
+__all__ = [
+    "checkpoint_bytes",
+    "lead_seconds",
+    "limit_seconds",
+    "refuse_short_time",
+    "reshards",
+    "save_seconds",
+    "saved_by_parameter",
+    "tracker",
+]
+
+# Files of the checkpoint folder that hold the last step saved whole; both frameworks write them last.
+TRACKERS = {"megatron-lm": "latest_checkpointed_iteration.txt", "deepspeed": "latest"}
+
+# The compute copy, and of the optimizer fp32 weights and two moments.
+STATE_BYTES = 12
+COMPUTE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+# BLOOM-176B's 2.3 TB were written by 48 nodes in 40 s: 57 GB/s in all, 1.2 GB/s a node, on a file system called very
+# fast, with five times slower as "not uncommon" (Bekman, Machine Learning Engineering, training/fault-tolerance).
+# A node alone is seldom what is slow.
+FILE_SYSTEM_BYTES_PER_SECOND = 2.3e12 / 40 / 5
+NODE_BYTES_PER_SECOND = 1e9
+LEAST_SAVE_SECONDS = 120.0  # metadata servers, and a file system others use at the same moment
+
+# slurmctld looks every 30 s for jobs whose end is no further away than the lead and 30 s more, so the signal comes up
+# to 60 s early, and late only where slurmctld itself is (PERIODIC_TIMEOUT, slurmctld/job_mgr.c send_job_warn_signal).
+# One missed look, and as much for the way to the trainers and their end.
+LATE_SECONDS = 30
+PASSING_SECONDS = 30
+UNKNOWN_STEP_SECONDS = 60.0
+PLANNED_STEPS = 2  # one step has just begun, and may take twice the time planned
+MOST_LEAD_SECONDS = 65535  # sbatch --signal
+
+
+def tracker(recipe: Recipe) -> str | None:
+    """Name of the file in the checkpoint folder that names the last step saved; None where nobody knows: a DeepSpeed
+    script of the person's own may write what it likes."""
+    return None if recipe.backend.script is not None else TRACKERS[recipe.backend.name]
+
+
+def checkpoint_bytes(recipe: Recipe) -> int:
+    """Bytes of one checkpoint, as if all parameters were trained: the compute copy, fp32 weights and two moments."""
+    return count_parameters(recipe.model).total * (COMPUTE_BYTES[recipe.workload.precision] + STATE_BYTES)
+
+
+def save_seconds(recipe: Recipe, layout: Layout) -> float:
+    """Seconds one checkpoint may take to write: `restart.save_seconds`, else from its bytes and a slow file system."""
+    if recipe.restart is not None and recipe.restart.save_seconds is not None:
+        return recipe.restart.save_seconds
+    by_all = checkpoint_bytes(recipe) / FILE_SYSTEM_BYTES_PER_SECOND
+    by_one = _bytes_of_busiest_node(recipe, layout) / NODE_BYTES_PER_SECOND
+    return max(by_all, by_one, LEAST_SAVE_SECONDS)
+
+
+def _bytes_of_busiest_node(recipe: Recipe, layout: Layout) -> float:
+    """Megatron's torch_dist spreads all over data parallel ranks (--ckpt-fully-parallel-save, its default). DeepSpeed's
+    rank 0 writes the compute copy of stages 0 to 2 alone, and of stage 0 the optimizer, too (_save_checkpoint and
+    _save_zero_checkpoint, runtime/engine.py, 0.19.8)."""
+    whole = checkpoint_bytes(recipe)
+    alone = 0.0
+    if recipe.backend.name == "deepspeed" and layout.zero_stage < 3:
+        compute = COMPUTE_BYTES[recipe.workload.precision]
+        alone = whole if layout.zero_stage == 0 else whole * compute / (compute + STATE_BYTES)
+    return alone + (whole - alone) / max(recipe.nodes, 1)
+
+
+# What must be the same for Megatron's distributed optimizer to find its buckets again: "dp_reshardable" names them by
+# model parallel rank and chunk (sharded_param_state_dp_reshardable, core/optimizer/distrib_optimizer.py, core 0.19).
+# Context parallel ranks share them like data parallel ones.
+MODEL_SPLIT = ("tensor", "pipeline", "virtual_pipeline", "expert", "expert_tensor", "layers_by_stage")
+RESHARDING_FLAG = "--dist-ckpt-optim-fully-reshardable"
+GATHERED_BYTES = 12.0
+GATHERED_SHARE = 0.5
+
+
+def reshards(recipe: Recipe, saved: Layout, loading: Layout) -> bool:
+    """A checkpoint written under one layout can be loaded under another, optimizer states and all.
+
+    Recompute, offloaded activations and the micro-batch never matter. The recipe's other words (what gradients
+    accumulate in, where the optimizer runs) must be the same in both. DeepSpeed's ZeRO loads on the same number of
+    ranks at the same stage only. Megatron's torch_dist does not care how the model was split where
+    `saved_by_parameter`, else the split must be the same.
+    """
+    if recipe.backend.script is not None or saved.zero_stage != loading.zero_stage:
+        return False
+    if recipe.backend.name == "deepspeed":
+        return saved.data == loading.data
+    same_split = all(getattr(saved, name) == getattr(loading, name) for name in MODEL_SPLIT)
+    return (same_split and saved.world_size == loading.world_size) or saved_by_parameter(recipe, saved)
+
+
+def saved_by_parameter(recipe: Recipe, layout: Layout) -> bool:
+    """Megatron's optimizer states are saved parameter by parameter, to be loaded under any split.
+
+    Without the distributed optimizer they always are. With it (--dist-ckpt-optim-fully-reshardable) every rank gathers
+    those of its share of the model in host memory first (get_parameter_state_dp_zero, core/optimizer/
+    distrib_optimizer.py, core 0.19), so it is asked for only where another layout may have to load them and half the
+    node's memory holds them.
+    """
+    if layout.zero_stage == 0 or RESHARDING_FLAG in recipe.backend.extra_args:
+        return True
+    if recipe.on_oom.layouts == 0 or recipe.on_oom.after_checkpoint != "reshard":
+        return False
+    shares = layout.tensor * layout.pipeline  # of dense layers; experts may be spread further, which is only less
+    gathered = GATHERED_BYTES * count_parameters(recipe.model).total / shares * recipe.cluster.devices_per_node
+    return gathered <= GATHERED_SHARE * recipe.cluster.host_memory_bytes
+
+
+def lead_seconds(recipe: Recipe, layout: Layout, step_seconds: float | None) -> int:
+    """How long before its end a job must be told to save: the step that runs, the save, and the signal's way.
+
+    Megatron-LM may have to save twice: told during a regular save, it saves again after the next step
+    (checkpoint_and_decide_exit, training.py, core 0.19). `step_seconds` is the plan's; None = not known.
+
+    Raises:
+        UserError: more than sbatch can be told.
+    """
+    save = save_seconds(recipe, layout)
+    saves = 2 if recipe.backend.name == "megatron-lm" else 1
+    step = UNKNOWN_STEP_SECONDS if step_seconds is None else step_seconds
+    lead = ceil(saves * save + PLANNED_STEPS * step) + LATE_SECONDS + PASSING_SECONDS
+    if lead > MOST_LEAD_SECONDS:
+        raise UserError(
+            f"{recipe.path}: restart: saving before the end of a job would have to begin {lead} s before it (a "
+            f"checkpoint of {save:.0f} s, a step of {step:.0f} s), and sbatch --signal takes at most "
+            f"{MOST_LEAD_SECONDS}; set restart.save_seconds to what a checkpoint really takes, or restart: none"
+        )
+    return lead
+
+
+def refuse_short_time(recipe: Recipe, lead: int) -> None:
+    """Raises UserError where the job's time limit leaves less time to train than to save."""
+    for option in ("time", "time-min"):
+        limit = limit_seconds(recipe.slurm.get(option))
+        if limit is not None and limit < 2 * lead:
+            raise UserError(
+                f"{recipe.path}: slurm.{option}: {limit} s are less than twice the {lead} s before its end at which "
+                "the job is told to save; give it more time, set restart.save_seconds to what a checkpoint takes, or "
+                "write restart: none"
+            )
+
+
+_UNLIMITED = {"", "0", "-1", "infinite", "unlimited"}
+_WITH_DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
+_WITHOUT_DAYS = re.compile(r"(?:(\d+):)?(\d+):(\d+)|(\d+)")
+
+
+def limit_seconds(value: object) -> int | None:
+    """Seconds of a time limit as sbatch reads it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS. None without a
+    limit, and for what is none: sbatch itself refuses it."""
+    text = "" if value is None or isinstance(value, bool) else str(value).strip()
+    if text.lower() in _UNLIMITED:
+        return None
+    if match := _WITH_DAYS.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return days * 86400 + hours * 3600 + minutes * 60 + seconds
+    if match := _WITHOUT_DAYS.fullmatch(text):
+        hours, minutes, seconds, alone = (int(part or 0) for part in match.groups())
+        return hours * 3600 + (minutes + alone) * 60 + seconds
+    return None
