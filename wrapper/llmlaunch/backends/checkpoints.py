@@ -46,10 +46,10 @@ PLANNED_STEPS = 2  # one step has just begun, and may take twice the time planne
 MOST_LEAD_SECONDS = 65535  # sbatch --signal
 
 
-def tracker(recipe: Recipe) -> str | None:
-    """Name of the file in the checkpoint folder that names the last step saved; None where nobody knows: a DeepSpeed
-    script of the person's own may write what it likes."""
-    return None if recipe.backend.script is not None else TRACKERS[recipe.backend.name]
+def tracker(recipe: Recipe) -> str:
+    """Name of the file in the checkpoint folder that names the last step saved: the last number in it. A DeepSpeed
+    script of the person's own has it where it calls the engine's save_checkpoint."""
+    return TRACKERS[recipe.backend.name]
 
 
 def checkpoint_bytes(recipe: Recipe) -> int:

@@ -1,0 +1,111 @@
+"""A trainer for tests: steps, saves and comes back as the shipped DeepSpeed script does, without torch.
+
+    slow_saver.py --steps 400 --step-seconds 0.2 --save FOLDER --save-seconds 90 [--save-interval 50]
+
+Rank 0 prints the script's lines. Told by SIGTERM, any rank makes rank 0 save after the step that runs: for
+`--save-seconds` it is busy, then FOLDER/step-N/state.json and at last FOLDER/latest hold the step. All ranks then exit
+with 0. Started again it goes on after the step FOLDER/latest names. What it does not know (--deepspeed ...) it ignores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+
+class Trainer:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.told = False
+        attempt = os.environ.get("LLMLAUNCH_ATTEMPT", str(os.getppid()))
+        # what ranks say to each other: real trainers agree by an all-reduce
+        self.somebody_told: Path = options.save / f".told-{attempt}"
+        self.over: Path = options.save / f".over-{attempt}"
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        self.told = True
+
+    def train(self) -> None:
+        self.options.save.mkdir(parents=True, exist_ok=True)
+        if self.rank == 0:
+            self.lead()
+            self.over.touch()
+        else:
+            self.follow()
+
+    def lead(self) -> None:
+        steps, began = self.options.steps, self.last_saved()
+        if began:
+            say(f"resumed after step {began}")
+        for step in range(began + 1, steps + 1):
+            pause(self.options.step_seconds)
+            seconds = self.options.step_seconds
+            say(f"step {step}/{steps} | loss {10 / (step + 1):.4f} | {seconds:.2f} s/step | 1000 tokens/s")
+            if self.told or self.somebody_told.exists():
+                self.save(step)
+                say(f"saved step {step} after SIGTERM")
+                return
+            if self.options.save_interval and step % self.options.save_interval == 0:
+                self.save(step)
+                say(f"saved step {step}")
+
+    def follow(self) -> None:
+        while not self.over.exists():
+            if self.told:
+                self.somebody_told.touch()
+            time.sleep(0.1)
+
+    def save(self, step: int) -> None:
+        say(f"saving step {step}")
+        pause(self.options.save_seconds)
+        folder = self.options.save / f"step-{step}"
+        folder.mkdir(exist_ok=True)
+        (folder / "state.json").write_text(json.dumps({"step": step}))
+        latest = self.options.save / "latest"
+        latest.with_suffix(".new").write_text(f"step-{step}")
+        latest.with_suffix(".new").replace(latest)
+
+    def last_saved(self) -> int:
+        latest = self.options.save / "latest"
+        if not latest.exists():
+            return 0
+        return int(json.loads((self.options.save / latest.read_text() / "state.json").read_text())["step"])
+
+
+def pause(seconds: float) -> None:
+    """Sleeps so long, whatever signals come."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(left)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--step-seconds", type=float, default=0.2)
+    parser.add_argument("--save", type=Path, required=True)
+    parser.add_argument("--save-seconds", type=float, default=0.0)
+    parser.add_argument("--save-interval", type=int, default=0)
+    return parser.parse_known_args()[0]
+
+
+def main() -> None:
+    trainer = Trainer(arguments())
+    signal.signal(signal.SIGTERM, trainer.hear)
+    trainer.train()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
