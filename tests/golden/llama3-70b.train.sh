@@ -1,5 +1,6 @@
 #!/bin/bash
 # Rendered by llmlaunch. Trains on one node; job.sbatch starts it once per node and sets what it needs.
+# USR1 or TERM: the trainers save a checkpoint and end. USR2: they write down where they are.
 # Everything it prints is in logs/<attempt>.<node>.log of the run directory.
 
 # -u: a misspelt variable ends the script. Not -e: every exit code is looked at where it arises.
@@ -18,6 +19,12 @@ if [[ -n ${LLMLAUNCH_NODE_RANKS:-} ]]; then
 fi
 export LLMLAUNCH_NODE_RANK
 export LLMLAUNCH_NODE=${SLURMD_NODENAME:-${HOSTNAME%%.*}}
+
+# Told before the trainers run: there is nothing to save yet.
+told=
+trap 'told=USR1' USR1
+trap 'told=TERM' TERM INT HUP
+trap '' USR2
 
 say() { printf 'train.sh on %s: %s\n' "$LLMLAUNCH_NODE" "$*"; }
 
@@ -80,8 +87,9 @@ if [[ -n $node_python ]]; then
   node_side=(--run-dir "$LLMLAUNCH_RUN_DIR" --attempt "$LLMLAUNCH_ATTEMPT" --node "$LLMLAUNCH_NODE")
   # A log of its own: a monitor that hangs must not hold this script's output open.
   monitor_log=logs/$LLMLAUNCH_ATTEMPT.$LLMLAUNCH_NODE.monitor.log
-  "$node_python" node.pyz monitor "${node_side[@]}" --interval 1.0 \
-    </dev/null >>"$monitor_log" 2>&1 &
+  # Signals for the trainers are none of the monitor's business, and it ends when it is told to by its own pid.
+  (trap '' USR1 USR2; exec "$node_python" node.pyz monitor "${node_side[@]}" --interval 1.0 \
+    </dev/null >>"$monitor_log" 2>&1) &
   monitor=$!
   disown # its end is nobody's business: no message, no waiting
   # The wrapper notes each rank's own exit code or signal, which torchrun and srun blur.
@@ -110,30 +118,46 @@ stop_monitor() {
 
 torchrun=
 interrupted=0
-told_to_stop=0
 
-# Once: a second TERM would break off torchrun's own orderly end (it gives its workers 30 seconds). Where SLURM tracks
-# processes without cgroups it signals torchrun, too, and that happens; its traceback in the log is then harmless.
-stop() {
-  interrupted=1
-  [[ $told_to_stop = 0 ]] || return
-  told_to_stop=1
-  say "told to stop; passing it on to torchrun"
-  [[ -z $torchrun ]] || kill -TERM "$torchrun" 2>/dev/null
+# The trainers themselves are told, by way of their wrappers: torchrun hands on no USR1, and after a TERM it kills its
+# workers in 30 seconds, saved or not. Where SLURM signals every process of a step, torchrun gets the signal, too; so it
+# is started deaf to all three.
+tell() { # SIGNAL
+  [[ -n $torchrun ]] || return 0
+  if [[ -n $node_python ]]; then
+    "$node_python" node.pyz tell --parent "$torchrun" --signal "$1" & # it may wait for trainers that start only now
+  elif [[ $1 = USR1 ]]; then
+    kill -TERM "$torchrun" 2>/dev/null
+  fi
 }
-trap stop TERM INT HUP
+
+save_and_stop() { # SIGNAL
+  interrupted=1
+  told=$1
+  say "told to stop ($told); asking the trainers to save"
+  mkdir -p "attempts/$LLMLAUNCH_ATTEMPT/told" && printf '%s\n' "$told" >"attempts/$LLMLAUNCH_ATTEMPT/told/$LLMLAUNCH_NODE"
+  tell USR1
+}
+[[ -z $told ]] || die "told to stop ($told) before the training began"
+trap 'save_and_stop USR1' USR1
+trap 'save_and_stop TERM' TERM INT HUP
+trap 'interrupted=1; tell USR2' USR2
+[[ -z $node_python ]] || export PET_SIGNALS_TO_HANDLE=SIGQUIT # of torchrun; those before 2.8 do not read it
 
 # Static rendezvous: node ranks are those above. The c10d rendezvous of many examples sorts nodes by address (node10 before
 # node2), and then pipeline stages do not lie on the nodes they were planned for.
 # "--": torchrun would take a trainer's argument such as --node for a shortened one of its own.
-"$python" -m torch.distributed.run \
-  --nnodes=64 --nproc_per_node=8 --node_rank="$LLMLAUNCH_NODE_RANK" \
-  --rdzv_backend=static --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" \
-  --max_restarts=0 --no_python \
-  -- "${program[@]}" &
+(
+  [[ -z $node_python ]] || trap '' TERM USR1 USR2
+  exec "$python" -m torch.distributed.run \
+    --nnodes=64 --nproc_per_node=8 --node_rank="$LLMLAUNCH_NODE_RANK" \
+    --rdzv_backend=static --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" \
+    --max_restarts=0 --no_python \
+    -- "${program[@]}"
+) &
 torchrun=$!
 # A signal that came before the line above had nobody to be passed on to.
-[[ $told_to_stop = 0 ]] || kill -TERM "$torchrun" 2>/dev/null
+[[ -z $told ]] || tell USR1
 
 # wait returns early when a trapped signal arrives; torchrun's own code comes from the wait that nothing interrupted.
 while :; do

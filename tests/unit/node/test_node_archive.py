@@ -106,4 +106,4 @@ def test_runs_as_a_program_of_its_own(archive: Path, tmp_path: Path) -> None:
 def test_an_unknown_command_gets_the_usage(archive: Path) -> None:
     answer = subprocess.run([sys.executable, archive, "dance"], capture_output=True, text=True, check=False)
     assert answer.returncode == 1
-    assert "monitor,rank,finish,place" in answer.stderr
+    assert "usage: python3 node.pyz {begin," in answer.stderr

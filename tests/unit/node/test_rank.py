@@ -73,11 +73,38 @@ def test_every_signal_is_passed_on_once(cpu_node: NodeRig) -> None:
     """Also where the whole process group is told, as torchrun and a terminal do."""
     wrapper = cpu_node.rank(sys.executable, "-c", LISTENER, setup=os.setsid)
     assert wrapper.stdout.readline() == "ready\n"
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         os.killpg(wrapper.pid, number)
         assert wrapper.stdout.readline() == f"{number.name}\n"
     assert wrapper.stdout.read() == ""
     assert wrapper.wait() == 9
+
+
+def test_asked_to_save_the_program_gets_the_signal_it_saves_at_once(cpu_node: NodeRig) -> None:
+    program = LISTENER.replace("        sys.exit(9)", "        time.sleep(0.5); sys.exit(9)")
+    wrapper = cpu_node.rank(sys.executable, "-c", program)
+    assert wrapper.stdout.readline() == "ready\n"
+    for _ in range(3):  # a step that is told, and a node that passes it on
+        wrapper.send_signal(signal.SIGUSR1)
+    assert wrapper.stdout.read() == "SIGTERM\n"
+    assert wrapper.wait() == 9
+
+
+def test_a_program_may_save_at_another_signal(cpu_node: NodeRig) -> None:
+    wrapper = cpu_node.rank(sys.executable, "-c", LISTENER, LLMLAUNCH_SAVE_SIGNAL="SIGUSR1")
+    assert wrapper.stdout.readline() == "ready\n"
+    wrapper.send_signal(signal.SIGUSR1)
+    assert wrapper.stdout.readline() == "SIGUSR1\n"
+    wrapper.send_signal(signal.SIGTERM)
+    assert wrapper.wait() == 9
+
+
+def test_a_wrapper_started_deaf_to_term_still_ends_its_program(cpu_node: NodeRig) -> None:
+    """torchrun is started so, and ends its workers by TERM when one of them failed."""
+    wrapper = cpu_node.rank("sleep", "60", setup=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+    cpu_node.until_record()
+    wrapper.send_signal(signal.SIGTERM)
+    assert wrapper.wait() == -signal.SIGTERM
 
 
 def test_a_signal_that_came_ignored_stays_ignored(cpu_node: NodeRig) -> None:
@@ -88,10 +115,11 @@ def test_a_signal_that_came_ignored_stays_ignored(cpu_node: NodeRig) -> None:
 
 
 def test_the_program_starts_as_without_the_wrapper(cpu_node: NodeRig) -> None:
-    """Signal mask and handlers, standard streams, environment, working directory, niceness."""
+    """Signal mask and handlers, standard streams, environment, working directory, niceness. But for the two signals
+    SLURM sends to every process of a step, which would end a program that does not expect them."""
     program = "grep -h '^Sig[BIC]' /proc/self/status; nice; env | grep ^RANK; pwd; cat"
     plain = subprocess.Popen(
-        ["sh", "-c", program],
+        ["sh", "-c", "trap '' USR1 USR2; exec sh -c \"$0\"", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

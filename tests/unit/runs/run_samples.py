@@ -13,7 +13,8 @@ from llmlaunch.memory.estimate import Estimate, RankEstimate
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.length import job_length
 from llmlaunch.planner.plan import Candidate, Limit, Plan
-from llmlaunch.recipe.types import BackendChoice, Code, Container, Data, MemoryPolicy, Recipe, Training
+from llmlaunch.recipe.types import BackendChoice, Code, Container, Data, MemoryPolicy, Recipe, Restart, Training
+from llmlaunch.runs.scripts import job_script
 from llmlaunch.workload import Workload
 
 LINK = Link(bytes_per_second=1e11, latency_seconds=5e-6)
@@ -109,6 +110,11 @@ def plan(of: Recipe, layout: Layout) -> Plan:
     )
 
 
+def script_of(of: Recipe) -> str:
+    """job.sbatch, whatever the plan."""
+    return job_script(of, plan(of, Layout()))
+
+
 def megatron_70b() -> tuple[Recipe, Plan, Rendered]:
     """The 70B job on 64 nodes of eight H100."""
     of = recipe(
@@ -182,3 +188,12 @@ def nasty_job(script: Path) -> tuple[Recipe, Plan, Rendered]:
     of = recipe(name="nasty $(touch PWNED) 'name'", environment=environment)
     rendered = Rendered(program=(str(script), *NASTY), environment={}, files={})
     return of, plan(of, Layout(data=2)), rendered
+
+
+def coming_back() -> tuple[Recipe, Plan, Rendered]:
+    """A CPU job on two nodes and a spare one that saves, and comes back by requeue."""
+    of, _, rendered = deepspeed_cpu()
+    training = replace(of.training, save_interval=10, checkpoint_path="/checkpoints/tiny")
+    of = replace(of, nodes=2, spare_nodes=1, training=training, restart=Restart(save_seconds=300.0))
+    of = replace(of, slurm={"time": "1-00:00:00"})
+    return of, plan(of, Layout(data=4)), rendered

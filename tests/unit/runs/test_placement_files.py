@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from run_samples import container_job, deepspeed_cpu, megatron_70b
+from run_samples import container_job, deepspeed_cpu, megatron_70b, script_of
 
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.placement.traffic import Sizes, Volumes, traffic
@@ -14,11 +14,10 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.placement_json import placement_json
 from llmlaunch.runs.provenance import gather_provenance
 from llmlaunch.runs.render import run_files
-from llmlaunch.runs.scripts import job_script
 
 
 def directives(of: Recipe) -> list[str]:
-    return [line for line in job_script(of).splitlines() if line.startswith("#SBATCH")]
+    return [line for line in script_of(of).splitlines() if line.startswith("#SBATCH")]
 
 
 def with_cluster(of: Recipe, **changes: object) -> Recipe:

@@ -14,13 +14,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_samples import H100, cluster, container_job, deepspeed_cpu, megatron_70b, nasty_job, recipe
+from run_samples import (
+    H100,
+    cluster,
+    coming_back,
+    container_job,
+    deepspeed_cpu,
+    megatron_70b,
+    nasty_job,
+    recipe,
+    script_of,
+)
 
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Code
 from llmlaunch.runs.provenance import Provenance
 from llmlaunch.runs.render import render_run, run_files
-from llmlaunch.runs.scripts import job_script
 from llmlaunch.techniques import Adapters, Techniques
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -29,6 +38,7 @@ JOBS = {
     "llama3-70b": megatron_70b(),
     "deepspeed-cpu": deepspeed_cpu(),
     "container": container_job(),
+    "coming-back": coming_back(),
     "nasty": nasty_job(Path("/opt/train.py")),
 }
 
@@ -135,7 +145,7 @@ def test_a_backend_cannot_write_over_or_out_of_the_run(name: str) -> None:
 )
 def test_values_no_job_script_can_hold_are_refused_with_file_and_key(changes, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        job_script(recipe(**changes))
+        script_of(recipe(**changes))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +161,7 @@ def test_values_no_job_script_can_hold_are_refused_with_file_and_key(changes, me
     ],
 )
 def test_devices_are_asked_for_once_in_the_clusters_form(cluster_changes, slurm, line: str | None) -> None:
-    script = job_script(recipe(cluster=cluster(H100, 8, **cluster_changes), slurm=slurm))
+    script = script_of(recipe(cluster=cluster(H100, 8, **cluster_changes), slurm=slurm))
     asked = [row for row in script.splitlines() if row.startswith("#SBATCH") and re.search("gpu|gres", row)]
     assert asked == ([line] if line else [])
 

@@ -1,4 +1,4 @@
-"""`python3 node.pyz monitor|rank|finish|place ...`: one command, its own module."""
+"""`python3 node.pyz COMMAND ...`: one command, its own module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-USAGE = "usage: python3 node.pyz {monitor,rank,finish,place} --run-dir DIR --attempt A ... (docs/run-directory.md)"
+USAGE = "usage: python3 node.pyz {begin,finish,monitor,place,rank,tell} ... (docs/run-directory.md)"
 
 
 def main() -> None:
@@ -27,6 +27,10 @@ def main() -> None:
         from .finish import main as run
     elif command == "place":
         from .place import main as run
+    elif command == "begin":
+        from .begin import main as run
+    elif command == "tell":
+        from .tell import main as run
     else:
         sys.exit(USAGE)
     code = run(arguments)

@@ -3,43 +3,122 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .files import attempt_directory, read_json, replace_json, say
+from .begin import STOP_FILE
+from .decide import Facts, decide
+from .files import attempt_directory, read_json, say
+from .history import FIRST_LAYOUT, attempts_of_run, fruitless, of_this_submission, saved_step
 from .signals import signal_number
+from .status import COMES_BACK_LATER, write_status
 
 if TYPE_CHECKING:
+    from .decide import Next
     from .files import Record
 
 POLL_SECONDS = 0.5
 
 
 def main(argv: list[str]) -> int:
-    """Write `status.json` and one line to stderr; returns the exit code of the job."""
+    """Write `status.json` and one line to stderr, and print what comes next; returns the exit code of the job."""
     options = _arguments(argv)
     directory = attempt_directory(options.run_dir, options.attempt)
     done = _done_markers(directory, options)
     ranks = _rank_records(directory)
     nodes = _nodes(done, ranks, options.nodes)
     code, why = judge(options.code, ranks, nodes)
-    status: Record = {
-        "schema": 1,
-        "attempt": options.attempt,
-        "state": "succeeded" if code == 0 else "failed",
-        "exit_code": code,
-        "nodes": nodes,
-        "ranks": ranks,
-        "ended_at": time.time(),
-        "why": why,
-    }
-    try:
-        replace_json(options.run_dir / "status.json", status)
-    except OSError as error:
-        say(f"status.json not written: {error.strerror}")
-    say(f"attempt {options.attempt} {status['state']}: {why}")
+    told = options.told or _told(directory)
+    progress = read_json(directory / "progress.json") or {}
+    state = "succeeded" if code == 0 else "failed"
+    if told and code == 0 and not _is_complete(progress):
+        state, code, why = "stopped", COMES_BACK_LATER, _stopped(told, progress)
+    cause = None if state != "failed" else _cause(options, ranks, progress)
+    facts = gather(options.run_dir, options.attempt, state, cause, told, progress)
+    follows = decide(facts)
+    write_status(
+        options.run_dir,
+        {
+            "schema": 1,
+            "attempt": options.attempt,
+            "state": state,
+            "exit_code": code,
+            "nodes": nodes,
+            "ranks": ranks,
+            "ended_at": time.time(),
+            "why": why,
+            "layout": "" if facts.layout == FIRST_LAYOUT else facts.layout,
+            "cause": cause,
+            "step": progress.get("step"),
+            "saved_step": facts.saved_step,
+            "restarts": facts.restarts,
+            "fruitless": facts.fruitless,
+            "next": follows.as_json(),
+        },
+    )
+    say(f"attempt {options.attempt} {state}: {why}")
+    if state != "succeeded" and (facts.described.get("restart") or facts.described.get("fallbacks")):
+        say(f"next: {follows.action} {follows.layout}".rstrip() + f" ({follows.why})")
+    print("next", *_words(follows))
     return code
+
+
+def gather(run_directory: Path, attempt: str, state: str, cause: Record | None, told: str, progress: Record) -> Facts:
+    """What the decision depends on, from the files of this attempt and of those before it."""
+    every = attempts_of_run(run_directory)
+    ours = of_this_submission(every, run_directory, attempt)
+    layout = next((one.layout for one in ours if one.name == attempt), FIRST_LAYOUT)
+    step = saved_step(run_directory, layout)
+    return Facts(
+        state=state,
+        kind=str((cause or {}).get("kind") or ""),
+        told=told,
+        stop_file=(run_directory / STOP_FILE).exists(),
+        made_a_step=progress.get("step") is not None,
+        layout=layout,
+        saved_step=step,
+        restarts=max(0, len([one for one in ours if not one.is_fallback]) - 1),
+        fruitless=fruitless(ours, layout, step),
+        described=read_json(run_directory / "run.json") or {},
+    )
+
+
+def _cause(options: argparse.Namespace, ranks: list[Record], progress: Record) -> Record | None:
+    """Why it failed, where more than an exit code is known."""
+    hung = progress.get("hung")
+    if isinstance(hung, dict):
+        line = f"no {hung.get('what', 'step')} for {hung.get('since_seconds', 0):.0f} s"
+        return {"kind": "hung", "node": None, "rank": None, "line": line, "numbers": {}, "sick": False}
+    return None
+
+
+def _told(directory: Path) -> str:
+    """The signal that told a node to stop, where the batch script got none: preemption and scancel tell the steps."""
+    for path in sorted((directory / "told").glob("*")):
+        with contextlib.suppress(OSError):
+            return path.read_text(encoding="utf-8", errors="replace").strip() or "TERM"
+    return ""
+
+
+def _is_complete(progress: Record) -> bool:
+    step, steps = progress.get("step"), progress.get("steps")
+    return step is not None and steps is not None and step >= steps
+
+
+def _stopped(told: str, progress: Record) -> str:
+    step, steps = progress.get("step"), progress.get("steps")
+    at = "" if step is None else f" after step {step}" + ("" if steps is None else f" of {steps}")
+    return f"told to stop (SIG{told}) and ended in order{at}"
+
+
+def _words(follows: Next) -> list[str]:
+    if follows.action == "fallback":
+        return [follows.layout]
+    if follows.action == "requeue":
+        return ["requeue", str(follows.seconds)]
+    return ["end"]
 
 
 def judge(launcher_code: int, ranks: list[Record], nodes: list[Record]) -> tuple[int, str]:
@@ -128,5 +207,6 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--attempt", required=True)
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--code", type=int, required=True, help="what the launcher returned")
+    parser.add_argument("--told", default="", help="the signal that asked the job to stop: USR1 or TERM")
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for late markers of a file system")
     return parser.parse_args(argv)

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def _decide(options: argparse.Namespace, nodes: list[str]) -> Record:
-    job = read_json(options.run_dir / "placement.json")
+    job = read_json(options.run_dir / options.layout / "placement.json")
     if job is None:
         return _unchanged(nodes, "SLURM's: placement.json cannot be read")
     terms = _terms(job)
@@ -162,5 +162,6 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="node.pyz place", description="node names on stdin, one a line")
     parser.add_argument("--run-dir", required=True, type=Path)
     parser.add_argument("--attempt", required=True)
+    parser.add_argument("--layout", default=".", help="folder of the layout that is trained")
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="SECONDS", help="for the search")
     return parser.parse_args(argv)

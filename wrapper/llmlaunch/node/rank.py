@@ -1,7 +1,8 @@
 """The rank wrapper: runs one trainer as its child and writes down how it began and ended.
 
-Everything the trainer would notice stays as it was: signals arrive once, its code or signal becomes the
-wrapper's, and no disk error changes either.
+What the trainer would notice stays as it was: signals arrive once, its code or signal becomes the wrapper's, and no
+disk error changes either. USR1 is the exception: it asks for a checkpoint and an end, and the trainer gets it as the
+signal it saves at.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .files import attempt_directory, replace_json, say
-from .signals import die_with_parent, end_like, signal_name
+from .signals import die_with_parent, end_like, signal_name, signal_number
 
 if TYPE_CHECKING:
     from .files import Record
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ASKS_TO_SAVE = signal.SIGUSR1
+# Where SLURM tells every process of a step, the trainer gets these too, and nobody asked it: they end what does not
+# expect them.
+NOT_FOR_TRAINERS = (signal.SIGUSR1, signal.SIGUSR2)
+SAVE_SIGNAL_VARIABLE = "LLMLAUNCH_SAVE_SIGNAL"  # for a trainer that saves at another signal than SIGTERM
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell has them
 
 
@@ -46,7 +52,10 @@ def main(argv: list[str]) -> int:
     record["program_pid"] = child = spawn(program)
     _write(path, record)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    for number in FORWARDED:  # while the child is still a zombie, so that no signal ever goes to its number's heir
+    for number in (
+        *FORWARDED,
+        *NOT_FOR_TRAINERS,
+    ):  # while the child is still a zombie, so that no signal ever goes to its number's heir
         signal.signal(number, signal.SIG_IGN)
     _, status, usage = os.wait4(child, 0)
     record["ended_at"] = time.time()
@@ -67,21 +76,36 @@ def spawn(program: list[str]) -> int:
     torch 2.13, subprocess_handler.py), a terminal likewise, and with the forwarded one the trainer would be
     told twice.
     """
-    heard = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    # torchrun is started deaf to TERM; its workers are not to inherit that
+    heard = [n for n in FORWARDED if n == signal.SIGTERM or signal.getsignal(n) != signal.SIG_IGN]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [*heard, *NOT_FOR_TRAINERS])
     wrapper = os.getpid()
     child = os.fork()
     if child == 0:
         _become(program, wrapper, mask)
+    asked = []  # the signals it was sent so far
 
-    def forward(number: int, frame: object) -> None:
+    def forward(number: int, frame: object = None) -> None:
+        asked.append(number)
         with contextlib.suppress(OSError):  # gone, or of another user since
             os.kill(child, number)
 
+    def ask_to_save(number: int, frame: object) -> None:
+        """Once, and not where it was told to end already: a second signal would break off its saving."""
+        if not asked:
+            forward(save_signal())
+
     for number in heard:
         signal.signal(number, forward)
+    signal.signal(ASKS_TO_SAVE, ask_to_save)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return child
+
+
+def save_signal() -> int:
+    """What the trainer saves at: SIGTERM, as Megatron-LM with --exit-signal-handler and our own script do."""
+    return signal_number(os.environ.get(SAVE_SIGNAL_VARIABLE, "")) or signal.SIGTERM
 
 
 def _become(program: list[str], parent: int, mask: set[int | signal.Signals]) -> None:
@@ -93,8 +117,10 @@ def _become(program: list[str], parent: int, mask: set[int | signal.Signals]) ->
         if os.getppid() != parent:  # it went before we asked
             os._exit(128 + signal.SIGKILL)
         # Python ignores these two for itself; a program expects to inherit the defaults (as subprocess does).
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
+        for number in NOT_FOR_TRAINERS:
+            signal.signal(number, signal.SIG_IGN)
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

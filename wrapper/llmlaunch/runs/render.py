@@ -44,7 +44,7 @@ def run_files(
         "recipe.yaml": _text(recipe.text),
         "plan.json": _json(plan_json),
         "run.json": _json(run_description(recipe, plan, rendered)),
-        "job.sbatch": _text(job_script(recipe)),
+        "job.sbatch": _text(job_script(recipe, plan)),
         "train.sh": _text(train_script(recipe, rendered, code_root)),
         "node.pyz": node_archive(),
         "code.json": code_json(provenance),

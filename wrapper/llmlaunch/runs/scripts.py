@@ -8,8 +8,10 @@ from pathlib import PurePath
 from llmlaunch.backends.base import NodeVariable, Rendered
 from llmlaunch.documents.text import looks_secret
 from llmlaunch.errors import UserError
+from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.placement_json import is_placed
+from llmlaunch.runs.recovery_json import late_end_seconds, restart_by, warning_seconds
 from llmlaunch.runs.shell import ShellText, directive, render_template, variable_name
 
 __all__ = ["SNAPSHOT_FOLDER", "job_script", "train_script"]
@@ -28,15 +30,17 @@ _FIXED = {
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 
 
-def job_script(recipe: Recipe) -> str:
+def job_script(recipe: Recipe, plan: Plan) -> str:
     """job.sbatch. Raises UserError for a recipe value no directive or shell word can hold."""
     try:
         return render_template(
             "job.sbatch.j2",
             {
-                "directives": _directives(recipe),
+                "directives": _directives(recipe, warning_seconds(recipe, plan)),
                 "name": recipe.name,
                 "nodes": recipe.nodes,
+                "allocated": recipe.nodes + recipe.spare_nodes,
+                "late_end_seconds": late_end_seconds(recipe, plan),
                 "setup": [ShellText(line) for line in recipe.setup],
                 "secrets": recipe.secrets,
                 "container": recipe.container,
@@ -69,18 +73,19 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
         raise type(error)(f"{recipe.path}: {error}") from error
 
 
-def _directives(recipe: Recipe) -> list[ShellText]:
+def _directives(recipe: Recipe, warning: int | None) -> list[ShellText]:
     """What the job itself needs, then what recipe and cluster profile ask for, by name; theirs win."""
     for option, advice in _FIXED.items():
         if option in recipe.slurm:
             raise UserError(f"slurm.{option}: not to be set here: {advice}")
     options: dict[str, Option] = {
         "job-name": recipe.name,
-        "nodes": recipe.nodes,
+        "nodes": recipe.nodes + recipe.spare_nodes,
         "ntasks-per-node": 1,
         **_cpu_request(recipe),
         **_gpu_request(recipe),
         **_near_each_other(recipe),
+        **_coming_back(recipe, warning),
         # Relative to where sbatch is called, and in no folder: sbatch makes none, and a job whose output cannot be
         # opened dies without a word. The job's real log is in logs/.
         "output": "slurm-%j.out",
@@ -130,6 +135,17 @@ def _near_each_other(recipe: Recipe) -> dict[str, Option]:
         if size > 1:
             wishes["segment"] = size
     return wishes
+
+
+def _coming_back(recipe: Recipe, warning: int | None) -> dict[str, Option]:
+    """Told in time, and put back into the queue. Where the job does not come back, the site's own habit holds."""
+    if warning is None:
+        return {}
+    # to the batch script alone: it knows then that time is short, and tells the nodes
+    options: dict[str, Option] = {} if "signal" in recipe.slurm else {"signal": f"B:USR1@{warning}"}
+    if "requeue" in recipe.slurm or "no-requeue" in recipe.slurm:
+        return options
+    return options | {"requeue" if restart_by(recipe) == "requeue" else "no-requeue": True}
 
 
 def _environment(recipe: Recipe, rendered: Rendered, code_root: PurePath | None) -> dict[str, str | NodeVariable]:

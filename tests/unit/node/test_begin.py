@@ -1,0 +1,148 @@
+"""What a job that starts again finds out before it trains."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_rig import NodeRig
+
+RESTART = {"by": "requeue", "times": 3, "fruitless": 2, "backoff_seconds": 60}
+
+
+class Run:
+    """A run directory and what its attempts left."""
+
+    def __init__(self, rig: NodeRig, folder: Path) -> None:
+        self.archive, self.folder = rig.archive, folder / "run"
+        (self.folder / "attempts").mkdir(parents=True)
+        (folder / "checkpoints").mkdir()
+        self.tracker = folder / "checkpoints" / "latest"
+        self.describe(restart=RESTART)
+
+    def describe(self, layout: str = ".", **more: Any) -> None:
+        checkpoint = {"path": str(self.tracker.parent), "tracker": "latest"}
+        (self.folder / layout).mkdir(parents=True, exist_ok=True)
+        (self.folder / layout / "run.json").write_text(json.dumps({"checkpoint": checkpoint, **more}))
+
+    def past(self, attempt: str, layout: str = "", from_step: int = 0, fallback: bool = False, **status: Any) -> None:
+        """An attempt that has been."""
+        folder = self.folder / "attempts" / attempt
+        folder.mkdir()
+        record = {"attempt": attempt, "layout": layout, "from_step": from_step, "started_at": time.time()}
+        (folder / "attempt.json").write_text(json.dumps({**record, "fallback": fallback}))
+        if status:
+            (folder / "status.json").write_text(json.dumps({"attempt": attempt, **status}))
+
+    def begin(self, attempt: str, *more: str) -> str:
+        (self.folder / "attempts" / attempt).mkdir()
+        place = ["--run-dir", str(self.folder), "--attempt", attempt]
+        done = subprocess.run(
+            [sys.executable, self.archive, "begin", *place, *more],
+            input="node1\nnode2\n",
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.splitlines()[-1]
+
+    def record(self, attempt: str, name: str = "attempt.json") -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((self.folder / "attempts" / attempt / name).read_text())
+        return record
+
+    @property
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads((self.folder / "status.json").read_text())
+        return status
+
+
+@pytest.fixture
+def run(cpu_node: NodeRig, tmp_path: Path) -> Run:
+    return Run(cpu_node, tmp_path)
+
+
+def test_the_first_attempt_trains_from_the_start(run: Run) -> None:
+    assert run.begin("7.0") == "run ."
+    record = run.record("7.0")
+    assert (record["layout"], record["from_step"], record["nodes"]) == ("", 0, ["node1", "node2"])
+
+
+def test_a_requeued_job_knows_the_step_it_goes_on_from(run: Run) -> None:
+    run.past("7.0")
+    run.tracker.write_text("step-120")
+    assert run.begin("7.1") == "run ."
+    assert run.record("7.1")["from_step"] == 120
+
+
+def test_the_next_link_of_a_finished_chain_trains_nothing(run: Run) -> None:
+    (run.folder / "submission.json").write_text(json.dumps({"job_id": "7", "chain": ["7", "8"]}))
+    run.past("7.0", state="succeeded", exit_code=0)
+    assert run.begin("8.0") == "end 0"
+    assert (run.status["attempt"], run.status["state"]) == ("8.0", "succeeded")
+    assert "finished by attempt 7.0" in run.status["why"]
+
+
+def test_the_next_link_of_a_chain_that_was_given_up_trains_nothing(run: Run) -> None:
+    (run.folder / "submission.json").write_text(json.dumps({"job_id": "7", "chain": ["7", "8"]}))
+    run.past("7.0", state="failed", exit_code=3, why="rank 0 exited with 3", next={"action": "end", "why": "enough"})
+    assert run.begin("8.0") == "end 3"
+    assert run.status["state"] == "failed"
+
+
+def test_a_person_who_resumes_starts_counting_again(run: Run) -> None:
+    for count in range(5):
+        run.past(f"7.{count}", state="failed", exit_code=1, next={"action": "end"})
+    (run.folder / "submission.json").write_text(json.dumps({"job_id": "9", "chain": []}))
+    assert run.begin("9.0") == "run ."
+
+
+def test_a_stop_file_keeps_it_from_training(run: Run) -> None:
+    (run.folder / "stop").touch()
+    assert run.begin("7.0") == "end 75"
+    assert run.status["state"] == "stopped"
+    assert "remove it to go on" in run.status["why"]
+
+
+def test_slurm_s_own_requeues_are_bounded_too(run: Run) -> None:
+    """A node that fails again and again takes the job with it without asking anybody."""
+    for count in range(4):
+        run.past(f"7.{count}", from_step=10 * count)
+    run.tracker.write_text("step-99")
+    assert run.begin("7.4") == "end 75"
+    assert "restarted 3 times already" in run.status["why"]
+
+
+def test_attempts_that_get_no_further_are_given_up(run: Run) -> None:
+    run.tracker.write_text("step-50")
+    run.past("7.0", from_step=20)
+    run.past("7.1", from_step=50)
+    run.past("7.2", from_step=50)
+    assert run.begin("7.3") == "end 75"
+    assert "got no further than step 50" in run.status["why"]
+
+
+def test_fallbacks_are_no_restarts_and_keep_their_layout(run: Run) -> None:
+    run.describe("fallback/1")
+    run.describe("fallback/2")
+    run.past("7.0", state="failed", exit_code=1, next={"action": "fallback", "layout": "fallback/1"})
+    assert run.begin("7.1", "--layout", "fallback/1") == "run fallback/1"
+    assert run.record("7.1")["fallback"] is True
+    run.past("7.2", layout="fallback/2", fallback=True, state="failed", next={"action": "requeue", "layout": ""})
+    assert run.begin("7.3") == "run fallback/2"
+
+
+def test_an_allocation_lost_between_two_layouts_goes_on_with_the_second(run: Run) -> None:
+    run.describe("fallback/1")
+    run.past("7.0", state="failed", exit_code=1, next={"action": "fallback", "layout": "fallback/1"})
+    assert run.begin("7.1") == "run fallback/1"
+
+
+def test_a_damaged_tracker_is_step_0(run: Run) -> None:
+    run.tracker.write_bytes(b"\xff\xfe\n")
+    assert run.begin("7.0") == "run ."
+    assert run.record("7.0")["from_step"] == 0

@@ -1,0 +1,116 @@
+"""What follows an attempt: each rule by itself, and none of them for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmlaunch.node.decide import Facts, Next, decide
+
+RESTART = {"by": "requeue", "times": 20, "fruitless": 2, "backoff_seconds": 60}
+FALLBACKS = [
+    {"layout": "fallback/1", "keeps_checkpoints": True},
+    {"layout": "fallback/2", "keeps_checkpoints": False},
+]
+
+
+def facts(described: dict[str, Any] | None = None, **changes: Any) -> Facts:
+    plain = Facts("failed", "nccl", "", False, True, ".", 100, 0, 0, {"restart": RESTART, **(described or {})})
+    return plain._replace(**changes)
+
+
+def test_what_is_done_is_done() -> None:
+    assert decide(facts(state="succeeded", kind="")).action == "end"
+
+
+def test_a_failure_after_progress_goes_on_from_the_last_checkpoint() -> None:
+    assert decide(facts()) == Next("requeue", "goes on from the last checkpoint", seconds=60)
+
+
+def test_a_time_limit_goes_on_at_once() -> None:
+    assert decide(facts(state="stopped", kind="", told="USR1")) == Next("requeue", "saved; goes on later", seconds=0)
+
+
+def test_where_requeue_is_forbidden_the_next_link_of_the_chain_goes_on() -> None:
+    described = {"restart": {**RESTART, "by": "chain"}}
+    assert decide(facts(described, state="stopped", told="USR1")).action == "chain"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"told": "TERM", "state": "stopped"}, "SLURM or a person ended the job"),
+        ({"stop_file": True, "told": "USR1", "state": "stopped"}, "the stop file asked for it"),
+        ({"kind": "crash", "made_a_step": False}, "it ended before its first step, and would again"),
+        ({"kind": "", "made_a_step": False}, "it ended before its first step, and would again"),
+        ({"kind": "disk_full"}, "disk_full would come again"),
+        ({"kind": "oom"}, "on_oom: fallback tries layouts with more head-room"),
+        ({"restarts": 20}, "restarted 20 times already"),
+        ({"fruitless": 2}, "2 attempts in a row got no further than step 100"),
+        ({"described": {"restart": None}}, "no restart is asked for"),
+    ],
+)
+def test_what_ends_a_job(changes: dict[str, Any], why: str) -> None:
+    after = decide(facts(**changes))
+    assert after.action == "end"
+    assert why in after.why
+
+
+def test_the_wait_doubles_with_each_vain_attempt_up_to_an_hour() -> None:
+    patient = {"restart": {**RESTART, "fruitless": 50}}
+    waits = [decide(facts(patient, fruitless=tried)).seconds for tried in (0, 1, 2, 3, 20)]
+    assert waits == [60, 60, 120, 240, 3600]
+
+
+def oom(layout: str = ".", saved_step: int = 0, after: str = "reshard", kind: str = "oom", told: str = "") -> Next:
+    described = {"fallbacks": FALLBACKS, "after_checkpoint": after}
+    return decide(facts(described, kind=kind, layout=layout, saved_step=saved_step, told=told, made_a_step=False))
+
+
+def test_out_of_memory_falls_back_on_one_layout_after_the_other() -> None:
+    assert oom() == Next("fallback", "out of memory", layout="fallback/1")
+    assert oom("fallback/1").layout == "fallback/2"
+    assert oom("fallback/2").action == "end"
+
+
+def test_host_memory_is_never_answered_with_head_room_on_the_device() -> None:
+    assert oom(kind="host_oom", saved_step=5).action == "requeue"
+
+
+def test_after_a_checkpoint_only_what_can_load_it_follows() -> None:
+    assert oom(saved_step=100).layout == "fallback/1"
+    assert "cannot load the checkpoint of step 100" in oom("fallback/1", saved_step=100).why
+    assert oom("fallback/1", saved_step=100, after="restart").layout == "fallback/2"
+    assert oom(saved_step=100, after="stop").action == "end"
+
+
+def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop() -> None:
+    assert oom(told="USR1").action == "end"
+
+
+@given(
+    st.builds(
+        Facts,
+        state=st.sampled_from(["failed", "stopped"]),
+        kind=st.sampled_from(["", "oom", "host_oom", "nccl", "hung", "crash", "xid", "disk_full", "node_fail"]),
+        told=st.sampled_from(["", "USR1", "TERM"]),
+        stop_file=st.booleans(),
+        made_a_step=st.booleans(),
+        layout=st.sampled_from([".", "fallback/1", "fallback/2"]),
+        saved_step=st.integers(0, 10**6),
+        restarts=st.integers(0, 100),
+        fruitless=st.integers(0, 10),
+        described=st.just({"restart": RESTART, "fallbacks": FALLBACKS, "after_checkpoint": "restart"}),
+    )
+)
+def test_no_job_comes_back_for_ever(case: Facts) -> None:
+    after = decide(case)
+    if after.action in ("requeue", "chain"):
+        assert case.restarts < 20
+        assert case.fruitless < 2
+        assert 0 <= after.seconds <= 3600
+    if after.action == "fallback":
+        assert after.layout > case.layout

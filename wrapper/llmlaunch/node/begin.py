@@ -1,0 +1,130 @@
+"""Before an attempt: is there anything left to train, and with which layout.
+
+SLURM may start a job again that was finished or given up: requeued after a node failed, or the next link of a chain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .files import attempt_directory, read_json, replace_json, say
+from .history import FIRST_LAYOUT, attempts_of_run, fruitless, job_of, of_this_submission, saved_step
+from .status import COMES_BACK_LATER, write_status
+
+if TYPE_CHECKING:
+    from .files import Record
+    from .history import Attempt
+
+STOP_FILE = "stop"
+
+
+def main(argv: list[str]) -> int:
+    """Read the allocated nodes from stdin, one a line; write the attempt's `attempt.json`.
+
+    The last line printed is `run LAYOUT`, or `end CODE` where there is nothing to train; why is in `status.json` then.
+    Always returns 0.
+    """
+    options = _arguments(argv)
+    nodes = sys.stdin.read().split()
+    earlier = [one for one in attempts_of_run(options.run_dir) if one.name != options.attempt]
+    layout = options.layout or _next_layout(earlier)
+    step = saved_step(options.run_dir, layout)
+    ended = None if options.layout else _reason_to_end(options, earlier, layout, step)
+    try:
+        if ended is not None:
+            state, code, why = ended
+            say(why)
+            write_status(options.run_dir, _status(options.attempt, state, code, why, layout))
+            print(f"end {code}")
+            return 0
+        replace_json(
+            attempt_directory(options.run_dir, options.attempt) / "attempt.json",
+            _record(options, nodes, layout, step),
+        )
+    except OSError as error:
+        say(f"attempt {options.attempt} is not written down: {error.strerror}")
+    if ended is None:
+        print(f"run {layout}")
+    return 0
+
+
+def _next_layout(earlier: list[Attempt]) -> str:
+    """That of the latest attempt, or the one it would have gone on with had its allocation lasted."""
+    if not earlier:
+        return FIRST_LAYOUT
+    latest = earlier[-1]
+    after = latest.status.get("next") or {}
+    return str(after["layout"]) if after.get("action") == "fallback" else latest.layout
+
+
+def _reason_to_end(
+    options: argparse.Namespace, earlier: list[Attempt], layout: str, step: int
+) -> tuple[str, int, str] | None:
+    """State, exit code and why; None where the training may go on."""
+    ours = of_this_submission(earlier, options.run_dir, options.attempt)
+    if ours and ours[-1].status.get("state") == "succeeded":
+        return "succeeded", 0, f"the training was finished by attempt {ours[-1].name}"
+    if (options.run_dir / STOP_FILE).exists():
+        return "stopped", COMES_BACK_LATER, f"the file {options.run_dir / STOP_FILE} says so; remove it to go on"
+    if not ours:
+        return None
+    last = ours[-1].status
+    code = int(last.get("exit_code") or COMES_BACK_LATER)
+    given_up = (last.get("next") or {}).get("action") == "end" and job_of(ours[-1].name) != job_of(options.attempt)
+    if given_up and last.get("why"):
+        return (
+            str(last["state"]),
+            code,
+            f"attempt {ours[-1].name} was the last: {last['next'].get('why') or last['why']}",
+        )
+    policy = (read_json(options.run_dir / "run.json") or {}).get("restart")
+    if not isinstance(policy, dict):
+        return None
+    restarts = len([one for one in ours if not one.is_fallback])
+    if restarts > int(policy["times"]):
+        return "failed", code, f"restarted {policy['times']} times already (restart.times); resume it when you know why"
+    tried = fruitless(ours, layout, step)
+    if tried >= int(policy["fruitless"]):
+        return "failed", code, f"{tried} attempts in a row got no further than step {step} (restart.fruitless)"
+    return None
+
+
+def _record(options: argparse.Namespace, nodes: list[str], layout: str, step: int) -> Record:
+    return {
+        "schema": 1,
+        "attempt": options.attempt,
+        "layout": "" if layout == FIRST_LAYOUT else layout,
+        "fallback": bool(options.layout),
+        "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
+        "nodes": nodes,
+        "started_at": time.time(),
+        "from_step": step,
+    }
+
+
+def _status(attempt: str, state: str, code: int, why: str, layout: str) -> Record:
+    return {
+        "schema": 1,
+        "attempt": attempt,
+        "state": state,
+        "exit_code": code,
+        "nodes": [],
+        "ranks": [],
+        "ended_at": time.time(),
+        "why": why,
+        "layout": "" if layout == FIRST_LAYOUT else layout,
+        "next": {"action": "end", "why": why},
+    }
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="node.pyz begin", description="node names on stdin, one a line")
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True)
+    parser.add_argument("--layout", default="", help="the layout to fall back on, in the same allocation")
+    return parser.parse_args(argv)

@@ -1,0 +1,99 @@
+"""What comes after an attempt: the end, another layout, or the same training again from its last checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .files import Record
+
+# Failures that would come again at once, wherever the job runs.
+_CERTAIN = ("oom", "disk_full")
+_MOST_BACKOFF_SECONDS = 3600.0
+
+
+class Facts(NamedTuple):
+    """All that the decision depends on."""
+
+    state: str  # succeeded, failed or stopped
+    kind: str  # of the cause; empty where nothing is known
+    told: str  # the signal that asked to stop: USR1 (time limit, stop file), TERM (SLURM or a person), or empty
+    stop_file: bool
+    made_a_step: bool  # in this attempt
+    layout: str
+    saved_step: int
+    restarts: int  # automatic ones of this submission so far
+    fruitless: int  # attempts in a row, this one included, that got no further than saved_step
+    described: Record  # run.json
+
+
+class Next(NamedTuple):
+    """`action` is end, fallback, requeue or chain."""
+
+    action: str
+    why: str
+    layout: str = ""
+    seconds: int = 0
+
+    def as_json(self) -> Record:
+        return dict(self._asdict())
+
+
+def decide(facts: Facts) -> Next:
+    """The one that holds first: done, told to end, out of memory, then the rules of restart."""
+    if facts.state == "succeeded":
+        return Next("end", "done")
+    if facts.stop_file:
+        return Next("end", "the stop file asked for it")
+    if facts.told == "TERM":
+        return Next("end", "SLURM or a person ended the job; what follows is theirs to say")
+    if facts.kind == "oom" and not facts.told:
+        return _after_oom(facts)
+    return _restart(facts)
+
+
+def _after_oom(facts: Facts) -> Next:
+    names = [str(one["layout"]) for one in facts.described.get("fallbacks") or []]
+    if not names:
+        return Next("end", "out of memory would come again; on_oom: fallback tries layouts with more head-room")
+    at = names.index(facts.layout) + 1 if facts.layout in names else 0
+    if at == len(names):
+        return Next("end", "out of memory with the last fallback layout, too")
+    after = facts.described.get("after_checkpoint")
+    keeps = bool(facts.described["fallbacks"][at].get("keeps_checkpoints"))
+    if facts.saved_step and after == "stop":
+        return Next("end", f"there is a checkpoint of step {facts.saved_step} (on_oom.after_checkpoint: stop)")
+    if facts.saved_step and not keeps and after != "restart":
+        return Next(
+            "end",
+            f"{names[at]} cannot load the checkpoint of step {facts.saved_step}; on_oom.after_checkpoint: restart "
+            "would begin again at step 0",
+        )
+    return Next("fallback", "out of memory", layout=names[at])
+
+
+def _restart(facts: Facts) -> Next:
+    policy = facts.described.get("restart")
+    if not isinstance(policy, dict):
+        return Next("end", "no restart is asked for")
+    if facts.kind in _CERTAIN:
+        return Next("end", f"{facts.kind} would come again")
+    if facts.kind in ("crash", "") and not facts.made_a_step and not facts.told:
+        return Next("end", "it ended before its first step, and would again")
+    if facts.restarts >= int(policy["times"]):
+        return Next("end", f"restarted {facts.restarts} times already (restart.times)")
+    if facts.fruitless >= int(policy["fruitless"]):
+        tried = "1 attempt" if facts.fruitless == 1 else f"{facts.fruitless} attempts in a row"
+        return Next("end", f"{tried} got no further than step {facts.saved_step} (restart.fruitless)")
+    why = "saved; goes on later" if facts.state == "stopped" else "goes on from the last checkpoint"
+    if policy.get("by") == "chain":
+        return Next("chain", why)
+    return Next("requeue", why, seconds=_backoff_seconds(facts, float(policy["backoff_seconds"])))
+
+
+def _backoff_seconds(facts: Facts, first: float) -> int:
+    """None after a time limit; else doubled with each attempt in a row that was in vain."""
+    if facts.told:
+        return 0
+    doubled = first * 2.0 ** max(0, facts.fruitless - 1)
+    return round(min(doubled, max(first, _MOST_BACKOFF_SECONDS)))

@@ -1,0 +1,86 @@
+"""What earlier attempts of a run did, and how far its checkpoints have come."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .files import attempt_directory, read_json
+
+if TYPE_CHECKING:
+    from .files import Record
+
+FIRST_LAYOUT = "."
+
+
+class Attempt(NamedTuple):
+    """One attempt that has begun."""
+
+    name: str
+    layout: str
+    from_step: int  # of the checkpoint it began with; 0 without one
+    started_at: float
+    is_fallback: bool  # started in the allocation of the one before, out of memory
+    status: Record  # its own status.json; empty where it has none
+
+
+def attempts_of_run(run_directory: Path) -> list[Attempt]:
+    """Every attempt that has begun, the oldest first."""
+    records = [read_json(path) for path in (run_directory / "attempts").glob("*/attempt.json")]
+    attempts = [_attempt(run_directory, record) for record in records if record is not None]
+    return sorted(attempts, key=lambda attempt: attempt.started_at)
+
+
+def of_this_submission(attempts: list[Attempt], run_directory: Path, attempt: str) -> list[Attempt]:
+    """Those of the same job or chain of jobs as `attempt`: a person who resumes a run starts counting again."""
+    job = job_of(attempt)
+    submission = read_json(run_directory / "submission.json") or {}
+    jobs = {str(submission.get("job_id")), *(str(link) for link in submission.get("chain") or [])}
+    if job not in jobs:  # handed to sbatch by hand
+        jobs = {job}
+    return [one for one in attempts if job_of(one.name) in jobs]
+
+
+def job_of(attempt: str) -> str:
+    return attempt.rpartition(".")[0]
+
+
+def saved_step(run_directory: Path, layout: str) -> int:
+    """The step of the last whole checkpoint this layout would go on from; 0 where there is none.
+
+    The tracker is what the framework writes last: `1200` (Megatron-LM) or `step-1200` (our DeepSpeed script).
+    """
+    described = read_json(run_directory / layout / "run.json") or {}
+    checkpoint = described.get("checkpoint")
+    if not isinstance(checkpoint, dict):
+        return 0
+    try:
+        tracker = Path(checkpoint["path"]) / checkpoint["tracker"]
+        digits = re.search(r"(\d+)\s*$", tracker.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, KeyError):
+        return 0
+    return int(digits[1]) if digits else 0
+
+
+def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
+    """How many attempts in a row, the latest ones, got with `layout` no further than `step`."""
+    count = 0
+    for attempt in reversed(attempts):
+        if attempt.layout != layout or attempt.from_step < step:
+            break
+        count += 1
+    return count
+
+
+def _attempt(run_directory: Path, record: Record) -> Attempt:
+    name = str(record.get("attempt"))
+    status = read_json(attempt_directory(run_directory, name) / "status.json")
+    return Attempt(
+        name=name,
+        layout=str(record.get("layout") or FIRST_LAYOUT),
+        from_step=int(record.get("from_step") or 0),
+        started_at=float(record.get("started_at") or 0.0),
+        is_fallback=bool(record.get("fallback")),
+        status=status or {},
+    )

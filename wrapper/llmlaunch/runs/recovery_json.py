@@ -1,0 +1,65 @@
+"""The part of run.json that says what follows when an attempt ends early, and how a job is told in time."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from llmlaunch.backends.checkpoints import lead_seconds, refuse_short_time, save_seconds, tracker
+from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["late_end_seconds", "recovery", "restart_by", "warning_seconds"]
+
+LEAST_LATE_END_SECONDS = 60
+
+
+def recovery(recipe: Recipe) -> dict[str, object]:
+    """`restart`, `checkpoint`, `fallbacks` and `after_checkpoint` of run.json (docs/run-directory.md)."""
+    return {
+        "restart": _restart(recipe),
+        "checkpoint": _checkpoint(recipe),
+        "fallbacks": [],
+        "after_checkpoint": recipe.on_oom.after_checkpoint,
+    }
+
+
+def restart_by(recipe: Recipe) -> str | None:
+    """How the job comes back: "requeue" or "chain"; None where it does not."""
+    return None if recipe.restart is None else recipe.restart.by or "requeue"
+
+
+def warning_seconds(recipe: Recipe, plan: Plan) -> int | None:
+    """How long before its time limit the job is told to save; None where it does not come back.
+
+    Raises UserError where the time limit leaves too little to train.
+    """
+    if recipe.restart is None:
+        return None
+    lead = lead_seconds(recipe, plan.layout, plan.chosen.step_seconds)
+    refuse_short_time(recipe, lead)
+    return lead
+
+
+def late_end_seconds(recipe: Recipe, plan: Plan) -> int:
+    """How much later than the first node the last may end: some write more of a checkpoint than others."""
+    if recipe.training.checkpoint_path is None:
+        return LEAST_LATE_END_SECONDS
+    return max(LEAST_LATE_END_SECONDS, ceil(save_seconds(recipe, plan.layout)))
+
+
+def _restart(recipe: Recipe) -> dict[str, object] | None:
+    if recipe.restart is None:
+        return None
+    return {
+        "by": restart_by(recipe),
+        "times": recipe.restart.times,
+        "fruitless": recipe.restart.fruitless,
+        "backoff_seconds": recipe.restart.backoff_seconds,
+    }
+
+
+def _checkpoint(recipe: Recipe) -> dict[str, object] | None:
+    name = tracker(recipe)
+    if recipe.training.checkpoint_path is None or name is None:
+        return None
+    return {"path": recipe.training.checkpoint_path, "tracker": name}
