@@ -14,12 +14,17 @@
 #   LLMLAUNCH_SLURM_DIR              its directory [${TMPDIR:-/tmp}/llmlaunch-slurm-<uid>]; keep it short
 #   LLMLAUNCH_SLURM_PORT             first of 23 ports [26800]: controller, accounting, nodes from +11 on
 #   LLMLAUNCH_SLURM_NODES            nodes of `up` without a number, 1 to 12 [4]
-#   LLMLAUNCH_SLURM_CPUS             CPUs each node claims to have [16]
+#   LLMLAUNCH_SLURM_CPUS             CPUs each node claims to have [16; with task/affinity as many as are there]
 #   LLMLAUNCH_SLURM_MEMORY_MIB       memory each node claims to have [64000]
 #   LLMLAUNCH_SLURM_GPUS             make-believe GPUs of each node, 0 for none [8]
 #   LLMLAUNCH_SLURM_GPU_TYPE         their type in --gres=gpu:TYPE:N [h100]
 #   LLMLAUNCH_SLURM_ACCOUNTING       1: slurmdbd and MariaDB, for the full sacct; 0: `sacct -c` only [0]
 #   LLMLAUNCH_SLURM_SWITCHES         leaf switches the nodes are dealt out to, one by one; 0: no topology [0]
+#   LLMLAUNCH_SLURM_LIMITS           enforced: what can never run is refused at once (EnforcePartLimits,
+#                                    AccountingStorageEnforce); default: as SLURM is without being told [enforced]
+#   LLMLAUNCH_SLURM_REQUEUE          JobRequeue, what a job is that says neither --requeue nor --no-requeue [1]
+#   LLMLAUNCH_SLURM_GRACE_SECONDS    GraceTime of the partition `low`: from the preemption's signal to the kill [10]
+#   LLMLAUNCH_SLURM_AFFINITY         1: a task is bound to its CPUs (task/affinity), as `nproc` shows; 0: to none [0]
 #   LLMLAUNCH_SLURM_TIMEOUT_SECONDS  how long to wait for a daemon to answer [60]
 
 # shellcheck source-path=SCRIPTDIR
@@ -30,14 +35,19 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 DIR=${LLMLAUNCH_SLURM_DIR:-${TMPDIR:-/tmp}/llmlaunch-slurm-$(id -u)}
 BASE_PORT=${LLMLAUNCH_SLURM_PORT:-26800}
 NODES=${LLMLAUNCH_SLURM_NODES:-4}
-CPUS=${LLMLAUNCH_SLURM_CPUS:-16}
 MEMORY_MIB=${LLMLAUNCH_SLURM_MEMORY_MIB:-64000}
 GPUS=${LLMLAUNCH_SLURM_GPUS:-8}
 GPU_TYPE=${LLMLAUNCH_SLURM_GPU_TYPE:-h100}
 ACCOUNTING=${LLMLAUNCH_SLURM_ACCOUNTING:-0}
 SWITCHES=${LLMLAUNCH_SLURM_SWITCHES:-0}
+LIMITS=${LLMLAUNCH_SLURM_LIMITS:-enforced}
+REQUEUE=${LLMLAUNCH_SLURM_REQUEUE:-1}
+GRACE_SECONDS=${LLMLAUNCH_SLURM_GRACE_SECONDS:-10}
+AFFINITY=${LLMLAUNCH_SLURM_AFFINITY:-0}
 TIMEOUT_SECONDS=${LLMLAUNCH_SLURM_TIMEOUT_SECONDS:-60}
 MOST_NODES=12
+# A binding is to CPUs that are there.
+if [ "$AFFINITY" = 1 ]; then CPUS=${LLMLAUNCH_SLURM_CPUS:-$(nproc)}; else CPUS=${LLMLAUNCH_SLURM_CPUS:-16}; fi
 
 export PATH=$PATH:/usr/sbin:/sbin
 export SLURM_CONF=$DIR/etc/slurm.conf
@@ -87,13 +97,19 @@ wait_for() {
 
 check_settings() {
   local name
-  for name in BASE_PORT NODES CPUS MEMORY_MIB GPUS SWITCHES TIMEOUT_SECONDS; do
+  for name in BASE_PORT NODES CPUS MEMORY_MIB GPUS SWITCHES GRACE_SECONDS TIMEOUT_SECONDS; do
     [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || die "LLMLAUNCH_SLURM_${name#BASE_} is '${!name}'; it must be a whole number"
   done
   [ "$NODES" -ge 1 ] && [ "$NODES" -le "$MOST_NODES" ] || die "$NODES nodes; it must be 1 to $MOST_NODES"
   [ "$SWITCHES" -le "$NODES" ] || die "$SWITCHES switches for $NODES nodes; each switch needs a node"
   [ "$CPUS" -ge 1 ] || die "LLMLAUNCH_SLURM_CPUS is 0; a node needs at least 1"
   [[ $ACCOUNTING = [01] ]] || die "LLMLAUNCH_SLURM_ACCOUNTING is '$ACCOUNTING'; it must be 0 or 1"
+  [[ $REQUEUE = [01] ]] || die "LLMLAUNCH_SLURM_REQUEUE is '$REQUEUE'; it must be 0 or 1"
+  [[ $AFFINITY = [01] ]] || die "LLMLAUNCH_SLURM_AFFINITY is '$AFFINITY'; it must be 0 or 1"
+  [ "$AFFINITY" = 0 ] || [ "$CPUS" -le "$(nproc)" ] ||
+    die "$CPUS CPUs for each node, but $(nproc) are here; with LLMLAUNCH_SLURM_AFFINITY=1 tasks are bound to real ones"
+  [[ $LIMITS = enforced || $LIMITS = default ]] ||
+    die "LLMLAUNCH_SLURM_LIMITS is '$LIMITS'; it must be enforced or default"
   [[ $GPU_TYPE =~ ^[A-Za-z0-9_.-]+$ ]] || die "LLMLAUNCH_SLURM_GPU_TYPE is '$GPU_TYPE'; letters, digits, _ . - only"
   [[ $DIR =~ ^/[A-Za-z0-9_./-]+$ ]] || die "LLMLAUNCH_SLURM_DIR is '$DIR'; it must be absolute, without spaces"
   # the longest path of a unix socket is 107 bytes; slurmstepd's is <dir>/spool/<node>/<node>_<job>.<step>

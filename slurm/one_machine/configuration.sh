@@ -21,6 +21,7 @@ write_configuration() {
     node_lines "$host"
   } > "$SLURM_CONF"
   write_gres
+  write_job_submit
   [ "$SWITCHES" = 0 ] || write_topology
   [ "$ACCOUNTING" = 0 ] || write_slurmdbd_conf
 }
@@ -64,6 +65,9 @@ communication_line() {
 #   JobCompType         a line for each finished job, so that `sacct -c` answers without slurmdbd
 #   *Timeout, *Wait     short, so that a dead node is noticed in seconds; a site has minutes
 controller_lines() {
+  local task=none enforced=""
+  [ "$AFFINITY" = 0 ] || task=affinity
+  [ "$LIMITS" = default ] || enforced="EnforcePartLimits=ALL"
   cat << CONF
 ClusterName=llmlaunch
 SlurmctldHost=$1(127.0.0.1)
@@ -80,7 +84,7 @@ SlurmdPidFile=$DIR/spool/slurmd.%n.pid
 SlurmctldLogFile=$DIR/log/slurmctld.log
 SlurmdLogFile=$DIR/log/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/$task
 SwitchType=switch/none
 MpiDefault=none
 MailProg=/bin/true
@@ -92,7 +96,11 @@ SlurmdParameters=config_overrides
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0,sched_min_interval=0
 PriorityType=priority/multifactor
-EnforcePartLimits=ALL
+$enforced
+JobRequeue=$REQUEUE
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobSubmitPlugins=lua
 ReturnToService=2
 SlurmdTimeout=10
 SlurmctldTimeout=10
@@ -110,14 +118,15 @@ CONF
 
 # For connections to slurmdbd the munge socket is taken from AccountingStoragePass, not from AuthInfo.
 accounting_lines() {
-  local tres=""
+  local tres="" enforced=""
   [ "$GPUS" = 0 ] || tres="AccountingStorageTRES=gres/gpu,gres/gpu:$GPU_TYPE"
+  [ "$LIMITS" = default ] || enforced="AccountingStorageEnforce=associations,limits,qos"
   cat << CONF
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort=$((BASE_PORT + 1))
 AccountingStoragePass=$DIR/run/munge.sock
-AccountingStorageEnforce=associations,limits,qos
+$enforced
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=5
 $tres
@@ -134,8 +143,35 @@ node_lines() {
     echo "NodeName=$(node_name "$i") NodeHostname=$host NodeAddr=127.0.0.1 Port=$((BASE_PORT + 10 + i)) CPUs=$CPUS" \
       "Boards=1 SocketsPerBoard=1 CoresPerSocket=$CPUS ThreadsPerCore=1 RealMemory=$MEMORY_MIB $gres State=UNKNOWN"
   done
-  echo "PartitionName=train Nodes=$(node_names "$NODES") Default=YES MaxTime=INFINITE DefaultTime=01:00:00 State=UP"
-  echo "PartitionName=debug Nodes=$(node_name 1) MaxTime=00:10:00 State=UP"
+  partition_lines
+}
+
+# Only jobs of `low` are ever preempted, and only by those of `high`; in `once` no job comes back (job_submit.lua).
+partition_lines() {
+  local every
+  every="Nodes=$(node_names "$NODES") MaxTime=INFINITE DefaultTime=01:00:00 State=UP"
+  cat << CONF
+PartitionName=train $every PreemptMode=OFF Default=YES
+PartitionName=debug Nodes=$(node_name 1) MaxTime=00:10:00 State=UP PreemptMode=OFF
+PartitionName=low $every PriorityTier=1 GraceTime=$GRACE_SECONDS
+PartitionName=high $every PriorityTier=2 PreemptMode=OFF
+PartitionName=once $every PreemptMode=OFF
+CONF
+}
+
+# How a site forbids requeueing: whatever the job asks for, it is handed in with --no-requeue.
+write_job_submit() {
+  cat > "$DIR/etc/job_submit.lua" << 'LUA'
+function slurm_job_submit(job, partitions, uid)
+  if job.partition == "once" then job.requeue = 0 end
+  return slurm.SUCCESS
+end
+
+function slurm_job_modify(job, record, partitions, uid)
+  if record.partition == "once" and job.requeue == 1 then return slurm.ERROR end
+  return slurm.SUCCESS
+end
+LUA
 }
 
 # slurmdbd listens on every address (22.05 has no setting for it) and trusts none without the munge key.
