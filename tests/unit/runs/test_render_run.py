@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from run_samples import (
+    CPU,
     H100,
     cluster,
     coming_back,
@@ -26,6 +27,7 @@ from run_samples import (
     script_of,
 )
 
+from llmlaunch.cluster.profile import Site
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Code
 from llmlaunch.runs.provenance import Provenance
@@ -34,6 +36,7 @@ from llmlaunch.techniques import Adapters, Techniques
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 NOTHING_RECORDED = Provenance(code={})
+H100_SITE = Site(gpu_type="h100")
 JOBS = {
     "llama3-70b": megatron_70b(),
     "deepspeed-cpu": deepspeed_cpu(),
@@ -137,7 +140,7 @@ def test_a_backend_cannot_write_over_or_out_of_the_run(name: str) -> None:
         ({"name": "x\n#SBATCH --wrap=id"}, r"tiny\.yaml: slurm\.job-name: .*line break"),
         ({"slurm": {"comment": 'a "b"'}}, r"tiny\.yaml: slurm\.comment: .*double quote"),
         ({"slurm": {"account": ""}}, r"slurm\.account: is empty; give a value, or false"),
-        ({"slurm": {"nodes": 4}}, r"slurm\.nodes: .*top of the recipe"),
+        ({"slurm": {"nodes": 4}}, r"slurm\.nodes: .*`nodes:` of the recipe"),
         ({"slurm": {"wrap": "id"}}, r"slurm\.wrap: .*setup:"),
         ({"secrets": ("A;B",)}, "not a variable name"),
         ({"cluster": cluster(H100, 8, gpu_request="magic")}, "one of gpus-per-node, gres"),
@@ -149,7 +152,7 @@ def test_values_no_job_script_can_hold_are_refused_with_file_and_key(changes, me
 
 
 @pytest.mark.parametrize(
-    ("cluster_changes", "slurm", "line"),
+    ("changes", "slurm", "line"),
     [
         ({}, {}, "#SBATCH --gpus-per-node=8"),
         ({"gpu_request": "gpus-per-task"}, {}, "#SBATCH --gpus-per-task=8"),
@@ -157,13 +160,35 @@ def test_values_no_job_script_can_hold_are_refused_with_file_and_key(changes, me
         ({"gpu_request": "gres"}, {"gres": "nvme:1"}, "#SBATCH --gres=gpu:8,nvme:1"),
         ({}, {"gres": "gpu:h100:8"}, "#SBATCH --gres=gpu:h100:8"),
         ({}, {"gpus-per-node": "h100:8"}, "#SBATCH --gpus-per-node=h100:8"),
+        ({}, {"tres-per-task": "gres/gpu:8"}, "#SBATCH --tres-per-task=gres/gpu:8"),
         ({"gpu_request": "none"}, {}, None),
+        ({"gpu_request": "gres", "site": H100_SITE}, {}, "#SBATCH --gres=gpu:h100:8"),
+        ({"gpu_request": "gres", "site": H100_SITE}, {"gres": "nvme:1"}, "#SBATCH --gres=gpu:h100:8,nvme:1"),
+        ({"gpu_request": "gpus-per-node", "site": H100_SITE}, {}, "#SBATCH --gpus-per-node=h100:8"),
+        ({"gpu_request": "gpus-per-task", "site": H100_SITE}, {}, "#SBATCH --gpus-per-task=h100:8"),
+        ({"gpu_request": "gres", "accelerator": CPU}, {}, None),
     ],
 )
-def test_devices_are_asked_for_once_in_the_clusters_form(cluster_changes, slurm, line: str | None) -> None:
-    script = script_of(recipe(cluster=cluster(H100, 8, **cluster_changes), slurm=slurm))
+def test_devices_are_asked_for_once_in_the_clusters_form(changes, slurm, line: str | None) -> None:
+    device = changes.get("accelerator", H100)
+    script = script_of(recipe(cluster=replace(cluster(device, 8), **changes), slurm=slurm))
     asked = [row for row in script.splitlines() if row.startswith("#SBATCH") and re.search("gpu|gres", row)]
     assert asked == ([line] if line else [])
+
+
+@pytest.mark.parametrize(
+    ("site", "asked", "line"),
+    [
+        ((), {}, None),
+        (("n1", "n[4-5]"), {}, "#SBATCH --exclude=n1,n[4-5]"),
+        (("n1",), {"exclude": "n7"}, "#SBATCH --exclude=n1,n7"),
+        ((), {"exclude": "n7"}, "#SBATCH --exclude=n7"),
+        (("n1",), {"exclude": False}, None),
+    ],
+)
+def test_nodes_of_the_site_and_of_the_recipe_are_left_out(site, asked, line: str | None) -> None:
+    script = script_of(recipe(cluster=cluster(H100, 8, site=Site(exclude=site)), slurm=asked))
+    assert [row for row in script.splitlines() if "--exclude" in row] == ([line] if line else [])
 
 
 def test_a_secret_by_value_is_refused() -> None:

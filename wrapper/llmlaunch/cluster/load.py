@@ -1,7 +1,8 @@
-"""Cluster profiles: shipped ones by name, a site's own by path, or written inline in a recipe."""
+"""Cluster profiles: the site's and the shipped ones by name, any by path, or written inline in a recipe."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from llmlaunch.assets import asset
 from llmlaunch.cluster.accelerators import find_accelerator
 from llmlaunch.cluster.matrix import BandwidthMatrix, read_matrix
-from llmlaunch.cluster.profile import Accelerator, Cluster, Link
+from llmlaunch.cluster.profile import Accelerator, Cluster, Link, Site
 from llmlaunch.cluster.schema import ClusterFile
 from llmlaunch.documents.validate import BadKey, dotted, given, known_and_nearest, validate
 from llmlaunch.documents.yaml_strict import Document, read_document
@@ -18,25 +19,38 @@ from llmlaunch.errors import UserError
 
 __all__ = ["load_cluster", "profile_names", "profile_path"]
 
+FOLDERS_VARIABLE = "LLMLAUNCH_CLUSTERS"
+
 _MAX_BASES = 8
 _TERA, _GIGA, _MICRO, _GIB = 1e12, 1e9, 1e-6, 2**30
 _REQUIRED = ("accelerator", "devices_per_node", "host_memory_gib", "links")
 
 
 def profile_names() -> tuple[str, ...]:
-    """The names of the shipped profiles, sorted."""
-    return tuple(sorted(path.stem for path in asset("slurm", "clusters").glob("*.yaml")))
+    """The names of all profiles, the site's own and the shipped, sorted."""
+    return tuple(sorted({path.stem for folder in _folders() for path in folder.glob("*.yaml")}))
 
 
-def profile_path(spec: str, base_dir: Path = Path()) -> Path:
-    """The file of a profile: a shipped name, or a path relative to `base_dir`. Raises `UserError` naming the known."""
-    shipped = asset("slurm", "clusters", f"{spec}.yaml")
-    if "/" not in spec and "\0" not in spec and shipped.is_file():
-        return shipped
+def profile_path(spec: str, base_dir: Path = Path(), *, other_than: Path | None = None) -> Path:
+    """The file of a profile: a name, looked for in the folders of LLMLAUNCH_CLUSTERS and then among the shipped ones,
+    or a path relative to `base_dir`. A profile may start from another one of its own name (`other_than` itself).
+    Raises `UserError` naming the known."""
     if "/" in spec or spec.endswith((".yaml", ".yml", ".json")):
         return base_dir / spec
+    found = (path for path in (folder / f"{spec}.yaml" for folder in _folders()) if path != other_than)
+    path = None if "\0" in spec else next((path for path in found if path.is_file()), None)
+    if path is not None:
+        return path
+    lost = [str(folder) for folder in _folders() if not folder.is_dir()]
+    gone = f"; {FOLDERS_VARIABLE} names {', '.join(lost)}, which is no folder here" if lost else ""
     near = known_and_nearest(spec, profile_names())
-    raise UserError(f"unknown cluster {spec!r}; {near} (or give the path of a profile)")
+    raise UserError(f"unknown cluster {spec!r}; {near} (or give the path of a profile){gone}")
+
+
+def _folders() -> tuple[Path, ...]:
+    """Where profiles are looked for by name, in order."""
+    named = os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)
+    return (*(Path(folder).expanduser() for folder in named if folder), asset("slurm", "clusters"))
 
 
 def load_cluster(spec: str | Mapping[str, Any], base_dir: Path = Path()) -> Cluster:
@@ -72,7 +86,7 @@ def _merged_file(path: Path, depth: int = 0) -> dict[str, Any]:
             f"{document.where(('base',))}: base: more than {_MAX_BASES} profiles deep; does it name itself?"
         )
     try:
-        below = profile_path(base, path.parent)
+        below = profile_path(base, path.parent, other_than=path)
     except UserError as error:
         raise UserError(f"{document.where(('base',))}: base: {error}") from None
     return _merge(_merged_file(below, depth + 1), values)
@@ -128,6 +142,22 @@ def _cluster(values: Mapping[str, Any], name: str) -> Cluster:
         nodes_per_block=values.get("nodes_per_block"),
         bandwidth=_matrix(links.get("matrix")),
         node_mesh=bool(values.get("node_mesh")),
+        site=_site(values),
+    )
+
+
+def _site(values: Mapping[str, Any]) -> Site:
+    container = values.get("container") or {}
+    return Site(
+        gpu_type=values.get("gpu_type"),
+        srun=values.get("srun") or {},
+        mpi=values.get("mpi"),
+        exclude=tuple(values.get("exclude") or ()),
+        restart_by=values.get("restart_by"),
+        modules=tuple(values.get("modules") or ()),
+        setup=tuple(values.get("setup") or ()),
+        container_runtime=container.get("runtime"),
+        container_mounts=tuple(container.get("mounts") or ()),
     )
 
 

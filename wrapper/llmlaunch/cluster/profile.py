@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from llmlaunch.cluster.matrix import BandwidthMatrix
 
-__all__ = ["Accelerator", "Cluster", "Link"]
+__all__ = ["Accelerator", "Cluster", "Link", "Site"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,21 @@ class Accelerator:
 
 
 @dataclass(frozen=True)
+class Site:
+    """What jobs need at a site beside the machines, said once in its profile."""
+
+    gpu_type: str | None = None  # as SLURM has it; None = any
+    srun: Mapping[str, str | int | bool] = field(default_factory=dict)  # srun options of this site
+    mpi: str | None = None  # srun's --mpi; None = the site's default
+    exclude: tuple[str, ...] = ()  # host lists of nodes no job gets
+    restart_by: str | None = None  # "requeue" or "chain" where the recipe does not say; None = requeue
+    modules: tuple[str, ...] = ()  # of the environment, loaded first
+    setup: tuple[str, ...] = ()  # shell lines, trusted code of the site
+    container_runtime: str | None = None  # "pyxis", "apptainer" or "none"; None = pyxis
+    container_mounts: tuple[str, ...] = ()  # src:dst[:flags] of every container
+
+
+@dataclass(frozen=True)
 class Cluster:
     """`devices_per_node` accelerators in each node; `nvlink_domain_devices` of them share NVLink
     (more than a node's where a rack is one domain). With `node_mesh` a node has no switch: each pair of its devices is
@@ -58,3 +73,4 @@ class Cluster:
     nodes_per_block: int | None = None  # of one block of topology/block
     bandwidth: BandwidthMatrix | None = None  # measured between every two nodes
     node_mesh: bool = False
+    site: Site = Site()

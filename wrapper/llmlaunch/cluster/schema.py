@@ -6,10 +6,25 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from llmlaunch.documents.text import EnvironmentName, EnvironmentValue, Line, Name, PathText, SlurmOption, SlurmValue
+from llmlaunch.documents.text import (
+    EnvironmentName,
+    EnvironmentValue,
+    GpuType,
+    HostList,
+    Line,
+    ModuleName,
+    Mount,
+    MpiType,
+    Name,
+    PathText,
+    SetupLine,
+    SlurmOptions,
+    SrunOption,
+    SrunValue,
+)
 from llmlaunch.documents.validate import StrictModel
 
-__all__ = ["AcceleratorFile", "ClusterFile", "LinkFile", "LinksFile", "inline_or_name"]
+__all__ = ["AcceleratorFile", "ClusterFile", "LinkFile", "LinksFile", "SiteContainerFile", "inline_or_name"]
 
 Speed = Annotated[float, Field(gt=0, le=1e9)]
 
@@ -56,6 +71,17 @@ class AcceleratorFile(StrictModel):
     compute_capability: Line | None = Field(None, description="CUDA compute capability, quoted")
 
 
+class SiteContainerFile(StrictModel):
+    """Containers at this site."""
+
+    runtime: Literal["pyxis", "apptainer", "none"] | None = Field(
+        None, description="What runs them; none = nothing does; absent = pyxis"
+    )
+    mounts: list[Mount] | None = Field(
+        None, description="/source:/destination[:flags] that every container of this site gets"
+    )
+
+
 class ClusterFile(StrictModel):
     """A cluster. With `base`, only what differs from it."""
 
@@ -92,7 +118,23 @@ class ClusterFile(StrictModel):
     gpu_request: Literal["gpus-per-node", "gres", "gpus-per-task", "none"] | None = Field(
         None, description="How GPUs are asked for at this site"
     )
-    slurm: dict[SlurmOption, SlurmValue] | None = Field(None, description="sbatch options of this site")
+    gpu_type: GpuType | None = Field(
+        None, description="Type of the GPUs as SLURM has it, asked for by name; absent = any type"
+    )
+    slurm: SlurmOptions | None = Field(
+        None, description="sbatch options of this site (partition, account, mem, exclusive ...); a recipe's win"
+    )
+    srun: dict[SrunOption, SrunValue] | None = Field(None, description="srun options of this site")
+    mpi: MpiType | None = Field(None, description="--mpi of srun; absent = the site's own default")
+    exclude: list[HostList] | None = Field(None, description="Nodes no job gets, as SLURM writes them")
+    restart_by: Literal["requeue", "chain"] | None = Field(
+        None, description="How jobs come back here where the recipe does not say; absent = requeue"
+    )
+    modules: list[ModuleName] | None = Field(None, description="Environment modules to load before the training")
+    setup: list[SetupLine] | None = Field(
+        None, description="Shell lines run after the modules and before those of the recipe; they are run as they are"
+    )
+    container: SiteContainerFile | None = Field(None, description="Containers at this site")
     environment: dict[EnvironmentName, EnvironmentValue] | None = Field(
         None, description="Variables exported to the trainers at this site"
     )

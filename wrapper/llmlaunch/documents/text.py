@@ -11,21 +11,31 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, WithJsonSchema
 
+from llmlaunch.documents.slurm_options import sbatch_option_problem, sbatch_value_problem, srun_option_problem
+
 __all__ = [
     "EnvironmentName",
     "EnvironmentValue",
+    "GpuType",
+    "HostList",
     "Line",
+    "ModuleName",
+    "Mount",
+    "MpiType",
     "Name",
     "PathText",
     "SecretName",
+    "SetupLine",
     "SlurmOption",
+    "SlurmOptions",
     "SlurmValue",
+    "SrunOption",
+    "SrunValue",
     "looks_secret",
     "secret_in",
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-_OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SECRET_WORDS = r"TOKEN|API_?KEY|ACCESS_KEY(?:_ID)?|SECRET_KEY|PRIVATE_KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?"
@@ -35,13 +45,6 @@ _MAX_LINE = 4096
 
 # set by the launcher and by torchrun on every node; another value would break the rendezvous
 _RESERVED = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
-# options whose value follows from the recipe itself
-_OWNED_OPTIONS = {
-    "nodes": "the number of nodes is `nodes:` of the recipe",
-    "ntasks": "each node runs one task, which starts the trainers",
-    "ntasks-per-node": "each node runs one task, which starts the trainers",
-    "wrap": "the job script is rendered; shell lines the site needs go under `setup:`",
-}
 
 
 def looks_secret(name: str) -> bool:
@@ -80,26 +83,66 @@ def _path(text: str) -> str:
 
 
 def _slurm_option(text: str) -> str:
-    if text in _OWNED_OPTIONS:
-        raise ValueError(f"is not set here: {_OWNED_OPTIONS[text]}; remove it")
-    if not _OPTION.fullmatch(text):
-        fixed = text.lower().lstrip("-").replace("_", "-")
-        hint = f"write {fixed}" if _OPTION.fullmatch(fixed) else "use letters, digits and '-'"
-        raise ValueError(f"is not a long option of sbatch without its dashes; {hint}")
+    problem = sbatch_option_problem(text)
+    if problem is not None:
+        raise ValueError(problem)
     return text
 
 
 def _slurm_value(value: Any) -> Any:
+    if isinstance(value, str) and ('"' in value or "\\" in value):  # sbatch's own quoting (slurm src/sbatch/opt.c)
+        raise ValueError("contains a double quote or backslash, which no #SBATCH line can hold; remove it")
+    return _srun_value(value)
+
+
+def _slurm_options(options: dict[str, Any]) -> dict[str, Any]:
+    problem = sbatch_value_problem(options)
+    if problem is not None:
+        raise ValueError(": ".join(problem))
+    return options
+
+
+def _srun_option(text: str) -> str:
+    problem = srun_option_problem(text)
+    if problem is not None:
+        raise ValueError(problem)
+    return text
+
+
+def _srun_value(value: Any) -> Any:
     if isinstance(value, str):
         name = secret_in(value)
         if name is not None:
             raise ValueError(f"gives {name} a literal value, which would be written to the job script; {_LIST_IT}")
-        if '"' in value or "\\" in value:  # sbatch has its own quoting of directives (slurm src/sbatch/opt.c)
-            raise ValueError("contains a double quote or backslash, which no #SBATCH line can hold; remove it")
         return _line(value)
     if isinstance(value, (int, bool)):
         return value
     raise ValueError('must be text, a whole number, or true (an option without a value); quote it: "..."')
+
+
+def _setup_line(text: str) -> str:
+    name = secret_in(text)
+    if name is not None:
+        raise ValueError(f"gives {name} a literal value, which would be written to the run directory; {_LIST_IT}")
+    return _line(text)
+
+
+def _mount(text: str) -> str:
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(parts) or not all(part.startswith("/") for part in parts[:2]) or "," in text:
+        raise ValueError("must be /source:/destination or /source:/destination:flags")
+    return _line(text)
+
+
+def _word(pattern: re.Pattern[str], what: str) -> AfterValidator:
+    """A check that the text is one word of a kind."""
+
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError(f"is not {what}")
+        return text
+
+    return AfterValidator(check)
 
 
 _LIST_IT = "list the name under secrets: and set the variable where you submit"
@@ -130,6 +173,25 @@ Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "
 PathText = Annotated[str, AfterValidator(_path)]
 SlurmOption = Annotated[str, AfterValidator(_slurm_option)]
 SlurmValue = Annotated[Any, AfterValidator(_slurm_value), WithJsonSchema({"type": ["string", "integer", "boolean"]})]
+SlurmOptions = Annotated[dict[SlurmOption, SlurmValue], AfterValidator(_slurm_options)]
+SrunOption = Annotated[str, AfterValidator(_srun_option)]
+SrunValue = Annotated[Any, AfterValidator(_srun_value), WithJsonSchema({"type": ["string", "integer", "boolean"]})]
+SetupLine = Annotated[str, AfterValidator(_setup_line)]
+Mount = Annotated[str, AfterValidator(_mount)]
+GpuType = Annotated[str, _word(re.compile(r"[A-Za-z0-9_.-]+"), "the type of a GPU as SLURM has it, such as h100")]
+HostList = Annotated[
+    str,
+    _word(
+        re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]|\[[0-9,-]+\])*"),
+        "a node name, or names as SLURM writes them, such as node[1-4,7]; give each its own line",
+    ),
+]
+ModuleName = Annotated[
+    str, _word(re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+/@:=-]*"), "the name of a module, such as cuda/12.4")
+]
+MpiType = Annotated[
+    str, _word(re.compile(r"(?!list$)[a-z0-9_]+"), "one of those `srun --mpi=list` shows, such as none or pmix")
+]
 SecretName = Annotated[str, AfterValidator(_environment_name)]
 EnvironmentName = Annotated[str, AfterValidator(_literal_name)]
 EnvironmentValue = Annotated[Any, AfterValidator(_environment_value), WithJsonSchema({"type": ["string", "integer"]})]

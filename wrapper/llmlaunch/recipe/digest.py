@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from llmlaunch.cluster.profile import Site
 from llmlaunch.recipe.types import AUTO_NODES, OnOom, Recipe, Restart, Watchdog
 from llmlaunch.techniques import NO_TECHNIQUES
 
@@ -16,7 +17,7 @@ __all__ = ["recipe_digest"]
 # how it was written, what was remarked on it, where a figure was found, and what is measured anew from day to day
 _LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions"})
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
-_NOTES = frozenset({"memory_source", "bandwidth"})
+_NOTES = frozenset({"memory_source", "bandwidth", "exclude"})
 # came after the first digests were stored: these values still mean what absent meant, so those digests hold
 _LATER = {
     "risk": None,
@@ -33,6 +34,8 @@ _LATER = {
     "watchdog": Watchdog(),
     "preflight": False,
     "spare_nodes": 0,
+    "site": Site(),
+    "runtime": "pyxis",
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.documents.slurm_options import sbatch_option_problem, sbatch_value_problem
 from llmlaunch.documents.text import looks_secret
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
@@ -20,13 +21,6 @@ SNAPSHOT_FOLDER = "code"
 
 Option = str | int | float | bool
 
-# Options that decide how many trainers start: the plan holds only for the recipe's own numbers.
-_FIXED = {
-    "nodes": "set nodes: at the top of the recipe",
-    "ntasks": "one torchrun per node starts the trainers; set nodes: at the top of the recipe",
-    "ntasks-per-node": "one torchrun per node starts the trainers; devices per node come from the cluster profile",
-    "wrap": "job.sbatch is the script; shell lines the site needs go under setup:",
-}
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 
 
@@ -75,9 +69,13 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
 
 def _directives(recipe: Recipe, warning: int | None) -> list[ShellText]:
     """What the job itself needs, then what recipe and cluster profile ask for, by name; theirs win."""
-    for option, advice in _FIXED.items():
-        if option in recipe.slurm:
-            raise UserError(f"slurm.{option}: not to be set here: {advice}")
+    for option in recipe.slurm:
+        problem = sbatch_option_problem(option)
+        if problem is not None:
+            raise UserError(f"slurm.{option}: {problem}")
+    wrong = sbatch_value_problem(recipe.slurm)
+    if wrong is not None:
+        raise UserError(f"slurm.{': '.join(wrong)}")
     options: dict[str, Option] = {
         "job-name": recipe.name,
         "nodes": recipe.nodes + recipe.spare_nodes,
@@ -93,8 +91,16 @@ def _directives(recipe: Recipe, warning: int | None) -> list[ShellText]:
     }
     options.update({name: value for name, value in sorted(recipe.slurm.items()) if name != "gres"})
     options.setdefault("gres", recipe.slurm.get("gres", False))  # ours, if any, holds the recipe's already
+    options["exclude"] = _excluded(recipe)
     lines = [directive(option, value) for option, value in options.items()]
     return [line for line in lines if line]
+
+
+def _excluded(recipe: Recipe) -> Option:
+    """The nodes of the cluster profile and those of the recipe; none where the recipe says `exclude: false`."""
+    asked = recipe.slurm.get("exclude", "")
+    names = [] if asked is False else [*recipe.cluster.site.exclude, *([str(asked)] if asked else [])]
+    return ",".join(names) or False
 
 
 def _cpu_request(recipe: Recipe) -> dict[str, Option]:
@@ -106,12 +112,15 @@ def _gpu_request(recipe: Recipe) -> dict[str, Option]:
     """The devices of a node, in the form the cluster profile names; nothing where the recipe asks for them itself."""
     cluster, asked = recipe.cluster, recipe.slurm
     gres = str(asked.get("gres") or "")
-    if cluster.accelerator.kind == "cpu" or any(option in asked for option in _GPU_OPTIONS) or "gpu" in gres:
+    by_name = any(option in asked for option in _GPU_OPTIONS) or "gpu" in f"{gres} {asked.get('tres-per-task')}"
+    if cluster.accelerator.kind == "cpu" or by_name:
         return {}
+    kind, count = cluster.site.gpu_type, cluster.devices_per_node
     if cluster.gpu_request == "gres":
-        return {"gres": ",".join(filter(None, [f"gpu:{cluster.devices_per_node}", gres]))}
+        ours = ":".join(filter(None, ["gpu", kind, str(count)]))
+        return {"gres": ",".join(filter(None, [ours, gres]))}
     if cluster.gpu_request in ("gpus-per-node", "gpus-per-task"):  # one task per node: the same number
-        return {cluster.gpu_request: cluster.devices_per_node}
+        return {cluster.gpu_request: f"{kind}:{count}" if kind else count}
     if cluster.gpu_request == "none":
         return {}
     raise UserError(

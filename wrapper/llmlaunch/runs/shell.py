@@ -35,7 +35,7 @@ TEMPLATES_VARIABLE = "LLMLAUNCH_TEMPLATES"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _CONTROL = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")  # everything some reader takes for the end of a line, too
-_PLAIN_DIRECTIVE = re.compile(r"[\w@%+=:,./\[\]*-]+")
+_PLAIN_DIRECTIVE = re.compile(r"[\w@%+=:,./\[\]*-]+", re.ASCII)  # sbatch asks the locale what a blank is
 
 
 class ShellText(str):
