@@ -15,7 +15,7 @@ base: h100-80gb-x8
 gpu_request: gres
 gpu_type: h100
 slurm: {partition: gpu, account: proj, qos: long, reservation: ours, constraint: ib, mem: 0}
-srun: {cpu-bind: cores, wait: 60}
+srun: {cpu-bind: cores, mem: 0}
 mpi: none
 exclude: [node13, "node[20-22,30]"]
 restart_by: chain
@@ -36,7 +36,7 @@ def test_a_profile_says_all_that_jobs_need_at_a_site(tmp_path: Path) -> None:
     cluster = load_cluster(str(written(tmp_path, WHOLE)))
     assert cluster.site == Site(
         gpu_type="h100",
-        srun={"cpu-bind": "cores", "wait": 60},
+        srun={"cpu-bind": "cores", "mem": 0},
         mpi="none",
         exclude=("node13", "node[20-22,30]"),
         restart_by="chain",

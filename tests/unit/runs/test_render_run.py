@@ -32,6 +32,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Code
 from llmlaunch.runs.provenance import Provenance
 from llmlaunch.runs.render import render_run, run_files
+from llmlaunch.runs.scripts import job_script
 from llmlaunch.techniques import Adapters, Techniques
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -189,6 +190,15 @@ def test_devices_are_asked_for_once_in_the_clusters_form(changes, slurm, line: s
 def test_nodes_of_the_site_and_of_the_recipe_are_left_out(site, asked, line: str | None) -> None:
     script = script_of(recipe(cluster=cluster(H100, 8, site=Site(exclude=site)), slurm=asked))
     assert [row for row in script.splitlines() if "--exclude" in row] == ([line] if line else [])
+
+
+def test_how_jobs_come_back_is_the_recipes_word_then_the_sites() -> None:
+    of, plan, _ = coming_back()
+    assert of.restart is not None
+    chained = replace(of, cluster=replace(of.cluster, site=Site(restart_by="chain")))
+    requeued = replace(chained, restart=replace(of.restart, by="requeue"))
+    asked = [job_script(one, plan).count("#SBATCH --no-requeue\n") for one in (of, chained, requeued)]
+    assert asked == [0, 1, 0]
 
 
 def test_a_secret_by_value_is_refused() -> None:

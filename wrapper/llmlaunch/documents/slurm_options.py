@@ -40,7 +40,7 @@ _SRUN = {
     **dict.fromkeys(
         (
             *("nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-tres", "tasks-per-node"),
-            *("output", "error", "open-mode", "export", "kill-on-bad-exit"),
+            *("output", "error", "open-mode", "export", "kill-on-bad-exit", "wait"),
         ),
         _OF_THE_STEP,
     ),

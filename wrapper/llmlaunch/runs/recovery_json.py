@@ -25,7 +25,7 @@ def recovery(recipe: Recipe) -> dict[str, object]:
 
 def restart_by(recipe: Recipe) -> str | None:
     """How the job comes back: "requeue" or "chain"; None where it does not."""
-    return None if recipe.restart is None else recipe.restart.by or "requeue"
+    return None if recipe.restart is None else recipe.restart.by or recipe.cluster.site.restart_by or "requeue"
 
 
 def warning_seconds(recipe: Recipe, plan: Plan) -> int | None:
