@@ -49,12 +49,14 @@ def job_of(attempt: str) -> str:
 def saved_step(run_directory: Path, layout: str) -> int:
     """The step of the last whole checkpoint this layout would go on from; 0 where there is none.
 
-    The tracker is what the framework writes last: `1200` (Megatron-LM) or `step-1200` (our DeepSpeed script).
+    The tracker is what the framework writes last: `1200` (Megatron-LM) or `step-1200` (our DeepSpeed script). Of a
+    script whose tracker nobody knows, the furthest step its log has shown stands for it.
     """
     described = read_json(run_directory / layout / "run.json") or {}
     checkpoint = described.get("checkpoint")
     if not isinstance(checkpoint, dict):
-        return 0
+        seen = (read_json(path) or {} for path in (run_directory / "attempts").glob("*/progress.json"))
+        return max((int(progress.get("step") or 0) for progress in seen), default=0)
     try:
         tracker = Path(checkpoint["path"]) / checkpoint["tracker"]
         digits = re.search(r"(\d+)\s*$", tracker.read_text(encoding="utf-8", errors="replace"))
@@ -64,10 +66,14 @@ def saved_step(run_directory: Path, layout: str) -> int:
 
 
 def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
-    """How many attempts in a row, the latest ones, got with `layout` no further than `step`."""
+    """How many attempts in a row, the latest ones, got with `layout` no further than `step`.
+
+    Where no step is known at all, one that ended in order counts as progress.
+    """
     count = 0
     for attempt in reversed(attempts):
-        if attempt.layout != layout or attempt.from_step < step:
+        orderly = step == 0 and attempt.status.get("state") == "stopped"
+        if attempt.layout != layout or attempt.from_step < step or orderly:
             break
         count += 1
     return count
