@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-USAGE = "usage: python3 node.pyz {begin,finish,monitor,place,rank,tell} ... (docs/run-directory.md)"
+USAGE = "usage: python3 node.pyz {begin,diagnose,finish,monitor,place,rank,tell} ... (docs/run-directory.md)"
 
 
 def main() -> None:
@@ -29,6 +29,8 @@ def main() -> None:
         from .place import main as run
     elif command == "begin":
         from .begin import main as run
+    elif command == "diagnose":
+        from .diagnose import main as run
     elif command == "tell":
         from .tell import main as run
     else:

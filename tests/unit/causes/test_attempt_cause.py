@@ -1,0 +1,175 @@
+"""What ended an attempt: the first cause of all nodes, from the files they left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmlaunch.causes.attempt import cause_of
+from llmlaunch.causes.node_cause import cause
+from llmlaunch.causes.slurm_words import expanded
+
+ATTEMPT = "7.0"
+OOM = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 8.00 GiB of which 1.00 GiB is free."
+)
+PEER = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2345"
+TRACEBACK = "Traceback (most recent call last):\n  File x\n"
+
+
+def rank(number: int, node: str, at: float | None, code: int | None = 1, signal: str | None = None) -> dict[str, Any]:
+    return {"rank": number, "local_rank": number % 2, "node": node, "ended_at": at, "signal": signal} | {
+        "exit_code": None if signal else code,
+        "visible_devices": None,
+    }
+
+
+class Run:
+    """A run directory of two nodes, as an attempt leaves it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.folder = directory / "attempts" / ATTEMPT
+        for name in ("causes", "done"):
+            (self.folder / name).mkdir(parents=True)
+        (directory / "logs").mkdir()
+        (self.folder / "attempt.json").write_text(json.dumps({"schema": 1, "nodes": ["n1", "n2"]}))
+
+    def log(self, node: str, text: str) -> None:
+        (self.directory / "logs" / f"{ATTEMPT}.{node}.log").write_text(text)
+
+    def told(self, node: str, kind: str, line: str = "-", **more: Any) -> None:
+        (self.folder / "causes" / f"{node}.json").write_text(json.dumps(cause(kind, node, line, **more)))
+
+    def cause(self, *ranks: dict[str, Any], code: int = 1, state: str = "") -> dict[str, Any]:
+        found = cause_of(self.directory, ATTEMPT, ranks, code, state)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_nothing_ended_what_succeeded(run: Run) -> None:
+    run.log("n1", TRACEBACK + "ValueError: a warning somebody printed")
+    assert cause_of(run.directory, ATTEMPT, [rank(0, "n1", 5.0, 0)], 0) is None
+
+
+def test_the_first_in_time_of_two_nodes(run: Run) -> None:
+    run.told("n1", "nccl", at=90.0)
+    run.told("n2", "oom", at=50.0)
+    assert run.cause()["node"] == "n2"
+    run.told("n1", "disk_full", at=10.0)
+    assert run.cause()["kind"] == "disk_full"
+
+
+def test_at_the_same_time_the_device_goes_before_the_program(run: Run) -> None:
+    run.told("n1", "crash", at=50.0)
+    run.told("n2", "ecc", at=51.5)
+    assert run.cause()["kind"] == "ecc"
+
+
+def test_a_cause_goes_before_what_only_follows_from_it(run: Run) -> None:
+    run.told("n1", "nccl", at=10.0, consequence=True)
+    run.told("n2", "crash", at=50.0)
+    assert run.cause()["node"] == "n2"
+
+
+def test_a_hang_comes_after_what_may_have_made_it(run: Run) -> None:
+    hung = {"since_seconds": 700.0, "allowed_seconds": 600.0, "what": "a step"}
+    (run.folder / "progress.json").write_text(json.dumps({"schema": 1, "hung": hung}))
+    assert run.cause()["kind"] == "hung"
+    assert run.cause()["line"] == "no progress for 700 s, waiting for a step"
+    run.told("n1", "nccl", consequence=True)
+    assert run.cause()["kind"] == "hung"
+    run.told("n2", "oom", at=5.0)
+    assert run.cause()["kind"] == "oom"
+
+
+def test_a_node_without_a_finding_is_judged_by_its_log(run: Run) -> None:
+    run.log("n1", TRACEBACK + PEER)
+    run.log("n2", f"{TRACEBACK}torch.OutOfMemoryError: {OOM}\n{PEER}")
+    found = run.cause(
+        rank(0, "n1", 52.0), rank(1, "n1", 52.0), rank(2, "n2", 53.0, None, "SIGTERM"), rank(3, "n2", 50.0)
+    )
+    assert (found["kind"], found["node"], found["rank"]) == ("oom", "n2", 3)
+    assert found["numbers"]["asked_bytes"] == 2 * 2**30
+
+
+def test_every_rank_that_ran_out_is_named_once(run: Run) -> None:
+    run.log("n1", "".join(f"[rank{n}]: {TRACEBACK}[rank{n}]: torch.OutOfMemoryError: {OOM}\n" for n in (1, 0, 1)))
+    found = run.cause(rank(0, "n1", 50.0), rank(1, "n1", 50.0))
+    assert [one["rank"] for one in found["ranks"]] == [1, 0]
+
+
+def test_a_kill_that_slurm_counted_after_the_node_had_looked(run: Run) -> None:
+    run.told("n1", "crash", "rank 0 was ended by SIGKILL", consequence=True, at=50.0)
+    run.log(
+        "n1", "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
+    )
+    assert run.cause(rank(0, "n1", 50.0, None, "SIGKILL"))["kind"] == "host_oom"
+
+
+def test_a_program_that_says_nothing(run: Run) -> None:
+    ranks = [rank(0, "n1", 50.0, None, "SIGTERM"), rank(1, "n1", 49.0, None, "SIGSEGV")]
+    assert run.cause(*ranks)["line"] == "rank 1 was ended by SIGSEGV"
+
+
+def slurm_says(run: Run, words: str, attempt: str = ATTEMPT) -> None:
+    with (run.directory / "slurm-7.out").open("a") as file:
+        file.write(f"job.sbatch: the log of this job is /r/logs/{attempt}.job.log\n{words}\n")
+
+
+def test_a_lost_node_is_the_one_without_an_end(run: Run) -> None:
+    run.log("n1", TRACEBACK + "RuntimeError: something of the network that nobody has seen before")
+    what = "CANCELLED AT 2026-11-21T12:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"
+    slurm_says(run, f"slurmstepd-n1: error: *** JOB 7 ON n1 {what} ***")
+    found = run.cause(rank(0, "n1", 50.0), rank(1, "n2", None, None))
+    assert (found["kind"], found["node"], found["sick"]) == ("node_fail", "n2", True)
+
+
+def test_srun_names_the_lost_node(run: Run) -> None:
+    (run.directory / "logs" / f"{ATTEMPT}.job.log").write_text("srun: error: Node failure on n2\n")
+    assert run.cause(rank(0, "n1", None, None), rank(1, "n2", None, None))["node"] == "n2"
+
+
+def test_what_the_scheduler_said_elsewhere(run: Run) -> None:
+    found = run.cause(rank(0, "n1", 50.0, None, "SIGTERM"), rank(1, "n2", None, None), state="NODE_FAIL")
+    assert (found["kind"], found["node"]) == ("node_fail", "n2")
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T12:00:00 DUE TO TIME LIMIT ***", "time_limit"),
+        ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T12:00:00 DUE TO PREEMPTION ***", "preempted"),
+        ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T12:00:00 ***", "cancelled"),
+    ],
+)
+def test_slurms_own_words(run: Run, words: str, kind: str) -> None:
+    slurm_says(run, words)
+    ended = rank(0, "n1", 50.0, None, "SIGTERM")
+    assert run.cause(ended)["kind"] == kind
+    run.told("n2", "oom", at=5.0)
+    assert run.cause(ended)["kind"] == "oom"
+
+
+def test_a_step_that_is_cancelled_is_srun_at_work_and_no_cause(run: Run) -> None:
+    slurm_says(run, "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T12:00:00 ***")
+    run.log("n1", TRACEBACK + "ValueError: bad data")
+    assert run.cause(rank(0, "n1", 50.0))["line"] == "ValueError: bad data"
+
+
+def test_the_words_of_an_attempt_before_a_requeue_are_not_its_own(run: Run) -> None:
+    slurm_says(run, "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 12:00 DUE TO TIME LIMIT ***")
+    slurm_says(run, "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 12:00 DUE TO NODE FAILURE ***", "7.1")
+    assert run.cause(rank(0, "n1", 5.0, None, "SIGTERM"))["kind"] == "time_limit"
+
+
+def test_names_of_nodes_as_slurm_writes_them() -> None:
+    assert expanded("n[01-03,7],login,gpu-2") == ["n01", "n02", "n03", "n7", "login", "gpu-2"]

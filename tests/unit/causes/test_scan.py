@@ -1,0 +1,195 @@
+"""The telling lines of a log: real messages of torch, NCCL, CUDA, the kernel and SLURM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.causes.amounts import device_numbers
+from llmlaunch.causes.scan import read_log, scan
+from llmlaunch.causes.signs import KINDS, SIGNS
+
+MIB, GIB = 2**20, 2**30
+
+NOW = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 25.31 GiB. GPU 0 has a total capacity of 79.25 GiB "
+    "of which 24.65 GiB is free. Including non-PyTorch memory, this process has 54.59 GiB memory in use. Of the "
+    "allocated memory 23.57 GiB is allocated by PyTorch, with 9.93 GiB allocated in private pools (e.g., CUDA Graphs), "
+    "and 30.41 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+CAPACTY = (
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 8.00 GiB. GPU 3 has a total capacty of 23.69 "
+    "GiB of which 7.11 GiB is free. Process 2006998 has 256.00 MiB memory in use. Including non-PyTorch memory, this "
+    "process has 16.31 GiB memory in use. Of the allocated memory 16.01 GiB is allocated by PyTorch, and 7.47 MiB is "
+    "reserved by PyTorch but unallocated."
+)
+ONCE = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 46.00 MiB (GPU 0; 2.00 GiB total capacity; 54.79 MiB already "
+    "allocated; 0 bytes free; 74.00 MiB reserved in total by PyTorch)"
+)
+
+
+def only(text: str) -> tuple[str, str]:
+    """Kind and line of a log's one telling line."""
+    (hit,) = scan(text)
+    return hit.kind, hit.line
+
+
+def test_todays_message_gives_all_its_numbers() -> None:
+    assert device_numbers(NOW) == {
+        "asked_bytes": int(25.31 * GIB),
+        "gpu": 0,
+        "total_bytes": int(79.25 * GIB),
+        "free_bytes": int(24.65 * GIB),
+        "process_bytes": int(54.59 * GIB),
+        "allocated_bytes": int(23.57 * GIB),
+        "private_pools_bytes": int(9.93 * GIB),
+        "unallocated_bytes": int(30.41 * GIB),
+        "reserved_bytes": int(23.57 * GIB) + int(30.41 * GIB),
+        "non_torch_bytes": int(54.59 * GIB) - int(23.57 * GIB) - int(30.41 * GIB),
+    }
+
+
+def test_the_misspelt_one_with_a_neighbour_on_the_gpu() -> None:
+    numbers = device_numbers(CAPACTY)
+    assert numbers["gpu"] == 3
+    assert numbers["total_bytes"] == int(23.69 * GIB)
+    assert numbers["other_processes_bytes"] == 256 * MIB
+    assert numbers["non_torch_bytes"] / MIB == pytest.approx(299.7, abs=0.1)
+
+
+def test_torch_before_2_1() -> None:
+    assert device_numbers(ONCE) == {
+        "asked_bytes": 46 * MIB,
+        "gpu": 0,
+        "total_bytes": 2 * GIB,
+        "free_bytes": 0,
+        "allocated_bytes": int(54.79 * MIB),
+        "reserved_bytes": 74 * MIB,
+    }
+
+
+def test_a_message_that_a_logger_broke_into_lines() -> None:
+    (hit,) = scan("[rank5]: " + NOW.replace(". ", ".\n[rank5]: "))
+    assert (hit.kind, hit.rank) == ("oom", 5)
+    assert hit.numbers["unallocated_bytes"] == int(30.41 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (NOW, "oom"),
+        (CAPACTY, "oom"),
+        (ONCE, "oom"),
+        ("torch.AcceleratorError: CUDA error: out of memory", "oom"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "oom"),
+        ("n1:71:903 [2] enqueue.cc:9 NCCL WARN Cuda failure 'out of memory'", "oom"),
+        ("n1:71:903 [0] NCCL WARN Failed to CUDA calloc 4194304 bytes", "oom"),
+        ("ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure 2 'out of memory'", "oom"),
+        ("cudaMalloc failed: out of memory", "oom"),
+        ("std::runtime_error: Workspace can't be allocated, not enough memory", "oom"),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+         "tried to allocate 4096 bytes. Error code 12 (Cannot allocate memory)", "host_oom"),
+        ("MemoryError", "host_oom"),
+        ("OSError: [Errno 12] Cannot allocate memory", "host_oom"),
+        ("n1:71:903 [0] NCCL WARN Failed to CUDA host alloc 65536 bytes", "host_oom"),
+        ("slurmstepd: error: Detected 2 oom_kill events in StepId=7.0. Some of the step tasks have been OOM Killed.",
+         "host_oom"),
+        ("slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have been "
+         "killed by the cgroup out-of-memory handler.", "host_oom"),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "ecc"),
+        ("NVRM: Xid (PCI:0000:06:00): 95, pid=7, Uncontained: FBHUB", "ecc"),
+        ("NVRM: Xid (PCI:0000:06:00): 79, pid=7, GPU has fallen off the bus.", "gpu_lost"),
+        ("NVRM: Xid (PCI:0000:06:00): 119, pid=7, Timeout after 6s of waiting for RPC response from GPU0 GSP!", "xid"),
+        ("nvidia-smi: Unable to determine the device handle for GPU0: GPU is lost.", "gpu_lost"),
+        ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", "nvlink"),
+        ("Failed to initialize NVML: Driver/library version mismatch", "driver"),
+        ("n1:71:90 [0] NCCL WARN NET/IB : mlx5_0:1 async fatal event: local catastrophic error", "nccl"),
+        ("OSError: [Errno 28] No space left on device: '/ckpt/iter_10'", "disk_full"),
+        ("OSError: [Errno 122] Disk quota exceeded", "disk_full"),
+    ],
+)  # fmt: skip
+def test_what_a_line_means(line: str, kind: str) -> None:
+    assert [hit.kind for hit in scan(line) if not hit.consequence] == [kind]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "RuntimeError: CUDA error: unspecified launch failure",
+        "NVRM: Xid (PCI:0000:06:00): 31, pid=7, MMU Fault",
+        "NVRM: Xid (PCI:0000:06:00): 43, pid=7, Ch 00000010",
+    ],
+)
+def test_a_programs_own_mistake_is_no_sick_gpu(line: str) -> None:
+    assert not any(hit.sick for hit in scan(f"Traceback (most recent call last):\n  File\n{line}"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2345",
+        "torch.distributed.DistBackendError: NCCL error ... ncclRemoteError: A call failed",
+        "[rank1]:[E1121 12:00:00 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective operation timeout: Work",
+        "torch.distributed.DistBackendError: ncclSystemError: socketProgress: Connection closed by remote peer",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15",
+    ],
+)
+def test_news_of_anothers_end_is_a_consequence(line: str) -> None:
+    hits = scan(f"Traceback (most recent call last):\n  File\n{line}")
+    assert hits
+    assert all(hit.consequence for hit in hits)
+
+
+def test_what_did_not_end_anything() -> None:
+    assert (
+        scan("CUDA OutOfMemoryError encountered during tensors merging. Switching (Error: CUDA out of memory.)") == []
+    )
+    assert scan("llmlaunch: status.json not written: No space left on device") == []
+    assert scan("train.sh on n1: cannot write the done marker: No space left on device") == []
+    assert scan(" [2026-11-21] iteration 3/ 10 | consumed samples: 24 | lm loss: 1.0 |") == []
+
+
+def test_a_chain_of_exceptions_is_told_by_its_last_but_never_hides_a_sign() -> None:
+    traceback = "Traceback (most recent call last):\n  File"
+    during = "During handling of the above exception, another exception occurred:"
+    chain = f"{traceback}\n{{}}\n\n{during}\n\n{traceback}\nRuntimeError: training failed"
+    assert only(chain.format("KeyError: 'loss'")) == ("crash", "RuntimeError: training failed")
+    assert only(chain.format(NOW))[0] == "oom"
+
+
+def test_ranks_that_write_at_the_same_time_are_told_apart() -> None:
+    text = (
+        "[rank0]: Traceback (most recent call last):\n[rank1]: Traceback (most recent call last):\n"
+        "[rank1]:   File a\n[rank0]:   File b\n[rank1]: ValueError: one\n[rank0]: ValueError: zero"
+    )
+    assert [(hit.rank, hit.line) for hit in scan(text)] == [(1, "ValueError: one"), (0, "ValueError: zero")]
+
+
+def test_pinned_memory_is_the_hosts() -> None:
+    text = "Traceback (most recent call last):\n    x = t.pin_memory()\nRuntimeError: CUDA error: out of memory"
+    assert only(text)[0] == "host_oom"
+
+
+def test_colours_progress_bars_and_damaged_text(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(b"\xff\xfe 10%|#\r 20%|##\r\x1b[31m[rank2]: " + NOW.encode() + b"\x1b[0m\r\n\x80")
+    (hit,) = scan(read_log(log))
+    assert (hit.kind, hit.rank, hit.line[:26]) == ("oom", 2, "torch.OutOfMemoryError: CU")
+
+
+def test_of_a_long_log_the_ends_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    middle = b"x" * (2**20 - 9) + b"\n" + b"MemoryError\n" + b"y" * (5 * 2**20)
+    log.write_bytes(b"GPU is lost\n" + middle + b"\n" + ONCE.encode())
+    assert [hit.kind for hit in scan(read_log(log))] == ["gpu_lost", "oom"]
+    assert read_log(tmp_path / "none.log") == ""
+
+
+def test_every_sign_has_a_place_in_the_order_and_a_source() -> None:
+    assert {sign.kind for sign in SIGNS} <= set(KINDS)
+    assert all(sign.source for sign in SIGNS)

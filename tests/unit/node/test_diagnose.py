@@ -1,0 +1,175 @@
+"""`node.pyz diagnose`: what ended the trainers of a node, from its log, its ranks, its kernel and its monitor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_rig import ATTEMPT, NODE
+
+from llmlaunch.node import diagnose
+from llmlaunch.node.cgroup import memory_counters
+from llmlaunch.node.kernel_log import kernel_lines
+
+SILENT: list[str] = []
+
+
+class Rig:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory = directory
+        self.attempt = directory / "attempts" / ATTEMPT
+        self.monkeypatch = monkeypatch
+        for folder in (self.attempt / "ranks", directory / "logs", directory / "peaks"):
+            folder.mkdir(parents=True)
+        self.counters(0)
+        self.kernel(SILENT)
+
+    def rank(self, number: int, **more: Any) -> None:
+        record = {"rank": number, "local_rank": number, "node": NODE, "ended_at": 50.0, "exit_code": 1, "signal": None}
+        (self.attempt / "ranks" / f"{number}.json").write_text(json.dumps(record | more))
+
+    def log(self, text: str) -> None:
+        (self.directory / "logs" / f"{ATTEMPT}.{NODE}.log").write_text(text)
+
+    def counters(self, kills: int | None) -> None:
+        counted = {"oom_kills": kills, "limit_bytes": 2**30, "peak_bytes": 2**30}
+        self.monkeypatch.setattr(diagnose, "memory_counters", lambda: counted)
+
+    def kernel(self, lines: list[str]) -> None:
+        self.monkeypatch.setattr(diagnose, "kernel_lines", lambda since: lines)
+
+    def before(self) -> None:
+        assert diagnose.main([*self.words(), "--before"]) == 0
+
+    def cause(self, code: int = 1) -> dict[str, Any]:
+        assert diagnose.main([*self.words(), "--code", str(code)]) == 0
+        found: dict[str, Any] = json.loads((self.attempt / "causes" / f"{NODE}.json").read_text())
+        return found
+
+    def words(self) -> list[str]:
+        return ["--run-dir", str(self.directory), "--attempt", ATTEMPT, "--node", NODE]
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(tmp_path, monkeypatch)
+
+
+def test_the_exception_of_the_rank_that_failed_first(rig: Rig) -> None:
+    rig.rank(0, ended_at=51.0)
+    rig.rank(1, ended_at=50.0)
+    rig.log("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'one'\n"
+            "[rank0]: Traceback (most recent call last):\n[rank0]: KeyError: 'zero'\n"
+            "Traceback (most recent call last):\ntorch.distributed.elastic.errors.ChildFailedError:\n")  # fmt: skip
+    assert rig.cause() == {
+        "schema": 1, "kind": "crash", "node": NODE, "rank": 1, "line": "KeyError: 'one'", "numbers": {},
+        "sick": False, "consequence": False, "at": 50.0,
+    }  # fmt: skip
+
+
+def test_a_kill_counted_by_the_kernel_is_the_hosts_memory(rig: Rig) -> None:
+    rig.counters(3)
+    rig.before()
+    rig.counters(4)
+    rig.rank(0, exit_code=None, signal="SIGKILL")
+    rig.log("RuntimeError: Connection reset by peer\n")
+    found = rig.cause()
+    assert (found["kind"], found["rank"], found["sick"]) == ("host_oom", 0, False)
+    assert found["numbers"] == {"oom_kills": 1, "limit_bytes": 2**30, "peak_bytes": 2**30}
+
+
+@pytest.mark.parametrize(("kills", "signal"), [(3, "SIGKILL"), (4, None), (None, "SIGKILL")])
+def test_a_kill_by_somebody_else_is_not(rig: Rig, kills: int | None, signal: str | None) -> None:
+    rig.counters(3)
+    rig.before()
+    rig.counters(kills)
+    rig.rank(0, exit_code=None if signal else 1, signal=signal)
+    assert rig.cause()["kind"] == "crash"
+
+
+def test_a_lost_gpu_that_the_monitor_saw_goes_before_what_the_program_made_of_it(rig: Rig) -> None:
+    rig.rank(0)
+    rig.log("Traceback (most recent call last):\nRuntimeError: CUDA error: unspecified launch failure\n")
+    lost = {"event": "gpu_lost", "attempt": ATTEMPT, "time": 49.0, "gpu": {"index": 3, "uuid": "GPU-3", "lost": 15}}
+    (rig.directory / "peaks" / f"{NODE}.jsonl").write_text(json.dumps({**lost, "attempt": "other"}) + "\n")
+    assert rig.cause()["kind"] == "crash"
+    (rig.directory / "peaks" / f"{NODE}.jsonl").write_text(json.dumps(lost) + "\n{torn")
+    found = rig.cause()
+    assert (found["kind"], found["sick"]) == ("gpu_lost", True)
+    assert found["line"] == "GPU 3 (GPU-3) was lost: NVML code 15"
+
+
+def test_the_kernel_names_a_gpu_of_ours_not_a_neighbours(rig: Rig) -> None:
+    rig.rank(0)
+    gpus = [{"pci": "00000000:06:00.0"}]
+    (rig.directory / "peaks" / f"{NODE}.jsonl").write_text(json.dumps({"attempt": ATTEMPT, "gpus": gpus}))
+    rig.kernel(["NVRM: Xid (PCI:0000:07:00): 95, pid=1, Uncontained", "NVRM: Xid (PCI:0000:06:00): 31, pid=1, MMU"])
+    assert rig.cause()["kind"] == "crash"
+    rig.kernel(["NVRM: Xid (PCI:0000:06:00): 95, pid=1, Uncontained"])
+    found = rig.cause()
+    assert (found["kind"], found["sick"], found["numbers"]) == ("ecc", True, {"xid": 95})
+
+
+def test_nothing_known_is_still_a_cause(rig: Rig) -> None:
+    assert rig.cause(7)["line"] == f"the trainers of {NODE} ended with exit code 7"
+
+
+def test_it_never_fails(rig: Rig, capfd: pytest.CaptureFixture[str]) -> None:
+    (rig.attempt / "causes").write_text("a file where a folder should be")
+    assert diagnose.main([*rig.words(), "--before"]) == 0
+    assert diagnose.main(rig.words()) == 0
+    assert diagnose.main(["--nonsense"]) == 0
+    assert "the cause stays unknown" in capfd.readouterr().err
+
+
+def test_from_the_archive(archive: Path, tmp_path: Path) -> None:
+    words = ["--run-dir", str(tmp_path), "--attempt", ATTEMPT, "--node", NODE]
+    done = subprocess.run(
+        [sys.executable, str(archive), "diagnose", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "attempts" / ATTEMPT / "causes" / f"{NODE}.json").read_text())["kind"] == "crash"
+
+
+def test_counters_of_cgroup_version_2(tmp_path: Path) -> None:
+    (tmp_path / "proc").write_text("0::/system/job_7/step_0/user/task_0\n")
+    step = tmp_path / "mount" / "system" / "job_7" / "step_0"
+    own = step / "user" / "task_0"
+    own.mkdir(parents=True)
+    (own / "memory.events").write_text("low 0\noom 2\noom_kill 2\noom_group_kill 0\n")
+    (own / "memory.max").write_text("max\n")
+    (own / "memory.peak").write_text("4096\n")
+    (step / "memory.max").write_text("8192\n")
+    (tmp_path / "mount" / "memory.max").write_text("1\n")  # not this job's
+    found = memory_counters(tmp_path / "proc", tmp_path / "mount")
+    assert found == {"oom_kills": 2, "limit_bytes": 8192, "peak_bytes": 4096}
+
+
+def test_counters_of_cgroup_version_1(tmp_path: Path) -> None:
+    (tmp_path / "proc").write_text("9:cpuset:/x\n4:memory:/slurm/uid_0/job_7/step_0/task_0\n0::/\n")
+    own = tmp_path / "mount" / "memory" / "slurm" / "uid_0" / "job_7" / "step_0" / "task_0"
+    own.mkdir(parents=True)
+    (own / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    (own / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (own / "memory.max_usage_in_bytes").write_text("4096\n")
+    assert memory_counters(tmp_path / "proc", tmp_path / "mount") == {
+        "oom_kills": 1,
+        "limit_bytes": None,
+        "peak_bytes": 4096,
+    }
+
+
+def test_no_counters_at_all(tmp_path: Path) -> None:
+    assert memory_counters(tmp_path / "none", tmp_path)["oom_kills"] is None
+
+
+def test_the_kernels_log_from_a_moment_on(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_bytes(b"6,1,1000000,-;early\n")
+    assert kernel_lines(0.0, str(log)) == ["early"]
+    assert kernel_lines(4e9, str(log)) == []
+    assert kernel_lines(0.0, str(tmp_path / "none")) == []

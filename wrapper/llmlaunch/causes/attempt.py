@@ -1,0 +1,148 @@
+"""What ended an attempt, from the files of its run directory: each node's own finding, else its log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .node_cause import cause, failed, of_hits, of_ranks
+from .scan import read_log, scan
+from .signs import KINDS
+from .slurm_words import failed_nodes, slurm_word, words_of_attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Record = dict[str, Any]
+
+__all__ = ["cause_of", "causes_of_nodes", "first_cause"]
+
+SAME_TIME_SECONDS = 2.0  # clocks of nodes differ, and torchrun looks at its ranks now and then
+_SLURM_BEATS_ONLY = frozenset({"crash", "hung", "nccl"})
+
+
+def cause_of(run_dir: Path, attempt: str, ranks: Sequence[Record], code: int, state: str = "") -> Record | None:
+    """What ended the attempt; None where nothing failed.
+
+    `ranks` are the attempt's rank records, `code` what its launcher returned, `state` a scheduler's own word on the
+    job, where somebody asked (NODE_FAIL, TIMEOUT ...). The first in time of all nodes' causes; one that only reports
+    another's end counts where there is nothing better. It reads at most 5 MiB of each log and raises nothing.
+    """
+    if code == 0 and not state and not any(failed(rank) for rank in ranks):
+        return None
+    found = causes_of_nodes(run_dir, attempt, ranks)
+    found += _from_the_watchdog(run_dir / "attempts" / attempt)
+    best = first_cause(found)
+    said = _from_slurm(run_dir, attempt, ranks, state)
+    if said is not None and (best is None or best["consequence"] or _outdone(best, said)):
+        return said
+    return best
+
+
+def causes_of_nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> list[Record]:
+    """One cause for each node that has any: its own file's; its log's where it left none, or where its last words
+    came after it had looked (SLURM counts the kernel's kills when a step has ended)."""
+    folder = run_dir / "attempts" / attempt / "causes"
+    found = []
+    for node in _nodes(run_dir, attempt, ranks):
+        own = read_object(folder / f"{node}.json")
+        if own is not None and own.get("kind") in KINDS and not _vague(own):
+            found.append({**cause(str(own["kind"]), node, str(own.get("line") or "")), **own})
+            continue
+        here = [rank for rank in ranks if rank.get("node") == node]
+        hits = scan(read_log(run_dir / "logs" / f"{attempt}.{node}.log"))
+        seen = of_hits(hits, node, here) if own is None or any(hit.kind == "host_oom" for hit in hits) else None
+        seen = seen or own or of_ranks(node, here)
+        if seen is not None:
+            found.append({**cause(str(seen.get("kind")), node, str(seen.get("line") or "")), **seen})
+    return found
+
+
+def first_cause(causes: Sequence[Record]) -> Record | None:
+    """The cause that came first; among those within two seconds of it, or without a time, by the order of KINDS. What
+    only reports another's end comes last, and a hang before that."""
+    if not causes:
+        return None
+    best = min(_weight(one) for one in causes)
+    equal = [one for one in causes if _weight(one) == best]
+    first = min((one["at"] for one in equal if one.get("at") is not None), default=0.0)
+    early = [one for one in equal if one.get("at") is None or one["at"] <= first + SAME_TIME_SECONDS]
+    return min(early, key=lambda one: (_precedence(one["kind"]), one.get("at") or 0.0))
+
+
+def read_object(path: Path) -> Record | None:
+    """The JSON object in `path`, or None where there is none to read."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _weight(one: Record) -> int:
+    if one.get("consequence"):
+        return 2
+    return 1 if one["kind"] == "hung" else 0
+
+
+def _precedence(kind: str) -> int:
+    return KINDS.index(kind) if kind in KINDS else len(KINDS)
+
+
+def _vague(own: Record) -> bool:
+    return own["kind"] == "crash" or bool(own.get("consequence"))
+
+
+def _nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> list[str]:
+    """Every node of the attempt that a file names, in the order of node ranks where that is known."""
+    begun = read_object(run_dir / "attempts" / attempt / "attempt.json") or {}
+    listed = begun.get("nodes")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    names += [str(rank["node"]) for rank in ranks if rank.get("node")]
+    names += sorted(path.stem for path in (run_dir / "attempts" / attempt / "causes").glob("[!.]*.json"))
+    logs = (path.name[len(attempt) + 1 : -len(".log")] for path in sorted((run_dir / "logs").glob(f"{attempt}.*.log")))
+    names += [name for name in logs if name != "job" and not name.endswith(".monitor")]
+    return list(dict.fromkeys(names))
+
+
+def _from_the_watchdog(directory: Path) -> list[Record]:
+    hung = (read_object(directory / "progress.json") or {}).get("hung")
+    if not isinstance(hung, dict):
+        return []
+    numbers = {key: hung[key] for key in ("since_seconds", "allowed_seconds") if key in hung}
+    waited = numbers.get("since_seconds")
+    line = f"no progress for {waited:.0f} s, waiting for {hung.get('what')}" if waited is not None else "no progress"
+    return [cause("hung", None, line, numbers=numbers)]
+
+
+def _from_slurm(run_dir: Path, attempt: str, ranks: Sequence[Record], state: str) -> Record | None:
+    """What SLURM's own words make of it: the job's log has srun's, `slurm-<job id>.out` those of the batch step."""
+    job_id = attempt.rpartition(".")[0]
+    outside = read_log(run_dir / f"slurm-{job_id}.out")
+    text = read_log(run_dir / "logs" / f"{attempt}.job.log") + "\n" + words_of_attempt(outside, attempt)
+    states = {"NODE_FAIL": "node_fail", "PREEMPTED": "preempted", "TIMEOUT": "time_limit", "CANCELLED": "cancelled"}
+    said = slurm_word(text) or ((states[state], f"SLURM says {state}") if state in states else None)
+    if said is None:
+        return None
+    kind, line = said
+    if kind != "node_fail":
+        return cause(kind, None, line)
+    lost = failed_nodes(text) or _silent_nodes(run_dir, attempt, ranks)
+    return cause("node_fail", lost[0] if lost else None, line, sick=bool(lost), nodes=lost)
+
+
+def _silent_nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> list[str]:
+    """The nodes that left no end of any kind, where others did."""
+    directory = run_dir / "attempts" / attempt
+    ended = {str(rank.get("node")) for rank in ranks if rank.get("ended_at") is not None}
+    ended |= {path.name for path in (directory / "done").glob("*")}
+    ended |= {path.stem for path in (directory / "causes").glob("[!.]*.json")}
+    names = _nodes(run_dir, attempt, ranks)
+    silent = [name for name in names if name not in ended]
+    return silent if len(silent) < len(names) else []
+
+
+def _outdone(best: Record, said: Record) -> bool:
+    """A lost node explains whatever its neighbours then died of; a time limit only what came after it."""
+    return said["kind"] == "node_fail" and best["kind"] in _SLURM_BEATS_ONLY

@@ -1,0 +1,137 @@
+"""The telling lines of one node's log. Pure: text in, hits out; `read_log` is the one that touches a file."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from .amounts import device_numbers, host_numbers
+from .signs import EXCEPTION, HARDWARE_XIDS, NO_CAUSES, SIGNS, XID
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .amounts import Numbers
+
+    Speaker = tuple[str, int]
+
+__all__ = ["LINE_CHARACTERS", "Hit", "read_log", "scan"]
+
+FIRST_BYTES, LAST_BYTES = 2**20, 4 * 2**20
+LINE_CHARACTERS = 400
+MESSAGE_LINES = 5  # a message about memory that something broke into lines
+PIN_LINES = 12  # a traceback's last lines, in which `pin_memory` says that it was main memory
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+# torch >= 2.4 begins an uncaught exception's lines with the global rank; torchrun --tee with role and local rank
+_PREFIX = re.compile(r"\[(?P<word>rank|[a-z]+)(?P<number>\d+)\]:\s?")
+_SIGNS = [(re.compile(sign.expression), sign) for sign in SIGNS]
+_ANY_SIGN = re.compile("|".join(sign.expression for sign in SIGNS))
+_NO_CAUSE = re.compile("|".join(expression for expression, _ in NO_CAUSES))
+_EXCEPTION = re.compile(EXCEPTION)
+_XID = re.compile(XID)
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_WITHOUT_TRACEBACK = re.compile(r"\s*what\(\):\s+\S|Fatal Python error: |\S+\.py: error: ")
+
+
+class Hit(NamedTuple):
+    """One telling line. `rank` is global, `local_rank` within the node; None where the line does not say. `place`
+    orders the hits of a log in time."""
+
+    kind: str
+    line: str
+    place: int
+    rank: int | None = None
+    local_rank: int | None = None
+    numbers: Numbers = {}  # noqa: RUF012 - never changed
+    sick: bool = False
+    consequence: bool = False
+
+
+def read_log(path: Path) -> str:
+    """The first MiB and the last four of a log, as text; empty where there is none. Damaged UTF-8 is replaced."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            if size <= FIRST_BYTES + LAST_BYTES:
+                raw = file.read(FIRST_BYTES + LAST_BYTES)
+            else:
+                raw = file.read(FIRST_BYTES)
+                file.seek(size - LAST_BYTES)
+                raw += b"\n" + file.read(LAST_BYTES)
+    except OSError:
+        return ""
+    return raw.decode("utf-8", errors="replace")
+
+
+def scan(text: str) -> list[Hit]:
+    """Every telling line in the order of the log. Exceptions are told by the line that ends their traceback, one for
+    each chain of exceptions, unless an earlier link of the chain is a sign by itself."""
+    lines = [_ANSI.sub("", line).rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
+    hits: list[Hit] = []
+    open_tracebacks: dict[Speaker | None, bool] = {}
+    chained: dict[Speaker | None, int] = {}  # speaker -> index of the hit that the chain may replace
+    last_crash: dict[Speaker | None, int] = {}
+    for place, whole in enumerate(lines):
+        speaker, line = _speaker(whole)
+        if line.startswith(_CHAINED) and speaker in last_crash:
+            chained[speaker] = last_crash[speaker]
+            continue
+        if line.startswith(_TRACEBACK):
+            open_tracebacks[speaker] = True
+            continue
+        hit = _hit(lines, place, speaker, line)
+        ends = bool(open_tracebacks.get(speaker)) and _EXCEPTION.match(line) is not None
+        if ends:
+            open_tracebacks[speaker] = False
+        if hit is None and (ends or _WITHOUT_TRACEBACK.match(line)):
+            hit = _said(Hit("crash", line.strip()[:LINE_CHARACTERS], place), speaker)
+        if hit is None:
+            continue
+        before = chained.pop(speaker, None) if ends else None
+        if before is None:
+            hits.append(hit)
+            last_crash[speaker] = len(hits) - 1
+        elif hits[before].kind == "crash" or hits[before].consequence:
+            hits[before] = hit._replace(place=hits[before].place)
+    return hits
+
+
+def _hit(lines: list[str], place: int, speaker: Speaker | None, line: str) -> Hit | None:
+    if _NO_CAUSE.search(line):
+        return None
+    xid = _XID.search(line)
+    if xid is not None:
+        kind = HARDWARE_XIDS.get(int(xid.group("number")))
+        numbers: Numbers = {"xid": int(xid.group("number"))}
+        return Hit(kind, line.strip()[:LINE_CHARACTERS], place, numbers=numbers, sick=True) if kind else None
+    if _ANY_SIGN.search(line) is None:
+        return None
+    sign = next(sign for expression, sign in _SIGNS if expression.search(line))
+    kind, numbers = sign.kind, {}
+    if kind in ("oom", "host_oom"):
+        message = " ".join(_speaker(other)[1] for other in lines[place : place + MESSAGE_LINES])
+        if kind == "oom" and "Tried to allocate" not in message and _pins(lines, place, speaker):
+            kind = "host_oom"  # cudaHostAlloc fails with the same words as cudaMalloc
+        numbers = device_numbers(message) if kind == "oom" else host_numbers(message)
+    hit = Hit(kind, line.strip()[:LINE_CHARACTERS], place, None, None, numbers, sign.sick, sign.consequence)
+    return _said(hit, speaker)
+
+
+def _pins(lines: list[str], place: int, speaker: Speaker | None) -> bool:
+    before = (_speaker(line) for line in lines[max(0, place - PIN_LINES) : place])
+    return any(who == speaker and "pin_memory" in line for who, line in before)
+
+
+def _said(hit: Hit, speaker: Speaker | None) -> Hit:
+    if speaker is None:
+        return hit
+    word, number = speaker
+    return hit._replace(rank=number) if word == "rank" else hit._replace(local_rank=number)
+
+
+def _speaker(line: str) -> tuple[Speaker | None, str]:
+    match = _PREFIX.match(line)
+    return (None, line) if match is None else ((match.group("word"), int(match.group("number"))), line[match.end() :])

@@ -1,0 +1,187 @@
+"""The lines by which logs tell what ended a trainer, each with where it comes from: data, in the order of trying."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["EXCEPTION", "HARDWARE", "HARDWARE_XIDS", "KINDS", "NO_CAUSES", "SIGNS", "XID", "Sign"]
+
+# Where no time decides, an earlier kind goes before a later one: the device, then its memory, the host, the network.
+KINDS = (
+    "gpu_lost",
+    "ecc",
+    "xid",
+    "nvlink",
+    "driver",
+    "oom",
+    "host_oom",
+    "disk_full",
+    "node_fail",
+    "nccl",
+    "crash",
+    "preempted",
+    "time_limit",
+    "cancelled",
+    "hung",
+)
+HARDWARE = frozenset({"gpu_lost", "ecc", "xid", "nvlink", "driver"})
+
+
+class Sign(NamedTuple):
+    """`expression` found in a line means `kind`. `sick`: that host is at fault, and the next job should avoid it.
+    `consequence`: the line only reports that something else went wrong, often on another node."""
+
+    kind: str
+    expression: str
+    source: str
+    sick: bool = False
+    consequence: bool = False
+
+
+SIGNS = (
+    # --- the GPU itself
+    Sign("gpu_lost", r"GPU is lost|has fallen off the bus|GPU_IS_LOST", "NVML error 15; kernel driver, Xid 79", True),
+    Sign(
+        "ecc",
+        r"uncorrectable (double bit )?ECC error|ECC_?Uncorrectable|uncorrectable double bit error",
+        "CUDA error 214 (cudaErrorECCUncorrectable); Xid 48",
+        True,
+    ),
+    Sign("nvlink", r"uncorrectable NVLink error", "CUDA error 220 (cudaErrorNvlinkUncorrectable)", True),
+    Sign(
+        "driver",
+        r"Driver/library version mismatch|CUDA error: system not yet initialized",
+        "NVML error 18; CUDA error 802 (the fabric manager does not run)",
+        True,
+    ),
+    # --- memory of the host. Before the GPU's: some of these lines name CUDA, too.
+    Sign(
+        "host_oom",
+        r"Failed to CUDA host alloc|cuda(HostAlloc|MallocHost|HostRegister) failed",
+        "NCCL 2.28, src/include/alloc.h; programs that pin memory",
+    ),
+    Sign(
+        "host_oom",
+        r"DefaultCPUAllocator: (can't allocate|not enough) memory",
+        "torch 2.13, alloc_cpu.cpp",
+    ),
+    Sign("host_oom", r"^MemoryError\b|numpy\S*MemoryError: Unable to allocate", "Python; NumPy"),
+    Sign(
+        "host_oom",
+        r"\[Errno 12\]|std::bad_alloc|Cannot allocate memory \(12\)",
+        "ENOMEM; libstdc++; torch's mmap",
+    ),
+    Sign("host_oom", r"Detected \d+ oom[-_]kill event", "slurmstepd 22.05 and 25.05, task_cgroup_memory.c"),
+    Sign("host_oom", r"\boom-kill:constraint=|Out of memory: Killed process|invoked oom-killer", "Linux kernel"),
+    # --- memory of the device
+    Sign(
+        "oom",
+        r"\b(CUDA|HIP|XPU) out of memory\. Tried to allocate",
+        "torch 1.0 to 2.9, c10/cuda/CUDACachingAllocator.cpp",
+    ),
+    Sign("oom", r"\btorch\.(cuda\.)?OutOfMemoryError", "torch 1.13 on"),
+    Sign(
+        "oom",
+        r"C(UDA|uda) (driver )?(error|Error|failure):? ?\d* ?'?out of memory",
+        "CUDA error 2; torch, NCCL, TE",
+    ),
+    Sign("oom", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", "CUDA error 2 by name"),
+    Sign("oom", r"CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED", "CUDA libraries"),
+    Sign("oom", r"cu(BLAS|DNN) Error: .*(alloc|resource allocation)", "TransformerEngine 2.20, common/util/logging.h"),
+    Sign("oom", r"cudaMalloc\w* failed|Failed to CUDA [mc]alloc", "NCCL 2.28, src/include/alloc.h; CUDA samples"),
+    Sign("oom", r"Workspace can't be allocated, (no|not) enough memory", "DeepSpeed 0.19, csrc/transformer/inference"),
+    # --- the disk
+    Sign("disk_full", r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]", "errno ENOSPC, EDQUOT"),
+    # --- the network
+    Sign(
+        "nccl",
+        r"NET/IB ?:.*(async fatal event|Got async event).*(local catastrophic error|port error|device fatal)",
+        "NCCL 2.28, src/transport/net_ib/common.cc",
+        True,
+    ),
+    # --- what one hears of another's end
+    Sign(
+        "nccl",
+        r"remote process exited or there was a network error|ncclRemoteError|NCCL communicator was aborted",
+        "NCCL 2.28, ncclGetErrorString; torch's ProcessGroupNCCL",
+        consequence=True,
+    ),
+    Sign(
+        "hung",
+        r"caught collective operation timeout|collective operations have failed or timed out"
+        r"|watchdog thread terminated with exception|Timed out waiting \d+ms for (recv|send) operation"
+        r"|monitoredBarrier|wait timeout after \d+ms|HeartbeatMonitor|Received a dump signal",
+        "torch 2.x, ProcessGroupNCCL.cpp and ProcessGroupGloo",
+        consequence=True,
+    ),
+    Sign(
+        "nccl",
+        r"Connection (closed|reset|refused)( by (remote )?peer)?\b|Broken pipe|BrokenPipeError"
+        r"|(recvValue|sendBytes|recvBytes) failed|failed to recv, got 0 bytes|peer closed|socketProgress"
+        r"|DistNetworkError|DistStoreError|RendezvousConnectionError|RendezvousTimeoutError",
+        "torch 2.x: TCPStore, gloo, elastic; NCCL sockets",
+        consequence=True,
+    ),
+    Sign(
+        "crash",
+        r"ChildFailedError|SignalException: Process|KeyboardInterrupt|Sending process \d+ closing signal",
+        "torch 2.x, distributed/elastic: the launcher on its ranks",
+        consequence=True,
+    ),
+    # --- after the peers' ends, whose messages quote this name
+    Sign("nccl", r"unhandled system error|ncclSystemError", "NCCL 2.28, ncclGetErrorString"),
+)
+
+# A line that looks like one of the above and ended nothing.
+NO_CAUSES = (
+    (
+        r"encountered during tensors merging",
+        "Megatron-LM, core/transformer/utils.py: the merge goes on",
+    ),
+    (
+        r"^llmlaunch: |^(train\.sh on \S+|job\.sbatch): |^monitor: ",
+        "our own files on a full disk",
+    ),
+)
+
+# What a line that ends a traceback looks like, and what stands for one in programs of C++ and argparse.
+EXCEPTION = (
+    r"([A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Failure|Timeout|Warning|Full|Empty|Iteration)"
+    r"|[a-z_]\w*(\.\w+)+)(: .*)?$"
+)
+
+XID = r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<number>\d+)"
+
+# Xids by which the host is at fault, not the program: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors), where
+# the immediate action is to reset the GPU, to restart the machine or to call support. Left out although on some lists:
+# 13, 31, 43, 45, 69, 109 (programs cause them), 63 and 92 (a repair that worked; nothing died of them), 154 (only names
+# what to do about another).
+HARDWARE_XIDS = {
+    46: "xid",  # GPU stopped processing
+    48: "ecc",  # double-bit ECC error
+    54: "xid",  # auxiliary power not connected
+    61: "xid",  # breakpoint or warning of the internal micro-controller
+    62: "xid",  # halt of the internal micro-controller
+    64: "ecc",  # a page could not be retired, a row not be remapped
+    74: "nvlink",
+    79: "gpu_lost",  # has fallen off the bus
+    94: "ecc",  # contained
+    95: "ecc",  # uncontained
+    110: "xid",  # security fault
+    119: "xid",  # the GPU system processor does not answer
+    120: "xid",  # error of the GPU system processor
+    121: "nvlink",  # chip-to-chip link
+    136: "nvlink",  # link training failed
+    140: "ecc",  # not recovered
+    143: "xid",  # initialisation failed
+    144: "nvlink",
+    145: "nvlink",
+    146: "nvlink",
+    147: "nvlink",
+    148: "nvlink",
+    149: "nvlink",
+    150: "nvlink",
+    155: "nvlink",
+    156: "xid",  # a resource was retired
+    158: "xid",  # fatal time-out
+}

@@ -1,0 +1,151 @@
+"""Where the trainers of this node failed: what ended them, into `attempts/<attempt>/causes/<node>.json`.
+
+It looks at the node's log, the ranks' own ends, the kernel's counters and its log, and at what the monitor saw. The
+job's fate is not its own: it always exits with 0, and within SECONDS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..causes.node_cause import cause, of_hits, of_ranks, was_killed
+from ..causes.scan import read_log, scan
+from .cgroup import memory_counters
+from .files import attempt_directory, read_json, replace_json, say
+from .kernel_log import kernel_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..causes.scan import Hit
+    from .files import Record
+
+SECONDS = 30
+_KILLED = ("killed by signal: Killed", "exitcode: -9", "Signal 9 (SIGKILL)")  # torch 2.13: data loader, torchrun
+
+
+def main(argv: list[str]) -> int:
+    """Write the cause, or with --before the counters to compare with. Returns 0 whatever happens."""
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(SECONDS)
+    try:
+        options = _arguments(argv)
+        causes = attempt_directory(options.run_dir, options.attempt) / "causes"
+        if options.before:
+            replace_json(causes / f".{options.node}.before.json", {"schema": 1, "at": time.time(), **memory_counters()})
+            return 0
+        found = diagnosed(options.run_dir, options.attempt, options.node, options.code)
+        replace_json(causes / f"{options.node}.json", found)
+        say(f"{options.node}: {found['kind']}: {found['line']}")
+    except SystemExit:
+        pass  # a wrong argument; argparse has said which
+    except Exception as error:
+        say(f"diagnose: {type(error).__name__}: {error}; the cause stays unknown")
+    finally:
+        signal.alarm(0)
+    return 0
+
+
+def diagnosed(run_dir: Path, attempt: str, node: str, code: int) -> Record:
+    """The cause for this node, `crash` with its exit code where nothing better is known.
+
+    A fault of the device goes first, whoever saw it; then the first telling line of the log; then the kernel's count
+    of kills for want of memory, where a process was killed.
+    """
+    directory = attempt_directory(run_dir, attempt)
+    before = read_json(directory / "causes" / f".{node}.before.json") or {}
+    since = float(before.get("at") or time.time() - 3600)
+    records = (read_json(path) for path in sorted((directory / "ranks").glob("*.json")))
+    ranks = [record for record in records if record is not None and record.get("node") == node]
+    text = read_log(run_dir / "logs" / f"{attempt}.{node}.log")
+    hits = scan(text)
+    seen = _monitored(run_dir / "peaks" / f"{node}.jsonl", attempt)
+    said = of_hits(hits, node, ranks)
+    if said is not None and said["sick"]:
+        return said
+    lost = [one for one in seen if one.get("event") == "gpu_lost"]
+    if lost:
+        return _lost_gpu(lost[0], node)
+    kernel = _of_our_gpus(scan("\n".join(kernel_lines(since))), seen)
+    if kernel:
+        return {**cause(kernel[0].kind, node, kernel[0].line), "numbers": dict(kernel[0].numbers), "sick": True}
+    if said is not None and not _weak(said):
+        return said
+    killed = _killed_by_the_kernel(node, ranks, text, before)
+    if killed is not None:
+        return killed
+    if _full(run_dir):
+        return cause("disk_full", node, f"no space left in {run_dir}")
+    return said or of_ranks(node, ranks) or cause("crash", node, f"the trainers of {node} ended with exit code {code}")
+
+
+def _killed_by_the_kernel(node: str, ranks: Sequence[Record], text: str, before: Record) -> Record | None:
+    """`host_oom` where a process was killed while the kernel's count of such kills rose."""
+    now = memory_counters()
+    rose = (now["oom_kills"] or 0) - (before.get("oom_kills") or 0)
+    if now["oom_kills"] is None or before.get("oom_kills") is None or rose <= 0:
+        return None
+    if not was_killed(ranks) and not any(words in text for words in _KILLED):
+        return None
+    victim = next((rank for rank in ranks if rank.get("signal") == "SIGKILL" or rank.get("ended_at") is None), {})
+    numbers = {"oom_kills": rose, **{key: now[key] for key in ("limit_bytes", "peak_bytes") if now[key] is not None}}
+    line = f"the kernel killed {rose} process{'' if rose == 1 else 'es'} of this job for want of main memory"
+    return cause("host_oom", node, line, rank=victim.get("rank"), numbers=numbers, at=victim.get("ended_at"))
+
+
+def _weak(said: Record) -> bool:
+    return said["kind"] == "crash" or bool(said["consequence"])
+
+
+def _lost_gpu(event: Record, node: str) -> Record:
+    gpu = event.get("gpu") or {}
+    line = f"GPU {gpu.get('index')} ({gpu.get('uuid')}) was lost: NVML code {gpu.get('lost')}"
+    return cause("gpu_lost", node, line, sick=True, at=event.get("time"))
+
+
+def _of_our_gpus(hits: Sequence[Hit], seen: Sequence[Record]) -> list[Hit]:
+    """Faults of GPUs the monitor saw (all, where it saw none): a shared node's kernel tells of its neighbours, too."""
+    ours = {str(gpu.get("pci")).lower()[-12:-2] for one in seen for gpu in one.get("gpus") or []}
+    faults = [hit for hit in hits if "xid" in hit.numbers]
+    return [hit for hit in faults if not ours or any(pci in hit.line.lower() for pci in ours)]
+
+
+def _monitored(path: Path, attempt: str) -> list[Record]:
+    """The monitor's lines on this attempt; at most the last 4 MiB of its file."""
+    found = []
+    for line in read_log(path).splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and record.get("attempt") == attempt:
+            found.append(record)
+    return found
+
+
+def _full(run_dir: Path) -> bool:
+    try:
+        status = os.statvfs(run_dir)
+    except OSError:
+        return False
+    return status.f_blocks > 0 and status.f_bavail * status.f_frsize < 64 * 1024
+
+
+def _too_long(number: int, frame: object) -> None:
+    raise TimeoutError(f"not done within {SECONDS} s")
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="node.pyz diagnose")
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--before", action="store_true", help="note the counters, before the trainers start")
+    parser.add_argument("--code", type=int, default=1, help="what the launcher of the trainers returned")
+    return parser.parse_args(argv)
