@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.node.decide import Facts, Next, decide
+from llmlaunch.node.decide import PREEMPTED, Facts, Next, decide
 
 RESTART = {"by": "requeue", "times": 20, "fruitless": 2, "backoff_seconds": 60}
 FALLBACKS = [
@@ -32,6 +32,12 @@ def test_a_failure_after_progress_goes_on_from_the_last_checkpoint() -> None:
 
 def test_a_time_limit_goes_on_at_once() -> None:
     assert decide(facts(state="stopped", kind="", told="USR1")) == Next("requeue", "saved; goes on later", seconds=0)
+
+
+def test_a_preempted_job_that_saved_in_time_puts_itself_back() -> None:
+    """scancel tells the batch script too; preemption with grace time tells the steps alone."""
+    assert decide(facts(state="stopped", kind="", told=PREEMPTED)).action == "requeue"
+    assert decide(facts(state="stopped", kind="", told="TERM")).action == "end"
 
 
 def test_where_requeue_is_forbidden_the_next_link_of_the_chain_goes_on() -> None:
@@ -96,7 +102,7 @@ def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop
         Facts,
         state=st.sampled_from(["failed", "stopped"]),
         kind=st.sampled_from(["", "oom", "host_oom", "nccl", "hung", "crash", "xid", "disk_full", "node_fail"]),
-        told=st.sampled_from(["", "USR1", "TERM"]),
+        told=st.sampled_from(["", "USR1", "TERM", PREEMPTED]),
         stop_file=st.booleans(),
         made_a_step=st.booleans(),
         layout=st.sampled_from([".", "fallback/1", "fallback/2"]),

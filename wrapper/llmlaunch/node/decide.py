@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from .files import Record
 
+PREEMPTED = "preempted"
+"""Preemption with grace time: SLURM tells the steps to end, and the batch script nothing (seen in 22.05.8). A step that
+ends in time ends the job, and SLURM does not put it back."""
+
 # Failures that would come again at once, wherever the job runs.
 _CERTAIN = ("oom", "disk_full")
 _MOST_BACKOFF_SECONDS = 3600.0
@@ -17,7 +21,7 @@ class Facts(NamedTuple):
 
     state: str  # succeeded, failed or stopped
     kind: str  # of the cause; empty where nothing is known
-    told: str  # the signal that asked to stop: USR1 (time limit, stop file), TERM (SLURM or a person), or empty
+    told: str  # what asked it to stop: USR1 (time limit, stop file), TERM (SLURM or a person), PREEMPTED, or empty
     stop_file: bool
     made_a_step: bool  # in this attempt
     layout: str

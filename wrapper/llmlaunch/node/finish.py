@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .begin import STOP_FILE
-from .decide import Facts, decide
+from .decide import PREEMPTED, Facts, decide
 from .files import attempt_directory, read_json, say
 from .history import FIRST_LAYOUT, attempts_of_run, fruitless, of_this_submission, saved_step
 from .signals import signal_number
@@ -30,7 +29,7 @@ def main(argv: list[str]) -> int:
     ranks = _rank_records(directory)
     nodes = _nodes(done, ranks, options.nodes)
     code, why = judge(options.code, ranks, nodes)
-    told = options.told or _told(directory)
+    told = options.told or (PREEMPTED if any((directory / "told").glob("*")) else "")
     progress = read_json(directory / "progress.json") or {}
     state = "succeeded" if code == 0 else "failed"
     if told and code == 0 and not _is_complete(progress):
@@ -94,14 +93,6 @@ def _cause(options: argparse.Namespace, ranks: list[Record], progress: Record) -
     return None
 
 
-def _told(directory: Path) -> str:
-    """The signal that told a node to stop, where the batch script got none: preemption and scancel tell the steps."""
-    for path in sorted((directory / "told").glob("*")):
-        with contextlib.suppress(OSError):
-            return path.read_text(encoding="utf-8", errors="replace").strip() or "TERM"
-    return ""
-
-
 def _is_complete(progress: Record) -> bool:
     step, steps = progress.get("step"), progress.get("steps")
     return step is not None and steps is not None and step >= steps
@@ -110,7 +101,8 @@ def _is_complete(progress: Record) -> bool:
 def _stopped(told: str, progress: Record) -> str:
     step, steps = progress.get("step"), progress.get("steps")
     at = "" if step is None else f" after step {step}" + ("" if steps is None else f" of {steps}")
-    return f"told to stop (SIG{told}) and ended in order{at}"
+    why = "preempted" if told == PREEMPTED else f"told to stop (SIG{told})"
+    return f"{why} and ended in order{at}"
 
 
 def _words(follows: Next) -> list[str]:
