@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from one_machine import CLUSTER_SH, Cluster, new_cluster, throw_away, wait_until
+from person import NOBODY, as_normal_user
 
 pytestmark = pytest.mark.slurm
 
@@ -141,6 +142,8 @@ def test_a_directory_it_did_not_make_is_not_touched(small: Cluster) -> None:
         ({"NODES": "2", "SWITCHES": "3"}, "3 switches for 2 nodes"),
         ({"CPUS": "two"}, "LLMLAUNCH_SLURM_CPUS is 'two'"),
         ({"ACCOUNTING": "yes"}, "LLMLAUNCH_SLURM_ACCOUNTING is 'yes'"),
+        ({"LIMITS": "strict"}, "LLMLAUNCH_SLURM_LIMITS is 'strict'; it must be enforced or default"),
+        ({"AFFINITY": "1", "CPUS": "4096"}, "4096 CPUs for each node, but "),
     ],
 )
 def test_a_wrong_setting_is_named(small: Cluster, settings: dict[str, str], message: str) -> None:
@@ -156,9 +159,8 @@ def test_a_taken_port_is_named(slurm: Cluster, small: Cluster) -> None:
 
 
 def test_as_a_normal_user(slurm_packages: None) -> None:
-    root = os.getuid() == 0
-    user = 65534 if root else os.getuid()
-    nobody = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups") if root else ()
+    user = NOBODY if os.getuid() == 0 else os.getuid()
+    nobody = as_normal_user()
     plain = new_cluster({"CPUS": "2"})
     # The checkout may lie where nobody may look.
     scripts = shutil.copytree(CLUSTER_SH.parent, plain.directory.parent / "scripts")
