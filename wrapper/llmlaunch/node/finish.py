@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .begin import STOP_FILE
+from .causes import cause_of
 from .decide import PREEMPTED, Facts, decide
 from .files import attempt_directory, read_json, say
 from .history import FIRST_LAYOUT, attempts_of_run, fruitless, of_this_submission, saved_step
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
     state = "succeeded" if code == 0 else "failed"
     if told and code == 0 and not _is_complete(progress):
         state, code, why = "stopped", COMES_BACK_LATER, _stopped(told, progress)
-    cause = None if state != "failed" else _cause(options, ranks, progress)
+    cause = None if state != "failed" else cause_of(options.run_dir, options.attempt, ranks, code)
     facts = gather(options.run_dir, options.attempt, state, cause, told, progress)
     follows = decide(facts)
     write_status(
@@ -82,15 +83,6 @@ def gather(run_directory: Path, attempt: str, state: str, cause: Record | None, 
         fruitless=fruitless(ours, layout, step),
         described=read_json(run_directory / "run.json") or {},
     )
-
-
-def _cause(options: argparse.Namespace, ranks: list[Record], progress: Record) -> Record | None:
-    """Why it failed, where more than an exit code is known."""
-    hung = progress.get("hung")
-    if isinstance(hung, dict):
-        line = f"no {hung.get('what', 'step')} for {hung.get('since_seconds', 0):.0f} s"
-        return {"kind": "hung", "node": None, "rank": None, "line": line, "numbers": {}, "sick": False}
-    return None
 
 
 def _is_complete(progress: Record) -> bool:
