@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -105,15 +106,79 @@ def test_a_mixture_trains_in_bf16(tmp_path: Path) -> None:
     assert losses(out)[-1] < losses(out)[0] - 0.5
 
 
-def test_it_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+def saving(folder: Path, interval: int, steps: int) -> tuple[str, ...]:
+    place = f"training.checkpoint_path={folder / 'checkpoints'}"
+    return (f"training.save_interval={interval}", place, f"training.steps={steps}")
+
+
+def tell(process: subprocess.Popen[str], ranks: int, until_it_ends: bool = False) -> None:
+    """SIGTERM to so many trainers after a few steps, as a node's wrapper sends it; again and again where asked."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        seen = parse_progress(line)
+        if seen is not None and seen.step == 3:
+            break
+    trainers = [pid for pid in children(process.pid) if b"train.py" in command_line(pid)][:ranks]
+    assert len(trainers) == ranks
+    while True:
+        for pid in trainers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        if not until_it_ends or process.poll() is not None:
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_told_to_end_it_saves_and_goes_on_as_if_never_interrupted(tmp_path: Path, stage: int) -> None:
+    """One rank alone is told, between two regular saves; all agree."""
+    layout, steps = Layout(data=2, micro_batch_size=4, zero_stage=stage), 200
+    whole = tmp_path / "whole"
+    code, undisturbed, err = finish(start(whole, lay_out(whole, layout, f"training.steps={steps}")))
+    assert code == 0, err
+    told = start(tmp_path, lay_out(tmp_path, layout, *saving(tmp_path, 1000, steps)))
+    tell(told, ranks=1)
+    code, out, err = finish(told)
+    assert code == 0, err
+    saved = re.search(r"^saved step (\d+) after SIGTERM$", out, re.MULTILINE)
+    assert saved is not None, out
+    assert 3 < int(saved[1]) < steps
+    assert (tmp_path / "checkpoints" / "latest").read_text() == f"step-{saved[1]}"
+    code, rest, err = finish(start(tmp_path, lay_out(tmp_path, layout, *saving(tmp_path, 1000, steps))))
+    assert code == 0, err
+    assert rest.splitlines()[0] == f"resumed after step {saved[1]}"
+    assert losses(rest) == pytest.approx(losses(undisturbed)[int(saved[1]) :], abs=2e-4)
+    assert (tmp_path / "checkpoints" / "latest").read_text() == f"step-{steps}"
+
+
+def test_signals_while_it_saves_do_not_disturb_it(tmp_path: Path) -> None:
     layout = Layout(data=2, micro_batch_size=4, zero_stage=1)
-    saving = ("training.save_interval=2", f"training.checkpoint_path={tmp_path / 'checkpoints'}")
-    first, _, err = finish(start(tmp_path, lay_out(tmp_path, layout, *saving, "training.steps=2")))
-    assert first == 0, err
-    second, out, err = finish(start(tmp_path, lay_out(tmp_path, layout, *saving, "training.steps=4")))
-    assert second == 0, err
-    steps = [line.step for line in map(parse_progress, out.splitlines()) if line is not None]
-    assert steps == [3, 4]
+    told = start(tmp_path, lay_out(tmp_path, layout, *saving(tmp_path, 5, 100_000)))
+    tell(told, ranks=2, until_it_ends=True)
+    code, out, err = finish(told)
+    assert code == 0, err
+    assert "after SIGTERM" in out.splitlines()[-1]
+    step = int((tmp_path / "checkpoints" / "latest").read_text().removeprefix("step-"))
+    code, out, err = finish(start(tmp_path, lay_out(tmp_path, layout, *saving(tmp_path, 5, step + 1))))
+    assert code == 0, err
+    assert f"step {step + 1}/{step + 1} | loss" in out
+
+
+def test_a_checkpoint_that_is_not_whole_is_named_and_not_loaded(tmp_path: Path) -> None:
+    """DeepSpeed alone would go on without the optimizer's states."""
+    layout = Layout(data=2, micro_batch_size=4, zero_stage=1)
+    code, _, err = finish(start(tmp_path, lay_out(tmp_path, layout, *saving(tmp_path, 2, 4))))
+    assert code == 0, err
+    folder = tmp_path / "checkpoints"
+    next((folder / "step-4").glob("*zero_pp_rank_1_*")).unlink()
+    code, _, err = finish(start(tmp_path, lay_out(tmp_path, layout, *saving(tmp_path, 2, 6))))
+    assert code != 0
+    assert "names step-4, which holds the optimizer states of 1 ranks; this job has 2" in err
+    (folder / "latest").write_text("step-40")
+    code, _, err = finish(start(tmp_path, lay_out(tmp_path, layout, *saving(tmp_path, 2, 6))))
+    assert code != 0
+    assert err.count("latest names step-40, which is missing") == 1
+    assert "there are step-2, step-4" in err
 
 
 def test_a_loss_that_is_not_finite_is_a_failure(tmp_path: Path) -> None:

@@ -9,7 +9,11 @@ It stands alone: Python >= 3.9, torch, DeepSpeed and Transformers, and nothing o
 
     step 5/40 | loss 3.1234 | 0.52 s/step | 1969 tokens/s
 
-Exit code 0 after the last step; anything else is a failure, and a loss that is not finite is one.
+With --save it saves every --save-interval steps and after the last, and goes on from the last checkpoint when started
+again. Told by SIGTERM, it saves after the step that runs, prints `saved step N after SIGTERM` and ends.
+
+Exit code 0 after the last step or after a save it was told to make; anything else is a failure, and a loss that is not
+finite is one.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
 import sysconfig
 import time
@@ -346,18 +351,38 @@ def micro_batch_loss(engine: Any, tokens: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def train_step(engine: Any, batches: Batches, step: int) -> float:
-    """One optimizer step; returns the loss averaged over micro-batches and ranks."""
+class Notice:
+    """Whether this process was told to save and end. Hearing it again changes nothing."""
+
+    def __init__(self) -> None:
+        self.heard = False
+
+    def listen(self) -> None:
+        def hear(number: int, frame: object) -> None:
+            self.heard = True
+
+        signal.signal(signal.SIGTERM, hear)
+        signal.siginterrupt(signal.SIGTERM, False)  # a file that is being written is written on
+
+
+def train_step(engine: Any, batches: Batches, step: int, notice: Notice) -> tuple[float, bool]:
+    """One optimizer step; returns the loss averaged over micro-batches and ranks, and whether any rank was told to end.
+
+    Some ranks hear of the end a step later than others, so they must agree. That costs nothing: it is one more number
+    in the all-reduce of the loss.
+    """
     micro_batches = engine.gradient_accumulation_steps()
-    total = torch.zeros((), device=engine.device)
+    shared = torch.zeros(2, device=engine.device)
     for index in range(micro_batches):
         tokens = batches(step * micro_batches + index).to(engine.device)
         loss = micro_batch_loss(engine, tokens)
-        total += loss.detach() / micro_batches
+        shared[0] += loss.detach() / micro_batches
         engine.backward(loss)
         engine.step()
-    dist.all_reduce(total)
-    return float(total / dist.get_world_size())
+    shared[1] = float(notice.heard)
+    dist.all_reduce(shared)
+    total, told = shared.tolist()
+    return total / dist.get_world_size(), told > 0
 
 
 def set_learning_rate(engine: Any, args: argparse.Namespace, step: int) -> None:
@@ -367,15 +392,73 @@ def set_learning_rate(engine: Any, args: argparse.Namespace, step: int) -> None:
         group["lr"] = args.learning_rate * share
 
 
+def save(engine: Any, folder: Path, step: int) -> None:
+    """Writes a checkpoint, and names it in `latest` once it is whole.
+
+    Not by DeepSpeed: its rank 0 writes `latest` before the other ranks have written theirs (save_checkpoint,
+    runtime/engine.py, 0.19.8), and a power cut between the two leaves no checkpoint that loads.
+    """
+    report(f"saving step {step}")
+    tag = f"step-{step}"
+    engine.save_checkpoint(str(folder), tag=tag, client_state={"step": step}, save_latest=False)
+    rank = dist.get_rank()
+    for pattern in (f"*zero_pp_rank_{rank}_*", *(["mp_rank_*"] if rank == 0 else [])):
+        for path in (folder / tag).glob(pattern):
+            flush(path)
+    dist.barrier()
+    if rank == 0:
+        fresh = folder / "latest.new"
+        fresh.write_text(tag)
+        flush(fresh)
+        fresh.replace(folder / "latest")
+    dist.barrier()
+
+
+def flush(path: Path) -> None:
+    """Returns when the file system has it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
 def resume(engine: Any, folder: Path | None) -> int:
-    """Loads the latest checkpoint, if there is one; returns the steps already done."""
+    """Loads the checkpoint `latest` names, if there is one; returns the steps already done."""
     if folder is None or not (folder / "latest").exists():
         return 0
-    _, state = engine.load_checkpoint(str(folder))
-    return int(state["step"])
+    tag = (folder / "latest").read_text().strip()
+    refuse_torn(folder, tag, split=engine.zero_optimization())
+    _, state = engine.load_checkpoint(str(folder), tag=tag)
+    done = int(state["step"])
+    report(f"resumed after step {done}")
+    return done
 
 
-def train(args: argparse.Namespace) -> None:
+def refuse_torn(folder: Path, tag: str, split: bool) -> None:
+    """DeepSpeed goes on without optimizer states, and says nothing, where a rank's file is missing."""
+    path, ranks = folder / tag, dist.get_world_size()
+    states = len(list(path.glob("*zero_pp_rank_*_optim_states.pt")))
+    if not path.is_dir():
+        wrong = "which is missing"
+    elif split and not states:
+        wrong = "which holds no optimizer states of ZeRO"
+    elif split and states != ranks:
+        wrong = f"which holds the optimizer states of {states} ranks; this job has {ranks}"
+    else:
+        return
+    others = ", ".join(sorted(p.name for p in folder.glob("step-*") if p.is_dir() and p != path))
+    refuse(
+        f"{folder}/latest names {tag}, {wrong}. Write the name of a whole checkpoint into it"
+        + (f" (there are {others})" if others else "")
+        + ", or move the folder away to begin again at step 1"
+    )
+
+
+def refuse(message: str) -> NoReturn:
+    """Ends every rank; one of them says why."""
+    raise SystemExit(message if dist.get_rank() == 0 else 1)
+
+
+def train(args: argparse.Namespace, notice: Notice) -> None:
     settings = json.loads(args.deepspeed_config.read_text(encoding="utf-8"))
     config = json.loads(args.model.read_text(encoding="utf-8"))
     engine = build_engine(args, config, settings)
@@ -385,19 +468,36 @@ def train(args: argparse.Namespace) -> None:
     logged, clock = done, time.perf_counter()
     for step in range(done, args.steps):
         set_learning_rate(engine, args, step)
-        loss = train_step(engine, batches, step)
+        loss, told = train_step(engine, batches, step, notice)
         if not math.isfinite(loss):
             raise SystemExit(f"step {step + 1}: the loss is {loss}; lower the learning rate or check the data")
         finished = step + 1
-        if finished % args.log_interval == 0 or finished == args.steps:
+        if finished % args.log_interval == 0 or finished == args.steps or told:
             seconds = (time.perf_counter() - clock) / (finished - logged)
             logged, clock = finished, time.perf_counter()
             report(
                 f"step {finished}/{args.steps} | loss {loss:.4f} | {seconds:.2f} s/step | "
                 f"{tokens_per_step / seconds:.0f} tokens/s"
             )
-        if args.save and args.save_interval and finished % args.save_interval == 0:
-            engine.save_checkpoint(str(args.save), tag=f"step-{finished}", client_state={"step": finished})
+        began = time.perf_counter()
+        if keep(engine, args, finished, told, notice):
+            return
+        clock += time.perf_counter() - began  # seconds per step are those of training
+
+
+def keep(engine: Any, args: argparse.Namespace, finished: int, told: bool, notice: Notice) -> bool:
+    """Saves where it is time to; returns whether to end because some rank was told to."""
+    regular = args.save_interval and finished % args.save_interval == 0
+    if args.save and (told or regular or finished == args.steps):
+        save(engine, args.save, finished)
+        if not told:  # told while it saved: this checkpoint is the one
+            heard = torch.tensor(float(notice.heard), device=engine.device)
+            dist.all_reduce(heard)
+            told = bool(heard > 0)
+        report(f"saved step {finished}" + (" after SIGTERM" if told else ""))
+    elif told:
+        report(f"ended at step {finished} after SIGTERM; without --save nothing is kept")
+    return told
 
 
 def report(line: str) -> None:
@@ -423,12 +523,14 @@ def measure_baseline(args: argparse.Namespace) -> None:
     """
     engine = build_engine(args, TINY_MODEL, TINY_SETTINGS)
     batches = make_batches(argparse.Namespace(**{**vars(args), "data": "mock", "sequence_length": 8}), 256, 1)
-    train_step(engine, batches, 0)
+    train_step(engine, batches, 0, Notice())
     report(json.dumps({"event": "baseline", "world_size": dist.get_world_size(), **dict(resident_bytes())}))
 
 
 def main(words: list[str] | None = None) -> NoReturn:
     args = arguments(words)
+    notice = Notice()
+    notice.listen()
     # DeepSpeed 0.19 calls collectives by names torch 2.13 has renamed: nothing the person who trains can mend
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     torch.manual_seed(args.seed)
@@ -436,7 +538,7 @@ def main(words: list[str] | None = None) -> NoReturn:
     if args.measure_baseline:
         measure_baseline(args)
     else:
-        train(args)
+        train(args, notice)
     leave()
 
 
