@@ -135,6 +135,15 @@ def test_every_way_is_among_those_tried(layout: Layout, flag: str, megatron: Ask
     assert megatron(layout.world_size, words_of(layout, pattern, 0)) == {"stages": planned(layout, pattern, 0)}
 
 
+def test_megatron_takes_the_words_of_a_run_that_saves_at_a_signal(megatron: Ask) -> None:
+    saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt", "on_oom=fallback")
+    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), saving)
+    layout = Layout(tensor=2, pipeline=2, data=8, sequence_parallel=1, zero_stage=1)
+    words = [word for word in MegatronLM().render(recipe, layout).program if isinstance(word, str)]
+    assert {"--exit-signal-handler", "--dist-ckpt-optim-fully-reshardable"} <= set(words)
+    assert "stages" in megatron(layout.world_size, words)
+
+
 FIRST, LAST = ("--decoder-first-pipeline-num-layers", "4"), ("--decoder-last-pipeline-num-layers", "4")
 SLOT, WRITTEN = ("--account-for-loss-in-pipeline-split",), ("--pipeline-model-parallel-layout", "Et*4|t*4L")
 CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")

@@ -48,6 +48,7 @@ CASES = [
     ("llama3-8b", (), Layout(1, 1, data=32, recompute=RECOMPUTE_SELECTIVE)),
     ("llama3-8b", ("model=gpt3-175b", "training.sequence_length=2048"), replace(DENSE, virtual_pipeline=1)),
     ("llama3-8b", ("training.precision=fp16", "training.save_interval=100", "training.checkpoint_path=/ckpt"), DENSE),
+    ("llama3-70b", ("on_oom=fallback", "training.save_interval=100", "training.checkpoint_path=/ckpt"), DENSE),
     ("llama3-8b", ("data={path: /data/text_document, tokenizer: /models/llama3}",), DENSE),
     ("mixtral-8x7b", (), MIXTURE),
 ]
@@ -81,6 +82,25 @@ def test_the_layout_is_in_the_words() -> None:
     assert value(words, "--micro-batch-size") == "1"
     assert value(words, "--global-batch-size") == "1024"
     assert {"--sequence-parallel", "--use-distributed-optimizer", "--bf16", "--swiglu"} <= set(words)
+
+
+def test_checkpoints_are_written_at_a_signal_and_read_by_the_layouts_that_may_follow() -> None:
+    saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
+    words = words_of(recipe_of("llama3-70b", *saving), DENSE)
+    assert value(words, "--save") == value(words, "--load") == "/ckpt"
+    assert value(words, "--ckpt-format") == "torch_dist"
+    assert "--exit-signal-handler" in words
+    assert "--exit-on-missing-checkpoint" not in words  # the first start finds none
+    # gathers the optimizer's states in host memory: only where another split may have to load them
+    assert "--dist-ckpt-optim-fully-reshardable" not in words
+    assert "--dist-ckpt-optim-fully-reshardable" in words_of(recipe_of("llama3-70b", *saving, "on_oom=fallback"), DENSE)
+    assert "--exit-signal-handler" not in words_of(recipe_of("llama3-70b"), DENSE)
+
+
+def test_resharding_may_be_asked_for_by_hand() -> None:
+    asked = "backend={name: megatron-lm, extra_args: [--dist-ckpt-optim-fully-reshardable]}"
+    saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt", "on_oom=fallback")
+    assert words_of(recipe_of("llama3-70b", asked, *saving), DENSE).count("--dist-ckpt-optim-fully-reshardable") == 1
 
 
 def test_expert_tensor_parallelism_is_always_said_because_its_default_is_the_tensor_size() -> None:

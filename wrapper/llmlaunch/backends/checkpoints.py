@@ -12,6 +12,7 @@ from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
+    "RESHARDING_FLAG",
     "checkpoint_bytes",
     "lead_seconds",
     "limit_seconds",

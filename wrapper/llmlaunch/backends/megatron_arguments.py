@@ -5,6 +5,7 @@ Every flag here stands in the parser of megatron-core 0.19.2; unknown flags are 
 
 from __future__ import annotations
 
+from llmlaunch.backends.checkpoints import RESHARDING_FLAG, saved_by_parameter
 from llmlaunch.backends.conflicts import merged_environment, refuse_repeats
 from llmlaunch.backends.megatron_stages import STAGE_FLAGS, stage_words
 from llmlaunch.backends.megatron_techniques import technique_environment, technique_words
@@ -32,7 +33,7 @@ def arguments(recipe: Recipe, layout: Layout) -> Words:
         *technique_words(recipe, layout),
         *_training(recipe, layout),
         *_data(recipe),
-        *_checkpoint(recipe),
+        *_checkpoint(recipe, layout),
     )
     refuse_repeats(recipe, (*planned, *STAGE_FLAGS))
     return (*planned, *recipe.backend.extra_args)
@@ -160,17 +161,24 @@ def _data(recipe: Recipe) -> Words:
     return tuple(words)
 
 
-def _checkpoint(recipe: Recipe) -> Words:
+def _checkpoint(recipe: Recipe, layout: Layout) -> Words:
+    """Told by SIGTERM (--exit-signal's default), Megatron saves after the step and exits with 0; workers of its data
+    loader then ignore that signal, too (training/datasets/data_samplers.py, core 0.16 on). Where --load is empty, it
+    begins at step 0. Never --async-save: a save must be over when the process ends."""
     training = recipe.training
     if training.checkpoint_path is None or training.save_interval is None:
         return ()
     place = training.checkpoint_path
-    return (
+    words = [
         *_flag("save", place),
         *_flag("load", place),
         *_flag("save-interval", training.save_interval),
         *_flag("ckpt-format", "torch_dist"),
-    )
+        "--exit-signal-handler",
+    ]
+    if layout.zero_stage and saved_by_parameter(recipe, layout) and RESHARDING_FLAG not in recipe.backend.extra_args:
+        words.append(RESHARDING_FLAG)
+    return tuple(words)
 
 
 def environment(recipe: Recipe, layout: Layout) -> dict[str, str]:
