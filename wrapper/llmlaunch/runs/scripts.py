@@ -34,6 +34,7 @@ def job_script(recipe: Recipe, plan: Plan) -> str:
                 "name": recipe.name,
                 "nodes": recipe.nodes,
                 "allocated": recipe.nodes + recipe.spare_nodes,
+                "waits_for_devices": recipe.cluster.accelerator.kind == "gpu",
                 "late_end_seconds": late_end_seconds(recipe, plan),
                 "setup": [ShellText(line) for line in recipe.setup],
                 "secrets": recipe.secrets,
