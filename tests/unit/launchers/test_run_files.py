@@ -13,6 +13,7 @@ from local_jobs import run_directory
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.run_files import (
+    End,
     name_run,
     prepare,
     read_end,
@@ -88,7 +89,7 @@ def test_the_end_is_the_job_s_own(tmp_path: Path) -> None:
     end(tmp_path, "12.0", "failed", 3)
     mine = read_end(submission_of(tmp_path, "12"))
     assert mine is not None
-    assert (mine.succeeded, mine.exit_code, mine.why) == (False, 3, "all done")
+    assert mine == End("failed", 3, "all done")
     assert read_end(submission_of(tmp_path, "1")) is None
     assert read_end(submission_of(tmp_path, "120")) is None
 

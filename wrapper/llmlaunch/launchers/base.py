@@ -8,9 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
-__all__ = ["JobState", "Launcher", "Phase", "Submission"]
+__all__ = ["ENDED", "JobState", "Launcher", "Phase", "Submission"]
 
-Phase = Literal["pending", "running", "succeeded", "failed", "cancelled", "unknown"]
+Phase = Literal["pending", "running", "succeeded", "failed", "cancelled", "stopped", "unknown"]
+
+ENDED: tuple[Phase, ...] = ("succeeded", "failed", "cancelled", "stopped")
 
 
 @dataclass(frozen=True)
@@ -19,14 +21,23 @@ class Submission:
 
     launcher: str
     job_id: str
+    """The (first) job; `12_3` where the run is one task of an array."""
     run_dir: Path
     submitted_at: float
     """Unix seconds."""
     cluster: str | None = None
     """slurm: the cluster that took the job, where sbatch names it. local: the host it was started on."""
+    chain: tuple[str, ...] = ()
+    """All jobs, where follow-up jobs were handed in with the first, which is among them; else empty."""
+    earlier: tuple[Submission, ...] = ()
+    """Those of the same directory before, oldest first; their own `earlier` is empty."""
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        return self.chain or (self.job_id,)
 
     def owns(self, attempt: str) -> bool:
-        """Whether `attempt` (docs/run-directory.md) is one of this job's.
+        """Whether `attempt` (docs/run-directory.md) is one of this submission's jobs'.
 
         The seconds in a local attempt's name are the script's own clock and may be one later than ours, so there
         the process id decides.
@@ -34,25 +45,29 @@ class Submission:
         job = attempt.rpartition(".")[0]
         if self.launcher == "local":
             return job.startswith("local-") and job.rpartition("-")[2] == self.job_id.rpartition("-")[2]
-        return job == self.job_id
+        return job in self.jobs
 
 
 @dataclass(frozen=True)
 class JobState:
-    """What is known of a job now. `unknown` is neither running nor failed."""
+    """What is known of a job now. `unknown` is neither running nor failed; `stopped` was told to, saved and ended."""
 
     phase: Phase
     state: str = ""
     """The scheduler's own word, such as PENDING or OUT_OF_MEMORY; empty without a scheduler."""
     reason: str = ""
     exit_code: int | None = None
-    """Known only of a job that succeeded or failed."""
+    """Known only of a job that succeeded, failed or was stopped."""
     expected_start: datetime | None = None
     """When SLURM expects a job that waits to start, in this machine's local time; it knows that of some only."""
+    restarts: int = 0
+    """How often the scheduler has put the job back into the queue."""
+    link: int = 0
+    """The job of a chain this speaks of, from 1 on; 0 where there is no chain."""
 
     @property
     def ended(self) -> bool:
-        return self.phase in ("succeeded", "failed", "cancelled")
+        return self.phase in ENDED
 
 
 class Launcher(Protocol):
@@ -61,10 +76,11 @@ class Launcher(Protocol):
     @property
     def name(self) -> str: ...
 
-    def submit(self, run_dir: Path, extra: Sequence[str] = ()) -> Submission:
+    def submit(self, run_dir: Path, extra: Sequence[str] = (), again: bool = False) -> Submission:
         """Start the job of a run directory; writes `run.id` and `submission.json` there.
 
-        `extra` goes to sbatch before the script, where it wins over the script's own directives. Raises
+        `extra` goes to sbatch before the script, where it wins over the script's own directives. With `again` a
+        directory whose job has ended is submitted once more; the caller has looked that it has. Raises
         SchedulerRefused when the scheduler does not take the job, UserError when this is no run directory or it
         was submitted before. The run directory is kept in every case.
         """
@@ -75,5 +91,6 @@ class Launcher(Protocol):
         ...
 
     def cancel(self, submission: Submission) -> None:
-        """Stop the job; one that has ended is left alone. Raises UserError where it cannot be reached."""
+        """Stop the job, a chain's every one; one that has ended is left alone. Raises UserError where it cannot be
+        reached."""
         ...

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Launcher, Submission
-from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.slurm import SlurmLauncher
 
 __all__ = ["Choice", "choose", "launcher_of"]
+
+Say = Callable[[str], None]
+
+
+def _silent(_: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -20,23 +26,29 @@ class Choice:
     """One sentence for the person who submits."""
 
 
-def choose(local: bool) -> Choice:
-    """SLURM where there is one; this machine where there is none, or where `local` asks for it."""
+def choose(local: bool, say: Say = _silent) -> Choice:
+    """SLURM where there is one; this machine where there is none, or where `local` asks for it. `say` is told what a
+    launcher waits for."""
     if local:
-        return Choice(LocalLauncher(), "Running on this machine, as --local asks.")
+        return Choice(_local(), "Running on this machine, as --local asks.")
     sbatch = shutil.which("sbatch")
     if sbatch is None:
-        return Choice(LocalLauncher(), "Running on this machine: there is no sbatch on PATH, so no SLURM here.")
-    return Choice(SlurmLauncher(), f"Submitting to SLURM: {sbatch}.")
+        return Choice(_local(), "Running on this machine: there is no sbatch on PATH, so no SLURM here.")
+    return Choice(SlurmLauncher(say=say), f"Submitting to SLURM: {sbatch}.")
 
 
-def launcher_of(submission: Submission) -> Launcher:
+def launcher_of(submission: Submission, say: Say = _silent) -> Launcher:
     """The launcher that can say what became of `submission`. Raises UserError for one this version lacks."""
-    launchers: tuple[Launcher, ...] = (SlurmLauncher(), LocalLauncher())
-    for launcher in launchers:
-        if launcher.name == submission.launcher:
-            return launcher
+    if submission.launcher == "slurm":
+        return SlurmLauncher(say=say)
+    if submission.launcher == "local":
+        return _local()
     raise UserError(
-        f"{submission.run_dir / 'submission.json'}: launcher is {submission.launcher!r}; "
-        f"one of {', '.join(launcher.name for launcher in launchers)}"
+        f"{submission.run_dir / 'submission.json'}: launcher is {submission.launcher!r}; one of slurm, local"
     )
+
+
+def _local() -> Launcher:
+    from llmlaunch.launchers.local import LocalLauncher  # late: psutil, which a question about SLURM need not wait for
+
+    return LocalLauncher()

@@ -7,9 +7,10 @@ them are how sites set a default account or partition for their users: these sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 
-__all__ = ["for_local_job", "for_queries", "for_sbatch"]
+__all__ = ["directives", "for_local_job", "for_queries", "for_sbatch", "option"]
 
 _SITE_DEFAULTS: Mapping[str, tuple[str, str]] = {
     "SBATCH_ACCOUNT": ("--account", "-A"),
@@ -32,7 +33,7 @@ def for_sbatch(environment: Mapping[str, str], script: str) -> dict[str, str]:
     Submitted from inside a job, that job's own SLURM_* are left out, too: sbatch hands the environment on, and srun
     in the new job would take them for its options (SLURM_MEM_PER_CPU beside --mem is an error).
     """
-    given = _directives(script)
+    given = directives(script)
     kept = {
         name: value
         for name, value in environment.items()
@@ -60,11 +61,30 @@ def _outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(_OF_A_JOB) or name in _CONNECTION}
 
 
-def _directives(script: str) -> list[str]:
-    lines = (line for line in script.splitlines() if line.startswith("#SBATCH"))
-    return [word for line in lines for word in line.split()[1:]]
+def directives(script: str) -> list[str]:
+    """The words of a script's `#SBATCH` lines, with their quotes taken off."""
+    words: list[str] = []
+    for line in script.splitlines():
+        if line.startswith("#SBATCH"):
+            rest = line.removeprefix("#SBATCH")
+            try:
+                words += shlex.split(rest)
+            except ValueError:  # a quote that does not end
+                words += rest.split()
+    return words
 
 
-def _asks(words: list[str], option: tuple[str, str]) -> bool:
-    long, short = option
+def option(words: Sequence[str], name: str) -> str | None:
+    """The value `name` (`--comment`, `-M`) has among the words of a command line; the last one counts."""
+    found = None
+    for number, word in enumerate(words):
+        if word.startswith(f"{name}="):
+            found = word.partition("=")[2]
+        elif word == name and number + 1 < len(words):
+            found = words[number + 1]
+    return found
+
+
+def _asks(words: Sequence[str], names: tuple[str, str]) -> bool:
+    long, short = names
     return any(word.split("=")[0] == long or word.startswith(short) for word in words)

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -36,7 +36,7 @@ class LocalLauncher:
     def name(self) -> str:
         return "local"
 
-    def submit(self, run_dir: Path, extra: Sequence[str] = ()) -> Submission:
+    def submit(self, run_dir: Path, extra: Sequence[str] = (), again: bool = False) -> Submission:
         if extra:
             raise UserError(f"{' '.join(extra)}: options of sbatch; a local run has no sbatch to give them to")
         nodes = run_files.node_count(run_dir)
@@ -45,10 +45,13 @@ class LocalLauncher:
                 f"{run_dir / 'run.json'}: nodes is {nodes}, and this machine is one; submit it to SLURM, or "
                 "render it with nodes: 1"
             )
-        run_dir = run_files.prepare(run_dir)
+        run_dir = run_files.prepare(run_dir, again)
+        before = run_files.read_submission(run_dir) if again else None
         submission = _start(run_dir)
+        if before is not None:
+            submission = replace(submission, earlier=(*before.earlier, replace(before, earlier=())))
         try:
-            run_files.write_submission(submission)
+            run_files.write_submission(submission, over=before is not None)
         except (OSError, UserError):
             # Another submit was faster, or the disk is full: a job nobody knows of must not run on.
             self.cancel(submission)
@@ -113,7 +116,7 @@ def _state(submission: Submission) -> JobState:
     if run_files.cancel_mark(submission).exists():  # status.json is the job's own and says failed
         return JobState("cancelled", reason=end.why if end else "")
     if end is not None:
-        return JobState("failed", reason=end.why, exit_code=end.exit_code)
+        return JobState(end.state, reason=end.why, exit_code=end.exit_code)
     if not _here(submission):
         return JobState("unknown", reason=f"started on host {submission.cluster}; ask there while it runs")
     return JobState("failed", reason="its process is gone and left no status.json: killed, or the machine restarted")

@@ -9,231 +9,266 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from llmlaunch.errors import SchedulerRefused, UserError
-from llmlaunch.launchers import environment, run_files
+from llmlaunch.launchers import environment, run_files, slurm_versions, submitting
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.slurm_text import (
-    LATE_JOB_FORMAT,
-    SACCT_FIELDS,
-    SQUEUE_FORMAT,
-    Row,
-    complaint,
-    parse_job_id,
-    parse_late_jobs,
-    parse_sacct,
-    parse_squeue,
-)
+from llmlaunch.launchers.slurm_commands import Answer, Call, SlurmCommands
+from llmlaunch.launchers.slurm_late import Job, Wanted, comment_of, find_jobs, look_for_jobs
+from llmlaunch.launchers.slurm_state import Heard, conclude
+from llmlaunch.launchers.slurm_text import SACCT_FIELDS, SQUEUE_FORMAT, Row, parse_job_id, parse_sacct, parse_squeue
 
 __all__ = ["SlurmLauncher"]
 
-# After these words of sbatch the controller may still have taken the job.
-_LATE = ("timed out", "Zero Bytes were transmitted", "Unexpected message received")
 
-_PAUSE_SECONDS = 1.0
-_LOOKS_FOR_A_LATE_JOB = 10
-_CLOCK_SLACK = timedelta(minutes=1)
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """What a command printed; `code` is None where it did not end in time."""
-
-    code: int | None
-    output: str
-    words: str
+def _silent(_: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
 class SlurmLauncher:
-    """Submits to SLURM. Each call of a command may take `timeout_seconds`; questions are asked `tries` times."""
+    """Submits to SLURM. Each call of a command may take `timeout_seconds`; questions are asked `tries` times, and
+    `say` is told what is waited for."""
 
     timeout_seconds: float = 60.0
-    tries: int = 2
+    tries: int = 3
+    say: Callable[[str], None] = _silent
 
     @property
     def name(self) -> str:
         return "slurm"
 
-    def submit(self, run_dir: Path, extra: Sequence[str] = ()) -> Submission:
-        run_dir = run_files.prepare(run_dir)
-        job_id, cluster, submitted_at = self._sbatch(run_dir, extra)
-        submission = Submission(self.name, job_id, run_dir, submitted_at, cluster)
+    def submit(self, run_dir: Path, extra: Sequence[str] = (), again: bool = False) -> Submission:
+        run_dir = run_files.prepare(run_dir, again)
+        before = run_files.read_submission(run_dir) if again else None
+        script = (run_dir / run_files.SCRIPT).read_text(encoding="utf-8")
+        slurm_versions.refuse_unknown([*environment.directives(script), *extra], self._version)
+        mark, interrupted = submitting.begin(run_dir)
+        wanted = _wanted(run_dir, mark.since, before, _clusters(script, extra))
+        jobs = self._taken(wanted, before) if interrupted else []
         try:
-            run_files.write_submission(submission)
-        except (OSError, UserError):
-            # Another submit was faster, or the disk is full: a job nobody knows of must not run on.
-            self.cancel(submission)
+            return self._hand_in(wanted, script, extra, jobs, before)
+        except _MayBeTaken as late:  # the mark stays: the next command looks for the job again
+            raise SchedulerRefused(
+                f"SLURM did not answer in time ({late}), and the job is not seen in the queue; it may still turn up. "
+                f"The run directory is kept; llmlaunch resume {run_dir} looks for the job again, and submits it only "
+                "where there is none"
+            ) from late
+        except BaseException as error:
+            if not isinstance(error, (KeyboardInterrupt, SystemExit)):
+                submitting.remove(run_dir)
             raise
+
+    def adopt(self, run_dir: Path) -> Submission | None:
+        """The submission of a directory whose submit was interrupted: its jobs, looked for once and written down.
+
+        None where none is seen. Raises UserError while another process submits it.
+        """
+        mark = submitting.left_behind(run_dir)
+        if mark is None:
+            return run_files.read_submission(run_dir)
+        before = run_files.read_submission(run_dir)
+        script = (run_dir / run_files.SCRIPT).read_text(encoding="utf-8")
+        wanted = _wanted(run_dir.resolve(), mark.since, before, _clusters(script, ()))
+        jobs, _ = find_jobs(self._commands, wanted)
+        jobs = _with_written(jobs, wanted, before)
+        if not jobs:
+            return before
+        submission = _submission(wanted, jobs, before)
+        run_files.write_submission(submission, over=before is not None)
+        if len(jobs) > run_files.follow_ups(run_dir):
+            submitting.remove(run_dir)  # else resume hands in the follow-up jobs that are missing
         return submission
+
+    def test(self, script: str, extra: Sequence[str] = ()) -> tuple[bool, str]:
+        """What `sbatch --test-only` says of a script, and whether it would take it. Nothing is submitted."""
+        slurm_versions.refuse_unknown([*environment.directives(script), *extra], self._version)
+        argv = ["sbatch", "--test-only", *extra]
+        call = self._commands.start(argv, environment.for_sbatch(os.environ, script), given=script)
+        answer = call.answer()
+        return answer.code == 0, answer.words
 
     def states(self, submissions: Iterable[Submission]) -> Mapping[str, JobState]:
         by_cluster: dict[str | None, list[Submission]] = {}
         for submission in submissions:
             by_cluster.setdefault(submission.cluster, []).append(submission)
-        return {
-            job_id: state
-            for cluster, group in by_cluster.items()
-            for job_id, state in self._states(cluster, group).items()
-        }
+        asked = [(group, self._ask_about(cluster, group)) for cluster, group in by_cluster.items()]
+        return {one.job_id: conclude(one, heard) for group, hear in asked for heard in [hear()] for one in group}
 
     def cancel(self, submission: Submission) -> None:
-        answer = self._ask(["scancel", *_on(submission.cluster), submission.job_id])
+        # The last link first: one that waits for another begins as soon as that one ends.
+        jobs = submission.jobs[::-1]
+        answer = self._commands.ask(["scancel", *_on(submission.cluster), *jobs])
         ended = "already completing or completed" in answer.words
         if answer.code != 0 and not ended:
-            raise SchedulerRefused(f"scancel did not cancel job {submission.job_id}: {answer.words}")
+            raise SchedulerRefused(f"scancel did not cancel job {', '.join(jobs)}: {answer.words}")
         with contextlib.suppress(OSError):  # a full disk must not keep a job from being stopped
             run_files.cancel_mark(submission).touch()
 
-    def _sbatch(self, run_dir: Path, extra: Sequence[str]) -> tuple[str, str | None, float]:
-        script = (run_dir / run_files.SCRIPT).read_text(encoding="utf-8")
+    @property
+    def _commands(self) -> SlurmCommands:
+        return SlurmCommands(self.timeout_seconds, self.tries, self.say)
+
+    def _version(self) -> str:
+        return self._commands.ask(["sbatch", "--version"]).output
+
+    def _taken(self, wanted: Wanted, before: Submission | None) -> list[Job]:
+        """The jobs an interrupted submit handed in, those it wrote down among them. Raises SchedulerRefused where SLURM
+        does not say."""
+        self.say(f"an earlier submit of {wanted.run_dir} was interrupted; looking whether SLURM has its job")
+        jobs, answer = look_for_jobs(self._commands, wanted)
+        jobs = _with_written(jobs, wanted, before)
+        if jobs:
+            self.say(f"found job {', '.join(job for job, _ in jobs)}, which that submit had handed in")
+        elif answer.code != 0:
+            raise SchedulerRefused(
+                f"an earlier submit of {wanted.run_dir} was interrupted, and SLURM does not say whether it has the job "
+                f"({answer.words}); nothing was submitted; try again: llmlaunch resume {wanted.run_dir}"
+            )
+        return jobs
+
+    def _hand_in(
+        self, wanted: Wanted, script: str, extra: Sequence[str], jobs: list[Job], before: Submission | None
+    ) -> Submission:
+        """The first job and its follow-up jobs, but for those SLURM has; each is written down before the next."""
+        links = 1 + run_files.follow_ups(wanted.run_dir)
+        submission = None
+        if jobs:
+            submission = self._write_down(wanted, jobs, before)
+        while len(jobs) < links:
+            after = [f"--dependency=afterany:{jobs[-1][0]}"] if jobs else []
+            try:
+                jobs.append(self._sbatch(wanted, script, [*extra, *after], jobs))
+            except SchedulerRefused as refusal:
+                if submission is None:
+                    raise
+                self.say(f"{len(jobs)} of {links} jobs of the chain are in, and no more: {refusal}")
+                break
+            submission = self._write_down(wanted, jobs, before if submission is None else submission)
+        submitting.remove(wanted.run_dir)
+        assert submission is not None
+        return submission
+
+    def _write_down(self, wanted: Wanted, jobs: Sequence[Job], before: Submission | None) -> Submission:
+        submission = _submission(wanted, jobs, before)
+        try:
+            run_files.write_submission(submission, over=before is not None)
+        except (OSError, UserError) as error:
+            # Another submit was faster, or the disk is full: a job nobody knows of must not run on.
+            self.cancel(submission)
+            if isinstance(error, UserError):
+                raise
+            raise UserError(
+                f"{wanted.run_dir}: cannot write into it: {error.strerror}; job {', '.join(submission.jobs)} was "
+                "cancelled again"
+            ) from error
+        return submission
+
+    def _sbatch(self, wanted: Wanted, script: str, extra: Sequence[str], jobs: Sequence[Job]) -> Job:
+        """One job handed in. Raises SchedulerRefused, and _MayBeTaken where nobody knows."""
         env = environment.for_sbatch(os.environ, script)
-        submitted_at = time.time()
-        argv = ["sbatch", "--parsable", *extra, run_files.SCRIPT]
-        # Once: sbatch itself waits and retries, and a second job in the same directory would be worse than none.
-        answer = _run(argv, env, self.timeout_seconds, run_dir)
+        own = environment.option([*environment.directives(script), *extra], "--comment")
+        comment = comment_of(wanted.run_id, own)
+        argv = ["sbatch", "--parsable", *extra, f"--comment={comment}", run_files.SCRIPT]
+        for attempt in range(1, self.tries + 1):
+            answer = self._commands.start(argv, env, wanted.run_dir).answer()
+            if not answer.unreached or attempt == self.tries:
+                break
+            self._commands.wait_before(attempt, answer)  # it was not heard, so it may be said again
         job = parse_job_id(answer.output) if answer.code == 0 else None
-        if job is None and _may_have_taken(answer):
-            job = self._find(run_dir, submitted_at, answer)
+        if job is None and (answer.late or answer.code == 0):
+            # Never again: a second job in the same directory would be worse than none.
+            known = wanted.known | {job_id for job_id, _ in jobs}
+            found, _ = look_for_jobs(self._commands, replace(wanted, known=known))
+            if not found:
+                raise _MayBeTaken(answer.words)
+            return found[0]
         if job is None:
-            raise SchedulerRefused(f"sbatch refused the job: {answer.words}; the run directory is kept: {run_dir}")
-        return *job, submitted_at
+            raise SchedulerRefused(
+                f"sbatch refused the job: {answer.words}; the run directory is kept: {wanted.run_dir}; submit it "
+                f"later: llmlaunch resume {wanted.run_dir}"
+            )
+        return job
 
-    def _find(self, run_dir: Path, since: float, late: _Answer) -> tuple[str, str | None]:
-        """The job that a late answer hides: this user's latest one with the run directory to work in.
-
-        Looked for some time, because a controller that wakes up may answer squeue before it takes the job. Raises
-        SchedulerRefused where it does not turn up.
-        """
-        earliest = datetime.fromtimestamp(since) - _CLOCK_SLACK
-        for _ in range(_LOOKS_FOR_A_LATE_JOB):
-            answer = self._ask(["squeue", "-h", "-t", "all", "--me", "-o", LATE_JOB_FORMAT])
-            found = parse_late_jobs(answer.output, run_dir, earliest) if answer.code == 0 else []
-            if found:
-                return str(max(found)), None
-            time.sleep(_PAUSE_SECONDS)
-        raise SchedulerRefused(
-            f"SLURM did not answer in time ({late.words}), and the job is not seen in the queue; it may still turn "
-            f"up: look with 'squeue --me' before submitting again. The run directory is kept: {run_dir}"
+    def _ask_about(self, cluster: str | None, submissions: Sequence[Submission]) -> Callable[[], Heard]:
+        """Start to ask a cluster; what is returned waits for the answers. Of several jobs squeue and sacct are asked
+        side by side; of a single one, as who follows it does over and over, sacct is left alone while it runs."""
+        jobs = [job for submission in submissions for job in submission.jobs]
+        since = min(submission.submitted_at for submission in submissions)
+        listed = ",".join(jobs)
+        queue = self._commands.start(
+            ["squeue", *_on(cluster), "-h", "-r", "-t", "all", "-j", listed, "-O", SQUEUE_FORMAT]
         )
+        account = self._account(cluster, listed, since) if len(submissions) > 1 else None
 
-    def _states(self, cluster: str | None, submissions: Sequence[Submission]) -> dict[str, JobState]:
-        job_ids = ",".join(submission.job_id for submission in submissions)
-        queue = self._ask(["squeue", *_on(cluster), "-h", "-r", "-t", "all", "-j", job_ids, "-o", SQUEUE_FORMAT])
-        live = parse_squeue(queue.output) if queue.code == 0 else {}
-        # An id squeue has forgotten is an error when it is asked for alone, and left out among others.
-        answered = queue.code == 0 or "Invalid job id" in queue.words
-        gone = [s for s in submissions if s.job_id not in live or live[s.job_id].phase not in ("pending", "running")]
-        past = self._account(cluster, gone)
-        states = {}
-        for submission in submissions:
-            row, record = live.get(submission.job_id), past.get(submission.job_id)
-            words = f"SLURM does not know job {submission.job_id}" if answered else f"squeue: {queue.words}"
-            states[submission.job_id] = _conclude(submission, row, record, answered, words)
-        return states
+        def hear() -> Heard:
+            answer = self._commands.insist(queue)
+            live = parse_squeue(answer.output) if answer.code == 0 else {}
+            if account is None and all(row.phase in ("pending", "running") for row in live.values()) and live:
+                return Heard(live, {})
+            past = self._past(account or self._account(cluster, listed, since), listed)
+            return Heard(live, past, "" if _answered(answer) else answer.words)
 
-    def _account(self, cluster: str | None, submissions: Sequence[Submission]) -> dict[str, Row]:
-        """What the accounting knows; without slurmdbd, what the job completion file of `sacct -c` does."""
-        if not submissions:
-            return {}
+        return hear
+
+    def _account(self, cluster: str | None, jobs: str, since: float) -> Call:
         # From a day before: sacct otherwise looks at today only, and an older job may have had the same id.
-        since = datetime.fromtimestamp(min(s.submitted_at for s in submissions)) - timedelta(days=1)
-        jobs = ["-P", "-n", "-j", ",".join(s.job_id for s in submissions), "-o", SACCT_FIELDS]
-        answer = self._ask(["sacct", *_on(cluster), "-X", "-D", "-S", f"{since:%Y-%m-%d}", *jobs])
+        day = datetime.fromtimestamp(since) - timedelta(days=1)
+        argv = ["sacct", *_on(cluster), "-X", "-D", "-S", f"{day:%Y-%m-%d}", "-P", "-n", "-j", jobs, "-o", SACCT_FIELDS]
+        return self._commands.start(argv)
+
+    def _past(self, account: Call, jobs: str) -> Mapping[str, Row]:
+        """What the accounting knows; without slurmdbd, what the job completion file of `sacct -c` does."""
+        answer = self._commands.insist(account)
         if answer.code != 0 and "storage is disabled" in answer.words:
-            answer = self._ask(["sacct", "-c", *jobs])
+            answer = self._commands.ask(["sacct", "-c", "-P", "-n", "-j", jobs, "-o", SACCT_FIELDS])
         return parse_sacct(answer.output) if answer.code == 0 else {}
 
-    def _ask(self, argv: list[str]) -> _Answer:
-        """Run a command that changes nothing (or, scancel, may be repeated), again where SLURM did not answer."""
-        env = environment.for_queries(os.environ)
-        answer = _run(argv, env, self.timeout_seconds)
-        for _ in range(self.tries - 1):
-            if not _unanswered(answer):
-                break
-            time.sleep(_PAUSE_SECONDS)
-            answer = _run(argv, env, self.timeout_seconds)
-        return answer
+
+class _MayBeTaken(Exception):
+    """sbatch was not answered, and the job is nowhere to be seen."""
 
 
-def _conclude(submission: Submission, row: Row | None, record: Row | None, answered: bool, words: str) -> JobState:
-    """One state from squeue's row, sacct's record and the job's own status.json."""
-    known = row or record
-    if known is None:
-        return _own_word(submission) or _told_to_end(submission, answered) or JobState("unknown", reason=words)
-    if known.phase in ("pending", "running"):
-        if row is None and answered:
-            # The controller has forgotten it, the accounting has not heard of its end (yet, or never).
-            return _own_word(submission) or JobState("unknown", known.state, f"{words}; sacct says {known.state}")
-        return JobState(
-            known.phase,
-            known.state,
-            known.reason,
-            expected_start=known.starts if known.phase == "pending" else None,
-        )
-    if known.phase == "succeeded":
-        return _own_word(submission, known.state) or JobState(
-            "unknown", known.state, f"SLURM says COMPLETED, but job {submission.job_id} left no status.json"
-        )
-    if known.phase == "failed":
-        own = _own_word(submission)
-        if own is None or own.phase != "failed":
-            return JobState("failed", known.state, known.reason, record.exit_code if record else None)
-        reason = "; ".join(part for part in (known.reason, own.reason) if part)
-        return JobState("failed", known.state, reason, own.exit_code)
-    return JobState(known.phase, known.state, known.reason)
+def _wanted(run_dir: Path, since: float, before: Submission | None, clusters: Sequence[str]) -> Wanted:
+    past = (*before.earlier, before) if before else ()
+    known = {job for one in past for job in one.jobs if one.submitted_at != since}  # of others than this submit
+    return Wanted(run_dir, run_files.name_run(run_dir), since, frozenset(known), clusters)
 
 
-def _own_word(submission: Submission, state: str = "") -> JobState | None:
-    end = run_files.read_end(submission)
-    if end is None:
-        return None
-    return JobState("succeeded" if end.succeeded else "failed", state, end.why, end.exit_code)
+def _with_written(jobs: list[Job], wanted: Wanted, before: Submission | None) -> list[Job]:
+    """With those the submit had written down before it was interrupted; SLURM may have forgotten them."""
+    if before is None or before.submitted_at != wanted.since:
+        return jobs
+    written = [(job, before.cluster) for job in before.jobs]
+    return [*written, *(job for job in jobs if job[0] not in before.jobs)]
 
 
-def _told_to_end(submission: Submission, answered: bool) -> JobState | None:
-    """A task of an array that is cancelled while it waits leaves no trace in SLURM, not even in its accounting (seen
-    with 22.05.8): then our own word counts."""
-    if answered and run_files.cancel_mark(submission).exists():
-        return JobState("cancelled", reason="cancelled with llmlaunch before it started")
-    return None
+def _submission(wanted: Wanted, jobs: Sequence[Job], before: Submission | None) -> Submission:
+    """`before`: what submission.json holds, of earlier jobs or of the first links of this chain."""
+    ids = tuple(job for job, _ in jobs)
+    earlier = () if before is None else before.earlier
+    if before is not None and before.job_id not in ids:
+        earlier = (*earlier, replace(before, earlier=()))
+    chain = ids if len(ids) > 1 else ()
+    cluster = next((cluster for _, cluster in jobs if cluster), None)
+    return Submission("slurm", ids[0], wanted.run_dir, wanted.since, cluster, chain, earlier)
+
+
+def _clusters(script: str, extra: Sequence[str]) -> list[str]:
+    words = [*environment.directives(script), *extra]
+    named = environment.option(words, "--clusters") or environment.option(words, "-M")
+    named = named or os.environ.get("SBATCH_CLUSTERS")
+    return ["-M", named] if named else []
 
 
 def _on(cluster: str | None) -> list[str]:
     return ["-M", cluster] if cluster else []
 
 
-def _may_have_taken(answer: _Answer) -> bool:
-    return answer.code in (0, None) or any(words in answer.words for words in _LATE)
-
-
-def _unanswered(answer: _Answer) -> bool:
-    return answer.code is None or any(words in answer.words for words in (*_LATE, "Unable to contact"))
-
-
-def _run(argv: Sequence[str], env: Mapping[str, str], timeout_seconds: float, cwd: Path | None = None) -> _Answer:
-    try:
-        done = subprocess.run(
-            argv,
-            cwd=cwd,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout_seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return _Answer(None, "", f"{argv[0]} did not answer within {timeout_seconds:g} s")
-    except OSError as error:
-        raise UserError(
-            f"{argv[0]} cannot be run ({error.strerror}); is this a SLURM machine? --local runs the job here"
-        ) from error
-    return _Answer(done.returncode, done.stdout, complaint(done.stderr) or f"{argv[0]} exit code {done.returncode}")
+def _answered(answer: Answer) -> bool:
+    # An id squeue has forgotten is an error when it is asked for alone, and left out among others.
+    return answer.code == 0 or "Invalid job id" in answer.words

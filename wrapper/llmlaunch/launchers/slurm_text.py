@@ -7,8 +7,8 @@ is given explicitly, because SQUEUE_FORMAT and SACCT_FORMAT change the defaults.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -16,24 +16,34 @@ from llmlaunch.launchers.base import Phase
 
 __all__ = [
     "LATE_JOB_FORMAT",
+    "PAST_JOB_FIELDS",
+    "PAST_JOB_FIELDS_BEFORE_21_08",
     "SACCT_FIELDS",
     "SQUEUE_FORMAT",
     "Row",
+    "Rows",
     "complaint",
     "parse_job_id",
     "parse_late_jobs",
+    "parse_past_jobs",
     "parse_sacct",
     "parse_squeue",
+    "row_of",
 ]
 
-SQUEUE_FORMAT = "%i|%F|%T|%S|%r"
-"""Job id, array's id (the tasks share it), state, start (expected, of one that waits), reason. Asked with `-r`, each
-task of an array is a line, also where several wait; `%i` is then `<array id>_<index>`."""
+SQUEUE_FORMAT = "JobArrayID:|,State:|,RestartCnt:|,StartTime:|,Reason:|"
+"""For `squeue -O`: job id, state, how often it was requeued, start (expected, of one that waits), reason. Asked with
+`-r`, each task of an array is a line, also where several wait; its id is then `<array id>_<index>`."""
 
-LATE_JOB_FORMAT = "%F|%V|%Z"
-"""Job id, when it was submitted, the directory it works in."""
+LATE_JOB_FORMAT = "%F|%V|%Z|%k"
+"""For `squeue -o`: job id (an array's tasks share it), when it was submitted, where it works, its comment."""
 
 SACCT_FIELDS = "JobID,State,ExitCode"
+
+PAST_JOB_FIELDS = "JobID,Submit,WorkDir,Comment,SubmitLine"
+"""The comment stands in SubmitLine (from 21.08 on), too: sacct keeps Comment only where the site asks for it."""
+
+PAST_JOB_FIELDS_BEFORE_21_08 = "JobID,Submit,WorkDir,Comment"
 
 # Job states of squeue(1) and sacct(1), by what they mean for someone who waits.
 _STATES: Mapping[Phase, tuple[str, ...]] = {
@@ -59,17 +69,32 @@ _TELLING: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "unk
 
 @dataclass(frozen=True)
 class Row:
-    """One job as squeue or sacct shows it."""
+    """One job, or one task of an array, as squeue or sacct shows it."""
 
     state: str
     reason: str = ""
     exit_code: int | None = None
     starts: datetime | None = None
     """When it started, or is expected to; the local time of this machine."""
+    restarts: int = 0
+    by: str = ""
+    """User id of who cancelled it, where sacct says."""
 
     @property
     def phase(self) -> Phase:
         return _PHASE_OF.get(self.state, "unknown")
+
+
+Rows = Mapping[str, Row]
+"""By job id as SLURM shows it: `12`, of an array's tasks `12_3`."""
+
+
+def row_of(rows: Rows, job_id: str) -> Row | None:
+    """The row of a job or of one task; of an array asked for as a whole, the task's that says most about it."""
+    if job_id in rows:
+        return rows[job_id]
+    tasks = [row for name, row in rows.items() if name.startswith(f"{job_id}_")]
+    return min(tasks, key=lambda row: _TELLING.index(row.phase), default=None)
 
 
 def parse_job_id(text: str) -> tuple[str, str | None] | None:
@@ -81,43 +106,70 @@ def parse_job_id(text: str) -> tuple[str, str | None] | None:
     return None
 
 
-def parse_late_jobs(text: str, work_dir: Path, earliest: datetime) -> list[int]:
-    """Ids of the jobs that work in `work_dir` and were submitted since, from `squeue -h -o LATE_JOB_FORMAT`."""
-    rows = (line.split("|", 2) for line in text.splitlines() if line.count("|") >= 2)
-    return [
-        int(job_id)
-        for job_id, submitted, directory in rows
-        if directory.strip() == str(work_dir) and datetime.fromisoformat(submitted) >= earliest
-    ]
+def parse_late_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) -> list[tuple[int, str | None]]:
+    """Jobs (id, cluster where one is named) of `squeue -h -o LATE_JOB_FORMAT`: those whose comment has the word `mark`;
+    where none has it, those that work in `work_dir` and were submitted since `earliest`."""
+    cluster: str | None = None
+    marked, here = [], []
+    for line in text.splitlines():
+        if line.startswith("CLUSTER: "):  # squeue -M names each cluster before its jobs
+            cluster = line.removeprefix("CLUSTER: ").strip()
+        fields = line.split("|", 2)
+        if len(fields) < 3 or not fields[0].isdecimal():
+            continue
+        if _has_word(fields[2], mark):
+            marked.append((int(fields[0]), cluster))
+        elif fields[2].startswith(f"{work_dir}|") and _since(fields[1], earliest):
+            here.append((int(fields[0]), cluster))
+    return sorted(set(marked or here))
+
+
+def parse_past_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) -> list[int]:
+    """The same of `sacct -X -P -n -o PAST_JOB_FIELDS`, or of `sacct -c -o JobID,Start,WorkDir`."""
+    marked, here = set(), set()
+    for line in text.splitlines():
+        fields = line.split("|", 2)
+        job = re.match(r"\d+", fields[0])
+        if len(fields) < 3 or job is None:
+            continue
+        if _has_word(fields[2], mark):
+            marked.add(int(job[0]))
+        elif fields[2].split("|")[0] == str(work_dir) and _since(fields[1], earliest):
+            here.add(int(job[0]))
+    return sorted(marked or here)
 
 
 def parse_squeue(text: str) -> dict[str, Row]:
-    """Rows by job id, from `squeue -h -r -o SQUEUE_FORMAT`: of an array each task, and the array as a whole."""
-    rows = []
+    """Rows by job id, from `squeue -h -r -O SQUEUE_FORMAT`."""
+    rows = {}
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|", 4)]
         if len(fields) == 5:
-            task, job, state, starts, reason = fields
-            row = Row(_first_word(state), "" if reason == "None" else reason, starts=_time(starts))
-            rows += [(name, row) for name in dict.fromkeys((task, job))]
-    return _one_each(rows)
+            job, state, restarts, starts, reason = fields
+            reason = reason.removesuffix("|")
+            count = int(restarts) if restarts.isdecimal() else 0
+            rows[_job(job)] = Row(
+                _first_word(state), "" if reason == "None" else reason, starts=_time(starts), restarts=count
+            )
+    return rows
 
 
 def parse_sacct(text: str) -> dict[str, Row]:
-    """Rows by job id, from `sacct -X -P -n -o SACCT_FIELDS`: of an array each task that started, and the array as a
-    whole. Of a requeued job's rows (-D) the last counts."""
+    """Rows by job id, from `sacct -X -D -P -n -o SACCT_FIELDS`. Of a requeued job's rows (-D) the last counts, and the
+    others are its restarts. Tasks that never began are listed together (`12_[4-6]`), also some that have since."""
     last: dict[str, Row] = {}
+    together: dict[str, Row] = {}
     for line in text.splitlines():
         fields = line.split("|")
-        if len(fields) == 3:
-            row = Row(_first_word(fields[1]), exit_code=_exit_code(fields[2]))
-            last.pop(fields[0], None)  # so that the order is that of the last rows
-            last[fields[0]] = row
-    return _one_each(
-        (name, row)
-        for job_id, row in last.items()
-        for name in dict.fromkeys((job_id.split("+")[0], re.split(r"[_+.]", job_id)[0]))
-    )
+        if len(fields) != 3:
+            continue
+        row = Row(_first_word(fields[1]), exit_code=_exit_code(fields[2]), by=_by(fields[1]))
+        if "[" in fields[0]:
+            together.update(dict.fromkeys(_tasks(fields[0]), row))
+        else:
+            job = _job(fields[0])
+            last[job] = replace(row, restarts=last[job].restarts + 1 if job in last else 0)
+    return {**together, **last}
 
 
 def complaint(stderr: str) -> str:
@@ -132,14 +184,6 @@ def _first_word(state: str) -> str:
     return words[0].rstrip("+") if words else ""
 
 
-def _time(text: str) -> datetime | None:
-    """`2026-11-21T13:41:58`; None for N/A and what else is no time."""
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None
-
-
 def _exit_code(text: str) -> int | None:
     """`5:0` -> 5; `0:9` (ended by signal 9) -> 137, as a shell has it."""
     match = re.fullmatch(r"(\d+):(\d+)", text.strip())
@@ -149,10 +193,43 @@ def _exit_code(text: str) -> int | None:
     return 128 + signal if signal else code
 
 
-def _one_each(rows: Iterable[tuple[str, Row]]) -> dict[str, Row]:
-    jobs: dict[str, Row] = {}
-    for job_id, row in rows:
-        known = jobs.get(job_id)
-        if known is None or _TELLING.index(row.phase) < _TELLING.index(known.phase):
-            jobs[job_id] = row
-    return jobs
+def _time(text: str) -> datetime | None:
+    """`2026-11-21T13:41:58`; None for N/A and what else is no time."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _by(state: str) -> str:
+    """`CANCELLED by 1000` -> `1000`."""
+    match = re.fullmatch(r"CANCELLED by (\d+)", state.strip())
+    return match[1] if match else ""
+
+
+def _job(text: str) -> str:
+    """`12_3`, `12+0` (one part of a job of several), `12.batch` -> the job or task."""
+    return re.split(r"[+.]", text.strip())[0]
+
+
+def _tasks(text: str) -> list[str]:
+    """`12_[1,4-6%2]` -> 12_1, 12_4, 12_5, 12_6; as far as it can be read."""
+    match = re.fullmatch(r"(\d+)_\[([^\]%]*)(?:%\d+)?\]", text.strip())
+    if match is None:
+        return []
+    tasks: list[str] = []
+    for part in match[2].split(","):
+        ends = re.fullmatch(r"(\d+)(?:-(\d+))?(?::(\d+))?", part.strip())
+        if ends:
+            first, to, step = int(ends[1]), int(ends[2] or ends[1]), int(ends[3] or 1)
+            tasks += [f"{match[1]}_{number}" for number in range(first, to + 1, max(1, step))]
+    return tasks
+
+
+def _has_word(text: str, mark: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(mark)}(?![\w.-])", text) is not None
+
+
+def _since(moment: str, earliest: datetime) -> bool:
+    at = _time(moment)
+    return at is not None and at >= earliest

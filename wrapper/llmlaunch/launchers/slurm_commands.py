@@ -1,0 +1,119 @@
+"""Runs SLURM's commands: with a time-out, several side by side, and again where SLURM did not answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmlaunch.errors import UserError
+from llmlaunch.launchers import environment
+from llmlaunch.launchers.slurm_text import complaint
+
+__all__ = ["LATE", "Answer", "Call", "SlurmCommands"]
+
+LATE = ("timed out", "Zero Bytes were transmitted", "Unexpected message received")
+"""After these words of a command the controller may still do what it was asked."""
+
+_UNREACHED = ("Unable to contact",)
+_PAUSES_SECONDS = (1.0, 2.0, 5.0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed; `code` is None where it did not end in time."""
+
+    code: int | None
+    output: str
+    words: str
+
+    @property
+    def late(self) -> bool:
+        """It may have been heard: nothing can be said of what became of it."""
+        return self.code is None or any(words in self.words for words in LATE)
+
+    @property
+    def unreached(self) -> bool:
+        """It was not heard."""
+        return any(words in self.words for words in _UNREACHED)
+
+
+@dataclass
+class Call:
+    """A command that was started; others may be started before its answer is asked for."""
+
+    argv: Sequence[str]
+    process: subprocess.Popen[str]
+    until: float
+    given: str | None = None
+    """What it reads from its standard input."""
+
+    def answer(self) -> Answer:
+        name = self.argv[0]
+        try:
+            output, errors = self.process.communicate(self.given, timeout=max(0.0, self.until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+            return Answer(None, "", f"{name} did not answer in time")
+        return Answer(
+            self.process.returncode, output, complaint(errors) or f"{name} exit code {self.process.returncode}"
+        )
+
+
+@dataclass(frozen=True)
+class SlurmCommands:
+    """Each call may take `timeout_seconds`; one that changes nothing is made `tries` times, and `say` is told what is
+    waited for."""
+
+    timeout_seconds: float
+    tries: int
+    say: Callable[[str], None]
+
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        given: str | None = None,
+    ) -> Call:
+        """Raises UserError where there is no such command."""
+        try:
+            process = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env=environment.for_queries(os.environ) if env is None else env,
+                stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+            )
+        except OSError as error:
+            raise UserError(
+                f"{argv[0]} cannot be run ({error.strerror}); is this a SLURM machine? --local runs the job here"
+            ) from error
+        return Call(argv, process, time.monotonic() + self.timeout_seconds, given)
+
+    def ask(self, argv: Sequence[str]) -> Answer:
+        """The answer to a question (or to scancel, which may be repeated)."""
+        return self.insist(self.start(argv))
+
+    def insist(self, call: Call) -> Answer:
+        """The answer to a question that was started, which is asked again where nobody answered."""
+        answer = call.answer()
+        for attempt in range(1, self.tries):
+            if not (answer.late or answer.unreached):
+                break
+            self.wait_before(attempt, answer)
+            answer = self.start(call.argv).answer()
+        return answer
+
+    def wait_before(self, attempt: int, answer: Answer) -> None:
+        """Pause before try number `attempt` + 1, and say why."""
+        pause = _PAUSES_SECONDS[min(attempt, len(_PAUSES_SECONDS)) - 1]
+        self.say(f"waiting for SLURM ({answer.words}); try {attempt + 1} of {self.tries} in {pause:g} s")
+        time.sleep(pause)

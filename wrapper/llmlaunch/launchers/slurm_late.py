@@ -1,0 +1,102 @@
+"""Finds the jobs of a run directory that a submit handed in without living to write them down."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from llmlaunch.launchers.slurm_commands import Answer, SlurmCommands
+from llmlaunch.launchers.slurm_text import (
+    LATE_JOB_FORMAT,
+    PAST_JOB_FIELDS,
+    PAST_JOB_FIELDS_BEFORE_21_08,
+    parse_late_jobs,
+    parse_past_jobs,
+)
+
+__all__ = ["Wanted", "comment_of", "find_jobs", "look_for_jobs"]
+
+_LOOKS = 10
+_PAUSE_SECONDS = 1.0
+_CLOCK_SLACK = timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which jobs are meant: this run's, submitted since, and none of those that are `known`."""
+
+    run_dir: Path
+    run_id: str
+    since: float
+    """Unix seconds, when the submit began."""
+    known: frozenset[str]
+    clusters: Sequence[str] = ()
+    """`-M` and its value, where the job was not meant for this cluster alone."""
+
+    @property
+    def mark(self) -> str:
+        return f"llmlaunch={self.run_id}"
+
+    @property
+    def earliest(self) -> datetime:
+        return datetime.fromtimestamp(self.since) - _CLOCK_SLACK
+
+
+Job = tuple[str, str | None]
+"""Its id, and its cluster where that is named."""
+
+
+def comment_of(run_id: str, own: str | None) -> str:
+    """The comment a job carries: the recipe's own, if any, then the run's id."""
+    return f"{own} llmlaunch={run_id}" if own else f"llmlaunch={run_id}"
+
+
+def look_for_jobs(slurm: SlurmCommands, wanted: Wanted) -> tuple[list[Job], Answer]:
+    """The jobs, looked for some time, because a controller that wakes up may answer squeue before it takes the job; and
+    squeue's last answer."""
+    for look in range(_LOOKS):
+        jobs, answer = find_jobs(slurm, wanted)
+        if jobs or not (answer.code == 0 or answer.late):
+            break
+        if look == 0:
+            slurm.say(f"looking for a job of {wanted.run_dir} that SLURM may have taken without saying so")
+        time.sleep(_PAUSE_SECONDS)
+    return jobs, answer
+
+
+def find_jobs(slurm: SlurmCommands, wanted: Wanted) -> tuple[list[Job], Answer]:
+    """The jobs by squeue, by sacct and by the attempts in the directory, in the order of their ids; squeue's answer."""
+    queue = slurm.start(["squeue", *wanted.clusters, "-h", "-t", "all", "--me", "-o", LATE_JOB_FORMAT])
+    past = _past(slurm, wanted)
+    answer = slurm.insist(queue)
+    found: dict[int, str | None] = dict.fromkeys((*_attempted(wanted), *past))
+    if answer.code == 0:
+        found.update(parse_late_jobs(answer.output, wanted.mark, wanted.run_dir, wanted.earliest))
+    return [(str(job), found[job]) for job in sorted(found) if str(job) not in wanted.known], answer
+
+
+def _past(slurm: SlurmCommands, wanted: Wanted) -> list[int]:
+    """By the accounting, which still knows jobs that the controller has forgotten; without it, by `sacct -c`."""
+    since = (wanted.earliest - timedelta(days=1)).strftime("%Y-%m-%d")
+    argv = ["sacct", *wanted.clusters, "-X", "-P", "-n", "-u", str(os.getuid()), "-S", since, "-o"]
+    answer = slurm.ask([*argv, PAST_JOB_FIELDS])
+    if "Invalid field" in answer.words:
+        answer = slurm.ask([*argv, PAST_JOB_FIELDS_BEFORE_21_08])
+    elif "storage is disabled" in answer.words:
+        answer = slurm.ask(["sacct", "-c", "-P", "-n", "-S", since, "-o", "JobID,Start,WorkDir"])
+    return parse_past_jobs(answer.output, wanted.mark, wanted.run_dir, wanted.earliest) if answer.code == 0 else []
+
+
+def _attempted(wanted: Wanted) -> list[int]:
+    """By the folders jobs make when they start."""
+    found = set()
+    for folder in wanted.run_dir.glob("attempts/*"):
+        job = re.match(r"(\d+)(_\d+)?\.\d+$", folder.name)
+        if job and folder.stat().st_mtime >= wanted.earliest.timestamp():
+            found.add(int(job[1]))
+    return sorted(found)

@@ -1,0 +1,105 @@
+"""What became of a job, from what squeue, sacct and the job itself say. Pure but for the run directory's own files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from llmlaunch.launchers import run_files
+from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.slurm_text import Row, Rows, row_of
+
+__all__ = ["Heard", "conclude"]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a cluster said: squeue's rows, sacct's, and squeue's complaint where it has no rows for want of an
+    answer."""
+
+    live: Rows
+    past: Rows
+    silence: str = ""
+
+
+def conclude(submission: Submission, heard: Heard) -> JobState:
+    """The state of a submission; of a chain that of the job it has got to."""
+    links = [_state(replace(submission, job_id=job, chain=()), heard) for job in submission.jobs]
+    state = links[0] if len(links) == 1 else _of_chain(links)
+    if state.phase == "unknown":
+        return run_files.end_noted(submission) or _told_to_end(submission, heard.silence) or state
+    return state
+
+
+def _of_chain(links: Sequence[JobState]) -> JobState:
+    """The link that reached the end of the training, else the one that runs, else the first that waits, else the
+    last."""
+    for phase in ("succeeded", "running", "pending"):
+        for number, state in enumerate(links, start=1):
+            if state.phase == phase:
+                return replace(state, link=number)
+    return replace(links[-1], link=len(links))
+
+
+def _state(submission: Submission, heard: Heard) -> JobState:
+    row, record = row_of(heard.live, submission.job_id), row_of(heard.past, submission.job_id)
+    restarts = max(row.restarts if row else 0, record.restarts if record else 0)
+    return replace(_phase(submission, row, record, heard.silence), restarts=restarts)
+
+
+def _phase(submission: Submission, row: Row | None, record: Row | None, silence: str) -> JobState:
+    known = row or record
+    words = f"squeue: {silence}" if silence else f"SLURM does not know job {submission.job_id}"
+    if known is None:
+        return _own_word(submission) or JobState("unknown", reason=words)
+    if known.phase in ("pending", "running"):
+        if row is None and not silence:
+            # The controller has forgotten it, the accounting has not heard of its end (yet, or never).
+            return _own_word(submission) or JobState("unknown", known.state, f"{words}; sacct says {known.state}")
+        if row is None:
+            return JobState(known.phase, known.state, f"by sacct alone; {words}")
+        starts = known.starts if known.phase == "pending" else None
+        return JobState(known.phase, known.state, known.reason, expected_start=starts)
+    if known.phase == "succeeded":
+        return _own_word(submission, known.state) or JobState(
+            "unknown", known.state, f"SLURM says COMPLETED, but job {submission.job_id} left no status.json"
+        )
+    if known.phase == "failed":
+        return _failed(submission, known, record)
+    return JobState(known.phase, known.state, _cancelled_by(record) or known.reason)
+
+
+def _failed(submission: Submission, known: Row, record: Row | None) -> JobState:
+    own = _own_word(submission, known.state)
+    if own is None or own.phase == "succeeded":
+        return JobState("failed", known.state, known.reason, record.exit_code if record else None)
+    if own.phase == "stopped":
+        return own
+    reason = "; ".join(part for part in (known.reason, own.reason) if part)
+    return JobState("failed", known.state, reason, own.exit_code)
+
+
+def _own_word(submission: Submission, state: str = "") -> JobState | None:
+    end = run_files.read_end(submission)
+    if end is None:
+        return None
+    return JobState(end.state, state, end.why, end.exit_code)
+
+
+def _told_to_end(submission: Submission, silence: str) -> JobState | None:
+    """A task of an array that is cancelled while it waits may leave no trace in SLURM (seen with 22.05.8): then our own
+    word counts."""
+    if not silence and run_files.cancel_mark(submission).exists():
+        return JobState("cancelled", reason="cancelled with llmlaunch before it started")
+    return None
+
+
+def _cancelled_by(record: Row | None) -> str:
+    if record is None or not record.by:
+        return ""
+    import pwd
+
+    try:
+        return f"by {pwd.getpwuid(int(record.by)).pw_name}"
+    except (KeyError, OverflowError):
+        return f"by user {record.by}"

@@ -1,0 +1,56 @@
+"""Small files that several processes may look for: written whole or not at all, read where they can be."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["create", "read_object", "replace"]
+
+
+def create(path: Path, text: str) -> bool:
+    """Create `path` with `text`; False, and nothing changed, where it exists. Readers never see half of it."""
+    temporary = _written(path, text)
+    try:
+        # link, unlike rename, fails where the name is taken; it is atomic on NFS too.
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def replace(path: Path, record: Mapping[str, Any]) -> None:
+    """Write `record` as JSON over whatever `path` is. Readers see the old or the new."""
+    temporary = _written(path, json.dumps(record, indent=1) + "\n")
+    try:
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; empty where there is none to read (missing, unreadable, damaged)."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _written(path: Path, text: str) -> Path:
+    """A file beside `path` that holds `text` and nobody knows; none is left where it cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary

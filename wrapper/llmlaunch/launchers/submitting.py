@@ -1,0 +1,120 @@
+"""The mark that a submission is under way: `submitting` in the run directory, from before sbatch until submission.json.
+
+Where it is found without the process that made it, a submit was interrupted: the scheduler may have the job or not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.errors import UserError
+from llmlaunch.launchers.small_files import create, read_object
+from llmlaunch.launchers.small_files import replace as replace_file
+
+__all__ = ["Mark", "at_work", "begin", "left_behind", "remove", "was_submitting"]
+
+_NAME = "submitting"
+_OTHER_HOST_SECONDS = 600.0
+_SETTLED_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Mark:
+    """`since`: unix seconds, of the first attempt to submit. `started`: the process's start in the kernel's ticks, for
+    process ids are used again."""
+
+    since: float
+    host: str
+    pid: int
+    started: int
+    touched_at: float
+
+
+def begin(run_dir: Path) -> tuple[Mark, bool]:
+    """Our mark in the directory, and whether another one had been left there by a submit that was interrupted.
+
+    Raises UserError where another submit is at work in it, or the directory cannot be written.
+    """
+    path, now = run_dir / _NAME, time.time()
+    ours = Mark(now, platform.node(), os.getpid(), _start_of(os.getpid()) or 0, now)
+    try:
+        if create(path, json.dumps(asdict(ours)) + "\n"):
+            return ours, False
+        left = was_submitting(run_dir)
+        if left is not None:
+            _refuse_while_at_work(run_dir, left)
+            ours = replace(ours, since=min(left.since, now))
+        replace_file(path, asdict(ours))
+    except OSError as error:
+        raise UserError(f"{run_dir}: cannot write into it: {error.strerror}; nothing was submitted") from error
+    # Of several that find the same mark the last to write has it.
+    time.sleep(_SETTLED_SECONDS)
+    holder = was_submitting(run_dir)
+    if holder is not None and holder != ours:
+        _refuse_while_at_work(run_dir, holder)
+    return ours, True
+
+
+def remove(run_dir: Path) -> None:
+    (run_dir / _NAME).unlink(missing_ok=True)
+
+
+def was_submitting(run_dir: Path) -> Mark | None:
+    """The mark in the directory, whoever made it; a damaged one is as old as its file."""
+    path = run_dir / _NAME
+    try:
+        changed = path.stat().st_mtime
+    except OSError:
+        return None
+    return _mark(read_object(path)) or Mark(changed, "", 0, 0, 0.0)
+
+
+def left_behind(run_dir: Path) -> Mark | None:
+    """The mark of a submit that is no longer at work."""
+    mark = was_submitting(run_dir)
+    return None if mark is None or at_work(mark) else mark
+
+
+def at_work(mark: Mark) -> bool:
+    """Whether the process that made it still runs; of another host's that is believed for ten minutes."""
+    if mark.host != platform.node():
+        return time.time() - mark.touched_at < _OTHER_HOST_SECONDS
+    return mark.pid != 0 and _start_of(mark.pid) == mark.started
+
+
+def _refuse_while_at_work(run_dir: Path, mark: Mark) -> None:
+    if at_work(mark) and mark.pid != os.getpid():
+        raise UserError(
+            f"{run_dir}: another llmlaunch is submitting it (process {mark.pid} on {mark.host}); look again with "
+            f"llmlaunch status {run_dir}"
+        )
+
+
+def _mark(record: Mapping[str, Any]) -> Mark | None:
+    try:
+        return Mark(
+            float(record["since"]),
+            str(record["host"]),
+            int(record["pid"]),
+            int(record["started"]),
+            float(record["touched_at"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _start_of(pid: int) -> int | None:
+    """When a process started, in ticks since boot; None where there is none, or it has ended and is not waited for."""
+    try:
+        # after the name, which stands in parentheses and may hold anything: state, then 19 fields to the start
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
