@@ -10,7 +10,7 @@ from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Backend", "HeldWords", "NodeVariable", "Rendered", "RunningWords", "Space"]
+__all__ = ["Backend", "HeldWords", "NodeVariable", "ProgressLines", "Rendered", "RunningWords", "Space"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,16 @@ class NodeVariable:
 
 
 @dataclass(frozen=True)
+class ProgressLines:
+    """What the trainers print: regular expressions for the lines that report a step, and for those that say that
+    something slow begins, a save or an evaluation (llmlaunch.backends.logs). `promised`: step lines will come."""
+
+    step_patterns: tuple[str, ...] = ()
+    slow_patterns: tuple[str, ...] = ()
+    promised: bool = False
+
+
+@dataclass(frozen=True)
 class Rendered:
     """What a backend puts into the run directory.
 
@@ -80,6 +90,7 @@ class Rendered:
     files: Mapping[str, bytes]
     required_variables: tuple[str, ...] = ()  # must be set on the node, e.g. MEGATRON_LM_PATH
     measurement: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    progress: ProgressLines = ProgressLines()
 
 
 class Backend(Protocol):

@@ -17,6 +17,7 @@ from llmlaunch.backends.deepspeed_config import (
 from llmlaunch.backends.deepspeed_rules import RULES, refuse_what_the_trainer_cannot_build
 from llmlaunch.backends.deepspeed_techniques import REQUIREMENTS, TECHNIQUE_RULES, trainer_words
 from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.memory.constants import constant
@@ -106,6 +107,7 @@ class DeepSpeed:
             environment=_environment(recipe),
             files=files,
             measurement=_measurement(recipe),
+            progress=deepspeed_lines() if recipe.backend.script is None else any_script_lines(recipe.training.steps),
         )
 
 

@@ -1,11 +1,65 @@
-"""What the trainers' logs say of their progress, one line at a time."""
+"""What the trainers' logs say of their progress: the lines each prints, and one line read."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-__all__ = ["Progress", "parse_progress"]
+from llmlaunch.backends.base import ProgressLines
+
+__all__ = ["Progress", "any_script_lines", "deepspeed_lines", "megatron_lines", "parse_progress"]
+
+# Named groups: step, steps, loss, tokens_per_second, seconds or milliseconds (of a step). They are also searched in
+# bytes by Python 3.8 on the node, so nothing newer, and nothing outside ASCII.
+
+# Our DeepSpeed script (trainers/deepspeed_llama.py).
+OURS = (
+    r"\bstep (?P<step>\d+)/(?P<steps>\d+) \| loss (?P<loss>\S+)"
+    r" \| (?P<seconds>[\d.]+) s/step \| (?P<tokens_per_second>\d+) tokens/s"
+)
+# Megatron-LM's training line (training_log of megatron/training/training.py, core 0.16 to 0.19). Which fields appear
+# depends on the flags; loss is there on every line but the first after a skipped step.
+MEGATRON = (
+    r"\biteration +(?P<step>\d+)/ *(?P<steps>\d+) \|"
+    r"(?:.*? elapsed time per iteration \(ms\): (?P<milliseconds>[\d.]+) \|)?"
+    r"(?:.*? lm loss: (?P<loss>\S+) \|)?"
+)
+# DeepSpeed's pipeline engine (runtime/pipe/engine.py), every steps_per_print steps.
+DEEPSPEED_PIPELINE = r"\bsteps: (?P<step>\d+) loss: (?P<loss>\S+) (?:.*?iter time \(s\): (?P<seconds>[\d.]+))?"
+# Its other engines, where the log level shows them (runtime/engine.py, _report_progress).
+DEEPSPEED_ENGINE = r"\bstep=(?P<step>\d+), skipped=\d+, lr="
+# Hugging Face's Trainer: the dictionary has no step, the progress bar has; numbers are text since Transformers 5.
+TRAINER = r"\{'loss': '?(?P<loss>[-+.\deE]+|nan|inf)'?, .*'epoch': "
+# Scripts by hand say it in many ways, some in colours: "step: 12  loss: 3.1", "iter 7: loss 4.2, time 250ms".
+BY_HAND = (
+    r"(?:\b|\x1b\[\d+m)(?i:step|iter|iteration|batch)[ =:#]+(?P<step>\d+)(?: ?/ ?(?P<steps>\d+))?\b"
+    r".*?(?i:loss)[ =:]+(?P<loss>[-+.\deE]+|nan|inf)"
+)
+
+# Each is said when a save or an evaluation begins: Megatron-LM (megatron/training/checkpointing.py and training.py),
+# DeepSpeed (runtime/engine.py), Hugging Face's Trainer, our script ("saving step 40").
+SLOW = (
+    r"(?i:\bsaving (?:step \d+|(?:model |a |the |full )?checkpoint)\b)",
+    r"Evaluating on \d+ samples|Evaluating iter \d+/",
+    r"\*\*\*\*\* Running (?:[Ee]valuation|[Pp]rediction)",
+)
+
+
+def megatron_lines() -> ProgressLines:
+    """Printed every --log-interval steps by the last rank; of a save, by the first."""
+    return ProgressLines((MEGATRON,), SLOW, promised=True)
+
+
+def deepspeed_lines() -> ProgressLines:
+    """Those of the script llmlaunch ships."""
+    return ProgressLines((OURS,), SLOW, promised=True)
+
+
+def any_script_lines(steps: int) -> ProgressLines:
+    """Those a script of the person's own may print. `steps` is the recipe's: of progress bars, the one that long is
+    the training's."""
+    bar = rf"\b(?P<step>\d+)/(?P<steps>{steps}) \[\d+:\d+(?::\d+)?<"
+    return ProgressLines((OURS, MEGATRON, DEEPSPEED_PIPELINE, DEEPSPEED_ENGINE, bar, TRAINER, BY_HAND), SLOW)
 
 
 @dataclass(frozen=True)
@@ -20,16 +74,13 @@ class Progress:
     tflops_per_gpu: float | None = None
 
 
-_OURS = re.compile(
-    r"\bstep (?P<step>\d+)/(?P<steps>\d+) \| loss (?P<loss>\S+)"
-    r" \| (?P<seconds>[\d.]+) s/step \| (?P<tokens>\d+) tokens/s"
-)
-_MEGATRON = re.compile(r"\biteration +(?P<step>\d+)/ *(?P<steps>\d+) \|(?P<rest>.*)")
+_OURS = re.compile(OURS)
+_MEGATRON = re.compile(MEGATRON)
+_TFLOPS = re.compile(r" throughput per GPU \(TFLOP/s/GPU\): ([\d.]+) \|")
 
 
 def parse_progress(line: str) -> Progress | None:
-    """The progress a log line reports, or None: the shipped DeepSpeed script's, or Megatron-LM's training line
-    (megatron/training/training.py, core 0.19; which of its fields appear depends on the flags)."""
+    """The progress a log line reports, or None: the shipped DeepSpeed script's, or Megatron-LM's training line."""
     ours = _OURS.search(line)
     if ours is not None:
         return Progress(
@@ -37,35 +88,23 @@ def parse_progress(line: str) -> Progress | None:
             steps=int(ours["steps"]),
             loss=_number(ours["loss"]),
             seconds_per_step=_number(ours["seconds"]),
-            tokens_per_second=_number(ours["tokens"]),
+            tokens_per_second=_number(ours["tokens_per_second"]),
         )
     megatron = _MEGATRON.search(line)
     if megatron is None:
         return None
-    fields = _fields(megatron["rest"])
-    milliseconds = fields.get("elapsed time per iteration (ms)")
+    milliseconds, tflops = _number(megatron["milliseconds"]), _TFLOPS.search(line)
     return Progress(
         step=int(megatron["step"]),
         steps=int(megatron["steps"]),
-        loss=fields.get("lm loss"),
+        loss=_number(megatron["loss"]),
         seconds_per_step=None if milliseconds is None else milliseconds / 1000.0,
-        tflops_per_gpu=fields.get("throughput per GPU (TFLOP/s/GPU)"),
+        tflops_per_gpu=None if tflops is None else _number(tflops[1]),
     )
 
 
-def _fields(text: str) -> dict[str, float]:
-    """`name: number` between bars; what is no number is left out."""
-    found = {}
-    for part in text.split("|"):
-        name, _, value = part.rpartition(":")
-        number = _number(value)
-        if name and number is not None:
-            found[name.strip()] = number
-    return found
-
-
-def _number(text: str) -> float | None:
+def _number(text: str | None) -> float | None:
     try:
-        return float(text)
+        return None if text is None else float(text)
     except ValueError:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmlaunch.backends.base import NodeVariable, Rendered, Space
 from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.backends.megatron_arguments import arguments, environment
 from llmlaunch.backends.megatron_rules import RULES
 from llmlaunch.backends.megatron_techniques import REQUIREMENTS, TECHNIQUE_RULES
@@ -66,6 +67,7 @@ class MegatronLM:
             program=(script, *arguments(recipe, layout)),
             environment=environment(recipe, layout),
             files={},
+            progress=megatron_lines(),
             required_variables=(CHECKOUT_VARIABLE,) if where is None else (),
             measurement={
                 "optimizer": {"gradient_dtype": "fp32" if facts.gradient_bytes == 4 else recipe.workload.precision},

@@ -10,6 +10,7 @@ from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.runs.progress_json import progress_json
 from llmlaunch.runs.recovery_json import recovery
 
 __all__ = ["measurement_template", "run_description"]
@@ -51,6 +52,7 @@ def run_description(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str,
         "peak_kind": plan.estimate.peak_kind,
         "predicted_bytes": [rank.device_bytes for rank in plan.estimate.ranks],
         "monitor_interval_seconds": recipe.monitor_interval_seconds,
+        "progress": progress_json(recipe, plan, rendered),
         **recovery(recipe),
         "measurement": measurement_template(recipe, plan, rendered),
     }

@@ -1,0 +1,190 @@
+"""The watchdog beside a child of its own: what it writes, whom it signals, and that it never hurts."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_rig import ATTEMPT, NODE, NodeRig, alive, until
+
+PROGRESS = {
+    "step_patterns": [r"\bstep (?P<step>\d+)/(?P<steps>\d+) \| loss (?P<loss>\S+)"],
+    "slow_patterns": [r"\bsaving step \d+"],
+    "promised": True,
+    "steps": 40,
+    "tokens_per_step": 4096,
+    "floor_seconds": 0.5,
+    "first_step_seconds": 600.0,
+    "saving_seconds": 600.0,
+}
+# Notes each signal it hears; ends at TERM.
+TRAINING_STEP = """
+import signal, sys, time
+from pathlib import Path
+heard = Path(sys.argv[1])
+def hear(number, frame):
+    with heard.open("a") as file:
+        file.write(signal.Signals(number).name + "\\n")
+    if number == signal.SIGTERM:
+        sys.exit(1)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, hear)
+heard.touch()
+while True:
+    time.sleep(0.01)
+"""
+
+
+class Watched:
+    """A run directory, a training step that does nothing, and the watchdog beside it."""
+
+    def __init__(self, rig: NodeRig, directory: Path) -> None:
+        self.rig = rig
+        self.heard_path = directory / "heard"
+        self.log = rig.run_directory / "logs" / f"{ATTEMPT}.{NODE}.log"
+        self.log.parent.mkdir(parents=True)
+        self.child = subprocess.Popen([sys.executable, "-c", TRAINING_STEP, str(self.heard_path)])
+        until(self.heard_path.exists, "the training step")
+        self.watchdog: Any = None
+
+    def watch(self, *options: str, **progress: object) -> None:
+        run = {"nodes": 1, "devices_per_node": 1, "progress": {**PROGRESS, **progress}}
+        (self.rig.run_directory / "run.json").write_text(json.dumps(run))
+        place = ("--run-dir", str(self.rig.run_directory), "--attempt", ATTEMPT, "--layout", ".")
+        child = ("--child", str(self.child.pid), "--poll", "0.05")
+        self.watchdog = self.rig.start("watchdog", *place, *child, *options)
+
+    def say(self, line: str) -> None:
+        with self.log.open("a") as file:
+            file.write(f"{line}\n")
+
+    def steps(self, first: int, last: int) -> None:
+        """One step after the other, each read before the next."""
+        for step in range(first, last + 1):
+            self.say(f"step {step}/40 | loss 3.0")
+            until(lambda step=step: self.progress().get("step") == step or step > 1, f"step {step}")
+
+    def progress(self) -> dict[str, Any]:
+        path = self.rig.attempt_directory / "progress.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def heard(self) -> list[str]:
+        return self.heard_path.read_text().split()
+
+    def ended(self) -> str:
+        """Wait for the watchdog; what it said."""
+        _, said = self.watchdog.communicate(timeout=30)
+        assert self.watchdog.returncode == 0, said
+        return str(said)
+
+    def close(self) -> None:
+        self.child.kill()
+        self.child.wait()
+
+
+@pytest.fixture
+def watched(cpu_node: NodeRig, tmp_path: Path) -> Iterator[Watched]:
+    one = Watched(cpu_node, tmp_path)
+    yield one
+    one.close()
+
+
+def test_progress_is_written_and_the_last_step_too(watched: Watched) -> None:
+    watched.watch(floor_seconds=600.0)
+    watched.steps(1, 1)
+    first = watched.progress()
+    assert (first["schema"], first["step"], first["steps"], first["loss"], first["hung"]) == (1, 1, 40, 3.0, None)
+    watched.say("step 2/40 | loss 2.5")
+    watched.child.kill()
+    watched.child.wait()
+    assert watched.ended() == ""
+    last = watched.progress()
+    assert (last["step"], last["loss"]) == (2, 2.5)
+    assert last["at"] >= first["at"]
+    assert last["tokens_per_second"] == pytest.approx(4096 / last["step_seconds"], rel=0.01)
+
+
+def test_a_hang_is_written_down_asked_for_its_stacks_and_ended(watched: Watched) -> None:
+    watched.watch(saving_seconds=0.1)
+    watched.steps(1, 1)
+    watched.say("step 2/40 | loss 3.0")
+    said = watched.ended()
+    assert watched.heard() == ["SIGUSR2", "SIGTERM"]
+    hung = watched.progress()["hung"]
+    assert hung["what"] == "a step"
+    assert hung["since_seconds"] > hung["allowed_seconds"] >= 0.5
+    assert "hung: no news of a step" in said
+
+
+def test_a_slow_save_is_no_hang(watched: Watched) -> None:
+    watched.watch(floor_seconds=0.2)
+    watched.say("step 1/40 | loss 3.0")
+    watched.say("step 2/40 | loss 3.0\nsaving step 2")
+    with pytest.raises(subprocess.TimeoutExpired):
+        watched.watchdog.wait(1.5)
+    assert watched.heard() == []
+    watched.watchdog.send_signal(signal.SIGTERM)
+    assert watched.ended() == ""
+    assert watched.progress()["hung"] is None
+
+
+def test_the_stop_file_is_passed_on_once_to_the_shell(watched: Watched) -> None:
+    watched.watch("--shell", str(watched.child.pid), floor_seconds=600.0)
+    (watched.rig.run_directory / "stop").touch()
+    until(watched.heard, "the signal")
+    watched.steps(1, 1)
+    assert watched.heard() == ["SIGUSR1"]
+    watched.watchdog.send_signal(signal.SIGTERM)
+    assert "stop is there: asking the trainers to save and stop" in watched.ended()
+
+
+def test_a_script_that_says_nothing_known_is_left_alone_and_said_so_once(watched: Watched) -> None:
+    watched.watch(promised=False, first_step_seconds=0.1)
+    watched.say("hello")
+    until(lambda: watched.watchdog.stderr.readable(), "the watchdog")
+    (watched.rig.run_directory / "stop").touch()
+    until(watched.heard, "the signal")
+    with pytest.raises(subprocess.TimeoutExpired):
+        watched.watchdog.wait(0.5)
+    watched.watchdog.send_signal(signal.SIGTERM)
+    assert watched.ended().count("no line of the logs reports a step") == 1
+    assert watched.heard() == ["SIGUSR1"]
+
+
+def test_its_own_mistakes_end_it_alone(watched: Watched) -> None:
+    watched.watch(step_patterns=["[a"])
+    assert "watchdog: ended by error: unterminated character set" in watched.ended()
+    assert watched.child.poll() is None
+    assert watched.heard() == []
+
+
+def test_a_disk_that_is_full_does_not_matter(watched: Watched) -> None:
+    watched.rig.attempt_directory.parent.mkdir()
+    watched.rig.attempt_directory.write_text("no folder")
+    watched.watch(saving_seconds=0.1)
+    watched.say("step 1/40 | loss 3.0")
+    (watched.rig.run_directory / "stop").touch()
+    until(watched.heard, "the signal")
+    watched.say("step 2/40 | loss 3.0")
+    assert "ending the training step" in watched.ended()
+
+
+def test_what_outlives_term_is_killed_with_all_below(cpu_node: NodeRig) -> None:
+    from llmlaunch.node.descent import Child, kill_tree
+
+    deaf = "trap '' TERM; sleep 600 & wait; sleep 600"
+    shell = subprocess.Popen(["bash", "-c", deaf])
+    below = until(lambda: _children(shell.pid), "the sleeper")
+    kill_tree(Child(shell.pid))
+    assert shell.wait() == -signal.SIGKILL
+    until(lambda: not any(alive(pid) for pid in below), "the end of the sleeper")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

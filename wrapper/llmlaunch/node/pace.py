@@ -1,0 +1,122 @@
+"""When a step is overdue: bookkeeping over what the logs said and when, without a clock of its own."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from typing import Deque
+
+    from .files import Record
+    from .progress import News, Step
+
+REMEMBERED = 50  # steps, and gaps between looks that brought some
+FEW_GAPS = 3  # before so many, a script that promised nothing is not judged: its lines may be of something else
+PATIENCE = 10.0  # gaps, and saves, a longer one of which is called a hang
+SLOWEST = 2.0  # times the longest gap that turned out to be none: evaluations are often not announced
+SAVING_SECONDS = 1800.0
+
+
+class Allowed(NamedTuple):
+    what: str  # that is waited for: "first step", "a step", "saving"
+    seconds: float
+
+
+class Pace:
+    """Times are seconds of one clock that only grows. `progress` is the object of that name in run.json."""
+
+    def __init__(self, progress: Record, now: float) -> None:
+        self._floor = _seconds(progress.get("floor_seconds"))
+        self._first = _seconds(progress.get("first_step_seconds"))
+        self._saving = _seconds(progress.get("saving_seconds")) or SAVING_SECONDS
+        self._promised = bool(progress.get("promised"))
+        self._tokens_per_step = progress.get("tokens_per_step")
+        self._last: Step | None = None
+        self._steps = progress.get("steps")
+        self._loss: float | None = None
+        self._tokens_per_second: float | None = None
+        self._seconds: Deque[float] = deque(maxlen=REMEMBERED)
+        self._gaps: Deque[float] = deque(maxlen=REMEMBERED)
+        self._longest_gap = self._longest_save = 0.0
+        self._slow = False
+        self._last_sign = now
+        self._last_step_at = now
+        self.known = False  # at least one step was read
+
+    def hear(self, news: News, now: float) -> bool:
+        """Take in what one look brought; whether a new step was in it."""
+        before = None if self._last is None else self._last.step
+        fresh = [step for step in news.steps if self._take(step)]
+        if fresh:
+            self._advance(before, fresh, now)
+        if news.slow:
+            self._slow, self._last_sign = True, now
+        return bool(fresh)
+
+    def _take(self, step: Step) -> bool:
+        """The line's numbers; whether its step is another than the last one's."""
+        new = self._last is None or step.step is None or step.step != self._last.step
+        if step.step is not None or self._last is None:
+            self._last = step
+        self._steps = step.steps or self._steps
+        self._loss = self._loss if step.loss is None else step.loss
+        self._tokens_per_second = step.tokens_per_second or self._tokens_per_second
+        return new
+
+    def _advance(self, before: int | None, fresh: list[Step], now: float) -> None:
+        gap = now - self._last_step_at
+        said = [step.seconds for step in fresh if step.seconds]
+        if said:
+            self._seconds.extend(said)
+        elif self.known and self._last is not None and self._last.step is not None and before is not None:
+            self._seconds.append(gap / max(1, self._last.step - before))
+        if self.known and self._slow:
+            self._longest_save = max(self._longest_save, gap)
+        elif self.known:
+            self._gaps.append(gap)
+            self._longest_gap = max(self._longest_gap, gap)
+        self.known, self._slow = True, False
+        self._last_step_at = self._last_sign = now
+
+    def allowed(self, saving: bool = False) -> Allowed | None:
+        """How long the next sign may take; None: for ever. `saving`: the trainers were told to save."""
+        if self._floor is None or (not self._promised and len(self._gaps) < FEW_GAPS):
+            return None
+        if self._gaps:
+            ordinary = max(PATIENCE * median(self._gaps), SLOWEST * self._longest_gap, self._floor)
+        else:
+            ordinary = max(self._first or 0.0, self._floor)
+        if saving or self._slow or self._is_done():
+            return Allowed("saving", max(ordinary, PATIENCE * self._longest_save, self._saving))
+        return Allowed("a step" if self.known else "first step", ordinary)
+
+    def overdue(self, now: float, saving: bool = False) -> Record | None:
+        """The "hung" of progress.json where the next step does not come; else None."""
+        allowed, since = self.allowed(saving), now - self._last_sign
+        if allowed is None or since <= allowed.seconds:
+            return None
+        return {"since_seconds": round(since, 1), "allowed_seconds": round(allowed.seconds, 1), "what": allowed.what}
+
+    def _is_done(self) -> bool:
+        step = None if self._last is None else self._last.step
+        return step is not None and isinstance(self._steps, int) and step >= self._steps
+
+    def record(self) -> Record:
+        """What progress.json says of the steps; null = not known."""
+        seconds = median(self._seconds) if self._seconds else None
+        tokens_per_second = self._tokens_per_second
+        if tokens_per_second is None and seconds and isinstance(self._tokens_per_step, int):
+            tokens_per_second = self._tokens_per_step / seconds
+        return {
+            "step": None if self._last is None else self._last.step,
+            "steps": self._steps,
+            "loss": self._loss,
+            "tokens_per_second": None if tokens_per_second is None else round(tokens_per_second, 1),
+            "step_seconds": None if seconds is None else round(seconds, 4),
+        }
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,192 @@
+"""Beside the training step, on the batch host: notes its progress, ends it when it hangs, sees the stop file.
+
+Whatever goes wrong in here ends the watchdog with one line, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .descent import Child, kill_tree
+from .files import attempt_directory, read_json, replace_json, say
+from .pace import Pace
+from .progress import NodeLogs, Words
+from .signals import die_with_parent, hold_end_signals
+
+if TYPE_CHECKING:
+    from .files import Record
+
+WRITE_SECONDS = 5.0  # between two progress.json
+DUMP_SECONDS = 20.0  # for stacks and flight recorder
+TERM_SECONDS = 60.0  # from TERM to KILL
+STOOD_STILL_SECONDS = 10.0
+STOP_FILE = "stop"
+
+
+def main(argv: list[str]) -> int:
+    """Watch until the child is gone, or TERM. Always returns 0."""
+    ends = hold_end_signals()
+    try:
+        options = _arguments(argv)
+        parent = os.getppid()
+        die_with_parent(signal.SIGTERM)
+        if os.getppid() == parent:
+            Watchdog(options).watch(ends)
+    except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+        say(f"watchdog: ended by {type(error).__name__}: {error}; the training goes on without it")
+    return 0
+
+
+class Watchdog:
+    """One attempt's. Raises OSError, ValueError where its run.json cannot be used."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        run = read_json(options.run_dir / options.layout / "run.json") or {}
+        progress = run.get("progress") or {}
+        self._stop_file = options.run_dir / STOP_FILE
+        self._directory = attempt_directory(options.run_dir, options.attempt)
+        self._ranks = int(run.get("nodes") or 1) * int(run.get("devices_per_node") or 1)
+        self._child = Child(options.child)
+        self._told_pid = options.shell or options.child
+        self._poll = _poll_seconds(options.poll, progress.get("floor_seconds"))
+        self._clock = Clock(self._poll + STOOD_STILL_SECONDS)
+        self._pace = Pace(progress, self._clock.now())
+        self._logs = NodeLogs(options.run_dir / "logs", options.attempt, Words(progress))
+        self._silent_until = None if progress.get("promised") else progress.get("first_step_seconds")
+        self._told = self._unwritten = False
+        self._written_at = -WRITE_SECONDS
+        self._at: float | None = None  # unix seconds of the last step
+
+    def watch(self, ends: frozenset[signal.Signals]) -> None:
+        """Until one of `ends`, or the child's end."""
+        while self._child.alive():
+            self._look()
+            self._obey_stop_file()
+            self._say_that_nothing_is_known()
+            if self._overdue() and self._hangs(ends):
+                return
+            if signal.sigtimedwait(ends, self._poll) is not None:
+                break
+        self._look(everywhere=True)
+        self._write()
+
+    def _look(self, everywhere: bool = False) -> bool:
+        fresh = self._pace.hear(self._logs.look(everywhere), self._clock.now())
+        if fresh:
+            self._at, self._unwritten = time.time(), True
+        if self._unwritten and self._clock.now() - self._written_at >= WRITE_SECONDS:
+            self._write()
+        return fresh
+
+    def _overdue(self) -> Record | None:
+        return self._pace.overdue(self._clock.now(), saving=os.path.isdir(self._directory / "told"))
+
+    def _hangs(self, ends: frozenset[signal.Signals]) -> bool:
+        """Look into every log; where none has news, ask for stacks and end the child. False: a step came after all."""
+        self._look(everywhere=True)
+        hung = self._overdue()
+        if hung is None:
+            return False
+        self._write(hung)
+        say(
+            f"watchdog: hung: no news of {hung['what']} for {hung['since_seconds']:.0f} s, "
+            f"{hung['allowed_seconds']:.0f} s are allowed; asking all ranks for their stacks"
+        )
+        self._child.signal(signal.SIGUSR2)
+        self._wait_for_dumps()
+        if self._look(everywhere=True):
+            say("watchdog: a step came after all; the training goes on")
+            self._write()
+            return False
+        say("watchdog: ending the training step")
+        self._child.signal(signal.SIGTERM)
+        give_up_at = time.monotonic() + TERM_SECONDS
+        while self._child.alive() and time.monotonic() < give_up_at:
+            if signal.sigtimedwait(ends, 0.5) is not None:
+                return True
+        if self._child.alive():
+            say(f"watchdog: it did not end in {TERM_SECONDS:.0f} s; killing it")
+            kill_tree(self._child)
+        return True
+
+    def _wait_for_dumps(self) -> None:
+        """Until every rank's are there and grow no more, 20 s at most."""
+        give_up_at = time.monotonic() + DUMP_SECONDS
+        before = None
+        while time.monotonic() < give_up_at and self._child.alive():
+            found = [_files(self._directory / folder) for folder in ("stacks", "flight")]
+            now = [sizes for sizes in found if sizes is not None]
+            if now == before and all(len(sizes) >= self._ranks for sizes in now):
+                return
+            before = now
+            time.sleep(1.0)
+
+    def _obey_stop_file(self) -> None:
+        if self._told or not os.path.exists(self._stop_file):
+            return
+        self._told = True
+        say(f"watchdog: {self._stop_file} is there: asking the trainers to save and stop")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._told_pid, signal.SIGUSR1)
+
+    def _say_that_nothing_is_known(self) -> None:
+        if self._silent_until is None or self._clock.now() < self._silent_until:
+            return
+        self._silent_until = None
+        if not self._pace.known:
+            say("watchdog: no line of the logs reports a step; a hang will go unnoticed, only the stop file is watched")
+
+    def _write(self, hung: Record | None = None) -> None:
+        if hung is None and not self._pace.known:
+            return
+        record = {"schema": 1, **self._pace.record(), "at": self._at, "hung": hung}
+        with contextlib.suppress(OSError):  # full, read-only, gone: the next one may be written
+            replace_json(self._directory / "progress.json", record)
+        self._unwritten, self._written_at = False, self._clock.now()
+
+
+class Clock:
+    """Seconds since the start, without those in which this process stood still itself (suspended by SLURM, stuck in
+    a file system): the training may have stood still with it."""
+
+    def __init__(self, longest_tick: float) -> None:
+        self._longest_tick = longest_tick
+        self._read_at = time.monotonic()
+        self._seconds = 0.0
+
+    def now(self) -> float:
+        read_at = time.monotonic()
+        self._seconds += min(read_at - self._read_at, self._longest_tick)
+        self._read_at = read_at
+        return self._seconds
+
+
+def _poll_seconds(asked: float, floor: object) -> float:
+    """A small floor needs quick looks."""
+    return min(asked, max(0.1, floor / 10.0)) if isinstance(floor, (int, float)) else asked
+
+
+def _files(directory: Path) -> dict[str, int] | None:
+    """Names and sizes of the files in `directory` that are not empty; None where there is no such folder."""
+    try:
+        sizes = {entry.name: entry.stat().st_size for entry in os.scandir(directory) if entry.is_file()}
+    except OSError:
+        return None
+    return {name: size for name, size in sizes.items() if size}
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="node.pyz watchdog")
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True)
+    parser.add_argument("--layout", default="", help="folder in the run directory whose run.json counts")
+    parser.add_argument("--child", required=True, type=int, help="process of the training step: srun or train.sh")
+    parser.add_argument("--shell", type=int, help="is sent USR1 when the stop file is there; the child where absent")
+    parser.add_argument("--poll", type=float, default=2.0, metavar="SECONDS")
+    return parser.parse_args(argv)
