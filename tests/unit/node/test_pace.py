@@ -37,7 +37,11 @@ class Job:
         assert allowed is not None
         assert self.pace.overdue(self.now + allowed.seconds, saving) is None
         hung = self.pace.overdue(self.now + allowed.seconds + 1.0, saving)
-        assert hung == {"since_seconds": allowed.seconds + 1.0, "allowed_seconds": allowed.seconds, "what": allowed.what}
+        assert hung == {
+            "since_seconds": allowed.seconds + 1.0,
+            "allowed_seconds": allowed.seconds,
+            "what": allowed.what,
+        }
         return allowed.what, allowed.seconds
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -159,8 +158,8 @@ def test_files_that_come_late_are_cut_or_replaced(logs: Logs) -> None:
 def test_an_unreadable_directory_and_a_folder_in_a_logs_place_are_no_news(logs: Logs) -> None:
     logs.path("node1").mkdir()
     assert logs.steps() == []
-    os.rmdir(logs.path("node1"))
-    os.rmdir(logs.directory)
+    logs.path("node1").rmdir()
+    logs.directory.rmdir()
     assert logs.steps(everywhere=True) == []
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-USAGE = "usage: python3 node.pyz {begin,diagnose,finish,monitor,place,rank,tell} ... (docs/run-directory.md)"
+USAGE = "usage: python3 node.pyz {begin,diagnose,finish,monitor,place,rank,tell,watchdog} ... (docs/run-directory.md)"
 
 
 def main() -> None:
@@ -33,6 +33,8 @@ def main() -> None:
         from .diagnose import main as run
     elif command == "tell":
         from .tell import main as run
+    elif command == "watchdog":
+        from .watchdog import main as run
     else:
         sys.exit(USAGE)
     code = run(arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from pathlib import Path
 
 
 class Child:
@@ -38,9 +39,9 @@ def kill_tree(child: Child) -> None:
 def descendants(pid: int) -> list[int]:
     """All processes below `pid`, parents before their children; those that ended meanwhile may be among them."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            children.setdefault(_stat(int(name))[2], []).append(int(name))
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            children.setdefault(_stat(int(entry.name))[2], []).append(int(entry.name))
     found = [pid]
     for parent in found:
         found += children.get(parent, [])
@@ -50,8 +51,7 @@ def descendants(pid: int) -> list[int]:
 def _stat(pid: int) -> tuple[str, str, int]:
     """State letter, start (clock ticks since boot), parent; "", "", -1 of a process that is not there (proc(5))."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return fields[0], fields[19], int(fields[1])
     except (OSError, IndexError, ValueError):
         return "", "", -1

@@ -30,8 +30,10 @@ def main(argv: list[str]) -> int:
     ranks = _rank_records(directory)
     nodes = _nodes(done, ranks, options.nodes)
     code, why = judge(options.code, ranks, nodes)
-    told = options.told or (PREEMPTED if any((directory / "told").glob("*")) else "")
     progress = read_json(directory / "progress.json") or {}
+    told = options.told
+    if not told and not progress.get("hung"):  # what the watchdog ended was not asked to stop
+        told = PREEMPTED if any((directory / "told").glob("*")) else ""
     state = "succeeded" if code == 0 else "failed"
     if told and code == 0 and not _is_complete(progress):
         state, code, why = "stopped", COMES_BACK_LATER, _stopped(told, progress)

@@ -7,8 +7,6 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from typing import Deque
-
     from .files import Record
     from .progress import News, Step
 
@@ -37,8 +35,8 @@ class Pace:
         self._steps = progress.get("steps")
         self._loss: float | None = None
         self._tokens_per_second: float | None = None
-        self._seconds: Deque[float] = deque(maxlen=REMEMBERED)
-        self._gaps: Deque[float] = deque(maxlen=REMEMBERED)
+        self._seconds: deque[float] = deque(maxlen=REMEMBERED)
+        self._gaps: deque[float] = deque(maxlen=REMEMBERED)
         self._longest_gap = self._longest_save = 0.0
         self._slow = False
         self._last_sign = now

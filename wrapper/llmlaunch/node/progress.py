@@ -8,8 +8,9 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
-    from typing import Iterable, Match, Pattern
+    from re import Match, Pattern
 
     from .files import Record
 
@@ -132,13 +133,16 @@ class NodeLogs:
 
     def _list(self) -> None:
         try:
-            names = sorted(os.listdir(self._directory))
+            paths = sorted(self._directory.iterdir())
         except OSError:
             return
-        for name in names:
-            if name.startswith(self._prefix) and name.endswith(".log") and name not in self._tails:
-                if not name.endswith((".monitor.log", ".job.log")):
-                    self._tails[name] = LogTail(self._directory / name)
+        for path in paths:
+            if path.name not in self._tails and self._is_of_a_node(path.name):
+                self._tails[path.name] = LogTail(path)
+
+    def _is_of_a_node(self, name: str) -> bool:
+        other = name.endswith((".monitor.log", ".job.log"))
+        return name.startswith(self._prefix) and name.endswith(".log") and not other
 
 
 def _compiled(pattern: str) -> Pattern[bytes]:

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
         die_with_parent(signal.SIGTERM)
         if os.getppid() == parent:
             Watchdog(options).watch(ends)
-    except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+    except Exception as error:  # whatever it is, the training goes on
         say(f"watchdog: ended by {type(error).__name__}: {error}; the training goes on without it")
     return 0
 
@@ -85,7 +85,7 @@ class Watchdog:
         return fresh
 
     def _overdue(self) -> Record | None:
-        return self._pace.overdue(self._clock.now(), saving=os.path.isdir(self._directory / "told"))
+        return self._pace.overdue(self._clock.now(), saving=is_there(self._directory / "told"))
 
     def _hangs(self, ends: frozenset[signal.Signals]) -> bool:
         """Look into every log; where none has news, ask for stacks and end the child. False: a step came after all."""
@@ -128,7 +128,7 @@ class Watchdog:
             time.sleep(1.0)
 
     def _obey_stop_file(self) -> None:
-        if self._told or not os.path.exists(self._stop_file):
+        if self._told or not is_there(self._stop_file):
             return
         self._told = True
         say(f"watchdog: {self._stop_file} is there: asking the trainers to save and stop")
@@ -170,6 +170,15 @@ class Clock:
 def _poll_seconds(asked: float, floor: object) -> float:
     """A small floor needs quick looks."""
     return min(asked, max(0.1, floor / 10.0)) if isinstance(floor, (int, float)) else asked
+
+
+def is_there(path: Path) -> bool:
+    """False also where the file system does not say (a stale handle, no permission)."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
 
 
 def _files(directory: Path) -> dict[str, int] | None:
