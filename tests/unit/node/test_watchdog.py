@@ -118,7 +118,7 @@ def test_a_hang_is_written_down_asked_for_its_stacks_and_ended(watched: Watched)
     assert watched.heard() == ["SIGUSR2", "SIGTERM"]
     hung = watched.progress()["hung"]
     assert hung["what"] == "a step"
-    assert hung["since_seconds"] > hung["allowed_seconds"] >= 0.5
+    assert hung["since_seconds"] >= hung["allowed_seconds"] >= 0.5
     assert "hung: no news of a step" in said
 
 
@@ -127,7 +127,7 @@ def test_a_slow_save_is_no_hang(watched: Watched) -> None:
     watched.say("step 1/40 | loss 3.0")
     watched.say("step 2/40 | loss 3.0\nsaving step 2")
     with pytest.raises(subprocess.TimeoutExpired):
-        watched.watchdog.wait(1.5)
+        watched.watchdog.wait(0.8)
     assert watched.heard() == []
     watched.watchdog.send_signal(signal.SIGTERM)
     assert watched.ended() == ""
@@ -151,7 +151,7 @@ def test_a_script_that_says_nothing_known_is_left_alone_and_said_so_once(watched
     (watched.rig.run_directory / "stop").touch()
     until(watched.heard, "the signal")
     with pytest.raises(subprocess.TimeoutExpired):
-        watched.watchdog.wait(0.5)
+        watched.watchdog.wait(0.3)
     watched.watchdog.send_signal(signal.SIGTERM)
     assert watched.ended().count("no line of the logs reports a step") == 1
     assert watched.heard() == ["SIGUSR1"]

@@ -108,7 +108,7 @@ class Watchdog:
         self._child.signal(signal.SIGTERM)
         give_up_at = time.monotonic() + TERM_SECONDS
         while self._child.alive() and time.monotonic() < give_up_at:
-            if signal.sigtimedwait(ends, 0.5) is not None:
+            if signal.sigtimedwait(ends, 0.2) is not None:
                 return True
         if self._child.alive():
             say(f"watchdog: it did not end in {TERM_SECONDS:.0f} s; killing it")
@@ -125,7 +125,7 @@ class Watchdog:
             if now == before and all(len(sizes) >= self._ranks for sizes in now):
                 return
             before = now
-            time.sleep(1.0)
+            time.sleep(0.5)
 
     def _obey_stop_file(self) -> None:
         if self._told or not is_there(self._stop_file):
