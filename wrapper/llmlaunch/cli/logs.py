@@ -2,26 +2,76 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 import click
 
 from llmlaunch.cli.submitted import submission_of
+from llmlaunch.errors import UserError
+
+if TYPE_CHECKING:
+    from llmlaunch.launchers.base import Submission
+    from llmlaunch.launchers.logs import JobLogs
+    from llmlaunch.report.screen import Screen
 
 __all__ = ["command"]
+
+_TAIL_OF_THE_PAST = 200
+"""Steps of a run that goes on are shown from these last lines of each log on."""
 
 
 @click.command("logs")
 @click.argument("run", metavar="RUN|DIR")
+@click.option("--node", metavar="NODE|RANK|all", default="all", help="Of one node, by its name or node rank.")
+@click.option("--attempt", metavar="A|last|all", default="last", help="Of one attempt; the last unless given.")
+@click.option("--job", is_flag=True, help="Of the batch script alone.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="The last N lines of each log.")
 @click.option("--follow", is_flag=True, help="Go on until the job has ended; Ctrl-C only ends the looking.")
-def command(run: str, follow: bool) -> int:
-    """Print the logs of RUN, all nodes together."""
+@click.option("--raw", is_flag=True, help="With --follow: the lines as they are, also of all nodes.")
+def command(run: str, node: str, attempt: str, job: bool, tail: int | None, follow: bool, raw: bool) -> int:
+    """Print the logs of RUN: of the last attempt, all nodes, unless told otherwise.
+
+    With --follow steps and events are shown, as `submit --follow` does; with --raw, or where a node, an attempt, --job
+    or --tail is named, the lines themselves.
+    """
     from llmlaunch.launchers.choose import launcher_of
     from llmlaunch.launchers.follow import follow as follow_job
-    from llmlaunch.launchers.logs import JobLogs
+    from llmlaunch.launchers.follow import follow_steps
+    from llmlaunch.report.screen import ReaderGone, Screen
 
     submission = submission_of(run)
-    if follow:
-        follow_job(submission.run_dir, launcher_of(submission), submission, lambda line: click.echo(line))
+    screen = Screen(sys.stdout)
+    try:
+        if follow and not raw and (node, attempt, job, tail) == ("all", "last", False, None):
+            launcher = launcher_of(submission)
+            follow_steps(submission.run_dir, launcher, submission, screen, tail=_TAIL_OF_THE_PAST)
+            return 0
+        logs = _wanted(submission, node, attempt, job, tail, follow)
+        if follow:
+            follow_job(submission.run_dir, launcher_of(submission), submission, screen.say, logs=logs)
+        else:
+            _print(submission, logs, screen)
+    except ReaderGone:
         return 0
-    for line in JobLogs(submission).to_end():
-        click.echo(line)
     return 0
+
+
+def _wanted(submission: Submission, node: str, attempt: str, job: bool, tail: int | None, follow: bool) -> JobLogs:
+    from llmlaunch.launchers.logs import JOB, JobLogs, the_attempts, the_nodes
+
+    attempts = the_attempts(submission, attempt)
+    if job and node != "all":
+        raise UserError("--job: is the batch script's own log, of no node; leave out --node")
+    nodes = frozenset({JOB}) if job else the_nodes(submission, node, attempts, later=follow)
+    return JobLogs(submission, nodes, attempts, later=attempt in ("last", "all"), tail=tail)
+
+
+def _print(submission: Submission, logs: JobLogs, screen: Screen) -> None:
+    from llmlaunch.launchers.logs import other_files
+
+    for line in logs.to_end():
+        screen.say(line)
+    others = other_files(submission, logs.attempts)
+    if others:
+        click.echo("also there:\n" + "\n".join(f"  {path}" for path in others), err=True)

@@ -1,36 +1,70 @@
-"""What a followed run ends with: its state, its true peaks in the store, predicted against measured."""
+"""What a followed run ends with: its state and cause, the command to type next, its true peaks, predicted against
+measured."""
 
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import click
-
 from llmlaunch.launchers.base import JobState
+from llmlaunch.launchers.small_files import read_object
+from llmlaunch.report.run_words import cause_words
+from llmlaunch.report.screen import Screen
 from llmlaunch.report.text import gib, table
 
-__all__ = ["tell_outcome"]
+__all__ = ["ending", "tell_outcome"]
 
 
-def tell_outcome(run_dir: Path, state: JobState, aside: bool) -> None:
-    """Collect the run and print predicted against measured, by rank, and where the record lies; `aside`: on stderr."""
+def tell_outcome(run_dir: Path, state: JobState, screen: Screen, warn: Screen) -> None:
+    """Collect the run; say how it ended and what to type next, predicted against measured by rank, and where the
+    record lies. `warn` takes what the store has to say."""
     from llmlaunch.store.collect import collect
     from llmlaunch.store.location import where
     from llmlaunch.store.measurements import Filters, contents
     from llmlaunch.store.open import open_store
 
-    click.echo("", err=aside)
-    because = f": {state.reason}" if state.reason else ""
-    click.echo(f"The run {state.phase}{because}", err=aside)
+    screen.say("")
+    for line in ending(run_dir, state):
+        screen.say(line)
     with open_store() as store:
         for outcome in collect(store, [run_dir]):
-            click.echo(outcome.sentence(), err=True)
+            warn.say(outcome.sentence())
             found = [json.loads(t) for t in contents(store, Filters(run=outcome.run_id))] if outcome.run_id else []
             if found:
-                click.echo(_comparison(found), err=aside)
-                click.echo(f"The record lies in {where().shown}, its files in {run_dir}", err=aside)
+                screen.say(_comparison(found))
+                screen.say(f"The record lies in {where().shown}, its files in {run_dir}")
+
+
+def ending(run_dir: Path, state: JobState) -> list[str]:
+    """How the run ended, why, and what to type next; the first line is `The run <phase>: <why>`."""
+    status = read_object(run_dir / "status.json") if state.phase in ("failed", "stopped") else {}
+    cause = status.get("cause") if isinstance(status.get("cause"), dict) else None
+    why = cause_words(cause) if cause else state.reason
+    scheduler = f" [{state.state}]" if state.state and state.phase != "succeeded" else ""
+    lines = [f"The run {state.phase}{scheduler}" + (f": {why}" if why else "")]
+    if cause and state.reason and state.reason not in why:
+        lines.append(f"  {state.reason}")
+    return lines + [f"  {what}: llmlaunch {command}" for what, command in _next(run_dir, state, cause)]
+
+
+def _next(run_dir: Path, state: JobState, cause: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """What a person may want to type, with the reason for it."""
+    run = shlex.quote(str(run_dir))
+    if state.phase == "succeeded":
+        return []
+    node = cause.get("node") if cause else None
+    found = [("what was printed", f"logs {run}" + (f" --node {shlex.quote(str(node))}" if node else "") + " --tail 50")]
+    if cause and cause.get("sick"):
+        found.append(("nodes that are kept away from", "nodes"))
+    again = "go on from the last checkpoint" if _has_checkpoint(run_dir) else "start it again"
+    return [*(found if state.phase == "failed" else []), (again, f"resume {run}")]
+
+
+def _has_checkpoint(run_dir: Path) -> bool:
+    return isinstance(read_object(run_dir / "run.json").get("checkpoint"), dict)
 
 
 def _comparison(records: list[dict[str, Any]]) -> str:

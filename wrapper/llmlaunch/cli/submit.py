@@ -17,7 +17,7 @@ from llmlaunch.cli.planned import Planned, plan_loaded, planned, print_json, rec
 from llmlaunch.errors import UserError
 
 if TYPE_CHECKING:
-    from llmlaunch.launchers.base import JobState, Submission
+    from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.choose import Choice
 
 __all__ = ["command"]
@@ -30,6 +30,7 @@ FAILED = 1
 @click.option("--dry-run", is_flag=True, help="Show what would be written and submitted; do neither.")
 @click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
 @click.option("--follow", is_flag=True, help="Watch the job to its end, then collect its peaks.")
+@click.option("--raw", is_flag=True, help="With --follow: the lines of the logs as they are.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The run directory; runs/NAME-TIME unless given.")
 @click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
 def command(
@@ -38,6 +39,7 @@ def command(
     dry_run: bool,
     local: bool,
     follow: bool,
+    raw: bool,
     output: Path | None,
     as_json: bool,
 ) -> int:
@@ -64,7 +66,7 @@ def command(
     if not follow:
         click.echo(f"look again: llmlaunch status {directory}; llmlaunch logs {directory}", err=True)
         return 0
-    return _follow(choice, submission, aside=as_json)
+    return _follow(choice, submission, raw, aside=as_json)
 
 
 def _refuse(result: Planned) -> None:
@@ -152,16 +154,24 @@ def _submission_json(result: Planned, submission: Submission) -> dict[str, Any]:
     }
 
 
-def _follow(choice: Choice, submission: Submission, aside: bool) -> int:
-    """`aside`: on stderr, because stdout holds the JSON alone."""
-    from llmlaunch.launchers.follow import follow
-
-    state: JobState = follow(submission.run_dir, choice.launcher, submission, lambda line: click.echo(line, err=aside))
-    if not state.ended:
-        return 0
+def _follow(choice: Choice, submission: Submission, raw: bool, aside: bool) -> int:
+    """To the job's end, also where the terminal is closed on the way: the run is collected then, too. `aside`: on
+    stderr, because stdout holds the JSON alone."""
     from llmlaunch.cli.outcome import tell_outcome
     from llmlaunch.cli.submitted import note_end
+    from llmlaunch.launchers.follow import follow, follow_steps
+    from llmlaunch.report.screen import Screen, outliving_the_terminal
 
-    note_end(submission, state)
-    tell_outcome(submission.run_dir, state, aside)
+    warn = Screen(sys.stderr, lasting=True)
+    screen = warn if aside else Screen(sys.stdout, lasting=True)
+    with outliving_the_terminal():
+        directory, launcher = submission.run_dir, choice.launcher
+        if raw:
+            state = follow(directory, launcher, submission, screen.say)
+        else:
+            state = follow_steps(directory, launcher, submission, screen)
+        if not state.ended:
+            return 0
+        note_end(submission, state)
+        tell_outcome(directory, state, screen, warn)
     return 0 if state.phase == "succeeded" else FAILED

@@ -1,0 +1,176 @@
+"""Watching shows steps and what happens to a run, from the files it writes, whatever of them is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_jobs import run_directory
+
+from llmlaunch.launchers.base import Submission
+from llmlaunch.launchers.follow import follow_steps
+from llmlaunch.launchers.local import LocalLauncher
+from llmlaunch.launchers.watch import RunWatch
+from llmlaunch.report.screen import Screen
+
+GIB = 2**30
+STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
+RUN = {
+    "schema": 1,
+    "name": "sample",
+    "nodes": 2,
+    "peak_kind": "device",
+    "predicted_bytes": [60 * GIB, 66 * GIB],
+    "measurement": {"global_batch_size": 16, "sequence_length": 1000, "world_size": 4},
+    "progress": {"step_patterns": [STEP], "slow_patterns": ["saving checkpoint"], "steps": 100},
+}
+
+
+class Run:
+    """A run directory written piece by piece, and one who watches it."""
+
+    def __init__(self, directory: Path, without: tuple[str, ...] = (), **changes: Any) -> None:
+        self.directory = directory
+        self.write("run.json", {key: value for key, value in {**RUN, **changes}.items() if key not in without})
+        self.watch = RunWatch(Submission("slurm", "12", directory, 0.0))
+
+    def write(self, name: str, content: Any) -> None:
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+    def log(self, attempt: str, node: str, *lines: str) -> None:
+        path = self.directory / "logs" / f"{attempt}.{node}.log"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def begins(self, attempt: str, **more: Any) -> None:
+        self.write(f"attempts/{attempt}/attempt.json", {"attempt": attempt, "nodes": ["n1", "n2"], **more})
+
+    @property
+    def news(self) -> list[str]:
+        return [news.text for news in self.watch.news()]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_a_step_is_shown_with_all_that_follows_from_the_job_s_shape(run: Run) -> None:
+    run.begins("12.0")
+    gpus = [{"total_bytes": 80 * GIB, "device_peak_bytes": 70 * GIB, "process_peak_bytes": {"7": 61 * GIB}}]
+    line = {"attempt": "12.0", "gpus": gpus, "processes": []}
+    run.write("peaks/n1.jsonl", json.dumps(line) + "\n" + '{"attempt": "12.0", "gpus": [{"to')
+    run.log("12.0", "n1", "it 40/100 loss=3.25 took 2000 ms")
+    assert run.news == [
+        "Attempt 1 (12.0) begins on n1, n2",
+        "step 40/100 | loss 3.2500 | 2 s/step | 8,000 tokens/s (2,000 per device) | 61.0 GiB of 66.0 predicted | "
+        "2 min left",
+    ]
+    assert run.news == []
+
+
+def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
+    run = Run(tmp_path, progress={"step_patterns": [r"it (?P<step>\d+)"], "slow_patterns": []}, measurement={})
+    run.begins("12.0")
+    run.log("12.0", "n1", "it 7")
+    assert run.news[1:] == ["step 7"]
+
+
+def test_a_run_that_does_not_say_how_its_lines_look_is_read_by_the_known_trainers_lines(tmp_path: Path) -> None:
+    run = Run(tmp_path, without=("progress", "measurement", "predicted_bytes"))
+    run.begins("12.0")
+    run.log("12.0", "n1", "step 5/40 | loss 3.1234 | 0.52 s/step | 1969 tokens/s")
+    assert run.news[1:] == ["step 5/40 | loss 3.1234 | 0.52 s/step | 1,969 tokens/s | 18 s left"]
+
+
+def test_the_same_step_said_by_several_ranks_is_one(run: Run) -> None:
+    run.begins("12.0")
+    run.log("12.0", "n1", *["it 1/100 loss=3 took 10 ms"] * 4)
+    run.log("12.0", "n2", "it 1/100 loss=3 took 10 ms", "it 2/100 loss=3 took 10 ms")
+    assert [text.split()[1] for text in run.news if text.startswith("step")] == ["1/100", "2/100"]
+
+
+def test_saving_is_said_in_the_trainer_s_words(run: Run) -> None:
+    run.begins("12.0")
+    run.log("12.0", "n1", "it 1/100 loss=3 took 10 ms", *["  saving checkpoint at 1 \x1b[31m"] * 2)
+    assert run.news[2:] == ["saving checkpoint at 1 ?[31m"]
+
+
+def test_out_of_memory_and_the_fallback_in_the_same_allocation(run: Run) -> None:
+    run.begins("12.0")
+    run.log("12.0", "n1", "it 9/100 loss=3 took 1000 ms")
+    assert len(run.news) == 2
+    cause = {"kind": "oom", "node": "n2", "rank": 3, "line": "CUDA out of memory. Tried to allocate 2 GiB", "sick": False}
+    following = {"action": "fallback", "layout": "fallback/1", "seconds": 0, "why": "one of 2"}
+    run.write("attempts/12.0/status.json", {"state": "failed", "step": 9, "cause": cause, "next": following})
+    assert run.news == [
+        "Attempt 1 failed at step 9: rank 3 on n2 ran out of device memory: CUDA out of memory. Tried to allocate 2 GiB\n"
+        "  next: layout fallback/1 in the same allocation (one of 2)"
+    ]
+    run.write("fallback/1/run.json", {**RUN, "predicted_bytes": [40 * GIB]})
+    run.write("peaks/n1.jsonl", json.dumps({"attempt": "12.1", "gpus": [{"device_peak_bytes": 39 * GIB}]}) + "\n")
+    run.begins("12.1", layout="fallback/1", from_step=5)
+    run.watch._memory = (0.0, None)
+    run.log("12.1", "n1", "it 6/100 loss=3 took 1000 ms")
+    began, step = run.news
+    assert began == "Attempt 2 (12.1) begins on n1, n2, layout fallback/1, from step 5"
+    assert "39.0 GiB of 40.0 predicted" in step
+
+
+def test_a_hang_and_the_requeue_after_it(run: Run) -> None:
+    run.begins("12.0")
+    hung = {"since_seconds": 900, "allowed_seconds": 600, "what": "a step"}
+    run.write("attempts/12.0/progress.json", {"step": 3, "hung": hung})
+    assert run.news[1:] == [
+        "Attempt 1 hangs: no new step for 15 min; 10 min are allowed for a step. The stacks are taken, then it is ended"
+    ]
+    following = {"action": "requeue", "seconds": 60, "why": "attempt 1 of 20"}
+    run.write("attempts/12.0/status.json", {"state": "failed", "cause": {"kind": "hung"}, "next": following})
+    (ended,) = run.news
+    assert ended == "Attempt 1 failed: the job made no more progress\n  next: back into the queue in 60 s (attempt 1 of 20)"
+
+
+@pytest.mark.parametrize(("signal", "words"), [("SIGUSR1", "its time is nearly up"), ("TERM", "preempted or cancelled")])
+def test_being_told_to_stop_is_said_once(run: Run, signal: str, words: str) -> None:
+    run.begins("12.0")
+    run.write("attempts/12.0/told/n1", signal)
+    run.write("attempts/12.0/told/n2", signal)
+    _, told = run.news
+    assert words in told
+    assert run.news == []
+
+
+def test_an_attempt_that_left_no_word_is_named_when_the_next_begins(run: Run) -> None:
+    run.begins("12.0")
+    run.begins("12.1")
+    assert run.news == [
+        "Attempt 1 (12.0) begins on n1, n2",
+        "Attempt 2 (12.1) begins on n1, n2",
+        "Attempt 1 left no word of its end: its node was lost, or SLURM ended it at once",
+    ]
+
+
+def test_an_attempt_is_not_spoken_of_before_it_says_which_layout_it_runs(run: Run) -> None:
+    (run.directory / "attempts" / "12.0").mkdir(parents=True)
+    assert run.news == []
+    run.begins("12.0", layout="fallback/2")
+    assert "layout fallback/2" in run.news[0]
+
+
+@pytest.mark.parametrize("torn", ["", "{", "[]", "nul", '{"hung": 3, "next": 4, "cause": 5, "nodes": 6, "layout": 7}'])
+def test_torn_files_end_nothing(run: Run, torn: str) -> None:
+    run.begins("12.0")
+    for name in ("attempt.json", "progress.json", "status.json", "told/n1"):
+        run.write(f"attempts/12.0/{name}", torn)
+    run.write("status.json", torn)
+    run.write("peaks/n1.jsonl", torn)
+    run.log("12.0", "n1", "it 1/100 loss=nan took 10 ms", "it x/100 loss=3 took 10 ms")
+    list(run.watch.news())
+    run.begins("12.1")
+    assert any("12.1" in text for text in run.news)

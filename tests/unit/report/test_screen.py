@@ -1,0 +1,94 @@
+"""Lines for somebody who watches: in place on a terminal, plain elsewhere, and no harm where nobody is left."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.report.screen import ReaderGone, Screen
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_the_last_lines_are_written_over() -> None:
+    stream = Terminal()
+    screen = Screen(stream)
+    screen.show(["step 1"])
+    screen.show(["step 2", "of two runs"])
+    screen.say("saving")
+    screen.show(["step 3"])
+    screen.clear()
+    assert stream.getvalue() == (
+        "step 1\n\x1b[1F\x1b[Jstep 2\nof two runs\n\x1b[2F\x1b[Jsaving\nstep 3\n\x1b[1F\x1b[J"
+    )
+
+
+def test_elsewhere_only_what_stays_is_written() -> None:
+    stream = io.StringIO()
+    screen = Screen(stream)
+    screen.show(["step 1"])
+    screen.say("saving")
+    screen.clear()
+    assert stream.getvalue() == "saving\n"
+
+
+def test_lines_in_place_are_cut_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("LINES", "5")
+    stream = Terminal()
+    Screen(stream).show([f"run {i} {'x' * 30}\x1b[2J" for i in range(9)])
+    lines = stream.getvalue().splitlines()
+    assert lines == ["run 0 xxxxxxxxxxxxx", "run 1 xxxxxxxxxxxxx", "run 2 xxxxxxxxxxxxx", "... and 6 more"]
+
+
+WATCHES = """
+import os, signal, sys, time
+from llmlaunch.report.screen import ReaderGone, Screen, outliving_the_terminal
+from pathlib import Path
+lasting, out = sys.argv[1] == "lasting", Path(sys.argv[2])
+screen, other = Screen(sys.stdout, lasting), Screen(sys.stderr, lasting)
+try:
+    with outliving_the_terminal():
+        while not screen.gone and not other.gone:
+            screen.say("a step")
+            screen.show(["in place"])
+            time.sleep(0.01)
+        for _ in range(3):
+            screen.say("more")
+            other.say("and more")
+        print("what was never asked for", file=sys.stderr, flush=True)
+    out.write_text("to the end")
+except ReaderGone:
+    out.write_text("nobody reads")
+"""
+
+
+def watch(lasting: str, out: Path, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-c", WATCHES, lasting, str(out)]
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True)
+
+
+@pytest.mark.parametrize(("lasting", "said"), [("lasting", "to the end"), ("short", "nobody reads")])
+@pytest.mark.parametrize("what", ["terminal", "pipe"])
+def test_a_reader_that_goes_away(tmp_path: Path, what: str, lasting: str, said: str) -> None:
+    ours, theirs = os.openpty() if what == "terminal" else os.pipe()
+    child = watch(lasting, tmp_path / "out", theirs, theirs)
+    os.close(theirs)
+    assert b"a step" in os.read(ours, 100)
+    os.close(ours)
+    assert child.wait(20) == 0  # and no complaint of Python's own at exit, which would be 120
+    assert (tmp_path / "out").read_text() == said
+
+
+def test_a_full_disk_is_no_reader_that_went_away() -> None:
+    with open("/dev/full", "w") as full, pytest.raises(OSError, match="No space"):  # noqa: PTH123
+        Screen(full).say("x" * 10_000)
+    assert ReaderGone is not OSError

@@ -1,0 +1,124 @@
+"""What the files of an attempt say while it runs and after (docs/run-directory.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.launchers.base import Submission
+from llmlaunch.launchers.logs import attempt_order
+from llmlaunch.launchers.small_files import read_object
+
+__all__ = ["AttemptFiles", "attempt_names", "fullest_bytes", "read_attempt"]
+
+_LAST_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class AttemptFiles:
+    """One attempt. `told` is by node, in the words of `attempts/A/told/<node>`; records are empty where there is no
+    file yet."""
+
+    name: str
+    began: Mapping[str, Any]
+    """attempt.json."""
+    told: Mapping[str, str]
+    progress: Mapping[str, Any]
+    status: Mapping[str, Any]
+
+    @property
+    def layout(self) -> str:
+        layout = str(self.began.get("layout") or "")
+        return "" if layout == "." else layout
+
+    @property
+    def nodes(self) -> list[str]:
+        nodes = self.began.get("nodes")
+        return [str(node) for node in nodes] if isinstance(nodes, list) else []
+
+
+def attempt_names(submission: Submission) -> list[str]:
+    """The submission's attempts so far, the oldest first."""
+    names = (path.name for path in (submission.run_dir / "attempts").glob("*"))
+    return sorted((name for name in names if submission.owns(name)), key=attempt_order)
+
+
+def read_attempt(run_dir: Path, name: str) -> AttemptFiles:
+    """What there is to read of it now; nothing is raised for a file that is missing or torn."""
+    folder = run_dir / "attempts" / name
+    status = read_object(folder / "status.json")
+    if not status:
+        whole = read_object(run_dir / "status.json")  # of the newest attempt alone
+        status = whole if whole.get("attempt") == name else {}
+    return AttemptFiles(
+        name=name,
+        began=read_object(folder / "attempt.json"),
+        told={path.name: _first_words(path) for path in sorted((folder / "told").glob("*"))},
+        progress=read_object(folder / "progress.json"),
+        status=status,
+    )
+
+
+def fullest_bytes(run_dir: Path, attempt: str, peak_kind: str) -> int | None:
+    """The largest peak so far of a rank's device, or, where `peak_kind` is resident, of a rank's memory; from the
+    last lines of `peaks/<node>.jsonl`. None where no monitor has said any."""
+    peaks = [
+        peak
+        for path in (run_dir / "peaks").glob("*.jsonl")
+        for line in _last_line(path)
+        if line.get("attempt") == attempt
+        for peak in _peaks(line, peak_kind)
+    ]
+    return max(peaks, default=None)
+
+
+def _peaks(line: Mapping[str, Any], peak_kind: str) -> list[int]:
+    if peak_kind == "resident":
+        return [size for process in _objects(line.get("processes")) for size in _sizes(process, "resident_peak_bytes")]
+    found = []
+    for gpu in _objects(line.get("gpus")):
+        own = [
+            size
+            for name in ("process_peak_bytes", "accounting_peak_bytes")
+            for size in (gpu.get(name) or {}).values()
+            if isinstance(size, int) and size <= (gpu.get("total_bytes") or size)
+        ]
+        found += own or _sizes(gpu, "device_peak_bytes")
+    return found
+
+
+def _sizes(record: Mapping[str, Any], name: str) -> list[int]:
+    value = record.get(name)
+    return [value] if isinstance(value, int) else []
+
+
+def _objects(value: object) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _last_line(path: Path) -> list[Mapping[str, Any]]:
+    """The last of a monitor's lines that is whole and has peaks; they are cumulative, so one is enough."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _LAST_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return []
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and "gpus" in record:
+            return [record]
+    return []
+
+
+def _first_words(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()[:80]
+    except OSError:
+        return ""

@@ -1,0 +1,148 @@
+"""What happens to a run, in words: its causes, its attempts, its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from llmlaunch.report.text import gib, one_line
+
+__all__ = [
+    "attempt_began",
+    "attempt_ended",
+    "attempt_told",
+    "cause_words",
+    "duration",
+    "hung_words",
+    "step_line",
+    "waiting_words",
+]
+
+_KINDS = {
+    "oom": "ran out of device memory",
+    "host_oom": "was killed because the node ran out of main memory",
+    "gpu_lost": "lost its GPU",
+    "ecc": "has a GPU with a memory error (ECC)",
+    "xid": "has a GPU the driver reports an error of (Xid)",
+    "nvlink": "has a GPU with a failed NVLink",
+    "driver": "has a GPU driver that failed",
+    "nccl": "failed in communication (NCCL)",
+    "hung": "made no more progress",
+    "node_fail": "was lost",
+    "disk_full": "met a full disk",
+    "preempted": "was preempted",
+    "time_limit": "came to its time limit",
+    "cancelled": "was cancelled",
+    "crash": "failed",
+}
+_SIGNALS = {"USR1": "its time is nearly up", "TERM": "it is being preempted or cancelled"}
+
+
+def cause_words(cause: Mapping[str, Any]) -> str:
+    """`rank 3 on node2 ran out of device memory: CUDA out of memory. Tried ...`"""
+    kind, rank, node = str(cause.get("kind") or "crash"), cause.get("rank"), cause.get("node")
+    who = f"rank {rank}" if isinstance(rank, int) else ""
+    where = f"{'on ' if who else ''}{node}" if node else ""
+    subject = " ".join(part for part in (who, where) if part) or "the job"
+    line = one_line(str(cause.get("line") or "")).strip()
+    return f"{subject} {_KINDS.get(kind, f'failed ({kind})')}" + (f": {line}" if line else "")
+
+
+def attempt_began(number: int, name: str, nodes: Sequence[str], layout: str, from_step: object) -> str:
+    where = f" on {_few(nodes)}" if nodes else ""
+    what = f", layout {layout}" if layout else ""
+    since = f", from step {from_step:,}" if isinstance(from_step, int) and from_step > 0 else ""
+    return f"Attempt {number} ({name}) begins{where}{what}{since}"
+
+
+def attempt_told(number: int, signals: Sequence[str]) -> str:
+    name = next((signal.removeprefix("SIG") for signal in signals if signal), "")
+    because = f" ({name}: {_SIGNALS[name]})" if name in _SIGNALS else f" ({name})" if name else ""
+    return f"Attempt {number} is told to save and stop{because}"
+
+
+def hung_words(number: int, hung: Mapping[str, Any]) -> str:
+    since, allowed, what = hung.get("since_seconds"), hung.get("allowed_seconds"), hung.get("what")
+    waited = f" for {duration(since)}" if isinstance(since, int | float) else ""
+    limit = f"; {duration(allowed)} are allowed for {what}" if isinstance(allowed, int | float) else ""
+    return f"Attempt {number} hangs: no new step{waited}{limit}. The stacks are taken, then it is ended"
+
+
+def attempt_ended(number: int, status: Mapping[str, Any]) -> str:
+    """How an attempt ended that is not the last, and what comes next."""
+    cause = status.get("cause")
+    state = {"stopped": "saved and stopped", "succeeded": "is done"}.get(str(status.get("state")), "failed")
+    at = f" at step {status['step']:,}" if isinstance(status.get("step"), int) else ""
+    why = cause_words(cause) if isinstance(cause, Mapping) else one_line(str(status.get("why") or ""))
+    following = status.get("next") if isinstance(status.get("next"), Mapping) else {}
+    return f"Attempt {number} {state}{at}" + (f": {why}" if why else "") + _next_words(following or {})
+
+
+def _next_words(following: Mapping[str, Any]) -> str:
+    action, seconds = following.get("action"), following.get("seconds")
+    soon = f" in {duration(seconds)}" if isinstance(seconds, int | float) and seconds else ""
+    then = {
+        "fallback": f"layout {following.get('layout')} in the same allocation",
+        "requeue": f"back into the queue{soon}",
+        "chain": f"the follow-up job{soon}",
+    }.get(str(action), "")
+    why = one_line(str(following.get("why") or ""))
+    return (f"\n  next: {then}" + (f" ({why})" if why else "")) if then else ""
+
+
+def step_line(
+    step: int | None,
+    steps: int | None,
+    loss: float | None,
+    seconds: float | None,
+    tokens_per_second: float | None,
+    devices: int | None,
+    fullest_bytes: int | None,
+    predicted_bytes: int | None,
+    seconds_left: float | None,
+) -> str:
+    """One step in one line; what is not known is left out."""
+    parts = [f"step {'?' if step is None else f'{step:,}'}" + (f"/{steps:,}" if steps else "")]
+    if loss is not None:
+        parts.append(f"loss {loss:.4f}")
+    if seconds is not None:
+        parts.append(f"{_short(seconds)} s/step")
+    if tokens_per_second is not None:
+        each = f" ({_short(tokens_per_second / devices)} per device)" if devices and devices > 1 else ""
+        parts.append(f"{_short(tokens_per_second)} tokens/s{each}")
+    if fullest_bytes is not None:
+        predicted = f" of {gib(predicted_bytes)} predicted" if predicted_bytes else ""
+        parts.append(f"{gib(fullest_bytes)} GiB{predicted}")
+    if seconds_left is not None:
+        parts.append(f"{duration(seconds_left)} left")
+    return " | ".join(parts)
+
+
+def waiting_words(reason: str, expected: datetime | None, now: datetime) -> str:
+    because = f": {reason}" if reason else ""
+    if expected is None or expected <= now:
+        return f"is waiting{because}"
+    wait = duration((expected - now).total_seconds())
+    return f"is waiting{because}; SLURM expects it to start at {expected:%Y-%m-%d %H:%M}, in {wait}"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]} ... {names[-1]} ({len(names)} nodes)"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

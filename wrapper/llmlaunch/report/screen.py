@@ -1,0 +1,108 @@
+"""Lines for somebody who watches: on a terminal the last ones are written over in place; nowhere do they tear.
+
+Whoever watches may go away (a closed terminal, an ended `head`): then writing fails, and what that means is for the
+caller to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from llmlaunch.report.text import one_line
+
+__all__ = ["ReaderGone", "Screen", "outliving_the_terminal"]
+
+# EPIPE: the reader of a pipe ended. EIO: the terminal was closed. ESTALE, ENXIO: the same of odder files.
+_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)
+
+
+class ReaderGone(Exception):
+    """Nobody reads any more."""
+
+
+class Screen:
+    """`say` writes lines that stay; `show` lines that the next words replace: on a terminal alone, elsewhere they are
+    left out. With `lasting`, a reader that goes away silences the screen; else ReaderGone is raised."""
+
+    def __init__(self, stream: TextIO, lasting: bool = False) -> None:
+        self.live = stream.isatty()
+        self.gone = False
+        self._stream = stream
+        self._lasting = lasting
+        self._shown = 0
+
+    def say(self, text: str) -> None:
+        self._write(f"{self._erased()}{text}\n")
+
+    def show(self, lines: Sequence[str]) -> None:
+        if not self.live:
+            return
+        columns, rows = shutil.get_terminal_size()
+        fitting = list(lines) if len(lines) < rows else [*lines[: rows - 2], f"... and {len(lines) - rows + 2} more"]
+        cut = [one_line(line)[: columns - 1] for line in fitting]
+        text = self._erased() + "".join(f"{line}\n" for line in cut)
+        self._shown = len(cut)
+        self._write(text)
+
+    def clear(self) -> None:
+        if self._shown:
+            self._write(self._erased())
+
+    def _erased(self) -> str:
+        """What takes away the lines shown last."""
+        lines, self._shown = self._shown, 0
+        return f"\x1b[{lines}F\x1b[J" if lines else ""
+
+    def _write(self, text: str) -> None:
+        if self.gone:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            self.gone = True
+            _into_the_void(self._stream)
+            if not self._lasting:
+                raise ReaderGone from error
+
+
+@contextlib.contextmanager
+def outliving_the_terminal() -> Iterator[None]:
+    """A closed terminal (SIGHUP) does not end this program within; its writing may fail from then on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _into_the_void(stream: TextIO) -> None:
+    """What is left in the buffers, of stderr too, has nowhere to go; flushed at exit it would fail again."""
+    for one in {stream, sys.stdout, sys.stderr}:
+        with contextlib.suppress(OSError, ValueError):
+            number = one.fileno()
+            if one is stream or not _writable(number):
+                void = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(void, number)
+                os.close(void)
+
+
+def _writable(number: int) -> bool:
+    try:
+        os.write(number, b"")
+    except OSError:
+        return False
+    return True
