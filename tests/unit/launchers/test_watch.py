@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from local_jobs import run_directory
 
 from llmlaunch.launchers.base import Submission
-from llmlaunch.launchers.follow import follow_steps
-from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.watch import RunWatch
-from llmlaunch.report.screen import Screen
 
 GIB = 2**30
 STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
@@ -106,11 +101,17 @@ def test_out_of_memory_and_the_fallback_in_the_same_allocation(run: Run) -> None
     run.begins("12.0")
     run.log("12.0", "n1", "it 9/100 loss=3 took 1000 ms")
     assert len(run.news) == 2
-    cause = {"kind": "oom", "node": "n2", "rank": 3, "line": "CUDA out of memory. Tried to allocate 2 GiB", "sick": False}
+    cause = {
+        "kind": "oom",
+        "node": "n2",
+        "rank": 3,
+        "line": "CUDA out of memory: 2 GiB",
+        "sick": False,
+    }
     following = {"action": "fallback", "layout": "fallback/1", "seconds": 0, "why": "one of 2"}
     run.write("attempts/12.0/status.json", {"state": "failed", "step": 9, "cause": cause, "next": following})
     assert run.news == [
-        "Attempt 1 failed at step 9: rank 3 on n2 ran out of device memory: CUDA out of memory. Tried to allocate 2 GiB\n"
+        "Attempt 1 failed at step 9: rank 3 on n2 ran out of device memory: CUDA out of memory: 2 GiB\n"
         "  next: layout fallback/1 in the same allocation (one of 2)"
     ]
     run.write("fallback/1/run.json", {**RUN, "predicted_bytes": [40 * GIB]})
@@ -133,10 +134,13 @@ def test_a_hang_and_the_requeue_after_it(run: Run) -> None:
     following = {"action": "requeue", "seconds": 60, "why": "attempt 1 of 20"}
     run.write("attempts/12.0/status.json", {"state": "failed", "cause": {"kind": "hung"}, "next": following})
     (ended,) = run.news
-    assert ended == "Attempt 1 failed: the job made no more progress\n  next: back into the queue in 60 s (attempt 1 of 20)"
+    assert (
+        ended
+        == "Attempt 1 failed: the job made no more progress\n  next: back into the queue in 60 s (attempt 1 of 20)"
+    )
 
 
-@pytest.mark.parametrize(("signal", "words"), [("SIGUSR1", "its time is nearly up"), ("TERM", "preempted or cancelled")])
+@pytest.mark.parametrize(("signal", "words"), [("SIGUSR1", "its time is nearly up"), ("TERM", "being preempted")])
 def test_being_told_to_stop_is_said_once(run: Run, signal: str, words: str) -> None:
     run.begins("12.0")
     run.write("attempts/12.0/told/n1", signal)

@@ -26,9 +26,7 @@ def test_on_a_terminal_the_last_lines_are_written_over() -> None:
     screen.say("saving")
     screen.show(["step 3"])
     screen.clear()
-    assert stream.getvalue() == (
-        "step 1\n\x1b[1F\x1b[Jstep 2\nof two runs\n\x1b[2F\x1b[Jsaving\nstep 3\n\x1b[1F\x1b[J"
-    )
+    assert stream.getvalue() == ("step 1\n\x1b[1F\x1b[Jstep 2\nof two runs\n\x1b[2F\x1b[Jsaving\nstep 3\n\x1b[1F\x1b[J")
 
 
 def test_elsewhere_only_what_stays_is_written() -> None:
