@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.backends.base import NodeVariable, Rendered
-from llmlaunch.cluster.profile import Accelerator, Cluster, Link
+from llmlaunch.cluster.profile import Accelerator, Cluster, Link, Site
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimate import Estimate, RankEstimate
 from llmlaunch.models.shape import ModelShape
@@ -179,6 +179,28 @@ def container_job() -> tuple[Recipe, Plan, Rendered]:
         path="recipes/boxed.yaml",
     )
     _, _, rendered = deepspeed_cpu()
+    return of, plan(of, Layout(data=8, zero_stage=3)), rendered
+
+
+def apptainer_job() -> tuple[Recipe, Plan, Rendered]:
+    """The same in Apptainer, at a site that says how: modules, setup, srun options, a mount; with checkpoints, a script
+    of the person's own, and data in a place that is mounted already."""
+    boxed, _, rendered = container_job()
+    site = Site(
+        srun={"cpu-bind": "none", "overlap": True, "mem": False},
+        mpi="pmix",
+        modules=("apptainer/1.3", "cuda/12.4"),
+        setup=("source /sw/site.sh",),
+    )
+    of = replace(
+        boxed,
+        cluster=cluster(H100, 4, gpu_request="gres", site=site),
+        container=Container("/images/pytorch 25.sif", ("/lustre:/lustre:ro",), "apptainer"),
+        training=replace(boxed.training, save_interval=10, checkpoint_path="/checkpoints/it's/boxed"),
+        data=Data(path="/lustre/data/corpus"),
+        backend=BackendChoice("deepspeed", script="/home/me/train/pretrain.py"),
+        setup=("export LC_ALL=C",),
+    )
     return of, plan(of, Layout(data=8, zero_stage=3)), rendered
 
 

@@ -17,6 +17,7 @@ import pytest
 from run_samples import (
     CPU,
     H100,
+    apptainer_job,
     cluster,
     coming_back,
     container_job,
@@ -42,6 +43,7 @@ JOBS = {
     "llama3-70b": megatron_70b(),
     "deepspeed-cpu": deepspeed_cpu(),
     "container": container_job(),
+    "apptainer": apptainer_job(),
     "coming-back": coming_back(),
     "nasty": nasty_job(Path("/opt/train.py")),
 }

@@ -15,6 +15,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.models.presets import resolve_model
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.consistency import disagreements
+from llmlaunch.recipe.containers import container, container_problems
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.recovery import on_oom, restart, watchdog
@@ -24,7 +25,6 @@ from llmlaunch.recipe.types import (
     BackendChoice,
     Budget,
     Code,
-    Container,
     Data,
     MemoryPolicy,
     Recipe,
@@ -48,7 +48,12 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     document = apply_overrides(written, overrides)
     file = validate(RecipeFile, document, HINTS)
     recipe = _resolve(file, document, Path(path).parent)
-    problems = [*_backend_and_pins(file), *technique_problems(file, recipe.model), *disagreements(recipe)]
+    problems = [
+        *_backend_and_pins(file),
+        *technique_problems(file, recipe.model),
+        *container_problems(recipe.container, recipe.cluster.name),
+        *disagreements(recipe),
+    ]
     if problems:
         raise report(document, problems)
     recipe = replace(recipe, text=written.text, overrides=tuple(overrides))
@@ -75,7 +80,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
     model, notes = _model(file, document, base_dir)
     cluster = _cluster(file, document, base_dir)
     backend = BackendFile.model_construct(name=file.backend) if isinstance(file.backend, str) else file.backend
-    container, code = file.container, file.code
+    code = file.code
     return Recipe(
         name=file.name,
         model=dispatched(file, model),
@@ -97,7 +102,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         environment=file.environment,
         secrets=tuple(dict.fromkeys(file.secrets)),
         setup=tuple(file.setup),
-        container=Container(container.image, tuple(container.mounts)) if container is not None else None,
+        container=container(file.container, cluster.site, base_dir),
         code=Code(snapshot=True) if isinstance(code, str) else Code(code.path, code.snapshot),
         monitor_interval_seconds=float(file.monitor.interval_seconds),
         path=str(document.name),

@@ -26,14 +26,14 @@ from llmlaunch.documents.text import (
     Name,
     PathText,
     SecretName,
-    SlurmOption,
-    SlurmValue,
-    secret_in,
+    SetupLine,
+    SlurmOptions,
 )
 from llmlaunch.documents.validate import StrictModel
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.schema import ShapeFile
 from llmlaunch.recipe.amounts import TOKENS, token_count
+from llmlaunch.recipe.containers import ContainerFile
 from llmlaunch.recipe.recovery import OnOomKey, RestartKey, WatchdogKey
 from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES, MOST_STEPS
 
@@ -73,23 +73,6 @@ NodeCount = Annotated[int, Field(ge=1, le=MOST_NODES)]
 def _auto_nodes(value: Any, check: ValidatorFunctionWrapHandler) -> int:
     chosen: int = AUTO_NODES if value == "auto" and isinstance(value, str) else check(value)
     return chosen
-
-
-def _setup_line(text: str) -> str:
-    name = secret_in(text)
-    if name is not None:
-        raise ValueError(
-            f"gives {name} a literal value, which would be written to the run directory; "
-            "list the name under secrets: and set the variable where you submit"
-        )
-    return text
-
-
-def _mount(text: str) -> str:
-    parts = text.split(":")
-    if len(parts) not in (2, 3) or not all(parts) or not all(part.startswith("/") for part in parts[:2]) or "," in text:
-        raise ValueError("must be /source:/destination or /source:/destination:flags")
-    return text
 
 
 def _pin(check: Callable[[Any], bool], wanted: str) -> Callable[[Any], Any]:
@@ -389,13 +372,6 @@ class BudgetFile(StrictModel):
     max_nodes: NodeCount | None = Field(None, description="Most nodes there are; absent = 1024 for nodes: auto")
 
 
-class ContainerFile(StrictModel):
-    """A container, by pyxis."""
-
-    image: PathText = Field(description="Path of a .sqsh file, or a registry reference")
-    mounts: list[Annotated[Line, AfterValidator(_mount)]] = Field([], description="/source:/destination[:flags], each")
-
-
 class CodeFile(StrictModel):
     """The trainer's code."""
 
@@ -427,7 +403,7 @@ class RecipeFile(StrictModel):
     ] = Field(description="megatron-lm, deepspeed, or a mapping")
     cluster: Annotated[
         Annotated[Line, Tag("(name)")] | Annotated[ClusterFile, Tag("(inline)")], Discriminator(inline_or_name)
-    ] = Field(description="Profile under slurm/clusters/, path of a profile, or a mapping")
+    ] = Field(description="Profile by name, shipped or of the site, path of a profile, or a mapping")
     nodes: Annotated[
         NodeCount,
         WrapValidator(_auto_nodes),
@@ -441,14 +417,14 @@ class RecipeFile(StrictModel):
     what_if: WhatIfFile = Field(WhatIfFile.model_construct(), description="Techniques no backend runs, to be priced")
     budget: BudgetFile = Field(BudgetFile.model_construct(), description="What the whole job may take")
     memory: MemoryFile = Field(MemoryFile.model_construct(), description="When a plan is called safe")
-    slurm: dict[SlurmOption, SlurmValue] = Field(
+    slurm: SlurmOptions = Field(
         {}, description="Any long option of sbatch without its dashes; true = without a value, false = leave it out"
     )
     environment: dict[EnvironmentName, EnvironmentValue] = Field(
         {}, description="Variables exported to the trainers; no secrets"
     )
     secrets: list[SecretName] = Field([], description="Names of variables that must be set where you submit")
-    setup: list[Annotated[Line, AfterValidator(_setup_line)]] = Field(
+    setup: list[SetupLine] = Field(
         [], description="Shell lines run first on every node (module load ...); they are run as they are"
     )
     container: ContainerFile | None = Field(None, description="Container of the job")

@@ -96,10 +96,12 @@ NO_BUDGET = Budget()
 
 @dataclass(frozen=True)
 class Container:
-    """`image` as pyxis takes it (a path to a .sqsh file or a registry reference); `mounts` as src:dst[:flags]."""
+    """`image` as `runtime` ("pyxis", "apptainer") takes it: a path or a registry reference; `mounts` as
+    src:dst[:flags], the site's among them."""
 
     image: str
     mounts: tuple[str, ...] = ()
+    runtime: str = "pyxis"
 
 
 @dataclass(frozen=True)

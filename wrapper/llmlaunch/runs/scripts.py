@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import PurePath
 
 from llmlaunch.backends.base import NodeVariable, Rendered
@@ -13,7 +15,7 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.placement_json import is_placed
 from llmlaunch.runs.recovery_json import late_end_seconds, restart_by, warning_seconds
-from llmlaunch.runs.shell import ShellText, directive, render_template, variable_name
+from llmlaunch.runs.shell import ShellText, directive, render_template, shell_word, variable_name
 
 __all__ = ["SNAPSHOT_FOLDER", "job_script", "train_script"]
 
@@ -36,9 +38,13 @@ def job_script(recipe: Recipe, plan: Plan) -> str:
                 "allocated": recipe.nodes + recipe.spare_nodes,
                 "waits_for_devices": recipe.cluster.accelerator.kind == "gpu",
                 "late_end_seconds": late_end_seconds(recipe, plan),
-                "setup": [ShellText(line) for line in recipe.setup],
+                "setup": _setup(recipe),
                 "secrets": recipe.secrets,
                 "container": recipe.container,
+                "mounted": _mounted(recipe),
+                "checkpoints": _unless_brought(recipe, recipe.training.checkpoint_path),
+                "gpus": recipe.cluster.accelerator.kind == "gpu",
+                "srun": _srun_options(recipe),
                 "python": recipe.python or "",
                 "placed": is_placed(recipe),
             },
@@ -156,6 +162,49 @@ def _coming_back(recipe: Recipe, warning: int | None) -> dict[str, Option]:
     if "requeue" in recipe.slurm or "no-requeue" in recipe.slurm:
         return options
     return options | {"requeue" if restart_by(recipe) == "requeue" else "no-requeue": True}
+
+
+def _setup(recipe: Recipe) -> list[ShellText]:
+    """The site's modules, its lines, the recipe's. A line is shell; the name of a module is a word."""
+    site = recipe.cluster.site
+    modules = [ShellText(f"module load {shell_word(name)}") for name in site.modules]
+    return [*modules, *(ShellText(line) for line in (*site.setup, *recipe.setup))]
+
+
+def _srun_options(recipe: Recipe) -> list[str]:
+    """What the site wants of srun beside our own options."""
+    site = recipe.cluster.site
+    asked = {**({"mpi": site.mpi} if site.mpi else {}), **site.srun}
+    kept = {name: value for name, value in asked.items() if value is not False}
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in kept.items()]
+
+
+def _mounted(recipe: Recipe) -> list[str]:
+    """What the recipe names by its path and no mount brings into the container. Raises UserError for a path no mount
+    can hold."""
+    training, data, backend = recipe.training, recipe.data, recipe.backend
+    # a layout tried after another may keep its checkpoints beside the first one's
+    named = [_folder(training.checkpoint_path), data.path, backend.path, _folder(backend.script)]
+    wanted = [path for path in map(partial(_unless_brought, recipe), named) if path]
+    for path in wanted:
+        if re.search("[,:]", path):
+            raise UserError(f"container: no mount can hold the comma or colon of {path}; mount it at another place")
+    return list(dict.fromkeys(wanted))
+
+
+def _unless_brought(recipe: Recipe, path: str | None) -> str:
+    """The path, or nothing where a mount has it in the container, or there is no container."""
+    if path is None or recipe.container is None:
+        return ""
+    places = (mount.split(":")[1] for mount in recipe.container.mounts)
+    return "" if any(PurePath(path).is_relative_to(place) for place in places) else path
+
+
+def _folder(path: str | None) -> str | None:
+    """The folder a path lies in, or the path itself where that is the root."""
+    if path is None:
+        return None
+    return path if PurePath(path).parent == PurePath("/") else str(PurePath(path).parent)
 
 
 def _environment(recipe: Recipe, rendered: Rendered, code_root: PurePath | None) -> dict[str, str | NodeVariable]:
