@@ -89,6 +89,7 @@ if [[ -n $node_python ]]; then
     </dev/null >>"$monitor_log" 2>&1) &
   monitor=$!
   disown # its end is nobody's business: no message, no waiting
+  "$node_python" node.pyz diagnose "${node_side[@]}" --before
   # The wrapper notes each rank's own exit code or signal, which torchrun and srun blur.
   program=("$node_python" "$LLMLAUNCH_RUN_DIR/node.pyz" rank "${node_side[@]}" -- "${program[@]}")
 else
@@ -173,6 +174,7 @@ if [[ $code = 0 ]]; then
   say "done"
 else
   say "torchrun ended with exit code $code"
+  [[ -z $node_python ]] || "$node_python" node.pyz diagnose "${node_side[@]}" --code "$code"
 fi
 stop_monitor
 exit "$code"
