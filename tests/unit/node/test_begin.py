@@ -28,7 +28,7 @@ class Run:
     def describe(self, layout: str = ".", **more: Any) -> None:
         checkpoint = {"path": str(self.tracker.parent), "tracker": "latest"}
         (self.folder / layout).mkdir(parents=True, exist_ok=True)
-        (self.folder / layout / "run.json").write_text(json.dumps({"checkpoint": checkpoint, **more}))
+        (self.folder / layout / "run.json").write_text(json.dumps({"checkpoint": checkpoint} | more))
 
     def past(self, attempt: str, layout: str = "", from_step: int = 0, fallback: bool = False, **status: Any) -> None:
         """An attempt that has been."""
@@ -146,3 +146,21 @@ def test_a_damaged_tracker_is_step_0(run: Run) -> None:
     run.tracker.write_bytes(b"\xff\xfe\n")
     assert run.begin("7.0") == "run ."
     assert run.record("7.0")["from_step"] == 0
+
+
+def test_where_nobody_knows_the_tracker_steps_seen_stand_for_it(run: Run) -> None:
+    unknown = {"path": "/ckpt", "tracker": None}
+    run.describe(checkpoint=unknown)
+    run.describe("fallback/1", checkpoint=unknown | {"path": "/ckpt-fallback-1"})  # begins again
+    run.past("7.0", state="failed", exit_code=1)
+    (run.folder / "attempts" / "7.0" / "progress.json").write_text(json.dumps({"step": 40}))
+    assert (run.begin("7.1"), run.record("7.1")["from_step"]) == ("run .", 40)
+    assert run.begin("7.2", "--layout", "fallback/1") == "run fallback/1"
+    assert run.record("7.2")["from_step"] == 0
+
+
+def test_where_no_checkpoints_are_written_every_attempt_begins_at_step_0(run: Run) -> None:
+    run.describe(checkpoint=None)
+    run.past("7.0", state="failed", exit_code=1)
+    (run.folder / "attempts" / "7.0" / "progress.json").write_text(json.dumps({"step": 40}))
+    assert (run.begin("7.1"), run.record("7.1")["from_step"]) == ("run .", 0)

@@ -70,6 +70,10 @@ def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizin
     recipe, plan = make_sized_plan(recipe, backend, baseline_bytes, margin)
     plan = plan if sizing is None else replace(plan, sizing=sizing)
     setting = setting_of(recipe, backend, baseline_bytes, margin)
+    if recipe.on_oom.layouts and plan.good:
+        from llmlaunch.planner.fallbacks import find_fallbacks
+
+        plan = replace(plan, fallbacks=find_fallbacks(setting, plan, recipe.on_oom.layouts))
     recipe = as_planned(recipe, plan.chosen)
     placement = None if recipe.cluster.bandwidth is None else _placement(recipe, backend, plan)
     whole = plan_json(plan) | {"placement": None if placement is None else placement.as_json()}

@@ -52,17 +52,34 @@ def saved_step(run_directory: Path, layout: str) -> int:
     The tracker is what the framework writes last: `1200` (Megatron-LM) or `step-1200` (our DeepSpeed script). Of a
     script whose tracker nobody knows, the furthest step its log has shown stands for it.
     """
-    described = read_json(run_directory / layout / "run.json") or {}
-    checkpoint = described.get("checkpoint")
-    if not isinstance(checkpoint, dict):
-        seen = (read_json(path) or {} for path in (run_directory / "attempts").glob("*/progress.json"))
-        return max((int(progress.get("step") or 0) for progress in seen), default=0)
+    checkpoint = _checkpoint_of(run_directory, layout)
+    if checkpoint is None:
+        return 0
+    if checkpoint.get("tracker") is None:
+        return _furthest_step(run_directory, checkpoint)
     try:
         tracker = Path(checkpoint["path"]) / checkpoint["tracker"]
         digits = re.search(r"(\d+)\s*$", tracker.read_text(encoding="utf-8", errors="replace"))
     except (OSError, KeyError):
         return 0
     return int(digits[1]) if digits else 0
+
+
+def _checkpoint_of(run_directory: Path, layout: str) -> Record | None:
+    """Where this layout saves; None where no checkpoints are written."""
+    described = read_json(run_directory / layout / "run.json") or {}
+    checkpoint = described.get("checkpoint")
+    return checkpoint if isinstance(checkpoint, dict) else None
+
+
+def _furthest_step(run_directory: Path, checkpoint: Record) -> int:
+    """Of all attempts that save in the same place."""
+    furthest = 0
+    for one in attempts_of_run(run_directory):
+        progress = read_json(attempt_directory(run_directory, one.name) / "progress.json") or {}
+        if _checkpoint_of(run_directory, one.layout) == checkpoint:
+            furthest = max(furthest, int(progress.get("step") or 0))
+    return furthest
 
 
 def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:

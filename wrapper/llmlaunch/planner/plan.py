@@ -11,7 +11,18 @@ from llmlaunch.memory.estimate import Estimate
 from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 
-__all__ = ["NO_LAYOUT", "Candidate", "JobLength", "Limit", "Plan", "Sizing", "Tried", "as_planned"]
+__all__ = [
+    "NO_LAYOUT",
+    "Candidate",
+    "Fallback",
+    "Fallbacks",
+    "JobLength",
+    "Limit",
+    "Plan",
+    "Sizing",
+    "Tried",
+    "as_planned",
+]
 
 NO_LAYOUT = "no_layout"  # why a number of nodes was refused
 
@@ -103,7 +114,8 @@ class Sizing:
 class Plan:
     """`verdict` is "safe" or "unsafe", by memory alone. An unsafe plan carries the closest layout, and in `advice` the
     smallest change that would fit; `changes` are its keys with what to write there, None to take a key away.
-    `beyond_budget` says what a safe plan takes more than the recipe allows, and the nearest that would do."""
+    `beyond_budget` says what a safe plan takes more than the recipe allows, and the nearest that would do. `fallbacks`
+    follow where a device runs out of memory; None where the recipe does not ask for any."""
 
     recipe: str
     verdict: str
@@ -125,6 +137,7 @@ class Plan:
     sizing: Sizing | None = None  # None: the recipe says how many nodes
     budget: Budget = NO_BUDGET
     beyond_budget: str | None = None
+    fallbacks: Fallbacks | None = None
 
     @property
     def layout(self) -> Layout:
@@ -145,3 +158,21 @@ class Plan:
     def good(self) -> bool:
         """Safe, and within the budget."""
         return self.safe and self.beyond_budget is None
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """The plan that takes over where the layout before it ran out of memory. `keeps_checkpoints`: it can load what that
+    one saved, so the training goes on instead of beginning again."""
+
+    plan: Plan
+    keeps_checkpoints: bool
+
+
+@dataclass(frozen=True)
+class Fallbacks:
+    """The layouts to fall back on, each with more head-room than the one before; `missing` says why there are fewer
+    than the recipe asks for."""
+
+    layouts: tuple[Fallback, ...]
+    missing: str | None = None

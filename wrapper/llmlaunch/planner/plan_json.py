@@ -8,7 +8,7 @@ from typing import Any
 
 from llmlaunch.memory.estimate import Estimate
 from llmlaunch.planner.neighbour import Neighbour
-from llmlaunch.planner.plan import Candidate, JobLength, Limit, Plan, Sizing
+from llmlaunch.planner.plan import Candidate, Fallbacks, JobLength, Limit, Plan, Sizing
 from llmlaunch.recipe.types import NO_BUDGET
 
 __all__ = ["candidates_json", "neighbours_json", "plan_json"]
@@ -37,7 +37,12 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "assumptions": list(plan.assumptions),
         "advice": plan.advice,
         "changes": None if plan.changes is None else dict(plan.changes),
+        "fallbacks": None if plan.fallbacks is None else _fallbacks(plan.fallbacks),
     }
+
+
+def _fallbacks(found: Fallbacks) -> list[dict[str, Any]]:
+    return [_candidate(one.plan.chosen) | {"keeps_checkpoints": one.keeps_checkpoints} for one in found.layouts]
 
 
 def _memory(estimate: Estimate, limit: Limit, host: Limit | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from llmlaunch.timing.step import step_time
 if TYPE_CHECKING:
     from llmlaunch.planner.change import Change
 
-__all__ = ["make_plan"]
+__all__ = ["make_plan", "plan_of"]
 
 ALTERNATIVES = 5
 GIB = 2**30
@@ -42,21 +42,26 @@ def make_plan(
         UserError: no layout is legal at all; the message names the rule that refuses the most.
     """
     setting = setting_of(recipe, backend, baseline_bytes, margin)
-    limit, host = setting.limit, setting.host_limit
     found = setting.search()
     if not len(found.points):
         from llmlaunch.planner.empty import no_layout  # what explains a failure is imported only then
 
         raise no_layout(setting)
     safe = bool(np.any(found.safe))
-    change = None if safe else _smallest_change(setting)
-    chosen = found.candidate(recipe, 0)
+    return plan_of(setting, found, 0, change=None if safe else _smallest_change(setting))
+
+
+def plan_of(setting: Setting, found: Found, place: int, change: Change | None = None) -> Plan:
+    """The plan of the layout at `place` of the ranking. `change` is what would make it safe."""
+    recipe, limit, host = setting.recipe, setting.limit, setting.host_limit
+    safe = bool(np.any(found.safe))
+    chosen = found.candidate(recipe, place)
     said = as_planned(recipe, chosen)
     job = setting.job_of(said)
     peak_kind = "device" if recipe.cluster.accelerator.kind == "gpu" else "resident"
     detail = estimate(job, chosen.layout, peak_kind=peak_kind, node=node_of(recipe))
     length = job_length(recipe, chosen.step_seconds)
-    count = min(len(found.first), ALTERNATIVES + 1)
+    others = [i for i in range(min(len(found.first), ALTERNATIVES + 2)) if i != place][:ALTERNATIVES]
     return Plan(
         recipe=recipe.name,
         verdict="safe" if safe else "unsafe",
@@ -70,11 +75,11 @@ def make_plan(
         searched=found.searched,
         refused=found.refused,
         refusal_sentences=_sentences(found, limit, host),
-        alternatives=tuple(found.candidate(recipe, i) for i in range(1, count)),
+        alternatives=tuple(found.candidate(recipe, i) for i in others),
         not_modelled=NOT_MODELLED,
         assumptions=(
             *recipe.assumptions,
-            *_baseline_said(job, peak_kind, baseline_bytes),
+            *_baseline_said(job, peak_kind, setting.baseline_bytes),
             *time_limit_said(recipe, length),
             *host_link_said(said, job, chosen.layout),
         ),

@@ -9,6 +9,7 @@ from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.planner.length import duration
 from llmlaunch.planner.plan import NO_LAYOUT, Candidate, JobLength, Plan
 from llmlaunch.recipe.types import Budget, Recipe
+from llmlaunch.report.fallback_text import fallback_text
 from llmlaunch.report.text import gib, table
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def plan_text(
 
 
 def _figures(recipe: Recipe, plan: Plan) -> list[str]:
-    return [*_headline(recipe, plan), "", *_memory(plan), *_host(plan), "", *_time(plan)]
+    return [*_headline(recipe, plan), "", *_memory(plan), *_host(plan), "", *_time(plan), *fallback_text(recipe, plan)]
 
 
 def _headline(recipe: Recipe, plan: Plan) -> list[str]:

@@ -8,19 +8,34 @@ from llmlaunch.backends.checkpoints import lead_seconds, refuse_short_time, save
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["late_end_seconds", "recovery", "restart_by", "warning_seconds"]
+__all__ = ["FALLBACK_FOLDER", "fallback_folder", "late_end_seconds", "recovery", "restart_by", "warning_seconds"]
 
+FALLBACK_FOLDER = "fallback"
 LEAST_LATE_END_SECONDS = 60
 
 
-def recovery(recipe: Recipe) -> dict[str, object]:
+def recovery(recipe: Recipe, plan: Plan) -> dict[str, object]:
     """`restart`, `checkpoint`, `fallbacks` and `after_checkpoint` of run.json (docs/run-directory.md)."""
     return {
         "restart": _restart(recipe),
         "checkpoint": _checkpoint(recipe),
-        "fallbacks": [],
+        "fallbacks": _fallbacks(plan),
         "after_checkpoint": recipe.on_oom.after_checkpoint,
     }
+
+
+def fallback_folder(place: int) -> str:
+    """Where a fallback layout lies in the run directory; the first is 1."""
+    return f"{FALLBACK_FOLDER}/{place}"
+
+
+def _fallbacks(plan: Plan) -> list[dict[str, object]]:
+    """The chain of layouts, the same in the planned one's file and in each of theirs."""
+    found = plan.fallbacks.layouts if plan.fallbacks else ()
+    return [
+        {"layout": fallback_folder(number), "keeps_checkpoints": one.keeps_checkpoints}
+        for number, one in enumerate(found, start=1)
+    ]
 
 
 def restart_by(recipe: Recipe) -> str | None:
@@ -59,7 +74,7 @@ def _restart(recipe: Recipe) -> dict[str, object] | None:
 
 
 def _checkpoint(recipe: Recipe) -> dict[str, object] | None:
-    name = tracker(recipe)
-    if recipe.training.checkpoint_path is None or name is None:
+    """None where no checkpoints are written."""
+    if recipe.training.checkpoint_path is None:
         return None
-    return {"path": recipe.training.checkpoint_path, "tracker": name}
+    return {"path": recipe.training.checkpoint_path, "tracker": tracker(recipe)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -13,9 +12,12 @@ from llmlaunch.backends.base import Rendered
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.runs.fallbacks import fallback_files
+from llmlaunch.runs.file_text import as_json, as_text
 from llmlaunch.runs.node_archive import node_archive
 from llmlaunch.runs.placement_json import is_placed, placement_json
 from llmlaunch.runs.provenance import Provenance, code_json, gather_provenance
+from llmlaunch.runs.recovery_json import FALLBACK_FOLDER
 from llmlaunch.runs.run_json import run_description
 from llmlaunch.runs.scripts import SNAPSHOT_FOLDER, job_script, train_script
 from llmlaunch.runs.snapshot import copy_snapshot
@@ -24,7 +26,7 @@ __all__ = ["render_run", "run_files"]
 
 _EXECUTABLE = frozenset({"job.sbatch", "train.sh"})
 _FOLDERS = ("logs", "peaks", "attempts")  # sbatch and srun make no folders
-_RESERVED = frozenset({*_FOLDERS, SNAPSHOT_FOLDER})
+_RESERVED = frozenset({*_FOLDERS, SNAPSHOT_FOLDER, FALLBACK_FOLDER})
 
 
 def run_files(
@@ -41,11 +43,11 @@ def run_files(
     """
     code_root = None if provenance.snapshot is None else provenance.snapshot.root
     files = {
-        "recipe.yaml": _text(recipe.text),
-        "plan.json": _json(plan_json),
-        "run.json": _json(run_description(recipe, plan, rendered)),
-        "job.sbatch": _text(job_script(recipe, plan)),
-        "train.sh": _text(train_script(recipe, rendered, code_root)),
+        "recipe.yaml": as_text(recipe.text),
+        "plan.json": as_json(plan_json),
+        "run.json": as_json(run_description(recipe, plan, rendered)),
+        "job.sbatch": as_text(job_script(recipe, plan)),
+        "train.sh": as_text(train_script(recipe, rendered, code_root)),
         "node.pyz": node_archive(),
         "code.json": code_json(provenance),
     }
@@ -58,7 +60,7 @@ def run_files(
         if path.is_absolute() or ".." in path.parts or name in files or path.parts[0] in _RESERVED:
             raise ValueError(f"backend {recipe.backend.name} may not write {name!r} into a run directory")
         files[name] = content
-    return files
+    return files | fallback_files(recipe, plan, rendered, code_root)
 
 
 def render_run(
@@ -80,7 +82,7 @@ def render_run(
         for folder in _FOLDERS:
             (building / folder).mkdir(mode=0o700)
         for name, content in files.items():
-            _write(building / name, content, executable=name in _EXECUTABLE)
+            _write(building, PurePosixPath(name), content)
         if provenance.snapshot is not None:
             copy_snapshot(provenance.snapshot, building / SNAPSHOT_FOLDER)
         building.rename(target)
@@ -103,18 +105,11 @@ def _refuse_occupied(target: Path) -> None:
         raise UserError(f"{target}: holds files already; name a new folder, or remove this one")
 
 
-def _write(path: Path, content: bytes, executable: bool) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    mode = 0o700 if executable else 0o600
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+def _write(directory: Path, name: PurePosixPath, content: bytes) -> None:
+    for folder in reversed(name.parents[:-1]):
+        (directory / folder).mkdir(exist_ok=True, mode=0o700)
+    mode = 0o700 if name.name in _EXECUTABLE else 0o600
+    with os.fdopen(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _text(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _json(value: Mapping[str, object]) -> bytes:
-    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

@@ -53,7 +53,7 @@ def run_description(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str,
         "predicted_bytes": [rank.device_bytes for rank in plan.estimate.ranks],
         "monitor_interval_seconds": recipe.monitor_interval_seconds,
         "progress": progress_json(recipe, plan, rendered),
-        **recovery(recipe),
+        **recovery(recipe, plan),
         "measurement": measurement_template(recipe, plan, rendered),
     }
 

@@ -1,0 +1,85 @@
+"""Each fallback has more head-room than the layout before it, and none with as much is faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, WORTH, find_fallbacks, keeps_checkpoints
+from llmlaunch.planner.plan import Candidate, Fallbacks, Plan
+from llmlaunch.planner.plan_json import plan_json
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import Setting, setting_of
+from llmlaunch.recipe.load import load_recipe
+
+
+def fallbacks_of(name: str, *overrides: str, count: int = 2) -> tuple[Setting, Plan, Fallbacks]:
+    recipe = load_recipe(asset("recipes", f"{name}.yaml"), (*overrides, "on_oom=fallback"))
+    backend = backend_for(recipe)
+    setting, plan = setting_of(recipe, backend), make_plan(recipe, backend)
+    return setting, plan, find_fallbacks(setting, plan, count)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama2-7b-deepspeed"])
+def test_each_leaves_a_step_more_free_and_none_with_as_much_is_faster(name: str) -> None:
+    setting, plan, found = fallbacks_of(name)
+    assert (len(found.layouts), found.missing) == (2, None)
+    searched = setting.search()
+    before = plan
+    for fallback in found.layouts:
+        after = fallback.plan
+        most = before.chosen.device_bytes - int(HEAD_ROOM_STEP * setting.limit.memory_bytes)
+        assert after.safe
+        assert after.estimate.worst.device_bytes == after.chosen.device_bytes <= most == after.limit.limit_bytes
+        assert after.layout.world_size == plan.layout.world_size
+        enough = searched.safe & (searched.device_bytes <= most)
+        assert after.chosen.step_seconds <= (1 + WORTH) * np.min(searched.step_seconds[enough])
+        before = after
+
+
+def test_pins_are_kept() -> None:
+    _, plan, found = fallbacks_of("llama3-8b", "layout={tensor: 2, micro_batch_size: 1}")
+    for one in (plan, *(fallback.plan for fallback in found.layouts)):
+        assert (one.layout.tensor, one.layout.micro_batch_size) == (2, 1)
+
+
+def test_where_pins_leave_none_it_says_so_and_names_them() -> None:
+    split = "layout={tensor: 8, pipeline: 2, context: 1, micro_batch_size: 1, zero_stage: 1, recompute: full}"
+    _, plan, found = fallbacks_of("llama3-8b", split)
+    assert found.layouts == ()
+    assert str(found.missing) == (
+        f"on_oom: no layout has 6.3 GiB more head-room than {plan.chosen.describe()}; pinned: tensor: 8, pipeline: 2, "
+        "context: 1, micro_batch_size: 1, zero_stage: 1, recompute: full"
+    )
+
+
+def test_fewer_than_asked_for_are_said_to_be_fewer() -> None:
+    _, _, found = fallbacks_of("llama2-7b-deepspeed", count=8)
+    assert 0 < len(found.layouts) < 8
+    assert str(found.missing).startswith(f"on_oom: {len(found.layouts)} of 8 layouts; no other has 6.3 GiB more")
+
+
+def test_the_plans_json_lists_them_in_order() -> None:
+    _, plan, found = fallbacks_of("llama2-7b-deepspeed")
+    assert plan_json(plan)["fallbacks"] is None
+    listed = plan_json(replace(plan, fallbacks=found))["fallbacks"]
+    assert [one["device_bytes"] for one in listed] == [f.plan.chosen.device_bytes for f in found.layouts]
+    assert all(isinstance(one["keeps_checkpoints"], bool) for one in listed)
+
+
+def test_checkpoints_are_kept_only_by_the_same_optimizer() -> None:
+    setting, plan, _ = fallbacks_of("llama2-7b-deepspeed", count=0)
+    chosen = plan.chosen
+    again = replace(chosen, layout=replace(chosen.layout, micro_batch_size=1))
+
+    def kept(other: Candidate) -> bool:
+        return keeps_checkpoints(setting.recipe, chosen, other)
+
+    assert kept(again)
+    assert not kept(replace(again, gradient_dtype="fp32"))
+    assert not kept(replace(again, techniques=replace(again.techniques, offload_optimizer=1.0)))
+    assert not kept(replace(again, layout=replace(again.layout, zero_stage=chosen.layout.zero_stage - 1)))
