@@ -18,7 +18,7 @@ FLOORS = (
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 APART = {"node", "trainers"}
 # know where their files lie: to copy them into the run directory, or to start them under another interpreter
-CARRIERS = {("runs", "node"), ("backends", "trainers"), ("launchers", "trainers")}
+CARRIERS = {("runs", "node"), ("runs", "trainers"), ("backends", "trainers"), ("launchers", "trainers")}
 
 
 def imports(path: Path) -> set[str]:

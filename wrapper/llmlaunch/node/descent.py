@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from pathlib import Path
+
+CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)", re.MULTILINE)
 
 
 class Child:
@@ -36,16 +39,45 @@ def kill_tree(child: Child) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def listeners(pid: int, number: int) -> list[int]:
+    """The process, if it has a handler for signal `number`; else those nearest below it that have one."""
+    if _catches(pid, number):
+        return [pid]
+    children = _children()
+    found, rest = [], list(children.get(pid, []))
+    for one in rest:
+        if _catches(one, number):
+            found.append(one)
+        else:
+            rest += children.get(one, [])
+    return found
+
+
 def descendants(pid: int) -> list[int]:
     """All processes below `pid`, parents before their children; those that ended meanwhile may be among them."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            children.setdefault(_stat(int(entry.name))[2], []).append(int(entry.name))
+    children = _children()
     found = [pid]
     for parent in found:
         found += children.get(parent, [])
     return found[1:]
+
+
+def _children() -> dict[int, list[int]]:
+    """Every process of this machine by its parent."""
+    found: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            found.setdefault(_stat(int(entry.name))[2], []).append(int(entry.name))
+    return found
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether it has a handler for the signal (SigCgt of proc(5))."""
+    try:
+        caught = CAUGHT.search(Path(f"/proc/{pid}/status").read_text(errors="replace"))
+    except OSError:
+        return False
+    return caught is not None and bool(int(caught.group(1), 16) >> (number - 1) & 1)
 
 
 def _stat(pid: int) -> tuple[str, str, int]:

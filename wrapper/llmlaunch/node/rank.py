@@ -2,7 +2,7 @@
 
 What the trainer would notice stays as it was: signals arrive once, its code or signal becomes the wrapper's, and no
 disk error changes either. USR1 is the exception: it asks for a checkpoint and an end, and the trainer gets it as the
-signal it saves at.
+signal it saves at. USR2 asks for its stacks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 
 from .files import attempt_directory, replace_json, say
 from .signals import die_with_parent, end_like, signal_name, signal_number
+from .stacks import ask_for_stacks, prepare_stacks, remove_if_empty
 
 if TYPE_CHECKING:
     from .files import Record
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-ASKS_TO_SAVE = signal.SIGUSR1
+ASKS_TO_SAVE, ASKS_FOR_STACKS = signal.SIGUSR1, signal.SIGUSR2
 # Where SLURM tells every process of a step, the trainer gets these too, and nobody asked it: they end what does not
 # expect them.
 NOT_FOR_TRAINERS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -34,7 +35,9 @@ def main(argv: list[str]) -> int:
     """Run PROGRAM; returns its exit code, or ends by the signal that ended it."""
     options, program = _arguments(argv)
     rank = _environment_int("RANK")
-    path = attempt_directory(options.run_dir, options.attempt) / "ranks" / f"{rank}.json"
+    directory = attempt_directory(options.run_dir, options.attempt)
+    path = directory / "ranks" / f"{rank}.json"
+    stacks = prepare_stacks(options.run_dir, directory, rank)
     record: Record = {
         "v": 1,
         "rank": rank,
@@ -49,15 +52,14 @@ def main(argv: list[str]) -> int:
         "resident_peak_bytes": None,
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-    record["program_pid"] = child = spawn(program)
+    record["program_pid"] = child = spawn(program, rank)
     _write(path, record)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    for number in (
-        *FORWARDED,
-        *NOT_FOR_TRAINERS,
-    ):  # while the child is still a zombie, so that no signal ever goes to its number's heir
+    # while the child is still a zombie, so that no signal ever goes to its number's heir
+    for number in (*FORWARDED, *NOT_FOR_TRAINERS):
         signal.signal(number, signal.SIG_IGN)
     _, status, usage = os.wait4(child, 0)
+    remove_if_empty(stacks)
     record["ended_at"] = time.time()
     record["resident_peak_bytes"] = usage.ru_maxrss * 1024  # Linux counts KiB
     if os.WIFSIGNALED(status):
@@ -69,7 +71,7 @@ def main(argv: list[str]) -> int:
     return os.WEXITSTATUS(status)
 
 
-def spawn(program: list[str]) -> int:
+def spawn(program: list[str], rank: int) -> int:
     """Start `program`; from now on what this process is told is passed on to it. Returns its pid.
 
     The child gets a process group of its own: torchrun signals the whole group of the wrapper (`os.killpg` in
@@ -98,7 +100,7 @@ def spawn(program: list[str]) -> int:
     for number in heard:
         signal.signal(number, forward)
     signal.signal(ASKS_TO_SAVE, ask_to_save)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(ASKS_FOR_STACKS, lambda number, frame: ask_for_stacks(child, rank))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return child
 

@@ -21,6 +21,7 @@ from llmlaunch.runs.recovery_json import FALLBACK_FOLDER
 from llmlaunch.runs.run_json import run_description
 from llmlaunch.runs.scripts import SNAPSHOT_FOLDER, job_script, train_script
 from llmlaunch.runs.snapshot import copy_snapshot
+from llmlaunch.trainers import HOOK
 
 __all__ = ["render_run", "run_files"]
 
@@ -51,6 +52,8 @@ def run_files(
         "node.pyz": node_archive(),
         "code.json": code_json(provenance),
     }
+    if recipe.watchdog is not None:
+        files["hook/sitecustomize.py"] = HOOK.read_bytes()
     if is_placed(recipe):
         files["placement.json"] = placement_json(recipe, plan.layout)
     if provenance.diff:

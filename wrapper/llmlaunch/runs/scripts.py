@@ -68,6 +68,7 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
                 "program": [_in_snapshot(word, code_root) for word in rendered.program],
                 "monitor_interval_seconds": recipe.monitor_interval_seconds,
                 "snapshot": code_root is not None,
+                "flight_recorder": recipe.cluster.accelerator.kind == "gpu" and recipe.watchdog is not None,
             },
         )
     except UserError as error:

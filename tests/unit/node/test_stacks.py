@@ -1,0 +1,130 @@
+"""Where a trainer hangs is written down when it is asked, whatever holds its interpreter, and asking ends nobody."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_rig import NodeRig, until
+
+from llmlaunch.trainers import HOOK
+
+# The main thread is in a C call that keeps the interpreter's lock for ever.
+HANGS_IN_C = """
+import ctypes, threading, time
+def waits_beside():
+    time.sleep(600)
+threading.Thread(target=waits_beside, daemon=True).start()
+def hangs_here():
+    print("ready", flush=True)
+    ctypes.PyDLL(None).sleep(600)
+hangs_here()
+"""
+
+
+@pytest.fixture
+def node(cpu_node: NodeRig) -> NodeRig:
+    """A run directory with the hook."""
+    hook = cpu_node.run_directory / "hook" / "sitecustomize.py"
+    hook.parent.mkdir(parents=True)
+    shutil.copy(HOOK, hook)
+    return cpu_node
+
+
+def stacks(node: NodeRig, rank: int = 0) -> Path:
+    return node.attempt_directory / "stacks" / f"{rank}.txt"
+
+
+def ready(wrapper: Any) -> None:
+    assert wrapper.stdout.readline() == "ready\n"
+
+
+def test_all_threads_are_written_down_while_a_c_call_holds_the_lock(node: NodeRig) -> None:
+    wrapper = node.rank(sys.executable, "-c", HANGS_IN_C, rank=3)
+    ready(wrapper)
+    wrapper.send_signal(signal.SIGUSR2)
+    until(lambda: "hangs_here" in stacks(node, 3).read_text(), "the stacks")
+    until(lambda: "waits_beside" in stacks(node, 3).read_text(), "the other thread's")
+    assert wrapper.poll() is None
+
+
+def test_below_a_shell_the_python_is_asked_and_the_shell_lives(node: NodeRig) -> None:
+    wrapper = node.rank("bash", "-c", '"$0" -c "$1"; exit 5', sys.executable, HANGS_IN_C.replace("600", "1"))
+    ready(wrapper)
+    wrapper.send_signal(signal.SIGUSR2)
+    until(lambda: "hangs_here" in stacks(node).read_text(), "the stacks")
+    assert wrapper.wait() == 5
+
+
+def test_a_program_that_knows_no_such_signal_is_left_alone(node: NodeRig) -> None:
+    wrapper = node.rank("sh", "-c", "trap - USR2; echo ready; read line; exit 7")
+    ready(wrapper)
+    wrapper.send_signal(signal.SIGUSR2)
+    assert wrapper.communicate("go on\n")[0] == ""
+    assert wrapper.returncode == 7
+
+
+def test_a_trainer_that_was_never_asked_leaves_no_file(node: NodeRig) -> None:
+    assert node.rank(sys.executable, "-c", "import os; assert os.path.exists(os.environ['A'])", A=str(HOOK)).wait() == 0
+    assert not stacks(node).parent.exists()
+
+
+def test_what_the_trainer_starts_itself_has_no_such_handler(node: NodeRig, tmp_path: Path) -> None:
+    """A compiler it runs must not write into the trainer's file."""
+    (tmp_path / "below.py").write_text("import signal; print(signal.getsignal(signal.SIGUSR2) is None)")
+    start = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, sys.argv[1]]))"
+    said, _ = node.rank(sys.executable, "-c", start, str(tmp_path / "below.py")).communicate()
+    assert said == "False\n"
+
+
+def test_where_no_file_can_be_made_the_stacks_go_to_the_log(node: NodeRig) -> None:
+    stacks(node).mkdir(parents=True)
+    wrapper = node.rank(sys.executable, "-c", HANGS_IN_C)
+    ready(wrapper)
+    wrapper.send_signal(signal.SIGUSR2)
+    lines = iter(wrapper.stderr.readline, "")
+    assert any("hangs_here" in line for line in lines)
+
+
+def test_the_sitecustomize_of_the_site_runs_as_without_the_hook(node: NodeRig, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import os\nos.environ['SITE'] = __file__\nmine = 42\n")
+    program = "import os, sitecustomize; print(os.environ['SITE'], sitecustomize.mine)"
+    said, _ = node.rank(sys.executable, "-c", program, PYTHONPATH=str(site)).communicate()
+    assert said == f"{site / 'sitecustomize.py'} 42\n"
+
+
+def test_one_that_fails_is_reported_by_python_and_the_trainer_goes_on(node: NodeRig, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('the site is broken')\n")
+    wrapper = node.rank(sys.executable, "-c", "print('trains')", PYTHONPATH=str(tmp_path))
+    said, errors = wrapper.communicate()
+    assert (said, wrapper.returncode) == ("trains\n", 0)
+    assert "the site is broken" in errors
+
+
+def test_the_flight_recorders_pipe_is_written_to(node: NodeRig, tmp_path: Path) -> None:
+    pipe = tmp_path / "rank_2.pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    stem = str(tmp_path / "rank_")
+    wrapper = node.rank("sh", "-c", "echo ready; read line", rank=2, TORCH_NCCL_DEBUG_INFO_PIPE_FILE=stem)
+    ready(wrapper)
+    wrapper.send_signal(signal.SIGUSR2)
+    assert until(lambda: _read(reader), "the request") == b"1\n"
+    os.close(reader)
+    wrapper.send_signal(signal.SIGUSR2)  # nobody reads: nothing happens
+    wrapper.communicate("\n")
+    assert wrapper.returncode == 0
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 100)
+    except BlockingIOError:
+        return b""

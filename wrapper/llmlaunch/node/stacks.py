@@ -1,0 +1,57 @@
+"""Where a trainer is: the hook that lets it write its stacks down, and the asking."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from .descent import listeners
+
+HOOK_FOLDER = "hook"  # of the run directory: its sitecustomize.py runs first in the trainer's Python
+STACKS_VARIABLE = "LLMLAUNCH_STACKS"
+PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"  # of PyTorch: <this><rank>.pipe asks for the flight recorder
+
+
+def prepare_stacks(run_directory: Path, attempt_directory: Path, rank: int) -> Path | None:
+    """Set the variables a trainer that is started now inherits; the file its stacks will be in. None where the run
+    directory has no hook."""
+    hook = run_directory / HOOK_FOLDER
+    if not (hook / "sitecustomize.py").is_file():
+        return None
+    path = attempt_directory / "stacks" / f"{rank}.txt"
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    others = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{hook}:{others}" if others else str(hook)
+    os.environ[STACKS_VARIABLE] = str(path)
+    return path
+
+
+def ask_for_stacks(program: int, rank: int) -> None:
+    """Of the program, or where it is a shell of those below it: SIGUSR2 to who has a handler for it, nobody else."""
+    for pid in listeners(program, signal.SIGUSR2):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGUSR2)
+    stem = os.environ.get(PIPE_VARIABLE)
+    if stem:
+        _poke(Path(f"{stem}{rank}.pipe"))
+
+
+def remove_if_empty(path: Path | None) -> None:
+    """The file of a trainer that was never asked, and the folder of the last of them."""
+    with contextlib.suppress(OSError):
+        if path is not None and path.stat().st_size == 0:
+            path.unlink()
+            path.parent.rmdir()
+
+
+def _poke(pipe: Path) -> None:
+    with contextlib.suppress(OSError):  # no such pipe, or nobody who reads it
+        if pipe.is_fifo():
+            descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(descriptor, b"1\n")
+            finally:
+                os.close(descriptor)
