@@ -67,6 +67,27 @@ done
 [[ -n $python ]] || die "no torch in ${pythons[*]}: name the training environment's interpreter (python: in the recipe, or LLMLAUNCH_PYTHON)"
 say "training with $python"
 
+# --- the last collectives of each rank ----------------------------------------------------------------------------------
+# PyTorch's flight recorder: what each rank's NCCL was doing, written to attempts/<attempt>/flight/ after a time-out, and
+# when the rank wrapper writes to the rank's pipe (USR2). What is set already stays. The pipes are in a folder of this
+# node: not every shared file system has pipes, and a trainer that cannot make its own is ended by PyTorch.
+
+flight=$LLMLAUNCH_RUN_DIR/attempts/$LLMLAUNCH_ATTEMPT/flight
+pipes=
+if mkdir -p "$flight"; then
+  export TORCH_FR_DUMP_TEMP_FILE="${TORCH_FR_DUMP_TEMP_FILE:-$flight/rank_}"
+  export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$flight/rank_}"
+  export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
+  torch_minor=$("$python" -c 'import importlib.metadata as m; v = m.version("torch").split("."); print(int(v[0]) * 100 + int(v[1]))' 2>/dev/null)
+  # the new name since 2.8; the old one is read for the pipe until 2.10, and warned of after that
+  [[ ${torch_minor:-0} -lt 208 ]] || export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}"
+  [[ ${torch_minor:-0} -ge 211 ]] || export TORCH_NCCL_TRACE_BUFFER_SIZE="${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}"
+  pipes=$(mktemp -d "${TMPDIR:-/tmp}/llmlaunch-flight.XXXXXX" 2>/dev/null)
+  if [[ -n $pipes ]] && mkfifo "$pipes/probe" 2>/dev/null; then
+    export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-$pipes/rank_}"
+  fi
+fi
+
 # --- the node side: monitor and rank wrapper ----------------------------------------------------------------------------
 # node.pyz wants Python 3.8 or newer and nothing else. Without it the training runs the same, only unwatched.
 
@@ -177,4 +198,5 @@ else
   [[ -z $node_python ]] || "$node_python" node.pyz diagnose "${node_side[@]}" --code "$code"
 fi
 stop_monitor
+[[ -z $pipes ]] || rm -rf -- "$pipes"
 exit "$code"
