@@ -90,6 +90,17 @@ def test_a_death_is_never_forgotten() -> None:
     assert margin([*measured(), filled]).upper_ratio is None
 
 
+def test_a_run_of_our_own_that_ran_out_counts_unless_a_neighbour_or_the_program_set_the_limit() -> None:
+    own = {**run(99, None), "run_state": "failed"}
+    said = {"asked_bytes": 2**30, "total_bytes": CARD, "process_bytes": CARD - 2**30, "other_processes_bytes": 2**28}
+    assert margin([*measured(), {**own, "numbers": said}]).upper_ratio is None
+    assert (
+        margin([*measured(), {**own, "numbers": {**said, "other_processes_bytes": CARD // 4}}]).upper_ratio is not None
+    )
+    assert margin([*measured(), {**own, "numbers": {**said, "allowed_bytes": CARD // 2}}]).upper_ratio is not None
+    assert margin([*measured(), {**own, "peak_kind": "host_oom"}]).upper_ratio is not None
+
+
 def test_reserved_peaks_stand_in_for_device_ones_and_never_below_one() -> None:
     low = [run(i, 0.8, "reserved") for i in range(20)]
     found = margin(low)

@@ -42,7 +42,7 @@ class Run:
         (self.directory / "logs" / f"{ATTEMPT}.{node}.log").write_text(text)
 
     def told(self, node: str, kind: str, line: str = "-", **more: Any) -> None:
-        (self.folder / "causes" / f"{node}.json").write_text(json.dumps(cause(kind, node, line, **more)))
+        (self.folder / "causes" / f"{node}.json").write_text(json.dumps(cause(kind, node, line, "log", **more)))
 
     def cause(self, *ranks: dict[str, Any], code: int = 1, state: str = "") -> dict[str, Any]:
         found = cause_of(self.directory, ATTEMPT, ranks, code, state)

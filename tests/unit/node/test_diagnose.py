@@ -66,8 +66,8 @@ def test_the_exception_of_the_rank_that_failed_first(rig: Rig) -> None:
             "[rank0]: Traceback (most recent call last):\n[rank0]: KeyError: 'zero'\n"
             "Traceback (most recent call last):\ntorch.distributed.elastic.errors.ChildFailedError:\n")  # fmt: skip
     assert rig.cause() == {
-        "schema": 1, "kind": "crash", "node": NODE, "rank": 1, "line": "KeyError: 'one'", "numbers": {},
-        "sick": False, "consequence": False, "at": 50.0,
+        "schema": 1, "kind": "crash", "node": NODE, "rank": 1, "line": "KeyError: 'one'", "source": "log",
+        "numbers": {}, "sick": False, "consequence": False, "at": 50.0,
     }  # fmt: skip
 
 

@@ -117,3 +117,15 @@ def test_markers_that_a_file_system_shows_late_are_waited_for(cpu_node: NodeRig)
     assert finish.poll() is None
     cpu_node.done("node2")
     assert finish.wait() == 0
+
+
+def test_what_ended_it_is_said_in_words(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 1", rank=0)
+    log = cpu_node.run_directory / "logs" / f"{ATTEMPT}.{NODE}.log"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory.\n")
+    code, status, _ = cpu_node.finish(nodes=1, code=1)
+    assert (code, status["cause"]["kind"]) == (1, "oom")
+    assert status["why"].endswith(
+        f"; out of GPU memory (rank 0 on {NODE}): torch.OutOfMemoryError: CUDA out of memory."
+    )

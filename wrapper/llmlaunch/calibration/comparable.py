@@ -106,16 +106,27 @@ def _readable(records: Iterable[Mapping[str, Any]], clusters: Mapping[str, Clust
 
 def _usable(record: Mapping[str, Any]) -> bool:
     """Said of the record alone, before it is priced. The peak of a run that failed is what it reached, not what it
-    needed; of one that still runs it may rise."""
+    needed; of one that still runs it may rise. That its GPU was full says that it needed more."""
     source = record.get("source")
     evidence = source.get("evidence") if isinstance(source, Mapping) else None
-    ended = record.get("run_state") in (None, "succeeded") or _filled_its_card(record)
+    died = _filled_its_card(record) or (record.get("peak_kind") == "oom" and _had_its_card_alone(record))
+    ended = record.get("run_state") in (None, "succeeded") or died
     return ended and record.get("flags_known") is not False and evidence != "failed"
 
 
 def _filled_its_card(record: Mapping[str, Any]) -> bool:
     card, peak = record.get("gpu_memory_bytes"), record.get("peak_bytes")
     return bool(record.get("run_state") == "failed" and card and peak and peak >= FULL * card)
+
+
+def _had_its_card_alone(record: Mapping[str, Any]) -> bool:
+    """Whether the allocator's message names neither a neighbour with a share of the card nor a limit of the program's
+    own: then the plan was not what ran out."""
+    numbers = record.get("numbers")
+    said = numbers if isinstance(numbers, Mapping) else {}
+    total, ours = said.get("total_bytes"), said.get("process_bytes")
+    others = said.get("other_processes_bytes") if ours else None  # alone, it may be this process under another pid
+    return said.get("allowed_bytes") is None and not (total and others and others > (1 - FULL) * total)
 
 
 def _runs(one: Scored, clusters: Mapping[str, Cluster]) -> list[Run]:

@@ -19,15 +19,24 @@ if TYPE_CHECKING:
 __all__ = ["cause_of", "causes_of_nodes", "first_cause"]
 
 SAME_TIME_SECONDS = 2.0  # clocks of nodes differ, and torchrun looks at its ranks now and then
+_STATES = (
+    ("NODE_FAIL", "node_fail"),
+    ("NodeDown", "node_fail"),
+    ("PREEMPTED", "preempted"),
+    ("TIMEOUT", "time_limit"),
+    ("TimeLimit", "time_limit"),
+    ("CANCELLED", "cancelled"),
+)
+_EMPTY = cause("crash", None, "", "")  # for a file that lacks a key
 _SLURM_BEATS_ONLY = frozenset({"crash", "hung", "nccl"})
 
 
 def cause_of(run_dir: Path, attempt: str, ranks: Sequence[Record], code: int, state: str = "") -> Record | None:
     """What ended the attempt; None where nothing failed.
 
-    `ranks` are the attempt's rank records, `code` what its launcher returned, `state` a scheduler's own word on the
-    job, where somebody asked (NODE_FAIL, TIMEOUT ...). The first in time of all nodes' causes; one that only reports
-    another's end counts where there is nothing better. It reads at most 5 MiB of each log and raises nothing.
+    `ranks` are the attempt's rank records, `code` what its launcher returned, `state` a scheduler's own words on
+    the job, where somebody asked (NODE_FAIL, TIMEOUT ...). The first in time of all nodes' causes; one that only
+    reports another's end counts where there is nothing better. It reads at most 5 MiB of each log and raises nothing.
     """
     if code == 0 and not state and not any(failed(rank) for rank in ranks):
         return None
@@ -48,14 +57,14 @@ def causes_of_nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> lis
     for node in _nodes(run_dir, attempt, ranks):
         own = read_object(folder / f"{node}.json")
         if own is not None and own.get("kind") in KINDS and not _vague(own):
-            found.append({**cause(str(own["kind"]), node, str(own.get("line") or "")), **own})
+            found.append({**_EMPTY, **own})
             continue
         here = [rank for rank in ranks if rank.get("node") == node]
         hits = scan(read_log(run_dir / "logs" / f"{attempt}.{node}.log"))
         seen = of_hits(hits, node, here) if own is None or any(hit.kind == "host_oom" for hit in hits) else None
         seen = seen or own or of_ranks(node, here)
         if seen is not None:
-            found.append({**cause(str(seen.get("kind")), node, str(seen.get("line") or "")), **seen})
+            found.append({**_EMPTY, **seen})
     return found
 
 
@@ -113,7 +122,7 @@ def _from_the_watchdog(directory: Path) -> list[Record]:
     numbers = {key: hung[key] for key in ("since_seconds", "allowed_seconds") if key in hung}
     waited = numbers.get("since_seconds")
     line = f"no progress for {waited:.0f} s, waiting for {hung.get('what')}" if waited is not None else "no progress"
-    return [cause("hung", None, line, numbers=numbers)]
+    return [cause("hung", None, line, "watchdog", numbers=numbers)]
 
 
 def _from_slurm(run_dir: Path, attempt: str, ranks: Sequence[Record], state: str) -> Record | None:
@@ -121,15 +130,14 @@ def _from_slurm(run_dir: Path, attempt: str, ranks: Sequence[Record], state: str
     job_id = attempt.rpartition(".")[0]
     outside = read_log(run_dir / f"slurm-{job_id}.out")
     text = read_log(run_dir / "logs" / f"{attempt}.job.log") + "\n" + words_of_attempt(outside, attempt)
-    states = {"NODE_FAIL": "node_fail", "PREEMPTED": "preempted", "TIMEOUT": "time_limit", "CANCELLED": "cancelled"}
-    said = slurm_word(text) or ((states[state], f"SLURM says {state}") if state in states else None)
+    said = slurm_word(text) or next(((kind, f"SLURM says {word}") for word, kind in _STATES if word in state), None)
     if said is None:
         return None
     kind, line = said
     if kind != "node_fail":
-        return cause(kind, None, line)
+        return cause(kind, None, line, "slurm")
     lost = failed_nodes(text) or _silent_nodes(run_dir, attempt, ranks)
-    return cause("node_fail", lost[0] if lost else None, line, sick=bool(lost), nodes=lost)
+    return cause("node_fail", lost[0] if lost else None, line, "slurm", sick=bool(lost), nodes=lost)
 
 
 def _silent_nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> list[str]:

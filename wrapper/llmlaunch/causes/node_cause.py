@@ -18,7 +18,7 @@ __all__ = ["cause", "ended_badly", "failed", "of_hits", "of_ranks", "was_killed"
 SCHEMA = 1
 
 
-def cause(kind: str, node: str | None, line: str, **more: Any) -> Record:
+def cause(kind: str, node: str | None, line: str, source: str, **more: Any) -> Record:
     """A cause as `attempts/<attempt>/causes/<node>.json` has it (docs/run-directory.md)."""
     record: Record = {
         "schema": SCHEMA,
@@ -26,6 +26,7 @@ def cause(kind: str, node: str | None, line: str, **more: Any) -> Record:
         "node": node,
         "rank": None,
         "line": line[:LINE_CHARACTERS],
+        "source": source,
         "numbers": {},
         "sick": False,
         "consequence": False,
@@ -75,6 +76,7 @@ def of_ranks(node: str, ranks: Sequence[Record]) -> Record | None:
         "crash",
         node,
         f"rank {first.get('rank')} {how}",
+        "ranks",
         rank=first.get("rank"),
         numbers=numbers,
         consequence=signal in ("SIGTERM", "SIGKILL", "SIGINT"),
@@ -88,6 +90,7 @@ def _of_hit(hit: Hit, alike: Sequence[Hit], node: str, ranks: Sequence[Record]) 
         hit.kind,
         node,
         hit.line,
+        "log",
         rank=None if rank is None else rank.get("rank"),
         numbers=dict(hit.numbers),
         sick=hit.sick,

@@ -25,6 +25,7 @@ COMMANDS = {
     "logs": "Print what the nodes of a run have printed.",
     "cancel": "Stop a run.",
     "runs": "List the runs and what became of them.",
+    "nodes": "List the nodes that submit leaves out; forgive one.",
     "collect": "Take the peaks of finished runs into the store.",
     "measurements": "List, import and export measurements.",
     "accuracy": "Score predictions against measured records.",

@@ -31,6 +31,7 @@ FAILED = 1
 @click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
 @click.option("--follow", is_flag=True, help="Watch the job to its end, then collect its peaks.")
 @click.option("--raw", is_flag=True, help="With --follow: the lines of the logs as they are.")
+@click.option("--no-exclude", is_flag=True, help="Also on nodes that ended earlier runs (see llmlaunch nodes).")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The run directory; runs/NAME-TIME unless given.")
 @click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
 def command(
@@ -40,6 +41,7 @@ def command(
     local: bool,
     follow: bool,
     raw: bool,
+    no_exclude: bool,
     output: Path | None,
     as_json: bool,
 ) -> int:
@@ -58,7 +60,7 @@ def command(
         result = _for_this_machine(result, choice.why)
     directory = _render(result, output)
     click.echo(choice.why, err=True)
-    submission = choice.launcher.submit(directory)
+    submission = choice.launcher.submit(directory, _extra_words(choice, directory, no_exclude))
     _record(result, submission)
     click.echo(f"job {submission.job_id} in {directory}", err=True)
     if as_json:
@@ -67,6 +69,14 @@ def command(
         click.echo(f"look again: llmlaunch status {directory}; llmlaunch logs {directory}", err=True)
         return 0
     return _follow(choice, submission, raw, aside=as_json)
+
+
+def _extra_words(choice: Choice, directory: Path, no_exclude: bool) -> tuple[str, ...]:
+    if no_exclude or choice.launcher.name != "slurm":
+        return ()
+    from llmlaunch.cli.excluded import excluded_words
+
+    return excluded_words(directory)
 
 
 def _refuse(result: Planned) -> None:

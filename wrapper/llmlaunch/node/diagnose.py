@@ -74,15 +74,19 @@ def diagnosed(run_dir: Path, attempt: str, node: str, code: int) -> Record:
         return _lost_gpu(lost[0], node)
     kernel = _of_our_gpus(scan("\n".join(kernel_lines(since))), seen)
     if kernel:
-        return {**cause(kernel[0].kind, node, kernel[0].line), "numbers": dict(kernel[0].numbers), "sick": True}
+        return cause(kernel[0].kind, node, kernel[0].line, "kernel", numbers=dict(kernel[0].numbers), sick=True)
     if said is not None and not _weak(said):
         return said
     killed = _killed_by_the_kernel(node, ranks, text, before)
     if killed is not None:
         return killed
     if _full(run_dir):
-        return cause("disk_full", node, f"no space left in {run_dir}")
-    return said or of_ranks(node, ranks) or cause("crash", node, f"the trainers of {node} ended with exit code {code}")
+        return cause("disk_full", node, f"no space left in {run_dir}", "disk")
+    return (
+        said
+        or of_ranks(node, ranks)
+        or cause("crash", node, f"the trainers of {node} ended with exit code {code}", "ranks")
+    )
 
 
 def _killed_by_the_kernel(node: str, ranks: Sequence[Record], text: str, before: Record) -> Record | None:
@@ -96,7 +100,7 @@ def _killed_by_the_kernel(node: str, ranks: Sequence[Record], text: str, before:
     victim = next((rank for rank in ranks if rank.get("signal") == "SIGKILL" or rank.get("ended_at") is None), {})
     numbers = {"oom_kills": rose, **{key: now[key] for key in ("limit_bytes", "peak_bytes") if now[key] is not None}}
     line = f"the kernel killed {rose} process{'' if rose == 1 else 'es'} of this job for want of main memory"
-    return cause("host_oom", node, line, rank=victim.get("rank"), numbers=numbers, at=victim.get("ended_at"))
+    return cause("host_oom", node, line, "kernel", rank=victim.get("rank"), numbers=numbers, at=victim.get("ended_at"))
 
 
 def _weak(said: Record) -> bool:
@@ -106,7 +110,7 @@ def _weak(said: Record) -> bool:
 def _lost_gpu(event: Record, node: str) -> Record:
     gpu = event.get("gpu") or {}
     line = f"GPU {gpu.get('index')} ({gpu.get('uuid')}) was lost: NVML code {gpu.get('lost')}"
-    return cause("gpu_lost", node, line, sick=True, at=event.get("time"))
+    return cause("gpu_lost", node, line, "monitor", sick=True, at=event.get("time"))
 
 
 def _of_our_gpus(hits: Sequence[Hit], seen: Sequence[Record]) -> list[Hit]:

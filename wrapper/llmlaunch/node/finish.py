@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..causes.words import sentence
 from .begin import STOP_FILE
 from .causes import cause_of
 from .decide import PREEMPTED, Facts, decide
@@ -38,6 +39,8 @@ def main(argv: list[str]) -> int:
     if told and code == 0 and not _is_complete(progress):
         state, code, why = "stopped", COMES_BACK_LATER, _stopped(told, progress)
     cause = None if state != "failed" else cause_of(options.run_dir, options.attempt, ranks, code)
+    if cause is not None and cause["source"] != "ranks":  # of which `why` tells already
+        why = f"{why}; {sentence(cause)}"
     facts = gather(options.run_dir, options.attempt, state, cause, told, progress)
     follows = decide(facts)
     write_status(

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from llmlaunch.causes.words import sentence
 from llmlaunch.errors import UserError
 from llmlaunch.runs.read import RunFiles, read_run
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import put_collected
+from llmlaunch.store.oom_records import oom_records
 from llmlaunch.store.open import open_store
 from llmlaunch.store.peaks import Peaks, read_peaks
 from llmlaunch.store.recipes import put_plan, put_recipe
+from llmlaunch.store.run_causes import AttemptCauses, attempt_causes, failures_of
 from llmlaunch.store.run_identity import run_id_of, signature
 from llmlaunch.store.run_outcome import AttemptOutcome, LauncherWord, attempt_outcomes, launched_by, run_state
 from llmlaunch.store.run_records import AttemptRecords, attempt_records
 from llmlaunch.store.runs import ONGOING, put_run, unix_seconds, worst_predicted
+from llmlaunch.store.sick_nodes import Failure, put_failures
 from llmlaunch.store.tables import runs
 
 __all__ = ["Outcome", "collect", "open_collected"]
@@ -102,7 +106,7 @@ def _known_runs(store: Store) -> dict[str, _Known]:
 
 
 def _word(row: Row[Any]) -> LauncherWord | None:
-    return None if row.launcher_state is None else LauncherWord(row.launcher_state, row.launcher_said_at)
+    return None if row.launcher_state is None else LauncherWord(row.launcher_state, row.launcher_said_at, row.why or "")
 
 
 def _guarded(store: Store, directory: Path, known: dict[str, _Known], named: bool) -> Outcome:
@@ -129,6 +133,7 @@ class _ToWrite:
     recipe_text: str | None
     plan_text: str | None
     records: list[dict[str, Any]]
+    failures: list[Failure]
 
 
 def _read(directory: Path, known: dict[str, _Known], named: bool) -> Outcome | _ToWrite:
@@ -145,37 +150,45 @@ def _read(directory: Path, known: dict[str, _Known], named: bool) -> Outcome | _
     outcomes = attempt_outcomes(files, word)
     state = run_state(outcomes, files.submission, word)
     wanted = [attempt for attempt in outcomes if attempt.over or named]
-    made, problems = _attempts_records(files, run_id, wanted)
+    causes = {one.name: attempt_causes(directory, one, word.why if word else "") for one in wanted if one.over}
+    made, problems = _attempts_records(files, run_id, wanted, causes)
     records = [record for one in made for record in one.records]
     last_none = made[-1].why_none if made else None
     if not outcomes and state not in ONGOING:
         last_none = "the job never started"
     row = _row(directory, files, outcomes, state)
     row["no_peak_reason"] = last_none
+    _add_cause(row, outcomes, causes)
     row["files"] = signatures["running" if state == "running" else "over"]
     reasons = [reason for reason in (_still_running(outcomes, named), last_none, *files.problems, *problems) if reason]
     did = "collected" if wanted or state not in ONGOING else "waiting"
     outcome = Outcome(run_id, directory, did, state, len(records), "; ".join(reasons) or None)
-    return _ToWrite(
-        outcome, files, row, _optional_text(directory / "recipe.yaml"), _optional_text(directory / "plan.json"), records
-    )
+    recipe_text, plan_text = (_optional_text(directory / name) for name in ("recipe.yaml", "plan.json"))
+    failures = failures_of(directory, run_id, row["cluster"], list(causes.values()))
+    return _ToWrite(outcome, files, row, recipe_text, plan_text, records, failures)
 
 
 def _attempts_records(
-    files: RunFiles, run_id: str, wanted: Sequence[AttemptOutcome]
+    files: RunFiles, run_id: str, wanted: Sequence[AttemptOutcome], causes: Mapping[str, AttemptCauses]
 ) -> tuple[list[AttemptRecords], tuple[str, ...]]:
     if not wanted:
         return [], ()  # the files of a long run that still goes on may be large
     peaks, problems = read_peaks(files.peaks)
-    return [_attempt_records(files, run_id, one, peaks) for one in wanted], problems
+    return [_attempt_records(files, run_id, one, peaks, causes.get(one.name)) for one in wanted], problems
 
 
-def _attempt_records(files: RunFiles, run_id: str, attempt: AttemptOutcome, peaks: Peaks) -> AttemptRecords:
-    """What an attempt measured is compared with the layout it ran; never with another one's prediction."""
+def _attempt_records(
+    files: RunFiles, run_id: str, attempt: AttemptOutcome, peaks: Peaks, causes: AttemptCauses | None
+) -> AttemptRecords:
+    """What an attempt measured is compared with the layout it ran; never with another one's prediction. Where it ran
+    out of memory, that is a record, too."""
     run = files.run_of(attempt.name)
     if run is None:
         return AttemptRecords((), f"attempt {attempt.name} ran another layout, whose run.json cannot be read")
-    return attempt_records(run, run_id, attempt.name, attempt.ranks, peaks, attempt.state)
+    made = attempt_records(run, run_id, attempt.name, attempt.ranks, peaks, attempt.state)
+    nodes = causes.nodes if causes else ()
+    out = oom_records(run, run_id, attempt.name, attempt.ranks, nodes, made.records, attempt.state)
+    return AttemptRecords((*made.records, *out), made.why_none)
 
 
 def _row(directory: Path, files: RunFiles, outcomes: Sequence[AttemptOutcome], state: str) -> dict[str, Any]:
@@ -202,6 +215,15 @@ def _row(directory: Path, files: RunFiles, outcomes: Sequence[AttemptOutcome], s
     return row
 
 
+def _add_cause(row: dict[str, Any], outcomes: Sequence[AttemptOutcome], causes: Mapping[str, AttemptCauses]) -> None:
+    """What ended the newest attempt; in words, too, where it left no verdict with a reason of its own."""
+    known = causes.get(outcomes[-1].name) if outcomes else None
+    first = known.first if known else None
+    row["cause"] = str(first.get("kind")) if first else None
+    if first and "why" not in row:
+        row["why"] = sentence(first)
+
+
 def _write(connection: Connection, what: _ToWrite) -> None:
     row = what.row
     name, digest = what.files.run.get("name"), what.files.run.get("recipe_digest")
@@ -213,6 +235,7 @@ def _write(connection: Connection, what: _ToWrite) -> None:
             row["plan_id"] = put_plan(connection, row["recipe_id"], what.plan_text)
     put_run(connection, str(what.outcome.run_id), row)
     put_collected(connection, what.records)
+    put_failures(connection, what.failures)
 
 
 def _still_running(outcomes: Sequence[AttemptOutcome], named: bool) -> str | None:

@@ -52,7 +52,8 @@ def signature(directory: Path, state: str) -> str:
     """A digest that changes when there may be something new to read. Peaks of a running attempt rise all the time
     and are not looked at; rank records are replaced by renaming, which touches their folder."""
     looked_at = [directory / name for name in ("run.json", "run.id", "submission.json", "status.json", "attempts")]
-    looked_at += sorted((directory / "attempts").glob("*/ranks"))
+    for name in ("ranks", "causes"):
+        looked_at += sorted((directory / "attempts").glob(f"*/{name}"))
     if state != "running":
         looked_at += sorted((directory / "peaks").glob("*.jsonl"))
     digest = hashlib.sha256()

@@ -40,10 +40,11 @@ class AttemptOutcome:
 
 @dataclass(frozen=True)
 class LauncherWord:
-    """A launcher's word that the job is over, and when it was (unix seconds)."""
+    """A launcher's word that the job is over, when it was (unix seconds), and its reason."""
 
     state: str
     said_at: float
+    why: str = ""
 
 
 def attempt_outcomes(files: RunFiles, word: LauncherWord | None) -> list[AttemptOutcome]:

@@ -9,7 +9,7 @@ from typing import Any
 from llmlaunch.store.attribution import RankPeak, device_peaks, resident_peaks
 from llmlaunch.store.peaks import NodePeaks, Peaks, time_or_none
 
-__all__ = ["AttemptRecords", "attempt_records"]
+__all__ = ["AttemptRecords", "attempt_records", "pipeline_rank_of", "predicted_bytes_of"]
 
 Record = Mapping[str, Any]
 
@@ -58,7 +58,7 @@ def _measurement(
     template = run.get("measurement")
     record: dict[str, Any] = dict(template) if isinstance(template, Mapping) else {}
     kind = str(run.get("peak_kind"))
-    pipeline_rank = _pipeline_rank(run, record, peak.rank)
+    pipeline_rank = pipeline_rank_of(run, record, peak.rank)
     record.update(
         id=f"{run_id}/{attempt}/rank{peak.rank}/{kind}",
         peak_kind=kind,
@@ -75,14 +75,14 @@ def _measurement(
         gpu_uuid=peak.gpu_uuid,
         baseline_bytes=peak.baseline_bytes,
         peak_source=peak.source,
-        predicted_bytes=_predicted(run, pipeline_rank),
+        predicted_bytes=predicted_bytes_of(run, pipeline_rank),
     )
     if record.get("gpu") is None:
         record["gpu"] = peak.gpu_name
     return record
 
 
-def _pipeline_rank(run: Record, template: Record, rank: int) -> int | None:
+def pipeline_rank_of(run: Record, template: Record, rank: int) -> int | None:
     """Pipeline is the outermost rank order; None where the numbers do not fit together."""
     pipeline = _count(run, "pipeline")
     world = _count(template, "world_size") or _count(run, "nodes") * _count(run, "devices_per_node")
@@ -91,7 +91,7 @@ def _pipeline_rank(run: Record, template: Record, rank: int) -> int | None:
     return rank // (world // pipeline)
 
 
-def _predicted(run: Record, pipeline_rank: int | None) -> int | None:
+def predicted_bytes_of(run: Record, pipeline_rank: int | None) -> int | None:
     predicted = run.get("predicted_bytes")
     if pipeline_rank is None or not isinstance(predicted, list) or pipeline_rank >= len(predicted):
         return None

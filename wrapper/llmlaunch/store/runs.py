@@ -48,6 +48,7 @@ class Run:
     cluster: str | None
     state: str
     why: str | None
+    cause: str | None
     attempt: str | None
     submitted_at: float | None
     started_at: float | None
@@ -86,6 +87,7 @@ def record_submission(
             "cluster": submission.get("cluster"),
             "state": "submitted",
             "why": None,
+            "cause": None,
             "launcher_state": None,
             "launcher_said_at": None,
             "submitted_at": unix_seconds(submission.get("submitted_at")),

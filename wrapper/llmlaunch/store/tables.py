@@ -15,7 +15,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-__all__ = ["measurements", "metadata", "plans", "recipes", "runs"]
+__all__ = ["measurements", "metadata", "plans", "recipes", "runs", "sick_nodes"]
 
 metadata = MetaData(
     naming_convention={
@@ -61,6 +61,7 @@ runs = Table(
     Column("cluster", String),
     Column("state", String, nullable=False),
     Column("why", Text),  # what status.json or the launcher said of a run that did not succeed
+    Column("cause", String),  # what ended its newest attempt, a word of docs/causes.md
     Column("launcher_state", String),  # the launcher's word on how the job ended, where it has one
     Column("launcher_said_at", Double),  # it does not hold for what started later
     Column("attempt", String),  # the newest one
@@ -90,4 +91,17 @@ measurements = Table(
     Column("pipeline_rank", BigInteger),
     Column("peak_bytes", BigInteger),
     Column("started_at", Double),
+)
+
+sick_nodes = Table(
+    "sick_nodes",
+    metadata,
+    Column("cluster", String, primary_key=True),  # its ClusterName; empty where nothing says
+    Column("node", String, primary_key=True),
+    Column("run_id", String, primary_key=True),
+    Column("attempt", String, primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("reason", Text, nullable=False),  # the telling line
+    Column("since", Double, nullable=False),
+    Column("forgiven_at", Double),
 )

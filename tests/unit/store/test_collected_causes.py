@@ -1,0 +1,169 @@
+"""Runs that died of want of memory or of a node: records, causes in words, nodes at fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from store_run_dirs import GIB, STARTED, RunDir, fallback_chain, gpu
+
+from llmlaunch.store.collect import collect
+from llmlaunch.store.database import Store
+from llmlaunch.store.measurements import contents
+from llmlaunch.store.runs import list_runs, set_state
+from llmlaunch.store.sick_nodes import DAY_SECONDS, forgive, sick_nodes_of
+
+LINE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+NUMBERS = {"asked_bytes": 2 * GIB, "total_bytes": 80 * GIB}
+NEXT_DAY = STARTED + DAY_SECONDS
+
+
+def records(store: Store, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(content) for content in contents(store)]
+    return [record for record in found if record["peak_kind"] == kind]
+
+
+def cause(kind: str, node: str = "n0", **more: Any) -> dict[str, Any]:
+    known = {"schema": 1, "kind": kind, "node": node, "rank": None, "line": LINE, "numbers": NUMBERS, "sick": False}
+    return known | {"consequence": False, "at": STARTED + 90} | more
+
+
+def failed_run(path: Path, kind: str = "gpu", run_id: str = "a-1", **more: Any) -> RunDir:
+    """Two nodes of two ranks each on two pipeline stages, all of which failed."""
+    run = RunDir(path, kind=kind, nodes=2, pipeline=2, run_id=run_id)
+    run.write("attempts/77.0/attempt.json", {"schema": 1, "nodes": ["n0", "n1"], "cluster": "blue"})
+    run.ranks(exit_code=1)
+    run.status(state="failed", exit_code=1, **more)
+    return run
+
+
+def test_every_rank_that_ran_out_is_a_record_with_its_layouts_prediction(store: Store, tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run")
+    ranks = [{"rank": rank, "line": f"{LINE} {rank}", "numbers": NUMBERS} for rank in (2, 3)]
+    run.write("attempts/77.0/causes/n1.json", cause("oom", "n1", rank=2, ranks=ranks))
+    run.line("n1", gpus=[gpu(i, "n1", 79, process_peak_bytes={str(1002 + i): 70 * GIB}) for i in range(2)])
+    for _ in range(2):  # twice is once
+        collect(store, [run.path])
+        made = records(store, "oom")
+        assert [(r["id"], r["global_rank"], r["pipeline_rank"]) for r in made] == [
+            ("a-1/77.0/rank2/oom", 2, 1),
+            ("a-1/77.0/rank3/oom", 3, 1),
+        ]
+    (first, _) = made
+    assert first["peak_bytes"] is None
+    assert first["predicted_bytes"] == 11 * GIB
+    assert (first["numbers"], first["line"], first["node"]) == (NUMBERS, f"{LINE} 2", "n1")
+    assert (first["gpu_uuid"], first["run_state"], first["model"]["num_layers"]) == ("GPU-n1-0", "failed", 2)
+
+
+def test_it_is_the_layout_that_ran_which_ran_out(store: Store, tmp_path: Path) -> None:
+    run = fallback_chain(tmp_path / "run")
+    run.write("attempts/77.0/causes/n0.json", cause("oom", rank=1))
+    collect(store, [run.path])
+    (record,) = records(store, "oom")
+    assert (record["attempt"], record["pipeline_rank"], record["predicted_bytes"]) == ("77.0", 1, 11 * GIB)
+    assert list_runs(store)[0].cause is None  # the fallback trained to the end
+
+
+def test_a_rank_nobody_knows_is_recorded_by_its_node(store: Store, tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run")
+    run.write("attempts/77.0/causes/n1.json", cause("oom", "n1"))
+    collect(store, [run.path])
+    (record,) = records(store, "oom")
+    assert (record["id"], record["global_rank"], record["pipeline_rank"]) == ("a-1/77.0/n1/oom", None, None)
+    assert record["rank_scope"] == "unknown"
+
+
+def test_main_memory_is_recorded_by_node_and_is_no_gpu_measurement(store: Store, tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run")
+    run.write("attempts/77.0/causes/n0.json", cause("host_oom", rank=1, numbers={"oom_kills": 1}))
+    collect(store, [run.path])
+    (record,) = records(store, "host_oom")
+    assert (record["id"], record["peak_bytes"], record["numbers"]) == ("a-1/77.0/n0/host_oom", None, {"oom_kills": 1})
+    assert records(store, "oom") == []
+
+
+def test_a_job_that_could_not_speak_is_judged_by_its_log(store: Store, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run", kind="gpu")
+    run.ranks(exit_code=1)
+    (run.path / "logs" / "77.0.n0.log").write_text(f"[rank1]: Traceback (most recent call last):\n[rank1]: {LINE}\n")
+    collect(store, [run.path])
+    set_state(store, list_runs(store)[0].run_id, "failed")
+    collect(store)
+    (found,) = list_runs(store)
+    assert (found.cause, found.why) == ("oom", f"out of GPU memory (rank 1 on n0): {LINE}")
+    assert [record["global_rank"] for record in records(store, "oom")] == [1]
+
+
+def test_the_verdicts_cause_is_shown(store: Store, tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run", cause=cause("hung"), why="no progress")
+    (run.path / "attempts/77.0/status.json").write_text((run.path / "status.json").read_text())
+    collect(store, [run.path])
+    (found,) = list_runs(store)
+    assert (found.cause, found.why) == ("hung", "no progress")
+
+
+def test_a_lost_node_whose_job_could_not_speak(store: Store, tmp_path: Path) -> None:
+    """The batch host itself: no status.json, no words in slurm-77.out, only the scheduler's."""
+    run = RunDir(tmp_path / "run", nodes=2)
+    run.write("attempts/77.0/attempt.json", {"schema": 1, "nodes": ["n0", "n1"], "cluster": "blue"})
+    for rank in range(4):
+        dead = {"ended_at": None, "exit_code": None} if rank < 2 else {"exit_code": None, "signal": "SIGTERM"}
+        run.rank(rank, **dead)
+    collect(store, [run.path])
+    set_state(store, list_runs(store)[0].run_id, "failed", "NODE_FAIL")
+    for _ in range(2):
+        collect(store, [run.path])
+        (found,) = list_runs(store)
+        assert (found.cause, found.why) == ("node_fail", "the node failed (n0): SLURM says NODE_FAIL")
+        (node,) = sick_nodes_of(store, 0.0)
+        assert (node.cluster, node.node, node.kind, node.run_id) == ("blue", "n0", "node_fail", found.run_id)
+
+
+def test_a_sick_node_is_left_out_for_a_week_and_longer_each_time(store: Store, tmp_path: Path) -> None:
+    for number, days in ((1, 7), (2, 14), (3, 28), (4, 56), (5, 60)):
+        run = failed_run(tmp_path / str(number), run_id=f"a-{number}")
+        at = STARTED + number
+        run.write("attempts/77.0/causes/n1.json", cause("ecc", "n1", sick=True, at=at, line="uncorrectable ECC error"))
+        for _ in range(2):
+            collect(store, [run.path])
+        (node,) = sick_nodes_of(store, NEXT_DAY)
+        assert (node.until - node.since) / DAY_SECONDS == days
+        assert (node.since, node.failures, node.run_id) == (at, number, f"a-{number}")
+    assert sick_nodes_of(store, STARTED + 61 * DAY_SECONDS) == []
+
+
+def test_nodes_of_another_cluster_are_its_own(store: Store, tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run")
+    run.write("attempts/77.0/causes/n1.json", cause("xid", "n1", sick=True))
+    collect(store, [run.path])
+    assert [one.node for one in sick_nodes_of(store, NEXT_DAY, ["blue", ""])] == ["n1"]
+    assert sick_nodes_of(store, NEXT_DAY, ["red"]) == []
+
+
+def test_forgiven_is_forgiven_until_it_fails_again(store: Store, tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run")
+    run.write("attempts/77.0/causes/n1.json", cause("gpu_lost", "n1", sick=True))
+    collect(store, [run.path])
+    assert forgive(store, "n9", NEXT_DAY) == 0
+    assert forgive(store, "n1", NEXT_DAY, "red") == 0
+    assert forgive(store, "n1", NEXT_DAY) == 1
+    (run.path / "status.json").touch()
+    collect(store, [run.path])
+    assert sick_nodes_of(store, NEXT_DAY) == []
+    again = failed_run(tmp_path / "again", run_id="a-2")
+    again.write("attempts/77.0/causes/n1.json", cause("gpu_lost", "n1", sick=True))
+    collect(store, [again.path])
+    (node,) = sick_nodes_of(store, NEXT_DAY)
+    assert (node.failures, (node.until - node.since) / DAY_SECONDS) == (1, 7)
+
+
+def test_a_run_that_succeeded_accuses_nobody(store: Store, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.ranks()
+    run.status()
+    run.write("attempts/77.0/causes/n0.json", cause("ecc", sick=True))
+    collect(store, [run.path])
+    assert sick_nodes_of(store, 0.0) == []
+    assert list_runs(store)[0].cause is None

@@ -1,0 +1,36 @@
+"""A cause in words for a person."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["sentence"]
+
+_WORDS = {
+    "gpu_lost": "a GPU was lost",
+    "ecc": "memory of a GPU is damaged (ECC)",
+    "xid": "a GPU failed",
+    "nvlink": "NVLink failed",
+    "driver": "the GPU driver is not in order",
+    "oom": "out of GPU memory",
+    "host_oom": "out of main memory",
+    "disk_full": "no space left on a disk",
+    "node_fail": "the node failed",
+    "nccl": "the network between ranks failed",
+    "crash": "crashed",
+    "preempted": "preempted",
+    "time_limit": "out of time",
+    "cancelled": "cancelled",
+    "hung": "hung",
+}
+
+
+def sentence(cause: Mapping[str, Any]) -> str:
+    """`out of GPU memory (rank 3 on n2): CUDA out of memory. Tried to allocate ...`."""
+    kind, node, rank = str(cause.get("kind")), cause.get("node"), cause.get("rank")
+    place = " on ".join(str(part) for part in ((f"rank {rank}" if rank is not None else None), node) if part)
+    line = str(cause.get("line") or "")
+    return _WORDS.get(kind, kind) + (f" ({place})" if place else "") + (f": {line}" if line else "")

@@ -1,0 +1,66 @@
+"""`llmlaunch nodes`: the nodes that ended runs and are left out of the next ones."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from llmlaunch.cli.planned import print_json
+from llmlaunch.errors import UserError
+from llmlaunch.store.location import store_exists
+
+if TYPE_CHECKING:
+    from llmlaunch.store.sick_nodes import SickNode
+
+__all__ = ["command"]
+
+HEAD = ("node", "cluster", "what", "since", "left out until", "failures", "run", "reason")
+
+
+@click.command("nodes")
+@click.option("--forgive", metavar="NODE", help="Use NODE again: forget what it did so far.")
+@click.option("--cluster", metavar="NAME", help="Only of this cluster.")
+@click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON.")
+def command(forgive: str | None, cluster: str | None, as_json: bool) -> int:
+    """List the nodes that submit leaves out, why, and until when. Runs that have finished since are collected first.
+
+    A node is left out for a week after it ended a run, twice as long with each further one, at most 60 days.
+    """
+    sick = _collected(forgive, cluster)
+    if as_json:
+        print_json({"nodes": [one.as_json() for one in sick]})
+    elif sick:
+        _print(sick)
+    else:
+        click.echo("no node is left out", err=True)
+    return 0
+
+
+def _collected(forgiven: str | None, cluster: str | None) -> list[SickNode]:
+    if not store_exists():
+        if forgiven is not None:
+            raise UserError(f"nodes: {forgiven}: no run has failed on it; there is no store yet")
+        return []
+    from llmlaunch.store.collect import open_collected
+    from llmlaunch.store.sick_nodes import forgive, sick_nodes_of
+
+    with open_collected(lambda line: click.echo(line, err=True)) as store:
+        if forgiven is not None:
+            count = forgive(store, forgiven, time.time(), cluster)
+            if count == 0:
+                raise UserError(f"nodes: {forgiven}: no run has failed on it that is not forgiven yet")
+            click.echo(f"{forgiven}: {count} failure{'' if count == 1 else 's'} forgiven; jobs may run there", err=True)
+        return sick_nodes_of(store, time.time(), None if cluster is None else [cluster])
+
+
+def _print(sick: list[SickNode]) -> None:
+    from llmlaunch.report.text import one_line, table
+
+    rows = []
+    for one in sick:
+        days = (time.strftime("%Y-%m-%d", time.localtime(at)) for at in (one.since, one.until))
+        texts = (one.node, one.cluster or "-", one.kind, *days, str(one.failures), one.run_id, one.reason)
+        rows.append([one_line(text) for text in texts])
+    click.echo(table(HEAD, rows, indent=""))

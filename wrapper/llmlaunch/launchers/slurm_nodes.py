@@ -1,0 +1,85 @@
+"""Which nodes a SLURM cluster has, and which of them a job should be kept from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llmlaunch.causes.slurm_words import expanded
+from llmlaunch.launchers.slurm_commands import SlurmCommands
+
+__all__ = ["Exclusion", "cluster_name", "exclusion", "nodes_of_cluster"]
+
+TIMEOUT_SECONDS, TRIES = 20.0, 1  # to leave a node out is a service: a slow SLURM gets the job without it
+_OPTIONS = {"-x": "exclude", "-p": "partition", "-N": "nodes", "-w": "nodelist"}
+_UNUSABLE = ("down", "drain", "drng", "drained", "draining", "fail", "failg", "inval", "unk", "futr", "err", "error")
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """`names` are the sick nodes to leave out, `words` the options for sbatch that do it: they stand for the script's
+    own `--exclude`, too, which they hide. `too_few`: without them the job could not start, so it gets them."""
+
+    names: tuple[str, ...]
+    words: tuple[str, ...]
+    too_few: bool = False
+
+
+def cluster_name(say: Callable[[str], None]) -> str | None:
+    """ClusterName of the SLURM this machine talks to; None where it does not say."""
+    answer = SlurmCommands(TIMEOUT_SECONDS, TRIES, say).ask(["scontrol", "show", "config"])
+    match = re.search(r"^ClusterName\s*=\s*(\S+)", answer.output, re.MULTILINE) if answer.code == 0 else None
+    return None if match is None else match[1]
+
+
+def nodes_of_cluster(say: Callable[[str], None]) -> str | None:
+    """`node|partition|state`, a line for each node and partition; None where SLURM does not say."""
+    answer = SlurmCommands(TIMEOUT_SECONDS, TRIES, say).ask(["sinfo", "-h", "-N", "-o", "%N|%P|%t"])
+    return answer.output if answer.code == 0 else None
+
+
+def exclusion(sick: Sequence[str], directives: Sequence[str], listed: str) -> Exclusion:
+    """Which of the `sick` nodes a job with these `#SBATCH` words is kept from; `listed` is of `nodes_of_cluster`.
+
+    Only nodes that the job's partitions have: sbatch refuses a name the cluster does not know. None that the job asks
+    for by name. And no more than leave it as many usable nodes as it needs.
+    """
+    asked = _asked(directives)
+    partitions = asked["partition"].split(",") if "partition" in asked else None
+    there: dict[str, str] = {}
+    for line in listed.splitlines():
+        node, partition, state = [*line.split("|"), "", ""][:3]
+        if partition.rstrip("*") in partitions if partitions else partition.endswith("*"):
+            there[node] = state
+    wanted = set(expanded(asked.get("nodelist", "")))
+    names = tuple(node for node in dict.fromkeys(sick) if node in there and node not in wanted)
+    if not names:
+        return Exclusion((), ())
+    own = asked.get("exclude", "")
+    left = {node for node, state in there.items() if re.split(r"[^a-z]", state)[0] not in _UNUSABLE}
+    left -= {*names, *expanded(own)}
+    if len(left) < _count(asked.get("nodes", "1")):
+        return Exclusion(names, (), too_few=True)
+    together = ",".join(part for part in (own, *names) if part)
+    return Exclusion(names, (f"--exclude={together}",))
+
+
+def _asked(directives: Sequence[str]) -> dict[str, str]:
+    """The options by long name, from `--nodes=2`, `--nodes 2`, `-N2` and `-N 2`; the last of several counts."""
+    found: dict[str, str] = {}
+    words = [word.strip("'\"") for word in directives]
+    for place, word in enumerate(words):
+        after = words[place + 1] if place + 1 < len(words) else ""
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found[name] = value if equals else after
+        elif word[:2] in _OPTIONS:
+            found[_OPTIONS[word[:2]]] = word[2:] or after
+    return found
+
+
+def _count(nodes: str) -> int:
+    """The least of `--nodes`: `2`, or `2-4`."""
+    match = re.match(r"\d+", nodes)
+    return int(match[0]) if match else 1

@@ -1,0 +1,73 @@
+"""What ended the attempts of a run, from its directory: the cause, those of all nodes, and the nodes at fault."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.causes.attempt import cause_of, causes_of_nodes, read_object
+from llmlaunch.store.peaks import time_or_none
+from llmlaunch.store.run_outcome import AttemptOutcome
+from llmlaunch.store.sick_nodes import Failure
+
+__all__ = ["AttemptCauses", "attempt_causes", "failures_of"]
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AttemptCauses:
+    """`first` is what ended the attempt, None where nothing did; `nodes` what ended the trainers of each node."""
+
+    attempt: str
+    first: Record | None
+    nodes: tuple[Record, ...]
+
+
+def attempt_causes(directory: Path, attempt: AttemptOutcome, said: str) -> AttemptCauses:
+    """The verdict's own cause, else what the files say, together with `said`: the scheduler's word on the job."""
+    if attempt.state in ("succeeded", "stopped", "running"):
+        return AttemptCauses(attempt.name, None, ())
+    ranks = [dict(rank) for rank in attempt.ranks]
+    verdict = read_object(directory / "attempts" / attempt.name / "status.json") or {}
+    own = verdict.get("cause")
+    first = own if isinstance(own, dict) else cause_of(directory, attempt.name, ranks, attempt.exit_code or 1, said)
+    return AttemptCauses(attempt.name, first, tuple(causes_of_nodes(directory, attempt.name, ranks)))
+
+
+def failures_of(directory: Path, run_id: str, cluster: str | None, found: Sequence[AttemptCauses]) -> list[Failure]:
+    """Every node at fault, once an attempt. The cluster is the attempt's own word, else the submission's."""
+    failures = []
+    for one in found:
+        folder = directory / "attempts" / one.attempt
+        begun = read_object(folder / "attempt.json") or {}
+        where = begun.get("cluster") if isinstance(begun.get("cluster"), str) else cluster
+        sick: dict[str, Record] = {}
+        for cause in (*([one.first] if one.first else []), *one.nodes):
+            if cause.get("sick"):
+                listed = cause.get("nodes")
+                names = listed if isinstance(listed, list) and listed else [cause.get("node")]
+                sick.update({str(name): cause for name in names if name and str(name) not in sick})
+        failures += [
+            Failure(
+                cluster=str(where or ""),
+                node=node,
+                run_id=run_id,
+                attempt=one.attempt,
+                kind=str(cause.get("kind")),
+                reason=str(cause.get("line") or ""),
+                since=time_or_none(cause.get("at")) or _last_change(folder),
+            )
+            for node, cause in sick.items()
+        ]
+    return failures
+
+
+def _last_change(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return time.time()
