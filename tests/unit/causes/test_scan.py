@@ -170,6 +170,11 @@ def test_ranks_that_write_at_the_same_time_are_told_apart() -> None:
     assert [(hit.rank, hit.line) for hit in scan(text)] == [(1, "ValueError: one"), (0, "ValueError: zero")]
 
 
+def test_the_programs_own_text_in_a_traceback_says_nothing() -> None:
+    quoted = "    raise RuntimeError('CUDA out of memory. Tried to allocate')"
+    assert only(f"Traceback (most recent call last):\n{quoted}\nKeyError: 1") == ("crash", "KeyError: 1")
+
+
 def test_pinned_memory_is_the_hosts() -> None:
     text = "Traceback (most recent call last):\n    x = t.pin_memory()\nRuntimeError: CUDA error: out of memory"
     assert only(text)[0] == "host_oom"

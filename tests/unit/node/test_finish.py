@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 from node_rig import ATTEMPT, NODE, NodeRig
@@ -129,3 +130,17 @@ def test_what_ended_it_is_said_in_words(cpu_node: NodeRig) -> None:
     assert status["why"].endswith(
         f"; out of GPU memory (rank 0 on {NODE}): torch.OutOfMemoryError: CUDA out of memory."
     )
+
+
+def test_what_srun_told_the_others_after_one_had_failed_is_no_preemption(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 1", rank=0)
+    described = {"schema": 1, "fallbacks": [{"layout": "fallback/1", "keeps_checkpoints": False}]}
+    (cpu_node.run_directory / "run.json").write_text(json.dumps(described))
+    told = cpu_node.attempt_directory / "told"
+    told.mkdir()
+    (told / "node2").write_text("TERM\n")
+    cause = {"kind": "oom", "node": NODE, "rank": 0, "line": "CUDA out of memory", "source": "log"}
+    (cpu_node.attempt_directory / "causes").mkdir()
+    (cpu_node.attempt_directory / "causes" / f"{NODE}.json").write_text(json.dumps(cause))
+    _, status, _ = cpu_node.finish(nodes=2, code=1)
+    assert (status["cause"]["kind"], status["next"]["action"]) == ("oom", "fallback")

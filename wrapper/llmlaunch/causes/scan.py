@@ -82,6 +82,8 @@ def scan(text: str) -> list[Hit]:
         if line.startswith(_TRACEBACK):
             open_tracebacks[speaker] = True
             continue
+        if open_tracebacks.get(speaker) and line[:1] in (" ", "\t"):
+            continue  # the program's own text, which may quote anything
         hit = _hit(lines, place, speaker, line)
         ends = bool(open_tracebacks.get(speaker)) and _EXCEPTION.match(line) is not None
         if ends:

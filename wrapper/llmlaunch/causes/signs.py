@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["EXCEPTION", "HARDWARE", "HARDWARE_XIDS", "KINDS", "NO_CAUSES", "SIGNS", "XID", "Sign"]
+__all__ = ["EXCEPTION", "HARDWARE_XIDS", "KINDS", "NO_CAUSES", "SAID_BY_SLURM", "SIGNS", "XID", "Sign"]
 
 # Where no time decides, an earlier kind goes before a later one: the device, then its memory, the host, the network.
 KINDS = (
@@ -24,7 +24,7 @@ KINDS = (
     "cancelled",
     "hung",
 )
-HARDWARE = frozenset({"gpu_lost", "ecc", "xid", "nvlink", "driver"})
+SAID_BY_SLURM = frozenset({"preempted", "time_limit", "cancelled"})
 
 
 class Sign(NamedTuple):

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..causes.signs import SAID_BY_SLURM
 from ..causes.words import sentence
 from .begin import STOP_FILE
 from .causes import cause_of
@@ -41,6 +42,8 @@ def main(argv: list[str]) -> int:
     cause = None if state != "failed" else cause_of(options.run_dir, options.attempt, ranks, code)
     if cause is not None and cause["source"] != "ranks":  # of which `why` tells already
         why = f"{why}; {sentence(cause)}"
+    if told == PREEMPTED and cause is not None and not cause["consequence"] and cause["kind"] not in SAID_BY_SLURM:
+        told = ""  # one failed by itself, and `srun --kill-on-bad-exit` told the others
     facts = gather(options.run_dir, options.attempt, state, cause, told, progress)
     follows = decide(facts)
     write_status(
