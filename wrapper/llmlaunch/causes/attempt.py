@@ -122,6 +122,8 @@ def _from_the_watchdog(directory: Path) -> list[Record]:
     numbers = {key: hung[key] for key in ("since_seconds", "allowed_seconds") if key in hung}
     waited = numbers.get("since_seconds")
     line = f"no progress for {waited:.0f} s, waiting for {hung.get('what')}" if waited is not None else "no progress"
+    if hung.get("where"):
+        line = f"{line}; {hung['where']}"
     return [cause("hung", None, line, "watchdog", numbers=numbers)]
 
 

@@ -18,6 +18,7 @@ from .files import attempt_directory, read_json, replace_json, say
 from .pace import Pace
 from .progress import NodeLogs, Words
 from .signals import die_with_parent, hold_end_signals
+from .standstill import where_they_stand
 
 if TYPE_CHECKING:
     from .files import Record
@@ -104,7 +105,9 @@ class Watchdog:
             say("watchdog: a step came after all; the training goes on")
             self._write()
             return False
-        say("watchdog: ending the training step")
+        hung["where"] = where_they_stand(self._directory / "stacks")
+        self._write(hung)
+        say(f"watchdog: ending the training step; {hung['where'] or 'no rank wrote its stacks'}")
         self._child.signal(signal.SIGTERM)
         give_up_at = time.monotonic() + TERM_SECONDS
         while self._child.alive() and time.monotonic() < give_up_at:
