@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llmlaunch.cli.planned import print_json
+from llmlaunch.cli.printed import print_json
 
 __all__ = ["command"]
 

@@ -1,21 +1,37 @@
-"""`llmlaunch cancel`: stop a run."""
+"""`llmlaunch cancel`: stop runs."""
 
 from __future__ import annotations
 
 import click
 
 from llmlaunch.cli.submitted import submission_of
+from llmlaunch.errors import UserError
 
 __all__ = ["command"]
 
 
 @click.command("cancel")
-@click.argument("run", metavar="RUN|DIR")
-def command(run: str) -> int:
-    """Stop RUN; one that has ended is left alone."""
+@click.argument("runs", metavar="RUN|DIR...", nargs=-1, required=True)
+def command(runs: tuple[str, ...]) -> int:
+    """Stop each RUN, with all jobs of its chain; one that has ended is left alone.
+
+    Where one cannot be stopped, the others are, and the exit code is that of the first such failure.
+    """
+    code = 0
+    for run in runs:
+        try:
+            _cancel(run)
+        except UserError as failure:
+            if len(runs) == 1:
+                raise
+            click.echo(f"error: {failure}", err=True)
+            code = code or failure.exit_code
+    return code
+
+
+def _cancel(run: str) -> None:
     from llmlaunch.launchers.choose import launcher_of
 
     submission = submission_of(run)
-    launcher_of(submission).cancel(submission)
-    click.echo(f"told job {submission.job_id} to stop", err=True)
-    return 0
+    launcher_of(submission, lambda line: click.echo(line, err=True)).cancel(submission)
+    click.echo(f"told job {', '.join(submission.jobs)} to stop", err=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from llmlaunch.cli.planned import Planned, planned, print_json, recipe_arguments
+from llmlaunch.cli.planned import Planned, planned, recipe_arguments
+from llmlaunch.cli.printed import print_json
 from llmlaunch.store.location import store_exists
 
 __all__ = ["command"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmlaunch.cli.planned import print_json
+from llmlaunch.cli.printed import print_json
 from llmlaunch.errors import UserError
 
 if TYPE_CHECKING:

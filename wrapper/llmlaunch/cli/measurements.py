@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from llmlaunch.cli.planned import print_json
+from llmlaunch.cli.printed import print_json
 
 __all__ = ["command"]
 

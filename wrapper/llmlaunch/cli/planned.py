@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from llmlaunch.planner.placement import ExpectedPlacement
     from llmlaunch.planner.setting import Setting
 
-__all__ = ["Planned", "plan_loaded", "planned", "print_json", "recipe_arguments"]
+__all__ = ["Planned", "plan_loaded", "planned", "recipe_arguments"]
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,3 @@ def _margin(recipe: Recipe) -> Margin | None:
     from llmlaunch.cli.measured import stored_margin
 
     return stored_margin(recipe, recipe.memory.risk)
-
-
-def print_json(value: Any) -> None:
-    """The result alone on stdout."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from llmlaunch.cli.planned import planned, print_json, recipe_arguments
+from llmlaunch.cli.planned import planned, recipe_arguments
+from llmlaunch.cli.printed import print_json
 
 __all__ = ["command"]
 

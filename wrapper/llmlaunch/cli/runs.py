@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.cli.planned import print_json
+from llmlaunch.cli.printed import print_json
 
 if TYPE_CHECKING:
     from llmlaunch.store.runs import Run

@@ -1,41 +1,75 @@
-"""`llmlaunch status`: what became of one run."""
+"""`llmlaunch status`: what became of runs."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
-from llmlaunch.cli.planned import print_json
-from llmlaunch.cli.submitted import note_end, submission_of
+from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.submitted import directory_of, note_ends, submission_in
+from llmlaunch.errors import UserError
+
+if TYPE_CHECKING:
+    from llmlaunch.launchers.look import Look
 
 __all__ = ["command"]
 
 
 @click.command("status")
-@click.argument("run", metavar="RUN|DIR")
-@click.option("--json", "as_json", is_flag=True, help="Print the state as JSON.")
-def command(run: str, as_json: bool) -> int:
-    """Say whether RUN waits, runs or has ended, and why."""
-    from llmlaunch.launchers.choose import launcher_of
+@click.argument("runs", metavar="[RUN|DIR]...", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print the states as JSON.")
+def command(runs: tuple[str, ...], as_json: bool) -> int:
+    """Say whether each RUN waits, runs or has ended, how far it got, and why; without one, of all that have not ended.
 
-    submission = submission_of(run)
-    state = launcher_of(submission).states([submission])[submission.job_id]
-    note_end(submission, state)
+    SLURM is asked once for all of them.
+    """
+    from llmlaunch.launchers.look import look_at
+
+    several = len(runs) != 1
+    directories = [directory_of(run) for run in runs] if runs else _not_ended()
+    submissions = []
+    for directory in directories:
+        try:
+            submissions.append(submission_in(directory))
+        except UserError as failure:
+            if not several:
+                raise
+            click.echo(f"warning: {failure}", err=True)
+    looks = look_at(submissions, lambda line: click.echo(line, err=True))
+    note_ends((look.submission, look.state) for look in looks)
     if as_json:
-        print_json(
-            {
-                "run_dir": str(submission.run_dir),
-                "launcher": submission.launcher,
-                "job_id": submission.job_id,
-                "phase": state.phase,
-                "state": state.state,
-                "reason": state.reason,
-                "exit_code": state.exit_code,
-            }
-        )
-        return 0
-    words = [f"job {submission.job_id} ({submission.launcher}): {state.phase}"]
-    words += [f"[{state.state}]"] if state.state else []
-    words += [f"exit code {state.exit_code}"] if state.exit_code is not None else []
-    words += [f"- {state.reason}"] if state.reason else []
-    click.echo(" ".join(words))
+        found = [look.as_json() for look in looks]
+        print_json({"runs": found} if several else found[0])
+    elif not several:
+        click.echo(looks[0].sentence())
+    elif looks:
+        click.echo(_table(looks))
+    elif not runs:
+        click.echo("no run is going on; llmlaunch runs lists those that have ended", err=True)
     return 0
+
+
+def _not_ended() -> list[Path]:
+    from llmlaunch.store.location import store_exists
+
+    if not store_exists():
+        return []
+    from llmlaunch.store.open import open_store
+    from llmlaunch.store.runs import ONGOING, list_runs
+
+    with open_store() as store:
+        return [run.directory for run in list_runs(store) if run.state in ONGOING and run.directory.is_dir()]
+
+
+def _table(looks: list[Look]) -> str:
+    from llmlaunch.report.text import one_line, table
+
+    head = ("run", "job", "phase", "step", "loss", "tokens/s", "")
+    rows = [[one_line(cell) for cell in look.cells()] for look in looks]
+    lines = table(head[:-1], (row[:-1] for row in rows), indent="").split("\n")
+    # The last column is words: to the left, and as long as they are.
+    return "\n".join(
+        f"{line}  {words}".rstrip() for line, words in zip(lines, ["", *(row[-1] for row in rows)], strict=True)
+    )

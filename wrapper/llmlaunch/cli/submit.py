@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmlaunch.cli.planned import Planned, plan_loaded, planned, print_json, recipe_arguments
+from llmlaunch.cli.planned import Planned, plan_loaded, planned, recipe_arguments
+from llmlaunch.cli.printed import print_json
 from llmlaunch.errors import UserError
 
 if TYPE_CHECKING:

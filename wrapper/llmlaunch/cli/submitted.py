@@ -1,13 +1,16 @@
-"""What status, logs and cancel share: from a word to a submitted run."""
+"""What status, logs, cancel and resume share: from a word to a submitted run."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+
+import click
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 
-__all__ = ["note_end", "submission_of"]
+__all__ = ["directory_of", "note_end", "note_ends", "submission_in", "submission_of"]
 
 
 def submission_of(word: str) -> Submission:
@@ -16,16 +19,50 @@ def submission_of(word: str) -> Submission:
     Raises:
         UserError: no such run, or one that llmlaunch did not submit.
     """
-    from llmlaunch.launchers.run_files import read_submission
+    return submission_in(directory_of(word))
 
-    directory = _directory(word)
+
+def submission_in(directory: Path) -> Submission:
+    """The submission of a run directory. Where its submit was interrupted, SLURM is asked for the job.
+
+    Raises UserError where there is none.
+    """
+    from llmlaunch.launchers import submitting
+    from llmlaunch.launchers.run_files import SCRIPT, read_submission
+
+    mark = submitting.was_submitting(directory)
     submission = read_submission(directory)
-    if submission is None:
-        raise UserError(f"{directory}: was not submitted by llmlaunch (no submission.json); ask squeue about it")
-    return submission
+    if mark is not None and submitting.at_work(mark) and submission is None:
+        raise UserError(f"{directory}: is being submitted now (process {mark.pid} on {mark.host})")
+    if mark is not None and not submitting.at_work(mark):
+        submission = _adopted(directory, submission)
+    if submission is not None:
+        return submission
+    if mark is not None:
+        raise UserError(
+            f"{directory}: its submit was interrupted, and SLURM shows no job of it; llmlaunch resume {directory} "
+            "looks again, and submits it where there is none"
+        )
+    if (directory / SCRIPT).is_file():
+        raise UserError(f"{directory}: was not submitted by llmlaunch; llmlaunch resume {directory} does")
+    raise UserError(f"{directory}: not a run directory (it has no {SCRIPT})")
 
 
-def _directory(word: str) -> Path:
+def _adopted(directory: Path, written: Submission | None) -> Submission | None:
+    from llmlaunch.launchers.slurm import SlurmLauncher
+
+    found = SlurmLauncher(say=_aside).adopt(directory)
+    if found is not None and found != written:
+        _aside(f"job {', '.join(found.jobs)} of {directory} was found: its submit had been interrupted")
+    return found
+
+
+def _aside(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def directory_of(word: str) -> Path:
+    """The folder of that name, else the directory of the run that is meant. Raises UserError."""
     path = Path(word).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -41,11 +78,18 @@ def _directory(word: str) -> Path:
 
 
 def note_end(submission: Submission, state: JobState) -> None:
-    """Tell the store what only the launcher knows: a job that ended without a status.json of its own, because it was
-    cancelled while it waited, or lost with its node."""
-    if not state.ended or (submission.run_dir / "status.json").exists():
+    """Note what only the launcher knows: a job that ended without a status.json of its own, because it was cancelled
+    while it waited, or lost with its node."""
+    note_ends([(submission, state)])
+
+
+def note_ends(states: Iterable[tuple[Submission, JobState]]) -> None:
+    """The same of several; the store, which costs time to open, is told each end once."""
+    from llmlaunch.launchers import run_files
+
+    news = [(submission, state) for submission, state in states if run_files.note_end(submission, state)]
+    if not news:
         return
-    from llmlaunch.launchers.run_files import name_run
     from llmlaunch.store.location import store_exists
 
     if not store_exists():
@@ -54,4 +98,6 @@ def note_end(submission: Submission, state: JobState) -> None:
     from llmlaunch.store.runs import set_state
 
     with open_store() as store:
-        set_state(store, name_run(submission.run_dir), state.phase, state.reason or state.state or None)
+        for submission, state in news:
+            name = run_files.name_run(submission.run_dir)
+            set_state(store, name, state.phase, state.reason or state.state or None)

@@ -1,0 +1,103 @@
+"""`llmlaunch resume`: submit a run directory again, or for the first time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.submitted import directory_of, note_end
+from llmlaunch.errors import UserError
+
+if TYPE_CHECKING:
+    from llmlaunch.launchers.base import Submission
+    from llmlaunch.launchers.choose import Choice
+
+__all__ = ["command"]
+
+
+@click.command("resume")
+@click.argument("run", metavar="RUN|DIR")
+@click.argument("options", metavar="[-- SBATCH_OPTION...]", nargs=-1)
+@click.option("--anyway", is_flag=True, help="Also where nobody knows whether the last job has ended.")
+@click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
+@click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
+def command(run: str, options: tuple[str, ...], anyway: bool, local: bool, as_json: bool) -> int:
+    """Submit RUN's directory again when its last job has ended; also one that was never submitted, or whose submit
+    was interrupted or refused.
+
+    The training goes on from its last checkpoint. What follows `--` goes to sbatch, where it wins over the script.
+    """
+    from llmlaunch.launchers import run_files, submitting
+
+    directory = directory_of(run)
+    before = run_files.read_submission(directory)
+    interrupted = submitting.was_submitting(directory) is not None
+    if before is not None and not interrupted:
+        _refuse_unless_ended(before, anyway)
+    choice = _choice(before, local)
+    if run_files.remove_stop(directory):
+        click.echo("removed the file stop, with which the run had been told to end", err=True)
+    click.echo(choice.why, err=True)
+    submission = choice.launcher.submit(directory, options, again=before is not None)
+    click.echo(f"job {', '.join(submission.jobs)} in {directory}", err=True)
+    _record(directory)
+    if as_json:
+        print_json(
+            {
+                "run_dir": str(directory),
+                "launcher": submission.launcher,
+                "job_id": submission.job_id,
+                "jobs": list(submission.jobs),
+                "earlier": [job for one in submission.earlier for job in one.jobs],
+            }
+        )
+    click.echo(f"look again: llmlaunch status {directory}; llmlaunch logs {directory}", err=True)
+    return 0
+
+
+def _refuse_unless_ended(before: Submission, anyway: bool) -> None:
+    from llmlaunch.launchers.choose import launcher_of
+
+    state = launcher_of(before, _aside).states([before])[before.job_id]
+    note_end(before, state)
+    job = before.jobs[max(0, state.link - 1)]
+    if state.phase == "unknown" and not anyway:
+        raise UserError(
+            f"{before.run_dir}: nobody knows whether its job {job} has ended ({state.reason}); two jobs in one "
+            "directory would spoil each other's checkpoints. Where you know that it has: --anyway"
+        )
+    if state.phase in ("pending", "running"):
+        raise UserError(
+            f"{before.run_dir}: its job {job} is {state.phase}; when it has ended it can be submitted again (llmlaunch "
+            f"cancel {before.run_dir} ends it)"
+        )
+
+
+def _choice(before: Submission | None, local: bool) -> Choice:
+    """The launcher of the last job, unless another is asked for."""
+    from llmlaunch.launchers.choose import choose
+
+    return choose(local or (before is not None and before.launcher == "local"), _aside)
+
+
+def _record(directory: Path) -> None:
+    """The store is an index: where it cannot be written the job runs on, and `collect` can name it later."""
+    from llmlaunch.store.collect import collect
+    from llmlaunch.store.open import open_store
+
+    try:
+        with open_store() as store:
+            collect(store, [directory])
+    except UserError as failure:
+        click.echo(
+            f"warning: the run goes on, but the store does not know it ({failure}); "
+            f"later: llmlaunch collect {directory}",
+            err=True,
+        )
+
+
+def _aside(line: str) -> None:
+    click.echo(line, err=True)

@@ -1,0 +1,141 @@
+"""One look at any number of runs: what the launcher says of each, how far it got, and what ended it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.choose import launcher_of
+from llmlaunch.launchers.run_files import latest_attempt
+from llmlaunch.launchers.small_files import read_object
+
+__all__ = ["Look", "look_at"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What there is to say of a run now. `progress` and `cause` are those of its newest attempt (progress.json and
+    status.json of docs/run-directory.md), empty where there are none."""
+
+    submission: Submission
+    state: JobState
+    attempt: str | None
+    progress: Mapping[str, Any]
+    cause: Mapping[str, Any]
+    stopping: bool
+    """A person has told it to save and stop, and it has not ended yet."""
+
+    def as_json(self) -> dict[str, Any]:
+        submission, state = self.submission, self.state
+        known = ("step", "steps", "loss", "tokens_per_second", "at", "hung")
+        return {
+            "run_dir": str(submission.run_dir),
+            "launcher": submission.launcher,
+            "job_id": submission.job_id,
+            "phase": state.phase,
+            "state": state.state,
+            "reason": state.reason,
+            "exit_code": state.exit_code,
+            "cluster": submission.cluster if submission.launcher == "slurm" else None,
+            "jobs": list(submission.jobs),
+            "link": state.link or None,
+            "earlier": [job for one in submission.earlier for job in one.jobs],
+            "restarts": state.restarts,
+            "expected_start": state.expected_start.isoformat() if state.expected_start else None,
+            "attempt": self.attempt,
+            "progress": {name: self.progress.get(name) for name in known} if self.progress else None,
+            "cause": dict(self.cause) or None,
+            "stopping": self.stopping,
+        }
+
+    def sentence(self) -> str:
+        """One line for a person."""
+        state = self.state
+        words = [f"job {self._job} ({self.submission.launcher}): {state.phase}"]
+        words += [f"[{state.state}]"] if state.state else []
+        words += [f"exit code {state.exit_code}"] if state.exit_code is not None else []
+        words += [f"- {self._because}"] if self._because else []
+        figures = ", ".join(self._figures)
+        return " ".join(words) + (f"; {figures}" if figures else "")
+
+    def cells(self) -> list[str]:
+        """Run, job, phase, step, loss, tokens a second, and why."""
+        step, steps, loss, speed = (self._number(name) for name in ("step", "steps", "loss", "tokens_per_second"))
+        return [
+            self.submission.run_dir.name,
+            self._job,
+            self.state.phase,
+            "-" if step is None else f"{step:.0f}" + (f"/{steps:.0f}" if steps else ""),
+            "-" if loss is None else f"{loss:.4g}",
+            "-" if speed is None else f"{speed:,.0f}",
+            self._because or (self.state.state if self.state.phase == "failed" else ""),
+        ]
+
+    @property
+    def _job(self) -> str:
+        return self.submission.jobs[max(0, self.state.link - 1)]
+
+    @property
+    def _because(self) -> str:
+        """Why it waits or how it ended, with what is unusual about it."""
+        state = self.state
+        of = len(self.submission.jobs)
+        parts = [state.reason] if state.reason else []
+        parts += [_cause_words(self.cause)] if self.cause and state.phase != "succeeded" else []
+        parts += [f"link {state.link} of {of}"] if of > 1 else []
+        parts += [f"restarted {state.restarts} time{'' if state.restarts == 1 else 's'}"] if state.restarts else []
+        parts += ["told to stop"] if self.stopping else []
+        if state.phase == "running" and isinstance(self.progress.get("hung"), dict):
+            parts.append(f"hangs: {self.progress['hung'].get('what') or 'no step'}")
+        if state.phase == "pending" and state.expected_start:
+            parts.append(f"expected to start {state.expected_start:%Y-%m-%d %H:%M}")
+        return "; ".join(parts)
+
+    @property
+    def _figures(self) -> list[str]:
+        step, steps, loss, speed = (self._number(name) for name in ("step", "steps", "loss", "tokens_per_second"))
+        if step is None:
+            return []
+        figures = [f"step {step:.0f}" + (f" of {steps:.0f}" if steps else "")]
+        figures += [f"loss {loss:.4g}"] if loss is not None else []
+        return figures + ([f"{speed:,.0f} tokens/s"] if speed is not None else [])
+
+    def _number(self, name: str) -> float | None:
+        value = self.progress.get(name)
+        return value if isinstance(value, (int, float)) else None
+
+
+def look_at(submissions: Sequence[Submission], say: Callable[[str], None]) -> list[Look]:
+    """A look at each submission; each launcher is asked once, SLURM once a cluster. `say` is told what is waited for."""
+    groups: dict[tuple[str, str | None], list[Submission]] = {}
+    for submission in submissions:  # two clusters may have jobs of the same number
+        groups.setdefault((submission.launcher, submission.cluster), []).append(submission)
+    states = {name: launcher_of(group[0], say).states(group) for name, group in groups.items()}
+    return [_look(one, states[one.launcher, one.cluster][one.job_id]) for one in submissions]
+
+
+def _look(submission: Submission, state: JobState) -> Look:
+    attempt = latest_attempt(submission)
+    progress: dict[str, Any] = {}
+    cause: object = None
+    if attempt is not None:
+        folder = submission.run_dir / "attempts" / attempt
+        progress = read_object(folder / "progress.json")
+        status = read_object(folder / "status.json") or read_object(submission.run_dir / "status.json")
+        cause = status.get("cause") if status.get("attempt") == attempt else None
+    return Look(
+        submission=submission,
+        state=state,
+        attempt=attempt,
+        progress=progress,
+        cause=cause if isinstance(cause, dict) else {},
+        stopping=not state.ended and (submission.run_dir / "stop").exists(),
+    )
+
+
+def _cause_words(cause: Mapping[str, Any]) -> str:
+    where = f" on {cause['node']}" if cause.get("node") else ""
+    rank = f", rank {cause['rank']}" if cause.get("rank") is not None else ""
+    return f"{str(cause.get('kind') or 'crash').replace('_', ' ')}{where}{rank}"
