@@ -21,7 +21,7 @@ __all__ = ["command"]
 @click.command("resume")
 @click.argument("run", metavar="RUN|DIR")
 @click.argument("options", metavar="[-- SBATCH_OPTION...]", nargs=-1)
-@click.option("--anyway", is_flag=True, help="Also where nobody knows whether the last job has ended.")
+@click.option("--anyway", is_flag=True, help="Also where nobody knows whether the last job has ended, or it succeeded.")
 @click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
 @click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
 def command(run: str, options: tuple[str, ...], anyway: bool, local: bool, as_json: bool) -> int:
@@ -35,8 +35,8 @@ def command(run: str, options: tuple[str, ...], anyway: bool, local: bool, as_js
     directory = directory_of(run)
     before = run_files.read_submission(directory)
     interrupted = submitting.was_submitting(directory) is not None
-    if before is not None and not interrupted:
-        _refuse_unless_ended(before, anyway)
+    if not interrupted:
+        _refuse_unless_ended(directory, before, anyway)
     choice = _choice(before, local)
     if run_files.remove_stop(directory):
         click.echo("removed the file stop, with which the run had been told to end", err=True)
@@ -58,16 +58,25 @@ def command(run: str, options: tuple[str, ...], anyway: bool, local: bool, as_js
     return 0
 
 
-def _refuse_unless_ended(before: Submission, anyway: bool) -> None:
+def _refuse_unless_ended(directory: Path, submitted: Submission | None, anyway: bool) -> None:
     from llmlaunch.launchers.choose import launcher_of
+    from llmlaunch.launchers.run_files import seen_at_work
 
+    before = submitted or seen_at_work(directory)
+    if before is None:
+        return
     state = launcher_of(before, _aside).states([before])[before.job_id]
-    note_end(before, state)
+    if submitted is not None:
+        note_end(submitted, state)
     job = before.jobs[max(0, state.link - 1)]
     if state.phase == "unknown" and not anyway:
         raise UserError(
             f"{before.run_dir}: nobody knows whether its job {job} has ended ({state.reason}); two jobs in one "
             "directory would spoil each other's checkpoints. Where you know that it has: --anyway"
+        )
+    if state.phase == "succeeded" and not anyway:
+        raise UserError(
+            f"{before.run_dir}: its job {job} succeeded, so nothing is left to do; submit it again: --anyway"
         )
     if state.phase in ("pending", "running"):
         raise UserError(

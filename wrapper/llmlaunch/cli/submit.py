@@ -29,6 +29,7 @@ FAILED = 1
 @click.command("submit")
 @recipe_arguments
 @click.option("--dry-run", is_flag=True, help="Show what would be written and submitted; do neither.")
+@click.option("--test-only", is_flag=True, help="Ask SLURM whether it would take the job; submit nothing.")
 @click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
 @click.option("--follow", is_flag=True, help="Watch the job to its end, then collect its peaks.")
 @click.option("--raw", is_flag=True, help="With --follow: the lines of the logs as they are.")
@@ -39,6 +40,7 @@ def command(
     recipe: str,
     overrides: tuple[str, ...],
     dry_run: bool,
+    test_only: bool,
     local: bool,
     follow: bool,
     raw: bool,
@@ -52,18 +54,23 @@ def command(
     """
     from llmlaunch.launchers.choose import choose
 
-    choice = choose(local)
+    choice = choose(local, lambda line: click.echo(line, err=True))
+    taken = None if dry_run or test_only or output is None else _taken(output)
+    if taken is not None:
+        return _follow(choice, taken, raw, aside=as_json) if follow else 0
     result = planned(recipe, overrides)
     _refuse(result)
     if dry_run:
         return _show(result, choice.why, as_json)
+    if test_only:
+        return _test(result, choice, as_json)
     if choice.launcher.name == "local":
         result = _for_this_machine(result, choice.why)
     directory = _render(result, output)
     click.echo(choice.why, err=True)
     submission = choice.launcher.submit(directory, _extra_words(choice, directory, no_exclude))
     _record(result, submission)
-    click.echo(f"job {submission.job_id} in {directory}", err=True)
+    click.echo(f"job {', '.join(submission.jobs)} in {directory}", err=True)
     if as_json:
         print_json(_submission_json(result, submission))
     if not follow:
@@ -78,6 +85,53 @@ def _extra_words(choice: Choice, directory: Path, no_exclude: bool) -> tuple[str
     from llmlaunch.cli.excluded import excluded_words
 
     return excluded_words(directory)
+
+
+def _taken(output: Path) -> Submission | None:
+    """The job of a directory whose submit was interrupted, where SLURM has it. Raises UserError for one that needs
+    another command."""
+    from llmlaunch.cli.submitted import submission_in
+    from llmlaunch.launchers import run_files, submitting
+
+    if not (output / run_files.SCRIPT).is_file():
+        return None
+    if submitting.was_submitting(output) is not None:
+        submission = submission_in(output.resolve())
+        click.echo(f"job {', '.join(submission.jobs)} in {output}: nothing was submitted again", err=True)
+        return submission
+    earlier = run_files.read_submission(output)
+    if earlier is not None:
+        raise UserError(
+            f"{output}: already submitted as {earlier.launcher} job {earlier.job_id}; when that has ended, "
+            f"llmlaunch resume {output} submits it again; another -o renders another run"
+        )
+    raise UserError(
+        f"{output}: rendered before, and not submitted; llmlaunch resume {output} submits it as it is; another -o "
+        "renders another run"
+    )
+
+
+def _test(result: Planned, choice: Choice, as_json: bool) -> int:
+    """What sbatch --test-only says, in its own words, and what it does not look at."""
+    from llmlaunch.errors import SchedulerRefused
+    from llmlaunch.launchers.slurm import SlurmLauncher
+    from llmlaunch.runs.scripts import job_script
+
+    if not isinstance(choice.launcher, SlurmLauncher):
+        raise UserError(f"--test-only asks SLURM, and there is none to ask. {choice.why}")
+    would, words = choice.launcher.test(job_script(result.recipe, result.plan))
+    if as_json:
+        print_json({"recipe": result.recipe.name, "would_take": would, "words": words})
+    click.echo(f"sbatch: {words}", err=True)
+    click.echo(
+        "nothing was submitted"
+        + ("; a job id was used up. " if would else ". ")
+        + "Where the site leaves EnforcePartLimits and "
+        "AccountingStorageEnforce at their defaults, SLURM says yes to a wrong account, a wrong QoS and a time over "
+        "the partition's limit, too",
+        err=True,
+    )
+    return 0 if would else SchedulerRefused.exit_code
 
 
 def _refuse(result: Planned) -> None:

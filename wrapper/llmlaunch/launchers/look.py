@@ -108,7 +108,7 @@ class Look:
 
 
 def look_at(submissions: Sequence[Submission], say: Callable[[str], None]) -> list[Look]:
-    """A look at each submission; each launcher is asked once, SLURM once a cluster. `say` is told what is waited for."""
+    """A look at each submission; SLURM is asked once, or once a cluster. `say` is told what is waited for."""
     groups: dict[tuple[str, str | None], list[Submission]] = {}
     for submission in submissions:  # two clusters may have jobs of the same number
         groups.setdefault((submission.launcher, submission.cluster), []).append(submission)

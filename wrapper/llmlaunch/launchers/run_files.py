@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ __all__ = [
     "read_end",
     "read_submission",
     "remove_stop",
+    "seen_at_work",
     "write_submission",
 ]
 
@@ -122,6 +124,18 @@ def read_submission(run_dir: Path) -> Submission | None:
         return replace(_submission(record, directory), earlier=earlier)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: damaged; the job's id is also in the names below {run_dir / 'logs'}") from error
+
+
+def seen_at_work(run_dir: Path) -> Submission | None:
+    """The last job that began an attempt in a directory llmlaunch did not submit: a bare `sbatch job.sbatch`."""
+    try:
+        folders = [entry for entry in os.scandir(run_dir / "attempts") if re.fullmatch(r"\d+(_\d+)?\.\d+", entry.name)]
+    except OSError:
+        return None
+    if not folders:
+        return None
+    last = max(folders, key=lambda entry: entry.stat().st_mtime)
+    return Submission("slurm", last.name.rpartition(".")[0], run_dir.resolve(), last.stat().st_mtime)
 
 
 def cancel_mark(submission: Submission) -> Path:
