@@ -270,7 +270,7 @@ def test_accuracy_answers_for_every_record(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_not_there_is_said_plainly(tmp_path: Path) -> None:
-    for command in ("status", "logs", "cancel"):
+    for command in ("status", "logs", "cancel", "resume"):
         answer = llmlaunch(tmp_path, command, "nowhere")
         assert answer.returncode == 2
         assert "nowhere" in answer.stderr
@@ -306,10 +306,24 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "check": ["as_json", "overrides", "recipe"],
         "plan": ["as_json", "overrides", "plot", "recipe", "with_front"],
         "render": ["as_json", "output", "overrides", "recipe"],
-        "submit": ["as_json", "dry_run", "follow", "local", "no_exclude", "output", "overrides", "raw", "recipe"],
-        "status": ["as_json", "run"],
+        "submit": [
+            *(
+                "as_json",
+                "dry_run",
+                "follow",
+                "local",
+                "no_exclude",
+                "output",
+                "overrides",
+                "raw",
+                "recipe",
+                "test_only",
+            )
+        ],
+        "status": ["as_json", "runs"],
         "logs": ["attempt", "follow", "job", "node", "raw", "run", "tail"],
-        "cancel": ["run"],
+        "cancel": ["runs"],
+        "resume": ["anyway", "as_json", "local", "no_exclude", "options", "run"],
         "runs": ["as_json"],
         "nodes": ["as_json", "cluster", "forgive"],
         "collect": ["as_json", "words"],

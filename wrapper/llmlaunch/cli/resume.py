@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llmlaunch.cli.excluded import excluded_words
 from llmlaunch.cli.printed import print_json
 from llmlaunch.cli.submitted import directory_of, note_end
 from llmlaunch.errors import UserError
@@ -23,8 +24,9 @@ __all__ = ["command"]
 @click.argument("options", metavar="[-- SBATCH_OPTION...]", nargs=-1)
 @click.option("--anyway", is_flag=True, help="Also where nobody knows whether the last job has ended, or it succeeded.")
 @click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
+@click.option("--no-exclude", is_flag=True, help="Also on nodes that ended earlier runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
-def command(run: str, options: tuple[str, ...], anyway: bool, local: bool, as_json: bool) -> int:
+def command(run: str, options: tuple[str, ...], anyway: bool, local: bool, no_exclude: bool, as_json: bool) -> int:
     """Submit RUN's directory again when its last job has ended; also one that was never submitted, or whose submit
     was interrupted or refused.
 
@@ -41,7 +43,8 @@ def command(run: str, options: tuple[str, ...], anyway: bool, local: bool, as_js
     if run_files.remove_stop(directory):
         click.echo("removed the file stop, with which the run had been told to end", err=True)
     click.echo(choice.why, err=True)
-    submission = choice.launcher.submit(directory, options, again=before is not None)
+    words = () if no_exclude or choice.launcher.name != "slurm" else excluded_words(directory)
+    submission = choice.launcher.submit(directory, (*words, *options), again=before is not None)
     click.echo(f"job {', '.join(submission.jobs)} in {directory}", err=True)
     _record(directory)
     if as_json:

@@ -17,6 +17,9 @@ __all__ = ["Feature", "features", "refuse_unknown", "release", "table"]
 
 Release = tuple[int, int]
 
+OLDEST: Release = (20, 2)
+"""The first that has `squeue --me` and `-O FIELD:SUFFIX`, which the launcher asks with."""
+
 
 @dataclass(frozen=True)
 class Feature:
@@ -31,6 +34,11 @@ class Feature:
     checked: str
     source: str
     note: str = ""
+
+    @property
+    def everywhere(self) -> bool:
+        """Every release the launcher works with has it."""
+        return self.until is None and (self.since is None or self.since <= OLDEST)
 
 
 def features() -> list[Feature]:
@@ -52,7 +60,7 @@ def refuse_unknown(words: Sequence[str], version: Callable[[], str]) -> None:
     where an option is among them that came or went.
     """
     given = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
-    doubtful = [one for one in features() if one.option in given] if given else []
+    doubtful = [one for one in features() if one.option in given and not one.everywhere]
     if not doubtful:
         return
     said = version().strip()

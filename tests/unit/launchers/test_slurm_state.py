@@ -1,0 +1,112 @@
+"""What became of a job: squeue's word, sacct's and its own put together, of one job and of a chain."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.launchers.base import JobState, Phase, Submission
+from llmlaunch.launchers.run_files import cancel_mark, end_noted, note_end
+from llmlaunch.launchers.slurm_state import Heard, conclude
+from llmlaunch.launchers.slurm_text import Row
+
+
+def submission(run_dir: Path, *jobs: str) -> Submission:
+    return Submission("slurm", jobs[0], run_dir, 1700000000.0, chain=jobs if len(jobs) > 1 else ())
+
+
+def end(run_dir: Path, attempt: str, state: str, code: int) -> None:
+    """What the job writes: for the attempt, and for the run over whatever the attempts before wrote."""
+    text = json.dumps({"schema": 1, "attempt": attempt, "state": state, "exit_code": code, "why": "its own words"})
+    folder = run_dir / "attempts" / attempt
+    folder.mkdir(parents=True)
+    (folder / "status.json").write_text(text)
+    (run_dir / "status.json").write_text(text)
+
+
+def test_a_job_that_was_told_and_saved_is_stopped_and_not_failed(tmp_path: Path) -> None:
+    end(tmp_path, "12.0", "stopped", 75)
+    heard = Heard({}, {"12": Row("FAILED", exit_code=75)})
+    assert conclude(submission(tmp_path, "12"), heard) == JobState("stopped", "FAILED", "its own words", 75)
+
+
+def test_who_cancelled_it_is_named(tmp_path: Path) -> None:
+    live = {"12": Row("CANCELLED")}
+    told = conclude(submission(tmp_path, "12"), Heard(live, {"12": Row("CANCELLED", by=str(os.getuid()))}))
+    assert told.reason == "by root" or told.reason.startswith("by ")
+    told = conclude(submission(tmp_path, "12"), Heard(live, {"12": Row("CANCELLED", by="4000000000")}))
+    assert told == JobState("cancelled", "CANCELLED", "by user 4000000000")
+
+
+def test_requeues_are_counted_by_whoever_saw_more(tmp_path: Path) -> None:
+    heard = Heard({"12": Row("RUNNING", restarts=1)}, {"12": Row("RUNNING", restarts=2)})
+    assert conclude(submission(tmp_path, "12"), heard).restarts == 2
+
+
+@pytest.mark.parametrize(
+    ("states", "phase", "link"),
+    [
+        (("COMPLETED", "RUNNING", "PENDING"), "running", 2),
+        (("TIMEOUT", "PENDING", "PENDING"), "pending", 2),
+        (("TIMEOUT", "FAILED", "NODE_FAIL"), "failed", 3),
+        (("CANCELLED", "CANCELLED", "CANCELLED"), "cancelled", 3),
+    ],
+)
+def test_a_chain_is_where_its_jobs_have_got_to(
+    tmp_path: Path, states: tuple[str, ...], phase: Phase, link: int
+) -> None:
+    chain = submission(tmp_path, "12", "13", "14")
+    told = conclude(chain, Heard({job: Row(state) for job, state in zip(chain.jobs, states, strict=True)}, {}))
+    assert (told.phase, told.link) == (phase, link)
+
+
+def test_a_chain_has_succeeded_when_a_link_reached_the_end_of_the_training(tmp_path: Path) -> None:
+    end(tmp_path, "12.0", "stopped", 75)
+    end(tmp_path, "13.0", "succeeded", 0)
+    live = {"12": Row("FAILED"), "13": Row("COMPLETED"), "14": Row("PENDING", "Dependency")}
+    told = conclude(submission(tmp_path, "12", "13", "14"), Heard(live, {}))
+    assert told == JobState("succeeded", "COMPLETED", "its own words", 0, link=2)
+
+
+def test_a_link_s_own_word_outlives_the_next_link_s(tmp_path: Path) -> None:
+    end(tmp_path, "12.0", "stopped", 75)
+    end(tmp_path, "13.0", "failed", 3)
+    past = {"12": Row("FAILED", exit_code=75), "13": Row("FAILED", exit_code=3)}
+    chain = submission(tmp_path, "12", "13")
+    assert conclude(chain, Heard({}, past)).phase == "failed"
+    first = Submission("slurm", "12", tmp_path, 1.0)
+    assert conclude(first, Heard({}, past)).phase == "stopped"
+
+
+def test_an_end_that_was_noted_is_known_when_slurm_has_forgotten_the_job(tmp_path: Path) -> None:
+    job = submission(tmp_path, "12")
+    nothing = Heard({}, {})
+    assert conclude(job, nothing).phase == "unknown"
+    cancelled = JobState("cancelled", "CANCELLED", "by ada", restarts=1)
+    assert note_end(job, cancelled)
+    assert not note_end(job, cancelled)  # once
+    assert conclude(job, nothing) == cancelled
+    assert end_noted(submission(tmp_path, "13")) is None
+    assert conclude(submission(tmp_path, "13"), nothing).phase == "unknown"
+
+
+def test_what_the_job_wrote_itself_needs_no_note(tmp_path: Path) -> None:
+    end(tmp_path, "12.0", "failed", 3)
+    assert not note_end(submission(tmp_path, "12"), JobState("failed"))
+    assert not (tmp_path / "ended.json").exists()
+
+
+def test_our_own_cancel_counts_only_where_slurm_answered(tmp_path: Path) -> None:
+    job = submission(tmp_path, "12_3")
+    (tmp_path / "logs").mkdir()
+    cancel_mark(job).touch()
+    assert conclude(job, Heard({}, {})).phase == "cancelled"
+    assert conclude(job, Heard({}, {}, silence="no answer")).phase == "unknown"
+
+
+def test_the_accounting_alone_is_said_to_be_so(tmp_path: Path) -> None:
+    told = conclude(submission(tmp_path, "12"), Heard({}, {"12": Row("RUNNING")}, silence="no answer"))
+    assert told == JobState("running", "RUNNING", "by sacct alone; squeue: no answer")
