@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.cli.planned import print_json
+from llmlaunch.cli.printed import print_json
 from llmlaunch.errors import UserError
 from llmlaunch.store.location import store_exists
 
