@@ -1,0 +1,100 @@
+"""What ended a job on real SLURM: out of memory becomes a measurement, a lost node is left out until it is forgiven."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_machine import Cluster, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+# two nodes with one process each: the machine under all nodes has few cores
+TWO_NODES = ("nodes=2", "cluster=cpu-x1", "training.steps=6", f"python={sys.executable}")
+GIB = 2**30
+
+RUNS_OUT = """
+import os, time
+time.sleep(300 if os.environ["RANK"] != "1" else 0)
+raise RuntimeError(
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.00 GiB is free. "
+    "Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory 70.00 GiB is "
+    "allocated by PyTorch, and 5.00 GiB is reserved by PyTorch but unallocated."
+)
+"""
+SLEEPS = "import time\ntime.sleep(600)\n"
+
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
+
+
+def llmlaunch(home: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    places = {"XDG_DATA_HOME": str(home / "data"), "XDG_CACHE_HOME": str(home / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "llmlaunch", *words],
+        cwd=home, env={**os.environ, **places}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def submitted(home: Path, name: str, trainer: str, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """A two-node job of a trainer of our own, in the run directory `name`."""
+    script = home / "trainer.py"
+    script.write_text(trainer)
+    own = f"backend={{name: deepspeed, script: {script}}}"
+    return llmlaunch(home, "submit", QUICKSTART, *TWO_NODES, own, *words, "-o", name, code=code)
+
+
+def status(home: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((home / name / "status.json").read_text())
+    return found
+
+
+def test_a_rank_out_of_memory_is_the_cause_and_a_measurement(tmp_path: Path) -> None:
+    said = submitted(tmp_path, "run", RUNS_OUT, "--follow", code=1).stdout
+    assert "rank 1 on node" in said
+    found = status(tmp_path, "run")
+    assert (found["cause"]["kind"], found["cause"]["rank"], found["cause"]["sick"]) == ("oom", 1, False)
+    assert "out of GPU memory (rank 1 on " in found["why"]
+    assert found["next"]["action"] == "end"
+    records = json.loads(llmlaunch(tmp_path, "measurements", "list", "--kind", "oom", "--json").stdout)["measurements"]
+    (record,) = records
+    assert (record["global_rank"], record["peak_bytes"], record["run_state"]) == (1, None, "failed")
+    assert record["numbers"]["asked_bytes"] == 2 * GIB
+    assert record["numbers"]["non_torch_bytes"] == 3 * GIB
+    assert json.loads(llmlaunch(tmp_path, "nodes", "--json").stdout) == {"nodes": []}
+
+
+def test_a_lost_node_is_left_out_by_name_until_it_is_forgiven(slurm: Cluster, tmp_path: Path) -> None:
+    submitted(tmp_path, "run", SLEEPS, "slurm.no-requeue=true")
+    ranks = tmp_path / "run" / "attempts"
+    wait_until(lambda: len(list(ranks.glob("*/ranks/*.json"))) == 2, "both ranks have started")
+    lost = json.loads(next(ranks.glob("*/ranks/1.json")).read_text())["node"]
+    number = lost.removeprefix("node")
+
+    def is_idle() -> bool:
+        return slurm.ask("sinfo", "-h", "-n", lost, "-p", "train", "-o", "%t").strip() == "idle"
+
+    try:
+        slurm.do("kill-node", number)
+        wait_until(lambda: (tmp_path / "run" / "status.json").exists(), "SLURM has noticed", 120)
+        cause = status(tmp_path, "run")["cause"]
+        assert (cause["kind"], cause["node"], cause["sick"]) == ("node_fail", lost, True)
+    finally:
+        slurm.do("start-node", number)
+        wait_until(is_idle, "the node is up again")
+
+    said = submitted(tmp_path, "next", SLEEPS).stderr
+    assert f"{lost} left out until" in said
+    assert "Node failure on" in said
+    job = json.loads((tmp_path / "next" / "submission.json").read_text())["job_id"]
+    assert f"ExcNodeList={lost}" in slurm.ask("scontrol", "show", "job", job)
+    assert lost in llmlaunch(tmp_path, "nodes").stdout
+
+    assert "1 failure forgiven" in llmlaunch(tmp_path, "nodes", "--forgive", lost).stderr
+    assert "left out" not in submitted(tmp_path, "third", SLEEPS).stderr
