@@ -53,6 +53,8 @@ def test_the_quickstart_trains_on_two_nodes_and_both_peaks_are_collected(slurm: 
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["state"] == "succeeded"
     assert sorted(node["node"] for node in status["nodes"]) == sorted(slurm.nodes[:2])
+    progress = json.loads((tmp_path / "run" / "attempts" / status["attempt"] / "progress.json").read_text())
+    assert (progress["step"], progress["steps"], progress["hung"]) == (6, 6, None)
     assert_both_nodes_are_measured(tmp_path)
     assert "succeeded" in llmlaunch(tmp_path, "status", "run").stdout
 

@@ -34,7 +34,7 @@ class Logs:
 
     def __init__(self, directory: Path, lines: ProgressLines) -> None:
         self.directory = directory
-        self.reader = NodeLogs(directory, ATTEMPT, words(lines))
+        self.reader = NodeLogs(directory, ATTEMPT, words(lines), nodes=100)
 
     def path(self, node: str) -> Path:
         return self.directory / f"{ATTEMPT}.{node}.log"

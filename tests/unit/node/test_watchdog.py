@@ -6,12 +6,16 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from node_rig import ATTEMPT, NODE, NodeRig, alive, until
+
+from llmlaunch.node.descent import Child, kill_tree
+from llmlaunch.node.watchdog import Clock
 
 PROGRESS = {
     "step_patterns": [r"\bstep (?P<step>\d+)/(?P<steps>\d+) \| loss (?P<loss>\S+)"],
@@ -122,6 +126,33 @@ def test_a_hang_is_written_down_asked_for_its_stacks_and_ended(watched: Watched)
     assert "hung: no news of a step" in said
 
 
+def test_a_step_that_comes_while_stacks_are_written_saves_the_training(watched: Watched) -> None:
+    watched.watch(saving_seconds=0.1)
+    watched.steps(1, 1)
+    watched.say("step 2/40 | loss 3.0")
+    until(watched.heard, "the question where it is")
+    watched.say("step 3/40 | loss 3.0")
+    until(lambda: watched.progress().get("step") == 3, "the step")
+    watched.child.kill()
+    watched.child.wait()
+    assert "a step came after all" in watched.ended()
+    assert watched.heard() == ["SIGUSR2"]
+    assert watched.progress()["hung"] is None
+
+
+def test_seconds_in_which_it_stood_still_itself_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM suspends a job's processes all together."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock = Clock(longest_tick=12.0)
+    now += 2.0
+    assert clock.now() == 2.0
+    now += 7200.0
+    assert clock.now() == 14.0
+    now += 2.0
+    assert clock.now() == 16.0
+
+
 def test_a_slow_save_is_no_hang(watched: Watched) -> None:
     watched.watch(floor_seconds=0.2)
     watched.say("step 1/40 | loss 3.0")
@@ -176,8 +207,6 @@ def test_a_disk_that_is_full_does_not_matter(watched: Watched) -> None:
 
 
 def test_what_outlives_term_is_killed_with_all_below(cpu_node: NodeRig) -> None:
-    from llmlaunch.node.descent import Child, kill_tree
-
     deaf = "trap '' TERM; sleep 600 & wait; sleep 600"
     shell = subprocess.Popen(["bash", "-c", deaf])
     below = until(lambda: _children(shell.pid), "the sleeper")

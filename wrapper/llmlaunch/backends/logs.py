@@ -29,11 +29,11 @@ DEEPSPEED_PIPELINE = r"\bsteps: (?P<step>\d+) loss: (?P<loss>\S+) (?:.*?iter tim
 # Its other engines, where the log level shows them (runtime/engine.py, _report_progress).
 DEEPSPEED_ENGINE = r"\bstep=(?P<step>\d+), skipped=\d+, lr="
 # Hugging Face's Trainer: the dictionary has no step, the progress bar has; numbers are text since Transformers 5.
-TRAINER = r"\{'loss': '?(?P<loss>[-+.\deE]+|nan|inf)'?, .*'epoch': "
+TRAINER = r"\{'loss': '?(?P<loss>[-+.\deE]+|nan|inf)'?, .{0,400}?'epoch': "
 # Scripts by hand say it in many ways, some in colours: "step: 12  loss: 3.1", "iter 7: loss 4.2, time 250ms".
 BY_HAND = (
     r"(?:\b|\x1b\[\d+m)(?i:step|iter|iteration|batch)[ =:#]+(?P<step>\d+)(?: ?/ ?(?P<steps>\d+))?\b"
-    r".*?(?i:loss)[ =:]+(?P<loss>[-+.\deE]+|nan|inf)"
+    r".{0,120}?(?i:loss)[ =:]+(?P<loss>[-+.\deE]+|nan|inf)"
 )
 
 # Each is said when a save or an evaluation begins: Megatron-LM (megatron/training/checkpointing.py and training.py),

@@ -99,8 +99,9 @@ class NodeLogs:
     nodes.
     """
 
-    def __init__(self, directory: Path, attempt: str, words: Words) -> None:
+    def __init__(self, directory: Path, attempt: str, words: Words, nodes: int) -> None:
         self._directory = directory
+        self._nodes = nodes
         self._prefix = f"{attempt}."
         self._words = words
         self._tails: dict[str, LogTail] = {}
@@ -110,7 +111,8 @@ class NodeLogs:
 
     def look(self, everywhere: bool = False) -> News:
         """What is new: in the logs whose turn it is, or `everywhere`."""
-        if everywhere or not self._tails or self._looks % LOOKS_BETWEEN_LISTINGS == 0:
+        missing = len(self._tails) < self._nodes  # else not listed: the folder holds the logs of every attempt
+        if missing and (everywhere or not self._tails or self._looks % LOOKS_BETWEEN_LISTINGS == 0):
             self._list()
         self._looks += 1
         silent = [name for name in self._tails if name not in self._speaking]

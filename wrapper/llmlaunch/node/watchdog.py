@@ -52,13 +52,14 @@ class Watchdog:
         progress = run.get("progress") or {}
         self._stop_file = options.run_dir / STOP_FILE
         self._directory = attempt_directory(options.run_dir, options.attempt)
-        self._ranks = int(run.get("nodes") or 1) * int(run.get("devices_per_node") or 1)
+        nodes = int(run.get("nodes") or 1)
+        self._ranks = nodes * int(run.get("devices_per_node") or 1)
         self._child = Child(options.child)
         self._told_pid = options.shell or options.child
         self._poll = _poll_seconds(options.poll, progress.get("floor_seconds"))
         self._clock = Clock(self._poll + STOOD_STILL_SECONDS)
         self._pace = Pace(progress, self._clock.now())
-        self._logs = NodeLogs(options.run_dir / "logs", options.attempt, Words(progress))
+        self._logs = NodeLogs(options.run_dir / "logs", options.attempt, Words(progress), nodes)
         self._silent_until = None if progress.get("promised") else progress.get("first_step_seconds")
         self._told = self._unwritten = False
         self._written_at = -WRITE_SECONDS
