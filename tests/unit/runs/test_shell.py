@@ -158,7 +158,7 @@ TRAIN_CONTEXT = {
 }
 
 
-@pytest.mark.parametrize("name", ["job.sbatch.j2", "train.sh.j2"])
+@pytest.mark.parametrize("name", ["array.sbatch.j2", "job.sbatch.j2", "train.sh.j2"])
 def test_expressions_of_the_shipped_templates_stand_at_word_positions(name: str) -> None:
     assert misplaced_expressions(asset("templates", name).read_text()) == []
 

@@ -42,11 +42,13 @@ def ending(run_dir: Path, state: JobState) -> list[str]:
     """How the run ended, why, and what to type next; the first line is `The run <phase>: <why>`."""
     status = read_object(run_dir / "status.json") if state.phase in ("failed", "stopped") else {}
     cause = status.get("cause") if isinstance(status.get("cause"), dict) else None
-    why = cause_words(cause) if cause else state.reason
+    why = [cause_words(cause)] if cause else []
+    if state.reason and state.reason not in "".join(why):
+        why.append(state.reason)
+    if cause and cause.get("kind") == "crash":  # no more than a line somebody printed: the ranks' own ends say more
+        why.reverse()
     scheduler = f" [{state.state}]" if state.state and state.phase != "succeeded" else ""
-    lines = [f"The run {state.phase}{scheduler}" + (f": {why}" if why else "")]
-    if cause and state.reason and state.reason not in why:
-        lines.append(f"  {state.reason}")
+    lines = [f"The run {state.phase}{scheduler}" + (f": {why[0]}" if why else ""), *(f"  {more}" for more in why[1:])]
     return lines + [f"  {what}: llmlaunch {command}" for what, command in _next(run_dir, state, cause)]
 
 

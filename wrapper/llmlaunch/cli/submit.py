@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import secrets
@@ -15,6 +16,7 @@ import click
 
 from llmlaunch.cli.planned import Planned, plan_loaded, planned, recipe_arguments
 from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.together import SubmitCommand, Together, together_options
 from llmlaunch.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,8 +28,9 @@ __all__ = ["command"]
 FAILED = 1
 
 
-@click.command("submit")
+@click.command("submit", cls=SubmitCommand)
 @recipe_arguments
+@together_options
 @click.option("--dry-run", is_flag=True, help="Show what would be written and submitted; do neither.")
 @click.option("--test-only", is_flag=True, help="Ask SLURM whether it would take the job; submit nothing.")
 @click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
@@ -47,18 +50,32 @@ def command(
     no_exclude: bool,
     output: Path | None,
     as_json: bool,
+    together: Together,
 ) -> int:
     """Plan RECIPE, write its run directory, submit it to SLURM, or run it here where there is none.
+
+    Several recipes, or several values of a key (training.steps=100,200), are several runs: all of them or none.
 
     Exit code 0: submitted (with --follow: succeeded). 2: invalid. 3: nothing safe. 4: the scheduler refused.
     """
     from llmlaunch.launchers.choose import choose
 
     choice = choose(local, lambda line: click.echo(line, err=True))
+    variants = together.variants(recipe, overrides)
+    if len(variants) > 1:
+        from llmlaunch.cli.sweep import plan_all, show_sweep, submit_all
+
+        if test_only:
+            raise UserError("--test-only: asks SLURM about one run; --dry-run shows several")
+        results = plan_all(variants, overrides)
+        if dry_run:
+            return show_sweep(variants, results, together, choice.why, as_json)
+        words = functools.partial(_extra_words, choice, no_exclude=no_exclude)
+        return submit_all(variants, results, together, choice, words, _record, output, follow, as_json)
     taken = None if dry_run or test_only or output is None else _taken(output)
     if taken is not None:
         return _follow(choice, taken, raw, aside=as_json) if follow else 0
-    result = planned(recipe, overrides)
+    result = planned(recipe, variants[0].overrides)
     _refuse(result)
     if dry_run:
         return _show(result, choice.why, as_json)
@@ -66,9 +83,11 @@ def command(
         return _test(result, choice, as_json)
     if choice.launcher.name == "local":
         result = _for_this_machine(result, choice.why)
+    extra = together.sbatch_words()
     directory = _render(result, output)
     click.echo(choice.why, err=True)
-    submission = choice.launcher.submit(directory, _extra_words(choice, directory, no_exclude))
+    extra = [*extra, *_extra_words(choice, directory, no_exclude)]
+    submission = choice.launcher.submit(directory, extra)
     _record(result, submission)
     click.echo(f"job {', '.join(submission.jobs)} in {directory}", err=True)
     if as_json:

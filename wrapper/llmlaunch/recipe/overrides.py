@@ -10,7 +10,7 @@ from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_value
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.schema import RIVALS, SHORTHAND
 
-__all__ = ["apply_overrides"]
+__all__ = ["apply_overrides", "shown_word"]
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
@@ -42,7 +42,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
 
 def _parse(word: str) -> tuple[tuple[str, ...], Document]:
     key, equals, text = word.partition("=")
-    shown = _shown(word)
+    shown = shown_word(word)
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
         raise UserError(f"override {shown}: is not key=value; write for example training.steps=100")
@@ -100,7 +100,7 @@ def _copy(value: Any) -> Any:
     return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
-def _shown(word: str) -> str:
+def shown_word(word: str) -> str:
     """The word for a message; the value of an environment variable is not repeated."""
     if word.startswith(("environment.", "slurm.export")):
         word = word.partition("=")[0] + "=..."

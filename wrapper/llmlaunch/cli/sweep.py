@@ -1,0 +1,201 @@
+"""Submits several runs at once: all are planned and safe before the first is handed in, or none is."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmlaunch.cli.planned import Planned, planned
+from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.together import Together, Variant
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.overrides import shown_word
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from llmlaunch.launchers.base import Launcher, Submission
+    from llmlaunch.launchers.choose import Choice
+
+__all__ = ["plan_all", "show_sweep", "submit_all"]
+
+FAILED = 1
+
+
+def plan_all(variants: Sequence[Variant], words: Sequence[str]) -> list[Planned]:
+    """Each planned, in order. Raises UserError naming the first that is invalid or not safe."""
+    from llmlaunch.planner.unsafe import refuse
+
+    results = []
+    for number, variant in enumerate(variants, start=1):
+        click.echo(f"run {number} of {len(variants)}: {variant.shown}", err=True)
+        try:
+            result = planned(variant.recipe, variant.overrides)
+            refuse(result.plan)
+        except UserError as mistake:
+            commas = [word for word in words if "," in word]
+            hint = (
+                f" To try each value of a list: --grid {shown_word(commas[0])}"
+                if commas and mistake.exit_code == 2
+                else ""
+            )
+            raise type(mistake)(
+                f"{variant.shown}: {mistake} None of the {len(variants)} was submitted.{hint}"
+            ) from None
+        results.append(result)
+    return results
+
+
+def show_sweep(
+    variants: Sequence[Variant], results: Sequence[Planned], together: Together, why: str, as_json: bool
+) -> int:
+    """What would be written and submitted; neither is done."""
+    from llmlaunch.runs.array_script import array_script
+    from llmlaunch.runs.scripts import job_script
+    from llmlaunch.runs.sweep import run_names
+
+    names = run_names([result.recipe.name for result in results])
+    scripts = {name: job_script(result.recipe, result.plan) for name, result in zip(names, results, strict=True)}
+    script = array_script(_name(results), scripts, together.array_limit) if together.array else None
+    if as_json:
+        runs = [_described(*both) | {"plan": both[1].json} for both in zip(variants, results, strict=True)]
+        print_json({"how": together.how, "runs": runs, "script": script})
+        return 0
+    for name, variant, result in zip(names, variants, results, strict=True):
+        click.echo(f"{name}: {variant.shown}: {result.plan.layout.describe()}")
+    if script is not None:
+        click.echo(f"===== job.sbatch\n{script}")
+    click.echo(f"{len(results)} runs, {_how_words(together)}; nothing was written or submitted. {why}", err=True)
+    return 0
+
+
+def submit_all(
+    variants: Sequence[Variant],
+    results: Sequence[Planned],
+    together: Together,
+    choice: Choice,
+    words_for: Callable[[Path], Sequence[str]],
+    record: Callable[[Planned, Submission], None],
+    output: Path | None,
+    follow: bool,
+    as_json: bool,
+) -> int:
+    """Render all, hand all in, record all; with `follow` to the end of the last. `words_for` are sbatch's words for a
+    run directory beside those that say what it waits for."""
+    from llmlaunch.launchers.sweep import submit_sweep
+    from llmlaunch.runs.sweep import render_sweep, run_names
+
+    if choice.launcher.name != "slurm":
+        raise UserError(
+            f"several runs at once need SLURM, which shares out the machines; submit one by one. {choice.why}"
+        )
+    waits = together.sbatch_words()
+    if together.array:
+        _refuse_array(variants, results)
+    names = run_names([result.recipe.name for result in results])
+    directory = output or _directory(_name(results))
+    described = [_described(*both) for both in zip(variants, results, strict=True)]
+    writers = {name: _writer(result) for name, result in zip(names, results, strict=True)}
+    run_dirs = render_sweep(directory, _name(results), together.how, writers, described, together.array_limit)
+    click.echo(choice.why, err=True)
+    by_directory = dict(zip(run_dirs, results, strict=True))
+
+    def taken(submission: Submission) -> None:
+        record(by_directory[submission.run_dir], submission)
+        click.echo(f"job {submission.job_id} in {submission.run_dir}", err=True)
+
+    submissions = submit_sweep(choice.launcher, directory.resolve(), run_dirs, together.how, waits, words_for, taken)
+    if as_json:
+        print_json({"sweep": str(directory.resolve()), "how": together.how, "runs": [_json(s) for s in submissions]})
+    if not follow:
+        click.echo("look again: llmlaunch runs; llmlaunch status DIR; llmlaunch logs DIR", err=True)
+        return 0
+    return _follow(choice.launcher, submissions, aside=as_json)
+
+
+def _refuse_array(variants: Sequence[Variant], results: Sequence[Planned]) -> None:
+    """What no array can be; SLURM is asked how long one may be."""
+    from llmlaunch.launchers.sweep import max_array_size, refuse_array
+    from llmlaunch.runs.recovery_json import restart_by
+
+    for variant, result in zip(variants, results, strict=True):
+        if restart_by(result.recipe) == "chain":
+            raise UserError(
+                f"--array: {variant.shown}: comes back by follow-up jobs (restart.by: chain), which a task of an array "
+                "cannot have; say restart.by=requeue, restart=none, or leave out --array"
+            )
+    refuse_array(len(results), max_array_size())
+
+
+def _writer(result: Planned) -> Callable[[Path], None]:
+    from llmlaunch.runs.render import render_run
+
+    def write(directory: Path) -> None:
+        rendered = result.backend.render(result.recipe, result.plan.layout)
+        render_run(result.recipe, result.plan, result.json, rendered, directory)
+
+    return write
+
+
+def _follow(launcher: Launcher, submissions: Sequence[Submission], aside: bool) -> int:
+    """To the end of all, also where the terminal is closed on the way; then each is collected."""
+    from llmlaunch.cli.outcome import ending
+    from llmlaunch.cli.submitted import note_end
+    from llmlaunch.launchers.follow_all import follow_all
+    from llmlaunch.report.screen import Screen, outliving_the_terminal
+    from llmlaunch.store.collect import collect
+    from llmlaunch.store.open import open_store
+
+    warn = Screen(sys.stderr, lasting=True)
+    screen = warn if aside else Screen(sys.stdout, lasting=True)
+    with outliving_the_terminal():
+        states = follow_all(launcher, submissions, screen)
+        ended = [one for one in submissions if states[one.job_id].ended]
+        for submission in ended:
+            note_end(submission, states[submission.job_id])
+        with open_store() as store:
+            for outcome in collect(store, [submission.run_dir for submission in ended]):
+                warn.say(outcome.sentence())
+        bad = [one for one in ended if states[one.job_id].phase != "succeeded"]
+        for submission in bad:
+            screen.say(f"{submission.run_dir.name}:")
+            for line in ending(submission.run_dir, states[submission.job_id]):
+                screen.say(f"  {line}")
+        screen.say(f"{len(ended) - len(bad)} of {len(submissions)} runs succeeded")
+    return FAILED if bad else 0
+
+
+def _directory(name: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path(os.environ.get("LLMLAUNCH_RUNS", "runs")) / f"{name}-{stamp}-{secrets.token_hex(2)}"
+
+
+def _name(results: Sequence[Planned]) -> str:
+    """Of the sweep: the recipe's, where it is one."""
+    names = {result.recipe.name for result in results}
+    return f"{results[0].recipe.name}-sweep" if len(names) == 1 else "sweep"
+
+
+def _how_words(together: Together) -> str:
+    limit = f", {together.array_limit} at a time" if together.array_limit else ""
+    return {
+        "array": f"one array{limit}",
+        "independent": "jobs of their own",
+        "afterok": "each when the one before has succeeded",
+        "afterany": "each when the one before has ended",
+    }[together.how]
+
+
+def _described(variant: Variant, result: Planned) -> dict[str, Any]:
+    return {"recipe": result.recipe.name, "file": variant.recipe, "overrides": list(variant.overrides)}
+
+
+def _json(submission: Submission) -> dict[str, Any]:
+    return {"run_dir": str(submission.run_dir), "launcher": submission.launcher, "job_id": submission.job_id}
