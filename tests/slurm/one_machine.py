@@ -115,7 +115,8 @@ _FRAME = """#!/bin/bash
 #SBATCH --job-name=sample
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
-attempt=$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
+job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
+attempt=$job.${{SLURM_RESTART_COUNT:-0}}
 mkdir -p "attempts/$attempt"
 exec >> "logs/$attempt.job.log" 2>&1
 finish() {{
