@@ -307,10 +307,10 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "plan": ["as_json", "overrides", "plot", "recipe", "with_front"],
         "render": ["as_json", "output", "overrides", "recipe"],
         "submit": [
-        "submit": [
             *("after", "array", "array_limit", "as_json", "chain", "dependency", "dry_run", "follow", "grid", "local"),
             *("no_exclude", "output", "overrides", "raw", "recipe", "test_only"),
         ],
+        "status": ["as_json", "runs"],
         "logs": ["attempt", "follow", "job", "node", "raw", "run", "tail"],
         "cancel": ["runs"],
         "resume": ["anyway", "as_json", "local", "no_exclude", "options", "run"],

@@ -29,9 +29,10 @@ def submission_in(directory: Path) -> Submission:
     """
     from llmlaunch.launchers import submitting
     from llmlaunch.launchers.run_files import SCRIPT, read_submission
+    from llmlaunch.launchers.sweep import task_submission
 
     mark = submitting.was_submitting(directory)
-    submission = read_submission(directory)
+    submission = read_submission(directory) or task_submission(directory)
     if mark is not None and submitting.at_work(mark) and submission is None:
         raise UserError(f"{directory}: is being submitted now (process {mark.pid} on {mark.host})")
     if mark is not None and not submitting.at_work(mark):

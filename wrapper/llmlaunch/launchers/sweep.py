@@ -90,8 +90,7 @@ def task_submission(run_dir: Path) -> Submission | None:
 
 def after(submission: Submission, how: How = "afterok") -> list[str]:
     """sbatch's words for a job that waits for the end of another."""
-    jobs = getattr(submission, "jobs", (submission.job_id,))
-    return [f"--dependency={how}:{jobs[-1]}", _END_IN_VAIN]
+    return [f"--dependency={how}:{submission.jobs[-1]}", _END_IN_VAIN]
 
 
 def refuse_array(count: int, most: int | None) -> None:
