@@ -148,15 +148,17 @@ def test_a_damaged_tracker_is_step_0(run: Run) -> None:
     assert run.record("7.0")["from_step"] == 0
 
 
-def test_where_nobody_knows_the_tracker_steps_seen_stand_for_it(run: Run) -> None:
-    unknown = {"path": "/ckpt", "tracker": None}
-    run.describe(checkpoint=unknown)
-    run.describe("fallback/1", checkpoint=unknown | {"path": "/ckpt-fallback-1"})  # begins again
+def test_of_a_script_that_may_write_another_tracker_the_steps_due_count(run: Run) -> None:
+    own = {"path": str(run.tracker.parent), "tracker": "latest", "promised": False, "interval": 20}
+    run.describe(checkpoint=own)
+    run.describe("fallback/1", checkpoint=own | {"path": "/ckpt-fallback-1"})  # begins again
     run.past("7.0", state="failed", exit_code=1)
-    (run.folder / "attempts" / "7.0" / "progress.json").write_text(json.dumps({"step": 40}))
+    (run.folder / "attempts" / "7.0" / "progress.json").write_text(json.dumps({"step": 55}))
     assert (run.begin("7.1"), run.record("7.1")["from_step"]) == ("run .", 40)
     assert run.begin("7.2", "--layout", "fallback/1") == "run fallback/1"
     assert run.record("7.2")["from_step"] == 0
+    run.tracker.write_text("step-20")
+    assert (run.begin("7.3", "--layout", "."), run.record("7.3")["from_step"]) == ("run .", 20)
 
 
 def test_where_no_checkpoints_are_written_every_attempt_begins_at_step_0(run: Run) -> None:

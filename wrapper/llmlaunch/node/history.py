@@ -50,18 +50,16 @@ def saved_step(run_directory: Path, layout: str) -> int:
     """The step of the last whole checkpoint this layout would go on from; 0 where there is none.
 
     The tracker is what the framework writes last: `1200` (Megatron-LM) or `step-1200` (our DeepSpeed script). Of a
-    script whose tracker nobody knows, the furthest step its log has shown stands for it.
+    script that may write another, and wrote none, the last step that was due to be saved stands for it.
     """
     checkpoint = _checkpoint_of(run_directory, layout)
     if checkpoint is None:
         return 0
-    if checkpoint.get("tracker") is None:
-        return _furthest_step(run_directory, checkpoint)
     try:
         tracker = Path(checkpoint["path"]) / checkpoint["tracker"]
         digits = re.search(r"(\d+)\s*$", tracker.read_text(encoding="utf-8", errors="replace"))
     except (OSError, KeyError):
-        return 0
+        return 0 if checkpoint.get("promised", True) else _step_due(run_directory, checkpoint)
     return int(digits[1]) if digits else 0
 
 
@@ -72,14 +70,14 @@ def _checkpoint_of(run_directory: Path, layout: str) -> Record | None:
     return checkpoint if isinstance(checkpoint, dict) else None
 
 
-def _furthest_step(run_directory: Path, checkpoint: Record) -> int:
-    """Of all attempts that save in the same place."""
+def _step_due(run_directory: Path, checkpoint: Record) -> int:
+    """The furthest step due to be saved that a log has shown, of all attempts that save in the same place."""
     furthest = 0
     for one in attempts_of_run(run_directory):
         progress = read_json(attempt_directory(run_directory, one.name) / "progress.json") or {}
         if _checkpoint_of(run_directory, one.layout) == checkpoint:
             furthest = max(furthest, int(progress.get("step") or 0))
-    return furthest
+    return furthest - furthest % int(checkpoint.get("interval") or 1)
 
 
 def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:

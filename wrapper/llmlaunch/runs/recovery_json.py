@@ -74,7 +74,14 @@ def _restart(recipe: Recipe) -> dict[str, object] | None:
 
 
 def _checkpoint(recipe: Recipe) -> dict[str, object] | None:
-    """None where no checkpoints are written."""
-    if recipe.training.checkpoint_path is None:
+    """None where no checkpoints are written. A script of the person's own promises no tracker; of it the last step that
+    should have been saved counts."""
+    training = recipe.training
+    if training.checkpoint_path is None:
         return None
-    return {"path": recipe.training.checkpoint_path, "tracker": tracker(recipe)}
+    return {
+        "path": training.checkpoint_path,
+        "tracker": tracker(recipe),
+        "promised": recipe.backend.script is None,
+        "interval": training.save_interval,
+    }
