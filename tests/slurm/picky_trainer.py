@@ -1,9 +1,9 @@
-"""A trainer for tests, without torch: it trains where the micro-batch of its ds_config.json fits, else it runs out of memory.
+"""A trainer for tests, without torch: it runs out of memory where the micro-batch of its ds_config.json is too large.
 
     picky_trainer.py --fits 8 [--steps-before 3] [--of host] --deepspeed --deepspeed_config FILE
 
-A micro-batch above `--fits` dies after `--steps-before` steps, with the message of torch's allocator on a GPU, or on the
-host with `--of host`; any other trains six steps.
+With a micro-batch above `--fits` it dies after `--steps-before` steps, with the message of torch's allocator of a GPU,
+or of the host with `--of host`; with any other it trains six steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 
 STEPS = 6
 # torch 2.7, c10/cuda/CUDACachingAllocator.cpp
@@ -34,8 +35,8 @@ def main() -> int:
     parser.add_argument("--of", choices=["device", "host"], default="device")
     parser.add_argument("--deepspeed_config", required=True)
     options, _ = parser.parse_known_args()
-    with open(options.deepspeed_config, encoding="utf-8") as file:
-        size = json.load(file)["train_micro_batch_size_per_gpu"]
+    config = json.loads(Path(options.deepspeed_config).read_text(encoding="utf-8"))
+    size = config["train_micro_batch_size_per_gpu"]
     fits = size <= options.fits
     for step in range(1, (STEPS if fits else options.steps_before) + 1):
         if os.environ["RANK"] == "0":

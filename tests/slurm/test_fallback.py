@@ -17,7 +17,6 @@ QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
 TRAINER = Path(__file__).with_name("picky_trainer.py")
 # long sequences, so that half a micro-batch leaves memory free: 8, then 4
 LAYOUTS = ("cluster=cpu-x1", "training.steps=6", "training.sequence_length=512", "layout={zero_stage: 0}")
-SAVING = "training.save_interval=2"
 SECONDS = 600
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
@@ -59,7 +58,9 @@ def test_out_of_memory_the_next_layout_trains_in_the_same_allocation(slurm: Clus
     assert read(tmp_path, "status.json") == second
     assert "fallback/1" in done.stdout
     assert "step 6/6" in done.stdout
-    assert "succeeded" in llmlaunch(tmp_path, "status", "run").stdout
+    said = llmlaunch(tmp_path, "status", "run").stdout
+    assert "succeeded" in said
+    assert "out of memory before, so with fallback/1" in said
     (run,) = json.loads(llmlaunch(tmp_path, "runs", "--json").stdout)["runs"]
     assert (run["state"], run["attempt"], run["job_id"]) == ("succeeded", f"{job}.1", job)
     assert_each_layout_has_its_own_measurements(tmp_path, job)
@@ -71,6 +72,8 @@ def assert_each_layout_has_its_own_measurements(home: Path, job: str) -> None:
         mine = [record for record in records if record["attempt"] == attempt and record["peak_kind"] == "resident"]
         assert sorted(record["global_rank"] for record in mine) == [0, 1]
         predicted = read(home, f"{folder}run.json")["predicted_bytes"]
+        died = [record for record in records if record["attempt"] == attempt and record["peak_kind"] == "oom"]
+        assert [record["micro_batch_size"] for record in died] == ([] if folder else [size, size])
         assert {(r["micro_batch_size"], r["predicted_bytes"]) for r in mine} == {(size, predicted[0])}
 
 
@@ -92,14 +95,9 @@ def test_a_host_out_of_memory_is_not_answered_with_head_room_on_the_device(tmp_p
 )
 def test_after_a_checkpoint_the_recipe_says_what_follows(tmp_path: Path, after: str, trained: bool, why: str) -> None:
     """Nobody knows what a script of the person's own can load, so it counts as unable to."""
+    saving = ("training.save_interval=2", f"training.checkpoint_path={tmp_path}/ckpt")
     on_oom = f"on_oom={{layouts: 1, after_checkpoint: {after}}}"
-    done = submit(
-        tmp_path,
-        SAVING,
-        f"training.checkpoint_path={tmp_path}/ckpt",
-        on_oom,
-        trainer="--fits, '4', --steps-before, '3'",
-    )
+    done = submit(tmp_path, *saving, on_oom, trainer="--fits, '4', --steps-before, '3'")
     assert done.returncode == (0 if trained else 1), done.stdout + done.stderr
     assert len(attempts(tmp_path)) == 1 + trained
     status = read(tmp_path, "status.json")

@@ -42,6 +42,11 @@ class Planned:
 
         return [placement_text(self.placement, self.plan.chosen.step_seconds)]
 
+    def warn_of_missing_fallbacks(self) -> None:
+        """Where fewer layouts than the recipe asks for would follow one that runs out of memory."""
+        if self.plan.fallbacks is not None and self.plan.fallbacks.missing is not None:
+            click.echo(f"warning: {self.plan.fallbacks.missing}", err=True)
+
 
 def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     """RECIPE and any number of KEY=VALUE words."""

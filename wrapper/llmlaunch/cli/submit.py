@@ -77,6 +77,7 @@ def command(
         return _follow(choice, taken, raw, aside=as_json) if follow else 0
     result = planned(recipe, variants[0].overrides)
     _refuse(result)
+    result.warn_of_missing_fallbacks()
     if dry_run:
         return _show(result, choice.why, as_json)
     if test_only:

@@ -26,6 +26,8 @@ class Look:
     cause: Mapping[str, Any]
     stopping: bool
     """A person has told it to save and stop, and it has not ended yet."""
+    layout: str = ""
+    """Of the newest attempt: "" is the planned one, else a fallback after out of memory."""
 
     def as_json(self) -> dict[str, Any]:
         submission, state = self.submission, self.state
@@ -45,6 +47,7 @@ class Look:
             "restarts": state.restarts,
             "expected_start": state.expected_start.isoformat() if state.expected_start else None,
             "attempt": self.attempt,
+            "layout": self.layout,
             "progress": {name: self.progress.get(name) for name in known} if self.progress else None,
             "cause": dict(self.cause) or None,
             "stopping": self.stopping,
@@ -84,6 +87,7 @@ class Look:
         of = len(self.submission.jobs)
         parts = [state.reason] if state.reason else []
         parts += [_cause_words(self.cause)] if self.cause and state.phase != "succeeded" else []
+        parts += [f"out of memory before, so with {self.layout}"] if self.layout else []
         parts += [f"link {state.link} of {of}"] if of > 1 else []
         parts += [f"restarted {state.restarts} time{'' if state.restarts == 1 else 's'}"] if state.restarts else []
         parts += ["told to stop"] if self.stopping else []
@@ -120,11 +124,13 @@ def _look(submission: Submission, state: JobState) -> Look:
     attempt = latest_attempt(submission)
     progress: dict[str, Any] = {}
     cause: object = None
+    layout = ""
     if attempt is not None:
         folder = submission.run_dir / "attempts" / attempt
         progress = read_object(folder / "progress.json")
         status = read_object(folder / "status.json") or read_object(submission.run_dir / "status.json")
         cause = status.get("cause") if status.get("attempt") == attempt else None
+        layout = str(read_object(folder / "attempt.json").get("layout") or "")
     return Look(
         submission=submission,
         state=state,
@@ -132,6 +138,7 @@ def _look(submission: Submission, state: JobState) -> Look:
         progress=progress,
         cause=cause if isinstance(cause, dict) else {},
         stopping=not state.ended and (submission.run_dir / "stop").exists(),
+        layout=layout,
     )
 
 
