@@ -22,8 +22,8 @@ RUNS_OUT = """
 import os, time
 time.sleep(300 if os.environ["RANK"] != "1" else 0)
 raise RuntimeError(
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.00 GiB is free. "
-    "Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory 70.00 GiB is "
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.00 GiB is free."
+    " Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory 70.00 GiB is "
     "allocated by PyTorch, and 5.00 GiB is reserved by PyTorch but unallocated."
 )
 """

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llmlaunch.causes import attempt
 from llmlaunch.causes.attempt import cause_of
 from llmlaunch.causes.node_cause import cause
 from llmlaunch.causes.slurm_words import expanded
@@ -173,3 +174,17 @@ def test_the_words_of_an_attempt_before_a_requeue_are_not_its_own(run: Run) -> N
 
 def test_names_of_nodes_as_slurm_writes_them() -> None:
     assert expanded("n[01-03,7],login,gpu-2") == ["n01", "n02", "n03", "n7", "login", "gpu-2"]
+
+
+def test_a_signal_to_a_rank_says_more_than_what_its_peers_heard_of_it(run: Run) -> None:
+    run.log("n1", TRACEBACK + PEER)
+    run.log("n2", TRACEBACK + PEER)
+    killed = rank(3, "n2", 50.0, None, "SIGKILL")
+    found = run.cause(rank(0, "n1", 50.5), rank(2, "n2", 51.0), killed)
+    assert (found["line"], found["rank"], found["node"]) == ("rank 3 was ended by SIGKILL", 3, "n2")
+
+
+def test_logs_are_read_for_a_bounded_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "LOGS_SECONDS", 0.0)
+    run.log("n1", f"{TRACEBACK}torch.OutOfMemoryError: {OOM}")
+    assert run.cause(rank(0, "n1", 50.0))["line"] == "rank 0 exited with 1"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .node_cause import cause, failed, of_hits, of_ranks
+from .node_cause import cause, ended_badly, failed, likelier, of_hits, of_ranks
 from .scan import read_log, scan
 from .signs import KINDS
 from .slurm_words import failed_nodes, slurm_word, words_of_attempt
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["cause_of", "causes_of_nodes", "first_cause"]
 
+LOGS_SECONDS = 20.0
+LAST_WORDS_BYTES = 64 * 1024
 SAME_TIME_SECONDS = 2.0  # clocks of nodes differ, and torchrun looks at its ranks now and then
 _STATES = (
     ("NODE_FAIL", "node_fail"),
@@ -50,19 +53,24 @@ def cause_of(run_dir: Path, attempt: str, ranks: Sequence[Record], code: int, st
 
 
 def causes_of_nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> list[Record]:
-    """One cause for each node that has any: its own file's; its log's where it left none, or where its last words
-    came after it had looked (SLURM counts the kernel's kills when a step has ended)."""
-    folder = run_dir / "attempts" / attempt / "causes"
+    """One cause for each node that has any: its own file's; its log's where it left none, or where its last words came
+    after it had looked (SLURM counts the kernel's kills when a step has ended).
+
+    Logs are read for LOGS_SECONDS at most, those of the nodes whose ranks failed first before others; a node beyond
+    that is judged by how its ranks ended.
+    """
+    until = time.monotonic() + LOGS_SECONDS
     found = []
-    for node in _nodes(run_dir, attempt, ranks):
-        own = read_object(folder / f"{node}.json")
-        if own is not None and own.get("kind") in KINDS and not _vague(own):
-            found.append({**_EMPTY, **own})
-            continue
-        here = [rank for rank in ranks if rank.get("node") == node]
-        hits = scan(read_log(run_dir / "logs" / f"{attempt}.{node}.log"))
-        seen = of_hits(hits, node, here) if own is None or any(hit.kind == "host_oom" for hit in hits) else None
-        seen = seen or own or of_ranks(node, here)
+    for node, here in _first_failed_first(_nodes(run_dir, attempt, ranks), ranks):
+        own = read_object(run_dir / "attempts" / attempt / "causes" / f"{node}.json")
+        log = run_dir / "logs" / f"{attempt}.{node}.log" if time.monotonic() < until else None
+        if own is None or own.get("kind") not in KINDS:
+            seen = likelier(of_hits(scan(read_log(log)), node, here) if log else None, of_ranks(node, here))
+        elif _is_vague(own) and log:
+            killed = [hit for hit in scan(read_log(log, LAST_WORDS_BYTES)) if hit.kind == "host_oom"]
+            seen = of_hits(killed, node, here) or own
+        else:
+            seen = own
         if seen is not None:
             found.append({**_EMPTY, **seen})
     return found
@@ -91,7 +99,7 @@ def read_object(path: Path) -> Record | None:
 
 def _weight(one: Record) -> int:
     if one.get("consequence"):
-        return 2
+        return 2 if one["source"] == "ranks" else 3  # killed from outside says more than what its peers heard of it
     return 1 if one["kind"] == "hung" else 0
 
 
@@ -99,8 +107,23 @@ def _precedence(kind: str) -> int:
     return KINDS.index(kind) if kind in KINDS else len(KINDS)
 
 
-def _vague(own: Record) -> bool:
+def _is_vague(own: Record) -> bool:
     return own["kind"] == "crash" or bool(own.get("consequence"))
+
+
+def _first_failed_first(
+    nodes: Sequence[str], ranks: Sequence[Record]
+) -> list[tuple[str, list[Record]]]:  # fmt: skip
+    """Each node with its ranks."""
+    by_node: dict[str, list[Record]] = {node: [] for node in nodes}
+    for rank in ranks:
+        if rank.get("node") in by_node:
+            by_node[rank["node"]].append(rank)
+
+    def failed_at(item: tuple[str, list[Record]]) -> float:
+        return min((float(rank.get("ended_at") or 0.0) for rank in item[1] if ended_badly(rank)), default=float("inf"))
+
+    return sorted(by_node.items(), key=failed_at)
 
 
 def _nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> list[str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["cause", "ended_badly", "failed", "of_hits", "of_ranks", "was_killed"]
+__all__ = ["cause", "ended_badly", "failed", "likelier", "of_hits", "of_ranks", "was_killed"]
 
 SCHEMA = 1
 
@@ -82,6 +82,15 @@ def of_ranks(node: str, ranks: Sequence[Record]) -> Record | None:
         consequence=signal in ("SIGTERM", "SIGKILL", "SIGINT"),
         at=first.get("ended_at"),
     )
+
+
+def likelier(said: Record | None, ended: Record | None) -> Record | None:
+    """Of what the log says and how the ranks ended: the signal that ended the first one, where the log only tells of
+    another's end."""
+    if said is None or ended is None:
+        return said or ended
+    signalled = "exit_code" not in ended["numbers"] and ended["line"].rpartition(" ")[2] != "SIGTERM"
+    return ended if said["consequence"] and signalled else said
 
 
 def _of_hit(hit: Hit, alike: Sequence[Hit], node: str, ranks: Sequence[Record]) -> Record:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from .amounts import device_numbers, host_numbers
-from .signs import EXCEPTION, HARDWARE_XIDS, NO_CAUSES, SIGNS, XID
+from .signs import EXCEPTION, HARDWARE_XIDS, NO_CAUSES, SIGNS, TELLING, XID
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +19,7 @@ __all__ = ["LINE_CHARACTERS", "Hit", "read_log", "scan"]
 
 FIRST_BYTES, LAST_BYTES = 2**20, 4 * 2**20
 LINE_CHARACTERS = 400
+READ_CHARACTERS = 4096  # of a line; a message about memory has some 600
 MESSAGE_LINES = 5  # a message about memory that something broke into lines
 PIN_LINES = 12  # a traceback's last lines, in which `pin_memory` says that it was main memory
 
@@ -26,7 +27,6 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 # torch >= 2.4 begins an uncaught exception's lines with the global rank; torchrun --tee with role and local rank
 _PREFIX = re.compile(r"\[(?P<word>rank|[a-z]+)(?P<number>\d+)\]:\s?")
 _SIGNS = [(re.compile(sign.expression), sign) for sign in SIGNS]
-_ANY_SIGN = re.compile("|".join(sign.expression for sign in SIGNS))
 _NO_CAUSE = re.compile("|".join(expression for expression, _ in NO_CAUSES))
 _EXCEPTION = re.compile(EXCEPTION)
 _XID = re.compile(XID)
@@ -49,18 +49,20 @@ class Hit(NamedTuple):
     consequence: bool = False
 
 
-def read_log(path: Path) -> str:
-    """The first MiB and the last four of a log, as text; empty where there is none. Damaged UTF-8 is replaced."""
+def read_log(path: Path, last_bytes: int | None = None) -> str:
+    """The first MiB and the last four of a log, or its `last_bytes` alone, as text; empty where there is none. Damaged
+    UTF-8 is replaced."""
+    first, last = (FIRST_BYTES, LAST_BYTES) if last_bytes is None else (0, last_bytes)
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
-            if size <= FIRST_BYTES + LAST_BYTES:
-                raw = file.read(FIRST_BYTES + LAST_BYTES)
+            if size <= first + last:
+                raw = file.read(first + last)
             else:
-                raw = file.read(FIRST_BYTES)
-                file.seek(size - LAST_BYTES)
-                raw += b"\n" + file.read(LAST_BYTES)
+                raw = file.read(first)
+                file.seek(size - last)
+                raw += b"\n" + file.read(last)
     except OSError:
         return ""
     return raw.decode("utf-8", errors="replace")
@@ -69,7 +71,7 @@ def read_log(path: Path) -> str:
 def scan(text: str) -> list[Hit]:
     """Every telling line in the order of the log. Exceptions are told by the line that ends their traceback, one for
     each chain of exceptions, unless an earlier link of the chain is a sign by itself."""
-    lines = [_ANSI.sub("", line).rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
+    lines = [_plain(line) for line in text.replace("\r\n", "\n").split("\n")]
     hits: list[Hit] = []
     open_tracebacks: dict[Speaker | None, bool] = {}
     chained: dict[Speaker | None, int] = {}  # speaker -> index of the hit that the chain may replace
@@ -84,11 +86,12 @@ def scan(text: str) -> list[Hit]:
             continue
         if open_tracebacks.get(speaker) and line[:1] in (" ", "\t"):
             continue  # the program's own text, which may quote anything
-        hit = _hit(lines, place, speaker, line)
+        telling = any(word in line for word in TELLING)
+        hit = _hit(lines, place, speaker, line) if telling else None
         ends = bool(open_tracebacks.get(speaker)) and _EXCEPTION.match(line) is not None
         if ends:
             open_tracebacks[speaker] = False
-        if hit is None and (ends or _WITHOUT_TRACEBACK.match(line)):
+        if hit is None and (ends or (telling and _WITHOUT_TRACEBACK.match(line))):
             hit = _said(Hit("crash", line.strip()[:LINE_CHARACTERS], place), speaker)
         if hit is None:
             continue
@@ -109,9 +112,9 @@ def _hit(lines: list[str], place: int, speaker: Speaker | None, line: str) -> Hi
         kind = HARDWARE_XIDS.get(int(xid.group("number")))
         numbers: Numbers = {"xid": int(xid.group("number"))}
         return Hit(kind, line.strip()[:LINE_CHARACTERS], place, numbers=numbers, sick=True) if kind else None
-    if _ANY_SIGN.search(line) is None:
+    sign = next((sign for expression, sign in _SIGNS if expression.search(line)), None)
+    if sign is None:
         return None
-    sign = next(sign for expression, sign in _SIGNS if expression.search(line))
     kind, numbers = sign.kind, {}
     if kind in ("oom", "host_oom"):
         message = " ".join(_speaker(other)[1] for other in lines[place : place + MESSAGE_LINES])
@@ -120,6 +123,13 @@ def _hit(lines: list[str], place: int, speaker: Speaker | None, line: str) -> Hi
         numbers = device_numbers(message) if kind == "oom" else host_numbers(message)
     hit = Hit(kind, line.strip()[:LINE_CHARACTERS], place, None, None, numbers, sign.sick, sign.consequence)
     return _said(hit, speaker)
+
+
+def _plain(line: str) -> str:
+    """Without colours, and of a progress bar the last state."""
+    line = line[-READ_CHARACTERS:] if "\r" in line else line[:READ_CHARACTERS]
+    line = _ANSI.sub("", line) if "\x1b" in line else line
+    return line.rpartition("\r")[2]
 
 
 def _pins(lines: list[str], place: int, speaker: Speaker | None) -> bool:
@@ -135,5 +145,5 @@ def _said(hit: Hit, speaker: Speaker | None) -> Hit:
 
 
 def _speaker(line: str) -> tuple[Speaker | None, str]:
-    match = _PREFIX.match(line)
+    match = _PREFIX.match(line) if line.startswith("[") else None
     return (None, line) if match is None else ((match.group("word"), int(match.group("number"))), line[match.end() :])

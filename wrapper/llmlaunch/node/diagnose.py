@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..causes.node_cause import cause, of_hits, of_ranks, was_killed
+from ..causes.node_cause import cause, likelier, of_hits, of_ranks, was_killed
 from ..causes.scan import read_log, scan
 from .cgroup import memory_counters
 from .files import attempt_directory, read_json, replace_json, say
@@ -82,11 +82,8 @@ def diagnosed(run_dir: Path, attempt: str, node: str, code: int) -> Record:
         return killed
     if _full(run_dir):
         return cause("disk_full", node, f"no space left in {run_dir}", "disk")
-    return (
-        said
-        or of_ranks(node, ranks)
-        or cause("crash", node, f"the trainers of {node} ended with exit code {code}", "ranks")
-    )
+    best = likelier(said, of_ranks(node, ranks))
+    return best or cause("crash", node, f"the trainers of {node} ended with exit code {code}", "ranks")
 
 
 def _killed_by_the_kernel(node: str, ranks: Sequence[Record], text: str, before: Record) -> Record | None:
