@@ -147,6 +147,7 @@ def test_what_the_scheduler_said_elsewhere(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
+        ("srun: error: n1: task 0: Out Of Memory", "host_oom"),
         ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T12:00:00 DUE TO TIME LIMIT ***", "time_limit"),
         ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T12:00:00 DUE TO PREEMPTION ***", "preempted"),
         ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T12:00:00 ***", "cancelled"),
@@ -188,3 +189,14 @@ def test_logs_are_read_for_a_bounded_time(run: Run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(attempt, "LOGS_SECONDS", 0.0)
     run.log("n1", f"{TRACEBACK}torch.OutOfMemoryError: {OOM}")
     assert run.cause(rank(0, "n1", 50.0))["line"] == "rank 0 exited with 1"
+
+
+def test_the_launchers_words_on_its_ranks_say_less_than_their_ends(run: Run) -> None:
+    launcher = TRACEBACK + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+    run.log("n1", launcher)
+    run.log("n2", launcher)
+    taken_down = rank(0, "n1", 50.0, None, "SIGTERM")
+    assert run.cause(taken_down)["line"] == "rank 0 was ended by SIGTERM"
+    assert run.cause(taken_down, rank(2, "n2", 51.0, 7))["line"] == "rank 2 exited with 7"
+    run.log("n2", TRACEBACK + PEER)
+    assert run.cause(taken_down, rank(2, "n2", 51.0, None, "SIGTERM"))["kind"] == "nccl"

@@ -25,6 +25,8 @@ SAME_TIME_SECONDS = 2.0  # clocks of nodes differ, and torchrun looks at its ran
 _STATES = (
     ("NODE_FAIL", "node_fail"),
     ("NodeDown", "node_fail"),
+    ("OUT_OF_MEMORY", "host_oom"),
+    ("OutOfMemory", "host_oom"),
     ("PREEMPTED", "preempted"),
     ("TIMEOUT", "time_limit"),
     ("TimeLimit", "time_limit"),
@@ -98,9 +100,12 @@ def read_object(path: Path) -> Record | None:
 
 
 def _weight(one: Record) -> int:
-    if one.get("consequence"):
-        return 2 if one["source"] == "ranks" else 3  # killed from outside says more than what its peers heard of it
-    return 1 if one["kind"] == "hung" else 0
+    if not one.get("consequence"):
+        return 1 if one["kind"] == "hung" else 0
+    if one["source"] != "ranks":
+        return 5 if one["kind"] == "crash" else 3  # the launcher's words on its ranks say least
+    # killed from outside says more than what its peers heard of it, taken down by its own launcher says less
+    return 4 if one["line"].endswith("SIGTERM") else 2
 
 
 def _precedence(kind: str) -> int:

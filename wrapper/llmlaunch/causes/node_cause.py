@@ -86,9 +86,11 @@ def of_ranks(node: str, ranks: Sequence[Record]) -> Record | None:
 
 def likelier(said: Record | None, ended: Record | None) -> Record | None:
     """Of what the log says and how the ranks ended: the signal that ended the first one, where the log only tells of
-    another's end."""
+    another's end; how it ended, where the log only has its launcher's words on it."""
     if said is None or ended is None:
         return said or ended
+    if said["consequence"] and said["kind"] == "crash":
+        return ended
     signalled = "exit_code" not in ended["numbers"] and ended["line"].rpartition(" ")[2] != "SIGTERM"
     return ended if said["consequence"] and signalled else said
 

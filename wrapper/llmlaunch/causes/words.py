@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["sentence"]
+__all__ = ["in_words", "sentence"]
 
 _WORDS = {
     "gpu_lost": "a GPU was lost",
@@ -28,9 +28,14 @@ _WORDS = {
 }
 
 
+def in_words(kind: str) -> str:
+    """`out of GPU memory` of `oom`."""
+    return _WORDS.get(kind, kind)
+
+
 def sentence(cause: Mapping[str, Any]) -> str:
     """`out of GPU memory (rank 3 on n2): CUDA out of memory. Tried to allocate ...`."""
     kind, node, rank = str(cause.get("kind")), cause.get("node"), cause.get("rank")
     place = " on ".join(str(part) for part in ((f"rank {rank}" if rank is not None else None), node) if part)
     line = str(cause.get("line") or "")
-    return _WORDS.get(kind, kind) + (f" ({place})" if place else "") + (f": {line}" if line else "")
+    return in_words(kind) + (f" ({place})" if place else "") + (f": {line}" if line else "")

@@ -43,11 +43,13 @@ def _collected_runs() -> list[Run]:
 
 
 def _print(runs: list[Run]) -> None:
+    from llmlaunch.causes.words import in_words
     from llmlaunch.report.text import gib, one_line, table
 
     rows = []
     for run in runs:
-        texts = (run.run_id, run.recipe, run.launcher, run.job_id, run.state, run.peak_kind)
+        state = run.state if run.cause is None else f"{run.state}: {in_words(run.cause)}"
+        texts = (run.run_id, run.recipe, run.launcher, run.job_id, state, run.peak_kind)
         sizes = (run.predicted_bytes, run.measured_bytes)
         figures = ["-" if size is None else gib(size) for size in sizes]
         rows.append([*(one_line(text or "-") for text in texts), *figures, one_line(str(run.directory))])
