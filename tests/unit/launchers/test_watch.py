@@ -13,7 +13,7 @@ from llmlaunch.launchers.watch import RunWatch
 
 GIB = 2**30
 STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
-RUN = {
+RUN: dict[str, Any] = {
     "schema": 1,
     "name": "sample",
     "nodes": 2,
@@ -84,6 +84,15 @@ def test_a_run_that_does_not_say_how_its_lines_look_is_read_by_the_known_trainer
     assert run.news[1:] == ["step 5/40 | loss 3.1234 | 0.52 s/step | 1,969 tokens/s | 18 s left"]
 
 
+def test_what_an_own_trainer_prints_is_shown_until_its_first_step(tmp_path: Path) -> None:
+    run = Run(tmp_path, progress={**RUN["progress"], "promised": False})
+    run.begins("12.0")
+    run.log("12.0", "n1", "reading data", "it 7/9 loss=1 took 10 ms", "more words")
+    _, words, step = run.watch.news()
+    assert (words.text, words.passing) == ("n1: reading data", False)
+    assert step.is_step
+
+
 def test_the_same_step_said_by_several_ranks_is_one(run: Run) -> None:
     run.begins("12.0")
     run.log("12.0", "n1", *["it 1/100 loss=3 took 10 ms"] * 4)
@@ -111,7 +120,7 @@ def test_out_of_memory_and_the_fallback_in_the_same_allocation(run: Run) -> None
     following = {"action": "fallback", "layout": "fallback/1", "seconds": 0, "why": "one of 2"}
     run.write("attempts/12.0/status.json", {"state": "failed", "step": 9, "cause": cause, "next": following})
     assert run.news == [
-        "Attempt 1 failed at step 9: rank 3 on n2 ran out of device memory: CUDA out of memory: 2 GiB\n"
+        "Attempt 1 failed at step 9: out of GPU memory (rank 3 on n2): CUDA out of memory: 2 GiB\n"
         "  next: layout fallback/1 in the same allocation (one of 2)"
     ]
     run.write("fallback/1/run.json", {**RUN, "predicted_bytes": [40 * GIB]})
@@ -134,10 +143,7 @@ def test_a_hang_and_the_requeue_after_it(run: Run) -> None:
     following = {"action": "requeue", "seconds": 60, "why": "attempt 1 of 20"}
     run.write("attempts/12.0/status.json", {"state": "failed", "cause": {"kind": "hung"}, "next": following})
     (ended,) = run.news
-    assert (
-        ended
-        == "Attempt 1 failed: the job made no more progress\n  next: back into the queue in 60 s (attempt 1 of 20)"
-    )
+    assert ended == "Attempt 1 failed: hung\n  next: back into the queue in 60 s (attempt 1 of 20)"
 
 
 @pytest.mark.parametrize(("signal", "words"), [("SIGUSR1", "its time is nearly up"), ("TERM", "being preempted")])

@@ -22,6 +22,7 @@ def test_on_a_terminal_the_last_lines_are_written_over() -> None:
     stream = Terminal()
     screen = Screen(stream)
     screen.show(["step 1"])
+    screen.show(["step 1"])
     screen.show(["step 2", "of two runs"])
     screen.say("saving")
     screen.show(["step 3"])

@@ -42,9 +42,9 @@ def ending(run_dir: Path, state: JobState) -> list[str]:
     """How the run ended, why, and what to type next; the first line is `The run <phase>: <why>`."""
     status = read_object(run_dir / "status.json") if state.phase in ("failed", "stopped") else {}
     cause = status.get("cause") if isinstance(status.get("cause"), dict) else None
-    why = [cause_words(cause)] if cause else []
-    if state.reason and state.reason not in "".join(why):
-        why.append(state.reason)
+    why = [state.reason] if state.reason else []
+    if cause and cause_words(cause) not in state.reason:
+        why.insert(0, cause_words(cause))
     if cause and cause.get("kind") == "crash":  # no more than a line somebody printed: the ranks' own ends say more
         why.reverse()
     scheduler = f" [{state.state}]" if state.state and state.phase != "succeeded" else ""

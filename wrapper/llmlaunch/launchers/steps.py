@@ -36,6 +36,8 @@ class RunFacts:
     slow_patterns: tuple[re.Pattern[str], ...]
     readable: bool
     """False: nobody knows how this trainer's lines look."""
+    promised: bool
+    """Step lines will come; else the trainer is a person's own, and perhaps none does."""
     steps: int | None
     tokens_per_step: int | None
     devices: int | None
@@ -74,9 +76,11 @@ def run_facts(run_dir: Path, layout: str) -> RunFacts:
     return RunFacts(
         step_patterns=patterns or None,
         slow_patterns=_patterns(words.get("slow_patterns")),
-        readable="progress" not in run or progress is not None,
+        readable="progress" not in run or bool(patterns),
+        promised=words.get("promised") is not False,
         steps=_count(words.get("steps")),
-        tokens_per_step=_product(record, "global_batch_size", "sequence_length"),
+        tokens_per_step=_count(words.get("tokens_per_step"))
+        or _product(record, "global_batch_size", "sequence_length"),
         devices=_product(record, "world_size"),
         peak_kind=str(run.get("peak_kind") or "device"),
         predicted_bytes=max(listed, default=None),

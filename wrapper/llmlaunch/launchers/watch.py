@@ -110,7 +110,7 @@ class RunWatch:
                 self._slow = text
                 yield News(text)
         elif self.step is None and entry.text.strip():
-            yield News(self._logs.text(entry), passing=True)
+            yield News(self._logs.text(entry), passing=facts.promised)
 
     def _new_step(self, attempt: str, found: Step, facts: RunFacts) -> Iterator[News]:
         again = self.step is not None and self._attempt == attempt and found.step == self.step.step

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from llmlaunch.causes.words import sentence
 from llmlaunch.report.text import gib, one_line
 
 __all__ = [
@@ -19,34 +20,12 @@ __all__ = [
     "waiting_words",
 ]
 
-_KINDS = {
-    "oom": "ran out of device memory",
-    "host_oom": "was killed because the node ran out of main memory",
-    "gpu_lost": "lost its GPU",
-    "ecc": "has a GPU with a memory error (ECC)",
-    "xid": "has a GPU the driver reports an error of (Xid)",
-    "nvlink": "has a GPU with a failed NVLink",
-    "driver": "has a GPU driver that failed",
-    "nccl": "failed in communication (NCCL)",
-    "hung": "made no more progress",
-    "node_fail": "was lost",
-    "disk_full": "met a full disk",
-    "preempted": "was preempted",
-    "time_limit": "came to its time limit",
-    "cancelled": "was cancelled",
-    "crash": "failed",
-}
 _SIGNALS = {"USR1": "its time is nearly up", "TERM": "it is being preempted or cancelled"}
 
 
 def cause_words(cause: Mapping[str, Any]) -> str:
-    """`rank 3 on node2 ran out of device memory: CUDA out of memory. Tried ...`"""
-    kind, rank, node = str(cause.get("kind") or "crash"), cause.get("rank"), cause.get("node")
-    who = f"rank {rank}" if isinstance(rank, int) else ""
-    where = f"{'on ' if who else ''}{node}" if node else ""
-    subject = " ".join(part for part in (who, where) if part) or "the job"
-    line = one_line(str(cause.get("line") or "")).strip()
-    return f"{subject} {_KINDS.get(kind, f'failed ({kind})')}" + (f": {line}" if line else "")
+    """`out of GPU memory (rank 3 on node2): CUDA out of memory. Tried ...`, on one harmless line."""
+    return one_line(sentence(cause)).strip()
 
 
 def attempt_began(number: int, name: str, nodes: Sequence[str], layout: str, from_step: object) -> str:

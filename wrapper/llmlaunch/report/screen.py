@@ -37,7 +37,7 @@ class Screen:
         self.gone = False
         self._stream = stream
         self._lasting = lasting
-        self._shown = 0
+        self._shown: list[str] = []
 
     def say(self, text: str) -> None:
         self._write(f"{self._erased()}{text}\n")
@@ -48,9 +48,10 @@ class Screen:
         columns, rows = shutil.get_terminal_size()
         fitting = list(lines) if len(lines) < rows else [*lines[: rows - 2], f"... and {len(lines) - rows + 2} more"]
         cut = [one_line(line)[: columns - 1] for line in fitting]
-        text = self._erased() + "".join(f"{line}\n" for line in cut)
-        self._shown = len(cut)
-        self._write(text)
+        if cut != self._shown:
+            text = self._erased() + "".join(f"{line}\n" for line in cut)
+            self._shown = cut
+            self._write(text)
 
     def clear(self) -> None:
         if self._shown:
@@ -58,7 +59,7 @@ class Screen:
 
     def _erased(self) -> str:
         """What takes away the lines shown last."""
-        lines, self._shown = self._shown, 0
+        lines, self._shown = len(self._shown), []
         return f"\x1b[{lines}F\x1b[J" if lines else ""
 
     def _write(self, text: str) -> None:

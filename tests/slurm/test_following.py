@@ -1,0 +1,191 @@
+"""Following on a real SLURM: from the queue's reason to the cause, and on without the terminal it was started in."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_machine import Cluster, run_directory, wait_until
+
+from llmlaunch.launchers.follow import follow_steps
+from llmlaunch.launchers.run_files import read_submission
+from llmlaunch.launchers.slurm import SlurmLauncher
+from llmlaunch.report.screen import Screen
+
+pytestmark = pytest.mark.slurm
+
+QUICKSTART = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
+STEPS = 'for i in 1 2 3; do echo "step $i/3 | loss 2.5000 | 0.10 s/step | 100 tokens/s"; sleep 0.1; done\n'
+TRAINER = """
+import os, pathlib, sys, time
+go = pathlib.Path(os.environ["GO"])
+for step in range(1, 10_000):
+    print(f"step {step}/10000 | loss {9 / step:.4f} | 0.20 s/step | 1969 tokens/s", flush=True)
+    time.sleep(0.2)
+    if go.exists():
+        sys.exit(0)
+"""
+
+
+class Said(io.StringIO):
+    """Keeps what is said, and calls back with each text."""
+
+    def __init__(self, hear: Callable[[str], None]) -> None:
+        super().__init__()
+        self.hear = hear
+
+    def write(self, text: str) -> int:
+        self.hear(text)
+        return super().write(text)
+
+
+def test_from_the_queue_to_the_last_step(slurm: Cluster, tmp_path: Path) -> None:
+    """Behind a job of ten minutes SLURM knows when the next one starts."""
+    blocker = slurm.ask(
+        "sbatch", "--parsable", "--nodes=11", "--exclusive", "--time=10", "--output=/dev/null", "--wrap", "sleep 600"
+    ).strip()
+    wait_until(lambda: slurm.ask("squeue", "-h", "-j", blocker, "-o", "%T") == "RUNNING\n", "the nodes are taken")
+    submission = SlurmLauncher().submit(run_directory(tmp_path / "run", STEPS + "finish 0"), ["--time=5"])
+
+    def hear(text: str) -> None:
+        if "expects it to start" in text:
+            slurm.ask("scancel", blocker)
+
+    said = Said(hear)
+    end = follow_steps(submission.run_dir, SlurmLauncher(), submission, Screen(said), poll_seconds=0.5)
+    assert end.phase == "succeeded"
+    lines = said.getvalue().splitlines()
+    waiting = [line for line in lines if "is waiting" in line]
+    assert re.search(r"SLURM expects it to start at \d{4}-\d\d-\d\d \d\d:\d\d, in (\d+ min|\d+ s)$", waiting[-1])
+    steps = [line for line in lines if line.startswith("step")]
+    assert steps[0] == "step 1/3 | loss 2.5000 | 0.1 s/step | 100 tokens/s | 0 s left"
+    assert [line.split()[1] for line in steps] == ["1/3", "2/3", "3/3"]
+    assert any(line.startswith(f"Attempt 1 ({submission.job_id}.0) begins") for line in lines)
+
+
+def test_what_happened_before_a_requeue_is_said_and_the_next_attempt_followed(slurm: Cluster, tmp_path: Path) -> None:
+    """A job that puts itself back, as job.sbatch does, with the words it leaves behind."""
+    body = (
+        'printf \'{"attempt": "%s", "nodes": ["n1"], "from_step": 0}\' "$attempt" > attempts/$attempt/attempt.json\n'
+        + STEPS
+        + """
+if [ ${SLURM_RESTART_COUNT:-0} = 0 ]; then
+  printf '{"attempt": "%s", "state": "failed", "step": 3,
+    "cause": {"kind": "nccl", "node": "n1", "line": "NCCL timeout"},
+    "next": {"action": "requeue", "seconds": 0, "why": "1 of 20"}}' "$attempt" > attempts/$attempt/status.json
+  scontrol requeue $SLURM_JOB_ID; sleep 60
+fi
+finish 0
+"""
+    )
+    submission = SlurmLauncher().submit(run_directory(tmp_path / "run", body))
+    said = io.StringIO()
+    assert follow_steps(submission.run_dir, SlurmLauncher(), submission, Screen(said), 0.5).phase == "succeeded"
+    lines = said.getvalue().splitlines()
+    events = [line for line in lines if line.startswith(("Attempt", "  next"))]
+    assert events == [
+        f"Attempt 1 ({submission.job_id}.0) begins on n1",
+        "Attempt 1 failed at step 3: the network between ranks failed (n1): NCCL timeout",
+        "  next: back into the queue (1 of 20)",
+        f"Attempt 2 ({submission.job_id}.1) begins on n1",
+    ]
+    assert len([line for line in lines if line.startswith("step 3/3")]) == 2
+
+
+class Terminal:
+    """llmlaunch in a terminal of its own, which can be closed."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        places = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "150"}
+        self.pid, self.screen = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            argv = [sys.executable, "-m", "llmlaunch", *words]
+            os.execve(sys.executable, argv, {**os.environ, **places})
+        self.text = ""
+
+    def read_until(self, words: str, seconds: float = 120.0) -> None:
+        end = time.monotonic() + seconds
+        while words not in self.text:
+            assert time.monotonic() < end, f"waited in vain for {words!r} in {self.text[-2000:]!r}"
+            if select.select([self.screen], [], [], 1.0)[0]:
+                self.text += os.read(self.screen, 4096).decode(errors="replace")
+
+    def close(self) -> None:
+        """As when the connection breaks: SIGHUP to the programs in it, and every word to it fails."""
+        os.close(self.screen)
+
+    def ended(self) -> bool:
+        pid, self.code = os.waitpid(self.pid, os.WNOHANG)
+        return pid != 0
+
+
+def submitted(folder: Path) -> tuple[str, ...]:
+    (folder / "train.py").write_text(TRAINER)
+    return (
+        *("submit", QUICKSTART, "cluster=cpu-x1", f"python={sys.executable}", f"environment.GO={folder / 'go'}"),
+        *(f"backend={{name: deepspeed, script: {folder / 'train.py'}}}", "-o", "run"),
+    )
+
+
+def listed(folder: Path) -> list[dict[str, Any]]:
+    places = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "llmlaunch", "measurements", "list", "--json"],
+        env={**os.environ, **places}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found: list[dict[str, Any]] = json.loads(done.stdout)["measurements"]
+    return found
+
+
+def test_a_closed_terminal_ends_neither_the_job_nor_its_recording(slurm: Cluster, tmp_path: Path) -> None:
+    follower = Terminal(tmp_path, *submitted(tmp_path), "--follow")
+    follower.read_until("\x1b[1F\x1b[Jstep ")  # in place: a step takes the place of the one before
+    watcher = Terminal(tmp_path, "logs", "run", "--follow")
+    watcher.read_until("step ")
+    follower.close()
+    watcher.close()
+    wait_until(watcher.ended, "who only looks has gone")
+    submission = read_submission(tmp_path / "run")
+    assert submission is not None
+    assert SlurmLauncher().states([submission])[submission.job_id].phase == "running"
+    assert not follower.ended()
+    (tmp_path / "go").touch()
+    wait_until(follower.ended, "who follows has seen the end", 120)
+    assert os.waitstatus_to_exitcode(follower.code) == 0
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "succeeded"
+    (record,) = listed(tmp_path)
+    assert record["run_state"] == "succeeded"
+
+
+def test_ctrl_c_in_a_terminal_ends_the_looking_and_says_how_to_look_again(slurm: Cluster, tmp_path: Path) -> None:
+    submission = SlurmLauncher().submit(
+        run_directory(tmp_path / "run", "until [ -e go ]; do sleep 0.1; done\nfinish 0")
+    )
+    watcher = Terminal(tmp_path, "logs", "run", "--follow")
+    watcher.read_until("is running")
+    os.kill(watcher.pid, signal.SIGINT)
+    watcher.read_until("No longer following")
+    wait_until(watcher.ended, "it has ended")
+    assert os.waitstatus_to_exitcode(watcher.code) == 0
+    assert SlurmLauncher().states([submission])[submission.job_id].phase == "running"
+    (submission.run_dir / "go").touch()
+
+
+def test_a_job_that_fails_before_its_first_step_shows_its_last_lines(slurm: Cluster, tmp_path: Path) -> None:
+    submission = SlurmLauncher().submit(run_directory(tmp_path / "run", "echo no such module >&2\nfinish 3 'bad'"))
+    said = io.StringIO()
+    assert follow_steps(submission.run_dir, SlurmLauncher(), submission, Screen(said), 0.5).phase == "failed"
+    assert said.getvalue().splitlines()[-1] == "no such module"
