@@ -214,6 +214,14 @@ def test_check_says_how_long_the_job_is(tmp_path: Path) -> None:
     assert "Assumed: SLURM ends the job after 24.0 hours (slurm.time)" in text
 
 
+def test_a_profile_of_a_site_needs_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    alone = llmlaunch(tmp_path, "init", "--site")
+    assert (alone.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert "no SLURM here (scontrol is not on PATH); run it on a login node of the cluster" in alone.stderr
+    assert "--partition belongs to --site" in llmlaunch(tmp_path, "init", "--partition", "gpu").stderr
+
+
 def test_init_writes_a_recipe_that_is_safe_and_never_over_a_file(tmp_path: Path) -> None:
     listed = llmlaunch(tmp_path, "init", "--list").stdout.split()
     assert {"llama3-70b", "llama3-8b", "quickstart"} <= set(listed)
@@ -302,7 +310,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         for name in COMMANDS
     }
     assert options == {
-        "init": ["name", "output", "show"],
+        "init": ["name", "output", "partition", "show", "site"],
         "check": ["as_json", "overrides", "recipe"],
         "plan": ["as_json", "overrides", "plot", "recipe", "with_front"],
         "render": ["as_json", "output", "overrides", "recipe"],

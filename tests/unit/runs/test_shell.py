@@ -155,6 +155,7 @@ TRAIN_CONTEXT = {
     "program": ["train.py"],
     "monitor_interval_seconds": 1.0,
     "snapshot": False,
+    "flight_recorder": False,
 }
 
 

@@ -1,14 +1,19 @@
-"""`llmlaunch init`: a starter recipe from the gallery."""
+"""`llmlaunch init`: a starter recipe from the gallery, or a profile of the cluster it runs on."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
+
+if TYPE_CHECKING:
+    from llmlaunch.cluster.draft import Draft
 
 __all__ = ["command"]
 
@@ -21,18 +26,62 @@ def gallery() -> dict[str, Path]:
 
 
 @click.command("init")
-@click.argument("name", required=False, default=DEFAULT)
+@click.argument("name", required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; NAME.yaml here unless given.")
 @click.option("--list", "show", is_flag=True, help="List the gallery and write nothing.")
-def command(name: str, output: Path | None, show: bool) -> int:
-    """Write the recipe NAME of the gallery to a file of your own."""
+@click.option("--site", is_flag=True, help="Draft a profile of this cluster, as its SLURM describes it.")
+@click.option("--partition", metavar="NAME", help="With --site: of this partition's nodes only.")
+def command(name: str | None, output: Path | None, show: bool, site: bool, partition: str | None) -> int:
+    """Write the recipe NAME of the gallery to a file of your own; with --site, a cluster profile called NAME."""
+    if site:
+        return _site(name, output, partition)
+    if partition is not None:
+        raise UserError("init: --partition belongs to --site; add it, or leave it out")
     recipes = gallery()
     if show:
         click.echo("\n".join(recipes))
         return 0
+    name = name or DEFAULT
     if name not in recipes:
         raise UserError(f"init: no recipe named {name!r} in the gallery; there are: {', '.join(recipes)}")
     target = output or Path(f"{name}.yaml")
+    _write(target, recipes[name].read_bytes())
+    click.echo(f"wrote {target}; next: llmlaunch check {target}", err=True)
+    return 0
+
+
+def _site(name: str | None, output: Path | None, partition: str | None) -> int:
+    from llmlaunch.cluster.draft import drafts
+    from llmlaunch.cluster.slurm_site import read_site
+    from llmlaunch.launchers.site import ask_site
+
+    found = drafts(read_site(ask_site(lambda line: click.echo(line, err=True))), partition)
+    if output is not None and len(found) > 1:
+        kinds = ", ".join(draft.kind for draft in found)
+        raise UserError(
+            f"init --site: there are several kinds of nodes ({kinds}), and one file holds one; choose with "
+            "--partition, or leave out -o to have a file for each"
+        )
+    targets = {output or _profile(name, draft, len(found) > 1): draft for draft in found}
+    for taken in filter(Path.exists, targets):
+        raise UserError(f"init: {taken} exists and is left as it is; choose another file with -o")
+    for target, draft in targets.items():
+        _write(target, draft.text.encode())
+    written = " and ".join(map(str, targets))
+    click.echo(
+        f"wrote {written}; read it, fill in what is marked, put it where LLMLAUNCH_CLUSTERS points and name it in "
+        f"recipes: cluster: {next(iter(targets)).stem}",
+        err=True,
+    )
+    return 0
+
+
+def _profile(name: str | None, draft: Draft, several: bool) -> Path:
+    stem = f"{name or draft.cluster}-{draft.kind}" if several or name is None else name
+    return Path(re.sub(r"[^A-Za-z0-9._-]", "_", stem) + ".yaml")
+
+
+def _write(target: Path, content: bytes) -> None:
     try:
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
@@ -40,6 +89,4 @@ def command(name: str, output: Path | None, show: bool) -> int:
     except OSError as failure:
         raise UserError(f"init: {target} cannot be written ({failure.strerror}); choose another file with -o") from None
     with os.fdopen(handle, "wb") as file:
-        file.write(recipes[name].read_bytes())
-    click.echo(f"wrote {target}; next: llmlaunch check {target}", err=True)
-    return 0
+        file.write(content)

@@ -16,7 +16,7 @@ __all__ = ["cli", "main"]
 
 # command -> one line of help; the command itself is `command` in llmlaunch.cli.<name>, imported when it is used
 COMMANDS = {
-    "init": "Write a starter recipe.",
+    "init": "Write a starter recipe, or a profile of this cluster.",
     "check": "Validate and plan a recipe, show its memory and time; submit nothing.",
     "plan": "Show the ranked layouts and why others were refused.",
     "render": "Write the run directory.",

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from llmlaunch.assets import asset
+from llmlaunch.documents.templates import render
 from llmlaunch.errors import UserError
 
 __all__ = ["svg", "write_svg"]
@@ -16,10 +14,7 @@ __all__ = ["svg", "write_svg"]
 
 def svg(template: str, **values: Any) -> str:
     """The template `<template>.svg.j2`, filled in and escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(asset("templates")), undefined=StrictUndefined, autoescape=True, trim_blocks=True
-    )
-    return environment.get_template(f"{template}.svg.j2").render(**values)
+    return render(f"{template}.svg.j2", values, {}, autoescape=True)
 
 
 def write_svg(path: Path, drawn: Callable[[], str]) -> None:

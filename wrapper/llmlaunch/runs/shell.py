@@ -8,17 +8,12 @@ shipped templates for it.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 
-from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable
+from llmlaunch.documents.templates import render
 from llmlaunch.errors import UserError
 
 __all__ = [
@@ -29,8 +24,6 @@ __all__ = [
     "required",
     "shell_word",
 ]
-
-TEMPLATES_VARIABLE = "LLMLAUNCH_TEMPLATES"
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
@@ -120,43 +113,17 @@ def directive(option: str, value: str | int | float | bool) -> ShellText:
 
 
 def render_template(name: str, context: Mapping[str, object]) -> str:
-    """A template of `LLMLAUNCH_TEMPLATES`, else the shipped one of that name, filled in.
-
-    Raises UserError where a template of the person's own does not render; a shipped one that does not is our bug.
-    """
-    folders = template_folders(os.environ)
-    environment = ImmutableSandboxedEnvironment(
-        loader=FileSystemLoader([str(folder) for folder in folders]),
-        undefined=StrictUndefined,
+    """A shell script's template, filled in (`documents.templates.render`), every expression quoted."""
+    functions = {"directive": directive, "export": export, "required": required}
+    return render(
+        name,
+        context,
+        functions,
         autoescape=False,  # shell, not HTML: finalize does the quoting
         finalize=shell_word,
-        trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals.update(directive=directive, export=export, required=required)
-    try:
-        return environment.get_template(name).render(context)
-    except TemplateError as error:
-        if len(folders) == 1:
-            raise
-        line = getattr(error, "lineno", None)
-        at = f"{name}, line {line}" if line else name
-        raise UserError(f"{at} (searched in {folders[0]} first): {error.message}") from error
-
-
-def template_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where templates are searched, in order. Raises UserError where the person's folder is none."""
-    shipped = asset("templates")
-    named = environ.get(TEMPLATES_VARIABLE)
-    if not named:
-        return (shipped,)
-    own = Path(named)
-    if not own.is_dir():
-        raise UserError(
-            f"{TEMPLATES_VARIABLE}={named} is not a folder; name the one that holds your templates, or unset it"
-        )
-    return (own, shipped)
 
 
 def _storable(text: str) -> str:

@@ -1,0 +1,71 @@
+"""A real site describes itself, and each way to ask for its GPUs gives every node's step all of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from one_machine import Cluster, wait_until
+
+from llmlaunch.cluster.load import load_cluster
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.runs.directives import directives
+
+pytestmark = pytest.mark.slurm
+
+RECIPE = """\
+schema: 1
+name: asks
+model: llama3-8b
+backend: megatron-lm
+cluster: {base: h100-80gb-x8, cpus_per_node: 2, slurm: {exclusive: false}, %s}
+nodes: 2
+training: {sequence_length: 8192, global_batch_size: 512, steps: 10}
+data: {mock: true}
+"""
+# What each node's task sees, as job.sbatch starts it.
+STEP = """
+srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --export=ALL \\
+  --output=seen.%n bash -c 'printf "%s %s" "${CUDA_VISIBLE_DEVICES:-none}" "$(nproc)"'
+touch done
+"""
+
+
+def test_the_profile_a_cluster_drafts_of_itself_is_that_cluster(slurm: Cluster, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llmlaunch", "init", "--site", "ours"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    cluster = load_cluster("./ours.yaml", tmp_path)
+    assert (cluster.accelerator.name, cluster.devices_per_node, cluster.cpus_per_node) == ("h100-80gb", 8, 4)
+    assert cluster.host_memory_bytes == 62 * 2**30
+    assert (cluster.slurm["partition"], cluster.gpu_request) == ("train", "gpus-per-node")
+    again = subprocess.run(
+        [sys.executable, "-m", "llmlaunch", "init", "--site", "ours"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (again.returncode, "ours.yaml exists" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen"),
+    [
+        ("gpu_request: gpus-per-node", "0,1,2,3,4,5,6,7"),
+        ("gpu_request: gpus-per-node, gpu_type: h100", "0,1,2,3,4,5,6,7"),
+        ("gpu_request: gres", "0,1,2,3,4,5,6,7"),
+        ("gpu_request: gres, gpu_type: h100", "0,1,2,3,4,5,6,7"),
+        ("gpu_request: gpus-per-task", "0,1,2,3,4,5,6,7"),
+        ("gpu_request: gpus-per-task, gpu_type: h100", "0,1,2,3,4,5,6,7"),
+        ("gpu_request: none", "none"),
+    ],
+)
+def test_every_form_of_asking_gives_each_node_all_its_gpus(
+    asked: str, seen: str, slurm: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE % asked, encoding="utf-8")
+    lines = directives(load_recipe(tmp_path / "recipe.yaml"), None)
+    (tmp_path / "job").write_text("\n".join(["#!/bin/bash", *lines]) + STEP, encoding="utf-8")
+    subprocess.run(["sbatch", "job"], cwd=tmp_path, check=True, capture_output=True)
+    wait_until((tmp_path / "done").exists, "the job has run")
+    assert [(tmp_path / f"seen.{node}").read_text().split()[0] for node in (0, 1)] == [seen, seen]

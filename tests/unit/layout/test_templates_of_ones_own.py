@@ -1,0 +1,44 @@
+"""Every template can be replaced by one of the person's own, and all that is rendered comes from a template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.documents.templates import render
+from llmlaunch.errors import UserError
+from llmlaunch.report.svg import svg
+from llmlaunch.runs.shell import render_template
+
+PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in asset("templates").glob("*.j2")))
+def test_each_template_is_replaced_by_the_persons_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_text("echo {{ word }}")
+    monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path))
+    if name.endswith(".svg.j2"):
+        assert svg(name.removesuffix(".svg.j2"), word="<a b>") == "echo &lt;a b&gt;"
+    else:
+        assert render_template(name, {"word": "a b"}) == "echo 'a b'"
+
+
+def test_nothing_else_fills_in_templates() -> None:
+    jinja = [path.name for path in PACKAGE.rglob("*.py") if "jinja2" in path.read_text().split('"""', 2)[-1]]
+    assert jinja == ["templates.py"]
+
+
+def test_a_folder_that_is_none_and_a_template_that_does_not_render_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="is not a folder; name the one that holds your templates"):
+        svg("plan_grid")
+    monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path))
+    (tmp_path / "own.j2").write_text("{{ missing }}")
+    with pytest.raises(UserError, match=r"own\.j2 \(searched in .* first\): 'missing' is undefined"):
+        render("own.j2", {}, {})

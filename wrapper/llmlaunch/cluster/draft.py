@@ -1,0 +1,233 @@
+"""A cluster profile drafted from what a site's SLURM says of itself; what it does not say stands there as a comment."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from llmlaunch.cluster.slurm_site import Gpus, Node, Partition, SlurmSite
+from llmlaunch.errors import UserError
+
+__all__ = ["Draft", "drafts"]
+
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+_YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A profile: the cluster's name and the kind of node for the file's name, and the text of the file."""
+
+    cluster: str
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Known:
+    """How GPUs of a type are called at sites, our accelerator, the shipped profile to start from, and what to check."""
+
+    pattern: str
+    accelerator: str
+    base: str
+    note: str = ""
+
+
+# The first that fits. MIG slices and boards that differ in memory or speed from those of the table fit none.
+_KNOWN = (
+    _Known(r"gb200", "gb200", "gb200-nvl72"),
+    _Known(r"\dg\.\d|nvl|pcie|gh200|(64|94|96)gb", "", ""),
+    _Known(r"b200", "b200", "b200-x8"),
+    _Known(r"h200", "h200-141gb", "h200-141gb-x8"),
+    _Known(r"h100", "h100-80gb", "h100-80gb-x8", "SXM, as in DGX and HGX; the PCIe and NVL boards are other ones"),
+    _Known(r"a800", "a800-80gb", "a100-80gb-x8", "NVLink of the A800 is slower than the A100's: set links.node"),
+    _Known(r"a100.*80", "a100-80gb", "a100-80gb-x8"),
+    _Known(r"a100.*40", "a100-40gb", "a100-40gb-x8"),
+    _Known(r"a100", "a100-40gb", "a100-40gb-x8", "SLURM does not say 40 or 80 GB: a100-80gb where nvidia-smi does"),
+)
+_BASE_DEVICES = {"gb200-nvl72": 4}  # all others have eight
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Nodes with the same devices; `feature` tells them where their GRES has no type."""
+
+    gpu_type: str | None
+    feature: str | None
+    devices: int
+    nodes: tuple[Node, ...]
+
+    @property
+    def name(self) -> str:
+        return "cpu" if not self.devices else f"{(self.gpu_type or self.feature or 'gpu').lower()}-x{self.devices}"
+
+
+def drafts(site: SlurmSite, partition: str | None = None) -> list[Draft]:
+    """One for each kind of GPU node there is (in `partition`), or of the CPU nodes where there are none.
+
+    Raises UserError for an unknown partition, and where SLURM shows no nodes.
+    """
+    names = [known.name for known in site.partitions]
+    if partition is not None and partition not in names:
+        raise UserError(f"init --site: no partition {partition!r}; there are: {', '.join(names) or 'none'}")
+    nodes = [node for node in site.nodes if node.partitions and (partition is None or partition in node.partitions)]
+    if not nodes:
+        raise UserError(
+            "init --site: SLURM shows no nodes"
+            f"{f' of partition {partition}' if partition else ''} (PrivateData may hide them); ask the site, or start "
+            "from a shipped profile: base: h100-80gb-x8"
+        )
+    kinds = _kinds(nodes)
+    return [Draft(site.setting("ClusterName") or "site", kind.name, _text(site, kind, partition)) for kind in kinds]
+
+
+def _kinds(nodes: Iterable[Node]) -> list[_Kind]:
+    groups: dict[tuple[str | None, str | None, int], list[Node]] = {}
+    for node in nodes:
+        for gpus in node.gpus or (Gpus(None, 0),):
+            groups.setdefault((gpus.type, _feature(node, gpus), gpus.count), []).append(node)
+    kinds = [_Kind(*devices, tuple(group)) for devices, group in groups.items()]
+    return [kind for kind in kinds if kind.devices] or kinds
+
+
+def _feature(node: Node, gpus: Gpus) -> str | None:
+    """The feature that says what GPUs without a type are."""
+    untyped = gpus.count and gpus.type is None
+    return next((feature for feature in node.features if untyped and _known(feature)), None)
+
+
+def _text(site: SlurmSite, kind: _Kind, wanted: str | None) -> str:
+    partition = _partition(site, kind, wanted)
+    lines = [
+        *_head(site, kind, partition),
+        *_devices(kind),
+        f"cpus_per_node: {min(node.cpus for node in kind.nodes)}{_smallest_of(kind, 'cpus')}",
+        f"host_memory_gib: {min(node.memory_mib for node in kind.nodes) // 1024}{_smallest_of(kind, 'memory_mib')}",
+        *_topology(site),
+        *_request(site, kind),
+        *_options(site, kind, partition),
+        *_running(site),
+        *_containers(site),
+        "# environment: {NCCL_SOCKET_IFNAME: ib0}   # what your network needs",
+        "# exclude: []   # nodes that no job shall get",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _partition(site: SlurmSite, kind: _Kind, wanted: str | None) -> Partition | None:
+    """The one asked for, else the default one, else the first that has such nodes."""
+    has = {name for node in kind.nodes for name in node.partitions}
+    there = [partition for partition in site.partitions if partition.name in has]
+    there.sort(key=lambda partition: (partition.name != wanted, not partition.default))
+    return there[0] if there else None
+
+
+def _head(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Iterator[str]:
+    config = site.setting
+    yield f"# Cluster {config('ClusterName') or '(no name)'}, SLURM {config('SLURM_VERSION') or '(version not told)'}."
+    yield "# Drafted by llmlaunch init --site; what stands behind a # is for you to decide."
+    nodes = [kind.nodes[0].name, kind.nodes[-1].name][: len(kind.nodes)]
+    yield f"# Nodes: {len(kind.nodes)}, {' to '.join(nodes)}."
+    others = [other.name for other in site.partitions if any(other.name in node.partitions for node in kind.nodes)]
+    yield f"# Partitions that have them: {', '.join(others)}."
+    if partition is not None and partition.max_time:
+        yield f"# Longest job in {partition.name}: {partition.max_time} (slurm: {{time: ...}} of the recipe)."
+    preempt = (partition.preempt_mode if partition else "") or config("PreemptMode")
+    if preempt and preempt != "OFF":
+        grace = f", grace time {partition.grace_time} s" if partition and partition.grace_time.strip("0") else ""
+        yield f"# Jobs may be preempted: {preempt}{grace}."
+    if config("EnforcePartLimits") in ("", "NO"):
+        yield "# EnforcePartLimits=NO: SLURM takes jobs it will never start; submit --test-only does not see them."
+    if config("TaskPlugin") not in ("", "task/none"):
+        yield f"# CPUs are bound by {config('TaskPlugin')}."
+
+
+def _devices(kind: _Kind) -> Iterator[str]:
+    if not kind.devices:
+        yield "base: cpu-x1                  # no GPU here: processes on the CPUs"
+        return
+    known = _known(kind.gpu_type or kind.feature or "")
+    if known is None:
+        shown = f"unknown type {kind.gpu_type}" if kind.gpu_type else "SLURM does not say what GPUs these are"
+        yield f"# {shown}: fill in a base (slurm/clusters/), or accelerator and links (docs/recipe.md)"
+        yield "# base: h100-80gb-x8"
+    else:
+        whence = f"GRES type {kind.gpu_type}" if kind.gpu_type else f"the nodes' feature {kind.feature}"
+        yield f"base: {known.base}   # from {whence}; its links are data sheet figures: measure with"
+        yield "                     # llmlaunch doctor --network"
+        yield f"accelerator: {known.accelerator}{f'   # {known.note}' if known.note else ''}"
+    if known is None or kind.devices != _BASE_DEVICES.get(known.base, 8):
+        yield f"devices_per_node: {kind.devices}"
+
+
+def _known(name: str) -> _Known | None:
+    found = next((known for known in _KNOWN if re.search(known.pattern, name.lower())), None)
+    return found if found is not None and found.accelerator else None
+
+
+def _smallest_of(kind: _Kind, what: str) -> str:
+    return "" if len({getattr(node, what) for node in kind.nodes}) == 1 else "   # the least any of them has"
+
+
+def _topology(site: SlurmSite) -> Iterator[str]:
+    if site.nodes_per_switch is not None:
+        yield f"nodes_per_switch: {site.nodes_per_switch}   # of the smallest leaf ({site.setting('TopologyPlugin')})"
+    if site.nodes_per_block is not None:
+        yield f"nodes_per_block: {site.nodes_per_block}"
+
+
+def _request(site: SlurmSite, kind: _Kind) -> Iterator[str]:
+    if not kind.devices:
+        yield "gpu_request: none"
+        return
+    modern = site.setting("SelectType") == "select/cons_tres"
+    note = "" if modern else f"   # {site.setting('SelectType') or 'SelectType not told'}: --gpus-... needs cons_tres"
+    yield f"gpu_request: {'gpus-per-node' if modern else 'gres'}{note}"
+    types = {gpus.type for node in site.nodes for gpus in node.gpus}
+    if kind.gpu_type and len(types) > 1:
+        yield f"gpu_type: {_quoted(kind.gpu_type)}   # the cluster has others, too"
+
+
+def _options(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Iterator[str]:
+    yield "slurm:"
+    if partition is not None:
+        yield f"  partition: {_quoted(partition.name)}"
+    if len(site.accounts) == 1:
+        yield f"  account: {_quoted(site.accounts[0])}"
+    elif site.accounts:
+        yield f"  # account: one of yours: {', '.join(site.accounts)}"
+    else:
+        yield "  # account: sacctmgr names none of yours"
+    if len(site.qos) > 1:
+        yield f"  # qos: one of yours where the default is not right: {', '.join(site.qos)}"
+    whole = (partition is not None and partition.whole_nodes) or site.setting("SelectType") == "select/linear"
+    yield f"  exclusive: {'false   # nodes are given whole here anyway' if whole else 'true'}"
+    if kind.feature and len({_feature(node, gpus) for node in site.nodes for gpus in node.gpus}) > 1:
+        yield f"  constraint: {_quoted(kind.feature)}   # there are GPUs of other kinds, too"
+    if "MEMORY" in site.setting("SelectTypeParameters").upper():
+        yield "  mem: 0   # memory is handed out here; 0 = all of the node's"
+
+
+def _running(site: SlurmSite) -> Iterator[str]:
+    mpi = site.setting("MpiDefault")
+    if mpi:
+        yield f"# mpi: none   # the site's default is {mpi}; torchrun needs none"
+    if site.setting("JobRequeue") == "0":
+        yield "# restart_by: chain   # jobs are not requeued by default here (JobRequeue=0); where it is refused, chain"
+    yield "# modules: []   # environment modules the training needs"
+
+
+def _containers(site: SlurmSite) -> Iterator[str]:
+    runner = next((name for name in ("apptainer", "singularity") if name in site.programs), None)
+    if site.has_pyxis:
+        yield "container: {runtime: pyxis}"
+    elif runner is not None:
+        yield f"container: {{runtime: apptainer}}   # {runner} is on PATH here; is it on the nodes?"
+    else:
+        yield "# container: {runtime: apptainer}   # neither pyxis nor apptainer seen here; it may be a module"
+
+
+def _quoted(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS else json.dumps(text)

@@ -1,0 +1,179 @@
+"""A site as its SLURM describes it: what `scontrol show` and its like print, read into plain facts.
+
+Text and never --json, whose shape changed in 23.11 and 24.05. Fields as printed by 22.05 to 26.05 (SLURM src/api/
+node_info.c, partition_info.c, topo_info.c and the topology plugins); what a version does not print is simply not known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+__all__ = ["Answers", "Gpus", "Node", "Partition", "SlurmSite", "host_count", "read_site"]
+
+_NONE = ("(null)", "N/A", "n/a", "None", "none", "")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the commands printed, "" where one has nothing to say here."""
+
+    config: str  # scontrol show config
+    partitions: str  # scontrol show partition
+    nodes: str  # scontrol show node
+    topology: str = ""  # scontrol show topology
+    srun_help: str = ""  # srun --help
+    associations: str = ""  # sacctmgr -nP show assoc user=... format=account,qos
+    programs: tuple[str, ...] = ()  # of those that run containers, the ones on PATH
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs of a node, as its GRES name them; `type` is None where they have none there."""
+
+    type: str | None
+    count: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node. `cpus` are those jobs may have; `memory_mib` is what SLURM hands out."""
+
+    name: str
+    cpus: int
+    memory_mib: int
+    gpus: tuple[Gpus, ...]
+    features: tuple[str, ...]
+    partitions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition, with SLURM's own words for its limits."""
+
+    name: str
+    default: bool
+    max_time: str
+    preempt_mode: str
+    grace_time: str
+    whole_nodes: bool
+
+
+@dataclass(frozen=True)
+class SlurmSite:
+    """`nodes_per_switch` and `nodes_per_block` are the smallest leaf's, None where SLURM knows of none."""
+
+    config: Mapping[str, str]
+    partitions: tuple[Partition, ...]
+    nodes: tuple[Node, ...]
+    nodes_per_switch: int | None
+    nodes_per_block: int | None
+    has_pyxis: bool
+    programs: tuple[str, ...]
+    accounts: tuple[str, ...]
+    qos: tuple[str, ...]
+
+    def setting(self, name: str) -> str:
+        """One of `scontrol show config`, "" where it is not set or not known."""
+        value = self.config.get(name, "")
+        return "" if value in _NONE else value
+
+
+def read_site(answers: Answers) -> SlurmSite:
+    """Never fails: what cannot be read is not among the facts."""
+    accounts, qos = _associations(answers.associations)
+    return SlurmSite(
+        config=_config(answers.config),
+        partitions=tuple(_partition(record) for record in _records(answers.partitions, "PartitionName")),
+        nodes=tuple(_node(record) for record in _records(answers.nodes, "NodeName")),
+        nodes_per_switch=_smallest(answers.topology, "SwitchName", "Level=0"),
+        nodes_per_block=_smallest(answers.topology, "BlockName", ""),
+        has_pyxis="--container-image" in answers.srun_help,
+        programs=answers.programs,
+        accounts=accounts,
+        qos=qos,
+    )
+
+
+def host_count(hosts: str) -> int:
+    """How many hosts a list such as `n[01-16,20],gpu-[1-2]-[1-4]` names."""
+    return sum(
+        prod(_range_count(ranges) for ranges in re.findall(r"\[([^\]]*)\]", name))
+        for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", hosts)
+    )
+
+
+def _range_count(ranges: str) -> int:
+    ends = (part.partition("-") for part in ranges.split(","))
+    return sum(int(last) - int(first) + 1 if last else 1 for first, _, last in ends)
+
+
+def _config(text: str) -> dict[str, str]:
+    pairs = (re.fullmatch(r"(\w+)\s*=\s*(.*?)\s*", line) for line in text.splitlines())
+    return {pair[1]: pair[2] for pair in pairs if pair}
+
+
+def _records(text: str, first: str) -> list[str]:
+    """The records of `scontrol show`, on one line each or on many."""
+    return [f"{first}={record}" for record in re.split(rf"(?:^|\n){first}=", text)[1:]]
+
+
+def _field(record: str, name: str) -> str:
+    found = re.search(rf"(?:^|\s){name}=(\S*)", record)
+    return "" if found is None or found[1] in _NONE else found[1]
+
+
+def _names(record: str, field: str) -> tuple[str, ...]:
+    return tuple(filter(None, _field(record, field).split(",")))
+
+
+def _number(record: str, *fields: str) -> int:
+    values = (_field(record, field) for field in fields)
+    return next((int(value) for value in values if value.isdigit()), 0)
+
+
+def _partition(record: str) -> Partition:
+    return Partition(
+        name=_field(record, "PartitionName"),
+        default=_field(record, "Default") == "YES",
+        max_time=_field(record, "MaxTime"),
+        preempt_mode=_field(record, "PreemptMode"),
+        grace_time=_field(record, "GraceTime"),
+        whole_nodes=_field(record, "OverSubscribe") == "EXCLUSIVE",
+    )
+
+
+def _node(record: str) -> Node:
+    return Node(
+        name=_field(record, "NodeName"),
+        cpus=_number(record, "CPUEfctv", "CPUTot"),
+        memory_mib=_number(record, "RealMemory"),
+        gpus=_gpus(_field(record, "Gres")),
+        features=_names(record, "ActiveFeatures") or _names(record, "AvailableFeatures"),
+        partitions=_names(record, "Partitions"),
+    )
+
+
+def _gpus(gres: str) -> tuple[Gpus, ...]:
+    """Of `gpu:h100:8(S:0-1),nvme:2`, `gpu:8`, `gpu:a100:no_consume:4`."""
+    entries = (entry.split(":") for entry in re.sub(r"\([^)]*\)", "", gres).split(","))
+    found = []
+    for kind, *words in entries:
+        if kind == "gpu" and words and words[-1].isdigit():
+            named = [word for word in words[:-1] if word != "no_consume"]
+            found.append(Gpus(named[0] if named else None, int(words[-1])))
+    return tuple(found)
+
+
+def _smallest(topology: str, first: str, which: str) -> int | None:
+    counts = [host_count(_field(leaf, "Nodes")) for leaf in _records(topology, first) if which in leaf]
+    return min((count for count in counts if count), default=None)
+
+
+def _associations(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    rows = [line.split("|") for line in text.splitlines() if "|" in line]
+    accounts = dict.fromkeys(row[0] for row in rows if row[0])
+    qos = dict.fromkeys(name for row in rows for name in row[1].split(",") if name)
+    return tuple(accounts), tuple(qos)

@@ -1,0 +1,57 @@
+"""What is rendered, from the shipped templates or, file by file, from those of the person's own folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from llmlaunch.assets import asset
+from llmlaunch.errors import UserError
+
+__all__ = ["render"]
+
+TEMPLATES_VARIABLE = "LLMLAUNCH_TEMPLATES"
+
+
+def render(
+    name: str, context: Mapping[str, object], functions: Mapping[str, Callable[..., Any]], **settings: Any
+) -> str:
+    """The template `name` of `LLMLAUNCH_TEMPLATES`, else the shipped one, filled in; `settings` are Jinja's own.
+
+    Raises UserError where a template of the person's own does not render; a shipped one that does not is our bug.
+    """
+    folders = _folders(os.environ)
+    environment = ImmutableSandboxedEnvironment(
+        loader=FileSystemLoader([str(folder) for folder in folders]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        **settings,
+    )
+    environment.globals.update(functions)
+    try:
+        return environment.get_template(name).render(context)
+    except TemplateError as error:
+        if len(folders) == 1:
+            raise
+        line = getattr(error, "lineno", None)
+        at = f"{name}, line {line}" if line else name
+        raise UserError(f"{at} (searched in {folders[0]} first): {error.message}") from error
+
+
+def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where templates are searched, in order. Raises `UserError` where the person's folder is none."""
+    shipped = asset("templates")
+    named = environ.get(TEMPLATES_VARIABLE)
+    if not named:
+        return (shipped,)
+    own = Path(named)
+    if not own.is_dir():
+        raise UserError(
+            f"{TEMPLATES_VARIABLE}={named} is not a folder; name the one that holds your templates, or unset it"
+        )
+    return (own, shipped)
