@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .files import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 THREAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):\n", re.MULTILINE)
 FRAME = re.compile(r'  File "(?P<file>[^"\n]*)", line (?P<line>\d+) in (?P<function>.*)')
@@ -12,19 +18,40 @@ MOST_PLACES = 3
 MOST_NAMED = 4  # ranks
 
 
-def where_they_stand(stacks: Path) -> str:
-    """`rank 1 in hangs_here (train.py line 19), ranks 0, 2 in all_reduce (...)`: the places where fewest ranks stand
-    first. Empty where nothing is known."""
+def where_they_stand(attempt_directory: Path, ranks: int) -> str:
+    """`no answer from rank 4 on node2, rank 1 on node1 in hangs_here (train.py line 19), 14 ranks in all_reduce (...)`:
+    first those of all `ranks` that wrote nothing, stopped or stuck in the kernel, then the places where fewest stand.
+    Empty where nobody wrote."""
     places: dict[str, list[int]] = {}
-    for path in sorted(stacks.glob("*.txt")):
+    for path in sorted((attempt_directory / "stacks").glob("*.txt")):
         place = _place(path) if path.stem.isdigit() else None
         if place is not None:
             places.setdefault(place, []).append(int(path.stem))
+    named = _Names(attempt_directory)
     fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), min(item[1])))
-    parts = [f"{_named(ranks)} in {place}" for place, ranks in fewest_first[:MOST_PLACES]]
+    parts = [f"{named.of(there)} in {place}" for place, there in fewest_first[:MOST_PLACES]]
     if len(fewest_first) > MOST_PLACES:
         parts.append(f"others in {len(fewest_first) - MOST_PLACES} more places")
+    silent = set(range(ranks)).difference(*places.values())
+    if places and silent:
+        parts.insert(0, f"no answer from {named.of(silent)}")
     return ", ".join(parts)
+
+
+class _Names:
+    """Ranks and the nodes they are on, for a sentence."""
+
+    def __init__(self, attempt_directory: Path) -> None:
+        self._records = attempt_directory / "ranks"
+
+    def of(self, ranks: Collection[int]) -> str:
+        if len(ranks) > MOST_NAMED:
+            return f"{len(ranks)} ranks"
+        return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(self._one(rank) for rank in sorted(ranks))
+
+    def _one(self, rank: int) -> str:
+        record = read_json(self._records / f"{rank}.json")
+        return str(rank) if record is None else f"{rank} on {record.get('node')}"
 
 
 def _place(path: Path) -> str | None:
@@ -38,10 +65,3 @@ def _place(path: Path) -> str | None:
     if frame is None:
         return None
     return f"{frame['function']} ({Path(frame['file']).name} line {frame['line']})"
-
-
-def _named(ranks: list[int]) -> str:
-    ranks = sorted(ranks)
-    if len(ranks) > MOST_NAMED:
-        return f"{len(ranks)} ranks"
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -106,7 +106,7 @@ class Watchdog:
             say("watchdog: a step came after all; the training goes on")
             self._write()
             return False
-        hung["where"] = where_they_stand(self._directory / "stacks")
+        hung["where"] = where_they_stand(self._directory, self._ranks)
         self._write(hung)
         say(f"watchdog: ending the training step; {hung['where'] or 'no rank wrote its stacks'}")
         self._child.signal(signal.SIGTERM)
