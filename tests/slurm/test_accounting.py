@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pwd
 import signal
 import subprocess
 import time
@@ -10,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from one_machine import Cluster, install, new_cluster, throw_away, wait_until
+from one_machine import Cluster, install, new_cluster, run_directory, throw_away, wait_until
 
+from llmlaunch.launchers import submitting
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.slurm import SlurmLauncher
 
@@ -53,7 +56,31 @@ def test_the_accounting_outlives_the_controller_s_memory(accounted: Cluster, tmp
     wait_until(lambda: rows() == ["REQUEUED|0:0", "FAILED|4:0"], "both attempts are in the accounting")
 
     told = SlurmLauncher().states([submission])[job_id]
-    assert told == JobState("failed", "FAILED", "NonZeroExitCode", 4)
+    assert told == JobState("failed", "FAILED", "NonZeroExitCode", 4, restarts=1)
     forget_every_job(accounted)
     # Nobody remembers the reason; code and state come from slurmdbd.
-    assert SlurmLauncher().states([submission])[job_id] == JobState("failed", "FAILED", "", 4)
+    assert SlurmLauncher().states([submission])[job_id] == JobState("failed", "FAILED", "", 4, restarts=1)
+    told_by_sacct_of_an_interrupted_submit(accounted, tmp_path)
+
+
+def told_by_sacct_of_an_interrupted_submit(accounted: Cluster, tmp_path: Path) -> None:
+    """A job that the controller has forgotten is known by the line it was submitted with: sacct keeps no comments
+    unless the site says so. Who cancelled it is in sacct alone, too."""
+    run_dir = run_directory(tmp_path / "run", "finish 0")
+    (run_dir / "logs").mkdir()
+    (run_dir / "run.id").write_text("sample-1\n")
+    options = ("--parsable", f"--chdir={tmp_path}", "--comment=llmlaunch=sample-1")
+    accounted.ask("sbatch", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")  # so that it has to wait
+    job_id = accounted.ask("sbatch", *options, str(run_dir / "job.sbatch")).strip()
+    submitting.begin(run_dir)
+    mark = json.loads((run_dir / "submitting").read_text()) | {"pid": 0}  # nobody's
+    (run_dir / "submitting").write_text(json.dumps(mark))
+    accounted.ask("scancel", job_id)
+    by = f"CANCELLED by {os.getuid()}"
+    wait_until(lambda: by in accounted.ask("sacct", "-X", "-P", "-n", "-j", job_id, "-o", "state"), "sacct knows")
+    forget_every_job(accounted)
+    submission = SlurmLauncher().adopt(run_dir)
+    assert submission is not None
+    assert submission.jobs == (job_id,)
+    reason = f"by {pwd.getpwuid(os.getuid()).pw_name}"
+    assert SlurmLauncher().states([submission])[job_id] == JobState("cancelled", "CANCELLED", reason)

@@ -119,7 +119,7 @@ class SlurmLauncher:
     def _taken(self, wanted: Wanted, before: Submission | None) -> list[Job]:
         """The jobs an interrupted submit handed in, those it wrote down among them. Raises SchedulerRefused where SLURM
         does not say."""
-        self.say(f"an earlier submit of {wanted.run_dir} was interrupted; looking whether SLURM has its job")
+        self.say(f"an earlier submit of {wanted.run_dir} was interrupted")
         jobs, answer = look_for_jobs(self._commands, wanted)
         jobs = _with_written(jobs, wanted, before)
         if jobs:

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from llmlaunch.launchers.slurm_text import (
 __all__ = ["Wanted", "comment_of", "find_jobs", "look_for_jobs"]
 
 _LOOKS = 10
+_SILENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 1.0
 _CLOCK_SLACK = timedelta(minutes=1)
 
@@ -57,16 +58,19 @@ def comment_of(run_id: str, own: str | None) -> str:
 
 
 def look_for_jobs(slurm: SlurmCommands, wanted: Wanted) -> tuple[list[Job], Answer]:
-    """The jobs, looked for some time, because a controller that wakes up may answer squeue before it takes the job; and
-    squeue's last answer."""
-    for look in range(_LOOKS):
-        jobs, answer = find_jobs(slurm, wanted)
-        if jobs or not (answer.code == 0 or answer.late):
-            break
-        if look == 0:
-            slurm.say(f"looking for a job of {wanted.run_dir} that SLURM may have taken without saying so")
+    """The jobs, looked for ten times, because a controller that wakes up may answer squeue before it takes the job; and
+    squeue's last answer. One that stays silent is waited for a minute."""
+    once = replace(slurm, tries=1)
+    slurm.say(f"looking for a job of {wanted.run_dir} that SLURM may have taken without saying so")
+    silent_until, answered = time.monotonic() + _SILENCE_SECONDS, 0
+    while True:
+        jobs, answer = find_jobs(once, wanted)
+        answered += answer.code == 0
+        refused = answer.code != 0 and not (answer.late or answer.unreached)
+        silent = answer.code != 0 and time.monotonic() > silent_until
+        if jobs or refused or silent or answered == _LOOKS:
+            return jobs, answer
         time.sleep(_PAUSE_SECONDS)
-    return jobs, answer
 
 
 def find_jobs(slurm: SlurmCommands, wanted: Wanted) -> tuple[list[Job], Answer]:

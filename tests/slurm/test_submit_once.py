@@ -1,0 +1,415 @@
+"""Nothing is submitted twice, whatever happens to `submit` or to SLURM; what was not submitted can be, later."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from one_machine import Cluster, new_cluster, run_directory, throw_away, wait_until
+
+from llmlaunch.errors import SchedulerRefused, UserError
+from llmlaunch.launchers import slurm_late, submitting
+from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.run_files import read_submission
+from llmlaunch.launchers.slurm import SlurmLauncher
+
+pytestmark = pytest.mark.slurm
+
+SOURCES = Path(__file__).resolve().parents[2] / "wrapper"
+SUBMIT = (
+    "import sys, pathlib\n"
+    "from llmlaunch.launchers.slurm import SlurmLauncher\n"
+    "SlurmLauncher().submit(pathlib.Path(sys.argv[1]))\n"
+)
+WAIT_FOR_GO = "until [ -e go ]; do sleep 0.1; done\nfinish 0"
+STOPPED = (
+    'printf \'{"schema": 1, "attempt": "%s", "state": "stopped", "exit_code": 75, "why": "told"}\' "$attempt"'
+    ' > "attempts/$attempt/status.json"; cp "attempts/$attempt/status.json" status.json; exit 75'
+)
+
+
+def llmlaunch(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    argv = [sys.executable, "-m", "llmlaunch", *words]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+def state(submission: Submission) -> JobState:
+    return SlurmLauncher().states([submission])[submission.job_id]
+
+
+def wait_for(submission: Submission, phase: str) -> JobState:
+    wait_until(lambda: state(submission).phase == phase, f"the job is {phase}")
+    return state(submission)
+
+
+def jobs_of(cluster: Cluster, run_dir: Path) -> list[str]:
+    """Every job that works in the directory, ended ones too, by id."""
+    rows = cluster.ask("squeue", "-h", "-t", "all", "-o", "%F %Z").splitlines()
+    return sorted((row.split()[0] for row in rows if row.split(" ", 1)[1] == str(run_dir)), key=int)
+
+
+def killed_submit(run_dir: Path, tmp_path: Path, sbatch: str) -> None:
+    """A submit whose sbatch is the shell script `sbatch`, in which $PPID is the submit."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "sbatch").write_text(f"#!/bin/sh\n{sbatch}\n")
+    (folder / "sbatch").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(SOURCES)}
+    done = subprocess.run([sys.executable, "-c", SUBMIT, run_dir], env=environment, check=False, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert read_submission(run_dir) is None
+
+
+REAL = shutil.which("sbatch")
+TAKES_IT = f'{REAL} "$@" >/dev/null; kill -9 $PPID'
+
+
+@pytest.mark.parametrize("way", ["status", "resume"])
+def test_a_submit_that_was_killed_after_sbatch_finds_its_job(slurm: Cluster, tmp_path: Path, way: str) -> None:
+    run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
+    (run_dir / "job.sbatch").write_text(
+        (run_dir / "job.sbatch").read_text().replace("#SBATCH", '#SBATCH --comment="project: ours"\n#SBATCH', 1)
+    )
+    killed_submit(run_dir, tmp_path, TAKES_IT)
+    (job,) = jobs_of(slurm, run_dir)
+    # Somebody's own job in the same directory is not taken for it.
+    slurm.ask("sbatch", "--hold", f"--chdir={run_dir}", "--output=/dev/null", "--wrap=true")
+    answer = llmlaunch(way, str(run_dir))
+    assert answer.returncode == 0, answer.stderr
+    assert job in answer.stderr
+    submission = read_submission(run_dir)
+    assert submission is not None
+    assert submission.jobs == (job,)
+    assert not (run_dir / "submitting").exists()
+    assert jobs_of(slurm, run_dir)[0] == job
+    assert len(jobs_of(slurm, run_dir)) == 2
+    comment = slurm.ask("squeue", "-h", "-j", job, "-o", "%k").strip()
+    assert comment == f"project: ours llmlaunch={(run_dir / 'run.id').read_text().strip()}"
+    (run_dir / "go").touch()
+    wait_for(submission, "succeeded")
+
+
+def test_a_submit_that_was_killed_before_sbatch_is_made_up_for_once(slurm: Cluster, tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
+    killed_submit(run_dir, tmp_path, "kill -9 $PPID")
+    answer = llmlaunch("status", str(run_dir))
+    assert answer.returncode == 2
+    assert "its submit was interrupted, and SLURM shows no job of it" in answer.stderr
+    assert llmlaunch("resume", str(run_dir)).returncode == 0
+    (job,) = jobs_of(slurm, run_dir)
+    again = llmlaunch("resume", str(run_dir))
+    assert again.returncode == 2
+    assert f"its job {job} is " in again.stderr
+    assert jobs_of(slurm, run_dir) == [job]
+
+
+def test_a_job_that_ended_before_anybody_looked_is_found_too(slurm: Cluster, tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "finish 0 'all done'")
+    killed_submit(run_dir, tmp_path, TAKES_IT)
+    wait_until((run_dir / "status.json").exists, "the job has ended")
+    submission = SlurmLauncher().adopt(run_dir)
+    assert submission is not None
+    assert wait_for(submission, "succeeded").reason == "all done"
+
+
+def test_resume_submits_again_and_keeps_the_jobs_before(slurm: Cluster, tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", f"[ -e go ] || {{ {STOPPED}; }}\nfinish 0")
+    assert llmlaunch("resume", str(run_dir)).returncode == 0  # never submitted before
+    first = read_submission(run_dir)
+    assert first is not None
+    assert wait_for(first, "stopped") == JobState("stopped", "FAILED", "told", 75)
+    (run_dir / "go").touch()
+    (run_dir / "stop").touch()
+    answer = llmlaunch("resume", str(run_dir), "--json", "--", "--job-name=again")
+    assert answer.returncode == 0, answer.stderr
+    assert "removed the file stop" in answer.stderr
+    assert json.loads(answer.stdout)["earlier"] == [first.job_id]
+    assert not (run_dir / "stop").exists()
+    second = read_submission(run_dir)
+    assert second is not None
+    assert second.earlier == (first,)
+    assert slurm.ask("squeue", "-h", "-t", "all", "-j", second.job_id, "-o", "%j") == "again\n"
+    wait_for(second, "succeeded")
+    assert not second.owns(f"{first.job_id}.0")
+    assert second.owns(f"{second.job_id}.0")
+    done = llmlaunch("resume", str(run_dir))
+    assert done.returncode == 2
+    assert "succeeded, so nothing is left to do" in done.stderr
+
+
+def test_a_job_nobody_knows_is_resumed_only_anyway(slurm: Cluster, tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "finish 0")
+    record = {"schema": 1, "launcher": "slurm", "job_id": "4000000", "submitted_at": 1700000000.0, "cluster": None}
+    (run_dir / "submission.json").write_text(json.dumps(record))
+    answer = llmlaunch("resume", str(run_dir))
+    assert answer.returncode == 2
+    assert "nobody knows whether its job 4000000 has ended" in answer.stderr
+    assert llmlaunch("resume", str(run_dir), "--anyway").returncode == 0
+
+
+def test_a_bare_sbatch_job_that_still_runs_is_not_doubled(slurm: Cluster, tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
+    (run_dir / "logs").mkdir()
+    job = slurm.ask("sbatch", "--parsable", f"--chdir={run_dir}", str(run_dir / "job.sbatch")).strip()
+    wait_until((run_dir / "attempts").exists, "the job runs")
+    answer = llmlaunch("resume", str(run_dir))
+    assert answer.returncode == 2
+    assert f"its job {job} is running" in answer.stderr
+
+
+def chained(path: Path, body: str, times: int) -> Path:
+    run_dir = run_directory(path, body)
+    restart = {"by": "chain", "times": times, "fruitless": 2, "backoff_seconds": 0}
+    (run_dir / "run.json").write_text(json.dumps({"schema": 1, "name": "sample", "nodes": 1, "restart": restart}))
+    return run_dir
+
+
+def test_a_chain_goes_on_in_its_next_job(slurm: Cluster, tmp_path: Path) -> None:
+    run_dir = chained(tmp_path / "run", f"ls attempts | grep -q -v $attempt || {{ {STOPPED}; }}\n{WAIT_FOR_GO}", 2)
+    submission = SlurmLauncher().submit(run_dir)
+    assert len(submission.jobs) == 3
+    assert submission.job_id == submission.jobs[0]
+    assert read_submission(run_dir) == submission
+    wait_until(lambda: (state(submission).phase, state(submission).link) == ("running", 2), "the second link runs")
+    shown = slurm.ask("squeue", "-h", "-j", submission.jobs[2], "-o", "%E")
+    assert shown.startswith(f"afterany:{submission.jobs[1]}")
+    assert (
+        f"job {submission.jobs[1]} (slurm): running [RUNNING] - link 2 of 3" in llmlaunch("status", str(run_dir)).stdout
+    )
+    (run_dir / "go").touch()
+    assert wait_for(submission, "succeeded").link == 2  # whatever the third does
+    assert llmlaunch("cancel", str(run_dir)).returncode == 0
+
+
+def test_cancel_ends_every_job_of_a_chain(slurm: Cluster, tmp_path: Path) -> None:
+    submission = SlurmLauncher().submit(chained(tmp_path / "run", WAIT_FOR_GO, 20))
+    assert len(submission.jobs) == 9  # eight follow-up jobs at most
+    wait_for(submission, "running")
+    SlurmLauncher().cancel(submission)
+    listed = ",".join(submission.jobs)
+    wait_until(
+        lambda: set(slurm.ask("squeue", "-h", "-t", "all", "-j", listed, "-o", "%T").split()) == {"CANCELLED"},
+        "all are cancelled",
+    )
+
+
+def test_a_chain_that_was_cut_short_is_completed(slurm: Cluster, tmp_path: Path) -> None:
+    run_dir = chained(tmp_path / "run", WAIT_FOR_GO, 2)
+    killed = f'case "$*" in *--dependency*) kill -9 $PPID;; *) {REAL} "$@";; esac'
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "sbatch").write_text(f"#!/bin/sh\n{killed}\n")
+    (folder / "sbatch").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(SOURCES)}
+    subprocess.run([sys.executable, "-c", SUBMIT, run_dir], env=environment, check=False, capture_output=True)
+    first = read_submission(run_dir)
+    assert first is not None
+    assert len(first.jobs) == 1
+    assert llmlaunch("resume", str(run_dir)).returncode == 0
+    whole = read_submission(run_dir)
+    assert whole is not None
+    assert whole.jobs[0] == first.job_id
+    assert whole.jobs == tuple(jobs_of(slurm, run_dir))
+    assert len(whole.jobs) == 3
+    assert whole.earlier == ()
+
+
+def test_one_task_of_an_array_is_cancelled_alone(slurm: Cluster, tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
+    array = SlurmLauncher().submit(run_dir, ["--array=0-2"])
+    tasks = [Submission("slurm", f"{array.job_id}_{index}", run_dir, array.submitted_at) for index in range(3)]
+    wait_until(lambda: all(state(task).phase == "running" for task in tasks), "all tasks run")
+    SlurmLauncher().cancel(tasks[1])
+    assert wait_for(tasks[1], "cancelled").state == "CANCELLED"
+    states = SlurmLauncher().states(tasks)
+    assert [states[task.job_id].phase for task in tasks] == ["running", "cancelled", "running"]
+    assert state(array).phase == "running"
+
+
+def test_an_option_this_slurm_does_not_have_is_refused_before_sbatch(slurm: Cluster, tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "finish 0")
+    with pytest.raises(UserError, match=r"sbatch --consolidate-segments came with 25\.11, and this site runs slurm"):
+        SlurmLauncher().submit(run_dir, ["--consolidate-segments"])
+    assert not (run_dir / "submitting").exists()
+
+
+def test_two_hundred_runs_are_one_question(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = run_directory(tmp_path / "run", "finish 0") / "job.sbatch"
+    lines = "\n".join(f"sbatch --parsable --hold --job-name=r{i} {script}" for i in range(200))
+    ids = slurm.ask("sh", "-c", f"cd {tmp_path / 'run'}\n{lines}").split()
+    for job in ids:
+        run_dir = tmp_path / f"run{job}"
+        run_dir.mkdir()
+        record = {"schema": 1, "launcher": "slurm", "job_id": job, "submitted_at": 1.9e9, "cluster": None}
+        (run_dir / "submission.json").write_text(json.dumps(record))
+    folder, calls = tmp_path / "bin", tmp_path / "calls"
+    folder.mkdir()
+    for name in ("squeue", "sacct"):
+        (folder / name).write_text(
+            f'#!/bin/sh\necho {name} "$@" | cut -c 1-20 >> {calls}\nexec {shutil.which(name)} "$@"\n'
+        )
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    answer = llmlaunch("status", "--json", *(str(tmp_path / f"run{job}") for job in ids))
+    runs = json.loads(answer.stdout)["runs"]
+    assert [run["job_id"] for run in runs] == ids
+    assert {(run["phase"], run["reason"]) for run in runs} == {("pending", "JobHeldUser")}
+    asked = [line.split()[0] for line in calls.read_text().splitlines() if "sacct -c" not in line]
+    assert sorted(asked) == ["sacct", "squeue"]
+    slurm.ask("scancel", *ids)
+
+
+def test_test_only_says_what_sbatch_says_and_submits_nothing(slurm: Cluster, tmp_path: Path) -> None:
+    script = (run_directory(tmp_path / "run", "finish 0") / "job.sbatch").read_text()
+    before = slurm.ask("squeue", "-h", "-t", "all", "-o", "%F")
+    would, words = SlurmLauncher().test(script)
+    assert would
+    assert "to start at" in words
+    would, words = SlurmLauncher().test(script, ["--partition=nope"])
+    assert not would
+    assert "invalid partition specified: nope" in words
+    assert slurm.ask("squeue", "-h", "-t", "all", "-o", "%F") == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with 64 KiB, as root; else a folder in which no file may grow (RLIMIT_FSIZE)."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)]
+    mounted = subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    yield path
+    if mounted:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(folder: Path) -> None:
+    subprocess.run(["sh", "-c", f"cat /dev/zero > {folder / 'rest'}"], check=False, capture_output=True)
+
+
+def limited(*words: str, folder: Path, size: int) -> subprocess.CompletedProcess[str]:
+    """llmlaunch where `folder` is full: its file system is, or, where none could be made, no file may have `size`."""
+    if os.path.ismount(folder):
+        return llmlaunch(*words)
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "PYTHONDONTWRITEBYTECODE": "1"}
+    argv = ["prlimit", f"--fsize={size}", sys.executable, "-m", "llmlaunch", *words]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_on_a_full_disk_nothing_is_submitted(slurm: Cluster, small_disk: Path) -> None:
+    run_dir = run_directory(small_disk / "run", "finish 0")
+    if os.path.ismount(small_disk):
+        fill(small_disk)
+    answer = limited("resume", str(run_dir), folder=small_disk, size=0)
+    assert answer.returncode == 2
+    assert "cannot write into it" in answer.stderr
+    assert "nothing was submitted" in answer.stderr
+    assert jobs_of(slurm, run_dir) == []
+    assert not list(run_dir.glob(".*"))  # no half-written files
+
+
+def test_a_job_nobody_could_write_down_is_cancelled_again(
+    slurm: Cluster, tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills up while sbatch works."""
+    run_dir = run_directory(small_disk / "run", WAIT_FOR_GO)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    full = f"cat /dev/zero > {small_disk}/rest" if os.path.ismount(small_disk) else "prlimit --fsize=0 --pid=$PPID"
+    (folder / "sbatch").write_text(f'#!/bin/sh\n{REAL} "$@"\n({full}) 2>/dev/null\nexit 0\n')
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    answer = llmlaunch("resume", str(run_dir))
+    assert answer.returncode == 2
+    assert "was cancelled again" in answer.stderr
+    (job,) = jobs_of(slurm, run_dir)
+    wait_until(
+        lambda: slurm.ask("squeue", "-h", "-t", "all", "-j", job, "-o", "%T") == "CANCELLED\n", "it is cancelled"
+    )
+    assert not (run_dir / "submission.json").exists()
+    assert not (run_dir / "submitting").exists()
+
+
+@pytest.fixture
+def alone(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster of the test's own, to be broken."""
+    cluster = new_cluster({"CPUS": "2", "GPUS": "0"})
+    try:
+        cluster.do("up", "1")
+        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+        yield cluster
+    finally:
+        throw_away(cluster)
+
+
+def start_controller(cluster: Cluster, *words: Sequence[str]) -> None:
+    environment = {**cluster.environment, "LLMLAUNCH_SLURM_DAEMON": "controller"}
+    environment["PATH"] += ":/usr/sbin:/sbin"
+    subprocess.run(["slurmctld", *words], env=environment, check=True, capture_output=True)
+    wait_until(lambda: cluster.call("status").returncode == 0, "the new controller answers")
+
+
+def test_a_scheduler_that_hangs_is_said_and_the_job_is_submitted_once(
+    alone: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have heard sbatch before it hung: nobody knows until it wakes."""
+    run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
+    controller = alone.pid("slurmctld")
+    said: list[str] = []
+    monkeypatch.setattr(slurm_late, "_SILENCE_SECONDS", 1.0)
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        with pytest.raises(SchedulerRefused, match="SLURM did not answer in time") as silence:
+            SlurmLauncher(timeout_seconds=2.0, tries=1, say=said.append).submit(run_dir)
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    assert f"llmlaunch resume {run_dir}" in str(silence.value)
+    assert any("looking for a job" in line for line in said)
+    assert submitting.left_behind(run_dir) is None  # this very process might still be at it
+    submission = SlurmLauncher().submit(run_dir)
+    assert jobs_of(alone, run_dir) == list(submission.jobs)
+    assert len(submission.jobs) == 1
+    (run_dir / "go").touch()
+    wait_for(submission, "succeeded")
+
+
+def test_a_controller_that_is_down_is_waited_for_and_that_is_said(alone: Cluster, tmp_path: Path) -> None:
+    """It comes back while sbatch is tried again; the job that ran meanwhile has lost nothing."""
+    running = SlurmLauncher().submit(run_directory(tmp_path / "running", WAIT_FOR_GO))
+    wait_for(running, "running")
+    os.kill(alone.pid("slurmctld"), signal.SIGKILL)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        if not said:
+            start_controller(alone)
+        said.append(line)
+
+    submission = SlurmLauncher(say=say).submit(run_directory(tmp_path / "run", "finish 0"))
+    assert said[0].startswith("waiting for SLURM (Batch job submission failed: Unable to contact slurm controller")
+    assert "try 2 of 3" in said[0]
+    assert jobs_of(alone, tmp_path / "run") == list(submission.jobs)
+    assert state(running).phase == "running"
+    (tmp_path / "running" / "go").touch()
+    wait_for(running, "succeeded")
+    wait_for(submission, "succeeded")
+
+
+def test_without_slurm_a_submitted_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = run_directory(tmp_path / "run", "finish 0")
+    record = {"schema": 1, "launcher": "slurm", "job_id": "12", "submitted_at": 1700000000.0, "cluster": None}
+    (run_dir / "submission.json").write_text(json.dumps(record))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for words in (("status",), ("cancel",), ("resume",)):
+        answer = llmlaunch(*words, str(run_dir))
+        assert answer.returncode == 2
+        assert "cannot be run (No such file or directory); is this a SLURM machine?" in answer.stderr
+        assert "Traceback" not in answer.stderr
