@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 
 import click
 
@@ -83,6 +82,8 @@ def _run() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception:
+        import traceback
+
         traceback.print_exc()
         click.echo(
             f"\nThis is a bug of llmlaunch {__version__}, not yours. Please report it with the lines above and the "

@@ -29,10 +29,9 @@ def submission_in(directory: Path) -> Submission:
     """
     from llmlaunch.launchers import submitting
     from llmlaunch.launchers.run_files import SCRIPT, read_submission
-    from llmlaunch.launchers.sweep import task_submission
 
     mark = submitting.was_submitting(directory)
-    submission = read_submission(directory) or task_submission(directory)
+    submission = read_submission(directory) or _of_an_array(directory)
     if mark is not None and submitting.at_work(mark) and submission is None:
         raise UserError(f"{directory}: is being submitted now (process {mark.pid} on {mark.host})")
     if mark is not None and not submitting.at_work(mark):
@@ -47,6 +46,12 @@ def submission_in(directory: Path) -> Submission:
     if (directory / SCRIPT).is_file():
         raise UserError(f"{directory}: was not submitted by llmlaunch; llmlaunch resume {directory} does")
     raise UserError(f"{directory}: not a run directory (it has no {SCRIPT})")
+
+
+def _of_an_array(directory: Path) -> Submission | None:
+    from llmlaunch.launchers.sweep import task_submission
+
+    return task_submission(directory)
 
 
 def _adopted(directory: Path, written: Submission | None) -> Submission | None:

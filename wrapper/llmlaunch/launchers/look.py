@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of
 from llmlaunch.launchers.run_files import latest_attempt
 from llmlaunch.launchers.small_files import read_object
@@ -116,11 +117,57 @@ def look_at(submissions: Sequence[Submission], say: Callable[[str], None]) -> li
     groups: dict[tuple[str, str | None], list[Submission]] = {}
     for submission in submissions:  # two clusters may have jobs of the same number
         groups.setdefault((submission.launcher, submission.cluster), []).append(submission)
-    states = {name: launcher_of(group[0], say).states(group) for name, group in groups.items()}
-    return [_look(one, states[one.launcher, one.cluster][one.job_id]) for one in submissions]
+    asking = [_Asking(launcher_of(group[0], say), group) for group in groups.values()]
+    files = [_read(submission) for submission in submissions]  # while the schedulers think
+    states = {name: one.states() for name, one in zip(groups, asking, strict=True)}
+    return [
+        Look(
+            submission=submission,
+            state=(state := states[submission.launcher, submission.cluster][submission.job_id]),
+            attempt=read.attempt,
+            progress=read.progress,
+            cause=read.cause,
+            stopping=read.told and not state.ended,
+            layout=read.layout,
+        )
+        for submission, read in zip(submissions, files, strict=True)
+    ]
 
 
-def _look(submission: Submission, state: JobState) -> Look:
+class _Asking:
+    """A launcher that is being asked for states, in a thread of its own."""
+
+    def __init__(self, launcher: Launcher, submissions: Sequence[Submission]) -> None:
+        self._answer: Mapping[str, JobState] = {}
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._ask, args=(launcher, submissions), daemon=True)
+        self._thread.start()
+
+    def states(self) -> Mapping[str, JobState]:
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._answer
+
+    def _ask(self, launcher: Launcher, submissions: Sequence[Submission]) -> None:
+        try:
+            self._answer = launcher.states(submissions)
+        except BaseException as failure:
+            self._failure = failure
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What the files of a run's newest attempt say."""
+
+    attempt: str | None
+    progress: Mapping[str, Any]
+    cause: Mapping[str, Any]
+    layout: str
+    told: bool
+
+
+def _read(submission: Submission) -> _Files:
     attempt = latest_attempt(submission)
     progress: dict[str, Any] = {}
     cause: object = None
@@ -131,15 +178,8 @@ def _look(submission: Submission, state: JobState) -> Look:
         status = read_object(folder / "status.json") or read_object(submission.run_dir / "status.json")
         cause = status.get("cause") if status.get("attempt") == attempt else None
         layout = str(read_object(folder / "attempt.json").get("layout") or "")
-    return Look(
-        submission=submission,
-        state=state,
-        attempt=attempt,
-        progress=progress,
-        cause=cause if isinstance(cause, dict) else {},
-        stopping=not state.ended and (submission.run_dir / "stop").exists(),
-        layout=layout,
-    )
+    told = (submission.run_dir / "stop").exists()
+    return _Files(attempt, progress, cause if isinstance(cause, dict) else {}, layout, told)
 
 
 def _cause_words(cause: Mapping[str, Any]) -> str:

@@ -118,7 +118,7 @@ def read_submission(run_dir: Path) -> Submission | None:
     if not path.exists():
         return None
     record = read_object(path)
-    directory = run_dir.resolve()
+    directory = run_dir if run_dir.is_absolute() else run_dir.resolve()
     try:
         earlier = tuple(_submission(one, directory) for one in record.get("earlier", ()))
         return replace(_submission(record, directory), earlier=earlier)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -43,7 +42,7 @@ def begin(run_dir: Path) -> tuple[Mark, bool]:
     Raises UserError where another submit is at work in it, or the directory cannot be written.
     """
     path, now = run_dir / _NAME, time.time()
-    ours = Mark(now, platform.node(), os.getpid(), _start_of(os.getpid()) or 0, now)
+    ours = Mark(now, os.uname().nodename, os.getpid(), _start_of(os.getpid()) or 0, now)
     try:
         if create(path, json.dumps(asdict(ours)) + "\n"):
             return ours, False
@@ -84,7 +83,7 @@ def left_behind(run_dir: Path) -> Mark | None:
 
 def at_work(mark: Mark) -> bool:
     """Whether the process that made it still runs; of another host's that is believed for ten minutes."""
-    if mark.host != platform.node():
+    if mark.host != os.uname().nodename:
         return time.time() - mark.touched_at < _OTHER_HOST_SECONDS
     return mark.pid != 0 and _start_of(mark.pid) == mark.started
 

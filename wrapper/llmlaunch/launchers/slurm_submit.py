@@ -1,0 +1,201 @@
+"""Hands a run directory to sbatch, so that no job is ever handed in twice and none is lost.
+
+Traps seen with SLURM 22.05.8: a controller that answers late has taken the job although sbatch exits 1; one that is
+killed or cut off right after sbatch leaves a job that nobody has written down.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmlaunch.errors import SchedulerRefused, UserError
+from llmlaunch.launchers import environment, run_files, slurm_versions, submitting
+from llmlaunch.launchers.base import Submission
+from llmlaunch.launchers.slurm_commands import SlurmCommands
+from llmlaunch.launchers.slurm_late import Job, Wanted, comment_of, find_jobs, look_for_jobs
+from llmlaunch.launchers.slurm_text import parse_job_id
+
+__all__ = ["adopt", "submit", "test"]
+
+
+def submit(
+    slurm: SlurmCommands, run_dir: Path, extra: Sequence[str], again: bool, cancel: Callable[[Submission], None]
+) -> Submission:
+    """As `Launcher.submit`."""
+    run_dir = run_files.prepare(run_dir, again)
+    before = run_files.read_submission(run_dir) if again else None
+    script = (run_dir / run_files.SCRIPT).read_text(encoding="utf-8")
+    slurm_versions.refuse_unknown([*environment.directives(script), *extra], lambda: _version(slurm))
+    mark, interrupted = submitting.begin(run_dir)
+    wanted = _wanted(run_dir, mark.since, before, _clusters(script, extra))
+    jobs = _taken(slurm, wanted, before) if interrupted else []
+    try:
+        return _HandIn(slurm, cancel, wanted, script).all(extra, jobs, before)
+    except _MayBeTaken as late:  # the mark stays: the next command looks for the job again
+        raise SchedulerRefused(
+            f"SLURM did not answer in time ({late}), and the job is not seen in the queue; it may still turn up. "
+            f"The run directory is kept; llmlaunch resume {run_dir} looks for the job again, and submits it only "
+            "where there is none"
+        ) from late
+    except BaseException as error:
+        if not isinstance(error, (KeyboardInterrupt, SystemExit)):
+            submitting.remove(run_dir)
+        raise
+
+
+def adopt(slurm: SlurmCommands, run_dir: Path) -> Submission | None:
+    """As `SlurmLauncher.adopt`."""
+    mark = submitting.left_behind(run_dir)
+    if mark is None:
+        return run_files.read_submission(run_dir)
+    before = run_files.read_submission(run_dir)
+    script = (run_dir / run_files.SCRIPT).read_text(encoding="utf-8")
+    wanted = _wanted(run_dir.resolve(), mark.since, before, _clusters(script, ()))
+    jobs, _ = find_jobs(slurm, wanted)
+    jobs = _with_written(jobs, wanted, before)
+    if not jobs:
+        return before
+    submission = _submission(wanted, jobs, before)
+    run_files.write_submission(submission, over=before is not None)
+    if len(jobs) > run_files.follow_ups(run_dir):
+        submitting.remove(run_dir)  # else resume hands in the follow-up jobs that are missing
+    return submission
+
+
+def test(slurm: SlurmCommands, script: str, extra: Sequence[str]) -> tuple[bool, str]:
+    """As `SlurmLauncher.test`."""
+    slurm_versions.refuse_unknown([*environment.directives(script), *extra], lambda: _version(slurm))
+    argv = ["sbatch", "--test-only", *extra]
+    call = slurm.start(argv, environment.for_sbatch(os.environ, script), given=script)
+    answer = call.answer()
+    return answer.code == 0, answer.words
+
+
+def _version(slurm: SlurmCommands) -> str:
+    return slurm.ask(["sbatch", "--version"]).output
+
+
+def _taken(slurm: SlurmCommands, wanted: Wanted, before: Submission | None) -> list[Job]:
+    """The jobs an interrupted submit handed in, those it wrote down among them. Raises SchedulerRefused where SLURM
+    does not say."""
+    slurm.say(f"an earlier submit of {wanted.run_dir} was interrupted")
+    jobs, answer = look_for_jobs(slurm, wanted)
+    jobs = _with_written(jobs, wanted, before)
+    if jobs:
+        slurm.say(f"found job {', '.join(job for job, _ in jobs)}, which that submit had handed in")
+    elif answer.code != 0:
+        raise SchedulerRefused(
+            f"an earlier submit of {wanted.run_dir} was interrupted, and SLURM does not say whether it has the job "
+            f"({answer.words}); nothing was submitted; try again: llmlaunch resume {wanted.run_dir}"
+        )
+    return jobs
+
+
+@dataclass(frozen=True)
+class _HandIn:
+    """Hands in the jobs of one directory."""
+
+    slurm: SlurmCommands
+    cancel: Callable[[Submission], None]
+    wanted: Wanted
+    script: str
+
+    def all(self, extra: Sequence[str], jobs: list[Job], before: Submission | None) -> Submission:
+        """The first job and its follow-up jobs, but for those SLURM has; each is written down before the next."""
+        links = 1 + run_files.follow_ups(self.wanted.run_dir)
+        submission = None
+        if jobs:
+            submission = self._write_down(jobs, before)
+        while len(jobs) < links:
+            after = [f"--dependency=afterany:{jobs[-1][0]}"] if jobs else []
+            try:
+                jobs.append(self._sbatch([*extra, *after], jobs))
+            except SchedulerRefused as refusal:
+                if submission is None:
+                    raise
+                self.slurm.say(f"{len(jobs)} of {links} jobs of the chain are in, and no more: {refusal}")
+                break
+            submission = self._write_down(jobs, before if submission is None else submission)
+        submitting.remove(self.wanted.run_dir)
+        assert submission is not None
+        return submission
+
+    def _write_down(self, jobs: Sequence[Job], before: Submission | None) -> Submission:
+        submission = _submission(self.wanted, jobs, before)
+        try:
+            run_files.write_submission(submission, over=before is not None)
+        except (OSError, UserError) as error:
+            # Another submit was faster, or the disk is full: a job nobody knows of must not run on.
+            self.cancel(submission)
+            if isinstance(error, UserError):
+                raise
+            raise UserError(
+                f"{self.wanted.run_dir}: cannot write into it: {error.strerror}; job {', '.join(submission.jobs)} was "
+                "cancelled again"
+            ) from error
+        return submission
+
+    def _sbatch(self, extra: Sequence[str], jobs: Sequence[Job]) -> Job:
+        """One job handed in. Raises SchedulerRefused, and _MayBeTaken where nobody knows."""
+        env = environment.for_sbatch(os.environ, self.script)
+        own = environment.option([*environment.directives(self.script), *extra], "--comment")
+        comment = comment_of(self.wanted.run_id, own)
+        argv = ["sbatch", "--parsable", *extra, f"--comment={comment}", run_files.SCRIPT]
+        for attempt in range(1, self.slurm.tries + 1):
+            answer = self.slurm.start(argv, env, self.wanted.run_dir).answer()
+            if not answer.unreached or attempt == self.slurm.tries:
+                break
+            self.slurm.wait_before(attempt, answer)  # it was not heard, so it may be said again
+        job = parse_job_id(answer.output) if answer.code == 0 else None
+        if job is None and (answer.late or answer.code == 0):
+            # Never again: a second job in the same directory would be worse than none.
+            known = self.wanted.known | {job_id for job_id, _ in jobs}
+            found, _ = look_for_jobs(self.slurm, replace(self.wanted, known=known))
+            if not found:
+                raise _MayBeTaken(answer.words)
+            return found[0]
+        if job is None:
+            raise SchedulerRefused(
+                f"sbatch refused the job: {answer.words}; the run directory is kept: {self.wanted.run_dir}; submit it "
+                f"later: llmlaunch resume {self.wanted.run_dir}"
+            )
+        return job
+
+
+class _MayBeTaken(Exception):
+    """sbatch was not answered, and the job is nowhere to be seen."""
+
+
+def _wanted(run_dir: Path, since: float, before: Submission | None, clusters: Sequence[str]) -> Wanted:
+    past = (*before.earlier, before) if before else ()
+    known = {job for one in past for job in one.jobs if one.submitted_at != since}  # of others than this submit
+    return Wanted(run_dir, run_files.name_run(run_dir), since, frozenset(known), clusters)
+
+
+def _with_written(jobs: list[Job], wanted: Wanted, before: Submission | None) -> list[Job]:
+    """With those the submit had written down before it was interrupted; SLURM may have forgotten them."""
+    if before is None or before.submitted_at != wanted.since:
+        return jobs
+    written = [(job, before.cluster) for job in before.jobs]
+    return [*written, *(job for job in jobs if job[0] not in before.jobs)]
+
+
+def _submission(wanted: Wanted, jobs: Sequence[Job], before: Submission | None) -> Submission:
+    """`before`: what submission.json holds, of earlier jobs or of the first links of this chain."""
+    ids = tuple(job for job, _ in jobs)
+    earlier = () if before is None else before.earlier
+    if before is not None and before.job_id not in ids:
+        earlier = (*earlier, replace(before, earlier=()))
+    chain = ids if len(ids) > 1 else ()
+    cluster = next((cluster for _, cluster in jobs if cluster), None)
+    return Submission("slurm", ids[0], wanted.run_dir, wanted.since, cluster, chain, earlier)
+
+
+def _clusters(script: str, extra: Sequence[str]) -> list[str]:
+    words = [*environment.directives(script), *extra]
+    named = environment.option(words, "--clusters") or environment.option(words, "-M")
+    named = named or os.environ.get("SBATCH_CLUSTERS")
+    return ["-M", named] if named else []
