@@ -124,6 +124,7 @@ def test_megatron_loads_another_split_only_where_states_are_saved_by_parameter()
     asked = "backend={name: megatron-lm, extra_args: [--dist-ckpt-optim-fully-reshardable]}"
     assert reshards(recipe_of("llama3-70b", asked), BIG, wider)
     assert not reshards(recipe_of("llama3-70b", "on_oom={layouts: 2, after_checkpoint: stop}"), BIG, wider)
+    assert reshards(recipe_of("llama3-70b", "on_oom={layouts: 2, after_checkpoint: restart}"), BIG, wider)
 
 
 def test_states_are_not_gathered_where_a_node_cannot_hold_them() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.cli.planned import Planned, planned
+from llmlaunch.planner.plan import Fallback
 from llmlaunch.runs.provenance import Provenance
+from llmlaunch.runs.recovery_json import warning_seconds
 from llmlaunch.runs.render import render_run, run_files
 
 
@@ -83,6 +86,18 @@ def test_what_cannot_load_begins_again_in_a_folder_of_its_own() -> None:
     assert b"--save /ckpt-fallback-2" in again["fallback/2/train.sh"]
     stays = files_of(plan_of("llama2-7b-deepspeed", *saving))
     assert described(stays, "fallback/2/")["checkpoint"]["path"] == "/ckpt"
+
+
+def test_the_job_is_told_in_time_for_the_slowest_of_its_layouts() -> None:
+    made = plan_of("llama2-7b-deepspeed", "training.checkpoint_path=/ckpt", "training.save_interval=10")
+    assert made.plan.fallbacks is not None
+    slowest = made.plan.fallbacks.layouts[-1].plan
+    slow = replace(slowest, chosen=replace(slowest.chosen, step_seconds=900.0))
+    chain = replace(made.plan.fallbacks, layouts=(Fallback(slow, keeps_checkpoints=False),))
+    alone, with_slow = (warning_seconds(made.recipe, replace(made.plan, fallbacks=f)) for f in (None, chain))
+    assert alone is not None
+    assert with_slow is not None
+    assert with_slow > 900 > alone
 
 
 def test_megatron_gets_other_arguments_and_no_other_files() -> None:

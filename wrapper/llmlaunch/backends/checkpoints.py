@@ -114,7 +114,7 @@ def saved_by_parameter(recipe: Recipe, layout: Layout) -> bool:
     """
     if layout.zero_stage == 0 or RESHARDING_FLAG in recipe.backend.extra_args:
         return True
-    if recipe.on_oom.layouts == 0 or recipe.on_oom.after_checkpoint != "reshard":
+    if recipe.on_oom.layouts == 0 or recipe.on_oom.after_checkpoint == "stop":
         return False
     shares = layout.tensor * layout.pipeline  # of dense layers; experts may be spread further, which is only less
     gathered = GATHERED_BYTES * count_parameters(recipe.model).total / shares * recipe.cluster.devices_per_node

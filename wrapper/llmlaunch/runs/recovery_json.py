@@ -43,14 +43,20 @@ def restart_by(recipe: Recipe) -> str | None:
     return None if recipe.restart is None else recipe.restart.by or recipe.cluster.site.restart_by or "requeue"
 
 
+def _chain(plan: Plan) -> list[Plan]:
+    """Every layout that one job may run."""
+    return [plan, *(one.plan for one in (plan.fallbacks.layouts if plan.fallbacks else ()))]
+
+
 def warning_seconds(recipe: Recipe, plan: Plan) -> int | None:
-    """How long before its time limit the job is told to save; None where it does not come back.
+    """How long before its time limit the job is told to save, whichever of its layouts runs by then; None where it does
+    not come back.
 
     Raises UserError where the time limit leaves too little to train.
     """
     if recipe.restart is None:
         return None
-    lead = lead_seconds(recipe, plan.layout, plan.chosen.step_seconds)
+    lead = max(lead_seconds(recipe, one.layout, one.chosen.step_seconds) for one in _chain(plan))
     refuse_short_time(recipe, lead)
     return lead
 
@@ -59,7 +65,7 @@ def late_end_seconds(recipe: Recipe, plan: Plan) -> int:
     """How much later than the first node the last may end: some write more of a checkpoint than others."""
     if recipe.training.checkpoint_path is None:
         return LEAST_LATE_END_SECONDS
-    return max(LEAST_LATE_END_SECONDS, ceil(save_seconds(recipe, plan.layout)))
+    return max(LEAST_LATE_END_SECONDS, *(ceil(save_seconds(recipe, one.layout)) for one in _chain(plan)))
 
 
 def _restart(recipe: Recipe) -> dict[str, object] | None:
