@@ -42,6 +42,8 @@ def test_each_has_a_line_with_what_becomes_of_checkpoints() -> None:
         at = lines.index("Where a device runs out of memory, the same job goes on with")
         assert [line.split()[0] for line in lines[at + 2 : at + 4]] == ["1.", "2."]
         assert lines[at + 2].endswith(note)
+        again = "before the first checkpoint only" if after == "stop" else "from a checkpoint of the planned layout"
+        assert lines[at + 3].endswith(again)
     _, out, _ = told("check", DEEPSPEED, "on_oom=fallback")
     assert "checkpoint only" not in out, "no checkpoints are written"
 

@@ -12,8 +12,9 @@ from llmlaunch.node.decide import PREEMPTED, Facts, Next, decide
 
 RESTART = {"by": "requeue", "times": 20, "fruitless": 2, "backoff_seconds": 60}
 FALLBACKS = [
-    {"layout": "fallback/1", "keeps_checkpoints": True},
-    {"layout": "fallback/2", "keeps_checkpoints": False},
+    {"layout": "fallback/1", "keeps_checkpoints": False, "loads": []},
+    {"layout": "fallback/2", "keeps_checkpoints": False, "loads": [""]},
+    {"layout": "fallback/3", "keeps_checkpoints": True, "loads": ["", "fallback/2"]},
 ]
 
 
@@ -79,7 +80,7 @@ def oom(layout: str = ".", saved_step: int = 0, after: str = "reshard", kind: st
 def test_out_of_memory_falls_back_on_one_layout_after_the_other() -> None:
     assert oom() == Next("fallback", "out of memory", layout="fallback/1")
     assert oom("fallback/1").layout == "fallback/2"
-    assert oom("fallback/2").action == "end"
+    assert oom("fallback/3").action == "end"
 
 
 def test_host_memory_is_never_answered_with_head_room_on_the_device() -> None:
@@ -87,10 +88,17 @@ def test_host_memory_is_never_answered_with_head_room_on_the_device() -> None:
 
 
 def test_after_a_checkpoint_only_what_can_load_it_follows() -> None:
-    assert oom(saved_step=100).layout == "fallback/1"
-    assert "cannot load the checkpoint of step 100" in oom("fallback/1", saved_step=100).why
-    assert oom("fallback/1", saved_step=100, after="restart").layout == "fallback/2"
+    assert oom(saved_step=100).layout == "fallback/2"
+    assert oom("fallback/2", saved_step=100).layout == "fallback/3"
+    lost = oom("fallback/1", saved_step=100)
+    assert lost.action == "end"
+    assert "fallback/2 and fallback/3 cannot load the checkpoint of step 100" in lost.why
     assert oom(saved_step=100, after="stop").action == "end"
+
+
+def test_what_begins_again_does_so_only_where_nothing_left_can_go_on() -> None:
+    assert oom("fallback/1", saved_step=100, after="restart").layout == "fallback/2"
+    assert oom(saved_step=100, after="restart").layout == "fallback/2"
 
 
 def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop() -> None:
@@ -105,7 +113,7 @@ def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop
         told=st.sampled_from(["", "USR1", "TERM", PREEMPTED]),
         stop_file=st.booleans(),
         made_a_step=st.booleans(),
-        layout=st.sampled_from([".", "fallback/1", "fallback/2"]),
+        layout=st.sampled_from([".", "fallback/1", "fallback/2", "fallback/3"]),
         saved_step=st.integers(0, 10**6),
         restarts=st.integers(0, 100),
         fruitless=st.integers(0, 10),

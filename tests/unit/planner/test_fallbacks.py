@@ -9,7 +9,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, WORTH, find_fallbacks, keeps_checkpoints
+from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, WORTH, can_load, find_fallbacks
 from llmlaunch.planner.plan import Candidate, Fallbacks, Plan
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
@@ -77,7 +77,7 @@ def test_checkpoints_are_kept_only_by_the_same_optimizer() -> None:
     again = replace(chosen, layout=replace(chosen.layout, micro_batch_size=1))
 
     def kept(other: Candidate) -> bool:
-        return keeps_checkpoints(setting.recipe, chosen, other)
+        return can_load(setting.recipe, chosen, other)
 
     assert kept(again)
     assert not kept(replace(again, gradient_dtype="fp32"))

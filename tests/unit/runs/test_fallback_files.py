@@ -59,8 +59,10 @@ def test_a_fallback_has_its_own_files_and_shares_the_trainer(deepspeed: tuple[Pl
 def test_run_json_has_the_chain_and_each_layout_its_own_prediction(deepspeed: tuple[Planned, dict[str, bytes]]) -> None:
     made, files = deepspeed
     assert made.plan.fallbacks is not None
-    kept = [one.keeps_checkpoints for one in made.plan.fallbacks.layouts]
-    chain = [{"layout": f"fallback/{i}", "keeps_checkpoints": keeps} for i, keeps in enumerate(kept, start=1)]
+    chain = [
+        {"layout": "fallback/1", "keeps_checkpoints": False, "loads": []},
+        {"layout": "fallback/2", "keeps_checkpoints": False, "loads": [""]},  # the planned ZeRO stage again
+    ]
     for number, fallback in enumerate(made.plan.fallbacks.layouts, start=1):
         run = described(files, f"fallback/{number}/")
         assert run["fallbacks"] == described(files)["fallbacks"] == chain
@@ -80,12 +82,13 @@ def test_the_same_inputs_give_the_same_bytes(deepspeed: tuple[Planned, dict[str,
 def test_what_cannot_load_begins_again_in_a_folder_of_its_own() -> None:
     saving = ("training.checkpoint_path=/ckpt", "training.save_interval=10")
     again = files_of(plan_of("llama2-7b-deepspeed", *saving, "on_oom={layouts: 2, after_checkpoint: restart}"))
-    assert [one["keeps_checkpoints"] for one in described(again)["fallbacks"]] == [False, False]
+    assert [one["loads"] for one in described(again)["fallbacks"]] == [[], [""]]
     places = [described(again, folder)["checkpoint"]["path"] for folder in ("", "fallback/1/", "fallback/2/")]
-    assert places == ["/ckpt", "/ckpt-fallback-1", "/ckpt-fallback-2"]
-    assert b"--save /ckpt-fallback-2" in again["fallback/2/train.sh"]
+    assert places == ["/ckpt", "/ckpt-fallback-1", "/ckpt"]
+    assert b"--save /ckpt-fallback-1 " in again["fallback/1/train.sh"]
+    assert b"--save /ckpt " in again["fallback/2/train.sh"]
     stays = files_of(plan_of("llama2-7b-deepspeed", *saving))
-    assert described(stays, "fallback/2/")["checkpoint"]["path"] == "/ckpt"
+    assert described(stays, "fallback/1/")["checkpoint"]["path"] == "/ckpt"
 
 
 def test_the_job_is_told_in_time_for_the_slowest_of_its_layouts() -> None:
@@ -93,7 +96,7 @@ def test_the_job_is_told_in_time_for_the_slowest_of_its_layouts() -> None:
     assert made.plan.fallbacks is not None
     slowest = made.plan.fallbacks.layouts[-1].plan
     slow = replace(slowest, chosen=replace(slowest.chosen, step_seconds=900.0))
-    chain = replace(made.plan.fallbacks, layouts=(Fallback(slow, keeps_checkpoints=False),))
+    chain = replace(made.plan.fallbacks, layouts=(Fallback(slow, (False,)),))
     alone, with_slow = (warning_seconds(made.recipe, replace(made.plan, fallbacks=f)) for f in (None, chain))
     assert alone is not None
     assert with_slow is not None

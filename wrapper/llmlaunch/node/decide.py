@@ -57,23 +57,33 @@ def decide(facts: Facts) -> Next:
 
 
 def _after_oom(facts: Facts) -> Next:
-    names = [str(one["layout"]) for one in facts.described.get("fallbacks") or []]
-    if not names:
+    fallbacks = facts.described.get("fallbacks") or []
+    if not fallbacks:
         return Next("end", "out of memory would come again; on_oom: fallback tries layouts with more head-room")
-    at = names.index(facts.layout) + 1 if facts.layout in names else 0
-    if at == len(names):
+    names = [str(one["layout"]) for one in fallbacks]
+    left = fallbacks[names.index(facts.layout) + 1 :] if facts.layout in names else fallbacks
+    if not left:
         return Next("end", "out of memory with the last fallback layout, too")
-    after = facts.described.get("after_checkpoint")
-    keeps = bool(facts.described["fallbacks"][at].get("keeps_checkpoints"))
-    if facts.saved_step and after == "stop":
-        return Next("end", f"there is a checkpoint of step {facts.saved_step} (on_oom.after_checkpoint: stop)")
-    if facts.saved_step and not keeps and after != "restart":
-        return Next(
-            "end",
-            f"{names[at]} cannot load the checkpoint of step {facts.saved_step}; on_oom.after_checkpoint: restart "
-            "would begin again at step 0",
-        )
-    return Next("fallback", "out of memory", layout=names[at])
+    if not facts.saved_step:
+        return Next("fallback", "out of memory", layout=str(left[0]["layout"]))
+    return _after_checkpoint(facts, left)
+
+
+def _after_checkpoint(facts: Facts, left: list[Record]) -> Next:
+    """The first of the layouts left that can go on from it; where none can, what the recipe says."""
+    after, step = facts.described.get("after_checkpoint"), facts.saved_step
+    if after == "stop":
+        return Next("end", f"there is a checkpoint of step {step} (on_oom.after_checkpoint: stop)")
+    mine = facts.layout if facts.layout.startswith("fallback/") else ""
+    able = [str(one["layout"]) for one in left if mine in (one.get("loads") or [])]
+    if able:
+        return Next("fallback", f"out of memory; it can load the checkpoint of step {step}", layout=able[0])
+    names = " and ".join(str(one["layout"]) for one in left)
+    if after == "restart":
+        why = f"out of memory; {names} cannot load the checkpoint of step {step}, and save in another folder"
+        return Next("fallback", why, layout=str(left[0]["layout"]))
+    lost = f"{names} cannot load the checkpoint of step {step}"
+    return Next("end", f"{lost}; on_oom.after_checkpoint: restart would begin again at step 0")
 
 
 def _restart(facts: Facts) -> Next:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from llmlaunch.planner.search import Found
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["HEAD_ROOM_STEP", "find_fallbacks", "keeps_checkpoints"]
+__all__ = ["HEAD_ROOM_STEP", "can_load", "find_fallbacks"]
 
 # Share of a device's memory that each layout leaves free beyond the one before. A plan that ran out of memory was too
 # low by more than its margin; by how much more nobody knows. A step lies between the mean error of predicted device
@@ -34,16 +35,15 @@ def find_fallbacks(setting: Setting, plan: Plan, count: int) -> Fallbacks:
     """At most `count` layouts to fall back on from a safe `plan`: of the same search with its pins kept, on the same
     devices, the fastest that is safe and whose worst rank stays HEAD_ROOM_STEP of a device below the one before."""
     found: list[Fallback] = []
-    before = plan
-    for after in _next_plans(setting, plan):
-        if len(found) == count:
-            break
-        found.append(Fallback(after, keeps_checkpoints(setting.recipe, before.chosen, after.chosen)))
-        before = after
-    return Fallbacks(tuple(found), None if len(found) == count else _missing(setting, before, len(found), count))
+    chain = [plan]
+    for after in islice(_next_plans(setting, plan), count):
+        loads = (can_load(setting.recipe, before.chosen, after.chosen) for before in chain)
+        found.append(Fallback(after, tuple(loads)))
+        chain.append(after)
+    return Fallbacks(tuple(found), None if len(found) == count else _missing(setting, chain[-1], len(found), count))
 
 
-def keeps_checkpoints(recipe: Recipe, saved: Candidate, loading: Candidate) -> bool:
+def can_load(recipe: Recipe, saved: Candidate, loading: Candidate) -> bool:
     """Whether a checkpoint saved under one layout can be loaded under the other: their backend's word, and the same
     way to hold gradients and optimizer states."""
     same = saved.gradient_dtype == loading.gradient_dtype and all(

@@ -162,11 +162,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Fallback:
-    """The plan that takes over where the layout before it ran out of memory. `keeps_checkpoints`: it can load what that
-    one saved, so the training goes on instead of beginning again."""
+    """The plan that takes over where the layout before it ran out of memory. `loads` says of each layout before it, the
+    planned one first, whether it can load what that one saved."""
 
     plan: Plan
-    keeps_checkpoints: bool
+    loads: tuple[bool, ...]
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Of the layout just before it: the training goes on instead of beginning again."""
+        return self.loads[-1]
 
 
 @dataclass(frozen=True)

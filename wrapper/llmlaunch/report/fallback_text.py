@@ -43,6 +43,7 @@ def _after_checkpoint(recipe: Recipe, fallback: Fallback) -> str:
     if recipe.training.checkpoint_path is None:
         return ""
     asked = recipe.on_oom.after_checkpoint
-    if fallback.keeps_checkpoints and asked != "stop":
-        return "from the last checkpoint"
+    if any(fallback.loads) and asked != "stop":
+        whose = (f"{place}." if place else "the planned layout" for place, able in enumerate(fallback.loads) if able)
+        return "from the last checkpoint" if all(fallback.loads) else f"from a checkpoint of {' or '.join(whose)}"
     return AFTER_CHECKPOINT[asked]

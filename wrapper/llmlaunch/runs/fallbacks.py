@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from llmlaunch.backends.base import NodeVariable, Rendered
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.planner.plan import Plan, as_planned
+from llmlaunch.planner.plan import Fallback, Plan, as_planned
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.file_text import as_json, as_text
@@ -48,15 +48,23 @@ def fallback_files(recipe: Recipe, plan: Plan, shared: Rendered, code_root: Pure
 
 
 def _layouts(recipe: Recipe, plan: Plan) -> Iterator[_Layout]:
-    """A layout that cannot load what was saved before it begins again in a folder of its own, where the recipe wants
-    that; checkpoints of two kinds never lie in one folder, and none is deleted."""
-    place = recipe.training.checkpoint_path
+    places = [recipe.training.checkpoint_path]
     for number, fallback in enumerate(plan.fallbacks.layouts if plan.fallbacks else (), start=1):
-        if place and not fallback.keeps_checkpoints and recipe.on_oom.after_checkpoint == "restart":
-            place = f"{recipe.training.checkpoint_path}-fallback-{number}"
+        place = _checkpoint_path(recipe, fallback, places)
+        places.append(place)
         said = as_planned(recipe, fallback.plan.chosen)
         said = replace(said, training=replace(said.training, checkpoint_path=place))
         yield _Layout(fallback_folder(number), said, replace(fallback.plan, fallbacks=plan.fallbacks))
+
+
+def _checkpoint_path(recipe: Recipe, fallback: Fallback, places: Sequence[str | None]) -> str | None:
+    """Where a layout saves; `places` are those of the layouts before it. Where the recipe wants layouts to begin again
+    that cannot go on, a folder holds only what all that use it can load; none is emptied."""
+    if places[0] is None or recipe.on_oom.after_checkpoint != "restart":
+        return places[0]
+    barred = {place for place, able in zip(places, fallback.loads, strict=True) if not able}
+    shared = [place for place in places if place not in barred]
+    return shared[0] if shared else f"{places[0]}-fallback-{len(places)}"
 
 
 def _with_own_files(rendered: Rendered, folder: str, own: Mapping[str, bytes]) -> Rendered:

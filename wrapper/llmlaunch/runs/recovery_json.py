@@ -25,15 +25,19 @@ def recovery(recipe: Recipe, plan: Plan) -> dict[str, object]:
 
 
 def fallback_folder(place: int) -> str:
-    """Where a fallback layout lies in the run directory; the first is 1."""
-    return f"{FALLBACK_FOLDER}/{place}"
+    """Where a layout lies in the run directory: the planned one, 0, in it, the first fallback in fallback/1."""
+    return f"{FALLBACK_FOLDER}/{place}" if place else ""
 
 
 def _fallbacks(plan: Plan) -> list[dict[str, object]]:
     """The chain of layouts, the same in the planned one's file and in each of theirs."""
     found = plan.fallbacks.layouts if plan.fallbacks else ()
     return [
-        {"layout": fallback_folder(number), "keeps_checkpoints": one.keeps_checkpoints}
+        {
+            "layout": fallback_folder(number),
+            "keeps_checkpoints": one.keeps_checkpoints,
+            "loads": [fallback_folder(place) for place, able in enumerate(one.loads) if able],
+        }
         for number, one in enumerate(found, start=1)
     ]
 
