@@ -12,7 +12,7 @@ from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import attempt_order
 from llmlaunch.launchers.small_files import read_object
 
-__all__ = ["AttemptFiles", "attempt_names", "fullest_bytes", "read_attempt"]
+__all__ = ["AttemptFiles", "HowFar", "attempt_names", "fullest_bytes", "how_far", "read_attempt"]
 
 _LAST_BYTES = 1 << 18
 
@@ -59,6 +59,41 @@ def read_attempt(run_dir: Path, name: str) -> AttemptFiles:
         told={path.name: _first_words(path) for path in sorted((folder / "told").glob("*"))},
         progress=read_object(folder / "progress.json"),
         status=status,
+    )
+
+
+@dataclass(frozen=True)
+class HowFar:
+    """What the files of a run say of its way: its attempts and their layouts, oldest first, and the step reached."""
+
+    attempts: tuple[str, ...]
+    layouts: tuple[str, ...]
+    step: int | None
+    steps: int | None
+
+    @property
+    def chain(self) -> str:
+        """How many attempts, and the layouts where any was not the planned one: `3`, `2: planned > fallback/1`."""
+        changes = [layout for n, layout in enumerate(self.layouts) if n == 0 or layout != self.layouts[n - 1]]
+        count = str(len(self.attempts)) if self.attempts else "-"
+        return f"{count}: {' > '.join(layout or 'planned' for layout in changes)}" if any(changes) else count
+
+
+def how_far(run_dir: Path) -> HowFar:
+    """Of a run directory; nothing is raised for what is missing or torn."""
+    names = sorted((path.name for path in (run_dir / "attempts").glob("*")), key=attempt_order)
+    read = [read_attempt(run_dir, name) for name in names]
+    steps_of = [step for files in read for step in (files.progress.get("step"), files.status.get("step"))]
+    said = [steps for files in read for steps in (files.progress.get("steps"),) if isinstance(steps, int)]
+    if not said:
+        progress = read_object(run_dir / "run.json").get("progress")
+        planned = progress.get("steps") if isinstance(progress, dict) else None
+        said = [planned] if isinstance(planned, int) else []
+    return HowFar(
+        attempts=tuple(names),
+        layouts=tuple(files.layout for files in read),
+        step=max((step for step in steps_of if isinstance(step, int)), default=None),
+        steps=said[-1] if said else None,
     )
 
 

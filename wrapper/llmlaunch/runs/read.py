@@ -22,13 +22,15 @@ Record = Mapping[str, Any]
 @dataclass(frozen=True)
 class Attempt:
     """One start of the job. `ranks` are the rank records by global rank, `done` the nodes whose marker exists, `layout`
-    the folder of the layout it ran ("" = the planned one), `status` its own verdict, None while it has none."""
+    the folder of the layout it ran ("" = the planned one), `status` its own verdict, None while it has none, `cluster`
+    what SLURM calls itself there."""
 
     name: str
     ranks: tuple[Record, ...]
     done: tuple[str, ...]
     layout: str = ""
     status: Record | None = None
+    cluster: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def _attempt(folder: Path, problems: list[str]) -> Attempt:
     ranks = sorted((r for r in records if r is not None), key=_rank_of)
     done = sorted(path.name for path in (folder / "done").glob("*"))
     began, status = (_optional(folder / name, problems) for name in ("attempt.json", "status.json"))
-    return Attempt(folder.name, tuple(ranks), tuple(done), str((began or {}).get("layout") or ""), status)
+    layout, cluster = (str((began or {}).get(name) or "") for name in ("layout", "cluster"))
+    return Attempt(folder.name, tuple(ranks), tuple(done), layout, status, cluster or None)
 
 
 def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[str]) -> dict[str, Record]:

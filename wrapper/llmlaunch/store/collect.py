@@ -194,6 +194,8 @@ def _attempt_records(
 def _row(directory: Path, files: RunFiles, outcomes: Sequence[AttemptOutcome], state: str) -> dict[str, Any]:
     newest = outcomes[-1] if outcomes else None
     launcher, job_id, cluster = launched_by(files, list(outcomes))
+    # sbatch names the cluster only where there are several; the job knows it anyway
+    cluster = cluster or next((attempt.cluster for attempt in reversed(files.attempts) if attempt.cluster), None)
     run = (files.run_of(newest.name) if newest else None) or files.run
     row: dict[str, Any] = {
         "directory": str(directory),

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
@@ -23,6 +23,7 @@ from llmlaunch.store.tables import measurements, recipes, runs
 __all__ = [
     "ONGOING",
     "Run",
+    "RunFilter",
     "find_run",
     "list_runs",
     "put_run",
@@ -115,13 +116,49 @@ def set_state(store: Store, run_id: str, state: str, why: str | None = None, end
         connection.execute(runs.update().where(runs.c.run_id == run_id).values(row))
 
 
-def list_runs(store: Store) -> list[Run]:
-    """Every run, the newest first."""
-    wanted = select(runs, recipes.c.name, recipes.c.digest).outerjoin(recipes, runs.c.recipe_id == recipes.c.id)
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs are meant; what is None or empty narrows nothing. `since`: unix seconds, by when they were submitted;
+    of `limit` runs the newest."""
+
+    states: tuple[str, ...] = ()
+    recipe: str | None = None
+    since: float | None = None
+    cluster: str | None = None
+    launcher: str | None = None
+    limit: int | None = None
+
+
+def list_runs(store: Store, which: RunFilter | None = None) -> list[Run]:
+    """The runs, the newest first: every one, or those `which` names."""
+    which = which or RunFilter()
+    began = func.coalesce(runs.c.submitted_at, runs.c.started_at, 0.0)
+    wanted = (
+        select(runs, recipes.c.name, recipes.c.digest)
+        .outerjoin(recipes, runs.c.recipe_id == recipes.c.id)
+        .where(*_conditions(which, began))
+        .order_by(began.desc(), runs.c.run_id.desc())
+        .limit(which.limit)
+    )
     with store.read() as connection:
         measured = _worst_measured(connection)
-        found = [_run(row._mapping, measured) for row in connection.execute(wanted)]
-    return sorted(found, key=lambda run: (run.submitted_at or run.started_at or 0.0, run.run_id), reverse=True)
+        return [_run(row._mapping, measured) for row in connection.execute(wanted)]
+
+
+def _conditions(which: RunFilter, began: ColumnElement[float]) -> list[ColumnElement[bool]]:
+    found: list[ColumnElement[bool]] = []
+    if which.states:
+        found.append(runs.c.state.in_(which.states))
+    for column, word in (
+        (recipes.c.name, which.recipe),
+        (runs.c.cluster, which.cluster),
+        (runs.c.launcher, which.launcher),
+    ):
+        if word is not None:
+            found.append(column == word)
+    if which.since is not None:
+        found.append(began >= which.since)
+    return found
 
 
 def find_run(store: Store, word: str) -> Run:

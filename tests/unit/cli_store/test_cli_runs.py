@@ -1,0 +1,137 @@
+"""`llmlaunch runs`: narrowed by the database, with the state SLURM says of what goes on, in one question."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_run_dirs import STARTED, RunDir, finished_cpu_run
+
+from llmlaunch.cli.main import main
+
+NOW = STARTED + 10 * 86400
+
+
+class Runs:
+    """`llmlaunch runs`, in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *words: str | Path, code: int = 0) -> tuple[str, str]:
+        self._monkeypatch.setattr(sys, "argv", ["llmlaunch", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = self._capsys.readouterr()
+        assert ended.value.code == code, err
+        return out, err
+
+    def listed(self, *words: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self("runs", *words, "--json")[0])["runs"]
+        return found
+
+    def ids(self, *words: str) -> list[str]:
+        return [run["run_id"] for run in self.listed(*words)]
+
+
+@pytest.fixture
+def llmlaunch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Runs:
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    return Runs(capsys, monkeypatch)
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A squeue that knows of jobs 901, which waits, and 902, which runs, and a sacct that knows none; they note what
+    they are asked."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    rows = "901|PENDING|0|N/A|Resources|\n902|RUNNING|1|N/A|None|\n"
+    for name, prints in (("squeue", rows), ("sacct", "")):
+        (folder / name).write_text(f"#!/bin/sh\necho {name} \"$@\" >> {tmp_path}/asked\nprintf '%s' '{prints}'\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return tmp_path / "asked"
+
+
+def ongoing(path: Path, run_id: str, job: str, submitted_at: float = NOW - 60) -> RunDir:
+    run = RunDir(path, run_id=run_id)
+    run.write(
+        "submission.json",
+        {"schema": 1, "launcher": "slurm", "job_id": job, "submitted_at": submitted_at, "cluster": None},
+    )
+    return run
+
+
+def finished(path: Path, run_id: str, **status: Any) -> RunDir:
+    run = finished_cpu_run(path, run_id)
+    if status:
+        run.status(**status)
+    return run
+
+
+def test_what_goes_on_is_as_slurm_says_in_one_question(llmlaunch: Runs, tmp_path: Path, asked: Path) -> None:
+    waits, runs = ongoing(tmp_path / "1", "waits", "901"), ongoing(tmp_path / "2", "runs", "902", NOW - 7200)
+    runs.rank(0, "902.1", ended_at=None, exit_code=None)
+    runs.write("attempts/902.0/attempt.json", {"layout": "", "cluster": "alps"})
+    runs.write("attempts/902.0/progress.json", {"step": 40, "steps": 100})
+    runs.write("attempts/902.1/attempt.json", {"layout": "fallback/1", "cluster": "alps"})
+    done = finished(tmp_path / "3", "done")
+    llmlaunch("collect", waits.path, runs.path, done.path)
+    asked.unlink(missing_ok=True)
+    out, _ = llmlaunch("runs")
+    assert [line.split()[0] for line in asked.read_text().splitlines()] == ["squeue", "sacct"]
+    assert "901,902" in asked.read_text() or "902,901" in asked.read_text()
+    rows = {line.split()[0]: line for line in out.splitlines()}
+    assert "pending (Resources)" in rows["waits"]
+    assert " 60 s " in rows["waits"]
+    assert " 2: planned > fallback/1 " in rows["runs"]
+    assert " 40/100 " in rows["runs"]
+    assert " 2 h 0 min " in rows["runs"]
+    assert " succeeded " in rows["done"]
+    by_id = {run["run_id"]: run for run in llmlaunch.listed()}
+    assert (by_id["waits"]["state"], by_id["waits"]["phase"]) == ("submitted", "pending")
+    assert by_id["waits"]["live"]["reason"] == "Resources"
+    assert by_id["runs"]["attempts"][1] == {"attempt": "902.1", "layout": "fallback/1"}
+    assert (by_id["done"]["phase"], by_id["done"]["live"]) == ("succeeded", None)
+    assert llmlaunch.ids("--state", "pending") == ["waits"]
+    assert llmlaunch.ids("--state", "running", "--state", "succeeded") == ["runs", "done"]
+    assert llmlaunch.ids("--state", "running", "--limit", "1") == ["runs"]
+    assert llmlaunch.ids("--cluster", "alps") == ["runs"]
+
+
+def test_the_filters(llmlaunch: Runs, tmp_path: Path) -> None:
+    good = finished(tmp_path / "1", "good")
+    bad = finished(tmp_path / "2", "bad", state="failed", exit_code=1)
+    other = finished(tmp_path / "3", "other")
+    (other.path / "recipe.yaml").write_text("schema: 1\nname: other\n")
+    other.write("run.json", {**other.run, "name": "other", "recipe_digest": "d2"})
+    here = {"schema": 1, "launcher": "local", "job_id": "local-5-6", "submitted_at": NOW - 90_000, "cluster": "desk"}
+    other.write("submission.json", here)
+    llmlaunch("collect", good.path, bad.path, other.path)
+    assert llmlaunch.ids() == ["other", "good", "bad"]
+    assert llmlaunch.ids("--state", "failed") == ["bad"]
+    assert llmlaunch.ids("--recipe", "other") == ["other"]
+    assert llmlaunch.ids("--recipe", "tiny", "--limit", "1") == ["good"]
+    assert llmlaunch.ids("--launcher", "local") == llmlaunch.ids("--cluster", "desk") == ["other"]
+    assert llmlaunch.ids("--since", "2d") == ["other"]
+    assert llmlaunch.ids("--since", "2w") == ["other", "good", "bad"]
+    assert llmlaunch.ids("--since", "2100-01-01") == []
+    assert llmlaunch("runs", "--state", "cancelled") == ("", "no such runs\n")
+    assert "not 30m, 12h, 7d" in llmlaunch("runs", "--since", "yesterday", code=2)[1]
+
+
+def test_where_slurm_cannot_be_asked_the_last_known_state_is_shown(
+    llmlaunch: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ongoing(tmp_path / "1", "waits", "901")
+    llmlaunch("collect", run.path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    out, err = llmlaunch("runs")
+    assert out.splitlines()[1].split()[4] == "submitted"
+    assert "shown as it was last known" in err
