@@ -29,7 +29,7 @@ __all__ = ["plan_all", "show_sweep", "submit_all"]
 FAILED = 1
 
 
-def plan_all(variants: Sequence[Variant], words: Sequence[str]) -> list[Planned]:
+def plan_all(variants: Sequence[Variant]) -> list[Planned]:
     """Each planned, in order. Raises UserError naming the first that is invalid or not safe."""
     from llmlaunch.planner.unsafe import refuse
 
@@ -40,7 +40,7 @@ def plan_all(variants: Sequence[Variant], words: Sequence[str]) -> list[Planned]
             result = planned(variant.recipe, variant.overrides)
             refuse(result.plan)
         except UserError as mistake:
-            commas = [word for word in words if "," in word]
+            commas = [word for word in variant.overrides if "," in word]
             hint = (
                 f" To try each value of a list: --grid {shown_word(commas[0])}"
                 if commas and mistake.exit_code == 2
