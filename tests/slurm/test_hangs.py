@@ -80,10 +80,16 @@ def test_a_slow_save_is_no_hang_and_the_stop_file_ends_it_in_order(slurm: Cluste
     arguments = ["--steps", "5000", "--step-seconds", "0.2", "--save", str(tmp_path / "checkpoints")]
     arguments += ["--save-seconds", str(2 * FLOOR_SECONDS), "--save-interval", "20"]
     run = Run(tmp_path, "slow_saver.py", arguments, "training.steps=5000")
+    run.wait(lambda: "step 2/5000" in run.log(), "begun")
+    (attempt,) = run.attempts()
+    job = attempt.name.partition(".")[0]
+    slurm.ask("scancel", "--signal=USR2", job)
+    slurm.ask("scancel", "--batch", "--signal=USR2", job)
+    run.wait(lambda: "in pause" in (attempt / "stacks" / "0.txt").read_text(), "said where it is")
     run.wait(lambda: "step 24/5000" in run.log(), "past the first save")
     (run.directory / "stop").touch()
     run.wait(lambda: run.status(run.directory), "ended")
-    (attempt,) = run.attempts()
+    assert run.attempts() == [attempt]
     status = run.status(attempt)
     saved = int(re.findall(r"saved step (\d+) after SIGTERM", run.log())[0])
     assert (tmp_path / "checkpoints" / "latest").read_text() == f"step-{saved}"

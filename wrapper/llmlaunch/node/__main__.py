@@ -34,6 +34,9 @@ def main() -> None:
     elif command == "tell":
         from .tell import main as run
     elif command == "watchdog":
+        from .signals import hold_end_signals
+
+        hold_end_signals()  # likewise: it still writes down the last step
         from .watchdog import main as run
     else:
         sys.exit(USAGE)

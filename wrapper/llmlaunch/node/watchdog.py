@@ -129,7 +129,7 @@ class Watchdog:
             if now == before and all(len(sizes) >= self._ranks for sizes in now):
                 return
             before = now
-            time.sleep(0.5)
+            time.sleep(max(0.5, self._ranks / 1000.0))  # each look asks the file system for every rank's files
 
     def _obey_stop_file(self) -> None:
         if self._told or not is_there(self._stop_file):
