@@ -11,7 +11,8 @@
  * Scenario: one directive a line, '#' starts a comment. Amounts take K, M or G (1024-based).
  *   gpu [uuid=U] [name=N] [total=80G] [reserved=512M] [used=N] [accounting=0|1] [shifted=0|1]
  *       The next GPU. `used` is what processes hold beside the ones listed. `shifted`: the process list of the
- *       R535 betas, whose third struct grew without a new version.
+ *       R535 betas, whose third struct grew without a new version. `ecc=N` uncorrectable errors, `pages=1` and
+ *       `rows=1`: a repair waits for a reset, `broken=1`: a row could not be remapped.
  *   proc GPU pid=N mem=N|na [peak=N]
  *       A process on it; `peak` is what accounting says (default: mem).
  *   fail FUNCTION|* code=N [gpu=I]
@@ -65,7 +66,12 @@ _Static_assert(sizeof(grown_process_info_t) == 32, "nvmlProcessInfo_t of R535 be
 _Static_assert(sizeof(pci_info_t) == 68, "nvmlPciInfo_t");
 _Static_assert(sizeof(accounting_t) == 56, "nvmlAccountingStats_t");
 
-typedef struct { int index; char uuid[80], name[96]; uint64_t total, reserved, used; unsigned accounting, shifted; } gpu_t;
+typedef struct {
+    int index;
+    char uuid[80], name[96];
+    uint64_t total, reserved, used, ecc;
+    unsigned accounting, shifted, pages, rows, broken;
+} gpu_t;
 typedef struct { int gpu; unsigned pid; uint64_t memory, peak; } process_t;
 typedef struct { char function[64]; int gpu, code; long microseconds; } rule_t;
 
@@ -157,6 +163,10 @@ static void read_gpu(char words[][256], int count)
     gpu->used = amount_of(words, count, "used", 0);
     gpu->accounting = (unsigned)amount_of(words, count, "accounting", 0);
     gpu->shifted = (unsigned)amount_of(words, count, "shifted", 0);
+    gpu->ecc = amount_of(words, count, "ecc", 0);
+    gpu->pages = (unsigned)amount_of(words, count, "pages", 0);
+    gpu->rows = (unsigned)amount_of(words, count, "rows", 0);
+    gpu->broken = (unsigned)amount_of(words, count, "broken", 0);
 }
 
 static void read_process(char words[][256], int count)
@@ -411,6 +421,30 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count
 #endif
 
 /* Accounting */
+
+/* Memory errors */
+
+EXPORT int nvmlDeviceGetTotalEccErrors(void *handle, int kind, int counter, unsigned long long *count)
+{
+    /* of volatile ones only those that could not be corrected: kind 1, counter 0 */
+    DEVICE_CALL(handle, *count = kind == 1 && counter == 0 ? gpu->ecc : 0);
+}
+
+EXPORT int nvmlDeviceGetRetiredPagesPendingStatus(void *handle, int *pending)
+{
+    DEVICE_CALL(handle, *pending = (int)gpu->pages);
+}
+
+EXPORT int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                                     unsigned *broken)
+{
+    DEVICE_CALL(handle, {
+        *corrected = 0;
+        *uncorrected = gpu->rows + gpu->broken;
+        *pending = gpu->rows;
+        *broken = gpu->broken;
+    });
+}
 
 EXPORT int nvmlDeviceGetAccountingMode(void *handle, unsigned *mode)
 {

@@ -156,6 +156,8 @@ TRAIN_CONTEXT = {
     "monitor_interval_seconds": 1.0,
     "snapshot": False,
     "flight_recorder": False,
+    "preflight": False,
+    "prepare": [],
 }
 
 

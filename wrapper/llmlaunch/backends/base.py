@@ -82,7 +82,8 @@ class Rendered:
     `program` is the words after the launcher: the script and its arguments. `environment` is exported before
     the trainers start. `files` are written as they are, by path relative to the run directory. `measurement`
     is what the backend knows of the measurement record beyond recipe and layout, by section:
-    {"optimizer": {"gradient_dtype": "fp32"}, "implementation": {"attention": "flash"}}.
+    {"optimizer": {"gradient_dtype": "fp32"}, "implementation": {"attention": "flash"}}. `prepare` is the words after
+    the interpreter of what one node builds once, before the first attempt; empty = nothing.
     """
 
     program: tuple[str | NodeVariable, ...]
@@ -90,6 +91,7 @@ class Rendered:
     files: Mapping[str, bytes]
     required_variables: tuple[str, ...] = ()  # must be set on the node, e.g. MEGATRON_LM_PATH
     measurement: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    prepare: tuple[str | NodeVariable, ...] = ()
     progress: ProgressLines = ProgressLines()
 
 

@@ -13,6 +13,7 @@ KINDS = (
     "xid",
     "nvlink",
     "driver",
+    "preflight",
     "oom",
     "host_oom",
     "disk_full",

@@ -6,7 +6,8 @@ import contextlib
 import os
 import sys
 
-USAGE = "usage: python3 node.pyz {begin,diagnose,finish,monitor,place,rank,tell,watchdog} ... (docs/run-directory.md)"
+COMMANDS = "begin,choose,diagnose,finish,monitor,place,preflight,rank,tell,watchdog"
+USAGE = f"usage: python3 node.pyz {{{COMMANDS}}} ... (docs/run-directory.md)"
 
 
 def main() -> None:
@@ -38,6 +39,10 @@ def main() -> None:
 
         hold_end_signals()  # likewise: it still writes down the last step
         from .watchdog import main as run
+    elif command == "preflight":
+        from .preflight import main as run
+    elif command == "choose":
+        from .choose import main as run
     else:
         sys.exit(USAGE)
     code = run(arguments)

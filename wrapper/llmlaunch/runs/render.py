@@ -21,7 +21,7 @@ from llmlaunch.runs.recovery_json import FALLBACK_FOLDER
 from llmlaunch.runs.run_json import run_description
 from llmlaunch.runs.scripts import SNAPSHOT_FOLDER, job_script, train_script
 from llmlaunch.runs.snapshot import copy_snapshot
-from llmlaunch.trainers import HOOK
+from llmlaunch.trainers import HOOK, PREFLIGHT
 
 __all__ = ["render_run", "run_files"]
 
@@ -47,11 +47,13 @@ def run_files(
         "recipe.yaml": as_text(recipe.text),
         "plan.json": as_json(plan_json),
         "run.json": as_json(run_description(recipe, plan, rendered)),
-        "job.sbatch": as_text(job_script(recipe, plan)),
+        "job.sbatch": as_text(job_script(recipe, plan, prepares=bool(rendered.prepare))),
         "train.sh": as_text(train_script(recipe, rendered, code_root)),
         "node.pyz": node_archive(),
         "code.json": code_json(provenance),
     }
+    if recipe.preflight:
+        files["trainer/preflight.py"] = PREFLIGHT.read_bytes()
     if recipe.watchdog is not None:
         files["hook/sitecustomize.py"] = HOOK.read_bytes()
     if is_placed(recipe):

@@ -21,9 +21,11 @@ __all__ = ["SNAPSHOT_FOLDER", "job_script", "train_script"]
 
 SNAPSHOT_FOLDER = "code"
 
+PREFLIGHT_SECONDS = 180
 
-def job_script(recipe: Recipe, plan: Plan) -> str:
-    """job.sbatch. Raises UserError for a recipe value no directive or shell word can hold."""
+def job_script(recipe: Recipe, plan: Plan, prepares: bool = False) -> str:
+    """job.sbatch; with `prepares` one node builds something first. Raises UserError for a recipe value no directive or
+    shell word can hold."""
     try:
         return render_template(
             "job.sbatch.j2",
@@ -34,6 +36,9 @@ def job_script(recipe: Recipe, plan: Plan) -> str:
                 "allocated": recipe.nodes + recipe.spare_nodes,
                 "waits_for_devices": recipe.cluster.accelerator.kind == "gpu",
                 "late_end_seconds": late_end_seconds(recipe, plan),
+                "preflight": recipe.preflight,
+                "preflight_seconds": PREFLIGHT_SECONDS,
+                "prepare": prepares,
                 "setup": _setup(recipe),
                 "secrets": recipe.secrets,
                 "container": recipe.container,
@@ -62,6 +67,9 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
                 "required_variables": rendered.required_variables,
                 "python": recipe.python or "",
                 "program": [_in_snapshot(word, code_root) for word in rendered.program],
+                "preflight": recipe.preflight,
+                "kind": recipe.cluster.accelerator.kind,
+                "prepare": [_in_snapshot(word, code_root) for word in rendered.prepare],
                 "monitor_interval_seconds": recipe.monitor_interval_seconds,
                 "snapshot": code_root is not None,
                 "flight_recorder": recipe.cluster.accelerator.kind == "gpu" and recipe.watchdog is not None,

@@ -7,3 +7,4 @@ from pathlib import Path
 TRAINER = Path(__file__).with_name("deepspeed_llama.py")  # copied into run directories
 NETWORK_BANDWIDTH = Path(__file__).with_name("network_bandwidth.py")
 HOOK = Path(__file__).with_name("hook.py")  # copied as hook/sitecustomize.py
+PREFLIGHT = Path(__file__).with_name("preflight.py")

@@ -1,0 +1,101 @@
+"""`node.pyz preflight` on one node: how far its devices came is on disk at any moment, whatever they do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from node_rig import ATTEMPT, NODE, NodeRig, until
+
+# Stands for preflight.py of a run directory; each device does what its line says.
+DEVICE = """\
+import json, os, sys, time
+rank = int(sys.argv[sys.argv.index("--local-rank") + 1])
+for word in {scripts}[rank].split():
+    if word == "hang":
+        time.sleep(600)
+    elif word == "die":
+        os._exit(9)
+    elif word == "chatter":
+        print("a library says something", flush=True)
+    elif word == "bad":
+        print(json.dumps({{"bad": "device %d computed a wrong product" % rank}}), flush=True)
+    else:
+        print(json.dumps({{"stage": word, **({{"seconds": 0.5 + rank}} if word == "matmul" else {{}})}}), flush=True)
+"""
+ALL = "devices chatter matmul joined reduced"
+
+
+def start(rig: NodeRig, scripts: list[str], seconds: str = "60", kind: str = "cpu", **environment: str) -> Any:
+    rig.run_directory.mkdir(parents=True, exist_ok=True)
+    script = rig.run_directory / "preflight.py"
+    script.write_text(DEVICE.format(scripts=scripts))
+    words = ["--run-dir", str(rig.run_directory), "--attempt", ATTEMPT, "--node", NODE, "--kind", kind]
+    words += ["--devices", str(len(scripts)), "--rank", "0", "--nodes", "1", "--address", "127.0.0.1", "--port", "1"]
+    words += ["--python", sys.executable, "--script", str(script), "--seconds", seconds]
+    return rig.start("preflight", *words, **environment)
+
+
+def marker(rig: NodeRig) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((rig.attempt_directory / "preflight" / f"{NODE}.json").read_text())
+    return value
+
+
+def test_a_node_that_is_well_says_so(gpu_node: NodeRig) -> None:
+    process = start(gpu_node, [ALL, ALL])
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert (marker(gpu_node)["stage"], marker(gpu_node)["bad"]) == ("reduced", None)
+    assert marker(gpu_node)["matmul_seconds"] == [0.5, 1.5]
+
+
+def test_the_slowest_device_says_how_far_the_node_came(gpu_node: NodeRig) -> None:
+    process = start(gpu_node, [ALL, "devices matmul hang"])
+    until(lambda: (gpu_node.attempt_directory / "preflight" / f"{NODE}.json").exists(), "the marker to be written")
+    until(lambda: marker(gpu_node)["stage"] == "matmul", "both devices to have computed")
+    process.kill()
+    assert marker(gpu_node)["bad"] is None
+
+
+def test_a_device_that_hangs_is_given_up(gpu_node: NodeRig) -> None:
+    process = start(gpu_node, ["devices hang", ALL], seconds="1.5")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert marker(gpu_node)["stage"] == "devices"
+
+
+@pytest.mark.parametrize(("script", "stage"), [("die", "started"), ("devices matmul joined die", "joined")])
+def test_a_device_whose_process_dies_came_no_further(gpu_node: NodeRig, script: str, stage: str) -> None:
+    start(gpu_node, [script, ALL]).communicate(timeout=60)
+    assert (marker(gpu_node)["stage"], marker(gpu_node)["bad"]) == (stage, None)
+
+
+def test_a_device_that_computes_wrong_makes_the_node_bad(gpu_node: NodeRig) -> None:
+    start(gpu_node, ["devices hang", "devices bad"]).communicate(timeout=60)
+    assert marker(gpu_node)["bad"] == "device 1 computed a wrong product"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "bad"),
+    [
+        ("gpu ecc=2\ngpu", "GPU 0 has 2 uncorrectable ECC errors since the driver was loaded"),
+        ("gpu\ngpu rows=1", "GPU 1 waits for a reset to remap memory rows"),
+        ("gpu pages=1\ngpu", "GPU 0 waits for a reset to retire memory pages"),
+        ("gpu broken=1\ngpu", "GPU 0 could not remap a bad memory row"),
+        ("gpu used=20G\ngpu", "GPU 0 has 20.5 GiB in use before the training; another process holds them"),
+        ("gpu\ngpu\nfail * code=15 gpu=1", "GPU 1 does not answer: GPU is lost"),
+    ],
+)
+def test_what_nvml_knows_of_a_gpu_makes_the_node_bad(gpu_node: NodeRig, gpus: str, bad: str) -> None:
+    gpu_node.scenario(gpus + "\n")
+    start(gpu_node, [ALL, ALL], kind="gpu").communicate(timeout=60)
+    assert bad in marker(gpu_node)["bad"]
+
+
+def test_gpus_of_others_and_errors_a_driver_does_not_count_are_nobodys_problem(gpu_node: NodeRig) -> None:
+    """Of four GPUs the job has the last two; the driver knows nothing of ECC."""
+    gpu_node.scenario("gpu used=20G\ngpu ecc=1\ngpu\ngpu\nfail nvmlDeviceGetTotalEccErrors code=3 gpu=2\n")
+    start(gpu_node, [ALL, ALL], kind="gpu", CUDA_VISIBLE_DEVICES="2,3").communicate(timeout=60)
+    assert (marker(gpu_node)["stage"], marker(gpu_node)["bad"]) == ("reduced", None)

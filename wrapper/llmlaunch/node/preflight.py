@@ -1,0 +1,149 @@
+"""Before the training: is this node whole, and does it reach the others. One task on each node runs this.
+
+How far the node came is in `attempts/<attempt>/preflight/<node>.json` at any moment, so that one that hangs or dies is
+known by what it did not reach; `node.pyz choose` reads them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .files import attempt_directory, replace_json, say
+from .health import gpu_problems
+from .signals import die_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .files import Record
+
+STAGES = ("started", "devices", "matmul", "joined", "reduced")
+
+
+def main(argv: list[str]) -> int:
+    """Try the node; its marker says what became of it. Always returns 0: what follows is for `choose` to say."""
+    options = _arguments(argv)
+    marker = Marker(attempt_directory(options.run_dir, options.attempt) / "preflight" / f"{options.node}.json", options)
+    marker.write()
+    problems = gpu_problems(os.environ.get("CUDA_VISIBLE_DEVICES")) if options.kind == "gpu" else []
+    if problems:
+        marker.blame("; ".join(problems))
+        return 0
+    children = [_start(options, device) for device in range(options.devices)]
+    try:
+        for device, line in _lines(children, time.monotonic() + options.seconds):
+            marker.hear(device, line)
+            if marker.bad:
+                break
+    finally:
+        for child in children:
+            child.kill()
+    say(f"preflight of {options.node}: {marker.bad or marker.stage}")
+    return 0
+
+
+class Marker:
+    """What is known of the node so far, on disk whenever it changes."""
+
+    def __init__(self, path: Path, options: argparse.Namespace) -> None:
+        self.path = path
+        self.node = options.node
+        self.kind = options.kind
+        self.bad: str | None = None
+        self._reached = [0] * options.devices
+        self._seconds: list[float | None] = [None] * options.devices
+
+    @property
+    def stage(self) -> str:
+        """What all devices have reached."""
+        return STAGES[min(self._reached)]
+
+    def hear(self, device: int, line: str) -> None:
+        """One line of a device's process; what is no JSON is none of ours."""
+        try:
+            said = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(said, dict):
+            return
+        if "bad" in said:
+            self.blame(str(said["bad"]))
+        elif said.get("stage") in STAGES:
+            before = self.stage
+            self._reached[device] = STAGES.index(said["stage"])
+            self._seconds[device] = said.get("seconds", self._seconds[device])
+            if self.stage != before:
+                self.write()
+
+    def blame(self, why: str) -> None:
+        self.bad = why
+        self.write()
+
+    def write(self) -> None:
+        record: Record = {
+            "schema": 1,
+            "node": self.node,
+            "kind": self.kind,
+            "stage": self.stage,
+            "bad": self.bad,
+            "matmul_seconds": self._seconds,
+            "at": time.time(),
+        }
+        try:
+            replace_json(self.path, record)
+        except OSError as error:
+            say(f"{self.path} not written: {error.strerror}")
+
+
+def _start(options: argparse.Namespace, device: int) -> subprocess.Popen[bytes]:
+    words = ["--kind", options.kind, "--devices", options.devices, "--local-rank", device]
+    words += ["--rank", options.rank * options.devices + device, "--world-size", options.nodes * options.devices]
+    words += ["--address", options.address, "--port", options.port, "--patience-seconds", options.seconds / 3]
+    return subprocess.Popen(
+        [options.python, str(options.script), *map(str, words)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: die_with_parent(signal.SIGKILL),
+    )
+
+
+def _lines(children: list[subprocess.Popen[bytes]], end: float) -> Iterator[tuple[int, str]]:
+    """Whole lines with the number of the process that wrote them, until all have closed or the time is over."""
+    held = [b""] * len(children)
+    with selectors.DefaultSelector() as selector:
+        for number, child in enumerate(children):
+            selector.register(child.stdout.fileno(), selectors.EVENT_READ, number)  # type: ignore[union-attr]
+        while selector.get_map() and time.monotonic() < end:
+            for key, _ in selector.select(max(0.0, end - time.monotonic())):
+                piece = os.read(key.fd, 65536)
+                if not piece:
+                    selector.unregister(key.fd)
+                    continue
+                *whole, held[key.data] = (held[key.data] + piece).split(b"\n")
+                for line in whole:
+                    yield key.data, line.decode(errors="replace")
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="node.pyz preflight")
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--kind", choices=["gpu", "cpu"], required=True)
+    parser.add_argument("--devices", type=int, required=True, help="of this node")
+    parser.add_argument("--rank", type=int, required=True, help="of this node")
+    parser.add_argument("--nodes", type=int, required=True, help="that are tried together")
+    parser.add_argument("--address", required=True, help="of node rank 0")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--python", required=True, help="of the training environment")
+    parser.add_argument("--script", required=True, type=Path, help="preflight.py of the run directory")
+    parser.add_argument("--seconds", type=float, required=True, help="all of it may take")
+    return parser.parse_args(argv)
