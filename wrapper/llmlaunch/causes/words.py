@@ -15,6 +15,7 @@ _WORDS = {
     "xid": "a GPU failed",
     "nvlink": "NVLink failed",
     "driver": "the GPU driver is not in order",
+    "preflight": "the preflight found a node unfit",
     "oom": "out of GPU memory",
     "host_oom": "out of main memory",
     "disk_full": "no space left on a disk",

@@ -119,7 +119,7 @@ def _why(
 def _cause(node: str, why: str, alike: bool, enough: bool) -> Record:
     """Where enough nodes are left the training goes on, and whatever ends it has another cause."""
     kind = "crash" if alike else "preflight"
-    return cause(kind, node, why, sick=not alike, consequence=enough, at=time.time())
+    return cause(kind, node, why, "preflight", sick=not alike, consequence=enough, at=time.time())
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:

@@ -23,6 +23,7 @@ SNAPSHOT_FOLDER = "code"
 
 PREFLIGHT_SECONDS = 180
 
+
 def job_script(recipe: Recipe, plan: Plan, prepares: bool = False) -> str:
     """job.sbatch; with `prepares` one node builds something first. Raises UserError for a recipe value no directive or
     shell word can hold."""
