@@ -58,6 +58,8 @@ def test_out_of_memory_the_next_layout_trains_in_the_same_allocation(slurm: Clus
     assert read(tmp_path, "status.json") == second
     assert "fallback/1" in done.stdout
     assert "step 6/6" in done.stdout
+    assert "attempt 1, rank 0 on node1 (pipeline rank 0)" in done.stdout
+    assert "attempt 2, rank 0 on node1 (pipeline rank 0)" in done.stdout
     said = llmlaunch(tmp_path, "status", "run").stdout
     assert "succeeded" in said
     assert "out of memory before, so with fallback/1" in said

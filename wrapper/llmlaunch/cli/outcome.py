@@ -70,8 +70,8 @@ def _has_checkpoint(run_dir: Path) -> bool:
 
 
 def _comparison(records: list[dict[str, Any]]) -> str:
-    """One row for each rank with a measured peak; the error is the prediction's."""
-    rows = []
+    """One row for each rank with a measured peak; the error is the prediction's, of the layout its attempt ran."""
+    rows, attempts = [], list(dict.fromkeys(record.get("attempt") for record in records))
     for record in records:
         measured, predicted = record.get("peak_bytes"), record.get("predicted_bytes")
         if measured is None:
@@ -80,6 +80,8 @@ def _comparison(records: list[dict[str, Any]]) -> str:
         if predicted is not None:
             figures = [gib(predicted), gib(measured), f"{100 * (predicted / measured - 1):+.1f} %"]
         who = f"rank {record.get('global_rank')} on {record.get('node')} (pipeline rank {record.get('pipeline_rank')})"
+        if len(attempts) > 1:
+            who = f"attempt {attempts.index(record.get('attempt')) + 1}, {who}"
         rows.append([who, record["peak_kind"], *figures])
     head = ["", "kind", "predicted GiB", "measured GiB", "error"]
     return "Memory, predicted against measured\n" + table(head, rows)
