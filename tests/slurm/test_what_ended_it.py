@@ -27,6 +27,12 @@ raise RuntimeError(
     "allocated by PyTorch, and 5.00 GiB is reserved by PyTorch but unallocated."
 )
 """
+FAULTY = """
+import os
+if os.environ["RANK"] == "1" and os.environ["LLMLAUNCH_ATTEMPT"].endswith(".0"):
+    print("Traceback (most recent call last):\\nRuntimeError: CUDA error: uncorrectable ECC error encountered")
+    raise SystemExit(1)
+"""
 SLEEPS = "import time\ntime.sleep(600)\n"
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
@@ -98,3 +104,16 @@ def test_a_lost_node_is_left_out_by_name_until_it_is_forgiven(slurm: Cluster, tm
 
     assert "1 failure forgiven" in llmlaunch(tmp_path, "nodes", "--forgive", lost).stderr
     assert "left out" not in submitted(tmp_path, "third", SLEEPS).stderr
+
+
+def test_a_job_that_comes_back_leaves_its_faulty_node_out(slurm: Cluster, tmp_path: Path) -> None:
+    saved = f"training.checkpoint_path={tmp_path / 'checkpoints'}"
+    submitted(tmp_path, "run", FAULTY, saved, "training.save_interval=2", "restart={backoff_seconds: 1}")
+    again = tmp_path / "run" / "attempts"
+    wait_until(lambda: len(list(again.glob("*.1/ranks/1.json"))) == 1, "it started again", 120)
+    first = json.loads(next(again.glob("*.0/status.json")).read_text())
+    assert (first["cause"]["kind"], first["cause"]["sick"], first["next"]["action"]) == ("ecc", True, "requeue")
+    faulty = first["cause"]["node"]
+    assert faulty not in {json.loads(path.read_text())["node"] for path in again.glob("*.1/ranks/*.json")}
+    log = next((tmp_path / "run" / "logs").glob("*.0.job.log")).read_text()
+    assert f"{faulty} at fault: left out when the job starts again" in log

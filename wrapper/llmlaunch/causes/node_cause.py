@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["cause", "ended_badly", "failed", "likelier", "of_hits", "of_ranks", "was_killed"]
+__all__ = ["cause", "ended_badly", "failed", "likelier", "nodes_at_fault", "of_hits", "of_ranks", "was_killed"]
 
 SCHEMA = 1
 
@@ -34,6 +34,15 @@ def cause(kind: str, node: str | None, line: str, source: str, **more: Any) -> R
     }
     record.update(more)
     return record
+
+
+def nodes_at_fault(one: Record | None) -> list[str]:
+    """The nodes a cause accuses."""
+    if one is None or not one.get("sick"):
+        return []
+    listed = one.get("nodes")
+    names = listed if isinstance(listed, list) and listed else [one.get("node")]
+    return [str(name) for name in names if name]
 
 
 def failed(rank: Record) -> bool:

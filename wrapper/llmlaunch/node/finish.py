@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..causes.node_cause import nodes_at_fault
 from ..causes.signs import SAID_BY_SLURM
 from ..causes.words import sentence
 from .begin import STOP_FILE
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
     say(f"attempt {options.attempt} {state}: {why}")
     if state != "succeeded" and (facts.described.get("restart") or facts.described.get("fallbacks")):
         say(f"next: {follows.action} {follows.layout}".rstrip() + f" ({follows.why})")
-    print("next", *_words(follows))
+    print("next", *_words(follows, nodes_at_fault(cause)))
     return code
 
 
@@ -105,11 +106,11 @@ def _stopped(told: str, progress: Record) -> str:
     return f"{why} and ended in order{at}"
 
 
-def _words(follows: Next) -> list[str]:
+def _words(follows: Next, at_fault: list[str]) -> list[str]:
     if follows.action == "fallback":
         return [follows.layout]
     if follows.action == "requeue":
-        return ["requeue", str(follows.seconds)]
+        return ["requeue", str(follows.seconds), *([",".join(at_fault)] if at_fault else [])]
     return ["end"]
 
 

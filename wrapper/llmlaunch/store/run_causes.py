@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.causes.attempt import cause_of, causes_of_nodes, read_object
+from llmlaunch.causes.node_cause import nodes_at_fault
 from llmlaunch.store.peaks import time_or_none
 from llmlaunch.store.run_outcome import AttemptOutcome
 from llmlaunch.store.sick_nodes import Failure
@@ -47,10 +48,7 @@ def failures_of(directory: Path, run_id: str, cluster: str | None, found: Sequen
         where = begun.get("cluster") if isinstance(begun.get("cluster"), str) else cluster
         sick: dict[str, Record] = {}
         for cause in (*([one.first] if one.first else []), *one.nodes):
-            if cause.get("sick"):
-                listed = cause.get("nodes")
-                names = listed if isinstance(listed, list) and listed else [cause.get("node")]
-                sick.update({str(name): cause for name in names if name and str(name) not in sick})
+            sick.update({node: cause for node in nodes_at_fault(dict(cause)) if node not in sick})
         failures += [
             Failure(
                 cluster=str(where or ""),
