@@ -83,6 +83,7 @@ def test_a_folder_that_is_not_mounted_is_named_where_a_profile_is_missing(monkey
     [
         ("slurm: {nodes: 4}", "slurm.nodes: is not set here: the number of nodes is `nodes:`"),
         ("slurm: {wra: id}", "slurm.wra: is short for wrap"),
+        ("slurm: {tasks-per-n: 3}", "slurm.tasks-per-n: is short for tasks-per-node"),
         ("slurm: {test-only: true}", "nothing would be submitted; llmlaunch submit --test-only"),
         ("slurm: {wait: true}", "llmlaunch submit --follow waits"),
         ("slurm: {partition: true}", "slurm: partition: needs a value: without one it would swallow"),

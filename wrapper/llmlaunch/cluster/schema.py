@@ -130,9 +130,11 @@ class ClusterFile(StrictModel):
     restart_by: Literal["requeue", "chain"] | None = Field(
         None, description="How jobs come back here where the recipe does not say; absent = requeue"
     )
-    modules: list[ModuleName] | None = Field(None, description="Environment modules to load before the training")
     setup: list[SetupLine] | None = Field(
-        None, description="Shell lines run after the modules and before those of the recipe; they are run as they are"
+        None, description="Shell lines run first on the batch host, before modules are loaded; they are run as they are"
+    )
+    modules: list[ModuleName] | None = Field(
+        None, description="Environment modules loaded next, before the setup lines of the recipe"
     )
     container: SiteContainerFile | None = Field(None, description="Containers at this site")
     environment: dict[EnvironmentName, EnvironmentValue] | None = Field(

@@ -1,7 +1,9 @@
 """Options of sbatch and srun: which a person may set, and which would break the job they belong to.
 
 Any long option passes through but those listed here. Read in SLURM's sources: src/common/slurm_opt.c (which options
-take a value, 22.05 and 26.05), src/sbatch/opt.c and sbatch.c (what `#SBATCH` lines do).
+take a value, 22.05 and 26.05), src/sbatch/opt.c and sbatch.c (what `#SBATCH` lines do). Seen with 22.05.8: a directive
+`--comment` without its value makes `--exclusive` of the next line the comment; `--tasks-per-n=3` starts three tasks;
+`--test-only` submits nothing; `--wrap`, `--quiet`, `--help` and `--version` do nothing as directives.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ __all__ = ["sbatch_option_problem", "sbatch_value_problem", "srun_option_problem
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 
 _ONE_TASK = "each node runs one task, which starts the trainers"
-_SAYS_AND_ENDS = "sbatch would print something and submit nothing"
 _SBATCH = {
     "nodes": "the number of nodes is `nodes:` of the recipe",
     "ntasks": _ONE_TASK,
@@ -27,11 +28,6 @@ _SBATCH = {
     "external": "the job would run no script",
     "test-only": "nothing would be submitted; llmlaunch submit --test-only asks SLURM so",
     "wait": "sbatch would not return before the job ends; llmlaunch submit --follow waits",
-    "quiet": "the job's id would not be shown, and nobody could ask for the job",
-    "help": _SAYS_AND_ENDS,
-    "usage": _SAYS_AND_ENDS,
-    "version": _SAYS_AND_ENDS,
-    "autocomplete": _SAYS_AND_ENDS,
 }
 
 _OF_THE_STEP = "job.sbatch sets it: one task a node, one log a node, the whole step ends with its first failure"

@@ -81,10 +81,11 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
 
 
 def _setup(recipe: Recipe) -> list[ShellText]:
-    """The site's modules, its lines, the recipe's. A line is shell; the name of a module is a word."""
+    """The site's lines (which may say where modules are), its modules, the recipe's lines. A line is shell; the name of
+    a module is a word."""
     site = recipe.cluster.site
     modules = [ShellText(f"module load {shell_word(name)}") for name in site.modules]
-    return [*modules, *(ShellText(line) for line in (*site.setup, *recipe.setup))]
+    return [*map(ShellText, site.setup), *modules, *map(ShellText, recipe.setup)]
 
 
 def _srun_options(recipe: Recipe) -> list[str]:
