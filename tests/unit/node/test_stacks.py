@@ -62,11 +62,24 @@ def test_below_a_shell_the_python_is_asked_and_the_shell_lives(node: NodeRig) ->
 
 
 def test_a_program_that_knows_no_such_signal_is_left_alone(node: NodeRig) -> None:
-    wrapper = node.rank("sh", "-c", "trap - USR2; echo ready; read line; exit 7")
+    wrapper = node.rank("sh", "-c", "echo ready; read line; exit 7")
     ready(wrapper)
     wrapper.send_signal(signal.SIGUSR2)
     assert wrapper.communicate("go on\n")[0] == ""
     assert wrapper.returncode == 7
+
+
+def test_a_trainers_own_handlers_stay_its_own(node: NodeRig) -> None:
+    """Where SLURM tells every process of a step, it hears SIGUSR2 itself."""
+    own = (
+        "import os, signal, sys; signal.signal(signal.SIGUSR2, lambda *_: print('heard', flush=True)); "
+        "print('ready', flush=True); sys.stdin.readline(); os.kill(os.getpid(), signal.SIGUSR2)"
+    )
+    wrapper = node.rank(sys.executable, "-c", own)
+    ready(wrapper)
+    wrapper.send_signal(signal.SIGUSR2)
+    until(lambda: "readline" in stacks(node).read_text() or "<module>" in stacks(node).read_text(), "the stacks")
+    assert wrapper.communicate("go on\n")[0] == "heard\n"
 
 
 def test_a_trainer_that_was_never_asked_leaves_no_file(node: NodeRig) -> None:
@@ -79,7 +92,7 @@ def test_what_the_trainer_starts_itself_has_no_such_handler(node: NodeRig, tmp_p
     (tmp_path / "handlers.py").write_text("print(*[line for line in open('/proc/self/status') if 'SigCgt' in line])")
     start = "import subprocess, sys; exec(open(sys.argv[1]).read()); subprocess.call([sys.executable, sys.argv[1]])"
     said, _ = node.rank(sys.executable, "-u", "-c", start, str(tmp_path / "handlers.py")).communicate()
-    caught = [int(line.split()[1], 16) >> (signal.SIGUSR2 - 1) & 1 for line in said.splitlines() if line.strip()]
+    caught = [int(line.split()[1], 16) >> (signal.SIGURG - 1) & 1 for line in said.splitlines() if line.strip()]
     assert caught == [1, 0]
 
 

@@ -11,6 +11,7 @@ from .descent import listeners
 
 HOOK_FOLDER = "hook"  # of the run directory: its sitecustomize.py runs first in the trainer's Python
 STACKS_VARIABLE = "LLMLAUNCH_STACKS"
+WRITES_STACKS = signal.SIGURG  # what the hook listens to; it ends nobody who does not
 PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"  # of PyTorch: <this><rank>.pipe asks for the flight recorder
 
 
@@ -18,11 +19,14 @@ def prepare_stacks(run_directory: Path, attempt_directory: Path, rank: int) -> P
     """Set the variables a trainer that is started now inherits; the file its stacks will be in. None where the run
     directory has no hook."""
     hook = run_directory / HOOK_FOLDER
-    if not (hook / "sitecustomize.py").is_file():
-        return None
     path = attempt_directory / "stacks" / f"{rank}.txt"
-    with contextlib.suppress(OSError):
+    try:
+        (hook / "sitecustomize.py").stat()
         path.parent.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError:
+        return None
+    except OSError:  # a full disk: the hook falls back on the log
+        pass
     others = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = f"{hook}:{others}" if others else str(hook)
     os.environ[STACKS_VARIABLE] = str(path)
@@ -30,10 +34,11 @@ def prepare_stacks(run_directory: Path, attempt_directory: Path, rank: int) -> P
 
 
 def ask_for_stacks(program: int, rank: int) -> None:
-    """Of the program, or where it is a shell of those below it: SIGUSR2 to who has a handler for it, nobody else."""
-    for pid in listeners(program, signal.SIGUSR2):
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGUSR2)
+    """Of the program, or where it is a shell of those below it that have the hook. Raises nothing."""
+    with contextlib.suppress(OSError):
+        for pid in listeners(program, WRITES_STACKS):
+            with contextlib.suppress(OSError):
+                os.kill(pid, WRITES_STACKS)
     stem = os.environ.get(PIPE_VARIABLE)
     if stem:
         _poke(Path(f"{stem}{rank}.pipe"))

@@ -14,9 +14,10 @@ STACKS_VARIABLE = "LLMLAUNCH_STACKS"  # the file of this rank
 
 
 def write_stacks_when_asked() -> None:
-    """At SIGUSR2 all threads' Python stacks go to the file of this rank, or to its log where that cannot be opened.
+    """At SIGURG all threads' Python stacks go to the file of this rank, or to its log where that cannot be opened.
 
     The handler is C: it also answers while another thread, or a call that never returns, holds the interpreter's lock.
+    SIGURG, since nobody else sends it and the processes that the trainer starts, without this handler, ignore it.
     Only the first Python of the rank is asked; the variable does not go to the processes it starts.
     """
     path = os.environ.pop(STACKS_VARIABLE, None)
@@ -26,7 +27,7 @@ def write_stacks_when_asked() -> None:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         file = sys.stderr.fileno()
-    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
+    faulthandler.register(signal.SIGURG, file=file, all_threads=True, chain=False)
 
 
 def run_the_shadowed_one() -> None:
