@@ -167,3 +167,16 @@ def test_a_run_that_succeeded_accuses_nobody(store: Store, tmp_path: Path) -> No
     collect(store, [run.path])
     assert sick_nodes_of(store, 0.0) == []
     assert list_runs(store)[0].cause is None
+
+
+def test_a_node_the_preflight_found_unfit_is_sick_though_the_run_went_on_without_it(
+    store: Store, tmp_path: Path
+) -> None:  # fmt: skip
+    run = RunDir(tmp_path / "run")
+    run.ranks()
+    run.status()
+    run.write("attempts/77.0/causes/n7.json", cause("preflight", "n7", sick=True, line="3 of 4 devices"))
+    collect(store, [run.path])
+    (node,) = sick_nodes_of(store, 0.0)
+    assert (node.node, node.reason) == ("n7", "3 of 4 devices")
+    assert list_runs(store)[0].cause is None

@@ -157,9 +157,9 @@ def _from_the_watchdog(directory: Path) -> list[Record]:
 
 def _from_slurm(run_dir: Path, attempt: str, ranks: Sequence[Record], state: str) -> Record | None:
     """What SLURM's own words make of it: the job's log has srun's, `slurm-<job id>.out` those of the batch step."""
-    job_id = attempt.rpartition(".")[0]
-    outside = read_log(run_dir / f"slurm-{job_id}.out")
-    text = read_log(run_dir / "logs" / f"{attempt}.job.log") + "\n" + words_of_attempt(outside, attempt)
+    # One for each job in this directory; of an array's task the name holds another number than the attempt's.
+    outside = (words_of_attempt(read_log(path), attempt) for path in sorted(run_dir.glob("slurm-*.out")))
+    text = "\n".join([read_log(run_dir / "logs" / f"{attempt}.job.log"), *outside])
     said = slurm_word(text) or next(((kind, f"SLURM says {word}") for word, kind in _STATES if word in state), None)
     if said is None:
         return None

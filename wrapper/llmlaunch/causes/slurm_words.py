@@ -39,7 +39,7 @@ def words_of_attempt(text: str, attempt: str) -> str:
         if match.group(1) == attempt:
             end = starts[number + 1].start() if number + 1 < len(starts) else len(text)
             return text[match.end() : end]
-    return "" if starts else text
+    return ""
 
 
 def expanded(names: str) -> list[str]:

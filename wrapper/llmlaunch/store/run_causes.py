@@ -29,9 +29,10 @@ class AttemptCauses:
 
 
 def attempt_causes(directory: Path, attempt: AttemptOutcome, said: str) -> AttemptCauses:
-    """The verdict's own cause, else what the files say, together with `said`: the scheduler's word on the job."""
+    """The verdict's own cause, else what the files say, together with `said`: the scheduler's word on the job. Nothing
+    ended an attempt that did not fail, but its preflight may have found nodes unfit."""
     if attempt.state in ("succeeded", "stopped", "running"):
-        return AttemptCauses(attempt.name, None, ())
+        return AttemptCauses(attempt.name, None, tuple(_unfit(directory / "attempts" / attempt.name / "causes")))
     ranks = [dict(rank) for rank in attempt.ranks]
     verdict = read_object(directory / "attempts" / attempt.name / "status.json") or {}
     own = verdict.get("cause")
@@ -62,6 +63,11 @@ def failures_of(directory: Path, run_id: str, cluster: str | None, found: Sequen
             for node, cause in sick.items()
         ]
     return failures
+
+
+def _unfit(folder: Path) -> list[Record]:
+    found = (read_object(path) for path in sorted(folder.glob("[!.]*.json")))
+    return [cause for cause in found if cause is not None and cause.get("kind") == "preflight"]
 
 
 def _last_change(folder: Path) -> float:
