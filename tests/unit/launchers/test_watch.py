@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def test_a_run_that_does_not_say_how_its_lines_look_is_read_by_the_known_trainer
 def test_what_an_own_trainer_prints_is_shown_until_its_first_step(tmp_path: Path) -> None:
     run = Run(tmp_path, progress={**RUN["progress"], "promised": False})
     run.begins("12.0")
+    run.log("12.0", "job", "the batch script's own words")
     run.log("12.0", "n1", "reading data", "it 7/9 loss=1 took 10 ms", "more words")
     _, words, step = run.watch.news()
     assert (words.text, words.passing) == ("n1: reading data", False)
@@ -98,6 +100,16 @@ def test_the_same_step_said_by_several_ranks_is_one(run: Run) -> None:
     run.log("12.0", "n1", *["it 1/100 loss=3 took 10 ms"] * 4)
     run.log("12.0", "n2", "it 1/100 loss=3 took 10 ms", "it 2/100 loss=3 took 10 ms")
     assert [text.split()[1] for text in run.news if text.startswith("step")] == ["1/100", "2/100"]
+
+
+def test_a_step_that_is_long_in_coming_is_noticed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.begins("12.0")
+    run.log("12.0", "n1", "it 1/100 loss=3 took 50000 ms")
+    assert len(run.news) == 2
+    now = time.monotonic()
+    for later, words in ((149.0, ""), (180.0, " | no step for 3 min")):
+        monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
+        assert run.watch.silence == words
 
 
 def test_saving_is_said_in_the_trainer_s_words(run: Run) -> None:

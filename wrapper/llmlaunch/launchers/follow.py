@@ -22,6 +22,9 @@ _READ_SECONDS = 0.5
 _QUIET_READS = 2
 """So many reads without a new line after the job's end, and its logs are whole (NFS shows them late)."""
 
+_SECONDS_A_FILE = 0.01
+"""Between two looks for each log there is: who follows a job of a thousand nodes must not keep a file server busy."""
+
 _SLOWER = 1.3
 _SLOWEST = 6.0
 """While nothing changes the launcher is asked less and less often, down to a sixth of the first pace: a week of
@@ -82,6 +85,11 @@ class _View(Protocol):
         """The last words."""
         ...
 
+    @property
+    def files(self) -> int:
+        """How many logs are read at each look."""
+        ...
+
 
 def _follow(
     run_dir: Path,
@@ -123,7 +131,7 @@ def _show_files(submission: Submission, view: _View, seconds: float) -> bool:
     before = _turning_point(submission)
     while time.monotonic() < until:
         if not view.copy():  # a long log is caught up with at once
-            time.sleep(min(_READ_SECONDS, seconds))
+            time.sleep(min(max(_READ_SECONDS, view.files * _SECONDS_A_FILE), seconds))
         if _turning_point(submission) != before:
             return True
     return False
@@ -144,7 +152,7 @@ class _Teller:
 
     def tell(self, state: JobState) -> None:
         because = f": {state.reason}" if state.reason else ""
-        short = f"{state.phase}{because}"
+        short = f"{state.link} {state.phase}{because}"
         if short != self.told or self._moved(state.expected_start):
             self.expected = state.expected_start
             words = {
@@ -154,8 +162,13 @@ class _Teller:
             }
             sentence = words.get(state.phase, "")
             if sentence:
-                self.say(f"Job {self.submission.job_id} {sentence}")
+                self.say(f"Job {self._job(state)} {sentence}")
         self.told = short
+
+    def _job(self, state: JobState) -> str:
+        """Of a chain the job that the state is of."""
+        jobs = self.submission.jobs
+        return f"{jobs[state.link - 1]} ({state.link} of {len(jobs)})" if state.link else self.submission.job_id
 
     def _moved(self, expected: datetime | None) -> bool:
         """SLURM thinks again every half minute; only what matters to a person is news."""
@@ -174,6 +187,10 @@ class _RawView:
 
     def tell(self, state: JobState) -> None:
         self.teller.tell(state)
+
+    @property
+    def files(self) -> int:
+        return len(self.logs.logs)
 
     def copy(self) -> bool:
         lines = self.logs.new_lines()
@@ -204,6 +221,10 @@ class _StepsView:
         self.ended = state
         self.teller.tell(state)
 
+    @property
+    def files(self) -> int:
+        return self.watch.files
+
     def copy(self) -> bool:
         found = list(self.watch.news())
         for news in found:
@@ -211,7 +232,7 @@ class _StepsView:
                 self.screen.say(news.text)
         passing = [news.text for news in found if news.passing]
         if passing or self.watch.line:
-            self.screen.show([self.watch.line or passing[-1]])
+            self.screen.show([self.watch.line + self.watch.silence if self.watch.line else passing[-1]])
         return bool(found)
 
     def close(self) -> None:
@@ -228,8 +249,9 @@ class _StepsView:
 
 def _first_words(submission: Submission) -> Sequence[str]:
     """A job that died before it had a log has only spoken to where its launcher sent its output."""
-    job_id, run_dir = submission.job_id, submission.run_dir
-    for path in (run_dir / f"slurm-{job_id}.out", run_dir / "logs" / f"{job_id}.out"):
-        if path.is_file():
-            return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    run_dir = submission.run_dir
+    for job_id in reversed(submission.jobs):
+        for path in (run_dir / f"slurm-{job_id}.out", run_dir / "logs" / f"{job_id}.out"):
+            if path.is_file():
+                return path.read_text(encoding="utf-8", errors="replace").splitlines()
     return []

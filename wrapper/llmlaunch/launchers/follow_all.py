@@ -13,6 +13,8 @@ from llmlaunch.report.text import one_line
 __all__ = ["follow_all"]
 
 _READ_SECONDS = 1.0
+_SECONDS_A_RUN = 0.05
+"""Between two looks for each run: a sweep of a hundred must not keep a file server busy."""
 
 
 def follow_all(
@@ -55,11 +57,11 @@ def _show(watches: Mapping[str, RunWatch], states: Mapping[str, JobState], scree
                 if not news.passing:
                     screen.say(f"{_name(watch.submission)} {news.text}")
         screen.show([_line(watch, states[job_id]) for job_id, watch in watches.items()])
-        time.sleep(min(_READ_SECONDS, seconds))
+        time.sleep(min(max(_READ_SECONDS, len(watches) * _SECONDS_A_RUN), seconds))
 
 
 def _line(watch: RunWatch, state: JobState) -> str:
-    going = watch.line if state.phase == "running" and watch.line else ""
+    going = watch.line + watch.silence if state.phase == "running" and watch.line else ""
     return f"{_name(watch.submission)} {going or _words(state)}"
 
 

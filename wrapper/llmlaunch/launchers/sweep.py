@@ -35,7 +35,7 @@ def submit_sweep(
     """Submit the runs of a sweep's directory; `taken` is told of each. `waits` is what sbatch is told of jobs before
     them, of a chain the first alone; `words_for` what else it is told of a run. An array is told what its first run is.
 
-    Where SLURM refuses one, those before it are cancelled. Raises as `Launcher.submit` does.
+    Where SLURM refuses one, or Ctrl-C ends it, those before it are cancelled. Raises as `Launcher.submit` does.
     """
     if how == "array":
         array = launcher.submit(directory, [*waits, *words_for(run_dirs[0])])
@@ -50,12 +50,14 @@ def submit_sweep(
                 waits = after(submissions[-1], how)
             submissions.append(launcher.submit(run_dir, [*waits, *words_for(run_dir)]))
             taken(submissions[-1])
-    except UserError as refusal:
+    except (UserError, KeyboardInterrupt) as reason:
         for submission in reversed(submissions):
             with contextlib.suppress(UserError):
                 launcher.cancel(submission)
+        if not isinstance(reason, UserError):
+            raise
         undone = f"; the {len(submissions)} before it were cancelled" if submissions else ""
-        raise type(refusal)(f"{refusal}{undone}") from refusal
+        raise type(reason)(f"{reason}{undone}") from reason
     return submissions
 
 

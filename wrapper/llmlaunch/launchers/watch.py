@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from llmlaunch.launchers.attempts import AttemptFiles, attempt_names, fullest_bytes, read_attempt
 from llmlaunch.launchers.base import Submission
-from llmlaunch.launchers.logs import JobLogs, LogLine
+from llmlaunch.launchers.logs import JOB, JobLogs, LogLine
 from llmlaunch.launchers.steps import RunFacts, Step, run_facts
-from llmlaunch.report.run_words import attempt_began, attempt_ended, attempt_told, hung_words, step_line
+from llmlaunch.report.run_words import attempt_began, attempt_ended, attempt_told, duration, hung_words, step_line
 from llmlaunch.report.text import one_line
 
 __all__ = ["News", "RunWatch"]
@@ -21,6 +21,7 @@ _MEMORY_SECONDS = 5.0
 _STEPS_REMEMBERED = 20
 _LONGEST_EVENT = 160
 _PATIENCE_SECONDS = 5.0
+_LONG_SECONDS, _LONG_STEPS = 60.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class RunWatch:
     _attempt: str = ""
     _memory: tuple[float, int | None] = (float("-inf"), None)
     _slow: str = ""
+    _step_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._logs = JobLogs(self.submission, tail=self.tail)
@@ -60,6 +62,18 @@ class RunWatch:
     def readable(self) -> bool:
         """Whether the lines of this run's trainer are known."""
         return self._planned.readable
+
+    @property
+    def files(self) -> int:
+        """How many logs are read at each look."""
+        return len(self._logs.logs)
+
+    @property
+    def silence(self) -> str:
+        """Words for a step that is long in coming; none while it is not."""
+        waited = time.monotonic() - self._step_at
+        pace = statistics.median(self._seconds) if self._seconds else 0.0
+        return f" | no step for {duration(waited)}" if waited > max(_LONG_SECONDS, _LONG_STEPS * pace) else ""
 
     @property
     def seconds_left(self) -> float | None:
@@ -109,7 +123,7 @@ class RunWatch:
             if text != self._slow:  # every rank may say so
                 self._slow = text
                 yield News(text)
-        elif self.step is None and entry.text.strip():
+        elif self.step is None and entry.node != JOB and entry.text.strip():
             yield News(self._logs.text(entry), passing=facts.promised)
 
     def _new_step(self, attempt: str, found: Step, facts: RunFacts) -> Iterator[News]:
@@ -118,7 +132,7 @@ class RunWatch:
             return
         if attempt != self._attempt:
             self._seconds.clear()
-        self._attempt, self.step = attempt, found
+        self._attempt, self.step, self._step_at = attempt, found, time.monotonic()
         if found.seconds is not None:
             self._seconds.append(found.seconds)
         self._look_at_memory(facts)
