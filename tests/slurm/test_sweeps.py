@@ -77,6 +77,15 @@ def test_one_task_is_cancelled_running_or_waiting_and_the_others_go_on(slurm: Cl
     wait_for(runs, "cancelled", "succeeded", "succeeded", "cancelled")
 
 
+def test_a_whole_array_is_cancelled_by_the_directory_of_the_sweep(slurm: Cluster, tmp_path: Path) -> None:
+    runs = hand_in(tmp_path / "sweep", "array", [WAIT_FOR_GO] * 3, limit=1)
+    wait_for(runs, "running", "pending", "pending")
+    array = read_submission(tmp_path / "sweep")
+    assert array is not None
+    SlurmLauncher().cancel(array)
+    wait_for(runs, "cancelled", "cancelled", "cancelled")
+
+
 def test_a_task_is_requeued_alone_and_begins_its_next_attempt(slurm: Cluster, tmp_path: Path) -> None:
     body = 'echo "$attempt" >> begun\n' + WAIT_FOR_GO
     runs = hand_in(tmp_path / "sweep", "array", [body] * 2)

@@ -30,6 +30,7 @@ __all__ = [
     "read_submission",
     "remove_stop",
     "seen_at_work",
+    "was_cancelled",
     "write_submission",
 ]
 
@@ -141,6 +142,13 @@ def seen_at_work(run_dir: Path) -> Submission | None:
 def cancel_mark(submission: Submission) -> Path:
     """Exists once llmlaunch has cancelled the job; where a launcher forgets it, this tells it from a lost one."""
     return submission.run_dir / "logs" / f"{submission.job_id}.cancelled"
+
+
+def was_cancelled(submission: Submission) -> bool:
+    """Whether llmlaunch has cancelled it: the job, or the whole array of which it is a task."""
+    array, task, _ = submission.job_id.partition("_")
+    of_array = submission.run_dir.parent / "logs" / f"{array}.cancelled"
+    return cancel_mark(submission).exists() or (bool(task) and of_array.exists())
 
 
 @dataclass(frozen=True)

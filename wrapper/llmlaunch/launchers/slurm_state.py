@@ -89,7 +89,7 @@ def _own_word(submission: Submission, state: str = "") -> JobState | None:
 def _told_to_end(submission: Submission, silence: str) -> JobState | None:
     """A task of an array that is cancelled while it waits may leave no trace in SLURM (seen with 22.05.8): then our own
     word counts."""
-    if not silence and run_files.cancel_mark(submission).exists():
+    if not silence and run_files.was_cancelled(submission):
         return JobState("cancelled", reason="cancelled with llmlaunch before it started")
     return None
 
