@@ -216,6 +216,7 @@ def _running(site: SlurmSite) -> Iterator[str]:
         yield f"# mpi: none   # the site's default is {mpi}; torchrun needs none"
     if site.setting("JobRequeue") == "0":
         yield "# restart_by: chain   # jobs are not requeued by default here (JobRequeue=0); where it is refused, chain"
+    yield "# setup: []   # shell lines to run first, such as source /etc/profile.d/modules.sh"
     yield "# modules: []   # environment modules the training needs"
 
 
