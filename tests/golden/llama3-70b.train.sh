@@ -78,13 +78,15 @@ say "training with $python"
 flight=$LLMLAUNCH_RUN_DIR/attempts/$LLMLAUNCH_ATTEMPT/flight
 pipes=
 if mkdir -p "$flight"; then
-  export TORCH_FR_DUMP_TEMP_FILE="${TORCH_FR_DUMP_TEMP_FILE:-$flight/rank_}"
-  export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$flight/rank_}"
+  # each has an old name; who set either meant both
+  dumps=${TORCH_FR_DUMP_TEMP_FILE:-${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$flight/rank_}}
+  events=${TORCH_FR_BUFFER_SIZE:-${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}}
+  export TORCH_FR_DUMP_TEMP_FILE="$dumps" TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$dumps"
   export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
   torch_minor=$("$python" -c 'import importlib.metadata as m; v = m.version("torch").split("."); print(int(v[0]) * 100 + int(v[1]))' 2>/dev/null)
   # the new name since 2.8; the old one is read for the pipe until 2.10, and warned of after that
-  [[ ${torch_minor:-0} -lt 208 ]] || export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}"
-  [[ ${torch_minor:-0} -ge 211 ]] || export TORCH_NCCL_TRACE_BUFFER_SIZE="${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}"
+  [[ ${torch_minor:-0} -lt 208 ]] || export TORCH_FR_BUFFER_SIZE="$events"
+  [[ ${torch_minor:-0} -ge 211 ]] || export TORCH_NCCL_TRACE_BUFFER_SIZE="$events"
   pipes=$(mktemp -d "${TMPDIR:-/tmp}/llmlaunch-flight.XXXXXX" 2>/dev/null)
   if [[ -n $pipes ]] && mkfifo "$pipes/probe" 2>/dev/null; then
     export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-$pipes/rank_}"

@@ -30,7 +30,7 @@ if rank == "0":
 @pytest.mark.frameworks
 def test_the_variables_of_this_torch_and_a_place_for_the_pipes(tmp_path: Path) -> None:
     of, plan, rendered = deepspeed_cpu()
-    of = replace(of, cluster=cluster(H100, 2), environment={"TORCH_FR_BUFFER_SIZE": "50"})
+    of = replace(of, cluster=cluster(H100, 2), environment={"TORCH_NCCL_TRACE_BUFFER_SIZE": "50"})
     rendered = replace(rendered, program=("trainer/train.py",), files={"trainer/train.py": TRAINER})
     run = tmp_path / "run"
     render_run(of, plan, {}, rendered, run)
@@ -50,6 +50,7 @@ def test_the_variables_of_this_torch_and_a_place_for_the_pipes(tmp_path: Path) -
         "TORCH_FR_DUMP_TEMP_FILE": f"{attempt}/flight/rank_",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{attempt}/flight/rank_",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "50",
     }
     assert pipes.startswith(str(scratch))
     assert not Path(pipes).parent.exists()
