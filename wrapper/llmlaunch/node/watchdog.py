@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .begin import STOP_FILE
 from .descent import Child, kill_tree
 from .files import attempt_directory, read_json, replace_json, say
 from .pace import Pace
@@ -27,7 +28,6 @@ WRITE_SECONDS = 5.0  # between two progress.json
 DUMP_SECONDS = 20.0  # for stacks and flight recorder
 TERM_SECONDS = 60.0  # from TERM to KILL
 STOOD_STILL_SECONDS = 10.0
-STOP_FILE = "stop"
 
 
 def main(argv: list[str]) -> int:
