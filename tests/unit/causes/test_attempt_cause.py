@@ -102,6 +102,15 @@ def test_a_node_without_a_finding_is_judged_by_its_log(run: Run) -> None:
     assert found["numbers"]["asked_bytes"] == 2 * 2**30
 
 
+def test_a_network_that_recovered_is_not_what_ended_it(run: Run) -> None:
+    port = "n1:7:9 [0] NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: port error(10)"
+    run.log("n1", f"{port}\n{TRACEBACK}torch.OutOfMemoryError: {OOM}")
+    assert run.cause(rank(0, "n1", 50.0))["kind"] == "oom"
+    run.log("n1", f"{port}\n{TRACEBACK}{PEER}")
+    found = run.cause(rank(0, "n1", 50.0))
+    assert (found["kind"], found["sick"]) == ("nccl", True)
+
+
 def test_every_rank_that_ran_out_is_named_once(run: Run) -> None:
     run.log("n1", "".join(f"[rank{n}]: {TRACEBACK}[rank{n}]: torch.OutOfMemoryError: {OOM}\n" for n in (1, 0, 1)))
     found = run.cause(rank(0, "n1", 50.0), rank(1, "n1", 50.0))

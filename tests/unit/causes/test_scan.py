@@ -107,6 +107,7 @@ def test_a_message_that_a_logger_broke_into_lines() -> None:
         ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", "nvlink"),
         ("Failed to initialize NVML: Driver/library version mismatch", "driver"),
         ("n1:71:90 [0] NCCL WARN NET/IB : mlx5_0:1 async fatal event: local catastrophic error", "nccl"),
+        ("n1:71:90 [0] NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: port error(10)", "nccl"),
         ("OSError: [Errno 28] No space left on device: '/ckpt/iter_10'", "disk_full"),
         ("OSError: [Errno 122] Disk quota exceeded", "disk_full"),
     ],
@@ -131,6 +132,7 @@ def test_a_programs_own_mistake_is_no_sick_gpu(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
+        "NCCL WARN NET/IB: Got completion from peer 10.0.0.2<5> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=0",
         "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2345",
         "torch.distributed.DistBackendError: NCCL error ... ncclRemoteError: A call failed",
         "[rank1]:[E1121 12:00:00 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective operation timeout: Work",

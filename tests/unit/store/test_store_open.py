@@ -20,6 +20,7 @@ from llmlaunch.store.database import Store
 from llmlaunch.store.location import Location, where
 from llmlaunch.store.measurements import contents
 from llmlaunch.store.open import REVISION, VERSION_TABLE, open_store
+from llmlaunch.store.runs import list_runs
 from llmlaunch.store.tables import metadata
 
 
@@ -66,6 +67,20 @@ def test_an_empty_file_and_an_older_store_are_brought_up_to_date(tmp_path: Path)
     for name in ("empty.db", "older.db"):
         with open_store(at(tmp_path / name)) as store:
             assert contents(store) == []
+
+
+def test_a_store_of_the_first_schema_keeps_what_it_knows(tmp_path: Path) -> None:
+    path = tmp_path / "first.db"
+    open_store(at(path)).close()
+    first = sqlite3.connect(path)
+    first.executescript(
+        f"DROP TABLE sick_nodes; ALTER TABLE runs DROP COLUMN cause; UPDATE {VERSION_TABLE} SET version_num = '0001';"
+        "INSERT INTO runs (run_id, directory, state) VALUES ('old', '/r', 'failed');"
+    )
+    first.close()
+    with open_store(at(path)) as store:
+        (run,) = list_runs(store)
+        assert (run.run_id, run.state, run.cause) == ("old", "failed", None)
 
 
 def test_a_name_with_odd_characters_is_only_a_name(tmp_path: Path) -> None:

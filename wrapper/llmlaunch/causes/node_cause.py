@@ -60,11 +60,13 @@ def was_killed(ranks: Sequence[Record]) -> bool:
 
 
 def of_hits(hits: Sequence[Hit], node: str, ranks: Sequence[Record]) -> Record | None:
-    """What the log says: its first line that names a device, memory, disk or network; else the last exception of the
-    rank that failed first; else a line that only reports another's end; None where there is no line at all."""
+    """What the log says: its first line that names a device, memory or disk, else one that names the network, which
+    often recovers; else the last exception of the rank that failed first; else a line that only reports another's end;
+    None where there is no line at all."""
     named = [hit for hit in hits if hit.kind != "crash" and not hit.consequence]
     if named:
-        return _of_hit(named[0], [hit for hit in named if hit.kind == named[0].kind], node, ranks)
+        told = next((hit for hit in named if hit.kind != "nccl"), named[0])
+        return _of_hit(told, [hit for hit in named if hit.kind == told.kind], node, ranks)
     crashes = [hit for hit in hits if hit.kind == "crash" and not hit.consequence]
     if crashes:
         first = _first_failed(ranks)

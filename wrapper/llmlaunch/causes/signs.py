@@ -96,14 +96,15 @@ SIGNS = (
     # --- the network
     Sign(
         "nccl",
-        r"NET/IB ?:.*(async fatal event|Got async event).*(local catastrophic error|port error|device fatal)",
+        r"NET/IB ?:.*async (fatal )?event.*(local catastrophic error|port error)",
         "NCCL 2.28, src/transport/net_ib/common.cc",
         True,
     ),
     # --- what one hears of another's end
     Sign(
         "nccl",
-        r"remote process exited or there was a network error|ncclRemoteError|NCCL communicator was aborted",
+        r"remote process exited or there was a network error|ncclRemoteError|NCCL communicator was aborted"
+        r"|NET/IB ?:.*Got completion .*status=",
         "NCCL 2.28, ncclGetErrorString; torch's ProcessGroupNCCL",
         consequence=True,
     ),
