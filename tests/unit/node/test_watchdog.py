@@ -115,7 +115,7 @@ def test_progress_is_written_and_the_last_step_too(watched: Watched) -> None:
 
 
 def test_a_hang_is_written_down_asked_for_its_stacks_and_ended(watched: Watched) -> None:
-    watched.watch(saving_seconds=0.1)
+    watched.watch()
     watched.steps(1, 1)
     watched.say("step 2/40 | loss 3.0")
     said = watched.ended()
@@ -127,14 +127,16 @@ def test_a_hang_is_written_down_asked_for_its_stacks_and_ended(watched: Watched)
 
 
 def test_a_step_that_comes_while_stacks_are_written_saves_the_training(watched: Watched) -> None:
-    watched.watch(saving_seconds=0.1)
+    stacks = watched.rig.attempt_directory / "stacks"
+    stacks.mkdir(parents=True)
+    watched.watch()
     watched.steps(1, 1)
     watched.say("step 2/40 | loss 3.0")
     until(watched.heard, "the question where it is")
-    watched.say("step 3/40 | loss 3.0")
+    watched.say("step 3/40 | loss 3.0\nsaving step 3")
+    (stacks / "0.txt").write_text("not here any more")
     until(lambda: watched.progress().get("step") == 3, "the step")
-    watched.child.kill()
-    watched.child.wait()
+    watched.watchdog.send_signal(signal.SIGTERM)
     assert "a step came after all" in watched.ended()
     assert watched.heard() == ["SIGUSR2"]
     assert watched.progress()["hung"] is None
@@ -198,7 +200,7 @@ def test_its_own_mistakes_end_it_alone(watched: Watched) -> None:
 def test_a_disk_that_is_full_does_not_matter(watched: Watched) -> None:
     watched.rig.attempt_directory.parent.mkdir()
     watched.rig.attempt_directory.write_text("no folder")
-    watched.watch(saving_seconds=0.1)
+    watched.watch()
     watched.say("step 1/40 | loss 3.0")
     (watched.rig.run_directory / "stop").touch()
     until(watched.heard, "the signal")
