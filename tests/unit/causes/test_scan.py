@@ -89,6 +89,8 @@ def test_a_message_that_a_logger_broke_into_lines() -> None:
         ("n1:71:903 [0] NCCL WARN Failed to CUDA calloc 4194304 bytes", "oom"),
         ("ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure 2 'out of memory'", "oom"),
         ("cudaMalloc failed: out of memory", "oom"),
+        ("thrust::system::detail::bad_alloc: std::bad_alloc: cudaErrorMemoryAllocation: out of memory", "oom"),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "host_oom"),
         ("std::runtime_error: Workspace can't be allocated, not enough memory", "oom"),
         ("RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
          "tried to allocate 4096 bytes. Error code 12 (Cannot allocate memory)", "host_oom"),
@@ -195,6 +197,14 @@ def test_of_a_long_log_the_ends_are_read(tmp_path: Path) -> None:
     log.write_bytes(b"GPU is lost\n" + middle + b"\n" + ONCE.encode())
     assert [hit.kind for hit in scan(read_log(log))] == ["gpu_lost", "oom"]
     assert read_log(tmp_path / "none.log") == ""
+
+
+def test_what_is_kept_of_a_line_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "ValueError")
+    error = f"ValueError: hf_abcdefgh\x07 of \x1b[31mred\x1b[0m \x9b2J {'x' * 500}"
+    kind, line = only(f"Traceback (most recent call last):\n{error}")
+    assert (kind, line[:33], len(line)) == ("crash", "ValueError: ***  of red  2J xxxxx", 400)
 
 
 def test_every_sign_has_a_place_in_the_order_and_a_source() -> None:

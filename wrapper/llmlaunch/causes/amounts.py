@@ -13,7 +13,7 @@ __all__ = ["device_numbers", "host_numbers"]
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _SIZE = r"([\d.]+)\s+(bytes|[KMGTP]iB)"
 
-# torch 2.1 (which spells it "capacty") to 2.9
+# torch 2.1 on, where it was "capacty" at first
 _NOW = {
     "asked_bytes": rf"Tried to allocate\s+{_SIZE}",
     "total_bytes": rf"has a total capaci?ty of\s+{_SIZE}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .scan import LINE_CHARACTERS
+from .lines import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ def cause(kind: str, node: str | None, line: str, source: str, **more: Any) -> R
         "kind": kind,
         "node": node,
         "rank": None,
-        "line": line[:LINE_CHARACTERS],
+        "line": harmless(line),
         "source": source,
         "numbers": {},
         "sick": False,

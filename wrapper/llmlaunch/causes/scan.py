@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from .amounts import device_numbers, host_numbers
+from .lines import harmless
 from .signs import EXCEPTION, HARDWARE_XIDS, NO_CAUSES, SIGNS, TELLING, XID
 
 if TYPE_CHECKING:
@@ -15,10 +16,9 @@ if TYPE_CHECKING:
 
     Speaker = tuple[str, int]
 
-__all__ = ["LINE_CHARACTERS", "Hit", "read_log", "scan"]
+__all__ = ["Hit", "read_log", "scan"]
 
 FIRST_BYTES, LAST_BYTES = 2**20, 4 * 2**20
-LINE_CHARACTERS = 400
 READ_CHARACTERS = 4096  # of a line; a message about memory has some 600
 MESSAGE_LINES = 5  # a message about memory that something broke into lines
 PIN_LINES = 12  # a traceback's last lines, in which `pin_memory` says that it was main memory
@@ -92,7 +92,7 @@ def scan(text: str) -> list[Hit]:
         if ends:
             open_tracebacks[speaker] = False
         if hit is None and (ends or (telling and _WITHOUT_TRACEBACK.match(line))):
-            hit = _said(Hit("crash", line.strip()[:LINE_CHARACTERS], place), speaker)
+            hit = _said(Hit("crash", harmless(line), place), speaker)
         if hit is None:
             continue
         before = chained.pop(speaker, None) if ends else None
@@ -111,7 +111,7 @@ def _hit(lines: list[str], place: int, speaker: Speaker | None, line: str) -> Hi
     if xid is not None:
         kind = HARDWARE_XIDS.get(int(xid.group("number")))
         numbers: Numbers = {"xid": int(xid.group("number"))}
-        return Hit(kind, line.strip()[:LINE_CHARACTERS], place, numbers=numbers, sick=True) if kind else None
+        return Hit(kind, harmless(line), place, numbers=numbers, sick=True) if kind else None
     sign = next((sign for expression, sign in _SIGNS if expression.search(line)), None)
     if sign is None:
         return None
@@ -121,7 +121,7 @@ def _hit(lines: list[str], place: int, speaker: Speaker | None, line: str) -> Hi
         if kind == "oom" and "Tried to allocate" not in message and _pins(lines, place, speaker):
             kind = "host_oom"  # cudaHostAlloc fails with the same words as cudaMalloc
         numbers = device_numbers(message) if kind == "oom" else host_numbers(message)
-    hit = Hit(kind, line.strip()[:LINE_CHARACTERS], place, None, None, numbers, sign.sick, sign.consequence)
+    hit = Hit(kind, harmless(line), place, None, None, numbers, sign.sick, sign.consequence)
     return _said(hit, speaker)
 
 

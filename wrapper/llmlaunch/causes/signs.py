@@ -59,12 +59,15 @@ SIGNS = (
     Sign(
         "host_oom",
         r"Failed to CUDA host alloc|cuda(HostAlloc|MallocHost|HostRegister) failed",
-        "NCCL 2.28, src/include/alloc.h; programs that pin memory",
+        "NCCL 2.30, src/include/alloc.h; programs that pin memory",
     ),
     Sign(
         "host_oom",
         r"DefaultCPUAllocator: (can't allocate|not enough) memory",
         "torch 2.13, alloc_cpu.cpp",
+    ),
+    Sign(
+        "oom", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", "CUDA error 2 by name, also as Thrust's bad_alloc"
     ),
     Sign("host_oom", r"^MemoryError\b|numpy\S*MemoryError: Unable to allocate", "Python; NumPy"),
     Sign(
@@ -78,7 +81,7 @@ SIGNS = (
     Sign(
         "oom",
         r"\b(CUDA|HIP|XPU) out of memory\. Tried to allocate",
-        "torch 1.0 to 2.9, c10/cuda/CUDACachingAllocator.cpp",
+        "torch 1.0 on, c10/cuda/CUDACachingAllocator.cpp",
     ),
     Sign("oom", r"\btorch\.(cuda\.)?OutOfMemoryError", "torch 1.13 on"),
     Sign(
@@ -86,10 +89,9 @@ SIGNS = (
         r"C(UDA|uda) (driver )?(error|Error|failure):? ?\d* ?'?out of memory",
         "CUDA error 2; torch, NCCL, TE",
     ),
-    Sign("oom", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", "CUDA error 2 by name"),
     Sign("oom", r"CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED", "CUDA libraries"),
     Sign("oom", r"cu(BLAS|DNN) Error: .*(alloc|resource allocation)", "TransformerEngine 2.20, common/util/logging.h"),
-    Sign("oom", r"cudaMalloc\w* failed|Failed to CUDA [mc]alloc", "NCCL 2.28, src/include/alloc.h; CUDA samples"),
+    Sign("oom", r"cudaMalloc\w* failed|Failed to CUDA [mc]alloc", "NCCL 2.30, src/include/alloc.h; CUDA samples"),
     Sign("oom", r"Workspace can't be allocated, (no|not) enough memory", "DeepSpeed 0.19, csrc/transformer/inference"),
     # --- the disk
     Sign("disk_full", r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]", "errno ENOSPC, EDQUOT"),
@@ -97,7 +99,7 @@ SIGNS = (
     Sign(
         "nccl",
         r"NET/IB ?:.*async (fatal )?event.*(local catastrophic error|port error)",
-        "NCCL 2.28, src/transport/net_ib/common.cc",
+        "NCCL 2.30, src/transport/net_ib/common.cc",
         True,
     ),
     # --- what one hears of another's end
@@ -105,7 +107,7 @@ SIGNS = (
         "nccl",
         r"remote process exited or there was a network error|ncclRemoteError|NCCL communicator was aborted"
         r"|NET/IB ?:.*Got completion .*status=",
-        "NCCL 2.28, ncclGetErrorString; torch's ProcessGroupNCCL",
+        "NCCL 2.30, ncclGetErrorString; torch's ProcessGroupNCCL",
         consequence=True,
     ),
     Sign(
@@ -131,7 +133,7 @@ SIGNS = (
         consequence=True,
     ),
     # --- after the peers' ends, whose messages quote this name
-    Sign("nccl", r"unhandled system error|ncclSystemError", "NCCL 2.28, ncclGetErrorString"),
+    Sign("nccl", r"unhandled system error|ncclSystemError", "NCCL 2.30, ncclGetErrorString"),
 )
 
 # Every line that means anything has one of these. They are looked for first: ten times as fast as the expressions.
