@@ -41,6 +41,17 @@ def test_who_cancelled_it_is_named(tmp_path: Path) -> None:
     assert told == JobState("cancelled", "CANCELLED", "by user 4000000000")
 
 
+def test_the_node_that_slurm_lost_is_named_where_the_job_had_no_last_word(tmp_path: Path) -> None:
+    folder = tmp_path / "attempts" / "12.0"
+    folder.mkdir(parents=True)
+    (folder / "attempt.json").write_text(json.dumps({"attempt": "12.0", "nodes": ["n1", "n2"]}))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "12.0.job.log").write_text("srun: error: Node failure on n2\n")
+    told = conclude(submission(tmp_path, "12"), Heard({}, {"12": Row("NODE_FAIL", reason="NodeDown", exit_code=0)}))
+    assert told.phase == "failed"
+    assert told.reason == "NodeDown; the node failed (n2): srun: error: Node failure on n2"
+
+
 def test_requeues_are_counted_by_whoever_saw_more(tmp_path: Path) -> None:
     heard = Heard({"12": Row("RUNNING", restarts=1)}, {"12": Row("RUNNING", restarts=2)})
     assert conclude(submission(tmp_path, "12"), heard).restarts == 2

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from llmlaunch.causes.attempt import cause_of
+from llmlaunch.causes.words import sentence
 from llmlaunch.launchers import run_files
+from llmlaunch.launchers.attempts import attempt_names
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.slurm_text import Row, Rows, row_of
 
 __all__ = ["Heard", "conclude"]
+
+
+_SMALL_FILE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -61,9 +69,8 @@ def _phase(submission: Submission, row: Row | None, record: Row | None, silence:
         starts = known.starts if known.phase == "pending" else None
         return JobState(known.phase, known.state, known.reason, expected_start=starts)
     if known.phase == "succeeded":
-        return _own_word(submission, known.state) or JobState(
-            "unknown", known.state, f"SLURM says COMPLETED, but job {submission.job_id} left no status.json"
-        )
+        words = f"SLURM says COMPLETED, but job {submission.job_id} left no status.json{_full_disk(submission)}"
+        return _own_word(submission, known.state) or JobState("unknown", known.state, words)
     if known.phase == "failed":
         return _failed(submission, known, record)
     return JobState(known.phase, known.state, _cancelled_by(record) or known.reason)
@@ -72,11 +79,27 @@ def _phase(submission: Submission, row: Row | None, record: Row | None, silence:
 def _failed(submission: Submission, known: Row, record: Row | None) -> JobState:
     own = _own_word(submission, known.state)
     if own is None or own.phase == "succeeded":
-        return JobState("failed", known.state, known.reason, record.exit_code if record else None)
+        reason = "; ".join(part for part in (known.reason, _lost_node(submission, known.state)) if part)
+        return JobState("failed", known.state, reason, record.exit_code if record else None)
     if own.phase == "stopped":
         return own
     reason = "; ".join(part for part in (known.reason, own.reason) if part)
     return JobState("failed", known.state, reason, own.exit_code)
+
+
+def _full_disk(submission: Submission) -> str:
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(submission.run_dir).free < _SMALL_FILE_BYTES:
+            return f"; no space is left on the disk of {submission.run_dir}"
+    return ""
+
+
+def _lost_node(submission: Submission, state: str) -> str:
+    """Which node SLURM lost. srun says so in the job's log, and waits longer for the lost node's task than SLURM leaves
+    the batch script: so there is no status.json."""
+    names = attempt_names(submission) if state == "NODE_FAIL" else []
+    cause = cause_of(submission.run_dir, names[-1], (), 1, state) if names else None
+    return "" if cause is None else sentence(cause)
 
 
 def _own_word(submission: Submission, state: str = "") -> JobState | None:
