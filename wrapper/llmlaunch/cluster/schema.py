@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from llmlaunch.documents.text import (
+    CudaCapability,
     EnvironmentName,
     EnvironmentValue,
     GpuType,
@@ -56,7 +57,7 @@ class LinksFile(StrictModel):
 class AcceleratorFile(StrictModel):
     """A device. With `base`, only what differs from it."""
 
-    base: str | None = Field(None, description="Known accelerator it starts from")
+    base: Line | None = Field(None, description="Known accelerator it starts from")
     name: Name | None = Field(None, description="Name in reports")
     kind: Literal["gpu", "cpu"] | None = Field(None, description="Kind of device")
     memory_gib: Annotated[float, Field(gt=0, le=2**20)] | None = Field(
@@ -68,7 +69,7 @@ class AcceleratorFile(StrictModel):
     tf32_tflops: Speed | None = Field(None, description="Dense peak in tf32")
     fp32_tflops: Speed | None = Field(None, description="Peak in fp32 without tensor cores")
     memory_gigabytes_per_second: Speed | None = Field(None, description="Memory bandwidth in 1e9 bytes a second")
-    compute_capability: Line | None = Field(None, description="CUDA compute capability, quoted")
+    compute_capability: CudaCapability | None = Field(None, description="CUDA compute capability, quoted")
 
 
 class SiteContainerFile(StrictModel):
@@ -85,7 +86,7 @@ class SiteContainerFile(StrictModel):
 class ClusterFile(StrictModel):
     """A cluster. With `base`, only what differs from it."""
 
-    base: str | None = Field(None, description="Profile, by name or path, this one starts from")
+    base: Line | None = Field(None, description="Profile, by name or path, this one starts from")
     name: Name | None = Field(None, description="Name in reports")
     accelerator: (
         Annotated[

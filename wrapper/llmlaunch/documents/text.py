@@ -14,6 +14,7 @@ from pydantic import AfterValidator, WithJsonSchema
 from llmlaunch.documents.slurm_options import sbatch_option_problem, sbatch_value_problem, srun_option_problem
 
 __all__ = [
+    "CudaCapability",
     "EnvironmentName",
     "EnvironmentValue",
     "GpuType",
@@ -178,6 +179,7 @@ SrunOption = Annotated[str, AfterValidator(_srun_option)]
 SrunValue = Annotated[Any, AfterValidator(_srun_value), WithJsonSchema({"type": ["string", "integer", "boolean"]})]
 SetupLine = Annotated[str, AfterValidator(_setup_line)]
 Mount = Annotated[str, AfterValidator(_mount)]
+CudaCapability = Annotated[str, _word(re.compile(r"[0-9]{1,2}\.[0-9]"), "a CUDA compute capability, such as 9.0")]
 GpuType = Annotated[str, _word(re.compile(r"[A-Za-z0-9_.-]+"), "the type of a GPU as SLURM has it, such as h100")]
 HostList = Annotated[
     str,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from llmlaunch.documents.text import Line
 from llmlaunch.documents.validate import BadKey, StrictModel
 from llmlaunch.models.shape import ModelShape
 
@@ -35,7 +36,7 @@ class MoeFile(StrictModel):
 class ShapeFile(StrictModel):
     """A decoder-only model. With `base`, only what differs from it."""
 
-    base: str | None = Field(None, description="Preset or config.json this shape starts from")
+    base: Line | None = Field(None, description="Preset or config.json this shape starts from")
     num_layers: Annotated[int, Field(ge=1, le=10_000)] | None = Field(None, description="Transformer layers")
     hidden_size: Size | None = Field(None, description="Width of the residual stream")
     ffn_hidden_size: Size | None = Field(None, description="Inner width of the MLP")
