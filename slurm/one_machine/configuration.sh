@@ -62,6 +62,7 @@ communication_line() {
 #   cred_expire         a requeued job may start again only after so many seconds; 5 is the least SLURM takes
 #   SlurmdPidFile       in spool/, not run/: it holds the number inside the node's own namespace
 #   EnforcePartLimits   a request that can never run is refused at once, as on a well-kept site
+#   FirstJobId          jobs choose ports by their ids; those of two clusters here are not to choose the same
 #   JobCompType         a line for each finished job, so that `sacct -c` answers without slurmdbd
 #   *Timeout, *Wait     short, so that a dead node is noticed in seconds; a site has minutes
 controller_lines() {
@@ -72,6 +73,7 @@ controller_lines() {
 ClusterName=llmlaunch
 SlurmctldHost=$1(127.0.0.1)
 SlurmctldPort=$BASE_PORT
+FirstJobId=$((1 + BASE_PORT % 3000 * 3))
 SlurmUser=$(id -un)
 SlurmdUser=$(id -un)
 AuthType=auth/munge

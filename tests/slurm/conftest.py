@@ -7,16 +7,11 @@ a cluster of his own, in each of these four ways; or `anyone_at_both_ends`, in t
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 from one_machine import Cluster, install, new_cluster, throw_away
-from person import Person, as_normal_user, at_home
-
-WAYS = ["root-enforced", "user-default", "root-default", "user-enforced"]
+from person import BOTH_ENDS, WAYS, Person, person_with_a_cluster
 
 
 @pytest.fixture(scope="session")
@@ -44,22 +39,6 @@ def slurm(slurm_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     slurm_cluster.ask("scancel", "--me")
 
 
-@contextmanager
-def person_with_a_cluster(way: str, nodes: int) -> Iterator[Person]:
-    """`way` is one of WAYS: who, and the site's limits."""
-    who, limits = way.split("-")
-    prefix = as_normal_user() if who == "user" else ()
-    cluster = replace(new_cluster({"CPUS": "4", "LIMITS": limits, "GRACE_SECONDS": "20"}), prefix=prefix)
-    # The checkout may lie where nobody may look.
-    scripts = shutil.copytree(cluster.script.parent, cluster.directory.parent / "scripts")
-    cluster = replace(cluster, script=scripts / "cluster.sh")
-    try:
-        cluster.do("up", str(nodes))
-        yield at_home(cluster, prefix)
-    finally:
-        throw_away(cluster)
-
-
 @pytest.fixture(scope="module", params=WAYS)
 def anyone(request: pytest.FixtureRequest, slurm_packages: None) -> Iterator[Person]:
     """Three nodes."""
@@ -67,7 +46,7 @@ def anyone(request: pytest.FixtureRequest, slurm_packages: None) -> Iterator[Per
         yield person
 
 
-@pytest.fixture(scope="module", params=WAYS[:2])
+@pytest.fixture(scope="module", params=BOTH_ENDS)
 def anyone_at_both_ends(request: pytest.FixtureRequest, slurm_packages: None) -> Iterator[Person]:
     """Eleven nodes, for many jobs side by side."""
     with person_with_a_cluster(request.param, 11) as person:

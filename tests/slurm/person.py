@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from one_machine import Cluster
+from one_machine import Cluster, new_cluster, throw_away
 
 SOURCES = Path(__file__).resolve().parents[2] / "wrapper"
 NOBODY = 65534
 SECONDS = 600
+WAYS = ["root-enforced", "user-default", "root-default", "user-enforced"]
+"""Who, and the site's limits."""
+BOTH_ENDS = WAYS[:2]
+SMALL_DISK = "small"
+SMALL_DISK_BYTES = 8 << 20
 
 
 def as_normal_user() -> tuple[str, ...]:
@@ -76,6 +83,12 @@ class Person:
         """`llmlaunch WORDS --json`, which must succeed."""
         return json.loads(self.ask(sys.executable, "-m", "llmlaunch", *words, "--json"))
 
+    @property
+    def python(self) -> str:
+        """The tests' own interpreter, by a name in his home: bash asks access(2) whether he may run a path, which does
+        not know that he may read everything."""
+        return str(self.home / "python")
+
     def folder(self, name: str) -> Path:
         """A new folder of his in his home."""
         self.ask("mkdir", name)
@@ -86,8 +99,46 @@ class Person:
         return Path(shutil.copy(file, self.home / file.name))
 
 
+@contextmanager
+def small_disk(cluster: Cluster, prefix: Sequence[str]) -> Iterator[None]:
+    """A file system of 8 MiB in the home of who is about to start `cluster`: its nodes see only what is mounted before
+    them. Nothing where the tests are not run by root."""
+    place = cluster.directory.parent / "home" / SMALL_DISK
+    subprocess.run([*prefix, "mkdir", "-p", place], check=True)
+    if os.getuid() != 0:
+        yield
+        return
+    options = f"size={SMALL_DISK_BYTES},uid={NOBODY if prefix else 0},mode=755"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
 def at_home(cluster: Cluster, prefix: Sequence[str]) -> Person:
     """The person who has started `cluster` with `prefix`."""
     home = cluster.directory.parent / "home"
     subprocess.run([*prefix, "mkdir", "-p", home], check=True)
-    return Person(cluster, home, prefix)
+    person = Person(cluster, home, prefix)
+    Path(person.python).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    Path(person.python).chmod(0o755)
+    return person
+
+
+@contextmanager
+def person_with_a_cluster(way: str, nodes: int) -> Iterator[Person]:
+    """`way` is one of WAYS."""
+    who, limits = way.split("-")
+    prefix = as_normal_user() if who == "user" else ()
+    cluster = replace(new_cluster({"CPUS": "4", "LIMITS": limits, "GRACE_SECONDS": "20"}), prefix=prefix)
+    # The checkout may lie where nobody may look.
+    scripts = shutil.copytree(cluster.script.parent, cluster.directory.parent / "scripts")
+    cluster = replace(cluster, script=scripts / "cluster.sh")
+    try:
+        with small_disk(cluster, prefix):
+            cluster.do("up", str(nodes))
+            yield at_home(cluster, prefix)
+            cluster.do("down")
+    finally:
+        throw_away(cluster)

@@ -1,0 +1,269 @@
+"""The life of jobs on a real cluster: told, saved, come back, given up.
+
+Each is short of work and long of waiting, so all are lived side by side; a test asks how its own
+went. As root where limits are enforced, and as a normal user where they are not.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from one_machine import wait_until
+from person import BOTH_ENDS as WAYS
+from person import SMALL_DISK, Person, person_with_a_cluster
+from training import FAILS_AFTER_SAVING, script, slow_saver
+
+pytestmark = pytest.mark.slurm
+
+SAVED_SECONDS = {"enforced": 90.0, "default": 5.0}
+"""How long saving takes in the life of the time limit: once longer than most of what a signal waits for."""
+
+
+# Leaves not a byte, and trains on.
+FILLS_THE_DISK = """\
+import os, sys
+print("step 1/100 | loss 1.0 | 0.50 s/step | 1000 tokens/s", flush=True)
+print("disk full, going on", flush=True)
+size = 1 << 20
+with open("filler", "wb", buffering=0) as file:
+    while size:
+        try:
+            file.write(bytes(size))
+        except OSError:
+            size //= 2
+for step in range(2, 6):
+    print(f"step {step}/100 | loss 1.0 | 0.50 s/step | 1000 tokens/s", flush=True)
+"""
+
+
+class Nodes:
+    """Which nodes are whose: what is cut off or filled up must not be another life's."""
+
+    def __init__(self, person: Person) -> None:
+        self.every = person.cluster.nodes
+        self.common, self.cut, self.cut_for_good, self.preempted = (
+            self.every[:5], self.every[5:8], self.every[8:10], self.every[10:]
+        )  # fmt: skip
+
+    def only(self, nodes: list[str]) -> str:
+        return "slurm.exclude=" + ",".join(node for node in self.every if node not in nodes)
+
+    def number(self, name: str) -> str:
+        return str(self.every.index(name) + 1)
+
+
+Life = Callable[[Person, Path, Nodes], None]
+
+
+def a_job_out_of_time_saves_and_goes_on_from_there(person: Person, folder: Path, nodes: Nodes) -> None:
+    seconds = SAVED_SECONDS[person.cluster.settings["LIMITS"]]
+    training = slow_saver(
+        person, folder, "nodes=2", nodes.only(nodes.common), 'slurm.time="00:07:00"', f"restart.save_seconds={seconds}",
+        steps=200, save_seconds=seconds, step_seconds=0.3,
+    )  # fmt: skip
+    training.wait_for_step(2)
+    # Little more than the warning's time is left: the job is told at one of SLURM's next looks.
+    person.ask("scontrol", "update", f"JobId={training.job}", f"TimeLimit={3 if seconds > 60 else 2}")
+    training.wait(lambda it: it.status("0"), "the first attempt has ended", 200)
+    assert training.status("0")["state"] == "stopped", training.status("0")
+    saved = training.saved_step()
+    assert f"saved step {saved} after SIGTERM" in training.log("0")
+    training.wait(lambda it: "RUNNING" in it.in_queue(), "SLURM has started it again")
+    person.ask("scontrol", "update", f"JobId={training.job}", "TimeLimit=60")
+    training.wait_for_end()
+    assert f"resumed after step {saved}\n" in training.log("1")
+    assert training.steps("1") == list(range(saved + 1, 201))
+    assert training.phase()["phase"] == "succeeded"
+
+
+def a_preempted_job_saves_in_its_grace_time_and_comes_back(person: Person, folder: Path, nodes: Nodes) -> None:
+    training = slow_saver(
+        person, folder, nodes.only(nodes.preempted), "slurm.partition=low", "slurm.exclusive=true",
+        steps=60, save_seconds=3.0,
+    )  # fmt: skip
+    training.wait_for_step(2)
+    urgent = ("--partition=high", "--exclusive", f"--nodelist={nodes.preempted[0]}", "--output=/dev/null")
+    person.ask("sbatch", *urgent, "--wrap=sleep 3")
+    training.wait(lambda it: it.status("0"), "the first attempt has ended")
+    saved = training.saved_step()
+    assert training.status("0")["state"] == "stopped", training.status("0")
+    training.wait_for_end()
+    assert f"resumed after step {saved}\n" in training.log("1")
+    assert training.phase()["phase"] == "succeeded"
+
+
+def a_cancelled_job_saves_and_stays_away(person: Person, folder: Path, nodes: Nodes) -> None:
+    training = slow_saver(person, folder, "nodes=2", nodes.only(nodes.common), steps=1000, save_seconds=1.0)
+    training.wait_for_step(2)
+    assert person.llmlaunch("cancel", str(training.run)).returncode == 0
+    training.wait_for_end()
+    assert training.saved_step() >= 2
+    assert training.phase()["phase"] == "cancelled"
+    assert len(training.attempts()) == 1
+
+
+def a_job_whose_node_loses_power_goes_on_on_another(person: Person, folder: Path, nodes: Nodes) -> None:
+    words = ("nodes=2", nodes.only(nodes.cut))
+    training = slow_saver(person, folder, *words, steps=40, step_seconds=0.5)
+    training.wait_for_step(2)
+    lost = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()  # where the batch script runs
+    person.cluster.do("kill-node", nodes.number(lost))
+    training.wait(lambda it: len(it.attempts()) == 2, "SLURM has started it again")
+    training.wait_for_end()
+    assert training.phase()["phase"] == "succeeded"
+    assert {node["node"] for node in training.status()["nodes"]} == {*nodes.cut} - {lost}
+
+
+def a_job_that_may_not_come_back_names_the_node_that_failed(person: Person, folder: Path, nodes: Nodes) -> None:
+    words = ("nodes=2", nodes.only(nodes.cut_for_good), "restart=none", "slurm.no-requeue=true")
+    training = slow_saver(person, folder, *words, steps=1000)
+    training.wait_for_step(2)
+    here = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()
+    (lost,) = {*nodes.cut_for_good} - {here}
+    person.cluster.do("kill-node", nodes.number(lost))
+    training.wait_for_end()
+    said = training.phase()
+    assert said["phase"] == "failed"
+    assert lost in said["reason"], said
+
+
+def a_job_that_dies_at_once_does_not_come_back(person: Person, folder: Path, nodes: Nodes) -> None:
+    training = script(person, folder, "raise SystemExit(7)", nodes.only(nodes.common), "restart.backoff_seconds=0")
+    training.wait_for_end()
+    assert training.attempts() == [f"{training.job}.0"]
+    said = training.phase()
+    assert said["phase"] == "failed"
+    assert "rank 0" in said["reason"], said
+    assert "exited with 7" in said["reason"], said
+
+
+def a_job_that_fails_again_and_again_waits_and_is_given_up(person: Person, folder: Path, nodes: Nodes) -> None:
+    words = ("restart={times: 2, backoff_seconds: 10}", nodes.only(nodes.common))
+    training = script(person, folder, FAILS_AFTER_SAVING, *words)
+    training.wait(lambda it: it.status("2"), "the third attempt has ended")
+    training.wait_for_end()
+    assert len(training.attempts()) == 3
+    assert training.steps() == [1, 2, 3, 4, 5, 6]
+    for before, after in (("0", "1"), ("1", "2")):
+        began = (training.run / "attempts" / f"{training.job}.{after}").stat().st_mtime
+        assert began - training.status(before)["ended_at"] >= 9
+    said = training.phase()
+    assert said["phase"] == "failed"
+    assert "exited with 3" in said["reason"], said
+
+
+def where_requeueing_is_forbidden_a_chain_of_jobs_goes_on(person: Person, folder: Path, nodes: Nodes) -> None:
+    words = ("slurm.partition=once", "restart={times: 2, by: chain}", nodes.only(nodes.common))
+    training = script(person, folder, FAILS_AFTER_SAVING, *words)
+    training.wait(lambda it: len(it.steps()) == 6, "three jobs have trained")
+    every = "pending,running,completing"
+    wait_until(
+        lambda: not person.ask("squeue", "-h", "-t", every, "-n", "quickstart", "-p", "once", "-o", "%i"),
+        "the chain is over",
+    )
+    assert training.steps() == [1, 2, 3, 4, 5, 6]
+    assert len({attempt.partition(".")[0] for attempt in training.attempts()}) == 3
+    assert training.phase()["phase"] == "failed"
+
+
+def a_stop_file_ends_a_job_in_order(person: Person, folder: Path, nodes: Nodes) -> None:
+    training = slow_saver(person, folder, "nodes=2", nodes.only(nodes.common), steps=1000)
+    training.wait_for_step(2)
+    person.ask("touch", str(training.run / "stop"))
+    training.wait_for_end()
+    assert training.saved_step() >= 2
+    assert training.phase()["phase"] == "stopped"
+    assert len(training.attempts()) == 1
+
+
+def a_job_whose_disk_is_full_trains_to_its_end_and_says_so(person: Person, folder: Path, nodes: Nodes) -> None:
+    """The file system of the run directory is full from the first step on. Nothing can be written down any more, and
+    nothing is made up."""
+    training = script(person, person.home / SMALL_DISK, FILLS_THE_DISK, nodes.only(nodes.common))
+    training.wait_for_end()
+    assert "disk full, going on" in training.log()
+    said = training.phase()
+    assert (said["phase"], said["state"]) == ("unknown", "COMPLETED"), said
+    assert "no space is left on the disk" in said["reason"], said
+
+
+def four_nodes_train_together(person: Person, folder: Path, nodes: Nodes) -> None:
+    training = slow_saver(person, folder, "nodes=4", nodes.only(nodes.common), steps=3)
+    training.wait_for_end()
+    assert training.phase()["phase"] == "succeeded"
+    ran = [node["node"] for node in training.status()["nodes"]]
+    assert len(ran) == 4
+    assert {*ran} < {*nodes.common}
+
+
+LIVES: list[Life] = [
+    a_job_out_of_time_saves_and_goes_on_from_there,
+    a_job_whose_node_loses_power_goes_on_on_another,
+    a_job_that_fails_again_and_again_waits_and_is_given_up,
+    where_requeueing_is_forbidden_a_chain_of_jobs_goes_on,
+    a_preempted_job_saves_in_its_grace_time_and_comes_back,
+    a_job_that_may_not_come_back_names_the_node_that_failed,
+    a_job_that_dies_at_once_does_not_come_back,
+    a_cancelled_job_saves_and_stays_away,
+    a_stop_file_ends_a_job_in_order,
+    four_nodes_train_together,
+    *([a_job_whose_disk_is_full_trains_to_its_end_and_says_so] if os.getuid() == 0 else []),  # mounting takes root
+]
+
+
+def name_of(life: Life) -> str:
+    return life.__name__
+
+
+@pytest.fixture(scope="module")
+def people(slurm_packages: None) -> Iterator[Mapping[str, Person]]:
+    """By their ways; eleven nodes each."""
+    with ExitStack() as stack:
+        yield {way: stack.enter_context(person_with_a_cluster(way, 11)) for way in WAYS}
+
+
+@pytest.fixture(scope="module")
+def lives(people: Mapping[str, Person], request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[None]]]:
+    """Every life that is asked for, begun."""
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    asked = [item.callspec.params for item in tests if "life" in item.fixturenames]
+    with ThreadPoolExecutor(len(WAYS) * len(LIVES)) as threads:
+        begun = {}
+        for life in LIVES:
+            for way in WAYS:
+                if {"way": way, "life": life} in asked:
+                    person = people[way]
+                    folder = person.folder(name_of(life))
+                    begun[way + name_of(life)] = threads.submit(life, person, folder, Nodes(person))
+        yield begun
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("life", LIVES, ids=name_of)
+def test_life(lives: Mapping[str, Future[None]], way: str, life: Life) -> None:
+    lives[way + name_of(life)].result()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_outlives_the_controller(people: Mapping[str, Person], way: str) -> None:
+    """slurmctld is restarted while four nodes train; alone, since every life talks to it."""
+    person = people[way]
+    training = slow_saver(person, person.folder("controller"), "nodes=4", steps=40)
+    training.wait_for_step(2)
+    controller = psutil.Process(person.cluster.pid("slurmctld"))
+    controller.terminate()
+    controller.wait(30)
+    training.wait_for_step(max(training.steps()) + 5)
+    environment = {**person.cluster.environment, "LLMLAUNCH_SLURM_DAEMON": "controller"}
+    environment["PATH"] += ":/usr/sbin:/sbin"
+    subprocess.run([*person.prefix, "slurmctld"], env=environment, check=True, capture_output=True)
+    training.wait_for_end()
+    assert training.phase()["phase"] == "succeeded"
+    assert training.steps() == [*range(1, 41)]
