@@ -209,3 +209,12 @@ def test_the_launchers_words_on_its_ranks_say_less_than_their_ends(run: Run) -> 
     assert run.cause(taken_down, rank(2, "n2", 51.0, 7))["line"] == "rank 2 exited with 7"
     run.log("n2", TRACEBACK + PEER)
     assert run.cause(taken_down, rank(2, "n2", 51.0, None, "SIGTERM"))["kind"] == "nccl"
+
+
+def test_a_cause_file_of_odd_values_is_read_as_far_as_it_makes_sense(run: Run) -> None:
+    odd = {"kind": "ecc", "line": 5, "at": "noon", "numbers": [], "sick": "yes", "ranks": 7, "node": "other"}
+    (run.folder / "causes" / "n1.json").write_text(json.dumps(odd))
+    (run.folder / "causes" / "n2.json").write_text('{"kind": "nonsense"}')
+    found = run.cause(rank(0, "n1", 50.0))
+    assert (found["kind"], found["node"], found["line"], found["at"]) == ("ecc", "n1", "5", None)
+    assert (found["numbers"], found["sick"]) == ({}, False)

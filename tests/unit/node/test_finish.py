@@ -144,3 +144,12 @@ def test_what_srun_told_the_others_after_one_had_failed_is_no_preemption(cpu_nod
     (cpu_node.attempt_directory / "causes" / f"{NODE}.json").write_text(json.dumps(cause))
     _, status, _ = cpu_node.finish(nodes=2, code=1)
     assert (status["cause"]["kind"], status["next"]["action"]) == ("oom", "fallback")
+
+
+def test_a_verdict_comes_whatever_the_cause_trips_over(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 3", rank=0)
+    record = cpu_node.attempt_directory / "ranks" / "0.json"
+    record.write_text(record.read_text().replace('"ended_at": ', '"ended_at": "", "_": '))
+    (cpu_node.attempt_directory / "ranks" / "1.json").write_text('{"rank": 1, "node": [], "exit_code": 1}')
+    code, status, _ = cpu_node.finish(nodes=1, code=3)
+    assert (code, status["state"]) == (3, "failed")

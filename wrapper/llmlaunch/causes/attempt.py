@@ -32,7 +32,6 @@ _STATES = (
     ("TimeLimit", "time_limit"),
     ("CANCELLED", "cancelled"),
 )
-_EMPTY = cause("crash", None, "", "")  # for a file that lacks a key
 _SLURM_BEATS_ONLY = frozenset({"crash", "hung", "nccl"})
 
 
@@ -64,9 +63,9 @@ def causes_of_nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> lis
     until = time.monotonic() + LOGS_SECONDS
     found = []
     for node, here in _first_failed_first(_nodes(run_dir, attempt, ranks), ranks):
-        own = read_object(run_dir / "attempts" / attempt / "causes" / f"{node}.json")
+        own = _written(run_dir / "attempts" / attempt / "causes" / f"{node}.json", node)
         log = run_dir / "logs" / f"{attempt}.{node}.log" if time.monotonic() < until else None
-        if own is None or own.get("kind") not in KINDS:
+        if own is None:
             seen = likelier(of_hits(scan(read_log(log)), node, here) if log else None, of_ranks(node, here))
         elif _is_vague(own) and log:
             killed = [hit for hit in scan(read_log(log, LAST_WORDS_BYTES)) if hit.kind == "host_oom"]
@@ -74,8 +73,28 @@ def causes_of_nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> lis
         else:
             seen = own
         if seen is not None:
-            found.append({**_EMPTY, **seen})
+            found.append(seen)
     return found
+
+
+def _written(path: Path, node: str) -> Record | None:
+    """What a node wrote, every value of the kind it should have; None where it is not there or of no known kind."""
+    own = read_object(path)
+    if own is None or own.get("kind") not in KINDS:
+        return None
+    at, rank, numbers, ranks = (own.get(key) for key in ("at", "rank", "numbers", "ranks"))
+    sound = cause(
+        str(own["kind"]),
+        node,
+        str(own.get("line") or ""),
+        str(own.get("source") or "log"),
+        rank=rank if isinstance(rank, int) else None,
+        numbers=numbers if isinstance(numbers, dict) else {},
+        sick=own.get("sick") is True,
+        consequence=own.get("consequence") is True,
+        at=float(at) if isinstance(at, (int, float)) else None,
+    )
+    return {**sound, "ranks": ranks} if isinstance(ranks, list) else sound
 
 
 def first_cause(causes: Sequence[Record]) -> Record | None:
