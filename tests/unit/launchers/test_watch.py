@@ -168,13 +168,31 @@ def test_being_told_to_stop_is_said_once(run: Run, signal: str, words: str) -> N
     assert run.news == []
 
 
+def test_the_end_of_an_attempt_is_told_before_the_next_begins(run: Run) -> None:
+    run.begins("12.0")
+    run.log("12.0", "n1", "it 1/100 loss=3 took 10 ms")
+    cause = {"kind": "oom", "node": "n1", "line": "2 GiB"}
+    run.write("attempts/12.0/causes/n1.json", cause)
+    run.write("attempts/12.0/told/n2", "TERM")  # srun ends the step on the other node: nobody was preempted
+    run.write("attempts/12.0/status.json", {"state": "failed", "cause": cause, "next": {"action": "requeue"}})
+    run.begins("12.1")
+    run.log("12.1", "n1", "it 2/100 loss=3 took 10 ms")
+    assert [text.split(":")[0].split(" |")[0] for text in run.news] == [
+        "Attempt 1 (12.0) begins on n1, n2",
+        "step 1/100",
+        "Attempt 1 failed",
+        "Attempt 2 (12.1) begins on n1, n2",
+        "step 2/100",
+    ]
+
+
 def test_an_attempt_that_left_no_word_is_named_when_the_next_begins(run: Run) -> None:
     run.begins("12.0")
     run.begins("12.1")
     assert run.news == [
         "Attempt 1 (12.0) begins on n1, n2",
-        "Attempt 2 (12.1) begins on n1, n2",
         "Attempt 1 left no word of its end: its node was lost, or SLURM ended it at once",
+        "Attempt 2 (12.1) begins on n1, n2",
     ]
 
 

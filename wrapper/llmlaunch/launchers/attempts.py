@@ -28,6 +28,8 @@ class AttemptFiles:
     told: Mapping[str, str]
     progress: Mapping[str, Any]
     status: Mapping[str, Any]
+    fell: bool
+    """A node has said what ended its trainers: what the others are told from then on is srun ending the step."""
 
     @property
     def layout(self) -> str:
@@ -59,6 +61,7 @@ def read_attempt(run_dir: Path, name: str) -> AttemptFiles:
         told={path.name: _first_words(path) for path in sorted((folder / "told").glob("*"))},
         progress=read_object(folder / "progress.json"),
         status=status,
+        fell=status.get("state") == "failed" or any((folder / "causes").glob("*.json")),
     )
 
 

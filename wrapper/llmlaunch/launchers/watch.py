@@ -91,14 +91,17 @@ class RunWatch:
         return self._facts.get(self._attempt, self._planned).predicted_bytes
 
     def news(self) -> Iterator[News]:
-        """What happened since the last look: beginnings, then lines of logs, then ends."""
-        entries = self._logs.new_entries()
+        """What happened since the last look, attempt by attempt: how it began, lines of its logs, how it ended."""
+        entries: dict[str, list[LogLine]] = {}
+        for entry in self._logs.new_entries():
+            entries.setdefault(entry.attempt, []).append(entry)
         names = attempt_names(self.submission)
+        names += [name for name in entries if name not in names]
         for number, name in enumerate(names, start=1):
-            yield from self._beginning(number, name, name == names[-1])
-        for entry in entries:
-            yield from self._of_line(entry)
-        for number, name in enumerate(names, start=1):
+            if ("over", name) not in self._said:
+                yield from self._beginning(number, name, name == names[-1])
+            for entry in entries.get(name, ()):
+                yield from self._of_line(entry)
             if ("over", name) not in self._said:
                 yield from self._turns(number, read_attempt(self.submission.run_dir, name), name == names[-1])
 
@@ -151,7 +154,7 @@ class RunWatch:
 
     def _turns(self, number: int, files: AttemptFiles, newest: bool) -> Iterator[News]:
         """What an attempt was told, that it hangs, that it ended and what comes next; each once."""
-        if files.told and self._first("told", files.name):
+        if files.told and not files.fell and self._first("told", files.name):
             yield News(attempt_told(number, list(files.told.values())))
         hung = files.progress.get("hung")
         if isinstance(hung, dict) and self._first("hung", files.name):
