@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.launchers.slurm_text import (
+    Found,
     Row,
     complaint,
     parse_job_id,
@@ -36,7 +37,7 @@ def test_job_id_of_sbatch(printed: str, job: tuple[str, str | None] | None) -> N
 EARLIEST = datetime(2026, 11, 21, 5)
 
 
-def late(printed: str) -> list[tuple[int, str | None]]:
+def late(printed: str) -> list[Found]:
     return parse_late_jobs(printed, "llmlaunch=a-1", Path("/runs/a"), EARLIEST)
 
 
@@ -45,10 +46,11 @@ def test_a_late_job_is_known_by_its_comment() -> None:
         "4|2026-11-21T03:58:20|/runs/a|llmlaunch=a-12\n"  # of another run
         "9|2026-11-21T05:00:01|/runs/b|project:x | llmlaunch=a-1\n"
         "10|2026-11-21T05:00:02|/runs/a|(null)\n"  # somebody's own, of the same directory
-        "10|2026-11-21T05:00:02|/runs/a|llmlaunch=a-1.b\n"
+        "11|2026-11-21T05:00:02|/runs/a|llmlaunch=a-1.b\n"  # of another run that lay here
     )
-    assert late(printed) == [(9, None)]
-    assert late("CLUSTER: alps\n9|2026-11-21T05:00:01|/runs/b|llmlaunch=a-1\n") == [(9, "alps")]
+    assert late(printed) == [Found(9, True), Found(10, False)]
+    of_alps = "CLUSTER: alps\nARRAY_JOB_ID|SUBMIT_TIME|WORK_DIR|COMMENT\n9|2026-11-21T05:00:01|/runs/b|llmlaunch=a-1\n"
+    assert late(of_alps) == [Found(9, True, "alps")]
 
 
 def test_where_the_site_drops_comments_a_late_job_is_known_by_its_directory_and_its_hour() -> None:
@@ -58,7 +60,7 @@ def test_where_the_site_drops_comments_a_late_job_is_known_by_its_directory_and_
         "10|2026-11-21T05:00:02|/runs/ab|(null)\n"
         "11|N/A|/runs/a|(null)\n"
     )
-    assert late(printed) == [(9, None)]
+    assert late(printed) == [Found(9, False)]
 
 
 def test_a_past_job_is_known_by_what_was_typed() -> None:
@@ -67,9 +69,13 @@ def test_a_past_job_is_known_by_what_was_typed() -> None:
         "5_2|2026-11-21T03:58:20|/runs/b|llmlaunch=a-1|sbatch\n"
         "9|2026-11-21T05:00:01|/runs/a||sbatch job.sbatch\n"
     )
-    assert parse_past_jobs(printed, "llmlaunch=a-1", Path("/runs/a"), EARLIEST) == [4, 5]
+    assert parse_past_jobs(printed, "llmlaunch=a-1", Path("/runs/a"), EARLIEST) == [
+        Found(4, True),
+        Found(5, True),
+        Found(9, False),
+    ]
     of_the_completion_file = "4|2026-11-21T03:58:20|/runs/a\n9|2026-11-21T05:00:01|/runs/a\n"
-    assert parse_past_jobs(of_the_completion_file, "llmlaunch=a-1", Path("/runs/a"), EARLIEST) == [9]
+    assert parse_past_jobs(of_the_completion_file, "llmlaunch=a-1", Path("/runs/a"), EARLIEST) == [Found(9, False)]
 
 
 def test_squeue_rows_by_job_id() -> None:

@@ -15,6 +15,7 @@ from llmlaunch.launchers.slurm_text import (
     LATE_JOB_FORMAT,
     PAST_JOB_FIELDS,
     PAST_JOB_FIELDS_BEFORE_21_08,
+    Found,
     parse_late_jobs,
     parse_past_jobs,
 )
@@ -75,16 +76,20 @@ def look_for_jobs(slurm: SlurmCommands, wanted: Wanted) -> tuple[list[Job], Answ
 
 def find_jobs(slurm: SlurmCommands, wanted: Wanted) -> tuple[list[Job], Answer]:
     """The jobs by squeue, by sacct and by the attempts in the directory, in the order of their ids; squeue's answer."""
-    queue = slurm.start(["squeue", *wanted.clusters, "-h", "-t", "all", "--me", "-o", LATE_JOB_FORMAT])
+    queue = slurm.start(["squeue", *wanted.clusters, "-t", "all", "--me", "-o", LATE_JOB_FORMAT])
     past = _past(slurm, wanted)
     answer = slurm.insist(queue)
-    found: dict[int, str | None] = dict.fromkeys((*_attempted(wanted), *past))
+    now = []
     if answer.code == 0:
-        found.update(parse_late_jobs(answer.output, wanted.mark, wanted.run_dir, wanted.earliest))
-    return [(str(job), found[job]) for job in sorted(found) if str(job) not in wanted.known], answer
+        now = parse_late_jobs(answer.output, wanted.mark, wanted.run_dir, wanted.earliest)
+    found = [*(Found(job, False) for job in _attempted(wanted)), *past, *now]
+    # By where it works only where no comment says more: somebody may have submitted one by hand.
+    new = [one for one in found if str(one.job) not in wanted.known]
+    jobs = {one.job: one.cluster for one in [one for one in new if one.marked] or new}  # squeue, the last, has clusters
+    return [(str(job), jobs[job]) for job in sorted(jobs)], answer
 
 
-def _past(slurm: SlurmCommands, wanted: Wanted) -> list[int]:
+def _past(slurm: SlurmCommands, wanted: Wanted) -> list[Found]:
     """By the accounting, which still knows jobs that the controller has forgotten; without it, by `sacct -c`."""
     since = (wanted.earliest - timedelta(days=1)).strftime("%Y-%m-%d")
     argv = ["sacct", *wanted.clusters, "-X", "-P", "-n", "-u", str(os.getuid()), "-S", since, "-o"]

@@ -20,6 +20,7 @@ __all__ = [
     "PAST_JOB_FIELDS_BEFORE_21_08",
     "SACCT_FIELDS",
     "SQUEUE_FORMAT",
+    "Found",
     "Row",
     "Rows",
     "complaint",
@@ -106,37 +107,46 @@ def parse_job_id(text: str) -> tuple[str, str | None] | None:
     return None
 
 
-def parse_late_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) -> list[tuple[int, str | None]]:
-    """Jobs (id, cluster where one is named) of `squeue -h -o LATE_JOB_FORMAT`: those whose comment has the word `mark`;
-    where none has it, those that work in `work_dir` and were submitted since `earliest`."""
+@dataclass(frozen=True)
+class Found:
+    """A job that may be the one looked for: `marked` by its comment, else by where it works and since when."""
+
+    job: int
+    marked: bool
     cluster: str | None = None
-    marked, here = [], []
+
+
+def parse_late_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) -> list[Found]:
+    """Jobs of `squeue -o LATE_JOB_FORMAT` whose comment has the word `mark`, or that work in `work_dir`, were submitted
+    since `earliest`, and carry no other run's mark."""
+    cluster: str | None = None
+    found = []
     for line in text.splitlines():
         if line.startswith("CLUSTER: "):  # squeue -M names each cluster before its jobs
             cluster = line.removeprefix("CLUSTER: ").strip()
         fields = line.split("|", 2)
-        if len(fields) < 3 or not fields[0].isdecimal():
-            continue
-        if _has_word(fields[2], mark):
-            marked.append((int(fields[0]), cluster))
-        elif fields[2].startswith(f"{work_dir}|") and _since(fields[1], earliest):
-            here.append((int(fields[0]), cluster))
-    return sorted(set(marked or here))
+        if len(fields) == 3 and fields[0].isdecimal():
+            found += _judged(Found(int(fields[0]), False, cluster), fields[1], fields[2], mark, work_dir, earliest)
+    return found
 
 
-def parse_past_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) -> list[int]:
+def parse_past_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) -> list[Found]:
     """The same of `sacct -X -P -n -o PAST_JOB_FIELDS`, or of `sacct -c -o JobID,Start,WorkDir`."""
-    marked, here = set(), set()
+    found = []
     for line in text.splitlines():
         fields = line.split("|", 2)
         job = re.match(r"\d+", fields[0])
-        if len(fields) < 3 or job is None:
-            continue
-        if _has_word(fields[2], mark):
-            marked.add(int(job[0]))
-        elif fields[2].split("|")[0] == str(work_dir) and _since(fields[1], earliest):
-            here.add(int(job[0]))
-    return sorted(marked or here)
+        if len(fields) == 3 and job is not None:
+            found += _judged(Found(int(job[0]), False), fields[1], fields[2], mark, work_dir, earliest)
+    return found
+
+
+def _judged(job: Found, at: str, rest: str, mark: str, work_dir: Path, earliest: datetime) -> list[Found]:
+    """`rest`: where it works, then its comment."""
+    if _has_word(rest, mark):
+        return [replace(job, marked=True)]
+    here = rest == str(work_dir) or rest.startswith(f"{work_dir}|")
+    return [job] if here and _since(at, earliest) and "llmlaunch=" not in rest.removeprefix(str(work_dir)) else []
 
 
 def parse_squeue(text: str) -> dict[str, Row]:

@@ -1,0 +1,85 @@
+"""What status says of runs: one sentence for one, cells for many, and JSON whose keys stay."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_jobs import run_directory, wait_until
+
+from llmlaunch.errors import UserError
+from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.local import LocalLauncher
+from llmlaunch.launchers.look import Look, look_at
+
+
+def look(state: JobState, progress: Mapping[str, Any] | None = None, **other: Any) -> Look:
+    submission = Submission("slurm", "12", Path("/runs/a"), 1.0, **other.pop("submission", {}))
+    return Look(
+        submission, state, "12.0", progress or {}, other.pop("cause", {}), other.pop("stopping", False), **other
+    )
+
+
+def test_one_run_is_a_sentence() -> None:
+    progress = {"step": 40, "steps": 100, "loss": 2.34567, "tokens_per_second": 123456.7}
+    assert look(JobState("running", "RUNNING"), progress).sentence() == (
+        "job 12 (slurm): running [RUNNING]; step 40 of 100, loss 2.346, 123,457 tokens/s"
+    )
+    failed = look(
+        JobState("failed", "FAILED", "rank 3 exited with 1", 1), cause={"kind": "oom", "node": "n2", "rank": 3}
+    )
+    assert failed.sentence() == (
+        "job 12 (slurm): failed [FAILED] exit code 1 - rank 3 exited with 1; oom on n2, rank 3"
+    )
+
+
+def test_what_is_unusual_is_said() -> None:
+    chain = {"chain": ("12", "13", "14")}
+    waiting = JobState("pending", "PENDING", "Priority", expected_start=datetime(2026, 11, 21, 13, 4), link=2)
+    assert look(waiting, submission=chain).sentence() == (
+        "job 13 (slurm): pending [PENDING] - Priority; link 2 of 3; expected to start 2026-11-21 13:04"
+    )
+    hung = {"step": 4, "hung": {"what": "a step"}}
+    told = look(JobState("running", "RUNNING", restarts=1), hung, stopping=True)
+    assert "restarted 1 time; told to stop; hangs: a step" in told.sentence()
+
+
+def test_figures_that_are_none_are_not_shown() -> None:
+    torn = {"step": "many", "loss": None, "tokens_per_second": None}
+    assert look(JobState("running"), torn).cells() == ["a", "12", "running", "-", "-", "-", ""]
+
+
+def test_the_keys_of_the_json_stay() -> None:
+    assert sorted(look(JobState("running")).as_json()) == sorted(
+        [
+            *("run_dir", "launcher", "job_id", "phase", "state", "reason", "exit_code", "cluster", "jobs", "link"),
+            *("earlier", "restarts", "expected_start", "attempt", "progress", "cause", "stopping"),
+            "layout",
+        ]
+    )
+
+
+def test_the_newest_attempt_tells_how_far_it_got(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "until [ -e go ]; do sleep 0.05; done\nfinish 3 'no luck'")
+    submission = LocalLauncher().submit(run_dir)
+    wait_until(lambda: len(list(run_dir.glob("attempts/*"))) == 1)
+    (attempt,) = run_dir.glob("attempts/*")
+    (attempt / "progress.json").write_text(json.dumps({"schema": 1, "step": 7, "at": time.time()}))
+    (run_dir / "stop").touch()
+    (seen,) = look_at([submission], lambda line: None)
+    assert (seen.state.phase, seen.progress["step"], seen.stopping) == ("running", 7, True)
+    (run_dir / "go").touch()
+    wait_until(lambda: look_at([submission], lambda line: None)[0].state.phase == "failed")
+    ended = look_at([submission], lambda line: None)[0]
+    assert (ended.state.reason, ended.stopping) == ("no luck", False)
+
+
+def test_a_launcher_s_mistake_is_the_asker_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="squeue cannot be run"):
+        look_at([Submission("slurm", "12", tmp_path, 1.0)], lambda line: None)
