@@ -1,8 +1,8 @@
 """What `llmlaunch submit` and `llmlaunch status` take beside SLURM's own commands, on a real cluster on this machine.
 
 submit: the whole process, planning and rendering included, against a bare `sbatch` of the script it rendered, in pairs.
-Bar: at most 1.0 s more. status: of 200 runs, against one `squeue` and one `sacct` for the same jobs, one after the other.
-Bar: at most twice as long. The cluster has slurmdbd and MariaDB; all jobs wait on hold.
+Bar: at most 1.0 s more. status: of 200 runs, against one `squeue` and one `sacct` for them, one after the other. Bar:
+at most twice as long. The cluster has slurmdbd and MariaDB; all jobs wait on hold.
 
     python benchmarks/slurm_commands.py [PAIRS]
 """
@@ -77,13 +77,29 @@ def status(cluster: Cluster, folder: Path, pairs: int) -> None:
         record = {"schema": 1, "launcher": "slurm", "job_id": job, "submitted_at": time.time(), "cluster": None}
         (directory / "submission.json").write_text(json.dumps(record))
         directories.append(str(directory))
+    compare("all wait", cluster, folder, jobs, directories, pairs)
+    cluster.ask("scancel", *jobs[: RUNS // 2])  # on hold: they leave no status.json
+    compare("half were cancelled, nobody has looked since", cluster, folder, jobs, directories, pairs, forget=True)
+    compare("half were cancelled", cluster, folder, jobs, directories, pairs)
+
+
+def compare(
+    what: str, cluster: Cluster, folder: Path, jobs: list[str], directories: list[str], pairs: int, forget: bool = False
+) -> None:
+    """`forget`: what an earlier look has noted of each end."""
     listed, day = ",".join(jobs), time.strftime("%Y-%m-%d", time.localtime(time.time() - 86400))
     bare = f"squeue -h -t all -j {listed} -o '%i|%T|%r'; sacct -X -D -S {day} -P -n -j {listed} -o JobID,State,ExitCode"
     ours = [sys.executable, "-m", "llmlaunch", "status", *directories]
-    seconds(ours, cluster, folder), seconds(["sh", "-c", bare], cluster, folder)
-    times = [(seconds(ours, cluster, folder), seconds(["sh", "-c", bare], cluster, folder)) for _ in range(2 * pairs)]
+    times = []
+    for _ in range(2 * pairs + 1):
+        for directory in directories if forget else []:
+            (Path(directory) / "ended.json").unlink(missing_ok=True)
+        times.append((seconds(ours, cluster, folder), seconds(["sh", "-c", bare], cluster, folder)))
+    times = times[1:]
     ratios = sorted(a / b for a, b in times)
-    print(f"status of {len(jobs)} runs: {statistics.median(a for a, _ in times):.3f} s, squeue and sacct", end=" ")
+    print(
+        f"status of {len(jobs)} runs, {what}: {statistics.median(a for a, _ in times):.3f} s, squeue and sacct", end=" "
+    )
     print(f"{statistics.median(b for _, b in times):.3f} s; ratio {statistics.median(ratios):.2f}", end=" ")
     print(f"({ratios[0]:.2f} to {ratios[-1]:.2f}); bar: 2")
 

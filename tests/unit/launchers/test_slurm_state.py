@@ -10,7 +10,7 @@ import pytest
 
 from llmlaunch.launchers.base import JobState, Phase, Submission
 from llmlaunch.launchers.run_files import cancel_mark, end_noted, note_end
-from llmlaunch.launchers.slurm_state import Heard, conclude
+from llmlaunch.launchers.slurm_state import Heard, conclude, is_told
 from llmlaunch.launchers.slurm_text import Row
 
 
@@ -100,8 +100,24 @@ def test_an_end_that_was_noted_is_known_when_slurm_has_forgotten_the_job(tmp_pat
     assert note_end(job, cancelled)
     assert not note_end(job, cancelled)  # once
     assert conclude(job, nothing) == cancelled
+    assert conclude(job, Heard({"12": Row("CANCELLED")}, {})) == cancelled
+    assert conclude(job, Heard({"12": Row("RUNNING")}, {})).phase == "running"  # put back into the queue by hand
     assert end_noted(submission(tmp_path, "13")) is None
     assert conclude(submission(tmp_path, "13"), nothing).phase == "unknown"
+
+
+def test_sacct_is_needed_only_where_nobody_else_knows(tmp_path: Path) -> None:
+    job = submission(tmp_path, "12")
+    assert is_told(job, {"12": Row("PENDING")})
+    assert is_told(job, {"12": Row("RUNNING")})
+    assert not is_told(job, {})
+    assert not is_told(job, {"12": Row("CANCELLED")})
+    assert note_end(job, JobState("cancelled"))
+    assert is_told(job, {})
+    chain = submission(tmp_path, "13", "14")
+    assert not is_told(chain, {"14": Row("RUNNING")})
+    end(tmp_path, "13.0", "stopped", 75)
+    assert is_told(chain, {"14": Row("RUNNING")})
 
 
 def test_what_the_job_wrote_itself_needs_no_note(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def command(
     click.echo(choice.why, err=True)
     extra = [*extra, *_extra_words(choice, directory, no_exclude)]
     submission = choice.launcher.submit(directory, extra)
-    _record(result, submission)
     click.echo(f"job {', '.join(submission.jobs)} in {directory}", err=True)
+    _record(result, submission)
     if as_json:
         print_json(_submission_json(result, submission))
     if not follow:

@@ -17,7 +17,7 @@ from llmlaunch.errors import SchedulerRefused
 from llmlaunch.launchers import run_files
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.slurm_commands import Answer, Call, SlurmCommands
-from llmlaunch.launchers.slurm_state import Heard, conclude
+from llmlaunch.launchers.slurm_state import Heard, conclude, is_told
 from llmlaunch.launchers.slurm_text import SACCT_FIELDS, SQUEUE_FORMAT, Row, parse_sacct, parse_squeue
 
 __all__ = ["SlurmLauncher"]
@@ -85,7 +85,7 @@ class SlurmLauncher:
 
     def _ask_about(self, cluster: str | None, submissions: Sequence[Submission]) -> Callable[[], Heard]:
         """Start to ask a cluster; what is returned waits for the answers. Of several jobs squeue and sacct are asked
-        side by side; of a single one, as who follows it does over and over, sacct is left alone while it runs."""
+        side by side; of a single one, as who follows it does over and over, sacct only where something is missing."""
         jobs = [job for submission in submissions for job in submission.jobs]
         since = min(submission.submitted_at for submission in submissions)
         listed = ",".join(jobs)
@@ -97,8 +97,10 @@ class SlurmLauncher:
         def hear() -> Heard:
             answer = self._commands.insist(queue)
             live = parse_squeue(answer.output) if answer.code == 0 else {}
-            if account is None and all(row.phase in ("pending", "running") for row in live.values()) and live:
-                return Heard(live, {})
+            if all(is_told(submission, live) for submission in submissions):
+                if account is not None:
+                    account.abandon()
+                return Heard(live, {}, "" if _answered(answer) else answer.words)
             past = self._past(account or self._account(cluster, listed, since), listed)
             return Heard(live, past, "" if _answered(answer) else answer.words)
 

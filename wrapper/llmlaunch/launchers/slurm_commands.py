@@ -63,6 +63,11 @@ class Call:
             self.process.returncode, output, complaint(errors) or f"{name} exit code {self.process.returncode}"
         )
 
+    def abandon(self) -> None:
+        """Nobody needs its answer."""
+        self.process.kill()
+        self.process.communicate()
+
 
 @dataclass(frozen=True)
 class SlurmCommands:

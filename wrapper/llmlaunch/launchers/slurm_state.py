@@ -14,7 +14,7 @@ from llmlaunch.launchers.attempts import attempt_names
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.slurm_text import Row, Rows, row_of
 
-__all__ = ["Heard", "conclude"]
+__all__ = ["Heard", "conclude", "is_told"]
 
 
 _SMALL_FILE_BYTES = 1 << 16
@@ -34,9 +34,25 @@ def conclude(submission: Submission, heard: Heard) -> JobState:
     """The state of a submission; of a chain that of the job it has got to."""
     links = [_state(replace(submission, job_id=job, chain=()), heard) for job in submission.jobs]
     state = links[0] if len(links) == 1 else _of_chain(links)
-    if state.phase == "unknown":
-        return run_files.end_noted(submission) or _told_to_end(submission, heard.silence) or state
-    return state
+    if state.phase in ("pending", "running"):
+        return state
+    noted = run_files.end_noted(submission)
+    if noted is not None and state.phase in ("unknown", noted.phase):
+        return noted  # who cancelled it, and the reason, are known for a while only
+    return _told_to_end(submission, heard.silence) or state if state.phase == "unknown" else state
+
+
+def is_told(submission: Submission, live: Rows) -> bool:
+    """Whether all is known without sacct: each job waits or runs, or has written itself how it ended, or that was noted
+    when it was seen before."""
+    missing = [job for job in submission.jobs if not _goes_on(row_of(live, job))]
+    if not missing or run_files.end_noted(submission) is not None:
+        return True
+    return all(run_files.read_end(replace(submission, job_id=job, chain=())) is not None for job in missing)
+
+
+def _goes_on(row: Row | None) -> bool:
+    return row is not None and row.phase in ("pending", "running")
 
 
 def _of_chain(links: Sequence[JobState]) -> JobState:
