@@ -75,9 +75,13 @@ def told_by_sacct_of_an_interrupted_submit(accounted: Cluster, tmp_path: Path) -
     submitting.begin(run_dir)
     mark = json.loads((run_dir / "submitting").read_text()) | {"pid": 0}  # nobody's
     (run_dir / "submitting").write_text(json.dumps(mark))
+
+    def sacct(field: str) -> str:
+        return accounted.ask("sacct", "-X", "-P", "-n", "-j", job_id, "-o", field)
+
+    wait_until(lambda: "llmlaunch=sample-1" in sacct("submitline"), "sacct knows the job")  # it lags some seconds
     accounted.ask("scancel", job_id)
-    by = f"CANCELLED by {os.getuid()}"
-    wait_until(lambda: by in accounted.ask("sacct", "-X", "-P", "-n", "-j", job_id, "-o", "state"), "sacct knows")
+    wait_until(lambda: f"CANCELLED by {os.getuid()}" in sacct("state"), "sacct knows its end")
     forget_every_job(accounted)
     submission = SlurmLauncher().adopt(run_dir)
     assert submission is not None

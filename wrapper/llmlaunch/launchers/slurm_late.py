@@ -25,6 +25,7 @@ __all__ = ["Wanted", "comment_of", "find_jobs", "look_for_jobs"]
 _LOOKS = 10
 _SILENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 1.0
+_ANY = "BF,CA,CD,DL,F,NF,OOM,PD,PR,R,S,TO"
 _CLOCK_SLACK = timedelta(minutes=1)
 
 
@@ -92,7 +93,23 @@ def find_jobs(slurm: SlurmCommands, wanted: Wanted) -> tuple[list[Job], Answer]:
 def _past(slurm: SlurmCommands, wanted: Wanted) -> list[Found]:
     """By the accounting, which still knows jobs that the controller has forgotten; without it, by `sacct -c`."""
     since = (wanted.earliest - timedelta(days=1)).strftime("%Y-%m-%d")
-    argv = ["sacct", *wanted.clusters, "-X", "-P", "-n", "-u", str(os.getuid()), "-S", since, "-o"]
+    # Without the states sacct leaves out a job that never started (seen with 22.05.8).
+    argv = [
+        "sacct",
+        *wanted.clusters,
+        "-X",
+        "-P",
+        "-n",
+        "-u",
+        str(os.getuid()),
+        "-S",
+        since,
+        "-E",
+        "now",
+        "-s",
+        _ANY,
+        "-o",
+    ]
     answer = slurm.ask([*argv, PAST_JOB_FIELDS])
     if "Invalid field" in answer.words:
         answer = slurm.ask([*argv, PAST_JOB_FIELDS_BEFORE_21_08])
