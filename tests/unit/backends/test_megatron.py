@@ -97,6 +97,15 @@ def test_checkpoints_are_written_at_a_signal_and_read_by_the_layouts_that_may_fo
     assert "--exit-signal-handler" not in words_of(recipe_of("llama3-70b"), DENSE)
 
 
+def test_indexes_of_a_dataset_are_built_first_from_the_same_words() -> None:
+    rendered = MegatronLM().render(recipe_of("llama3-70b", "data={path: /data/text_document}"), DENSE)
+    world = str(recipe_of("llama3-70b").world_size)
+    script = NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/megatron_dataset.py")
+    assert rendered.prepare == (script, "--world-size", world, "--compute-capability", "9.0", *rendered.program)
+    assert list(rendered.files) == ["trainer/megatron_dataset.py"]
+    assert MegatronLM().render(recipe_of("llama3-70b"), DENSE).prepare == ()  # made-up data has no index
+
+
 def test_resharding_may_be_asked_for_by_hand() -> None:
     asked = "backend={name: megatron-lm, extra_args: [--dist-ckpt-optim-fully-reshardable]}"
     saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt", "on_oom=fallback")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from run_samples import NASTY, deepspeed_cpu, nasty_job
 
-from llmlaunch.backends.base import Rendered
+from llmlaunch.backends.base import NodeVariable, Rendered
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.read import RunFiles, read_run
 from llmlaunch.runs.render import render_run
@@ -90,6 +90,32 @@ def test_a_training_that_ends_well_succeeds_and_leaves_its_traces(tmp_path: Path
     assert "rank 1 trains" in training_log(run)
     assert (run / "logs" / f"{files.attempts[0].name}.job.log").is_file()
     assert files.problems == ()
+
+
+PREPARE = """\
+import os, sys
+open("built", "a").write(os.environ["LLMLAUNCH_NODES"])
+sys.exit({code})
+"""
+
+
+def prepared(run: Path, code: int) -> subprocess.CompletedProcess[str]:
+    (run / "trainer" / "prepare.py").write_text(PREPARE.format(code=code))
+    return start(run)
+
+
+@pytest.mark.frameworks
+def test_what_is_built_once_is_built_before_the_first_training_alone(tmp_path: Path) -> None:
+    of, plan, rendered = deepspeed_cpu()
+    files = {"trainer/train.py": TRAINER.format(body="").encode(), "trainer/prepare.py": b""}
+    words = (NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/prepare.py"), "--world-size", "2")
+    run = write(tmp_path, of, plan, replace(rendered, program=("trainer/train.py",), files=files, prepare=words))
+    failed = prepared(run, code=5)
+    assert failed.returncode == 1
+    assert "preparing failed with exit code 5; why is in" in failed.stderr
+    assert training_log(run) == ""
+    assert [prepared(run, code=0).returncode, start(run).returncode] == [0, 0]
+    assert (run / "built").read_text() == "11"  # in vain, and once
 
 
 @pytest.mark.frameworks

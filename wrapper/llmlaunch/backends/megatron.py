@@ -13,11 +13,14 @@ from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.trainers import MEGATRON_DATASET
 
 __all__ = ["MegatronLM"]
 
 SCRIPT = "pretrain_gpt.py"
 CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
+RUN_DIR = "LLMLAUNCH_RUN_DIR"
+INDEXER_FILE = "trainer/megatron_dataset.py"
 MOST_TENSOR = 64
 
 
@@ -63,10 +66,13 @@ class MegatronLM:
         where = recipe.backend.path
         script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where}/{SCRIPT}"
         facts, ways = self.facts(recipe), recipe.techniques
+        program = (script, *arguments(recipe, layout))
+        indexed = recipe.data.path is not None
         return Rendered(
-            program=(script, *arguments(recipe, layout)),
+            program=program,
             environment=environment(recipe, layout),
-            files={},
+            files={INDEXER_FILE: MEGATRON_DATASET.read_bytes()} if indexed else {},
+            prepare=(*_indexer(recipe), *program) if indexed else (),
             progress=megatron_lines(),
             required_variables=(CHECKOUT_VARIABLE,) if where is None else (),
             measurement={
@@ -84,3 +90,10 @@ class MegatronLM:
                 },
             },
         )
+
+
+def _indexer(recipe: Recipe) -> tuple[str | NodeVariable, ...]:
+    """Builds the dataset's indexes as the training would, but on one node and before the others wait for it."""
+    words = (NodeVariable(RUN_DIR, f"/{INDEXER_FILE}"), "--world-size", str(recipe.world_size))
+    capability = recipe.cluster.accelerator.compute_capability
+    return (*words, "--compute-capability", capability) if capability else words

@@ -132,6 +132,7 @@ def _training(recipe: Recipe, layout: Layout) -> Words:
         *_flag("adam-beta2", "0.95"),
         *_flag("seed", training.seed),
         *_flag("eval-iters", 0),
+        *_flag("eval-interval", training.steps),  # no default in core 0.19, yet it divides by it (training.py)
         *_flag("log-interval", training.log_interval),
         "--log-throughput",
         "--log-device-memory-used",

@@ -8,3 +8,4 @@ TRAINER = Path(__file__).with_name("deepspeed_llama.py")  # copied into run dire
 NETWORK_BANDWIDTH = Path(__file__).with_name("network_bandwidth.py")
 HOOK = Path(__file__).with_name("hook.py")  # copied as hook/sitecustomize.py
 PREFLIGHT = Path(__file__).with_name("preflight.py")
+MEGATRON_DATASET = Path(__file__).with_name("megatron_dataset.py")

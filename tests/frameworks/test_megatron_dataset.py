@@ -1,0 +1,82 @@
+"""Real Megatron core finds every index the step before the training built: its own parser and dataset builder."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+from subprocess import PIPE, STDOUT
+
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.base import NodeVariable
+from llmlaunch.backends.megatron import MegatronLM
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.trainers import MEGATRON_DATASET
+
+pytestmark = pytest.mark.frameworks
+
+PYTHON = Path(__file__).resolve().parents[2] / ".venv-frameworks" / "bin" / "python"
+TRACED = Path(__file__).with_name("traced")
+SECONDS = 300
+RANKS = 2
+SMALL = ("training.sequence_length=128", "training.global_batch_size=16", "training.steps=50", "nodes=1")
+
+
+def start(*words: str, **environment: str) -> subprocess.Popen[str]:
+    if not (PYTHON.parent.parent / ".installed").exists():
+        pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
+    command = [str(PYTHON), str(TRACED / "dataset_ranks.py"), *words]
+    everything = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.Popen(command, env=everything, stdout=PIPE, stderr=STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    said, _ = process.communicate(timeout=SECONDS)
+    return process.returncode, said
+
+
+def indexer(dataset: Path, *overrides: str) -> list[str]:
+    """The words of the rendered step, for a training of two ranks."""
+    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), (*SMALL, f"data={{path: {dataset}}}", *overrides))
+    rendered = MegatronLM().render(recipe, Layout(data=RANKS, zero_stage=1))
+    assert rendered.prepare[1:3] == ("--world-size", str(recipe.world_size))
+    words = [str(MEGATRON_DATASET), "--world-size", str(RANKS), *rendered.prepare[3:]]
+    return [str(TRACED / "pretrain_gpt.py") if isinstance(word, NodeVariable) else word for word in words]
+
+
+def files(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_training_finds_every_index_and_builds_none(tmp_path: Path) -> None:
+    dataset = tmp_path / "text_document"
+    assert finish(start("make", str(dataset)))[0] == 0
+    words = indexer(dataset)
+    code, said = finish(start("build", *words))
+    assert code == 0, said
+    before = files(tmp_path)
+    assert len([path for path in before if "GPTDataset-train" in path]) == 4, said  # description and three indexes
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    training = words[words.index(str(TRACED / "pretrain_gpt.py")) :]
+    ranks = [start("train", *training, **meeting, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(RANKS)]
+    for rank, (code, said) in enumerate(map(finish, ranks)):
+        assert code == 0, said
+        assert f"rank {rank}: " in said
+        assert "Build and save" not in said
+    assert files(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_one_sentence(tmp_path: Path) -> None:
+    dataset = tmp_path / "text_document"
+    assert finish(start("make", str(dataset)))[0] == 0
+    dataset.write_text("a file where the indexes would go")
+    code, said = finish(start("build", *indexer(dataset)))
+    assert code == 1
+    assert "where you may not write, name another folder: backend.extra_args: [--data-cache-path" in said
+    assert "Traceback" not in said

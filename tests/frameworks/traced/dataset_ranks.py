@@ -1,0 +1,87 @@
+"""Runs a script that calls Megatron's `pretrain` on this machine's CPU, up to its datasets.
+
+    dataset_ranks.py make PREFIX                            a small dataset, PREFIX.bin and PREFIX.idx
+    dataset_ranks.py build megatron_dataset.py WORDS ...    the script that builds indexes, as a run directory has it
+    dataset_ranks.py train pretrain_gpt.py WORDS ...        as each rank of the training would, over gloo
+
+Stands in for what Megatron core imports and this machine has not: triton, and a GPU.
+"""
+
+# ruff: noqa: E402 (Megatron core is imported after what it takes for granted)
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+import typing_extensions
+
+typing.override = typing_extensions.override  # Megatron core takes it from typing, where Python 3.12 has it
+
+import fake_cuda
+
+fake_cuda.install()
+
+import torch
+
+
+def not_compiled(function: Any = None, **options: Any) -> Any:
+    return not_compiled if function is None else function
+
+
+torch.compile = not_compiled
+
+import fake_triton
+import te_extension
+
+fake_triton.install()
+te_extension.install()
+
+
+def train_up_to_the_datasets(config: Any, provider: Any, *words: Any, **named: Any) -> None:
+    """In place of `pretrain`: ranks that differ in data parallelism alone build their datasets."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.training import training
+
+    dist.init_process_group("gloo")
+    parallel_state.set_tensor_model_parallel_rank(0)
+    parallel_state.set_pipeline_model_parallel_rank(0)
+    parallel_state.set_pipeline_model_parallel_world_size(1)
+    train, _, _ = provider(training.get_train_valid_test_num_samples())
+    print(f"rank {dist.get_rank()}: {len(train)} samples, the last {train[len(train) - 1]['tokens'].tolist()[:8]}")
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def make(prefix: str) -> None:
+    import numpy
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    builder, random = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.int32), numpy.random.RandomState(0)
+    for _ in range(300):
+        builder.add_item(torch.from_numpy(random.randint(0, 1000, size=random.randint(20, 400)).astype(numpy.int32)))
+        builder.end_document()
+    builder.finalize(f"{prefix}.idx")
+
+
+def main() -> None:
+    what, script, *words = sys.argv[1:]
+    if what == "make":
+        make(script)
+        return
+    sys.argv = [script, *words]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    if what == "train":
+        import megatron.training
+
+        megatron.training.pretrain = train_up_to_the_datasets
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Builds the dataset indexes a Megatron-LM training will look for, once and on one node, before the large job asks.
+
+    megatron_dataset.py --world-size 512 [--compute-capability 9.0] PRETRAIN_GPT.PY ARGUMENT ...
+
+Rank 0 of a training builds them while every other rank waits: minutes to hours of all devices, or the time-out of the
+first collective. Here the training script itself runs with its own arguments, as rank 0 of the training's world, but in
+place of `pretrain` its own dataset provider is called. So parser, seed, split, lengths and number of samples are the
+training's, and so are the names of the index files. No GPU and no process group is used, and nothing of llmlaunch.
+Made for core 0.16 to 0.19.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+Provider = Callable[..., Any]
+GUESSED_CAPABILITY = "9.0"
+
+
+def main() -> NoReturn:
+    options = arguments()
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(options.world_size), CUDA_VISIBLE_DEVICES="")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    sys.argv = [options.script, *options.words]
+    sys.path.insert(0, str(Path(options.script).resolve().parent))
+    answer_without_gpu(options.compute_capability)
+    import megatron.training
+
+    megatron.training.pretrain = build_instead
+    try:
+        runpy.run_path(options.script, run_name="__main__")
+    except Built:
+        leave(0)
+    print(f"{options.script} ended without calling megatron.training.pretrain: no dataset was built", file=sys.stderr)
+    leave(1)
+
+
+class Built(BaseException):
+    """Leaves the training script from within; not an Exception, so that it is not caught on the way."""
+
+
+def build_instead(*words: Any, **named: Any) -> NoReturn:
+    """In place of `megatron.training.pretrain`, whose arguments differ by version."""
+    provider = next(word for word in (*words, *named.values()) if getattr(word, "is_distributed", False))
+    args = parsed(named)
+    stand_on_rank_0()
+    from megatron.training import training
+
+    have_helpers()
+    samples = training.get_train_valid_test_num_samples()
+    print(f"building indexes for {samples[0]} training samples, sequence length {args.seq_length}", flush=True)
+    try:
+        provider(samples)
+    except OSError as error:
+        print(
+            f"{error}\nIndexes are kept beside the dataset; where you may not write, name another folder: "
+            "backend.extra_args: [--data-cache-path, /some/folder]",
+            file=sys.stderr,
+        )
+        leave(1)
+    print("done", flush=True)
+    raise Built
+
+
+def have_helpers() -> None:
+    """A checkout compiles them when a training starts; a package brings them."""
+    try:
+        import megatron.core.datasets.helpers_cpp  # noqa: F401
+    except ImportError:
+        from megatron.core.datasets.utils import compile_helpers
+
+        compile_helpers()
+
+
+def parsed(named: dict[str, Any]) -> Any:
+    """The training's arguments: since core 0.18 the script has parsed them itself, before `pretrain` did."""
+    from megatron.training import arguments, global_vars
+
+    if global_vars._GLOBAL_ARGS is None:
+        args = arguments.parse_args(named.get("extra_args_provider"))
+        arguments.validate_args(args, named.get("args_defaults") or {})
+        global_vars.set_global_variables(args)
+    return global_vars.get_args()
+
+
+def stand_on_rank_0() -> None:
+    """What the provider asks of the process groups, which are not there: whether this rank reads data. Rank 0 does."""
+    from megatron.core import parallel_state
+
+    parallel_state.set_tensor_model_parallel_rank(0)
+    parallel_state.set_pipeline_model_parallel_rank(0)
+    parallel_state.set_pipeline_model_parallel_world_size(1)  # so that this stage is first and last
+
+
+def answer_without_gpu(capability: str) -> None:
+    """Megatron's checks ask what the GPU is; answered for the training's. Any is as good where torch sees none."""
+    import torch
+
+    major, minor = (int(part) for part in capability.split("."))
+    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(major=major, minor=minor)
+    torch.cuda.get_device_capability = lambda *_: (major, minor)
+
+
+def leave(code: int) -> NoReturn:
+    """Not through the interpreter's own end, which may wait for threads of trackers and loggers."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--world-size", type=int, required=True, help="of the training")
+    parser.add_argument("--compute-capability", default=GUESSED_CAPABILITY)
+    parser.add_argument("script", help="pretrain_gpt.py of the checkout")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="its arguments")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
