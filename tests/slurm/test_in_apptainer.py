@@ -63,7 +63,7 @@ def test_the_container_command_reaches_every_node_with_what_the_recipe_names(slu
     assert json.loads((run / "status.json").read_text())["state"] == "succeeded"
     assert logs.count(f"trains in {run}") == 2
     assert "setup: exit code" not in logs
-    bound = [f"{run}:{run}", f"{tmp_path / 'data'}:/data:ro", f"{script.parent}:{script.parent}"]
+    bound = [f"{tmp_path / 'data'}:/data:ro", f"{script.parent}:{script.parent}", f"{run}:{run}"]
     expected = ["exec", "--no-home", "--pwd", str(run), *(word for bind in bound for word in ("--bind", bind))]
     for node in ("0", "1"):
         called = (seen / node).read_text().splitlines()

@@ -183,8 +183,8 @@ def container_job() -> tuple[Recipe, Plan, Rendered]:
 
 
 def apptainer_job() -> tuple[Recipe, Plan, Rendered]:
-    """The same in Apptainer, at a site that says how: modules, setup, srun options, a mount; with checkpoints, a script
-    of the person's own, and data in a place that is mounted already."""
+    """The same in Apptainer, at a site that says how: modules, setup, srun options, a mount; with a script of the
+    person's own, and data and checkpoints in a place that is mounted already, but to be read only."""
     boxed, _, rendered = container_job()
     site = Site(
         srun={"cpu-bind": "none", "overlap": True, "mem": False},
@@ -196,7 +196,7 @@ def apptainer_job() -> tuple[Recipe, Plan, Rendered]:
         boxed,
         cluster=cluster(H100, 4, gpu_request="gres", site=site),
         container=Container("/images/pytorch 25.sif", ("/lustre:/lustre:ro",), "apptainer"),
-        training=replace(boxed.training, save_interval=10, checkpoint_path="/checkpoints/it's/boxed"),
+        training=replace(boxed.training, save_interval=10, checkpoint_path="/lustre/it's/boxed"),
         data=Data(path="/lustre/data/corpus"),
         backend=BackendChoice("deepspeed", script="/home/me/train/pretrain.py"),
         setup=("export LC_ALL=C",),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import PurePath
 
 from llmlaunch.backends.base import NodeVariable, Rendered
@@ -44,7 +43,7 @@ def job_script(recipe: Recipe, plan: Plan, prepares: bool = False) -> str:
                 "secrets": recipe.secrets,
                 "container": recipe.container,
                 "mounted": _mounted(recipe),
-                "checkpoints": _unless_brought(recipe, recipe.training.checkpoint_path),
+                "checkpoints": _unless_brought(recipe, recipe.training.checkpoint_path, written=True),
                 "gpus": recipe.cluster.accelerator.kind == "gpu",
                 "srun": _srun_options(recipe),
                 "python": recipe.python or "",
@@ -101,20 +100,26 @@ def _mounted(recipe: Recipe) -> list[str]:
     can hold."""
     training, data, backend = recipe.training, recipe.data, recipe.backend
     # a layout tried after another may keep its checkpoints beside the first one's
-    named = [_folder(training.checkpoint_path), data.path, backend.path, _folder(backend.script)]
-    wanted = [path for path in map(partial(_unless_brought, recipe), named) if path]
+    written, read = _folder(training.checkpoint_path), (data.path, backend.path, backend.script)
+    found = [_unless_brought(recipe, written, written=True), *(_unless_brought(recipe, path) for path in read)]
+    wanted = [path for path in found if path]
     for path in wanted:
         if re.search("[,:]", path):
             raise UserError(f"container: no mount can hold the comma or colon of {path}; mount it at another place")
     return list(dict.fromkeys(wanted))
 
 
-def _unless_brought(recipe: Recipe, path: str | None) -> str:
-    """The path, or nothing where a mount has it in the container, or there is no container."""
+def _unless_brought(recipe: Recipe, path: str | None, written: bool = False) -> str:
+    """The path, or nothing where a mount has it in the container, or there is no container. A place that is `written`
+    is not brought by a mount of a host's folder at its own place that is read-only."""
     if path is None or recipe.container is None:
         return ""
-    places = (mount.split(":")[1] for mount in recipe.container.mounts)
-    return "" if any(PurePath(path).is_relative_to(place) for place in places) else path
+    for mount in recipe.container.mounts:
+        source, place, *flags = mount.split(":")
+        unfit = written and source == place and "ro" in re.split(r"[+,:]", ":".join(flags))
+        if PurePath(path).is_relative_to(place) and not unfit:
+            return ""
+    return path
 
 
 def _folder(path: str | None) -> str | None:

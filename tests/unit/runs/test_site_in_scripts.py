@@ -1,0 +1,99 @@
+"""What a site's profile puts into job.sbatch: words stay words, and a container sees what the recipe names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_samples import H100, NASTY, cluster, recipe, script_of
+
+from llmlaunch.cluster.profile import Site
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.types import BackendChoice, Container, Data, Recipe
+
+
+def bash(script: str, **environment: str) -> list[str]:
+    """The words it prints, each ended by NUL."""
+    done = subprocess.run(["bash", "-uc", script], env={"PATH": "/usr/bin:/bin", **environment}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().split("\0")[:-1]
+
+
+def at_site(site: Site, **changes: object) -> Recipe:
+    return replace(recipe(cluster=cluster(H100, 8, site=site)), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", [text for text in NASTY if text])
+def test_an_srun_option_reaches_srun_as_it_is_written(text: str) -> None:
+    script = script_of(at_site(Site(srun={"comment": text, "overlap": True, "mem": False}, mpi="none")))
+    start = script.index("  srun_options+=(--mpi=none")
+    line = script[start : script.index("\n  step=(", start)]
+    assert bash(f"srun_options=()\n{line}\nprintf '%s\\0' \"${{srun_options[@]}}\"") == [
+        "--mpi=none",
+        f"--comment={text}",
+        "--overlap",
+    ]
+
+
+def test_setup_lines_of_the_site_then_its_modules_then_the_recipes_lines() -> None:
+    site = Site(setup=("module() { printf '%s\\0' \"$@\"; }",), modules=("cuda/12.4", "a; touch PWNED"))
+    script = script_of(at_site(site, setup=("module last",)))
+    start = script.index(site.setup[0])
+    words = bash(script[start : script.index("trap - ERR", start)])
+    assert words == ["load", "cuda/12.4", "load", "a; touch PWNED", "last"]
+
+
+def mounts(folder: Path, of: Recipe, run: str = "runs/1") -> list[str]:
+    """What job.sbatch would mount for a run directory in `folder`."""
+    script = script_of(of)
+    start = script.index("mounts=(")
+    body = script[start : script.index("\n}\n", start) + 3]
+    tools = 'say() { :; }; die() { echo "$*" >&2; exit 1; }\n'
+    (folder / run).mkdir(parents=True, exist_ok=True)
+    return bash(f"{tools}{body}find_mounts\nprintf '%s\\0' \"${{mounts[@]}}\"", run_dir=str(folder / run))
+
+
+def boxed(*given: str, **changes: object) -> Recipe:
+    return replace(recipe(container=Container("/box.sqsh", given)), **changes)  # type: ignore[arg-type]
+
+
+def saving(of: Recipe, path: Path) -> Recipe:
+    return replace(of, training=replace(of.training, save_interval=5, checkpoint_path=str(path)))
+
+
+def test_what_the_recipe_names_is_in_the_container_at_its_own_place(tmp_path: Path) -> None:
+    for name in ("corpus.bin", "code/pretrain.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    of = boxed(
+        data=Data(path=str(tmp_path / "corpus")),  # the beginning of corpus.bin and corpus.idx
+        backend=BackendChoice("deepspeed", script=str(tmp_path / "code" / "pretrain.py")),
+    )
+    saved = tmp_path / "ck" / "mine"
+    places = [tmp_path, tmp_path / "ck", tmp_path / "code", tmp_path / "runs" / "1"]
+    assert mounts(tmp_path, saving(of, saved)) == [f"{place}:{place}" for place in places]
+    assert saved.is_dir()
+
+
+def test_what_only_the_image_has_or_a_mount_brings_is_left_alone(tmp_path: Path) -> None:
+    in_image = BackendChoice("megatron-lm", path="/opt/megatron-lm")  # though this host has an /opt
+    of = boxed("/lustre:/data", data=Data(path="/data/corpus"), backend=in_image)
+    run = tmp_path / "runs" / "1"
+    assert mounts(tmp_path, saving(of, Path("/data/checkpoints"))) == ["/lustre:/data", f"{run}:{run}"]
+    assert not Path("/data/checkpoints").exists()
+
+
+def test_a_read_only_mount_leaves_what_is_written_below_it_writable(tmp_path: Path) -> None:
+    of = saving(boxed(f"{tmp_path}:{tmp_path}:ro", data=Data(path=str(tmp_path / "corpus"))), tmp_path / "ck" / "mine")
+    run = tmp_path / "runs" / "1"
+    assert mounts(tmp_path, of) == [f"{tmp_path}:{tmp_path}:ro", f"{tmp_path}/ck:{tmp_path}/ck", f"{run}:{run}"]
+
+
+def test_paths_no_mount_can_hold_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=re.escape("no mount can hold the comma or colon of /a,b/c")):
+        script_of(boxed(data=Data(path="/a,b/c")))
+    with pytest.raises(AssertionError, match="comma, colon or line break"):
+        mounts(tmp_path, boxed(), run="runs/a:b")
