@@ -31,5 +31,9 @@ def test_a_job_that_could_not_start_gets_its_sick_nodes() -> None:
     assert exclusion(["n2"], ["--nodes=2", "--exclude=n3"], LISTED).too_few
 
 
+def test_a_job_for_another_cluster_is_left_alone() -> None:
+    assert exclusion(["n2"], ["--clusters=red"], LISTED).words == exclusion(["n2"], ["-M", "red"], LISTED).words == ()
+
+
 def test_a_node_that_the_job_asks_for_by_name_is_its_own_choice() -> None:
     assert exclusion(["n2"], ["-w", "n[1-2]"], LISTED).words == ()

@@ -12,7 +12,7 @@ from llmlaunch.launchers.slurm_commands import SlurmCommands
 __all__ = ["Exclusion", "cluster_name", "exclusion", "nodes_of_cluster"]
 
 TIMEOUT_SECONDS, TRIES = 20.0, 1  # to leave a node out is a service: a slow SLURM gets the job without it
-_OPTIONS = {"-x": "exclude", "-p": "partition", "-N": "nodes", "-w": "nodelist"}
+_OPTIONS = {"-x": "exclude", "-p": "partition", "-N": "nodes", "-w": "nodelist", "-M": "clusters"}
 _UNUSABLE = ("down", "drain", "drng", "drained", "draining", "fail", "failg", "inval", "unk", "futr", "err", "error")
 
 
@@ -43,9 +43,12 @@ def exclusion(sick: Sequence[str], directives: Sequence[str], listed: str) -> Ex
     """Which of the `sick` nodes a job with these `#SBATCH` words is kept from; `listed` is of `nodes_of_cluster`.
 
     Only nodes that the job's partitions have: sbatch refuses a name the cluster does not know. None that the job asks
-    for by name. And no more than leave it as many usable nodes as it needs.
+    for by name. And no more than leave it as many usable nodes as it needs. None where it goes to another cluster than
+    this machine's, whose nodes are not listed.
     """
     asked = _asked(directives)
+    if "clusters" in asked:
+        return Exclusion((), ())
     partitions = asked["partition"].split(",") if "partition" in asked else None
     there: dict[str, str] = {}
     for line in listed.splitlines():
