@@ -37,6 +37,15 @@ def only(text: str) -> tuple[str, str]:
     return hit.kind, hit.line
 
 
+def test_a_port_that_is_taken_is_no_failure_of_the_network() -> None:
+    torch_2_13 = (
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+        "port: 20555, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+    )
+    assert only(torch_2_13) == ("port_taken", torch_2_13)
+    assert only("RuntimeError: [enforce fail at tcp/listener.cc:33] bind: Address already in use")[0] == "port_taken"
+
+
 def test_todays_message_gives_all_its_numbers() -> None:
     assert device_numbers(NOW) == {
         "asked_bytes": int(25.31 * GIB),

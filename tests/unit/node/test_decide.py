@@ -83,6 +83,13 @@ def test_out_of_memory_falls_back_on_one_layout_after_the_other() -> None:
     assert oom("fallback/3").action == "end"
 
 
+def test_a_taken_port_is_answered_with_another_one_at_once_and_not_for_ever() -> None:
+    taken = facts({"restart": None}, kind="port_taken", made_a_step=False, layout="fallback/1")
+    assert decide(taken) == Next("again", "another program had the port", layout="fallback/1")
+    assert decide(taken._replace(ports=3)).action == "end"
+    assert decide(taken._replace(told="USR1")).action == "end"
+
+
 def test_host_memory_is_never_answered_with_head_room_on_the_device() -> None:
     assert oom(kind="host_oom", saved_step=5).action == "requeue"
 
@@ -109,7 +116,9 @@ def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop
     st.builds(
         Facts,
         state=st.sampled_from(["failed", "stopped"]),
-        kind=st.sampled_from(["", "oom", "host_oom", "nccl", "hung", "crash", "xid", "disk_full", "node_fail"]),
+        kind=st.sampled_from(
+            ["", "oom", "host_oom", "nccl", "hung", "crash", "xid", "port_taken", "disk_full", "node_fail"]
+        ),
         told=st.sampled_from(["", "USR1", "TERM", PREEMPTED]),
         stop_file=st.booleans(),
         made_a_step=st.booleans(),

@@ -147,6 +147,24 @@ def test_a_second_start_is_a_second_attempt(tmp_path: Path) -> None:
 
 
 @pytest.mark.frameworks
+def test_a_port_that_was_taken_meanwhile_is_answered_with_another(tmp_path: Path) -> None:
+    """Between the look and the listening another job may come: the ranks then say so, and nothing has been trained."""
+    body = """
+name = f"port-{rank}"
+if not os.path.exists(name):
+    open(name, "w").write(os.environ["MASTER_PORT"])
+    sys.exit("torch.distributed.DistNetworkError: code: -98, name: EADDRINUSE, message: address already in use")
+assert open(name).read() != os.environ["MASTER_PORT"]
+"""
+    run = render(tmp_path, body)
+    done = start(run)
+    assert done.returncode == 0, done.stdout + done.stderr + training_log(run)
+    first, second = read_run(run).attempts
+    assert (first.status["cause"]["kind"], first.status["next"]["action"]) == ("port_taken", "again")
+    assert second.status["state"] == "succeeded"
+
+
+@pytest.mark.frameworks
 def test_told_to_stop_it_stops_the_ranks_and_still_judges(tmp_path: Path) -> None:
     run = render(tmp_path, "open(f'here-{rank}', 'w').close()\ntime.sleep(600)")
     with subprocess.Popen(["bash", str(run / "job.sbatch")], env=environment(), stdout=subprocess.PIPE) as job:

@@ -18,6 +18,7 @@ KINDS = (
     "host_oom",
     "disk_full",
     "node_fail",
+    "port_taken",
     "nccl",
     "crash",
     "preempted",
@@ -97,6 +98,11 @@ SIGNS = (
     Sign("disk_full", r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]", "errno ENOSPC, EDQUOT"),
     # --- the network
     Sign(
+        "port_taken",
+        r"\bEADDRINUSE\b|[Aa]ddress already in use",
+        "errno 98: torch 2.x, TCPStore; gloo; NCCL sockets",
+    ),
+    Sign(
         "nccl",
         r"NET/IB ?:.*async (fatal )?event.*(local catastrophic error|port error)",
         "NCCL 2.30, src/transport/net_ib/common.cc",
@@ -141,7 +147,7 @@ TELLING = (
     *("rror", "rrno", "xception", "emory", "MEMORY", "alloc", "ALLOC", "oom", "Xid", "lost", "_LOST", "fallen", "ECC"),
     *("NVLink", "mismatch", "space left", "quota", "NET/IB", "exited", "aborted", "terminated", "imeout", "imed out"),
     *("onitor", "dump signal", "onnection", "pipe", "failed", "peer", "socketProgress", "Interrupt", "closing signal"),
-    "what()",
+    *("what()", "EADDRINUSE", "ddress already"),
 )
 
 # A line that looks like one of the above and ended nothing.

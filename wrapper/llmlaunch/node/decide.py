@@ -14,6 +14,7 @@ ends in time ends the job, and SLURM does not put it back."""
 # Failures that would come again at once, wherever the job runs.
 _CERTAIN = ("oom", "disk_full")
 _MOST_BACKOFF_SECONDS = 3600.0
+_MOST_PORTS = 3
 
 
 class Facts(NamedTuple):
@@ -29,10 +30,11 @@ class Facts(NamedTuple):
     restarts: int  # automatic ones of this submission so far
     fruitless: int  # attempts in a row, this one included, that got no further than saved_step
     described: Record  # run.json
+    ports: int = 1  # tried in this job, this attempt's included
 
 
 class Next(NamedTuple):
-    """`action` is end, fallback, requeue or chain."""
+    """`action` is end, fallback, requeue, chain, or again: the same layout in the same allocation, on another port."""
 
     action: str
     why: str
@@ -53,6 +55,8 @@ def decide(facts: Facts) -> Next:
         return Next("end", "SLURM or a person ended the job; what follows is theirs to say")
     if facts.kind == "oom" and not facts.told:
         return _after_oom(facts)
+    if facts.kind == "port_taken" and not facts.told and not facts.made_a_step and facts.ports < _MOST_PORTS:
+        return Next("again", "another program had the port", layout=facts.layout)
     return _restart(facts)
 
 

@@ -14,7 +14,7 @@ from .begin import STOP_FILE
 from .causes import cause_of
 from .decide import PREEMPTED, Facts, decide
 from .files import attempt_directory, read_json, say
-from .history import FIRST_LAYOUT, attempts_of_run, fruitless, of_this_submission, saved_step
+from .history import FIRST_LAYOUT, attempts_of_run, fruitless, job_of, of_this_submission, saved_step
 from .signals import signal_number
 from .status import COMES_BACK_LATER, write_status
 
@@ -91,6 +91,7 @@ def gather(run_directory: Path, attempt: str, state: str, cause: Record | None, 
         restarts=max(0, len([one for one in ours if not one.is_fallback]) - 1),
         fruitless=fruitless(ours, layout, step),
         described=read_json(run_directory / "run.json") or {},
+        ports=1 + len([one for one in ours if job_of(one.name) == job_of(attempt) and one.was_retried]),
     )
 
 
@@ -107,8 +108,8 @@ def _stopped(told: str, progress: Record) -> str:
 
 
 def _words(follows: Next, at_fault: list[str]) -> list[str]:
-    if follows.action == "fallback":
-        return [follows.layout]
+    if follows.action in ("fallback", "again"):
+        return [follows.action if follows.action == "again" else follows.layout]
     if follows.action == "requeue":
         return ["requeue", str(follows.seconds), *([",".join(at_fault)] if at_fault else [])]
     return ["end"]

@@ -24,6 +24,11 @@ class Attempt(NamedTuple):
     is_fallback: bool  # started in the allocation of the one before, out of memory
     status: Record  # its own status.json; empty where it has none
 
+    @property
+    def was_retried(self) -> bool:
+        """It never began, for want of a port, and was started again on another."""
+        return (self.status.get("next") or {}).get("action") == "again"
+
 
 def attempts_of_run(run_directory: Path) -> list[Attempt]:
     """Every attempt that has begun, the oldest first."""
@@ -86,7 +91,7 @@ def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
     Where no step is known at all, one that ended in order counts as progress.
     """
     count = 0
-    for attempt in reversed(attempts):
+    for attempt in reversed([one for one in attempts if not one.was_retried]):
         orderly = step == 0 and attempt.status.get("state") == "stopped"
         if attempt.layout != layout or attempt.from_step < step or orderly:
             break

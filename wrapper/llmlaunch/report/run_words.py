@@ -62,6 +62,7 @@ def _next_words(following: Mapping[str, Any]) -> str:
     action, seconds = following.get("action"), following.get("seconds")
     soon = f" in {duration(seconds)}" if isinstance(seconds, int | float) and seconds else ""
     then = {
+        "again": "the same again in the same allocation, on another port",
         "fallback": f"layout {following.get('layout')} in the same allocation",
         "requeue": f"back into the queue{soon}",
         "chain": f"the follow-up job{soon}",

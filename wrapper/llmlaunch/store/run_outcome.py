@@ -15,7 +15,7 @@ __all__ = ["AttemptOutcome", "LauncherWord", "attempt_outcomes", "launched_by", 
 Record = Mapping[str, Any]
 
 # what an attempt's verdict may say comes next -> the state of the run until that has begun
-GOES_ON = {"fallback": "running", "requeue": "submitted", "chain": "submitted"}
+GOES_ON = {"fallback": "running", "again": "running", "requeue": "submitted", "chain": "submitted"}
 
 
 @dataclass(frozen=True)
