@@ -2,7 +2,7 @@
 
     hangs_once.py FOLDER STEPS
 
-Every fifth step is saved in FOLDER/latest, and it goes on after that one. The prints are those of no framework.
+Every tenth step is saved in FOLDER/latest, and it goes on after that one. The prints are those of no framework.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
             hangs_here() if rank == 1 else waits_for_the_other_ranks()
         if rank == 0:
             print(f"iter {step}: loss {10 / step:.3f}, time 300.0ms", flush=True)
-            if step % 5 == 0:
+            if step % 10 == 0:
                 latest.write_text(f"step-{step}")
 
 

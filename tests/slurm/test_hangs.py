@@ -30,7 +30,7 @@ class Run:
         done = subprocess.run(
             [
                 sys.executable, "-m", "llmlaunch", "submit", str(QUICKSTART), "cluster=cpu-x1", f"backend={own}",
-                f"python={sys.executable}", f"training.checkpoint_path={self.checkpoints}", "training.save_interval=5",
+                f"python={sys.executable}", f"training.checkpoint_path={self.checkpoints}", "training.save_interval=10",
                 f"watchdog={{floor_seconds: {FLOOR_SECONDS}, first_step_seconds: 300}}",
                 "restart={backoff_seconds: 1}", 'slurm.time="00:10:00"', *words, "-o", str(self.directory),
             ],

@@ -81,6 +81,20 @@ def test_a_save_is_over_with_the_next_step_and_its_length_is_learnt() -> None:
     assert job.slow().hung_after() == ("saving", 4000.0)
 
 
+@pytest.mark.parametrize(("stride", "before_saves", "others"), [(1, (50, 100), (49, 51)), (20, (40, 100), (20, 60))])
+def test_a_script_that_does_not_say_so_saves_when_the_recipe_does(
+    stride: int, before_saves: tuple[int, ...], others: tuple[int, ...]
+) -> None:
+    """Every 50 steps, and a line every `stride`: after step 40 comes the save of step 50, then the line of step 60."""
+    job = Job(promised=False, save_every=50)
+    for step in range(stride, 121, stride):
+        job.now += 1.0
+        job.pace.hear(News([Step(step, 1000, None, None, None)], slow=False), job.now)
+        allowed = job.pace.allowed()
+        assert step not in before_saves or allowed is None or allowed.what == "saving"
+        assert step not in others or allowed is None or allowed.what == "a step"
+
+
 def test_told_to_save_and_after_the_last_step_it_is_saving() -> None:
     assert Job().steps(20, 1.0).hung_after(saving=True) == ("saving", SAVING)
     assert Job(steps=20).steps(20, 1.0).pace.allowed() == ("a step", FLOOR)  # the log's own total counts

@@ -31,6 +31,7 @@ class Pace:
         self._saving = _seconds(progress.get("saving_seconds")) or SAVING_SECONDS
         self._promised = bool(progress.get("promised"))
         self._tokens_per_step = progress.get("tokens_per_step")
+        self._save_every = progress.get("save_every")
         self._last: Step | None = None
         self._steps = progress.get("steps")
         self._loss: float | None = None
@@ -75,8 +76,18 @@ class Pace:
         elif self.known:
             self._gaps.append(gap)
             self._longest_gap = max(self._longest_gap, gap)
-        self.known, self._slow = True, False
+        self.known, self._slow = True, self._saves_next([before, *(step.step for step in fresh)])
         self._last_step_at = self._last_sign = now
+
+    def _saves_next(self, said: list[int | None]) -> bool:
+        """Whether a save lies between the last of the steps `said` and the one whose line comes next, by the recipe's
+        interval and the way from the last but one."""
+        steps = [step for step in said if step is not None]
+        if not steps or not isinstance(self._save_every, int):
+            return False
+        stride = max(1, steps[-1] - steps[-2]) if len(steps) > 1 else 1
+        next_save = -(-steps[-1] // self._save_every) * self._save_every
+        return next_save < steps[-1] + stride
 
     def allowed(self, saving: bool = False) -> Allowed | None:
         """How long the next sign may take; None: for ever. `saving`: the trainers were told to save."""

@@ -27,5 +27,7 @@ def progress_json(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, o
         "tokens_per_step": recipe.workload.global_batch_size * recipe.workload.sequence_length,
         "floor_seconds": None if watchdog is None else watchdog.floor_seconds,
         "first_step_seconds": None if watchdog is None else watchdog.first_step_seconds,
+        # a script of the person's own may save without a word
+        "save_every": None if rendered.progress.promised else recipe.training.save_interval,
         "saving_seconds": max(LEAST_SAVING_SECONDS, SAVES_OF_PATIENCE * expected),
     }
