@@ -7,10 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llmlaunch.causes.attempt import cause_of
-from llmlaunch.causes.words import sentence
 from llmlaunch.launchers import run_files
-from llmlaunch.launchers.attempts import attempt_names
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.slurm_text import Row, Rows, row_of
 
@@ -113,7 +110,13 @@ def _full_disk(submission: Submission) -> str:
 def _lost_node(submission: Submission, state: str) -> str:
     """Which node SLURM lost. srun says so in the job's log, and waits longer for the lost node's task than SLURM leaves
     the batch script: so there is no status.json."""
-    names = attempt_names(submission) if state == "NODE_FAIL" else []
+    if state != "NODE_FAIL":
+        return ""
+    from llmlaunch.causes.attempt import cause_of  # late: a question about SLURM need not wait for it
+    from llmlaunch.causes.words import sentence
+    from llmlaunch.launchers.attempts import attempt_names
+
+    names = attempt_names(submission)
     cause = cause_of(submission.run_dir, names[-1], (), 1, state) if names else None
     return "" if cause is None else sentence(cause)
 
