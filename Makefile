@@ -39,6 +39,7 @@ benchmark: install  ## ratios for benchmarks/RESULTS.md
 	$(RUN) benchmarks/stages.py
 	$(RUN) benchmarks/regret.py
 	$(RUN) benchmarks/placement.py
+	$(RUN) benchmarks/slurm_commands.py
 
 accuracy-table: install  ## the tables of README.md, from the measurements that come with the source
 	$(RUN) -m llmlaunch accuracy tests/data/measurements/fit.jsonl tests/data/measurements/outcomes.jsonl \

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -77,6 +79,16 @@ def test_the_newest_attempt_tells_how_far_it_got(tmp_path: Path) -> None:
     wait_until(lambda: look_at([submission], lambda line: None)[0].state.phase == "failed")
     ended = look_at([submission], lambda line: None)[0]
     assert (ended.state.reason, ended.stopping) == ("no luck", False)
+
+
+def test_a_question_about_slurm_imports_little() -> None:
+    """It should feel instant: sacct's own tenth of a second is most of it."""
+    program = (
+        "import sys, llmlaunch.cli.status, llmlaunch.launchers.look, llmlaunch.launchers.slurm; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    heavy = {"sqlalchemy", "numpy", "pydantic", "yaml", "jinja2", "psutil", "rich", "llmlaunch.launchers.slurm_submit"}
+    assert not heavy & set(done.stdout.split())
 
 
 def test_a_launcher_s_mistake_is_the_asker_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
