@@ -94,6 +94,7 @@ def note_ends(states: Iterable[tuple[Submission, JobState]]) -> None:
     from llmlaunch.launchers import run_files
 
     news = [(submission, state) for submission, state in states if run_files.note_end(submission, state)]
+    news = [one for one in news if (one[0].run_dir / "run.id").exists()]  # no other can be in the store
     if not news:
         return
     from llmlaunch.store.location import store_exists

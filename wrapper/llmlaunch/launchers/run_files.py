@@ -212,7 +212,7 @@ def note_end(submission: Submission, state: JobState) -> bool:
         "link": state.link,
     }
     try:
-        replace_file(submission.run_dir / _NOTED, record)
+        replace_file(submission.run_dir / _NOTED, record, lasting=False)
     except OSError:
         return True  # a full or read-only disk: the store can still be told
     return True

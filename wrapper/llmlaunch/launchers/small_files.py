@@ -24,9 +24,10 @@ def create(path: Path, text: str) -> bool:
     return True
 
 
-def replace(path: Path, record: Mapping[str, Any]) -> None:
-    """Write `record` as JSON over whatever `path` is. Readers see the old or the new."""
-    temporary = _written(path, json.dumps(record, indent=1) + "\n")
+def replace(path: Path, record: Mapping[str, Any], lasting: bool = True) -> None:
+    """Write `record` as JSON over whatever `path` is. Readers see the old or the new. Not `lasting`: a power cut may
+    lose it, and nobody waits for the disk."""
+    temporary = _written(path, json.dumps(record, indent=1) + "\n", lasting)
     try:
         temporary.replace(path)
     finally:
@@ -42,14 +43,15 @@ def read_object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _written(path: Path, text: str) -> Path:
+def _written(path: Path, text: str, lasting: bool = True) -> Path:
     """A file beside `path` that holds `text` and nobody knows; none is left where it cannot be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
