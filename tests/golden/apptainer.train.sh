@@ -85,6 +85,7 @@ if mkdir -p "$flight"; then
   [[ ${torch_minor:-0} -lt 208 ]] || export TORCH_FR_BUFFER_SIZE="$events"
   [[ ${torch_minor:-0} -ge 211 ]] || export TORCH_NCCL_TRACE_BUFFER_SIZE="$events"
   pipes=$(mktemp -d "${TMPDIR:-/tmp}/llmlaunch-flight.XXXXXX" 2>/dev/null)
+  trap '[[ -z $pipes ]] || rm -rf -- "$pipes"' EXIT
   if [[ -n $pipes ]] && mkfifo "$pipes/probe" 2>/dev/null; then
     export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-$pipes/rank_}"
   fi
@@ -200,5 +201,4 @@ else
   [[ -z $node_python ]] || "$node_python" node.pyz diagnose "${node_side[@]}" --code "$code"
 fi
 stop_monitor
-[[ -z $pipes ]] || rm -rf -- "$pipes"
 exit "$code"
