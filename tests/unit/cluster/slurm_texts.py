@@ -9,6 +9,7 @@ SLURM_22_05 = Answers(
     config="""\
 Configuration data as of 2026-11-21T12:41:25
 AccountingStorageEnforce = none
+AccountingStorageType   = accounting_storage/slurmdbd
 ClusterName             = llmlaunch
 EnforcePartLimits       = ALL
 GresTypes               = gpu
@@ -67,7 +68,7 @@ SwitchName=spine Level=1 LinkSpeed=1 Nodes=node[1-4] Switches=leaf[1-2]
 )
 
 # Node and partition as SLURM 23.11.11 printed them, from the public user guide of a site with H100 nodes; the second
-# node and the words of the configuration are made up.
+# node, the limits of the partition and the words of the configuration are made up.
 SLURM_23_11 = Answers(
     config="""\
 AccountingStorageEnforce = associations,limits,qos,safe
@@ -86,7 +87,7 @@ PartitionName=dev
    AllowGroups=ALL DenyAccounts=mst109178 AllowQos=ALL
    AllocNodes=ALL Default=NO QoS=p_dev
    DefaultTime=NONE DisableRootJobs=NO ExclusiveUser=NO ExclusiveTopo=NO GraceTime=0 Hidden=NO
-   MaxNodes=UNLIMITED MaxTime=04:00:00 MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED MaxCPUsPerSocket=UNLIMITED
+   MaxNodes=16 MaxTime=04:00:00 MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED MaxCPUsPerSocket=UNLIMITED
    Nodes=25a-hgpn[001-124,142-145]
    PriorityJobFactor=1 PriorityTier=15 RootOnly=NO ReqResv=NO OverSubscribe=NO
    OverTimeLimit=NONE PreemptMode=REQUEUE

@@ -34,6 +34,7 @@ def test_a_tree_of_switches_typed_gpus_and_memory_that_is_handed_out(tmp_path: P
     assert "# Cluster llmlaunch, SLURM 22.05.8." in text
     assert "# Nodes: 4, node1 to node4." in text
     assert "neither pyxis nor apptainer seen here" in text
+    assert "AccountingStorageEnforce=none: SLURM takes wrong accounts" in text
 
 
 def test_several_kinds_of_gpus_have_a_draft_each_that_asks_for_its_own(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_what_the_person_must_choose_is_told_and_not_chosen(tmp_path: Path) -> N
         "# Jobs may be preempted: REQUEUE.",
         "# EnforcePartLimits=NO: SLURM takes jobs it will never start",
         "# CPUs are bound by task/affinity,task/cgroup.",
-        "# Longest job in dev: 04:00:00",
+        "# Longest job in dev: 04:00:00, 16 nodes at most (slurm: {time: ...} of the recipe).",
     ):
         assert line in text
     only = replace(SLURM_23_11, associations="no|normal\n")

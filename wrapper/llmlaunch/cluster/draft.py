@@ -133,13 +133,16 @@ def _head(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Iterator
     others = [other.name for other in site.partitions if any(other.name in node.partitions for node in kind.nodes)]
     yield f"# Partitions that have them: {', '.join(others)}."
     if partition is not None and partition.max_time:
-        yield f"# Longest job in {partition.name}: {partition.max_time} (slurm: {{time: ...}} of the recipe)."
+        most = f", {partition.max_nodes} nodes at most" if partition.max_nodes.isdigit() else ""
+        yield f"# Longest job in {partition.name}: {partition.max_time}{most} (slurm: {{time: ...}} of the recipe)."
     preempt = (partition.preempt_mode if partition else "") or config("PreemptMode")
     if preempt and preempt != "OFF":
         grace = f", grace time {partition.grace_time} s" if partition and partition.grace_time.strip("0") else ""
         yield f"# Jobs may be preempted: {preempt}{grace}."
     if config("EnforcePartLimits") in ("", "NO"):
         yield "# EnforcePartLimits=NO: SLURM takes jobs it will never start; submit --test-only does not see them."
+    if config("AccountingStorageType").endswith("slurmdbd") and not config("AccountingStorageEnforce"):
+        yield "# AccountingStorageEnforce=none: SLURM takes wrong accounts and QoS; --test-only does not see them either."
     if config("TaskPlugin") not in ("", "task/none"):
         yield f"# CPUs are bound by {config('TaskPlugin')}."
 

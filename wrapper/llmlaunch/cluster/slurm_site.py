@@ -56,6 +56,7 @@ class Partition:
     name: str
     default: bool
     max_time: str
+    max_nodes: str
     preempt_mode: str
     grace_time: str
     whole_nodes: bool
@@ -139,6 +140,7 @@ def _partition(record: str) -> Partition:
         name=_field(record, "PartitionName"),
         default=_field(record, "Default") == "YES",
         max_time=_field(record, "MaxTime"),
+        max_nodes=_field(record, "MaxNodes"),
         preempt_mode=_field(record, "PreemptMode"),
         grace_time=_field(record, "GraceTime"),
         whole_nodes=_field(record, "OverSubscribe") == "EXCLUSIVE",
