@@ -142,7 +142,7 @@ def _head(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Iterator
     if config("EnforcePartLimits") in ("", "NO"):
         yield "# EnforcePartLimits=NO: SLURM takes jobs it will never start; submit --test-only does not see them."
     if config("AccountingStorageType").endswith("slurmdbd") and not config("AccountingStorageEnforce"):
-        yield "# AccountingStorageEnforce=none: SLURM takes wrong accounts and QoS; --test-only does not see them either."
+        yield "# AccountingStorageEnforce=none: SLURM takes wrong accounts and QoS; --test-only does, too."
     if config("TaskPlugin") not in ("", "task/none"):
         yield f"# CPUs are bound by {config('TaskPlugin')}."
 
