@@ -17,6 +17,8 @@ from llmlaunch.cli.main import main
 QUICKSTART = str(asset("recipes", "quickstart.yaml"))
 SMALL = ("cluster=cpu-x1",)
 
+SAVES = ("training.save_interval=1",)
+
 Submit = Callable[..., tuple[str, str]]
 
 
@@ -115,6 +117,7 @@ def test_one_that_slurm_refuses_takes_the_others_back(submit: Submit, tmp_path: 
         (["--after", "nobody"], "nobody: no such run directory"),
         (["training.steps=1,2", "--local"], "several runs at once need SLURM"),
         (["training.steps=1,2", "model=a,b"], "--grid model=a,b"),
+        (["training.steps=1,2", *SAVES, "training.checkpoint_path=/ck"], "training.checkpoint_path=/ck/{run}"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_written(
@@ -124,6 +127,17 @@ def test_what_does_not_go_together_is_refused_before_anything_is_written(
     assert why in err
     assert not (tmp_path / "s").exists()
     assert asked(tmp_path) == []
+
+
+def test_each_run_side_by_side_has_checkpoints_of_its_own(submit: Submit, tmp_path: Path) -> None:
+    submit(QUICKSTART, *SMALL, *SAVES, "training.steps=10,20", "training.checkpoint_path=/ck/{run}", "-o", "s")
+    words = [run["overrides"] for run in json.loads((tmp_path / "s" / "sweep.json").read_text())["runs"]]
+    assert ["training.checkpoint_path=/ck/0" in words[0], "training.checkpoint_path=/ck/1" in words[1]] == [True, True]
+
+
+def test_a_chain_may_go_on_from_the_checkpoints_of_the_one_before(submit: Submit, tmp_path: Path) -> None:
+    submit(QUICKSTART, *SMALL, *SAVES, "training.steps=10,20", "training.checkpoint_path=/ck", "--chain", "-o", "s")
+    assert len(submissions(tmp_path)) == 2
 
 
 def test_a_dry_run_shows_all_and_writes_nothing(submit: Submit, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def command(
 
         if test_only:
             raise UserError("--test-only: asks SLURM about one run; --dry-run shows several")
-        results = plan_all(variants)
+        results = plan_all(variants, together)
         if dry_run:
             return show_sweep(variants, results, together, choice.why, as_json)
         words = functools.partial(_extra_words, choice, no_exclude=no_exclude)

@@ -14,7 +14,7 @@ import click
 
 from llmlaunch.cli.planned import Planned, planned
 from llmlaunch.cli.printed import print_json
-from llmlaunch.cli.together import Together, Variant
+from llmlaunch.cli.together import RUN, Together, Variant
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.overrides import shown_word
 
@@ -29,8 +29,9 @@ __all__ = ["plan_all", "show_sweep", "submit_all"]
 FAILED = 1
 
 
-def plan_all(variants: Sequence[Variant]) -> list[Planned]:
-    """Each planned, in order. Raises UserError naming the first that is invalid or not safe."""
+def plan_all(variants: Sequence[Variant], together: Together) -> list[Planned]:
+    """Each planned, in order. Raises UserError naming the first that is invalid or not safe, and where runs side by
+    side would write and read each other's checkpoints."""
     from llmlaunch.planner.unsafe import refuse
 
     results = []
@@ -39,6 +40,7 @@ def plan_all(variants: Sequence[Variant]) -> list[Planned]:
         try:
             result = planned(variant.recipe, variant.overrides)
             refuse(result.plan)
+            result.warn_of_missing_fallbacks()
         except UserError as mistake:
             commas = [word for word in variant.overrides if "," in word]
             hint = (
@@ -50,7 +52,21 @@ def plan_all(variants: Sequence[Variant]) -> list[Planned]:
                 f"{variant.shown}: {mistake} None of the {len(variants)} was submitted.{hint}"
             ) from None
         results.append(result)
+    if together.how in ("independent", "array"):
+        _refuse_shared_checkpoints(variants, results)
     return results
+
+
+def _refuse_shared_checkpoints(variants: Sequence[Variant], results: Sequence[Planned]) -> None:
+    seen: dict[str, int] = {}
+    for number, result in enumerate(results, start=1):
+        path = result.recipe.training.checkpoint_path
+        if path is not None and seen.setdefault(path, number) != number:
+            raise UserError(
+                f"{variants[number - 1].shown}: runs {seen[path]} and {number} would write their checkpoints into "
+                f"the same folder, {path}, and go on from each other's; give each its own, by its number: "
+                f"training.checkpoint_path={path}/{RUN}, or run them one after the other (--chain)"
+            )
 
 
 def show_sweep(

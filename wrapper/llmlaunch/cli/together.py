@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,10 @@ from llmlaunch.recipe.overrides import shown_word
 if TYPE_CHECKING:
     from llmlaunch.launchers.sweep import How
 
-__all__ = ["SubmitCommand", "Together", "Variant", "together_options"]
+__all__ = ["RUN", "SubmitCommand", "Together", "Variant", "together_options"]
+
+RUN = "{run}"
+"""In a word of several runs: the number of the run, from 0 on."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Together:
             shared = set(each[0]).intersection(*each[1:])
             found += [Variant(path, own, tuple(word for word in own if word not in shared)) for own in each]
         self._refuse(len(found))
-        return found
+        return [_numbered(variant, number) for number, variant in enumerate(found)] if len(found) > 1 else found
 
     def sbatch_words(self) -> list[str]:
         """What sbatch is told of jobs before this one."""
@@ -127,6 +130,10 @@ def together_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, together=Together(array, array_limit, chain, dependency, after, grid), **others)
 
     return wrapped
+
+
+def _numbered(variant: Variant, number: int) -> Variant:
+    return replace(variant, overrides=tuple(word.replace(RUN, str(number)) for word in variant.overrides))
 
 
 def _is_recipe(word: str) -> bool:
