@@ -1,0 +1,226 @@
+"""Text of a recipe stays text: hostile values in every text field, rendered, submitted and run on a real cluster.
+
+The fields are found in the recipe's JSON Schema, so that none is forgotten when one is added. Each must either be
+refused in a sentence that names it, or arrive as it was; and nowhere may a command in it have run.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from one_machine import wait_until
+from person import Person
+
+from llmlaunch.cli.main import cli
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.json_schema import schema
+
+pytestmark = pytest.mark.slurm
+
+Place = tuple[str | int, ...]
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
+
+# {run} is a command that leaves a file behind.
+ATTACKS = {
+    "quotes": "x' \"; {run}; \\\" $({run}) `{run}` && {run} #'",
+    "lines": "x\n#SBATCH --comment=taken\n{run}\n",
+    "no-quotes": "x $({run}) `{run}` ; {run} & {run} | {run} #{{{{ 7 * 7 }}}} {{% raw %}} ~ * !!",
+}
+
+# What has another meaning by its nature: lines of shell, which are the recipe's own code.
+CODE: set[Place] = {("setup", 0), ("cluster", "setup", 0)}
+
+# What a field stands in where it means anything; the rest is as in the quickstart.
+AROUND: dict[Place, dict[str, Any]] = {
+    ("backend", "path"): {
+        "backend": {"name": "megatron-lm"},
+        "cluster": {"base": "h100-80gb-x8"},
+        "data": {"mock": True},
+    },
+    ("data", "path"): {"data": {}},
+    ("data", "tokenizer"): {"data": {"path": "/data"}},
+    ("training", "checkpoint_path"): {"training": {**QUICKSTART["training"], "save_interval": 10}, "restart": "none"},
+    ("container", "mounts", 0): {"container": {"image": "image"}},
+}
+
+# The name a mapping of any names is tried under.
+NAMES: dict[Place, str] = {
+    ("slurm",): "comment",
+    ("cluster", "slurm"): "wckey",
+    ("cluster", "srun"): "comment",
+    ("environment",): "HOSTILE",
+    ("cluster", "environment"): "HOSTILE_SITE",
+}
+
+# Trains nothing: leaves what has reached it.
+TELLS = """\
+import json, os, sys
+names = ("HOSTILE", "HOSTILE_SITE")
+told = {"argv": sys.argv[1:], "environment": {name: os.environ.get(name) for name in names}}
+with open("arrived.json", "w") as file:
+    json.dump(told, file)
+"""
+
+
+def fields(node: dict[str, Any], place: Place = (), seen: tuple[str, ...] = ()) -> Iterator[Place]:
+    """Every place of a recipe that takes free text; `<key>` stands for a name that is free."""
+    if "$ref" in node:
+        name = node["$ref"].rsplit("/", 1)[1]
+        if name not in seen:
+            yield from fields(schema()["$defs"][name], place, (*seen, name))
+        return
+    for branch in (*node.get("anyOf", ()), *node.get("oneOf", ())):
+        yield from fields(branch, place, seen)
+    if "string" in node.get("type", ()) and not {"enum", "const"} & {*node}:
+        yield place
+    for key, field in node.get("properties", {}).items():
+        yield from fields(field, (*place, key), seen)
+    if "items" in node:
+        yield from fields(node["items"], (*place, 0), seen)
+    if isinstance(node.get("additionalProperties"), dict):
+        yield (*place, "<key>")
+        yield from fields(node["additionalProperties"], (*place, NAMES[place]), seen)
+
+
+PLACES = [place for place in dict.fromkeys(fields(schema())) if place not in CODE]
+
+HARMLESS: dict[str, Any] = {
+    **QUICKSTART,
+    "name": "hostile",
+    "backend": {"name": "deepspeed", "script": "trainer.py"},
+    "cluster": {"base": "cpu-x1"},
+}
+
+# With these no training starts here, or no other field would be left: each is submitted on its own.
+ON_ITS_OWN: set[Place] = {
+    ("python",), ("container", "image"), ("container", "mounts", 0), ("backend", "path"), ("data", "tokenizer")
+}  # fmt: skip
+
+
+def with_text(recipe: dict[str, Any], place: Place, text: str) -> dict[str, Any]:
+    """A copy in which the field holds `text`."""
+    recipe = copy.deepcopy({**recipe, **AROUND.get(place, {})})
+    folder: Any = recipe
+    for key in place[:-1]:
+        folder = folder.setdefault(key, [] if place[-1] == 0 and key == place[-2] else {})
+    if place[-1] == 0:
+        folder.append(f"/{text}:/here" if "mounts" in place else text)
+    else:
+        folder[text if place[-1] == "<key>" else place[-1]] = "value" if place[-1] == "<key>" else text
+    return recipe
+
+
+def refusal(recipe: dict[str, Any], folder: Path) -> str:
+    """Empty where `folder`/run was rendered, else the sentence that refuses it."""
+    folder.mkdir()
+    file = written(recipe, folder)
+    done = CliRunner().invoke(cli, ["render", str(file), "-o", str(folder / "run")], standalone_mode=False)
+    if done.exception is None:
+        return ""
+    assert isinstance(done.exception, UserError), (recipe, done.exc_info)
+    return str(done.exception)
+
+
+def written(recipe: dict[str, Any], folder: Path) -> Path:
+    file = folder / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe, allow_unicode=True, width=10_000))
+    return file
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A text that runs a command wherever it is taken for code."""
+
+    name: str
+    canary: Path
+
+    @property
+    def text(self) -> str:
+        return ATTACKS[self.name].format(run=f"touch {self.canary}")
+
+
+@cache
+def refusals(attack: Attack) -> dict[Place, str]:
+    """What each field says to it; empty where the recipe is rendered."""
+    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
+    try:
+        return {place: refusal(alone(place, attack), folder / str(at)) for at, place in enumerate(PLACES)}
+    finally:
+        shutil.rmtree(folder)
+
+
+def alone(place: Place, attack: Attack) -> dict[str, Any]:
+    return with_text(HARMLESS, place, attack.text)
+
+
+@pytest.fixture(scope="module")
+def canary() -> Iterator[Path]:
+    """Where anyone may leave a file; there is none at the end of any test."""
+    folder = Path(tempfile.mkdtemp(prefix="canary-", dir="/tmp"))
+    folder.chmod(0o777)
+    yield folder / "canary"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(params=ATTACKS)
+def attack(request: pytest.FixtureRequest, canary: Path) -> Iterator[Attack]:
+    yield Attack(request.param, canary)
+    assert not canary.exists(), f"{request.param}: a value was run as a command"
+
+
+def test_every_field_takes_the_text_or_refuses_it_in_a_sentence_that_names_it(attack: Attack) -> None:
+    for place, said in refusals(attack).items():
+        named = [str(part) for part in place if isinstance(part, str) and part != "<key>"]
+        assert not said or f"{'.'.join(named)}" in said, (place, said)
+        assert "\n" not in said, (place, said)
+    assert {("name",), ("cluster", "name")} < {place for place, said in refusals(attack).items() if said}
+
+
+def submitted(person: Person, recipe: dict[str, Any], folder: Path) -> str:
+    """The job's number; empty where SLURM refused it."""
+    script = folder / str(recipe["backend"].get("script", "none"))
+    person.ask("mkdir", "-p", str(script.parent))
+    script.write_text(TELLS)
+    file = written({"python": person.python, **recipe}, folder)
+    done = person.llmlaunch("submit", str(file), "-o", str(folder / "run"))
+    assert done.returncode in (0, 4), done.stderr
+    assert "Traceback" not in done.stderr
+    return json.loads((folder / "run" / "submission.json").read_text())["job_id"] if done.returncode == 0 else ""
+
+
+def test_nothing_in_a_recipe_runs_on_a_cluster_and_what_is_taken_arrives(
+    attack: Attack, anyone_at_both_ends: Person
+) -> None:
+    person = anyone_at_both_ends
+    taken = [place for place, said in refusals(attack).items() if not said]
+    together = HARMLESS
+    for at, place in enumerate(taken):
+        if place in ON_ITS_OWN:
+            submitted(person, alone(place, attack), person.folder(f"{attack.name}-{at}"))
+        else:
+            together = with_text(together, place, attack.text)
+    folder = person.folder(f"{attack.name}-together")
+    job = submitted(person, together, folder)
+    shown = person.ask("scontrol", "show", "job", job)
+    wait_until(lambda: not person.ask("squeue", "-h"), "every job has ended", 180)
+    logs = "\n".join(path.read_text() for path in folder.glob("run/logs/*"))
+    assert (folder / "run" / "arrived.json").exists(), logs
+    told = json.loads((folder / "run" / "arrived.json").read_text())
+    taken_by = {place[:2] for place in taken}
+    arguments = [place for place in (("backend", "script_args"), ("backend", "extra_args")) if place in taken_by]
+    assert told["argv"].count(attack.text) == len(arguments)
+    for place, name in ((("environment", "HOSTILE"), "HOSTILE"), (("cluster", "environment"), "HOSTILE_SITE")):
+        assert told["environment"][name] == (attack.text if place in taken_by else None)
+    assert (attack.text in shown) == (("slurm", "comment") in taken_by)
