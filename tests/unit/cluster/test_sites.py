@@ -8,6 +8,7 @@ import pytest
 
 from llmlaunch.cluster.load import load_cluster, profile_names, profile_path
 from llmlaunch.cluster.profile import Site
+from llmlaunch.documents.slurm_options import sbatch_value_problem
 from llmlaunch.errors import UserError
 
 WHOLE = """\
@@ -90,6 +91,7 @@ def test_a_folder_that_is_not_mounted_is_named_where_a_profile_is_missing(monkey
         ("slurm: {array: 1-4}", "array: the tasks of 1-4 would train into one run directory at the same time"),
         ("slurm: {Partition: gpu}", "is not a long option of sbatch without its dashes; write partition"),
         ("srun: {ntasks: 4}", "srun.ntasks: is not set here: job.sbatch sets it"),
+        ("srun: {outpu: x}", "srun.outpu: is short for output"),
         ("srun: {multi-prog: true}", "srun would not start the training"),
         ("srun: {mpi: pmix}", "write `mpi:` beside `srun:`"),
         ("srun: {container-name: x}", "outlives its job and is shared with others"),
@@ -112,6 +114,11 @@ def test_what_would_break_a_job_is_refused_with_its_place(text: str, message: st
         load_cluster(str(written(tmp_path, f"base: h100-80gb-x8\n{text}\n")))
     assert message in str(caught.value)
     assert "ours.yaml:2: " in str(caught.value)
+
+
+def test_every_option_that_swallows_the_next_is_named_whole() -> None:
+    assert all(sbatch_value_problem({name: True}) for name in ("gpus-per-socket", "comment", "wckey"))
+    assert sbatch_value_problem({"exclusive": True, "requeue": True, "no-container-mount-home": True}) is None
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ _SRUN = {
 _NEEDING = """
 account acctg-freq array batch bb bbf begin chdir cluster cluster-constraint clusters comment constraint container
 container-id context core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
-distribution error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-
-socket gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label
+distribution error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node
+gpus-per-socket gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label
 mem mem-bind mem-per-cpu mem-per-gpu mem-update mincpus network nodefile nodelist ntasks-per-core ntasks-per-socket
 open-mode output partition prefer priority profile qos reservation resources runtime segment signal sockets-per-node
 switches thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey
@@ -103,7 +103,7 @@ def _problem(name: str, refused: Mapping[str, str], command: str) -> str | None:
         hint = f"write {fixed}" if _OPTION.fullmatch(fixed) else "use letters, digits and '-'"
         return f"is not a long option of {command} without its dashes; {hint}"
     meant = next((long for long in refused if long.startswith(name)), None)
-    ambiguous = any(long.startswith(name) for long in _TAKES_A_VALUE)
+    ambiguous = any(long.startswith(name) for long in _TAKES_A_VALUE if long != meant)
     if meant is not None and not ambiguous:  # getopt_long takes any beginning of an option that fits no other
         return f"is short for {meant}, which is not set here: {refused[meant]}; remove it"
     return None

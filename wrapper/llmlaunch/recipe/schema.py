@@ -425,7 +425,7 @@ class RecipeFile(StrictModel):
     )
     secrets: list[SecretName] = Field([], description="Names of variables that must be set where you submit")
     setup: list[SetupLine] = Field(
-        [], description="Shell lines run first on every node (module load ...); they are run as they are"
+        [], description="Shell lines (module load ...) run where the job begins; every node gets the environment they leave"
     )
     container: ContainerFile | None = Field(None, description="Container of the job")
     code: Annotated[
