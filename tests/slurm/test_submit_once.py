@@ -279,6 +279,36 @@ def test_test_only_says_what_sbatch_says_and_submits_nothing(slurm: Cluster, tmp
     assert slurm.ask("squeue", "-h", "-t", "all", "-o", "%F") == before
 
 
+def test_from_a_refusal_to_a_job_as_a_person_types_it(slurm: Cluster, tmp_path: Path) -> None:
+    recipe = str(SOURCES.parent / "recipes" / "llama3-8b.yaml")
+    run_dir = tmp_path / "run"
+    tried = llmlaunch("submit", recipe, "nodes=2", "slurm.partition=nope", "--test-only")
+    assert tried.returncode == 4
+    assert "sbatch: invalid partition specified: nope" in tried.stderr
+    assert "EnforcePartLimits" in tried.stderr
+    refused = llmlaunch("submit", recipe, "nodes=2", "slurm.partition=nope", "-o", str(run_dir))
+    assert refused.returncode == 4
+    assert f"submit it later: llmlaunch resume {run_dir}" in refused.stderr
+    again = llmlaunch("submit", recipe, "nodes=2", "-o", str(run_dir))
+    assert again.returncode == 2
+    assert f"rendered before, and not submitted; llmlaunch resume {run_dir} submits it as it is" in again.stderr
+    assert jobs_of(slurm, run_dir) == []
+    assert llmlaunch("resume", str(run_dir), "--", "--partition=train", "--hold").returncode == 0
+    (job,) = jobs_of(slurm, run_dir)
+    taken = llmlaunch("submit", recipe, "nodes=2", "-o", str(run_dir))
+    assert taken.returncode == 2
+    assert f"already submitted as slurm job {job}" in taken.stderr
+    assert job in llmlaunch("status").stdout  # all that have not ended, by the store
+    # As if that submit had been killed before it wrote the job down.
+    (run_dir / "submission.json").unlink()
+    mark = {"since": (run_dir / "run.id").stat().st_mtime, "host": os.uname().nodename, "pid": 0, "started": 0}
+    (run_dir / "submitting").write_text(json.dumps(mark | {"touched_at": 0}))
+    found = llmlaunch("submit", recipe, "nodes=2", "-o", str(run_dir))
+    assert found.returncode == 0, found.stderr
+    assert f"job {job} in {run_dir}: nothing was submitted again" in found.stderr
+    assert jobs_of(slurm, run_dir) == [job]
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with 64 KiB, as root; else a folder in which no file may grow (RLIMIT_FSIZE)."""
