@@ -65,9 +65,10 @@ account acctg-freq array batch bb bbf begin chdir cluster cluster-constraint clu
 container-id context core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
 distribution error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node
 gpus-per-socket gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep licenses mail-type mail-user
-mcs-label mem mem-bind mem-per-cpu mem-per-gpu mem-update mincpus network nodefile nodelist ntasks-per-core ntasks-per-socket
-open-mode output partition prefer priority profile qos reservation resources runtime segment signal sockets-per-node
-switches thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey
+mcs-label mem mem-bind mem-per-cpu mem-per-gpu mem-update mincpus network nodefile nodelist ntasks-per-core
+ntasks-per-socket open-mode output partition prefer priority profile qos reservation resources runtime segment
+signal sockets-per-node switches thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid
+wait-all-nodes wckey
 """
 _TAKES_A_VALUE = frozenset(_NEEDING.split())
 

@@ -426,7 +426,7 @@ class RecipeFile(StrictModel):
     secrets: list[SecretName] = Field([], description="Names of variables that must be set where you submit")
     setup: list[SetupLine] = Field(
         [],
-        description="Shell lines (module load ...) run where the job begins; every node gets the environment they leave",
+        description="Shell lines (module load ...) run where the job begins; every node gets their environment",
     )
     container: ContainerFile | None = Field(None, description="Container of the job")
     code: Annotated[
