@@ -18,7 +18,7 @@ from llmlaunch.report.screen import Screen
 
 
 class Recorded:
-    """A launcher that says of each job one prepared state after the other, the last for ever; it notes each question."""
+    """A launcher that says of each job one prepared state after the other, and notes each question."""
 
     name = "slurm"
 
