@@ -12,10 +12,12 @@ Made for core 0.16 to 0.19.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -57,7 +59,8 @@ def build_instead(*words: Any, **named: Any) -> NoReturn:
     samples = training.get_train_valid_test_num_samples()
     print(f"building indexes for {samples[0]} training samples, sequence length {args.seq_length}", flush=True)
     try:
-        provider(samples)
+        with alone(args.data_cache_path or args.data_path[0]):
+            provider(samples)
     except OSError as error:
         print(
             f"{error}\nIndexes are kept beside the dataset; where you may not write, name another folder: "
@@ -67,6 +70,17 @@ def build_instead(*words: Any, **named: Any) -> NoReturn:
         leave(1)
     print("done", flush=True)
     raise Built
+
+
+@contextlib.contextmanager
+def alone(place: str) -> Iterator[None]:
+    """One builder at a time, where the file system has locks: runs of a sweep start together on one dataset, and
+    Megatron takes a half-written index for a whole one."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            lock = held.enter_context(Path(f"{place}.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def have_helpers() -> None:
