@@ -57,26 +57,29 @@ def logs(run: Path) -> str:
 
 
 def test_a_broken_node_is_named_and_a_spare_one_takes_its_place(slurm: Cluster, tmp_path: Path) -> None:
-    """The first node of the allocation is the broken one: the others have other ranks, and meet elsewhere."""
-    broken = slurm.nodes[0]
+    """The one in the middle: the last node is the second of those that train, and its rank says so."""
+    first, broken, last = slurm.nodes[:3]
     code, run_dir = run(tmp_path, nodes=2, spare=1, broken=broken)
     assert code == 0, logs(run_dir)
     status = json.loads((run_dir / "status.json").read_text())
     assert status["state"] == "succeeded"
-    assert sorted(node["node"] for node in status["nodes"]) == sorted(slurm.nodes[1:3])
+    assert {rank["node"]: rank["rank"] for rank in status["ranks"]} == {first: 0, last: 1}
     chosen = attempt(run_dir, "preflight.json")
-    assert chosen["nodes"] == slurm.nodes[1:3]
+    assert chosen["nodes"] == [first, last]
     assert list(chosen["bad"]) == [broken]
     assert attempt(run_dir, f"causes/{broken}.json")["sick"]
-    assert attempt(run_dir, "attempt.json")["nodes"] == slurm.nodes[1:3]
+    assert attempt(run_dir, "attempt.json")["nodes"] == [first, last]
+    for node in (first, last):  # the two met without the third
+        assert attempt(run_dir, f"preflight/{node}.json")["stage"] == "reduced"
 
 
 def test_too_few_good_nodes_end_the_job_before_it_trains(slurm: Cluster, tmp_path: Path) -> None:
-    broken = slurm.nodes[1]
+    """The first is broken: nobody keeps the list of those who met, and it is named all the same."""
+    broken, good = slurm.nodes[:2]
     code, run_dir = run(tmp_path, nodes=2, spare=0, broken=broken)
     assert code != 0
     status = json.loads((run_dir / "status.json").read_text())
     assert status["state"] == "failed"
     assert (status["cause"]["kind"], status["cause"]["node"]) == ("preflight", broken)
     assert "step 1/3" not in logs(run_dir)
-    assert attempt(run_dir, f"preflight/{slurm.nodes[0]}.json")["stage"] == "reduced"  # with those that came
+    assert attempt(run_dir, f"preflight/{good}.json")["stage"] == "matmul"
