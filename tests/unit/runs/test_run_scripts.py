@@ -150,11 +150,10 @@ def test_a_second_start_is_a_second_attempt(tmp_path: Path) -> None:
 def test_a_port_that_was_taken_meanwhile_is_answered_with_another(tmp_path: Path) -> None:
     """Between the look and the listening another job may come: the ranks then say so, and nothing has been trained."""
     body = """
-name = f"port-{rank}"
-if not os.path.exists(name):
-    open(name, "w").write(os.environ["MASTER_PORT"])
+if rank == 0 and not os.path.exists("port"):
+    open("port", "w").write(os.environ["MASTER_PORT"])
     sys.exit("torch.distributed.DistNetworkError: code: -98, name: EADDRINUSE, message: address already in use")
-assert open(name).read() != os.environ["MASTER_PORT"]
+assert rank or open("port").read() != os.environ["MASTER_PORT"]
 """
     run = render(tmp_path, body)
     done = start(run)
