@@ -277,6 +277,12 @@ def test_any_change_of_meaning_changes_the_digest(override: str, good: str, writ
     assert load_recipe(path, [override]).digest != load_recipe(path).digest
 
 
+def test_nodes_left_out_of_the_cluster_are_not_what_is_trained(good: str, write: Write) -> None:
+    path, before = write(good), load_recipe(write(good)).digest
+    assert load_recipe(path, ["cluster.exclude=[n1, 'n[4-5]']"]).digest == before
+    assert load_recipe(path, ["cluster.modules=[cuda/12.4]"]).digest != before
+
+
 def test_stored_digests_hold(good: str, write: Write) -> None:
     """A key that is new must not change what older recipes mean: see `_LATER` in recipe/digest.py. Change this figure
     only with the preset or the profile the recipe names."""

@@ -17,7 +17,7 @@ __all__ = ["recipe_digest"]
 # how it was written, what was remarked on it, where a figure was found, and what is measured anew from day to day
 _LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions"})
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
-_NOTES = frozenset({"memory_source", "bandwidth", "exclude"})
+_NOTES = frozenset({"memory_source", "bandwidth"})
 # came after the first digests were stored: these values still mean what absent meant, so those digests hold
 _LATER = {
     "risk": None,
@@ -44,6 +44,9 @@ def recipe_digest(recipe: Recipe) -> str:
     keys sorted. Order, comments, white space, and whether a value came from an override make no difference."""
     if recipe.restart == Restart():  # what a recipe that says nothing gets, with checkpoints or without
         recipe = replace(recipe, restart=None)
+    if recipe.cluster.site.exclude:  # which nodes are bad changes from day to day, what is trained does not
+        site = replace(recipe.cluster.site, exclude=())
+        recipe = replace(recipe, cluster=replace(recipe.cluster, site=site))
     left_out = _LEFT_OUT if recipe.nodes == AUTO_NODES else _LEFT_OUT | _UNTIL_CHOSEN
     content = {name: value for name, value in _plain(recipe).items() if name not in left_out}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
