@@ -237,7 +237,8 @@ def test_a_controller_that_is_down_is_said_plainly(alone: Cluster, tmp_path: Pat
     os.kill(alone.pid("slurmctld"), signal.SIGKILL)
     run_dir = run_directory(tmp_path / "run", "finish 0")
     with pytest.raises(SchedulerRefused, match="Unable to contact slurm controller"):
-        submit(run_dir)
+        SlurmLauncher(tries=1).submit(run_dir)
+    assert not (run_dir / "submitting").exists()  # it was not heard
     assert read_submission(run_dir) is None
     # squeue is silent; what `sacct -c` and the job's own last word tell is told.
     states = SlurmLauncher(tries=1).states([ended, running])
