@@ -17,6 +17,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.backends.checkpoints import checkpoint_bytes
 from llmlaunch.backends.deepspeed import DeepSpeed
 from llmlaunch.backends.logs import parse_progress
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout
@@ -170,6 +171,9 @@ def test_a_checkpoint_that_is_not_whole_is_named_and_not_loaded(tmp_path: Path) 
     code, _, err = finish(start(tmp_path, lay_out(tmp_path, layout, *saving(tmp_path, 2, 4))))
     assert code == 0, err
     folder = tmp_path / "checkpoints"
+    written = sum(path.stat().st_size for path in (folder / "step-4").iterdir())
+    recipe = load_recipe(asset("recipes", "quickstart.yaml"), (*TINY, *saving(tmp_path, 2, 4)))
+    assert written == pytest.approx(checkpoint_bytes(recipe), rel=0.03)  # what the lead time is derived from
     next((folder / "step-4").glob("*zero_pp_rank_1_*")).unlink()
     code, _, err = finish(start(tmp_path, lay_out(tmp_path, layout, *saving(tmp_path, 2, 6))))
     assert code != 0
