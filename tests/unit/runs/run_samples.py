@@ -212,6 +212,14 @@ def nasty_job(script: Path) -> tuple[Recipe, Plan, Rendered]:
     return of, plan(of, Layout(data=2)), rendered
 
 
+def tried_first() -> tuple[Recipe, Plan, Rendered]:
+    """The 70B job on 64 of 66 nodes, once they have been tried and the dataset's indexes are built."""
+    of, planned, rendered = megatron_70b()
+    of = replace(of, preflight=True, spare_nodes=2, data=Data(path="/data/text_document"))
+    words = (NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/megatron_dataset.py"), "--world-size", "512")
+    return of, planned, replace(rendered, prepare=(*words, *rendered.program))
+
+
 def coming_back() -> tuple[Recipe, Plan, Rendered]:
     """A CPU job on two nodes and a spare one that saves, and comes back by requeue."""
     of, _, rendered = deepspeed_cpu()

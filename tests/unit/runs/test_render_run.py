@@ -26,6 +26,7 @@ from run_samples import (
     nasty_job,
     recipe,
     script_of,
+    tried_first,
 )
 
 from llmlaunch.cluster.profile import Site
@@ -45,6 +46,7 @@ JOBS = {
     "container": container_job(),
     "apptainer": apptainer_job(),
     "coming-back": coming_back(),
+    "tried-first": tried_first(),
     "nasty": nasty_job(Path("/opt/train.py")),
 }
 
