@@ -85,7 +85,9 @@ def test_what_goes_on_is_as_slurm_says_in_one_question(llmlaunch: Runs, tmp_path
     llmlaunch("collect", waits.path, runs.path, done.path)
     asked.unlink(missing_ok=True)
     out, _ = llmlaunch("runs")
-    assert sorted(line.split()[0] for line in asked.read_text().splitlines()) == ["sacct", "squeue"]
+    questions = [line.split()[0] for line in asked.read_text().splitlines()]
+    assert questions.count("squeue") == 1
+    assert questions.count("sacct") <= 1  # started beside it, and not waited for where all jobs still go on
     assert "901,902" in asked.read_text() or "902,901" in asked.read_text()
     rows = {line.split()[0]: line for line in out.splitlines()}
     assert "pending (Resources)" in rows["waits"]
