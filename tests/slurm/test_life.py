@@ -18,7 +18,7 @@ import pytest
 from one_machine import wait_until
 from person import BOTH_ENDS as WAYS
 from person import SMALL_DISK, Person, person_with_a_cluster
-from training import FAILS_AFTER_SAVING, script, slow_saver
+from training import FAILS_AFTER_SAVING, FAILS_WHEN_TOLD, script, slow_saver
 
 pytestmark = pytest.mark.slurm
 
@@ -251,19 +251,32 @@ def test_life(lives: Mapping[str, Future[None]], way: str, life: Life) -> None:
     lives[way + name_of(life)].result()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_job_outlives_the_controller(people: Mapping[str, Person], way: str) -> None:
-    """slurmctld is restarted while four nodes train; alone, since every life talks to it."""
-    person = people[way]
-    training = slow_saver(person, person.folder("controller"), "nodes=4", steps=40)
-    training.wait_for_step(2)
+def stop_controller(person: Person) -> None:
     controller = psutil.Process(person.cluster.pid("slurmctld"))
     controller.terminate()
     controller.wait(30)
-    training.wait_for_step(max(training.steps()) + 5)
+
+
+def start_controller(person: Person) -> None:
     environment = {**person.cluster.environment, "LLMLAUNCH_SLURM_DAEMON": "controller"}
     environment["PATH"] += ":/usr/sbin:/sbin"
     subprocess.run([*person.prefix, "slurmctld"], env=environment, check=True, capture_output=True)
-    training.wait_for_end()
-    assert training.phase()["phase"] == "succeeded"
-    assert training.steps() == [*range(1, 41)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_outlives_the_controller_and_comes_back_when_it_is_there_again(
+    people: Mapping[str, Person], way: str
+) -> None:
+    """slurmctld is down while a job trains and wants to be requeued; alone, since every life talks to it."""
+    person = people[way]
+    words = ("nodes=1", "restart={times: 1, backoff_seconds: 0}")
+    training = script(person, person.folder("controller"), FAILS_WHEN_TOLD, *words)
+    training.wait_for_step(1)
+    stop_controller(person)
+    training.wait_for_step(2)
+    person.ask("touch", str(training.checkpoints / "fail"))
+    training.wait(lambda it: "scontrol requeue: " in it.log(), "the job could not be requeued")
+    start_controller(person)
+    # SLURM now takes a minute to clean up after the first attempt.
+    training.wait(lambda it: "Restarts=1 " in person.ask("scontrol", "show", "job", it.job), "SLURM puts it back")
+    person.ask("scancel", training.job)

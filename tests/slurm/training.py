@@ -33,6 +33,10 @@ if os.environ["RANK"] == "0":
     sys.exit(3)
 time.sleep(60)
 """
+# The same, but it fails only when there is a file `fail` beside its checkpoints.
+FAILS_WHEN_TOLD = FAILS_AFTER_SAVING.replace(
+    "    sys.exit(3)", "    while not (folder / 'fail').exists():\n        time.sleep(0.1)\n    sys.exit(3)"
+)
 
 
 @dataclass(frozen=True)
