@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,6 +30,8 @@ def choose(local: bool, say: Say = _silent) -> Choice:
     launcher waits for."""
     if local:
         return Choice(_local(), "Running on this machine, as --local asks.")
+    import shutil  # not for questions about a job, which should feel instant
+
     sbatch = shutil.which("sbatch")
     if sbatch is None:
         return Choice(_local(), "Running on this machine: there is no sbatch on PATH, so no SLURM here.")

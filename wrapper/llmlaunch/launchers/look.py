@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmlaunch.causes import words as cause_words
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of
 from llmlaunch.launchers.run_files import latest_attempt
@@ -87,7 +88,8 @@ class Look:
         state = self.state
         of = len(self.submission.jobs)
         parts = [state.reason] if state.reason else []
-        parts += [_cause_words(self.cause)] if self.cause and state.phase != "succeeded" else []
+        untold = self.cause and state.phase != "succeeded" and cause_words.sentence(self.cause) not in state.reason
+        parts += [_cause_words(self.cause)] if untold else []
         parts += [f"out of memory before, so with {self.layout}"] if self.layout else []
         parts += [f"link {state.link} of {of}"] if of > 1 else []
         parts += [f"restarted {state.restarts} time{'' if state.restarts == 1 else 's'}"] if state.restarts else []

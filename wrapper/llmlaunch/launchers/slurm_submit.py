@@ -40,9 +40,8 @@ def submit(
             f"The run directory is kept; llmlaunch resume {run_dir} looks for the job again, and submits it only "
             "where there is none"
         ) from late
-    except BaseException as error:
-        if not isinstance(error, (KeyboardInterrupt, SystemExit)):
-            submitting.remove(run_dir)
+    except Exception:  # not Ctrl-C: sbatch may have been at work
+        submitting.remove(run_dir)
         raise
 
 

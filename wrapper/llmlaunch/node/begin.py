@@ -35,21 +35,18 @@ def main(argv: list[str]) -> int:
     layout = options.layout or _next_layout(earlier)
     step = saved_step(options.run_dir, layout)
     ended = None if options.layout else _reason_to_end(options, earlier, layout, step)
+    if ended is not None:
+        state, code, why = ended
+        say(why)
+        write_status(options.run_dir, _status(options.attempt, state, code, why, layout))
+        print(f"end {code}")
+        return 0
+    own = attempt_directory(options.run_dir, options.attempt) / "attempt.json"
     try:
-        if ended is not None:
-            state, code, why = ended
-            say(why)
-            write_status(options.run_dir, _status(options.attempt, state, code, why, layout))
-            print(f"end {code}")
-            return 0
-        replace_json(
-            attempt_directory(options.run_dir, options.attempt) / "attempt.json",
-            _record(options, nodes, layout, step),
-        )
+        replace_json(own, _record(options, nodes, layout, step))
     except OSError as error:
         say(f"attempt {options.attempt} is not written down: {error.strerror}")
-    if ended is None:
-        print(f"run {layout}")
+    print(f"run {layout}")
     return 0
 
 
