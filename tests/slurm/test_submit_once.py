@@ -178,7 +178,12 @@ def test_a_chain_goes_on_in_its_next_job(slurm: Cluster, tmp_path: Path) -> None
     assert len(submission.jobs) == 3
     assert submission.job_id == submission.jobs[0]
     assert read_submission(run_dir) == submission
-    wait_until(lambda: (state(submission).phase, state(submission).link) == ("running", 2), "the second link runs")
+
+    def reached() -> tuple[str, int]:
+        now = state(submission)  # asked once: between two questions the first link may end
+        return now.phase, now.link
+
+    wait_until(lambda: reached() == ("running", 2), "the second link runs")
     shown = slurm.ask("squeue", "-h", "-j", submission.jobs[2], "-o", "%E")
     assert shown.startswith(f"afterany:{submission.jobs[1]}")
     assert (
