@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.deepspeed_config import ds_config
+from llmlaunch.backends.deepspeed.config import ds_config
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 

@@ -12,7 +12,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable
-from llmlaunch.backends.megatron import MegatronLM
+from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.trainers import MEGATRON_DATASET

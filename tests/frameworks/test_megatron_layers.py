@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.megatron import MegatronLM
-from llmlaunch.backends.megatron_stages import stage_words
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.stages import stage_words
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 

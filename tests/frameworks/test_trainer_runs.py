@@ -18,7 +18,7 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable, Rendered
 from llmlaunch.backends.checkpoints import checkpoint_bytes
-from llmlaunch.backends.deepspeed import DeepSpeed
+from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.logs import parse_progress
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout
 from llmlaunch.recipe.load import load_recipe

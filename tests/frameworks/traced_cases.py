@@ -244,7 +244,7 @@ CASES = (
 # Six ways of data parallelism: no size of the model is a multiple of lcm(6, 128), so every bucket is padded.
 PADDED = Case("buckets padded", LLAMA3_CUT, replace(CUT, data=6), 0)
 
-# Words as the renderer writes them (backends/megatron_techniques.py). Offload of activations cannot be traced:
+# Words as the renderer writes them (backends/megatron/techniques.py). Offload of activations cannot be traced:
 # Transformer Engine leaves fake tensors where they are (transformer_engine/pytorch/cpu_offload.py _check_if_offload,
 # 2.20). Of an optimizer that is partly on the host, what is alive depends on when Python collects garbage.
 BF16_GRADIENTS = MegatronOptions(gradient_dtype="bf16")

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.backends import deepspeed_rules, deepspeed_techniques, megatron_rules, megatron_techniques
+from llmlaunch.backends.deepspeed import rules as deepspeed_rules
+from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.engines_table import engines_table
+from llmlaunch.backends.megatron import rules as megatron_rules
+from llmlaunch.backends.megatron import techniques as megatron_techniques
 from llmlaunch.backends.requirements import Requirement
 from llmlaunch.backends.rules_table import rules_table
 from llmlaunch.backends.techniques_table import techniques_table

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends import deepspeed_techniques, megatron_techniques
-from llmlaunch.backends.deepspeed import DeepSpeed
-from llmlaunch.backends.megatron import MegatronLM
+from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
+from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.backends.megatron import techniques as megatron_techniques
+from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.backends.techniques_table import TECHNIQUE_LIST
 from llmlaunch.errors import UserError

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.megatron import MegatronLM
+from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.megatron import MegatronLM
+from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.job import Job

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_samples import megatron_70b, plan
 
-from llmlaunch.backends.megatron import MegatronLM
-from llmlaunch.backends.megatron_stages import written_layout
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.stages import written_layout
 from llmlaunch.calibration.records import case_of
 from llmlaunch.layout import Layout
 from llmlaunch.runs.provenance import Provenance

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from llmlaunch.backends.argument import Argument, Reason
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
@@ -83,7 +84,9 @@ class Rendered:
     the trainers start. `files` are written as they are, by path relative to the run directory. `measurement`
     is what the backend knows of the measurement record beyond recipe and layout, by section:
     {"optimizer": {"gradient_dtype": "fp32"}, "implementation": {"attention": "flash"}}. `prepare` is the words after
-    the interpreter of what one node builds once, before the first attempt; empty = nothing.
+    the interpreter of what one node builds once, before the first attempt; empty = nothing. `arguments` are those words
+    of `program` that llmlaunch chose, `variables` the reasons of those of `environment`, `settings` those of the
+    keys of a rendered configuration file, dotted ("zero_optimization.stage").
     """
 
     program: tuple[str | NodeVariable, ...]
@@ -93,6 +96,9 @@ class Rendered:
     measurement: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     prepare: tuple[str | NodeVariable, ...] = ()
     progress: ProgressLines = ProgressLines()
+    arguments: tuple[Argument, ...] = ()
+    variables: Mapping[str, Reason] = field(default_factory=dict)
+    settings: Mapping[str, Reason] = field(default_factory=dict)
 
 
 class Backend(Protocol):

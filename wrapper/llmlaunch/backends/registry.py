@@ -13,9 +13,9 @@ BACKENDS = ("megatron-lm", "deepspeed")
 def backend_for(recipe: Recipe) -> Backend:
     """The backend of a validated recipe; only that one is imported."""
     if recipe.backend.name == "deepspeed":
-        from llmlaunch.backends.deepspeed import DeepSpeed
+        from llmlaunch.backends.deepspeed.backend import DeepSpeed
 
         return DeepSpeed()
-    from llmlaunch.backends.megatron import MegatronLM
+    from llmlaunch.backends.megatron.backend import MegatronLM
 
     return MegatronLM()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from llmlaunch.backends.argument import words_of
 from llmlaunch.backends.base import NodeVariable, Rendered, Space
 from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.logs import megatron_lines
-from llmlaunch.backends.megatron_arguments import arguments, environment
-from llmlaunch.backends.megatron_rules import RULES
-from llmlaunch.backends.megatron_techniques import REQUIREMENTS, TECHNIQUE_RULES
-from llmlaunch.backends.megatron_words import held_words, running_words
+from llmlaunch.backends.megatron.arguments import planned_arguments
+from llmlaunch.backends.megatron.environment import REASONS, environment
+from llmlaunch.backends.megatron.rules import RULES
+from llmlaunch.backends.megatron.search_words import held_words, running_words
+from llmlaunch.backends.megatron.techniques import REQUIREMENTS, TECHNIQUE_RULES
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
@@ -66,11 +68,14 @@ class MegatronLM:
         where = recipe.backend.path
         script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where}/{SCRIPT}"
         facts, ways = self.facts(recipe), recipe.techniques
-        program = (script, *arguments(recipe, layout))
+        planned = planned_arguments(recipe, layout)
+        program = (script, *words_of(planned), *recipe.backend.extra_args)
         indexed = recipe.data.path is not None
         return Rendered(
             program=program,
             environment=environment(recipe, layout),
+            arguments=planned,
+            variables=REASONS,
             files={INDEXER_FILE: MEGATRON_DATASET.read_bytes()} if indexed else {},
             prepare=(*_indexer(recipe), *program) if indexed else (),
             progress=megatron_lines(),

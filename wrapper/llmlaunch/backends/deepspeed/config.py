@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from llmlaunch.backends.deepspeed_techniques import checkpointing_section, offload_sections
+from llmlaunch.backends.deepspeed.techniques import checkpointing_section, offload_sections
 from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters

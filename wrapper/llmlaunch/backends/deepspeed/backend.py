@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llmlaunch.backends.base import HeldWords, NodeVariable, Rendered, RunningWords, Space
 from llmlaunch.backends.conflicts import merged_environment, refuse_repeats
-from llmlaunch.backends.deepspeed_config import (
+from llmlaunch.backends.deepspeed.config import (
     bucket_bytes,
     bucket_elements,
     ds_config,
@@ -14,8 +14,8 @@ from llmlaunch.backends.deepspeed_config import (
     model_config,
     to_json,
 )
-from llmlaunch.backends.deepspeed_rules import RULES, refuse_what_the_trainer_cannot_build
-from llmlaunch.backends.deepspeed_techniques import REQUIREMENTS, TECHNIQUE_RULES, trainer_words
+from llmlaunch.backends.deepspeed.rules import RULES, refuse_what_the_trainer_cannot_build
+from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, trainer_words
 from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs

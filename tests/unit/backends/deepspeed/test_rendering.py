@@ -14,8 +14,8 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable, Rendered
-from llmlaunch.backends.deepspeed import DeepSpeed
-from llmlaunch.backends.deepspeed_rules import RULES
+from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.backends.deepspeed.rules import RULES
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
 from llmlaunch.planner.planning import make_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from llmlaunch.backends.base import HeldWords, RunningWords
-from llmlaunch.backends.megatron_techniques import DEFAULT_MODULES
+from llmlaunch.backends.megatron.techniques import DEFAULT_MODULES
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from llmlaunch.backends.argument import Argument, argument
 from llmlaunch.layout import Layout
 
-__all__ = ["STAGE_FLAGS", "stage_words"]
+__all__ = ["STAGE_FLAGS", "stage_arguments", "stage_words"]
 
 Words = tuple[str, ...]
 Split = tuple[int, ...]
@@ -34,6 +35,17 @@ def stage_words(layout: Layout, mtp_layers: int = 0) -> Words:
         if words is not None:
             return (*words, *chunks)
     return (WRITTEN, written_layout(layout.layers_by_stage, mtp_layers))
+
+
+def stage_arguments(layout: Layout, mtp_layers: int = 0) -> tuple[Argument, ...]:
+    """`stage_words` with what each follows from."""
+    words, made = stage_words(layout, mtp_layers), []
+    for place, flag in enumerate(words):
+        if flag.startswith("--"):
+            values = [word for word in words[place + 1 : place + 2] if not word.startswith("--")]
+            key = "layout.virtual_pipeline" if flag == CHUNKS else "layout.layers_by_stage"
+            made.append(argument(flag, *values, of=key))
+    return tuple(made)
 
 
 def _first_and_last(layout: Layout) -> Words | None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.backends.argument import Argument, argument
 from llmlaunch.backends.requirements import Requirement, pinned_least
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
-__all__ = ["REQUIREMENTS", "TECHNIQUE_RULES", "technique_environment", "technique_words"]
+__all__ = ["REQUIREMENTS", "TECHNIQUE_RULES", "technique_arguments", "technique_environment"]
 
 Bools = NDArray[np.bool_]
 Words = tuple[str, ...]
@@ -216,47 +217,59 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
 )
 
 
-def technique_words(recipe: Recipe, layout: Layout) -> Words:
+def technique_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     """The flags of every technique, recompute among them."""
     ways = recipe.techniques
-    words = [*_recompute(ways, recipe, layout), *_offload(ways, layout)]
+    made = [*_recompute(ways, recipe, layout), *_offload(ways, layout)]
     if ways.loss == "native":
-        words += ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "native"]
+        made += [argument("--cross-entropy-loss-fusion", of="layout.loss")]
+        made += [argument("--cross-entropy-fusion-impl", "native", of="layout.loss")]
     if ways.mlp_chunks > 1:
-        words += ["--mlp-chunks-for-training", str(ways.mlp_chunks)]
+        made += [argument("--mlp-chunks-for-training", ways.mlp_chunks, of="layout.mlp_chunks")]
     if ways.delay_weight_gradients:
-        words += ["--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"]
+        key, needs = "layout.delay_weight_gradients", "delayed weight gradients need it"
+        made += [argument("--overlap-moe-expert-parallel-comm", of=key, why=needs)]
+        made += [argument("--delay-wgrad-compute", of=key)]
     if recipe.training.gradient_dtype == "bf16":
-        words += ["--grad-reduce-in-bf16"]
+        made += [argument("--grad-reduce-in-bf16", of="training.gradient_dtype")]
     elif recipe.training.gradient_dtype == "fp32" and recipe.workload.precision == "fp16":
-        words += ["--accumulate-allreduce-grads-in-fp32"]
-    return tuple(words)
+        made += [argument("--accumulate-allreduce-grads-in-fp32", of="training.gradient_dtype")]
+    return tuple(made)
 
 
-def _recompute(ways: Techniques, recipe: Recipe, layout: Layout) -> Words:
+def _recompute(ways: Techniques, recipe: Recipe, layout: Layout) -> list[Argument]:
+    key = "layout.recompute"
     if layout.recompute == RECOMPUTE_SELECTIVE:
-        return ("--recompute-granularity", "selective", "--recompute-modules", *modules_of(ways))
+        modules = argument("--recompute-modules", *modules_of(ways), of="layout.recompute_modules")
+        return [argument("--recompute-granularity", "selective", of=key), modules]
     if layout.recompute != RECOMPUTE_FULL:
-        return ()
+        return []
     layers = layout.recompute_layers
     if not layers:
         chunks = layout.pipeline * layout.virtual_pipeline
         all_of_a_chunk = max(layout.layers_by_stage, default=recipe.model.num_layers // chunks)
         layers = 1 if ways.recompute_method == "uniform" else all_of_a_chunk
-    method = ("--recompute-method", ways.recompute_method, "--recompute-num-layers", str(layers))
-    return ("--recompute-granularity", "full", *method)
+    return [
+        argument("--recompute-granularity", "full", of=key),
+        argument("--recompute-method", ways.recompute_method, of="layout.recompute_method"),
+        argument("--recompute-num-layers", layers, of="layout.recompute_layers"),
+    ]
 
 
-def _offload(ways: Techniques, layout: Layout) -> Words:
-    words: list[str] = []
+def _offload(ways: Techniques, layout: Layout) -> list[Argument]:
+    made: list[Argument] = []
     if ways.offload_modules:
-        words += ["--fine-grained-activation-offloading", "--offload-modules", *ways.offload_modules]
+        made += [argument("--fine-grained-activation-offloading", of="layout.offload_modules")]
+        made += [argument("--offload-modules", *ways.offload_modules, of="layout.offload_modules")]
     if layout.offload_layers:
-        words += ["--cpu-offloading-num-layers", str(layout.offload_layers)]
+        made += [argument("--cpu-offloading-num-layers", layout.offload_layers, of="layout.offload_layers")]
     if ways.offload_optimizer:
-        words += ["--optimizer-cpu-offload", "--optimizer-offload-fraction", repr(ways.offload_optimizer)]
-        words += ["--use-precision-aware-optimizer", "--overlap-cpu-optimizer-d2h-h2d"]
-    return tuple(words)
+        key = "layout.offload_optimizer"
+        made += [argument("--optimizer-cpu-offload", of=key)]
+        made += [argument("--optimizer-offload-fraction", repr(ways.offload_optimizer), of=key)]
+        made += [argument("--use-precision-aware-optimizer", of=key, why="--optimizer-cpu-offload needs it")]
+        made += [argument("--overlap-cpu-optimizer-d2h-h2d", of=key, why="hides the copies behind the step")]
+    return made
 
 
 def technique_environment(ways: Techniques) -> dict[str, str]:

@@ -12,14 +12,14 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable
-from llmlaunch.backends.megatron import MegatronLM
-from llmlaunch.backends.megatron_rules import RULES
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.rules import RULES
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
-PARSER = Path(__file__).parents[2] / "data" / "megatron" / "arguments-0.19.2.json"
+PARSER = Path(__file__).parents[3] / "data" / "megatron" / "arguments-0.19.2.json"
 DENSE = Layout(8, 4, virtual_pipeline=5, data=16, sequence_parallel=1, zero_stage=1)
 MIXTURE = Layout(2, 4, data=8, expert=8, sequence_parallel=1, zero_stage=1)
 

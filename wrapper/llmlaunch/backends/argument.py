@@ -1,0 +1,50 @@
+"""One word group of a rendered program, and what it follows from (`llmlaunch explain-args` tells it)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Argument", "Reason", "argument", "number", "words_of"]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What a rendered word follows from.
+
+    `keys` are the recipe keys whose values decide it, dotted as a person writes them: "training.sequence_length",
+    "model.moe.topk", "layout.tensor" (a pin of the person's, or the planner's choice). None where llmlaunch chose;
+    `why` then says why, and otherwise what a reader would not guess from the key.
+    """
+
+    keys: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A flag as the framework spells it, with its values."""
+
+    flag: str
+    values: tuple[str, ...]
+    reason: Reason
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (self.flag, *self.values)
+
+
+def argument(flag: str, *values: object, of: str | tuple[str, ...] = (), why: str = "") -> Argument:
+    """`flag` with `values`, which follows from the recipe key (or keys) `of`."""
+    keys = (of,) if isinstance(of, str) else of
+    return Argument(flag, tuple(map(str, values)), Reason(keys, why))
+
+
+def number(value: float) -> str:
+    """As short as it can be without losing anything: 1, 0.1, 500000."""
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def words_of(arguments: Iterable[Argument]) -> tuple[str, ...]:
+    """The words of a command line, in order."""
+    return tuple(word for each in arguments for word in each.words)

@@ -1,0 +1,38 @@
+"""The command line of Megatron-LM's `pretrain_gpt.py`, core 0.19.
+
+Every flag here stands in the parser of megatron-core 0.19.2; unknown flags are fatal there, abbreviations too.
+"""
+
+from __future__ import annotations
+
+from llmlaunch.backends.argument import Argument, words_of
+from llmlaunch.backends.conflicts import refuse_repeats
+from llmlaunch.backends.megatron.checkpoint_arguments import checkpoint_arguments
+from llmlaunch.backends.megatron.data_arguments import data_arguments
+from llmlaunch.backends.megatron.model_arguments import model_arguments
+from llmlaunch.backends.megatron.parallel_arguments import parallel_arguments
+from llmlaunch.backends.megatron.stages import STAGE_FLAGS
+from llmlaunch.backends.megatron.techniques import technique_arguments
+from llmlaunch.backends.megatron.training_arguments import training_arguments
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["planned_arguments"]
+
+
+def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+    """All that stands after the script's name but `backend.extra_args`, each with what it follows from.
+
+    Raises:
+        UserError: `backend.extra_args` repeats a flag that is planned here, or splits the layers otherwise.
+    """
+    planned = (
+        *model_arguments(recipe.model, recipe.workload.sequence_length),
+        *parallel_arguments(recipe.model, layout),
+        *technique_arguments(recipe, layout),
+        *training_arguments(recipe, layout),
+        *data_arguments(recipe),
+        *checkpoint_arguments(recipe, layout),
+    )
+    refuse_repeats(recipe, (*words_of(planned), *STAGE_FLAGS))
+    return planned

@@ -1,0 +1,30 @@
+"""Where checkpoints go and come from, in Megatron-LM's words (core 0.19)."""
+
+from __future__ import annotations
+
+from llmlaunch.backends.argument import Argument, argument
+from llmlaunch.backends.checkpoints import RESHARDING_FLAG, saved_by_parameter
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["checkpoint_arguments"]
+
+
+def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+    """Told by SIGTERM (--exit-signal's default), Megatron saves after the step and exits with 0; workers of its data
+    loader then ignore that signal, too (training/datasets/data_samplers.py, core 0.16 on). Where --load is empty, it
+    begins at step 0. Never --async-save: a save must be over when the process ends."""
+    training = recipe.training
+    if training.checkpoint_path is None or training.save_interval is None:
+        return ()
+    place, key = training.checkpoint_path, "training.checkpoint_path"
+    made = [
+        argument("--save", place, of=key),
+        argument("--load", place, of=key, why="a job that comes back goes on from its last checkpoint"),
+        argument("--save-interval", training.save_interval, of="training.save_interval"),
+        argument("--ckpt-format", "torch_dist", why="loaded under another split, too"),
+        argument("--exit-signal-handler", of="restart", why="saves and ends when it is told to"),
+    ]
+    if layout.zero_stage and saved_by_parameter(recipe, layout) and RESHARDING_FLAG not in recipe.backend.extra_args:
+        made.append(argument(RESHARDING_FLAG, of="on_oom", why="another layout may have to load it"))
+    return tuple(made)
