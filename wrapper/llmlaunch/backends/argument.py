@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Argument", "Reason", "argument", "number", "words_of"]
+__all__ = ["Argument", "NodeVariable", "Reason", "Word", "argument", "number", "words_of"]
+
+
+@dataclass(frozen=True)
+class NodeVariable:
+    """A program word expanded on the node: the value of the variable `name` there, then `suffix` as it is."""
+
+    name: str
+    suffix: str = ""
+
+
+Word = str | NodeVariable
 
 
 @dataclass(frozen=True)
@@ -26,18 +37,19 @@ class Argument:
     """A flag as the framework spells it, with its values."""
 
     flag: str
-    values: tuple[str, ...]
+    values: tuple[Word, ...]
     reason: Reason
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def words(self) -> tuple[Word, ...]:
         return (self.flag, *self.values)
 
 
 def argument(flag: str, *values: object, of: str | tuple[str, ...] = (), why: str = "") -> Argument:
     """`flag` with `values`, which follows from the recipe key (or keys) `of`."""
     keys = (of,) if isinstance(of, str) else of
-    return Argument(flag, tuple(map(str, values)), Reason(keys, why))
+    words = tuple(value if isinstance(value, NodeVariable) else str(value) for value in values)
+    return Argument(flag, words, Reason(keys, why))
 
 
 def number(value: float) -> str:
@@ -45,6 +57,6 @@ def number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def words_of(arguments: Iterable[Argument]) -> tuple[str, ...]:
+def words_of(arguments: Iterable[Argument]) -> tuple[Word, ...]:
     """The words of a command line, in order."""
     return tuple(word for each in arguments for word in each.words)

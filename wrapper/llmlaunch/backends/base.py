@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llmlaunch.backends.argument import Argument, Reason
+from llmlaunch.backends.argument import Argument, NodeVariable, Reason, Word
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
@@ -59,14 +59,6 @@ class Space:
 
 
 @dataclass(frozen=True)
-class NodeVariable:
-    """A program word expanded on the node: the value of the variable `name` there, then `suffix` as it is."""
-
-    name: str
-    suffix: str = ""
-
-
-@dataclass(frozen=True)
 class ProgressLines:
     """What the trainers print: regular expressions for the lines that report a step, and for those that say that
     something slow begins, a save or an evaluation (llmlaunch.backends.logs). `promised`: step lines will come."""
@@ -89,12 +81,12 @@ class Rendered:
     keys of a rendered configuration file, dotted ("zero_optimization.stage").
     """
 
-    program: tuple[str | NodeVariable, ...]
+    program: tuple[Word, ...]
     environment: Mapping[str, str]
     files: Mapping[str, bytes]
     required_variables: tuple[str, ...] = ()  # must be set on the node, e.g. MEGATRON_LM_PATH
     measurement: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    prepare: tuple[str | NodeVariable, ...] = ()
+    prepare: tuple[Word, ...] = ()
     progress: ProgressLines = ProgressLines()
     arguments: tuple[Argument, ...] = ()
     variables: Mapping[str, Reason] = field(default_factory=dict)
