@@ -369,7 +369,7 @@ def test_paths_start_where_the_recipe_lies_and_do_not_enter_the_digest(tmp_path:
         "schema: 1\nname: mine\nmodel: llama3-8b\nbackend: {name: deepspeed, script: code/train.py}\n"
         "cluster: h100-80gb-x8\nnodes: 4\n"
         "training: {sequence_length: 8192, global_batch_size: 512, steps: 10, save_interval: 5,"
-        " checkpoint_path: ckpt}\n"
+        " checkpoint_path: ckpt, start_from: llama}\n"
         "data: {path: text}\nlayout: auto\n"
     )
     loaded = []
@@ -381,4 +381,5 @@ def test_paths_start_where_the_recipe_lies_and_do_not_enter_the_digest(tmp_path:
     assert first.backend.script == str(tmp_path / "one" / "code" / "train.py")
     assert first.data.path == str(tmp_path / "one" / "text")
     assert first.training.checkpoint_path == str(tmp_path / "one" / "ckpt")
+    assert first.training.start_from == str(tmp_path / "one" / "llama")
     assert first.digest == loaded[1].digest

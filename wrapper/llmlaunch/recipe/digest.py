@@ -36,6 +36,7 @@ _LATER = {
     "spare_nodes": 0,
     "site": Site(),
     "runtime": "pyxis",
+    "start_from": None,
 }
 
 

@@ -70,7 +70,9 @@ def _absolute(recipe: Recipe, base_dir: Path) -> Recipe:
     return replace(
         recipe,
         backend=replace(backend, path=found(backend.path), script=found(backend.script)),
-        training=replace(training, checkpoint_path=found(training.checkpoint_path)),
+        training=replace(
+            training, checkpoint_path=found(training.checkpoint_path), start_from=found(training.start_from)
+        ),
         data=replace(data, path=found(data.path)),
         code=replace(recipe.code, path=found(recipe.code.path)),
     )
@@ -158,6 +160,7 @@ def _training(file: TrainingFile) -> Training:
         save_interval=file.save_interval,
         checkpoint_path=file.checkpoint_path,
         gradient_dtype=None if file.gradient_dtype == "auto" else file.gradient_dtype,
+        start_from=file.start_from,
     )
 
 

@@ -220,6 +220,11 @@ class TrainingFile(StrictModel):
     )
     save_interval: Count | None = Field(None, description="Steps between two checkpoints; absent = none is written")
     checkpoint_path: PathText | None = Field(None, description="Folder on the cluster for checkpoints")
+    start_from: PathText | None = Field(
+        None,
+        description="Weights to start from: a Hugging Face folder (deepspeed) or a folder of Megatron checkpoints "
+        "(megatron-lm); absent = random ones",
+    )
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingFile:

@@ -59,6 +59,7 @@ class Training:
     save_interval: int | None  # steps; None = no checkpoint
     checkpoint_path: str | None
     gradient_dtype: str | None = None  # what gradients accumulate in; None = the backend's choice
+    start_from: str | None = None  # weights of the first step; None = random
 
 
 @dataclass(frozen=True)

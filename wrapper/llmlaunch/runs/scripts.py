@@ -100,7 +100,7 @@ def _mounted(recipe: Recipe) -> list[str]:
     can hold."""
     training, data, backend = recipe.training, recipe.data, recipe.backend
     # a layout tried after another may keep its checkpoints beside the first one's
-    written, read = _folder(training.checkpoint_path), (data.path, backend.path, backend.script)
+    written, read = _folder(training.checkpoint_path), (data.path, training.start_from, backend.path, backend.script)
     found = [_unless_brought(recipe, written, written=True), *(_unless_brought(recipe, path) for path in read)]
     wanted = [path for path in found if path]
     for path in wanted:

@@ -51,6 +51,7 @@ CASES = [
     ("llama3-70b", ("on_oom=fallback", "training.save_interval=100", "training.checkpoint_path=/ckpt"), DENSE),
     ("llama3-8b", ("data={path: /data/text_document, tokenizer: /models/llama3}",), DENSE),
     ("mixtral-8x7b", (), MIXTURE),
+    ("llama3-8b", ("training.start_from=/llama",), DENSE),
 ]
 
 
@@ -95,6 +96,16 @@ def test_checkpoints_are_written_at_a_signal_and_read_by_the_layouts_that_may_fo
     assert "--dist-ckpt-optim-fully-reshardable" not in words
     assert "--dist-ckpt-optim-fully-reshardable" in words_of(recipe_of("llama3-70b", *saving, "on_oom=fallback"), DENSE)
     assert "--exit-signal-handler" not in words_of(recipe_of("llama3-70b"), DENSE)
+
+
+def test_weights_to_start_from_are_read_where_there_is_no_checkpoint_yet() -> None:
+    words = words_of(recipe_of("llama3-70b", "training.start_from=/llama"), DENSE)
+    assert value(words, "--pretrained-checkpoint") == "/llama"
+    assert not {"--load", "--finetune"} & set(words)  # --finetune would begin again at step 0 with every start
+    saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
+    words = words_of(recipe_of("llama3-70b", "training.start_from=/llama", *saving), DENSE)
+    assert (value(words, "--pretrained-checkpoint"), value(words, "--load")) == ("/llama", "/ckpt")
+    assert "--finetune" not in words
 
 
 def test_indexes_of_a_dataset_are_built_first_from_the_same_words() -> None:

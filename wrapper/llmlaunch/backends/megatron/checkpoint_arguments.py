@@ -11,12 +11,19 @@ __all__ = ["checkpoint_arguments"]
 
 
 def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
-    """Told by SIGTERM (--exit-signal's default), Megatron saves after the step and exits with 0; workers of its data
+    """The weights of the first step, and where checkpoints are written and read.
+
+    --pretrained-checkpoint is read only where --load has no checkpoint yet (load_checkpoint, training/checkpointing.py,
+    core 0.19), without optimizer and from step 0, so a job that comes back goes on from its own; without --load it is
+    always read. Where it holds no checkpoint, Megatron ends with an error.
+
+    Told by SIGTERM (--exit-signal's default), Megatron saves after the step and exits with 0; workers of its data
     loader then ignore that signal, too (training/datasets/data_samplers.py, core 0.16 on). Where --load is empty, it
     begins at step 0. Never --async-save: a save must be over when the process ends."""
     training = recipe.training
+    started = _start(training.start_from)
     if training.checkpoint_path is None or training.save_interval is None:
-        return ()
+        return started
     place, key = training.checkpoint_path, "training.checkpoint_path"
     made = [
         argument("--save", place, of=key),
@@ -27,4 +34,11 @@ def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]
     ]
     if layout.zero_stage and saved_by_parameter(recipe, layout) and RESHARDING_FLAG not in recipe.backend.extra_args:
         made.append(argument(RESHARDING_FLAG, of="on_oom", why="another layout may have to load it"))
-    return tuple(made)
+    return (*started, *made)
+
+
+def _start(weights: str | None) -> tuple[Argument, ...]:
+    if weights is None:
+        return ()
+    first = "read by the first start alone: where --load has a checkpoint, that one wins"
+    return (argument("--pretrained-checkpoint", weights, of="training.start_from", why=first),)
