@@ -121,6 +121,11 @@ def test_checkpoints_are_written_only_where_asked() -> None:
     assert "--save" not in words(rendered(CPU_LAYOUT, CPU_RECIPE))
 
 
+def test_weights_to_start_from_go_to_the_script() -> None:
+    said = words(rendered(CPU_LAYOUT, CPU_RECIPE, "training.start_from=/weights/llama"))
+    assert said[said.index("--weights") + 1] == "/weights/llama"
+
+
 def test_a_script_of_ones_own_gets_the_config_and_nothing_else() -> None:
     own = "backend={name: deepspeed, script: /home/me/train.py, script_args: [--epochs, '3']}"
     result = rendered(GPU_LAYOUT, GPU_RECIPE, own, "model=gpt3-175b", "training.sequence_length=2048")

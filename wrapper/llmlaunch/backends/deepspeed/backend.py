@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.backends.base import HeldWords, NodeVariable, Rendered, RunningWords, Space
-from llmlaunch.backends.conflicts import merged_environment, refuse_repeats
-from llmlaunch.backends.deepspeed.config import (
-    bucket_bytes,
-    bucket_elements,
-    ds_config,
-    live_parameters,
-    model_config,
-    to_json,
+from llmlaunch.backends.argument import NodeVariable, Word, words_of
+from llmlaunch.backends.base import HeldWords, Rendered, RunningWords, Space
+from llmlaunch.backends.conflicts import refuse_repeats
+from llmlaunch.backends.deepspeed.arguments import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    RUN_DIR,
+    TRAINER_FILE,
+    config_arguments,
+    trainer_arguments,
 )
+from llmlaunch.backends.deepspeed.config import bucket_bytes, bucket_elements, ds_config, live_parameters, to_json
+from llmlaunch.backends.deepspeed.environment import REASONS, environment
+from llmlaunch.backends.deepspeed.model_config import model_config
 from llmlaunch.backends.deepspeed.rules import RULES, refuse_what_the_trainer_cannot_build
-from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, trainer_words
+from llmlaunch.backends.deepspeed.settings import settings
+from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES
 from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
@@ -25,19 +30,7 @@ from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import TRAINER
 
-__all__ = ["CPU_ACCELERATOR", "MALLOC", "DeepSpeed"]
-
-Words = tuple[str | NodeVariable, ...]
-
-RUN_DIR = "LLMLAUNCH_RUN_DIR"
-CONFIG_FILE = "ds_config.json"
-MODEL_FILE = "trainer/model.json"
-TRAINER_FILE = "trainer/train.py"
-# glibc keeps freed blocks of up to 32 MiB once it has seen some. With these thresholds tensors go back to the kernel,
-# and resident memory is what the tensors need (docs/backends.md, "Resident memory on a CPU").
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
-CPU_ACCELERATOR = {"DS_ACCELERATOR": "cpu"}
-MOST_WARMUP_STEPS = 2000
+__all__ = ["DeepSpeed"]
 
 
 class DeepSpeed:
@@ -92,19 +85,24 @@ class DeepSpeed:
         runs."""
         refuse_what_ifs(recipe)
         refuse_unmet(recipe, REQUIREMENTS)
-        files = {CONFIG_FILE: to_json(ds_config(recipe, layout))}
+        config = ds_config(recipe, layout)
+        files = {CONFIG_FILE: to_json(config)}
+        planned = config_arguments()
         if recipe.backend.script is None:
             refuse_what_the_trainer_cannot_build(recipe)
             files[MODEL_FILE] = to_json(model_config(recipe))
             files[TRAINER_FILE] = TRAINER.read_bytes()
-            program = (NodeVariable(RUN_DIR, f"/{TRAINER_FILE}"), *_trainer_arguments(recipe, layout))
+            planned = (*trainer_arguments(recipe, layout), *planned)
+            script: tuple[Word, ...] = (NodeVariable(RUN_DIR, f"/{TRAINER_FILE}"),)
         else:
-            program = (recipe.backend.script, *recipe.backend.script_args)
-        program = (*program, "--deepspeed", "--deepspeed_config", NodeVariable(RUN_DIR, f"/{CONFIG_FILE}"))
-        refuse_repeats(recipe, program)
+            script = (recipe.backend.script, *recipe.backend.script_args)
+        refuse_repeats(recipe, words_of(planned))
         return Rendered(
-            program=(*program, *recipe.backend.extra_args),
-            environment=_environment(recipe),
+            program=(*script, *words_of(planned), *recipe.backend.extra_args),
+            environment=environment(recipe),
+            arguments=planned,
+            variables=REASONS,
+            settings=settings(config),
             files=files,
             measurement=_measurement(recipe),
             progress=deepspeed_lines() if recipe.backend.script is None else any_script_lines(recipe.training.steps),
@@ -145,39 +143,6 @@ def _options(recipe: Recipe) -> DeepSpeedOptions:
 def _states_leave(recipe: Recipe) -> bool:
     """All optimizer states leave the device. On a CPU the host is the device."""
     return recipe.techniques.offload_optimizer == 1.0 and recipe.cluster.accelerator.kind == "gpu"
-
-
-def _trainer_arguments(recipe: Recipe, layout: Layout) -> Words:
-    training = recipe.training
-    words: list[str | NodeVariable] = ["--model", NodeVariable(RUN_DIR, f"/{MODEL_FILE}"), "--data", _data(recipe)]
-    if recipe.data.tokenizer is not None:
-        words += ["--tokenizer", recipe.data.tokenizer]
-    words += ["--steps", str(training.steps)]
-    words += ["--sequence-length", str(recipe.workload.sequence_length)]
-    words += ["--learning-rate", repr(training.learning_rate)]
-    words += ["--warmup-steps", str(min(training.steps // 10, MOST_WARMUP_STEPS))]
-    words += ["--seed", str(training.seed), "--log-interval", str(training.log_interval)]
-    words += trainer_words(recipe.techniques, layout)
-    if training.checkpoint_path is not None and training.save_interval is not None:
-        words += ["--save", training.checkpoint_path]
-        words += ["--save-interval", str(training.save_interval)]
-    return tuple(words)
-
-
-def _data(recipe: Recipe) -> str:
-    if recipe.data.mock:
-        return "mock"
-    return "python-source" if recipe.data.python_source else str(recipe.data.path)
-
-
-def _environment(recipe: Recipe) -> dict[str, str]:
-    """Variables of the trainers. Raises UserError where the recipe sets one that must be so to something else."""
-    wanted = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if recipe.cluster.accelerator.kind == "gpu":
-        wanted |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-        return merged_environment(recipe, wanted, {}, "")
-    because = f"cluster {recipe.cluster.name}, which has no GPU,"
-    return merged_environment(recipe, wanted | MALLOC, CPU_ACCELERATOR, because)
 
 
 def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.backends.argument import Argument, argument
 from llmlaunch.backends.requirements import Requirement, pinned_least
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
-__all__ = ["REQUIREMENTS", "TECHNIQUE_RULES", "checkpointing_section", "offload_sections", "trainer_words"]
+__all__ = ["REQUIREMENTS", "TECHNIQUE_RULES", "checkpointing_section", "offload_sections", "technique_arguments"]
 
 Bools = NDArray[np.bool_]
-Words = tuple[str, ...]
 TRAINER = "llmlaunch/trainers/deepspeed_llama.py"
 CHECKPOINTING = "transformers/modeling_layers.py GradientCheckpointingLayer, 5.23"
 ZERO = "deepspeed/runtime/zero/config.py, 0.19.8"
@@ -185,20 +185,21 @@ def checkpointing_section(ways: Techniques) -> dict[str, Any]:
     return {"activation_checkpointing": {"cpu_checkpointing": True}} if ways.offload_checkpoints else {}
 
 
-def trainer_words(ways: Techniques, layout: Layout) -> Words:
+def technique_arguments(ways: Techniques, layout: Layout) -> tuple[Argument, ...]:
     """What the shipped script is told."""
-    words: list[str] = []
+    made: list[Argument] = []
     if layout.recompute == RECOMPUTE_FULL:
-        words += ["--gradient-checkpointing"]
+        made += [argument("--gradient-checkpointing", of="layout.recompute")]
     if ways.offload_checkpoints:
-        words += ["--offload-checkpoints"]
+        made += [argument("--offload-checkpoints", of="layout.offload_checkpoints")]
     if ways.mlp_chunks > 1:
-        words += ["--mlp-chunks", str(ways.mlp_chunks)]
+        made += [argument("--mlp-chunks", ways.mlp_chunks, of="layout.mlp_chunks")]
     if ways.loss == "tiled":
-        words += ["--loss-tiles", str(ways.loss_tiles)]
+        made += [argument("--loss-tiles", ways.loss_tiles, of=("layout.loss", "layout.loss_tiles"))]
     if ways.adapters is not None:
-        words += ["--adapter-rank", str(ways.adapters.rank)]
-        words += ["--frozen-adapter-down"] if ways.adapters.frozen_down else []
+        made += [argument("--adapter-rank", ways.adapters.rank, of="training.adapters.rank")]
+        frozen = argument("--frozen-adapter-down", of="training.adapters.frozen_down")
+        made += [frozen] if ways.adapters.frozen_down else []
     if ways.trained_layers is not None:
-        words += ["--trained-layers", str(ways.trained_layers)]
-    return tuple(words)
+        made += [argument("--trained-layers", ways.trained_layers, of="training.trained_layers")]
+    return tuple(made)

@@ -1,0 +1,54 @@
+"""Every word, variable and ds_config key we render says what it follows from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.argument import words_of
+from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.backends.deepspeed.settings import REASONS, dotted_keys
+from llmlaunch.layout import RECOMPUTE_FULL, Layout
+from llmlaunch.recipe.load import load_recipe
+
+GPU, CPU = "llama2-7b-deepspeed", "quickstart"
+CASES = [
+    (CPU, Layout(data=2, zero_stage=1), ()),
+    (CPU, Layout(data=2, zero_stage=0), ("training.precision=fp32",)),
+    (
+        GPU,
+        Layout(data=16, zero_stage=3, recompute=RECOMPUTE_FULL),
+        ("layout={recompute: full, offload_checkpoints: true}",),
+    ),
+    (GPU, Layout(data=16, zero_stage=2), ("training.precision=fp16", "layout={offload_optimizer: 1.0}")),
+    (GPU, Layout(data=16, zero_stage=3), ("layout={offload_optimizer: 1.0, offload_parameters: true}",)),
+    (GPU, Layout(data=16, zero_stage=3), ("backend={name: deepspeed, script: /home/me/train.py}",)),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "overrides"), CASES)
+def test_nothing_is_rendered_without_a_reason(name: str, layout: Layout, overrides: tuple[str, ...]) -> None:
+    result = DeepSpeed().render(load_recipe(asset("recipes", f"{name}.yaml"), overrides), layout)
+    config = json.loads(result.files["ds_config.json"])
+    assert list(result.settings) == list(dotted_keys(config))
+    assert set(result.environment) <= set(result.variables)
+    words = words_of(result.arguments)
+    assert words == result.program[-len(words) :]
+    for reason in (*result.settings.values(), *(each.reason for each in result.arguments), *result.variables.values()):
+        assert reason.keys or reason.why
+
+
+def test_keys_are_listed_as_they_are_nested() -> None:
+    said = {"b": {"y": 1, "x": {"z": 2}}, "a": 3}
+    assert list(dotted_keys(said)) == ["a", "b.x.z", "b.y"]
+
+
+def test_every_reason_is_of_a_key_that_can_be_rendered() -> None:
+    rendered = {
+        key
+        for name, layout, overrides in CASES
+        for key in DeepSpeed().render(load_recipe(asset("recipes", f"{name}.yaml"), overrides), layout).settings
+    }
+    assert rendered == set(REASONS)

@@ -1,0 +1,82 @@
+"""The command line of the shipped training script (llmlaunch/trainers/deepspeed_llama.py)."""
+
+from __future__ import annotations
+
+from llmlaunch.backends.argument import Argument, NodeVariable, argument
+from llmlaunch.backends.deepspeed.techniques import technique_arguments
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["CONFIG_FILE", "MODEL_FILE", "RUN_DIR", "TRAINER_FILE", "config_arguments", "trainer_arguments"]
+
+RUN_DIR = "LLMLAUNCH_RUN_DIR"
+CONFIG_FILE = "ds_config.json"
+MODEL_FILE = "trainer/model.json"
+TRAINER_FILE = "trainer/train.py"
+MOST_WARMUP_STEPS = 2000
+
+
+def trainer_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+    """All the shipped script is told beside ds_config.json, each with what it follows from."""
+    return (
+        argument("--model", NodeVariable(RUN_DIR, f"/{MODEL_FILE}"), of="model", why="Hugging Face configuration"),
+        *_weights(recipe.training.start_from),
+        *_data(recipe),
+        *_schedule(recipe),
+        *technique_arguments(recipe.techniques, layout),
+        *_checkpoints(recipe),
+    )
+
+
+def config_arguments() -> tuple[Argument, ...]:
+    """How ds_config.json is handed over, as DeepSpeed's own argument parser names it (deepspeed/__init__.py
+    `add_config_arguments`, 0.19.8)."""
+    why = "hands ds_config.json to the script"
+    return (
+        argument("--deepspeed", of="backend", why=why),
+        argument("--deepspeed_config", NodeVariable(RUN_DIR, f"/{CONFIG_FILE}"), of="backend", why=why),
+    )
+
+
+def _weights(start_from: str | None) -> list[Argument]:
+    if start_from is None:
+        return []
+    first = "read by the first start alone: where --save has a checkpoint, that one wins"
+    return [argument("--weights", start_from, of="training.start_from", why=first)]
+
+
+def _data(recipe: Recipe) -> list[Argument]:
+    data = recipe.data
+    if data.mock:
+        source = argument("--data", "mock", of="data.mock")
+    elif data.python_source:
+        source = argument("--data", "python-source", of="data.python_source")
+    else:
+        source = argument("--data", data.path, of="data.path")
+    if data.tokenizer is None:
+        return [source]
+    return [source, argument("--tokenizer", data.tokenizer, of="data.tokenizer")]
+
+
+def _schedule(recipe: Recipe) -> list[Argument]:
+    training = recipe.training
+    length = ("training.steps", "training.tokens")
+    warmup = min(training.steps // 10, MOST_WARMUP_STEPS)
+    return [
+        argument("--steps", training.steps, of=length),
+        argument("--sequence-length", recipe.workload.sequence_length, of="training.sequence_length"),
+        argument("--learning-rate", repr(training.learning_rate), of="training.learning_rate"),
+        argument("--warmup-steps", warmup, of=length, why=f"a tenth of the steps, at most {MOST_WARMUP_STEPS}"),
+        argument("--seed", training.seed, of="training.seed"),
+        argument("--log-interval", training.log_interval, of="training.log_interval"),
+    ]
+
+
+def _checkpoints(recipe: Recipe) -> list[Argument]:
+    training = recipe.training
+    if training.checkpoint_path is None or training.save_interval is None:
+        return []
+    return [
+        argument("--save", training.checkpoint_path, of="training.checkpoint_path"),
+        argument("--save-interval", training.save_interval, of="training.save_interval"),
+    ]
