@@ -128,6 +128,7 @@ def shape_from_config(values: Mapping[str, Any], name: str) -> tuple[ModelShape,
         rotary_base=_rotary_base(reader),
         attention_dropout=reader.rate("attention_dropout"),
         moe=moe,
+        family=model_type,
     )
     return check_shape(shape), reader.notes()
 

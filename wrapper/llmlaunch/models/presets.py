@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,26 @@ from llmlaunch.assets import asset
 from llmlaunch.documents.validate import BadKey, given, known_and_nearest, validate
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
+from llmlaunch.models.families import MARKS, family_of
 from llmlaunch.models.huggingface import read_config
 from llmlaunch.models.schema import ShapeFile, check_shape
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
+from llmlaunch.models.shape import (
+    MlaShape,
+    ModelShape,
+    MoeShape,
+    RopeScaling,
+    Router,
+    SlidingWindow,
+    natural_activation,
+)
 
 __all__ = ["find_model", "load_preset", "preset_names", "resolve_model"]
 
+_GROUPS: Mapping[str, type[MlaShape | RopeScaling | SlidingWindow]] = {
+    "mla": MlaShape,
+    "rope_scaling": RopeScaling,
+    "sliding_window": SlidingWindow,
+}
 _REQUIRED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
 
 
@@ -78,7 +92,10 @@ def _complete(
             raise BadKey((), f"is missing `{key}`; give it, or `base:` with a preset that has it")
     heads, hidden = values["num_attention_heads"], values["hidden_size"]
     values.setdefault("num_query_groups", heads)
-    if "head_dim" not in written and (
+    latent = values.get("mla")
+    if "head_dim" not in written and latent is not None:
+        values["head_dim"] = latent["qk_head_dim"] + latent["qk_pos_emb_head_dim"]
+    elif "head_dim" not in written and (
         "head_dim" not in values or {"hidden_size", "num_attention_heads"} & written.keys()
     ):
         if hidden % heads:
@@ -98,6 +115,10 @@ def _complete(
         pattern = values["moe"].get("layer_pattern") or ()
         if explicit is None and len(pattern) != values["num_layers"] and all(pattern):
             values["moe"]["layer_pattern"] = (1,) * values["num_layers"]
+    if written.get("activation") is None and "gated_mlp" in written:
+        values.pop("activation", None)
+    if written.get("family") is None and MARKS & written.keys():  # the base's family may not be able to say it
+        values.pop("family", None)
     values["name"] = f"{base} changed" if base else "inline"
     return check_shape(_shape(values))
 
@@ -108,7 +129,15 @@ def _shape(values: Mapping[str, Any]) -> ModelShape:
     if plain.get("moe") is not None:
         moe: dict[str, Any] = {"shared_expert_ffn_hidden_size": 0} | dict(plain["moe"])
         moe["layer_pattern"] = tuple(moe.get("layer_pattern") or (1,) * plain["num_layers"])
+        moe["router"] = Router(**(moe.get("router") or {}))
         plain["moe"] = MoeShape(**moe)
     if plain.get("mla") is not None:
-        plain["mla"] = MlaShape(**plain["mla"])
-    return ModelShape(**plain)
+        plain["mla"] = {"q_lora_rank": None} | plain["mla"]
+    for name, kind in _GROUPS.items():
+        if plain.get(name) is not None:
+            plain[name] = kind(**plain[name])
+    plain.setdefault("activation", natural_activation(plain.get("gated_mlp", True)))
+    if plain.get("family") is not None:
+        return ModelShape(**plain)
+    shape = ModelShape(**{name: value for name, value in plain.items() if name != "family"})
+    return replace(shape, family=family_of(shape))

@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from llmlaunch.cluster.profile import Site
+from llmlaunch.models.shape import Router, natural_activation
 from llmlaunch.recipe.types import AUTO_NODES, OnOom, Recipe, Restart, Watchdog
 from llmlaunch.techniques import NO_TECHNIQUES
 
@@ -17,7 +18,7 @@ __all__ = ["recipe_digest"]
 # how it was written, what was remarked on it, where a figure was found, and what is measured anew from day to day
 _LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions"})
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
-_NOTES = frozenset({"memory_source", "bandwidth"})
+_NOTES = frozenset({"memory_source", "bandwidth", "family"})  # a family is a way to say the shape
 # came after the first digests were stored: these values still mean what absent meant, so those digests hold
 _LATER = {
     "risk": None,
@@ -37,6 +38,17 @@ _LATER = {
     "site": Site(),
     "runtime": "pyxis",
     "start_from": None,
+    "norm_epsilon": 1e-5,
+    "zero_centered_norm": False,
+    "post_norms": False,
+    "scaled_embedding": False,
+    "attention_scale": None,
+    "attention_softcap": None,
+    "logit_softcap": None,
+    "rope_scaling": None,
+    "sliding_window": None,
+    "shared_expert_gate": False,
+    "router": Router(),
 }
 
 
@@ -50,6 +62,8 @@ def recipe_digest(recipe: Recipe) -> str:
         recipe = replace(recipe, cluster=replace(recipe.cluster, site=site))
     left_out = _LEFT_OUT if recipe.nodes == AUTO_NODES else _LEFT_OUT | _UNTIL_CHOSEN
     content = {name: value for name, value in _plain(recipe).items() if name not in left_out}
+    if recipe.model.activation == natural_activation(recipe.model.gated_mlp):  # as absent meant, like _LATER
+        del content["model"]["activation"]
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 

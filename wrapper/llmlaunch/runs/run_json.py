@@ -99,7 +99,10 @@ def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict
 def _model(recipe: Recipe, plan: Plan) -> dict[str, object]:
     shape: ModelShape = recipe.model
     pads = recipe.backend.name == "megatron-lm"  # Hugging Face models keep the vocabulary as it is
-    moe = None if shape.moe is None else {**asdict(shape.moe), "layer_pattern": list(shape.moe.layer_pattern)}
+    moe = None
+    if shape.moe is not None:  # how the router chooses is no matter of memory
+        moe = {name: value for name, value in asdict(shape.moe).items() if name != "router"}
+        moe["layer_pattern"] = list(shape.moe.layer_pattern)
     return {
         "name": shape.name,
         "num_layers": shape.num_layers,

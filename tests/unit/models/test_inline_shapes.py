@@ -1,0 +1,97 @@
+"""A model written in the recipe: what follows from what is said, and what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmlaunch.documents.validate import BadKey
+from llmlaunch.models.families import FAMILIES, family_of
+from llmlaunch.models.presets import find_model, load_preset, resolve_model
+from llmlaunch.models.shape import MlaShape, ModelShape, RopeScaling, Router, SlidingWindow
+
+SIZES = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "vocab_size": 256}
+MOE = {"num_experts": 8, "topk": 2, "ffn_hidden_size": 32}
+MLA = {"kv_lora_rank": 16, "qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 8}
+
+
+def inline(**changes: Any) -> ModelShape:
+    return resolve_model(SIZES | changes, default_positions=128)[0]
+
+
+def test_latent_attention_and_its_router_are_written_as_they_are_named() -> None:
+    router = {"score_function": "sigmoid", "groups": 4, "group_topk": 2, "scaling_factor": 2.5, "expert_bias": True}
+    shape = inline(mla=MLA, moe=MOE | {"router": router}, mtp_num_layers=1)
+    assert shape.mla == MlaShape(None, 16, 8, 4, 8)
+    assert shape.moe is not None
+    assert shape.moe.router == Router("sigmoid", 4, 2, 2.5, expert_bias=True)
+    assert (shape.head_dim, shape.mtp_num_layers) == (12, 1)
+    assert shape.family == "deepseek_v3"
+
+
+def test_positions_and_windows_are_groups_of_their_own() -> None:
+    shape = inline(
+        rope_scaling={"kind": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
+        sliding_window={"tokens": 64, "full_every": 2},
+    )
+    assert shape.rope_scaling == RopeScaling("llama3", 8.0, 8192)
+    assert shape.sliding_window == SlidingWindow(64, 2)
+
+
+def test_the_activation_follows_from_the_gate_unless_it_is_said() -> None:
+    assert inline().activation == "silu"
+    assert inline(gated_mlp=False).activation == "gelu"
+    assert inline(activation="gelu").activation == "gelu"
+    assert find_model({"base": "llama3-8b", "gated_mlp": False}).activation == "gelu"
+
+
+@pytest.mark.parametrize(
+    ("changes", "family"),
+    [
+        ({}, "llama"),
+        ({"qkv_bias": True}, "qwen2"),
+        ({"qk_layernorm": True}, "qwen3"),
+        ({"qk_layernorm": True, "moe": MOE}, "qwen3_moe"),
+        ({"moe": MOE}, "mixtral"),
+        ({"moe": MOE | {"shared_expert_ffn_hidden_size": 32}}, "qwen2_moe"),
+        ({"mla": MLA, "moe": MOE}, "deepseek_v2"),
+        ({"zero_centered_norm": True}, "gemma"),
+        ({"post_norms": True}, "gemma2"),
+        ({"post_norms": True, "qk_layernorm": True}, "gemma3_text"),
+        ({"position_embedding": "learned_absolute"}, "gpt2"),
+        ({"sliding_window": {"tokens": 64}}, "mistral"),
+        ({"family": "mistral"}, "mistral"),
+    ],
+)
+def test_the_family_follows_from_what_only_it_has(changes: dict[str, Any], family: str) -> None:
+    assert inline(**changes).family == family
+    assert family in FAMILIES
+
+
+def test_a_base_keeps_its_family_while_only_its_size_is_changed() -> None:
+    mixtral = find_model({"base": "mixtral-8x7b", "num_layers": 2})
+    assert mixtral.family == "mixtral"
+    assert family_of(load_preset("mixtral-8x7b")) == "mixtral"
+    assert find_model({"base": "llama3-8b", "qkv_bias": True}).family == "qwen2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"moe": MOE | {"shared_expert_gate": True}}, "moe.shared_expert_gate"),
+        ({"moe": MOE | {"router": {"groups": 4}}}, "moe.router.group_topk"),
+        ({"moe": MOE | {"router": {"group_topk": 1}}}, "moe.router.groups"),
+        ({"moe": MOE | {"router": {"groups": 3, "group_topk": 1}}}, "moe.router.groups"),
+        ({"moe": MOE | {"router": {"groups": 8, "group_topk": 1}}}, "moe.router.group_topk"),
+        (
+            {"position_embedding": "none", "rope_scaling": {"kind": "linear", "factor": 2.0}},
+            "rope_scaling",
+        ),
+        ({"sliding_window": {"tokens": 8, "full_every": 1}}, "sliding_window.full_every"),
+    ],
+)
+def test_what_contradicts_itself_is_one_sentence(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(BadKey) as caught:
+        inline(**changes)
+    assert ".".join(map(str, caught.value.key)) == key
