@@ -42,7 +42,7 @@ def deepspeed() -> tuple[Planned, dict[str, bytes]]:
 def test_a_fallback_has_its_own_files_and_shares_the_trainer(deepspeed: tuple[Planned, dict[str, bytes]]) -> None:
     made, files = deepspeed
     own = sorted(name.removeprefix("fallback/1/") for name in files if name.startswith("fallback/1/"))
-    assert own == ["ds_config.json", "placement.json", "plan.json", "run.json", "train.sh"]
+    assert own == ["arguments.json", "ds_config.json", "placement.json", "plan.json", "run.json", "train.sh"]
     assert made.plan.fallbacks is not None
     for number, fallback in enumerate(made.plan.fallbacks.layouts, start=1):
         config = json.loads(files[f"fallback/{number}/ds_config.json"])
@@ -107,7 +107,7 @@ def test_megatron_gets_other_arguments_and_no_other_files() -> None:
     made = plan_of("llama3-8b")
     files = files_of(made)
     own = sorted(name.removeprefix("fallback/1/") for name in files if name.startswith("fallback/1/"))
-    assert own == ["placement.json", "plan.json", "run.json", "train.sh"]
+    assert own == ["arguments.json", "placement.json", "plan.json", "run.json", "train.sh"]
     assert made.plan.fallbacks is not None
     tensor = made.plan.fallbacks.layouts[0].plan.layout.tensor
     assert f"--tensor-model-parallel-size {tensor} ".encode() in files["fallback/1/train.sh"]

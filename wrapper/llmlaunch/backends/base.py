@@ -78,7 +78,7 @@ class Rendered:
     {"optimizer": {"gradient_dtype": "fp32"}, "implementation": {"attention": "flash"}}. `prepare` is the words after
     the interpreter of what one node builds once, before the first attempt; empty = nothing. `arguments` are those words
     of `program` that llmlaunch chose, `variables` the reasons of those of `environment`, `settings` those of the
-    keys of a rendered configuration file, dotted ("zero_optimization.stage").
+    keys of the JSON file `settings_file`, dotted ("zero_optimization.stage").
     """
 
     program: tuple[Word, ...]
@@ -91,6 +91,7 @@ class Rendered:
     arguments: tuple[Argument, ...] = ()
     variables: Mapping[str, Reason] = field(default_factory=dict)
     settings: Mapping[str, Reason] = field(default_factory=dict)
+    settings_file: str = ""
 
 
 class Backend(Protocol):

@@ -30,6 +30,7 @@ COMMANDS = {
     "collect": "Take the peaks of finished runs into the store.",
     "measurements": "List, import and export measurements.",
     "accuracy": "Score predictions against measured records.",
+    "explain-args": "Say what each rendered argument and variable of a run follows from.",
     "doctor": "Look at the site: measure the network between its nodes.",
 }
 
@@ -43,7 +44,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"llmlaunch.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"llmlaunch.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

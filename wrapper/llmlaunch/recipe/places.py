@@ -9,7 +9,7 @@ from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_document
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["WrittenPin", "place_of", "written_pin"]
+__all__ = ["WrittenPin", "place_of", "written_document", "written_pin"]
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,19 @@ class WrittenPin:
 
 def place_of(recipe: Recipe, path: KeyPath) -> str:
     """The place of the value at `path`, or of the nearest enclosing one that exists."""
-    document = _document(recipe)
+    document = written_document(recipe)
     return recipe.path if document is None else document.where(path)
 
 
 def written_pin(recipe: Recipe, name: str) -> WrittenPin:
     """The pin `name`; a recipe may call `zero_stage` 0 or 1 `distributed_optimizer`."""
-    document = _document(recipe)
+    document = written_document(recipe)
     layout = document.value.get("layout") if document is not None else None
     if name == "zero_stage" and isinstance(layout, dict) and layout.get("distributed_optimizer") is not None:
         return WrittenPin("layout.distributed_optimizer", place_of(recipe, ("layout", "distributed_optimizer")), bool)
     return WrittenPin(f"layout.{name}", place_of(recipe, ("layout", name)), lambda value: value)
 
 
-def _document(recipe: Recipe) -> Document | None:
-    """None for a recipe that was never a text."""
+def written_document(recipe: Recipe) -> Document | None:
+    """The recipe as it was written, with the words of the command line; None for a recipe that was never a text."""
     return apply_overrides(parse_document(recipe.text, recipe.path), recipe.overrides) if recipe.text else None

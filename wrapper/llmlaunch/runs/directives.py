@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+from llmlaunch.backends.argument import Reason
 from llmlaunch.documents.slurm_options import sbatch_option_problem, sbatch_value_problem
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.recovery_json import restart_by
 from llmlaunch.runs.shell import ShellText, directive
 
-__all__ = ["directives"]
+__all__ = ["DIRECTIVE_REASONS", "directives", "sbatch_options"]
 
 Option = str | int | float | bool
 
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 
 
+DIRECTIVE_REASONS = {
+    "job-name": Reason(("name",)),
+    "nodes": Reason(("nodes", "spare_nodes")),
+    "ntasks-per-node": Reason(why="one train.sh for each node; torchrun starts a trainer for each device"),
+    "cpus-per-task": Reason(("cluster.cpus_per_node",), "all cores of the node"),
+    "gres": Reason(("cluster.devices_per_node", "cluster.gpu_request")),
+    "gpus-per-node": Reason(("cluster.devices_per_node", "cluster.gpu_request")),
+    "gpus-per-task": Reason(("cluster.devices_per_node", "cluster.gpu_request")),
+    "switches": Reason(("cluster.nodes_per_switch", "placement"), "nodes under few switches"),
+    "segment": Reason(("cluster.nodes_per_block", "placement"), "whole parts of a block"),
+    "signal": Reason(("restart", "training.save_interval"), "told to save so long before its time limit"),
+    "requeue": Reason(("restart",)),
+    "no-requeue": Reason(("restart",)),
+    "output": Reason(why="the way to the job's real log, which is in logs/"),
+    "open-mode": Reason(why="a job that comes back goes on in the same file"),
+    "exclude": Reason(("slurm.exclude", "cluster.exclude")),
+}
+
+
 def directives(recipe: Recipe, warning_seconds: int | None) -> list[ShellText]:
-    """What the job itself needs, then what recipe and cluster profile ask for, by name; theirs win.
+    """The lines of `sbatch_options`. Raises UserError as it does, and for what no directive can hold."""
+    lines = [directive(option, value) for option, value in sbatch_options(recipe, warning_seconds).items()]
+    return [line for line in lines if line]
+
+
+def sbatch_options(recipe: Recipe, warning_seconds: int | None) -> dict[str, Option]:
+    """What the job itself needs, then what recipe and cluster profile ask for, by name; theirs win. False = left out.
 
     `warning_seconds` before its time limit the job is told; None where it does not come back. Raises UserError for
-    what no directive can hold, or none of them may say.
+    what none of them may say.
     """
     for option in recipe.slurm:
         problem = sbatch_option_problem(option)
@@ -44,8 +70,7 @@ def directives(recipe: Recipe, warning_seconds: int | None) -> list[ShellText]:
     options.update({name: value for name, value in sorted(recipe.slurm.items()) if name != "gres"})
     options.setdefault("gres", recipe.slurm.get("gres", False))  # ours, if any, holds the recipe's already
     options["exclude"] = _excluded(recipe)
-    lines = [directive(option, value) for option, value in options.items()]
-    return [line for line in lines if line]
+    return options
 
 
 def _excluded(recipe: Recipe) -> Option:

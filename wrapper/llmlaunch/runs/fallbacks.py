@@ -11,6 +11,7 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.planner.plan import Fallback, Plan, as_planned
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.runs.arguments_json import arguments_json
 from llmlaunch.runs.file_text import as_json, as_text
 from llmlaunch.runs.placement_json import is_placed, placement_json
 from llmlaunch.runs.recovery_json import fallback_folder
@@ -81,6 +82,7 @@ def _described(layout: _Layout, rendered: Rendered, code_root: PurePath | None) 
     files = {
         f"{folder}/plan.json": as_json(plan_json(replace(plan, fallbacks=None))),
         f"{folder}/run.json": as_json(run_description(recipe, plan, rendered)),
+        f"{folder}/arguments.json": as_json(arguments_json(recipe, plan, rendered)),
         f"{folder}/train.sh": as_text(train_script(recipe, rendered, code_root)),
     }
     if is_placed(recipe):

@@ -12,6 +12,7 @@ from llmlaunch.backends.base import Rendered
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.runs.arguments_json import arguments_json
 from llmlaunch.runs.fallbacks import fallback_files
 from llmlaunch.runs.file_text import as_json, as_text
 from llmlaunch.runs.node_archive import node_archive
@@ -47,6 +48,7 @@ def run_files(
         "recipe.yaml": as_text(recipe.text),
         "plan.json": as_json(plan_json),
         "run.json": as_json(run_description(recipe, plan, rendered)),
+        "arguments.json": as_json(arguments_json(recipe, plan, rendered)),
         "job.sbatch": as_text(job_script(recipe, plan, prepares=bool(rendered.prepare))),
         "train.sh": as_text(train_script(recipe, rendered, code_root)),
         "node.pyz": node_archive(),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePath
 
+from llmlaunch.backends.argument import Reason
 from llmlaunch.backends.base import NodeVariable, Rendered
 from llmlaunch.documents.text import looks_secret
 from llmlaunch.errors import UserError
@@ -16,11 +17,16 @@ from llmlaunch.runs.placement_json import is_placed
 from llmlaunch.runs.recovery_json import late_end_seconds, warning_seconds
 from llmlaunch.runs.shell import ShellText, render_template, shell_word, variable_name
 
-__all__ = ["SNAPSHOT_FOLDER", "job_script", "train_script"]
+__all__ = ["OUR_VARIABLES", "SNAPSHOT_FOLDER", "exported", "job_script", "train_script"]
 
 SNAPSHOT_FOLDER = "code"
 
 PREFLIGHT_SECONDS = 180
+
+OUR_VARIABLES = {
+    "PYTHONUNBUFFERED": Reason(why="a line of the log appears when it is written"),
+    "CUDA_DEVICE_ORDER": Reason(why="the order NVML counts in, so that ranks and peaks match"),
+}
 
 
 def job_script(recipe: Recipe, plan: Plan, prepares: bool = False) -> str:
@@ -130,23 +136,22 @@ def _folder(path: str | None) -> str | None:
 
 
 def _environment(recipe: Recipe, rendered: Rendered, code_root: PurePath | None) -> dict[str, str | NodeVariable]:
-    """Ours, the backend's, the site's, the recipe's; the later wins."""
+    """What train.sh exports. Raises UserError for a name that looks like a secret's."""
     for name in (*recipe.environment, *recipe.cluster.environment):
         if looks_secret(variable_name(name)):
             raise UserError(
                 f"environment.{name}: looks like a secret, and a run directory holds none; list the name under "
                 "secrets: and export it where you submit"
             )
-    ours = {"PYTHONUNBUFFERED": "1"}  # a line of the log appears when it is written
+    return {name: _in_snapshot(value, code_root) for name, value in exported(recipe, rendered).items()}
+
+
+def exported(recipe: Recipe, rendered: Rendered) -> Mapping[str, str]:
+    """The variables of the trainers: ours, the backend's, the site's, the recipe's; the later wins."""
+    ours = {"PYTHONUNBUFFERED": "1"}
     if recipe.cluster.accelerator.kind == "gpu":
-        ours["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order NVML counts in, so that ranks and peaks match
-    merged: Mapping[str, str] = {
-        **ours,
-        **rendered.environment,
-        **recipe.cluster.environment,
-        **recipe.environment,
-    }
-    return {name: _in_snapshot(value, code_root) for name, value in merged.items()}
+        ours["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return {**ours, **rendered.environment, **recipe.cluster.environment, **recipe.environment}
 
 
 def _in_snapshot(word: str | NodeVariable, code_root: PurePath | None) -> str | NodeVariable:

@@ -1,0 +1,44 @@
+"""`llmlaunch explain-args`: what each rendered argument and variable of a run follows from."""
+
+from __future__ import annotations
+
+import click
+
+from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.submitted import directory_of
+from llmlaunch.errors import UserError
+
+__all__ = ["command"]
+
+
+@click.command("explain-args")
+@click.argument("run", metavar="RUN|DIR")
+@click.argument("names", metavar="[NAME...]", nargs=-1)
+@click.option("--fallback", type=click.IntRange(min=1), metavar="K", help="Of the K-th layout to fall back on.")
+@click.option("--json", "as_json", is_flag=True, help="Print the entries as JSON.")
+def command(run: str, names: tuple[str, ...], fallback: int | None, as_json: bool) -> int:
+    """Say for every argument, variable, setting and directive rendered for RUN which line of the recipe or which
+    decision of the planner it follows from; or for those NAMEs alone, with or without their dashes.
+    """
+    from llmlaunch.report.explained_text import explained_text
+    from llmlaunch.runs.read_arguments import read_arguments
+
+    directory = directory_of(run)
+    held = read_arguments(directory / f"fallback/{fallback}" if fallback else directory)
+    entries = held["entries"]
+    if names:
+        wanted = {name.lstrip("-") for name in names}
+        entries = [one for one in entries if _names(one["name"]) & wanted]
+        known = set().union(*(_names(one["name"]) for one in held["entries"]))
+        if wanted - known:
+            raise UserError(f"{', '.join(sorted(wanted - known))}: nothing of that name is rendered in {directory}")
+    if as_json:
+        print_json({"program": held["program"], "entries": entries})
+    else:
+        click.echo(explained_text(held["program"], entries))
+    return 0
+
+
+def _names(name: str) -> set[str]:
+    """As rendered without its dashes, and the last part of a dotted setting."""
+    return {name.lstrip("-"), name.rpartition(".")[2].lstrip("-")}
