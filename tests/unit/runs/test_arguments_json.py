@@ -64,7 +64,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return rendered(path, "training.seed=7")
 
 
-@pytest.fixture(scope="module", params=["llama3-70b", "mixtral-8x7b"])
+@pytest.fixture(scope="module", params=["llama3-70b", "quickstart", "mixtral-8x7b", "llama2-7b-deepspeed"])
 def gallery(request: pytest.FixtureRequest) -> dict[str, bytes]:
     return rendered(asset("recipes", f"{request.param}.yaml"))
 

@@ -103,6 +103,7 @@ class DeepSpeed:
             arguments=planned,
             variables=REASONS,
             settings=settings(config),
+            settings_file=CONFIG_FILE,
             files=files,
             measurement=_measurement(recipe),
             progress=deepspeed_lines() if recipe.backend.script is None else any_script_lines(recipe.training.steps),
