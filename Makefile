@@ -31,6 +31,7 @@ lint: install
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy --strict wrapper
+	$(RUN) -m mypy --strict -m train
 
 benchmark: install  ## ratios for benchmarks/RESULTS.md
 	$(RUN) benchmarks/check_startup.py

@@ -6,11 +6,9 @@ the loss with a checksum of all gradients.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import deepspeed
 import torch
@@ -18,6 +16,12 @@ import torch.nn.functional as F
 from deepspeed.accelerator import get_accelerator
 
 from llmlaunch.trainers import TRAINER
+
+sys.path.insert(0, str(TRAINER.parent))
+import train
+from group import join
+from model import build_model
+from techniques import apply_techniques
 
 CONFIG = {
     "model_type": "llama",
@@ -48,21 +52,12 @@ CASES: dict[str, list[str]] = {
 }
 
 
-def trainer() -> Any:
-    spec = importlib.util.spec_from_file_location("trainer", TRAINER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def measured(script: Any, words: list[str]) -> dict[str, float]:
-    args = script.arguments([*words, "--model", "m", "--deepspeed_config", "d"])
-    model = script.build_model(CONFIG, SETTINGS, args)
+def measured(words: list[str]) -> dict[str, float]:
+    args = train.arguments([*words, "--model", "m", "--deepspeed_config", "d"])
+    model = build_model(CONFIG, SETTINGS, args)
     model.config.use_cache = False
     model.train()
-    script.apply_techniques(model, SETTINGS, args)
+    apply_techniques(model, SETTINGS, args)
     tokens = torch.randint(0, 512, (2, SEQUENCE + 1), generator=torch.Generator().manual_seed(0))
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, int] = {}
@@ -90,11 +85,10 @@ def measured(script: Any, words: list[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    script = trainer()
-    script.join()
+    join()
     # DeepSpeed's engine for checkpoints on the host would be left out on a CPU, and its blocking copies fail there.
     get_accelerator().is_synchronized_device = lambda: False
-    print(json.dumps({name: measured(script, words) for name, words in CASES.items()}))
+    print(json.dumps({name: measured(words) for name, words in CASES.items()}))
     sys.stdout.flush()
     deepspeed.comm.destroy_process_group()
 

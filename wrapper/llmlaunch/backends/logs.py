@@ -12,7 +12,7 @@ __all__ = ["Progress", "any_script_lines", "deepspeed_lines", "megatron_lines", 
 # Named groups: step, steps, loss, tokens_per_second, seconds or milliseconds (of a step). They are also searched in
 # bytes by Python 3.8 on the node, so nothing newer, and nothing outside ASCII.
 
-# Our DeepSpeed script (trainers/deepspeed_llama.py).
+# Our DeepSpeed script (trainers/deepspeed/train.py).
 OURS = (
     r"\bstep (?P<step>\d+)/(?P<steps>\d+) \| loss (?P<loss>\S+)"
     r" \| (?P<seconds>[\d.]+) s/step \| (?P<tokens_per_second>\d+) tokens/s"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from llmlaunch.backends.deepspeed.environment import CPU_ACCELERATOR, MALLOC
 from llmlaunch.errors import UserError
-from llmlaunch.trainers import TRAINER
+from llmlaunch.trainers import TRAINER, TRAINER_MODULES
 
 __all__ = ["measured_baseline"]
 
@@ -35,7 +35,8 @@ def measured_baseline(python: str, say: Callable[[str], None]) -> int:
     Raises:
         UserError: the interpreter lacks torch, deepspeed or transformers, or the measuring run fails.
     """
-    key = f"{_versions(python)} {hashlib.sha256(TRAINER.read_bytes()).hexdigest()[:12]}"
+    source = b"".join(path.read_bytes() for path in TRAINER_MODULES)
+    key = f"{_versions(python)} {hashlib.sha256(source).hexdigest()[:12]}"
     path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmlaunch" / "baseline.json"
     known = _read(path)
     if key in known:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TRAINER = Path(__file__).with_name("deepspeed_llama.py")  # copied into run directories
+TRAINER = Path(__file__).with_name("deepspeed") / "train.py"
+TRAINER_MODULES = tuple(sorted(TRAINER.parent.glob("*.py")))  # copied into run directories together
 NETWORK_BANDWIDTH = Path(__file__).with_name("network_bandwidth.py")
 HOOK = Path(__file__).with_name("hook.py")  # copied as hook/sitecustomize.py
 PREFLIGHT = Path(__file__).with_name("preflight.py")

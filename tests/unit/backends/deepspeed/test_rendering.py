@@ -21,7 +21,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, Layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.trainers import TRAINER
+from llmlaunch.trainers import TRAINER, TRAINER_MODULES
 
 GPU_RECIPE, CPU_RECIPE = "llama2-7b-deepspeed", "quickstart"
 GPU_LAYOUT = Layout(data=16, micro_batch_size=2, zero_stage=3)
@@ -102,15 +102,18 @@ def test_the_trainer_travels_with_the_run_and_knows_every_word_it_is_given() -> 
     result = rendered(CPU_LAYOUT, CPU_RECIPE, "training.save_interval=10", "training.checkpoint_path=/ckpt")
     source = result.files["trainer/train.py"]
     assert source == TRAINER.read_bytes()
+    shipped = {f"trainer/{path.name}": path.read_bytes() for path in TRAINER_MODULES}
+    assert {name: content for name, content in result.files.items() if name.endswith(".py")} == shipped
     flags = [word for word in words(result) if word.startswith("--")]
     assert all(f'"{flag}"'.encode() in source for flag in flags), flags
 
 
 def test_the_trainer_imports_nothing_of_llmlaunch_and_runs_on_python_3_9() -> None:
-    tree = ast.parse(TRAINER.read_text("utf-8"), feature_version=(3, 9))
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    roots = {name.split(".")[0] for name in names}
+    trees = [ast.parse(path.read_text("utf-8"), feature_version=(3, 9)) for path in TRAINER_MODULES]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    roots = {name.split(".")[0] for name in names} - {path.stem for path in TRAINER_MODULES}
     assert roots - set(sys.stdlib_module_names) == {"torch", "deepspeed", "transformers"}
 
 

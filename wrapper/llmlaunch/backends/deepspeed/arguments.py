@@ -1,4 +1,4 @@
-"""The command line of the shipped training script (llmlaunch/trainers/deepspeed_llama.py)."""
+"""The command line of the shipped training script (llmlaunch/trainers/deepspeed/train.py)."""
 
 from __future__ import annotations
 

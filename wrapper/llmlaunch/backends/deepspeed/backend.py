@@ -28,7 +28,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.trainers import TRAINER
+from llmlaunch.trainers import TRAINER_MODULES
 
 __all__ = ["DeepSpeed"]
 
@@ -91,7 +91,7 @@ class DeepSpeed:
         if recipe.backend.script is None:
             refuse_what_the_trainer_cannot_build(recipe)
             files[MODEL_FILE] = to_json(model_config(recipe))
-            files[TRAINER_FILE] = TRAINER.read_bytes()
+            files |= {f"trainer/{path.name}": path.read_bytes() for path in TRAINER_MODULES}
             planned = (*trainer_arguments(recipe, layout), *planned)
             script: tuple[Word, ...] = (NodeVariable(RUN_DIR, f"/{TRAINER_FILE}"),)
         else:

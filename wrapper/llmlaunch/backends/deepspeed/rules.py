@@ -15,7 +15,7 @@ __all__ = ["RULES", "refuse_what_the_trainer_cannot_build"]
 
 Bools = NDArray[np.bool_]
 CONFIG = "deepspeed/runtime/config.py _batch_assertion, 0.19.8"
-TRAINER = "llmlaunch/trainers/deepspeed_llama.py"
+TRAINER = "llmlaunch/trainers/deepspeed/train.py"
 
 
 def only(field: str) -> Callable[[Situation], Bools]:

@@ -21,7 +21,7 @@ from llmlaunch.techniques import Techniques
 __all__ = ["REQUIREMENTS", "TECHNIQUE_RULES", "checkpointing_section", "offload_sections", "technique_arguments"]
 
 Bools = NDArray[np.bool_]
-TRAINER = "llmlaunch/trainers/deepspeed_llama.py"
+TRAINER = "llmlaunch/trainers/deepspeed/train.py"
 CHECKPOINTING = "transformers/modeling_layers.py GradientCheckpointingLayer, 5.23"
 ZERO = "deepspeed/runtime/zero/config.py, 0.19.8"
 OFFLOAD = "deepspeed/runtime/zero/offload_config.py, 0.19.8"

@@ -1,0 +1,73 @@
+"""What is recomputed, kept on the host, chunked and tiled."""
+
+from __future__ import annotations
+
+import argparse
+import types
+from typing import Any
+
+import deepspeed
+import torch
+import torch.nn.functional as F
+
+
+def recompute_layers(model: torch.nn.Module, settings: dict[str, Any], offload: bool) -> None:
+    """Every layer keeps its input alone; with `offload` in host memory, as ds_config says."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # Transformers makes the embedding's output need a gradient, and frozen first layers would be kept for nothing.
+    model.disable_input_require_grads()
+    if offload:
+        deepspeed.checkpointing.configure(None, deepspeed_config=settings)
+        model._set_gradient_checkpointing(True, deepspeed.checkpointing.non_reentrant_checkpoint)
+
+
+def chunk_mlps(model: torch.nn.Module, chunks: int) -> None:
+    """Each MLP computes pieces of the sequence in turn, keeps its input and computes again in the backward pass
+    (mini-sequences, Luo et al. 2024)."""
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import TiledMLP
+
+    def forward(mlp: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        return TiledMLP.apply(type(mlp).forward, mlp, inputs, chunks, list(mlp.parameters()))
+
+    for layer in model.model.layers:
+        layer.mlp.forward = types.MethodType(forward, layer.mlp)
+
+
+def tile_loss(model: torch.nn.Module, tiles: int) -> None:
+    """Head and loss of one piece of the sequence after the other: only one piece's logits exist. The model is then
+    called with targets and returns the loss.
+
+    Not TiledFusedLogitsLoss: it makes the head's gradient before the engine divides the loss by the micro-batches.
+    """
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import sequence_tiled_compute
+
+    def forward(self: torch.nn.Module, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def piece(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            logits = self.lm_head(hidden).float().flatten(0, 1)
+            return F.cross_entropy(logits, targets.flatten(), reduction="sum")
+
+        summed = sequence_tiled_compute(
+            piece,
+            seqlen=targets.shape[1],
+            shards=tiles,
+            kwargs_to_shard={"hidden": self.model(input_ids=input_ids).last_hidden_state, "targets": targets},
+            kwargs_to_pass={},
+            grad_requiring_tensor_key="hidden",
+            compute_params=list(self.lm_head.parameters()),
+            output_unshard_dimension=0,
+            output_reduction="sum",
+        )
+        return summed / targets.numel()
+
+    model.forward = types.MethodType(forward, model)
+    model.returns_loss = True
+
+
+def apply_techniques(model: torch.nn.Module, settings: dict[str, Any], args: argparse.Namespace) -> None:
+    """What is recomputed, chunked and tiled."""
+    if args.gradient_checkpointing:
+        recompute_layers(model, settings, args.offload_checkpoints)
+    if args.mlp_chunks > 1:
+        chunk_mlps(model, args.mlp_chunks)
+    if args.loss_tiles > 1:
+        tile_loss(model, args.loss_tiles)

@@ -1,0 +1,208 @@
+"""Trains a model of Transformers with DeepSpeed: the script llmlaunch copies into a run directory, with its modules.
+
+They stand alone: Python >= 3.9, torch, DeepSpeed and Transformers, and nothing of llmlaunch. Started by torchrun:
+
+    torchrun --nproc_per_node 2 train.py --model model.json --data python-source --steps 40 \\
+        --sequence-length 256 --learning-rate 1e-3 --deepspeed --deepspeed_config ds_config.json
+
+`model.json` is a Hugging Face configuration. Rank 0 prints one line per log interval:
+
+    step 5/40 | loss 3.1234 | 0.52 s/step | 1969 tokens/s
+
+With --save it saves every --save-interval steps and after the last, and goes on from the last checkpoint when started
+again. Told by SIGTERM, it saves after the step that runs, prints `saved step N after SIGTERM` and ends.
+
+Exit code 0 after the last step or after a save it was told to make; anything else is a failure, and a loss that is not
+finite is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch._dynamo  # Transformers needs it later, and it cannot be imported under zero.Init (torch 2.13)
+import torch.distributed as dist
+
+from checkpoints import resume, save
+from data import Batches, make_batches
+from group import join, leave, report
+from model import build_engine, micro_batch_loss
+
+# Built by --measure-baseline: large enough to run every kernel once, too small to weigh anything.
+TINY_MODEL = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 256,
+}
+TINY_SETTINGS = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 1,
+    "gradient_clipping": 1.0,
+    "zero_allow_untested_optimizer": True,
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 1000, "allgather_bucket_size": 1000},
+}
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a Llama or Mixtral model with DeepSpeed.")
+    parser.add_argument("--model", type=Path, help="Hugging Face configuration of the model (JSON)")
+    parser.add_argument("--data", default="mock", help="mock, python-source, a text file or a folder of them")
+    parser.add_argument("--tokenizer", help="Hugging Face tokenizer; without it every byte is a token")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--sequence-length", type=int, default=256)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--warmup-steps", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--log-interval", type=int, default=1)
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--offload-checkpoints", action="store_true", help="the inputs it keeps wait in host memory")
+    parser.add_argument("--mlp-chunks", type=int, default=1, help="pieces of the sequence an MLP computes in turn")
+    parser.add_argument("--loss-tiles", type=int, default=1, help="pieces of the sequence the loss is computed of")
+    parser.add_argument("--adapter-rank", type=int, default=0, help="train adapters of this rank, freeze the model")
+    parser.add_argument("--frozen-adapter-down", action="store_true", help="freeze their first matrices too (LoRA-FA)")
+    parser.add_argument("--trained-layers", type=int, default=0, help="train the last so many layers and the head only")
+    parser.add_argument("--save", type=Path, help="folder for checkpoints; training resumes from its latest")
+    parser.add_argument("--save-interval", type=int, default=0, help="steps between checkpoints")
+    parser.add_argument("--measure-baseline", action="store_true", help="print the idle trainer's memory")
+    parser.add_argument("--deepspeed", action="store_true", help="accepted for DeepSpeed's own launcher")
+    parser.add_argument("--deepspeed_config", "--deepspeed-config", type=Path)
+    parsed = parser.parse_args(words)
+    if not parsed.measure_baseline and not (parsed.model and parsed.deepspeed_config):
+        parser.error("--model and --deepspeed_config are needed")
+    return parsed
+
+
+class Notice:
+    """Whether this process was told to save and end. Hearing it again changes nothing."""
+
+    def __init__(self) -> None:
+        self.heard = False
+
+    def listen(self) -> None:
+        def hear(number: int, frame: object) -> None:
+            self.heard = True
+
+        signal.signal(signal.SIGTERM, hear)
+        signal.siginterrupt(signal.SIGTERM, False)  # a file that is being written is written on
+
+
+def train_step(engine: Any, batches: Batches, step: int, notice: Notice) -> tuple[float, bool]:
+    """One optimizer step; returns the loss averaged over micro-batches and ranks, and whether any rank was told to end.
+
+    Some ranks hear of the end a step later than others, so they must agree. That costs nothing: it is one more number
+    in the all-reduce of the loss.
+    """
+    micro_batches = engine.gradient_accumulation_steps()
+    shared = torch.zeros(2, device=engine.device)
+    for index in range(micro_batches):
+        tokens = batches(step * micro_batches + index).to(engine.device)
+        loss = micro_batch_loss(engine, tokens)
+        shared[0] += loss.detach() / micro_batches
+        engine.backward(loss)
+        engine.step()
+    shared[1] = float(notice.heard)
+    dist.all_reduce(shared)
+    total, told = shared.tolist()
+    return total / dist.get_world_size(), told > 0
+
+
+def set_learning_rate(engine: Any, args: argparse.Namespace, step: int) -> None:
+    """Linear warm-up, then constant."""
+    share = min(1.0, (step + 1) / (args.warmup_steps + 1))
+    for group in engine.optimizer.param_groups:
+        group["lr"] = args.learning_rate * share
+
+
+def train(args: argparse.Namespace, notice: Notice) -> None:
+    settings = json.loads(args.deepspeed_config.read_text(encoding="utf-8"))
+    config = json.loads(args.model.read_text(encoding="utf-8"))
+    engine = build_engine(args, config, settings)
+    batches = make_batches(args, int(config["vocab_size"]), engine.train_micro_batch_size_per_gpu())
+    tokens_per_step = engine.train_batch_size() * args.sequence_length
+    done = resume(engine, args.save)
+    logged, clock = done, time.perf_counter()
+    for step in range(done, args.steps):
+        set_learning_rate(engine, args, step)
+        loss, told = train_step(engine, batches, step, notice)
+        if not math.isfinite(loss):
+            raise SystemExit(f"step {step + 1}: the loss is {loss}; lower the learning rate or check the data")
+        finished = step + 1
+        if finished % args.log_interval == 0 or finished == args.steps or told:
+            seconds = (time.perf_counter() - clock) / (finished - logged)
+            logged, clock = finished, time.perf_counter()
+            report(
+                f"step {finished}/{args.steps} | loss {loss:.4f} | {seconds:.2f} s/step | "
+                f"{tokens_per_step / seconds:.0f} tokens/s"
+            )
+        began = time.perf_counter()
+        if keep(engine, args, finished, told, notice):
+            return
+        clock += time.perf_counter() - began  # seconds per step are those of training
+
+
+def keep(engine: Any, args: argparse.Namespace, finished: int, told: bool, notice: Notice) -> bool:
+    """Saves where it is time to; returns whether to end because some rank was told to."""
+    regular = args.save_interval and finished % args.save_interval == 0
+    if args.save and (told or regular or finished == args.steps):
+        save(engine, args.save, finished)
+        if not told:  # told while it saved: this checkpoint is the one
+            heard = torch.tensor(float(notice.heard), device=engine.device)
+            dist.all_reduce(heard)
+            told = bool(heard > 0)
+        report(f"saved step {finished}" + (" after SIGTERM" if told else ""))
+    elif told:
+        report(f"ended at step {finished} after SIGTERM; without --save nothing is kept")
+    return told
+
+
+def resident_bytes() -> Iterator[tuple[str, int]]:
+    """This process's resident memory now and at its highest, from the kernel (Linux)."""
+    names = {"VmRSS": "resident_bytes", "VmHWM": "resident_peak_bytes"}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key in names:
+            yield names[key], int(value.split()[0]) * 1024
+
+
+def measure_baseline(args: argparse.Namespace) -> None:
+    """Prints, as one JSON line, what a trainer holds beside the tensors of its model.
+
+    Torch, DeepSpeed and Transformers load much of themselves only when first used (about 150 MB of 420), so one step
+    of a negligible model is taken before reading.
+    """
+    engine = build_engine(args, TINY_MODEL, TINY_SETTINGS)
+    batches = make_batches(argparse.Namespace(**{**vars(args), "data": "mock", "sequence_length": 8}), 256, 1)
+    train_step(engine, batches, 0, Notice())
+    report(json.dumps({"event": "baseline", "world_size": dist.get_world_size(), **dict(resident_bytes())}))
+
+
+def main(words: list[str] | None = None) -> NoReturn:
+    args = arguments(words)
+    notice = Notice()
+    notice.listen()
+    # DeepSpeed 0.19 calls collectives by names torch 2.13 has renamed: nothing the person who trains can mend
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    torch.manual_seed(args.seed)
+    join()
+    if args.measure_baseline:
+        measure_baseline(args)
+    else:
+        train(args, notice)
+    leave()
+
+
+if __name__ == "__main__":
+    main()
