@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from llmlaunch.assets import asset
@@ -18,6 +19,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.runs.provenance import gather_provenance
 from llmlaunch.runs.render import run_files
 
+SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "arguments.schema.json"
 RECIPE = """\
 schema: 1
 name: explained
@@ -79,6 +81,10 @@ def test_every_word_of_the_program_is_there(gallery: dict[str, bytes]) -> None:
         if one["kind"] == "argument":
             explained += [one["name"], *one["value"].split()]
     assert words == explained
+
+
+def test_it_is_what_its_schema_says(gallery: dict[str, bytes]) -> None:
+    jsonschema.validate(json.loads(gallery["arguments.json"]), json.loads(SCHEMA.read_text()))
 
 
 def test_every_exported_variable_and_every_directive_is_there(gallery: dict[str, bytes]) -> None:
