@@ -68,9 +68,9 @@ def save_seconds(recipe: Recipe, layout: Layout) -> float:
 
 
 def _bytes_of_busiest_node(recipe: Recipe, layout: Layout) -> float:
-    """Megatron's torch_dist spreads all over data parallel ranks (--ckpt-fully-parallel-save, its default). DeepSpeed's
-    rank 0 writes the compute copy of stages 0 to 2 alone, and of stage 0 the optimizer, too (_save_checkpoint and
-    _save_zero_checkpoint, runtime/engine.py, 0.19.8)."""
+    """Megatron's torch_dist and fsdp_dtensor spread all over data parallel ranks (--ckpt-fully-parallel-save, its
+    default). DeepSpeed's rank 0 writes the compute copy of stages 0 to 2 alone, and of stage 0 the optimizer, too
+    (_save_checkpoint and _save_zero_checkpoint, runtime/engine.py, 0.19.8)."""
     whole = checkpoint_bytes(recipe)
     alone = 0.0
     if recipe.backend.name == "deepspeed" and layout.zero_stage < 3:
@@ -83,6 +83,7 @@ def _bytes_of_busiest_node(recipe: Recipe, layout: Layout) -> float:
 # model parallel rank and chunk (sharded_param_state_dp_reshardable, core/optimizer/distrib_optimizer.py, core 0.19).
 # Context parallel ranks share them like data parallel ones.
 MODEL_SPLIT = ("tensor", "pipeline", "virtual_pipeline", "expert", "expert_tensor", "layers_by_stage")
+FSDP_STAGE = 2  # from this ZeRO stage on, Megatron-LM runs its FSDP
 RESHARDING_FLAG = "--dist-ckpt-optim-fully-reshardable"
 GATHERED_BYTES = 12.0
 GATHERED_SHARE = 0.5
@@ -94,13 +95,17 @@ def reshards(recipe: Recipe, saved: Layout, loading: Layout) -> bool:
     Recompute, offloaded activations and the micro-batch never matter. The recipe's other words (what gradients
     accumulate in, where the optimizer runs) must be the same in both. DeepSpeed's ZeRO loads on the same number of
     ranks at the same stage only. Megatron's torch_dist does not care how the model was split where
-    `saved_by_parameter`, else the split must be the same.
+    `saved_by_parameter`, else the split must be the same. Megatron-FSDP saves every parameter and its states as
+    distributed tensors (sharded_param_state_fsdp_dtensor, core/optimizer/distrib_optimizer.py, core 0.19): over how
+    many ranks they are sharded does not matter, how tensor and expert parallelism cut them does.
     """
     if recipe.backend.script is not None or saved.zero_stage != loading.zero_stage:
         return False
     if recipe.backend.name == "deepspeed":
         return saved.data == loading.data
     same_split = all(getattr(saved, name) == getattr(loading, name) for name in MODEL_SPLIT)
+    if saved.zero_stage >= FSDP_STAGE:
+        return same_split
     return (same_split and saved.world_size == loading.world_size) or saved_by_parameter(recipe, saved)
 
 

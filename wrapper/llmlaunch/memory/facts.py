@@ -50,7 +50,8 @@ class FullSharding:
     """Blocks that gather parameters before they run and scatter their gradients after (FSDP), bytes per parameter.
 
     The embedding, the final norm and the head are gathered from the first forward to the end of the backward; so is all
-    of it under ZeRO stage 2, and the whole stage of a pipeline where `keeps_stage`.
+    of it under ZeRO stage 2 (where that shards parameters at all, `first_stage`), and the whole stage of a pipeline
+    where `keeps_stage`.
     """
 
     gathered_bytes: float  # of a block while it runs
@@ -61,6 +62,7 @@ class FullSharding:
     gathered_elements: float = 0.0  # gather ahead at least so many, whole blocks at a time
     reduced_blocks: float = 1.0  # blocks whose gradients are being reduced while the next block makes its own
     reduced_elements: float = 0.0  # or wait to be reduced, up to so many elements
+    first_stage: int = 2  # the ZeRO stage from which on the parameters rest in shards
     keeps_stage: bool = False  # a pipeline rank gathers and reduces once a step, not once a micro-batch
 
 

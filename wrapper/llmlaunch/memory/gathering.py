@@ -27,7 +27,7 @@ def gathered_parameters(job: Job, rows: RankColumns, group: FloatColumn) -> Floa
     counts = rank_parameters(job, rows)
     root = counts.dense + counts.expert - blocks
     alive = sharding.gathered_bytes * np.where(whole, blocks, some) + sharding.root_bytes * root
-    return np.where((rows.layouts.zero_stage >= 2) & (group > 1), alive, 0.0)
+    return np.where((rows.layouts.zero_stage >= sharding.first_stage) & (group > 1), alive, 0.0)
 
 
 def unreduced_gradients(job: Job, rows: RankColumns, group: FloatColumn) -> FloatColumn:

@@ -109,7 +109,7 @@ def _resting(
     dense, expert = counts.dense + dense, counts.expert + expert
     sharded = dense / dense_group + expert / expert_group
     here = 0.0 if job.techniques.offload_parameters else 1.0
-    shard_from = 3 if job.facts.full_sharding is None else 2
+    shard_from = 3 if job.facts.full_sharding is None else job.facts.full_sharding.first_stage
     return job.facts.parameter_bytes * np.where(stage >= shard_from, here * sharded, dense + expert)
 
 

@@ -24,7 +24,7 @@ __all__ = ["held_of", "of_words", "running_of"]
 def of_words(setting: Setting, chosen: Layout) -> Iterator[Neighbour]:
     """Every way the backend offers that differs from the chosen one in one choice; of several ways to recompute by
     module or to offload, the best."""
-    recipe = replace(setting.recipe, pins={}, fixed=("gradient_dtype",))
+    recipe = replace(setting.recipe, pins=_stages_offered(setting), fixed=("gradient_dtype",))
     offered, now = words_of(recipe, setting.backend), (running_of(setting, chosen), held_of(setting, chosen))
     words = replace(offered, held=(*offered.held, *_other_formats(setting, now[1])))
     rules = [rule for rule in setting.backend.rules(setting.recipe) if rule.of_words]
@@ -35,6 +35,12 @@ def of_words(setting: Setting, chosen: Layout) -> Iterator[Neighbour]:
         layout = replace(points.layout(row), layers_by_stage=chosen.layers_by_stage)
         one = judged(setting.of(recipe_with(recipe, running, held)), [layout])[0]
         yield Neighbour(name, _said(name, now, chosen), _said(name, (running, held), layout), one)
+
+
+def _stages_offered(setting: Setting) -> dict[str, tuple[int, ...]]:
+    """Every ZeRO stage of the implementation the recipe chose: pinned, so that it stays that one."""
+    space = setting.backend.space(setting.recipe)
+    return {"zero_stage": tuple(dict.fromkeys(held.zero_stage for held in space.held))}
 
 
 def running_of(setting: Setting, chosen: Layout) -> RunningWords:

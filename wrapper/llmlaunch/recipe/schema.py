@@ -271,7 +271,10 @@ class PinsFile(StrictModel):
     expert_tensor: SizePin = Field(None, description="Tensor parallel size inside experts")
     micro_batch_size: SizePin = Field(None, description="Sequences in one micro-batch of one data parallel rank")
     sequence_parallel: FlagPin = Field(None, description="Sequence parallelism beside tensor parallelism")
-    zero_stage: StagePin = Field(None, description="ZeRO stage; for megatron-lm 1 is the distributed optimizer")
+    zero_stage: StagePin = Field(
+        None,
+        description="ZeRO stage; for megatron-lm 1 is the distributed optimizer, 2 and 3 are Megatron-FSDP",
+    )
     distributed_optimizer: bool | None = Field(None, description="megatron-lm: another way to say zero_stage 1 or 0")
     recompute: RecomputePin = Field(None, description="Activations recomputed in the backward pass")
     recompute_layers: SizePin = Field(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from llmlaunch.backends.base import Rendered
+from llmlaunch.backends.registry import recorded_name
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import Plan
@@ -73,7 +74,7 @@ def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict
         "repeats": None,
         "pipeline_rank": None,
         "rank_scope": None,
-        "backend": recipe.backend.name,
+        "backend": recorded_name(recipe),
         "backend_version": recipe.backend.version,
         "gpu": "cpu" if accelerator.kind == "cpu" else accelerator.name,
         "gpu_memory_bytes": accelerator.memory_bytes,

@@ -1,4 +1,4 @@
-"""What Megatron-FSDP keeps in memory, to price its measurements: no recipe can choose it."""
+"""What Megatron-FSDP keeps in memory: ZeRO stages 2 and 3 of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ QUEUED_ELEMENTS = 1e9
 
 
 def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
-    """Megatron core 0.19 with --use-megatron-fsdp and the strategy optim_grads_params (ZeRO stage 3).
+    """Megatron core 0.19 with --use-megatron-fsdp: optim_grads_params is ZeRO stage 3, optim_grads stage 2, which
+    leaves the parameters whole (param_and_grad_buffer.py `_init_each_parameter_group_buffers`).
 
     The shards of parameters, main gradients and fp32 main parameters are persistent buffers; a transformer layer is one
     unit, gathered before it runs and released after (megatron_fsdp/megatron_fsdp.py, mcore_fsdp_adapter.py, core 0.19).
@@ -42,6 +43,7 @@ def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
             gathered_elements=PREFETCHED_ELEMENTS,
             reduced_blocks=2.0,
             reduced_elements=QUEUED_ELEMENTS,
+            first_stage=3,
         ),
         weight_gradient_fused=True,
         weight_gradient_stubs=options.gradient_accumulation_fusion and base.weight_gradient_stubs,

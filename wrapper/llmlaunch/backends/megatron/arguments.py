@@ -11,6 +11,7 @@ from llmlaunch.backends.megatron.checkpoint_arguments import checkpoint_argument
 from llmlaunch.backends.megatron.data_arguments import data_arguments
 from llmlaunch.backends.megatron.model_arguments import model_arguments
 from llmlaunch.backends.megatron.parallel_arguments import parallel_arguments
+from llmlaunch.backends.megatron.sharding import sharding_arguments
 from llmlaunch.backends.megatron.stages import STAGE_FLAGS
 from llmlaunch.backends.megatron.techniques import technique_arguments
 from llmlaunch.backends.megatron.training_arguments import training_arguments
@@ -29,6 +30,7 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     planned = (
         *model_arguments(recipe.model, recipe.workload.sequence_length),
         *parallel_arguments(recipe.model, layout),
+        *sharding_arguments(recipe, layout),
         *technique_arguments(recipe, layout),
         *training_arguments(recipe, layout),
         *data_arguments(recipe),

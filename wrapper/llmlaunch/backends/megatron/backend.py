@@ -10,6 +10,8 @@ from llmlaunch.backends.megatron.arguments import planned_arguments
 from llmlaunch.backends.megatron.environment import REASONS, environment
 from llmlaunch.backends.megatron.rules import RULES
 from llmlaunch.backends.megatron.search_words import held_words, running_words
+from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts
+from llmlaunch.backends.megatron.sharding_rules import SHARDING_REQUIREMENTS, SHARDING_RULES
 from llmlaunch.backends.megatron.techniques import REQUIREMENTS, TECHNIQUE_RULES
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import Layout, Rule
@@ -33,38 +35,40 @@ class MegatronLM:
 
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
         """Raises UserError for a technique Megatron-LM has no flag for."""
-        refuse_unmet(recipe, REQUIREMENTS)
-        return (*RULES, *TECHNIQUE_RULES)
+        refuse_unmet(recipe, (*REQUIREMENTS, *SHARDING_REQUIREMENTS))
+        return (*RULES, *TECHNIQUE_RULES, *SHARDING_RULES)
 
     def space(self, recipe: Recipe) -> Space:
         """Tensor parallelism stays inside the NVLink domain: across it, every layer would wait for the fabric."""
         widest = min(recipe.cluster.nvlink_domain_devices, MOST_TENSOR)
         tensor = tuple(size for size in range(1, widest + 1) if recipe.world_size % size == 0)
+        sharded = asks_for_sharding(recipe)
         return Space(
             tensor=tensor,
+            pipeline=(1,) if sharded else (),
+            virtual_pipeline=(1,) if sharded else (),
             expert_tensor=tensor if recipe.model.moe else (1,),
             sequence_parallel=(0, 1),
             running=running_words(recipe),
             held=held_words(recipe),
-            uneven=True,
+            uneven=not sharded,
         )
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
         capability = recipe.cluster.accelerator.compute_capability
-        return megatron_facts(
-            MegatronOptions(
-                recipe.workload.precision,
-                gradient_dtype=recipe.training.gradient_dtype,
-                loss="native" if recipe.techniques.loss == "native" else "none",  # others are refused
-                compute_capability=float(capability) if capability else None,
-            )
+        options = MegatronOptions(
+            recipe.workload.precision,
+            gradient_dtype=recipe.training.gradient_dtype,
+            loss="native" if recipe.techniques.loss == "native" else "none",  # others are refused
+            compute_capability=float(capability) if capability else None,
         )
+        return sharding_facts(recipe, options) if asks_for_sharding(recipe) else megatron_facts(options)
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend
         runs."""
         refuse_what_ifs(recipe)
-        refuse_unmet(recipe, REQUIREMENTS)
+        refuse_unmet(recipe, (*REQUIREMENTS, *SHARDING_REQUIREMENTS))
         where = recipe.backend.path
         script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where}/{SCRIPT}"
         facts, ways = self.facts(recipe), recipe.techniques
@@ -90,7 +94,7 @@ class MegatronLM:
                     "gated_activation_fused": True,
                     "overlap_grad_reduce": layout.zero_stage > 0,
                     "overlap_param_gather": layout.zero_stage > 0,
-                    "gradient_accumulation_fusion": True,
+                    "gradient_accumulation_fusion": layout.zero_stage < FIRST_STAGE,
                     "expandable_segments": True,
                 },
             },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmlaunch.backends.argument import Argument, argument
 from llmlaunch.backends.checkpoints import RESHARDING_FLAG, saved_by_parameter
+from llmlaunch.backends.megatron.sharding import FIRST_STAGE
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
@@ -21,20 +22,29 @@ def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]
     loader then ignore that signal, too (training/datasets/data_samplers.py, core 0.16 on). Where --load is empty, it
     begins at step 0. Never --async-save: a save must be over when the process ends."""
     training = recipe.training
-    started = _start(training.start_from)
+    begun = (*_start(training.start_from), *_format(recipe, layout))
     if training.checkpoint_path is None or training.save_interval is None:
-        return started
+        return begun
     place, key = training.checkpoint_path, "training.checkpoint_path"
     made = [
         argument("--save", place, of=key),
         argument("--load", place, of=key, why="a job that comes back goes on from its last checkpoint"),
         argument("--save-interval", training.save_interval, of="training.save_interval"),
-        argument("--ckpt-format", "torch_dist", why="loaded under another split, too"),
         argument("--exit-signal-handler", of="restart", why="saves and ends when it is told to"),
     ]
-    if layout.zero_stage and saved_by_parameter(recipe, layout) and RESHARDING_FLAG not in recipe.backend.extra_args:
+    asked = RESHARDING_FLAG in recipe.backend.extra_args
+    if layout.zero_stage == 1 and saved_by_parameter(recipe, layout) and not asked:
         made.append(argument(RESHARDING_FLAG, of="on_oom", why="another layout may have to load it"))
-    return (*started, *made)
+    return (*begun, *made)
+
+
+def _format(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+    """Megatron-FSDP takes no other format than its own, checkpoints or not."""
+    if layout.zero_stage >= FIRST_STAGE:
+        return (argument("--ckpt-format", "fsdp_dtensor", of="layout.zero_stage", why="Megatron-FSDP takes no other"),)
+    if recipe.training.checkpoint_path is None:
+        return ()
+    return (argument("--ckpt-format", "torch_dist", why="loaded under another split, too"),)
 
 
 def _start(weights: str | None) -> tuple[Argument, ...]:

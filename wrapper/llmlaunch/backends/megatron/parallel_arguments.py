@@ -25,7 +25,7 @@ def parallel_arguments(shape: ModelShape, layout: Layout) -> tuple[Argument, ...
         default = "its default is the tensor parallel size, not 1"
         size = argument("--expert-tensor-parallel-size", layout.expert_tensor, of="layout.expert_tensor", why=default)
         made += [size]
-    if layout.zero_stage:
+    if layout.zero_stage == 1:
         made += [argument("--use-distributed-optimizer", of="layout.zero_stage")]
         made += [argument(flag, of="layout.zero_stage", why="hides communication") for flag in OVERLAP]
     return tuple(made)

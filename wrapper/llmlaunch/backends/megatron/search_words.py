@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from llmlaunch.backends.base import HeldWords, RunningWords
+from llmlaunch.backends.megatron.sharding import asks_for_sharding, sharding_words
 from llmlaunch.backends.megatron.techniques import DEFAULT_MODULES
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
 from llmlaunch.models.shape import ModelShape
@@ -68,10 +69,12 @@ def _offloading(way: RunningWords, names: Modules) -> RunningWords | None:
 
 
 def held_words(recipe: Recipe) -> tuple[HeldWords, ...]:
-    """With and without the distributed optimizer, and with its states on the host; in bf16 gradients may accumulate in
-    either format."""
+    """With and without the distributed optimizer, and with its states on the host, or Megatron-FSDP; in bf16 gradients
+    may accumulate in either format."""
     free = "gradient_dtype" not in recipe.fixed and recipe.workload.precision == "bf16"
     formats = ("fp32", "bf16") if free else (recipe.training.gradient_dtype,)
+    if asks_for_sharding(recipe):
+        return sharding_words(formats)
     offloads = (0.0, 1.0) if recipe.cluster.accelerator.kind == "gpu" else (0.0,)
     stages = [(0, 0.0), *((1, offload) for offload in offloads)]
     return tuple(HeldWords(stage, dtype, offload) for dtype in formats for stage, offload in stages)

@@ -1,0 +1,150 @@
+"""Megatron-FSDP is planned only where a recipe pins ZeRO stage 2 or 3, and rendered as its parser wants it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.argument import words_of
+from llmlaunch.backends.base import Rendered
+from llmlaunch.backends.checkpoints import reshards
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.sharding_rules import SHARDING_RULES
+from llmlaunch.backends.registry import recorded_name
+from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout, LayoutColumns, Situation
+from llmlaunch.memory.estimator import estimate
+from llmlaunch.models.parameters import count_parameters
+from llmlaunch.planner.neighbour_words import of_words
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.runs.run_json import measurement_template
+
+SAVING = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
+THIRD = Layout(data=32, zero_stage=3)
+
+
+def recipe_of(*overrides: str, name: str = "llama3-8b") -> Recipe:
+    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
+
+
+def rendered(layout: Layout, *overrides: str, name: str = "llama3-8b") -> Rendered:
+    stage = f"layout.zero_stage={layout.zero_stage}"
+    return MegatronLM().render(recipe_of(stage, *overrides, name=name), layout)
+
+
+def value(words: tuple[str, ...], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+@pytest.mark.parametrize(("stage", "strategy"), [(2, "optim_grads"), (3, "optim_grads_params")])
+def test_the_stages_are_strategies_of_megatron_fsdp(stage: int, strategy: str) -> None:
+    words = words_of(rendered(Layout(data=32, zero_stage=stage)).arguments)
+    assert value(words, "--data-parallel-sharding-strategy") == strategy
+    assert value(words, "--ckpt-format") == "fsdp_dtensor"  # demanded without checkpoints, too
+    assert {"--use-megatron-fsdp", "--use-distributed-optimizer", "--no-gradient-accumulation-fusion"} <= set(words)
+    assert "--init-model-with-meta-device" in words
+    assert words.count("--use-distributed-optimizer") == 1
+
+
+def test_gradients_accumulate_in_what_the_plan_counts() -> None:
+    said = {dtype: rendered(THIRD, f"training.gradient_dtype={dtype}").arguments for dtype in ("fp32", "bf16")}
+    for dtype, arguments in said.items():
+        assert value(words_of(arguments), "--megatron-fsdp-main-grads-dtype") == dtype
+    assert value(words_of(rendered(THIRD).arguments), "--megatron-fsdp-main-grads-dtype") == "fp32"
+
+
+def test_learned_positions_are_not_initialised_on_the_meta_device() -> None:
+    gpt3 = ("model=gpt3-175b", "training.sequence_length=2048")
+    assert "--init-model-with-meta-device" not in words_of(rendered(THIRD, *gpt3).arguments)
+    assert MegatronLM().facts(recipe_of("layout.zero_stage=3", *gpt3)).placed_whole
+    assert not MegatronLM().facts(recipe_of("layout.zero_stage=3")).placed_whole
+
+
+def test_several_connections_even_with_tensor_parallelism() -> None:
+    split = Layout(2, data=16, sequence_parallel=1, zero_stage=3)
+    assert rendered(split).environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
+    chosen = rendered(split, "environment={CUDA_DEVICE_MAX_CONNECTIONS: '32'}")
+    assert chosen.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    with pytest.raises(UserError, match="CUDA_DEVICE_MAX_CONNECTIONS: is '1', and with zero_stage 2 or 3"):
+        rendered(split, "environment={CUDA_DEVICE_MAX_CONNECTIONS: '1'}")
+
+
+def test_checkpoints_are_in_its_own_format_whatever_may_follow() -> None:
+    words = words_of(rendered(THIRD, *SAVING, "on_oom=fallback").arguments)
+    assert words.count("--ckpt-format") == 1
+    assert "--dist-ckpt-optim-fully-reshardable" not in words
+
+
+def test_a_checkpoint_loads_on_another_number_of_ranks_but_not_cut_otherwise() -> None:
+    recipe = recipe_of("layout.zero_stage=3", *SAVING)
+    assert reshards(recipe, THIRD, replace(THIRD, data=16, context=2))
+    assert not reshards(recipe, THIRD, replace(THIRD, data=16, tensor=2))
+    assert not reshards(recipe, THIRD, replace(THIRD, zero_stage=2))
+
+
+def test_stages_of_two_implementations_are_not_searched_together() -> None:
+    with pytest.raises(UserError, match=r"layout\.zero_stage: 2 and 3 are Megatron-FSDP"):
+        MegatronLM().rules(recipe_of("layout.zero_stage=[1, 3]"))
+
+
+def test_weights_to_start_from_need_a_folder_of_the_jobs_own() -> None:
+    start = ("layout.zero_stage=3", "training.start_from=/llama")
+    with pytest.raises(UserError, match=r"training\.start_from: .* add training\.checkpoint_path"):
+        MegatronLM().rules(recipe_of(*start))
+    assert MegatronLM().rules(recipe_of(*start, *SAVING))
+
+
+@pytest.mark.parametrize(
+    ("key", "layout", "overrides"),
+    [
+        ("sharded-one-stage", Layout(pipeline=2, data=16, zero_stage=3), ()),
+        ("sharded-optimizer-stays", THIRD, ("layout.offload_optimizer=1.0",)),
+    ],
+)
+def test_what_it_cannot_do_is_refused(key: str, layout: Layout, overrides: tuple[str, ...]) -> None:
+    def broken(layout: Layout, *overrides: str) -> set[str]:
+        recipe = recipe_of("layout.zero_stage=3", *overrides)
+        columns = LayoutColumns.of([layout])
+        at = Situation(columns, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, recipe.techniques)
+        return {rule.key for rule in SHARDING_RULES if not np.all(rule.allows(at))}
+
+    assert broken(layout, *overrides) == {key}
+    assert broken(THIRD) == set()
+    assert broken(replace(layout, zero_stage=1), *overrides) == set()
+
+
+def test_only_a_recipe_that_pins_it_gets_it() -> None:
+    free = make_plan(recipe_of(), MegatronLM())
+    assert free.layout.zero_stage <= 1
+    assert recorded_name(recipe_of()) == "megatron-lm"
+    pinned = recipe_of("layout.zero_stage=[2, 3]")
+    plan = make_plan(pinned, MegatronLM())
+    assert plan.layout.zero_stage >= 2
+    assert plan.layout.pipeline == 1
+    record = measurement_template(pinned, plan, MegatronLM().render(pinned, plan.layout))
+    assert record["backend"] == "megatron-fsdp"
+    assert record["implementation"]["gradient_accumulation_fusion"] is False  # type: ignore[index]
+
+
+def test_its_neighbours_are_of_the_same_implementation() -> None:
+    recipe = recipe_of("layout.zero_stage=3")
+    setting = setting_of(recipe, MegatronLM())
+    found = list(of_words(setting, make_plan(recipe, MegatronLM()).layout))
+    stages = {one.judged.layout.zero_stage for one in found}
+    assert stages == {2, 3}
+    assert [one.judged.layout.zero_stage for one in found if one.name == "zero_stage"] == [2]
+
+
+def test_stage_3_shards_the_parameters_and_stage_2_keeps_them_whole() -> None:
+    setting = setting_of(recipe_of("layout.zero_stage=[2, 3]"), MegatronLM())
+    third, second = (estimate(setting.job, replace(THIRD, zero_stage=n)).ranks[0].terms for n in (3, 2))
+    parameters = count_parameters(setting.recipe.model).total
+    assert second["parameters"] == pytest.approx(2 * parameters, rel=0.01)
+    assert third["parameters"] == pytest.approx(2 * parameters / 32, rel=0.01)
+    assert second["gradients"] == third["gradients"]

@@ -1,0 +1,84 @@
+"""Megatron-FSDP (core 0.19): which recipes ask for it, its words, and what it keeps in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmlaunch.backends.argument import Argument, argument
+from llmlaunch.backends.base import HeldWords
+from llmlaunch.backends.facts.megatron import MegatronOptions
+from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
+from llmlaunch.layout import Layout
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.recipe.types import Recipe
+
+__all__ = [
+    "FIRST_STAGE",
+    "asks_for_sharding",
+    "gradient_format",
+    "pinned_stages",
+    "sharding_arguments",
+    "sharding_facts",
+    "sharding_words",
+]
+
+STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
+FIRST_STAGE = min(STRATEGIES)
+KEY = "layout.zero_stage"
+
+
+def pinned_stages(recipe: Recipe) -> tuple[int, ...]:
+    """The ZeRO stages a recipe allows; empty where it leaves the stage free."""
+    pin = recipe.pins.get("zero_stage", ())
+    return tuple(int(stage) for stage in (pin if isinstance(pin, tuple) else (pin,)))
+
+
+def asks_for_sharding(recipe: Recipe) -> bool:
+    """Megatron-FSDP is another implementation, so it is taken only where the recipe pins its stages."""
+    return any(stage >= FIRST_STAGE for stage in pinned_stages(recipe))
+
+
+def sharding_words(gradient_formats: tuple[str | None, ...]) -> tuple[HeldWords, ...]:
+    """What a search may choose of what is held: the stages, each with every format of gradients."""
+    return tuple(HeldWords(stage, dtype) for dtype in gradient_formats for stage in STRATEGIES)
+
+
+def gradient_format(recipe: Recipe) -> str:
+    """What gradients accumulate in."""
+    precision = recipe.workload.precision
+    return recipe.training.gradient_dtype or ("fp32" if precision == "bf16" else precision)
+
+
+def sharding_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+    """Empty without Megatron-FSDP. --ckpt-format fsdp_dtensor, which it demands too, stands with the checkpoints."""
+    if layout.zero_stage < FIRST_STAGE:
+        return ()
+    auto = (
+        "Megatron-FSDP does not read --accumulate-allreduce-grads-in-fp32; by itself it accumulates in bf16 with bf16"
+    )
+    made = [
+        argument("--use-megatron-fsdp", of=KEY),
+        argument("--data-parallel-sharding-strategy", STRATEGIES[layout.zero_stage], of=KEY),
+        argument("--use-distributed-optimizer", of=KEY, why="Megatron-FSDP switches it on anyway"),
+        argument("--overlap-grad-reduce", of=KEY, why="hides communication"),
+        argument("--overlap-param-gather", of=KEY, why="hides communication"),
+        argument("--megatron-fsdp-main-grads-dtype", gradient_format(recipe), of="training.gradient_dtype", why=auto),
+        argument("--no-gradient-accumulation-fusion", of=KEY, why="fused, it needs Transformer Engine 2.10"),
+    ]
+    if _made_in_shards(recipe.model):
+        made += [argument("--init-model-with-meta-device", of=KEY, why="no device ever holds the whole model")]
+    return tuple(made)
+
+
+def _made_in_shards(shape: ModelShape) -> bool:
+    """A learned position embedding is a plain torch.nn.Embedding, which on the meta device would be initialised by
+    itself, with a deviation of 1 in the place of --init-method-std (reset_parameters of torch/nn/modules/sparse.py;
+    megatron_fsdp/param_and_grad_buffer.py, core 0.19)."""
+    return shape.position_embedding != "learned_absolute"
+
+
+def sharding_facts(recipe: Recipe, options: MegatronOptions) -> MemoryFacts:
+    """What these words keep in memory."""
+    facts = megatron_fsdp_facts(replace(options, gradient_accumulation_fusion=False))
+    return replace(facts, placed_whole=not _made_in_shards(recipe.model))

@@ -1,0 +1,66 @@
+"""What Megatron-FSDP accepts (core 0.19), as data."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, pinned_stages
+from llmlaunch.backends.requirements import Requirement
+from llmlaunch.layout import Rule, Situation
+
+__all__ = ["SHARDING_REQUIREMENTS", "SHARDING_RULES"]
+
+Bools = NDArray[np.bool_]
+CHECKPOINTS = "megatron/training/checkpointing.py"
+
+
+SHARDING_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "sharding-by-itself",
+        "layout.zero_stage",
+        "2 and 3 are Megatron-FSDP, another implementation than 0 and 1; write stages of one of the two",
+        "megatron/training/training.py get_model, core 0.19",
+        lambda r: asks_for_sharding(r) and min(pinned_stages(r)) < FIRST_STAGE,
+    ),
+    Requirement(
+        "sharded-start-has-a-folder",
+        "training.start_from",
+        "with zero_stage 2 or 3 it is read beside a folder of the job's own alone; add training.checkpoint_path and "
+        "training.save_interval",
+        f"{CHECKPOINTS} load_checkpoint joins --load, which would be missing, core 0.19",
+        lambda r: asks_for_sharding(r) and r.training.start_from is not None and r.training.checkpoint_path is None,
+    ),
+)
+
+
+def sharded(s: Situation) -> Bools:
+    column: Bools = np.greater_equal(s.layouts.zero_stage, FIRST_STAGE)
+    return column
+
+
+def sharded_one_stage(s: Situation) -> Bools:
+    return ~sharded(s) | np.equal(s.layouts.pipeline, 1)
+
+
+def sharded_optimizer_stays(s: Situation) -> Bools:
+    return ~sharded(s) | np.bool_(s.techniques.offload_optimizer == 0.0)
+
+
+SHARDING_RULES: tuple[Rule, ...] = (
+    Rule(
+        "sharded-one-stage",
+        "zero_stage 2 and 3 need --pipeline-model-parallel-size 1: a checkpoint names the layers of every stage from 0 "
+        "on, so those of one stage would stand for all",
+        f"{CHECKPOINTS} generate_state_dict, preprocess_fsdp_dtensor_state_dict, core 0.19",
+        sharded_one_stage,
+        of_words=True,
+    ),
+    Rule(
+        "sharded-optimizer-stays",
+        "zero_stage 2 and 3 keep the optimizer on the device: the one that is offloaded knows no sharded tensors",
+        "megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, core 0.19",
+        sharded_optimizer_stays,
+        of_words=True,
+    ),
+)
