@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.megatron import techniques as megatron_techniques
 from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.backends.techniques_table import TECHNIQUE_LIST
 from llmlaunch.errors import UserError
@@ -27,7 +27,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.trainers import TRAINER
 
-PARSER = Path(__file__).parents[2] / "data" / "megatron" / "arguments-0.19.2.json"
 DENSE, MIXTURE, DEEPSPEED = "llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed"
 OWN = "the recipe for DeepSpeed with a script of one's own"
 GPUS = Layout(4, 1, data=8, sequence_parallel=1, zero_stage=1)
@@ -350,7 +349,7 @@ def test_the_table_lists_every_key_and_no_flag_the_parser_lacks() -> None:
     assert listed == layout | what_ifs | training | numbers
     keys = {key.split(".")[-1] for key in listed} - {"token_dispatcher", "gradient_dtype"}
     assert keys - {name.split(".")[-1] for name in numbers} == {field.name for field in fields(Techniques)}
-    flags = {flag for action in json.loads(PARSER.read_text()) for flag in action["flags"]}
+    flags = set(core_parser("0.19").flags)
     for entry in TECHNIQUE_LIST:
         assert set(re.findall(r"--[\w-]+", entry.megatron or "")) <= flags
         assert all(f'"{flag}"' in TRAINER.read_text() for flag in re.findall(r"--[\w-]+", entry.deepspeed or ""))

@@ -78,7 +78,8 @@ class Rendered:
     {"optimizer": {"gradient_dtype": "fp32"}, "implementation": {"attention": "flash"}}. `prepare` is the words after
     the interpreter of what one node builds once, before the first attempt; empty = nothing. `arguments` are those words
     of `program` that llmlaunch chose, `variables` the reasons of those of `environment`, `settings` those of the
-    keys of the JSON file `settings_file`, dotted ("zero_optimization.stage").
+    keys of the JSON file `settings_file`, dotted ("zero_optimization.stage"). `notes` are sentences for the person who
+    renders: what was left out, and what nobody here can check.
     """
 
     program: tuple[Word, ...]
@@ -92,6 +93,7 @@ class Rendered:
     variables: Mapping[str, Reason] = field(default_factory=dict)
     settings: Mapping[str, Reason] = field(default_factory=dict)
     settings_file: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Backend(Protocol):

@@ -34,4 +34,4 @@ def stored_margin(recipe: Recipe, risk: float) -> Margin:
         return no_margin(risk, 0)
     records = [json.loads(text) for text in texts]
     name = recipe.cluster.accelerator.name
-    return margin_for(records, clusters_by_gpu(), recorded_name(recipe), name, recipe.backend.version, risk)
+    return margin_for(records, clusters_by_gpu(), recorded_name(recipe), name, recipe.backend.runs_version, risk)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmlaunch.backends.base import Backend
+from llmlaunch.backends.base import Backend, Rendered
 from llmlaunch.planner.plan import Plan, Sizing
 from llmlaunch.recipe.types import Recipe
 
@@ -42,6 +43,13 @@ class Planned:
 
         return [placement_text(self.placement, self.plan.chosen.step_seconds)]
 
+    def rendered(self) -> Rendered:
+        """What the backend makes of it; its notes go to stderr."""
+        rendered = self.backend.render(self.recipe, self.plan.layout)
+        for note in rendered.notes:
+            click.echo(f"note: {note}", err=True)
+        return rendered
+
     def warn_of_missing_fallbacks(self) -> None:
         """Where fewer layouts than the recipe asks for would follow one that runs out of memory."""
         if self.plan.fallbacks is not None and self.plan.fallbacks.missing is not None:
@@ -56,9 +64,14 @@ def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def planned(path: str, overrides: tuple[str, ...]) -> Planned:
     """Load, choose the backend, search. Raises UserError; the plan may be unsafe."""
+    from llmlaunch.backends.found_version import with_found_version
+    from llmlaunch.launchers.probed import probed_packages
     from llmlaunch.recipe.load import load_recipe
 
-    return plan_loaded(load_recipe(path, overrides))
+    found = with_found_version(load_recipe(path, overrides), os.environ, probed_packages)
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    return plan_loaded(found.recipe)
 
 
 def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizing | None = None) -> Planned:

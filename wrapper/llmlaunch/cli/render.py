@@ -24,8 +24,7 @@ def command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool
     result = planned(recipe, overrides)
     refuse(result.plan)
     result.warn_of_missing_fallbacks()
-    rendered = result.backend.render(result.recipe, result.plan.layout)
-    render_run(result.recipe, result.plan, result.json, rendered, output)
+    render_run(result.recipe, result.plan, result.json, result.rendered(), output)
     if as_json:
         print_json(result.json)
     click.echo(f"rendered {output}: {result.plan.layout.describe()}; next: sbatch {output}/job.sbatch", err=True)

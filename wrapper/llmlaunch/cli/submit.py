@@ -189,8 +189,7 @@ def _render(result: Planned, output: Path | None) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     runs = Path(os.environ.get("LLMLAUNCH_RUNS", "runs"))
     directory = output or runs / f"{result.recipe.name}-{stamp}-{secrets.token_hex(2)}"
-    rendered = result.backend.render(result.recipe, result.plan.layout)
-    render_run(result.recipe, result.plan, result.json, rendered, directory)
+    render_run(result.recipe, result.plan, result.json, result.rendered(), directory)
     return directory.resolve()
 
 
@@ -199,8 +198,7 @@ def _show(result: Planned, why: str, as_json: bool) -> int:
     from llmlaunch.runs.provenance import gather_provenance
     from llmlaunch.runs.render import run_files
 
-    rendered = result.backend.render(result.recipe, result.plan.layout)
-    files = run_files(result.recipe, result.plan, result.json, rendered, gather_provenance(result.recipe))
+    files = run_files(result.recipe, result.plan, result.json, result.rendered(), gather_provenance(result.recipe))
     if as_json:
         print_json({**result.json, "files": sorted(files)})
         return 0

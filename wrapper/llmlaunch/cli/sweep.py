@@ -154,7 +154,7 @@ def _writer(result: Planned) -> Callable[[Path], None]:
     from llmlaunch.runs.render import render_run
 
     def write(directory: Path) -> None:
-        rendered = result.backend.render(result.recipe, result.plan.layout)
+        rendered = result.rendered()
         render_run(result.recipe, result.plan, result.json, rendered, directory)
 
     return write

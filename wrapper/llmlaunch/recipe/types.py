@@ -37,7 +37,8 @@ AUTO_NODES = 0  # a recipe whose number of nodes the planner has not chosen yet
 @dataclass(frozen=True)
 class BackendChoice:
     """`name` is "megatron-lm" or "deepspeed". `path` is the Megatron-LM checkout on the cluster; `script` a
-    DeepSpeed training script of the person's own, with `script_args`; `extra_args` go to the framework as they are."""
+    DeepSpeed training script of the person's own, with `script_args`; `extra_args` go to the framework as they are.
+    `found_version` is what was seen of it where `version` says nothing (llmlaunch.backends.found_version)."""
 
     name: str
     version: str | None = None
@@ -45,6 +46,12 @@ class BackendChoice:
     script: str | None = None
     script_args: tuple[str, ...] = ()
     extra_args: tuple[str, ...] = ()
+    found_version: str | None = None
+
+    @property
+    def runs_version(self) -> str | None:
+        """The version the job will run with, as the recipe says or as it was found; None = nothing is known."""
+        return self.version or self.found_version
 
 
 @dataclass(frozen=True)

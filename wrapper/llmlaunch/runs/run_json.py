@@ -75,7 +75,7 @@ def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict
         "pipeline_rank": None,
         "rank_scope": None,
         "backend": recorded_name(recipe),
-        "backend_version": recipe.backend.version,
+        "backend_version": recipe.backend.runs_version,
         "gpu": "cpu" if accelerator.kind == "cpu" else accelerator.name,
         "gpu_memory_bytes": accelerator.memory_bytes,
         "world_size": plan.layout.world_size,

@@ -1,11 +1,8 @@
-"""What is rendered for Megatron-LM is what its own parser of core 0.19.2 takes, and what the plan says."""
+"""What is rendered for Megatron-LM is what its own parser of each known version takes, and what the plan says."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +11,12 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.rules import RULES
+from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
-PARSER = Path(__file__).parents[3] / "data" / "megatron" / "arguments-0.19.2.json"
 DENSE = Layout(8, 4, virtual_pipeline=5, data=16, sequence_parallel=1, zero_stage=1)
 MIXTURE = Layout(2, 4, data=8, expert=8, sequence_parallel=1, zero_stage=1)
 
@@ -36,12 +33,6 @@ def value(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
 
 
-@pytest.fixture(scope="module")
-def parser() -> dict[str, dict[str, Any]]:
-    actions = json.loads(PARSER.read_text())
-    return {flag: action for action in actions for flag in action["flags"]}
-
-
 CASES = [
     ("llama3-70b", (), DENSE),
     ("llama3-70b", (), replace(DENSE, virtual_pipeline=1, context=2, data=8, recompute=RECOMPUTE_FULL)),
@@ -55,24 +46,25 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("version", KNOWN_VERSIONS)
 @pytest.mark.parametrize(("name", "overrides", "layout"), CASES)
 def test_every_word_is_one_the_real_parser_takes(
-    parser: dict[str, dict[str, Any]], name: str, overrides: tuple[str, ...], layout: Layout
+    version: str, name: str, overrides: tuple[str, ...], layout: Layout
 ) -> None:
-    words = words_of(recipe_of(name, *overrides), layout)
+    flags = core_parser(version).flags
+    words = words_of(recipe_of(name, *overrides, f'backend={{name: megatron-lm, version: "{version}"}}'), layout)
     assert words, "nothing rendered"
     place = 0
     while place < len(words):
-        action = parser.get(words[place])
-        assert action is not None, f"{words[place]} is no argument of megatron-core 0.19.2"
+        flag = flags.get(words[place])
+        assert flag is not None, f"{words[place]} is no argument of Megatron core {version}"
         place += 1
         taken = []
         while place < len(words) and not words[place].startswith("--"):
             taken.append(words[place])
             place += 1
-        assert len(taken) == {"0": 0, "None": 1}.get(str(action["nargs"]), len(taken)), action["flags"]
-        choices = action["choices"]
-        assert not choices or all(word in choices for word in taken), (action["flags"], taken)
+        assert isinstance(flag.values, str) or len(taken) == flag.values, flag.dest
+        assert not flag.choices or set(taken) <= set(flag.choices), (flag.dest, taken)
 
 
 def test_the_layout_is_in_the_words() -> None:

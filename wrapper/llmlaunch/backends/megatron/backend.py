@@ -13,6 +13,7 @@ from llmlaunch.backends.megatron.search_words import held_words, running_words
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts
 from llmlaunch.backends.megatron.sharding_rules import SHARDING_REQUIREMENTS, SHARDING_RULES
 from llmlaunch.backends.megatron.techniques import REQUIREMENTS, TECHNIQUE_RULES
+from llmlaunch.backends.megatron.versions import VERSION_REQUIREMENTS, spoken_version, spoken_words
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
@@ -29,13 +30,13 @@ MOST_TENSOR = 64
 
 
 class MegatronLM:
-    """`pretrain_gpt.py` of a Megatron-LM checkout, arguments of core 0.19."""
+    """`pretrain_gpt.py` of a Megatron-LM checkout, arguments of the recipe's version of core."""
 
     name = "megatron-lm"
 
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
         """Raises UserError for a technique Megatron-LM has no flag for."""
-        refuse_unmet(recipe, (*REQUIREMENTS, *SHARDING_REQUIREMENTS))
+        refuse_unmet(recipe, (*REQUIREMENTS, *SHARDING_REQUIREMENTS, *VERSION_REQUIREMENTS))
         return (*RULES, *TECHNIQUE_RULES, *SHARDING_RULES)
 
     def space(self, recipe: Recipe) -> Space:
@@ -58,6 +59,7 @@ class MegatronLM:
         capability = recipe.cluster.accelerator.compute_capability
         options = MegatronOptions(
             recipe.workload.precision,
+            version=spoken_version(recipe),
             gradient_dtype=recipe.training.gradient_dtype,
             loss="native" if recipe.techniques.loss == "native" else "none",  # others are refused
             compute_capability=float(capability) if capability else None,
@@ -68,17 +70,18 @@ class MegatronLM:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend
         runs."""
         refuse_what_ifs(recipe)
-        refuse_unmet(recipe, (*REQUIREMENTS, *SHARDING_REQUIREMENTS))
+        refuse_unmet(recipe, (*REQUIREMENTS, *SHARDING_REQUIREMENTS, *VERSION_REQUIREMENTS))
         where = recipe.backend.path
         script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where}/{SCRIPT}"
         facts, ways = self.facts(recipe), recipe.techniques
-        planned = planned_arguments(recipe, layout)
-        program = (script, *words_of(planned), *recipe.backend.extra_args)
+        spoken = spoken_words(recipe, planned_arguments(recipe, layout))
+        program = (script, *words_of(spoken.arguments), *recipe.backend.extra_args)
         indexed = recipe.data.path is not None
         return Rendered(
             program=program,
             environment=environment(recipe, layout),
-            arguments=planned,
+            arguments=spoken.arguments,
+            notes=spoken.notes,
             variables=REASONS,
             files={INDEXER_FILE: MEGATRON_DATASET.read_bytes()} if indexed else {},
             prepare=(*_indexer(recipe), *program) if indexed else (),

@@ -1,0 +1,181 @@
+"""A version's parser decides what is rendered, and the version comes from the recipe, the checkout or a probe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.argument import argument
+from llmlaunch.backends.found_version import checkout_version, with_found_version
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.versions import (
+    KNOWN_VERSIONS,
+    NEWEST,
+    VERSION_REQUIREMENTS,
+    core_parser,
+    known_version,
+    spoken_words,
+)
+from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+
+LAYOUT = Layout(data=32, zero_stage=1)
+PACKAGE_INFO = """\
+# Copyright (c) 2023, NVIDIA CORPORATION.  All rights reserved.
+MAJOR = 0
+MINOR = 16
+PATCH = 1
+PRE_RELEASE = '{}'
+
+# Use the following formatting: (major, minor, patch, pre-release)
+VERSION = (MAJOR, MINOR, PATCH, PRE_RELEASE)
+raise SystemExit("nobody runs this")
+"""
+
+
+def recipe_of(version: str = "", *overrides: str) -> Recipe:
+    said = [f'backend={{name: megatron-lm, version: "{version}"}}'] if version else []
+    return load_recipe(asset("recipes", "llama3-8b.yaml"), (*said, *overrides))
+
+
+def checkout(folder: Path, text: str = PACKAGE_INFO.format("")) -> Path:
+    (folder / "megatron" / "core").mkdir(parents=True)
+    (folder / "megatron" / "core" / "package_info.py").write_text(text)
+    return folder
+
+
+def not_probed(recipe: Recipe) -> None:
+    return None
+
+
+def test_every_known_version_says_where_its_flags_were_read() -> None:
+    for known in KNOWN_VERSIONS:
+        parser = core_parser(known)
+        assert parser.version.startswith(f"{known}.")
+        assert "arguments.py" in parser.source
+        assert len(parser.flags) > 600
+    assert core_parser("0.16").flags["--recompute-granularity"].choices == ("full", "selective")
+    assert core_parser("0.19").flags["--recompute-granularity"].choices == ("full", "selective")
+    assert core_parser("0.16").flags["--offload-modules"].values == "+"
+
+
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ("0.16", "0.16"), ("0.16.1", "0.16"), ("core_v0.16.0", "0.16"), ("core_r0.19.0", "0.19"),
+        ("0.19.0rc3", "0.19"), ("0.19.2+abc", "0.19"), ("0.20.0", None), ("0.17", None),
+        ("0.1", None), ("0.160", None), ("main", None),
+        ("93ebf8d72f1145f9666f739adf7bbc8c426e56dc", None), ("", None), (None, None),
+    ],
+)  # fmt: skip
+def test_a_version_is_known_by_its_first_two_numbers(said: str | None, known: str | None) -> None:
+    assert known_version(said) == known
+
+
+def test_what_only_helps_is_left_out_and_said() -> None:
+    recipe, helping = recipe_of("0.16"), argument("--lighten-the-load", why="it helps")
+    spoken = spoken_words(recipe, (argument("--seed", 1, of="training.seed"), helping))
+    assert [each.flag for each in spoken.arguments] == ["--seed"]
+    assert spoken.notes == ("--lighten-the-load is left out: Megatron core 0.16 does not know it",)
+
+
+def test_what_the_recipe_asks_for_is_refused_by_name() -> None:
+    asked = argument("--mlp-chunks-for-training", 4, of="layout.mlp_chunks")
+    with pytest.raises(
+        UserError, match=r"layout\.mlp_chunks: Megatron core 0\.16 has no --mlp-chunks.*core 0\.19 has it"
+    ):
+        spoken_words(recipe_of("0.16"), (asked,))
+    assert spoken_words(recipe_of("0.19"), (asked,)).arguments == (asked,)
+    yarn = argument("--position-embedding-type", "yarn", of="model.position_embedding")
+    with pytest.raises(
+        UserError, match=r"model\.position_embedding: Megatron core 0\.16 has no --position-emb\S+ yarn;"
+    ):
+        spoken_words(recipe_of("0.16"), (yarn,))
+
+
+def test_a_technique_the_version_lacks_is_refused_before_anything_is_planned() -> None:
+    with pytest.raises(UserError, match=r"layout\.mlp_chunks: --mlp-chunks-for-training came after core 0\.16"):
+        MegatronLM().rules(recipe_of("0.16", "layout.mlp_chunks=4"))
+    assert MegatronLM().rules(recipe_of("0.19", "layout.mlp_chunks=4"))
+    assert [requirement.key for requirement in VERSION_REQUIREMENTS] == ["chunks-since-0.19"]
+
+
+def test_a_flag_of_the_persons_own_that_the_version_lacks_stays_and_is_said() -> None:
+    own = 'backend={name: megatron-lm, version: "0.16", extra_args: [--cuda-graph-modules, attn, --use-legacy-models]}'
+    rendered = MegatronLM().render(recipe_of("", own), LAYOUT)
+    assert rendered.program[-3:] == ("--cuda-graph-modules", "attn", "--use-legacy-models")
+    assert [note.split(":")[1].split(" is ")[0] for note in rendered.notes] == [" --cuda-graph-modules"]
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (PACKAGE_INFO.format(""), "0.16.1"),
+        (PACKAGE_INFO.format("rc0"), "0.16.1rc0"),
+        (PACKAGE_INFO.format("; rm -rf"), "0.16.1"),
+        ("MAJOR = 0\nMINOR = 20\nPATCH = 0\n", "0.20.0"),
+        ("MAJOR = 0\nMINOR = __import__('os').getpid()\nPATCH = 0\n", None),
+        ("MAJOR = 99999\nMINOR = 1\nPATCH = 0\n", None),
+        ("\x00\udcff", None),
+        ("", None),
+    ],
+)
+def test_a_checkout_is_read_as_text(tmp_path: Path, text: str, version: str | None) -> None:
+    (checkout(tmp_path, "") / "megatron" / "core" / "package_info.py").write_bytes(
+        text.encode("utf-8", "surrogateescape")
+    )
+    assert checkout_version(tmp_path) == version
+    assert checkout_version(tmp_path / "nowhere") is None
+
+
+def test_the_checkout_says_the_version_where_the_recipe_does_not(tmp_path: Path) -> None:
+    place = checkout(tmp_path)
+    for recipe, environment in (
+        (recipe_of("", f"backend={{name: megatron-lm, path: {place}}}"), {}),
+        (recipe_of(), {"MEGATRON_LM_PATH": str(place)}),
+    ):
+        found = with_found_version(recipe, environment, not_probed)
+        assert found.recipe.backend.runs_version == "0.16.1"
+        assert found.recipe.assumptions == (f"Megatron core 0.16.1, as {place} says",)
+        assert (found.warnings, found.recipe.digest) == ((), recipe.digest)
+        assert MegatronLM().facts(found.recipe).version == "0.16"
+
+
+def test_the_recipe_wins_over_its_checkout_and_the_difference_is_said(tmp_path: Path) -> None:
+    environment = {"MEGATRON_LM_PATH": str(checkout(tmp_path))}
+    found = with_found_version(recipe_of("0.19"), environment, not_probed)
+    assert (found.recipe.backend.runs_version, found.recipe.assumptions) == ("0.19", ())
+    assert found.warnings == (
+        f"backend.version says 0.19, but {tmp_path} is Megatron core 0.16.1; its arguments follow the recipe",
+    )
+    assert with_found_version(recipe_of("0.16"), environment, not_probed).warnings == ()
+
+
+def test_a_probe_says_it_where_there_is_no_checkout_to_read() -> None:
+    found = with_found_version(recipe_of(), {}, lambda recipe: {"megatron-core": "0.16.0", "torch": "2.9.1"})
+    assert found.recipe.backend.runs_version == "0.16.0"
+    other = load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"))
+    found = with_found_version(other, {}, lambda recipe: {"deepspeed": "0.17.2"})
+    assert found.recipe.backend.runs_version == "0.17.2"
+
+
+def test_where_nothing_is_known_the_newest_is_assumed_in_the_open() -> None:
+    found = with_found_version(recipe_of(), {"MEGATRON_LM_PATH": os.devnull}, not_probed)
+    assert found.recipe.backend.runs_version is None
+    assert found.recipe.assumptions[-1].startswith(f"Megatron core {NEWEST}, the newest llmlaunch knows")
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "0.17", "main"])
+def test_an_unknown_version_is_warned_of_and_rendered_as_the_newest(version: str) -> None:
+    found = with_found_version(recipe_of(version), {}, not_probed)
+    assert [w.split(";")[0] for w in found.warnings] == [
+        f"Megatron core {version} is none of those llmlaunch knows (0.16, 0.19)"
+    ]
+    newest = MegatronLM().render(recipe_of(NEWEST), LAYOUT)
+    assert MegatronLM().render(found.recipe, LAYOUT).program == newest.program

@@ -1,0 +1,61 @@
+"""check, plan, render and submit say once which version of the framework they take the job to run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RECIPE = """\
+schema: 1
+name: mine
+model: llama3-8b
+backend: megatron-lm
+cluster: h100-80gb-x8
+nodes: 4
+training: {sequence_length: 8192, global_batch_size: 512, steps: 10}
+data: {mock: true}
+layout: {tensor: 1, pipeline: 1, context: 1, micro_batch_size: 1}
+"""
+MAIN = 'MAJOR = 0\nMINOR = 20\nPATCH = 0\nPRE_RELEASE = ""\n'
+COMMANDS = (("check",), ("plan",), ("render", "-o", "out"), ("submit", "--dry-run", "--local"))
+
+
+def llmlaunch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "MEGATRON_LM_PATH": str(folder)}
+    command = [sys.executable, "-m", "llmlaunch", *words]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "megatron" / "core").mkdir(parents=True)
+    (tmp_path / "megatron" / "core" / "package_info.py").write_text(MAIN)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_an_unknown_version_is_warned_of_once(folder: Path, words: tuple[str, ...]) -> None:
+    done = llmlaunch(folder, words[0], "recipe.yaml", *words[1:])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: Megatron core 0.20.0 is none of those llmlaunch knows (0.16, 0.19)") == 1
+    assert "0.20.0 is none" not in done.stdout
+
+
+def test_the_version_is_recorded_with_the_run(folder: Path) -> None:
+    assert llmlaunch(folder, "render", "recipe.yaml", "-o", "out").returncode == 0
+    assert json.loads((folder / "out" / "run.json").read_text())["measurement"]["backend_version"] == "0.20.0"
+    assert "Assumed: Megatron core 0.20.0, as" in llmlaunch(folder, "check", "recipe.yaml").stdout
+
+
+def test_a_strange_flag_of_ones_own_is_noted_where_the_job_is_rendered(folder: Path) -> None:
+    own = "backend={name: megatron-lm, extra_args: [--of-my-fork]}"
+    done = llmlaunch(folder, "render", "recipe.yaml", own, "-o", "out")
+    assert done.stderr.count("note: backend.extra_args: --of-my-fork is no flag of Megatron core 0.19") == 1

@@ -1,0 +1,94 @@
+"""Which version of its framework a job will run: the recipe says it, or the checkout, or a probe of the container."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, NEWEST, known_version
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["CHECKOUT_VARIABLE", "Found", "checkout_version", "with_found_version"]
+
+CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
+PACKAGE_INFO = Path("megatron", "core", "package_info.py")
+MOST_BYTES = 65536
+_NUMBER = r"^{}\s*=\s*(\d{{1,4}})\s*(?:#.*)?$"
+_PRE_RELEASE = re.compile(r"^PRE_RELEASE\s*=\s*([\"'])([0-9A-Za-z.+-]{0,20})\1\s*(?:#.*)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The recipe with what was found, also as a sentence of its assumptions, and what a person should be warned of."""
+
+    recipe: Recipe
+    warnings: tuple[str, ...] = ()
+
+
+def with_found_version(
+    recipe: Recipe, environment: Mapping[str, str], probed: Callable[[Recipe], Mapping[str, str] | None]
+) -> Found:
+    """`probed` gives the packages of the training environment by name, where a probe has looked at it
+    (`llmlaunch doctor --container`), else None. Nothing here fails: what cannot be read says nothing."""
+    if recipe.backend.name != "megatron-lm":
+        return _with_probed(recipe, probed, "deepspeed")
+    checkout = recipe.backend.path or environment.get(CHECKOUT_VARIABLE)
+    seen = checkout_version(Path(checkout)) if checkout else None
+    if seen is None:
+        found = _with_probed(recipe, probed, "megatron-core")
+        if found.recipe.backend.runs_version is None:
+            note = f"Megatron core {NEWEST}, the newest llmlaunch knows; backend.version names another"
+            return Found(replace(recipe, assumptions=(*recipe.assumptions, note)))
+    else:
+        found = Found(_noted(recipe, seen, f"as {checkout} says"), _disagreement(recipe, seen, str(checkout)))
+    return replace(found, warnings=(*found.warnings, *_unknown(found.recipe)))
+
+
+def checkout_version(checkout: Path) -> str | None:
+    """What a Megatron-LM checkout calls itself ("0.16.1", "0.20.0rc0"); None where it cannot be read.
+
+    Its package_info.py is read as text: rendering runs nothing of a checkout.
+    """
+    try:
+        with (checkout / PACKAGE_INFO).open("rb") as file:
+            text = file.read(MOST_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return None
+    numbers = [re.search(_NUMBER.format(name), text, re.MULTILINE) for name in ("MAJOR", "MINOR", "PATCH")]
+    if not all(numbers):
+        return None
+    pre_release = _PRE_RELEASE.search(text)
+    return ".".join(number[1] for number in numbers if number) + (pre_release[2] if pre_release else "")
+
+
+def _with_probed(recipe: Recipe, probed: Callable[[Recipe], Mapping[str, str] | None], package: str) -> Found:
+    packages = None if recipe.backend.version else probed(recipe)
+    version = (packages or {}).get(package)
+    return Found(recipe if version is None else _noted(recipe, version, "as llmlaunch doctor saw in its environment"))
+
+
+def _noted(recipe: Recipe, version: str, why: str) -> Recipe:
+    if recipe.backend.version:
+        return recipe
+    name = {"megatron-lm": "Megatron core", "deepspeed": "DeepSpeed"}[recipe.backend.name]
+    backend = replace(recipe.backend, found_version=version)
+    return replace(recipe, backend=backend, assumptions=(*recipe.assumptions, f"{name} {version}, {why}"))
+
+
+def _disagreement(recipe: Recipe, seen: str, checkout: str) -> tuple[str, ...]:
+    said = recipe.backend.version
+    if said is None or seen == said or seen.startswith(f"{said}."):
+        return ()
+    return (f"backend.version says {said}, but {checkout} is Megatron core {seen}; its arguments follow the recipe",)
+
+
+def _unknown(recipe: Recipe) -> tuple[str, ...]:
+    version = recipe.backend.runs_version
+    if version is None or known_version(version) is not None:
+        return ()
+    return (
+        f"Megatron core {version} is none of those llmlaunch knows ({', '.join(KNOWN_VERSIONS)}); its arguments are "
+        f"rendered as for {NEWEST}",
+    )

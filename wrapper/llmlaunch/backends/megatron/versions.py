@@ -1,0 +1,154 @@
+"""The versions of Megatron core that llmlaunch knows, as data: every flag of each one's own parser.
+
+`parsers/<version>.json` is written by tests/frameworks/traced/dump_parser.py, and says where it was read. What is
+rendered obeys the version of the recipe: a flag it lacks is left out where it only helps, and refused by name where
+the recipe asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmlaunch.backends.argument import Argument
+from llmlaunch.backends.requirements import Requirement
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.types import Recipe
+
+__all__ = [
+    "KNOWN_VERSIONS",
+    "NEWEST",
+    "VERSION_REQUIREMENTS",
+    "CoreParser",
+    "Flag",
+    "Spoken",
+    "core_parser",
+    "known_version",
+    "spoken_version",
+    "spoken_words",
+]
+
+KNOWN_VERSIONS = ("0.16", "0.19")
+NEWEST = KNOWN_VERSIONS[-1]
+
+_PARSERS = Path(__file__).with_name("parsers")
+_VERSION = re.compile(r"(?:core_)?[rv]?(\d+\.\d+)(?!\d).*")
+
+# Whatever asks for them, a training without them is the same, only slower or told of less.
+ONLY_HELPS = frozenset(
+    {
+        "--overlap-grad-reduce",
+        "--overlap-param-gather",
+        "--overlap-cpu-optimizer-d2h-h2d",
+        "--log-interval",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """`values` is how many words follow the flag: a number, or "?", "*", "+" as argparse has them. `choices` are all
+    that it takes; empty = anything. `default` None = none."""
+
+    dest: str
+    values: int | str
+    choices: tuple[str, ...] = ()
+    default: str | None = None
+
+
+@dataclass(frozen=True)
+class CoreParser:
+    """The parser of one version: `version` as the framework calls itself, `source` where it was read."""
+
+    version: str
+    source: str
+    flags: Mapping[str, Flag]
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """The arguments as a version takes them, and what a person should know of it."""
+
+    arguments: tuple[Argument, ...]
+    notes: tuple[str, ...] = ()
+
+
+@functools.cache
+def core_parser(known: str) -> CoreParser:
+    """One of KNOWN_VERSIONS."""
+    told = json.loads((_PARSERS / f"{known}.json").read_text(encoding="utf-8"))
+    flags = {
+        name: Flag(flag["dest"], flag["values"], tuple(flag.get("choices", ())), flag.get("default"))
+        for name, flag in told["flags"].items()
+    }
+    return CoreParser(told["version"], told["source"], flags)
+
+
+def known_version(version: str | None) -> str | None:
+    """The one of KNOWN_VERSIONS that `version` ("0.16.1", "core_v0.19.0") is; None for any other."""
+    match = _VERSION.fullmatch(version or "")
+    return match[1] if match and match[1] in KNOWN_VERSIONS else None
+
+
+def spoken_version(recipe: Recipe) -> str:
+    """Whose flags are rendered: those of the recipe's version where it is known, else of the newest."""
+    return known_version(recipe.backend.runs_version) or NEWEST
+
+
+def spoken_words(recipe: Recipe, planned: Iterable[Argument]) -> Spoken:
+    """`planned` as the recipe's version takes it.
+
+    Raises:
+        UserError: the version lacks a flag, or a value of one, that the recipe asks for.
+    """
+    version = spoken_version(recipe)
+    flags = core_parser(version).flags
+    kept, notes = [], []
+    for each in planned:
+        flag = flags.get(each.flag)
+        if flag is None and (not each.reason.keys or each.flag in ONLY_HELPS):
+            notes.append(f"{each.flag} is left out: Megatron core {version} does not know it")
+            continue
+        if flag is None:
+            raise UserError(_lacking(recipe, each, version, f"has no {each.flag}"))
+        strange = [str(value) for value in each.values if flag.choices and str(value) not in flag.choices]
+        if strange:
+            raise UserError(_lacking(recipe, each, version, f"has no {each.flag} {strange[0]}"))
+        kept.append(each)
+    return Spoken(tuple(kept), (*notes, *_strange_extras(recipe, flags, version)))
+
+
+def _lacking(recipe: Recipe, each: Argument, version: str, what: str) -> str:
+    key = each.reason.keys[0] if each.reason.keys else each.flag
+    able = [other for other in KNOWN_VERSIONS if other != version and each.flag in core_parser(other).flags]
+    way_out = f"; core {' and '.join(able)} has it (backend.version)" if able and what.endswith(each.flag) else ""
+    return f"{recipe.path}: {key}: Megatron core {version} {what}{way_out}; remove the key to render for {version}"
+
+
+def _strange_extras(recipe: Recipe, flags: Mapping[str, Flag], version: str) -> list[str]:
+    """Flags of the person's own that this parser does not take. A checkout may have some of its own, so they stay."""
+    words = (word.split("=", 1)[0] for word in recipe.backend.extra_args if word.startswith("--"))
+    return [
+        f"backend.extra_args: {flag} is no flag of Megatron core {version}; it stays, in case it is the checkout's own"
+        for flag in dict.fromkeys(words)
+        if flag not in flags
+    ]
+
+
+def _lacks(recipe: Recipe, flag: str) -> bool:
+    return flag not in core_parser(spoken_version(recipe)).flags
+
+
+VERSION_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "chunks-since-0.19",
+        "layout.mlp_chunks",
+        "--mlp-chunks-for-training came after core 0.16; remove it, or name a newer backend.version",
+        "megatron/training/arguments.py, core 0.16",
+        lambda r: r.techniques.mlp_chunks > 1 and _lacks(r, "--mlp-chunks-for-training"),
+    ),
+)
