@@ -16,7 +16,7 @@ from one_machine import Cluster, install, new_cluster, run_directory, throw_away
 
 from llmlaunch.launchers import submitting
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.slurm import SlurmLauncher
+from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 
 pytestmark = pytest.mark.slurm
 

@@ -21,7 +21,7 @@ from one_machine import Cluster, run_directory, wait_until
 
 from llmlaunch.launchers.follow import follow_steps
 from llmlaunch.launchers.run_files import read_submission
-from llmlaunch.launchers.slurm import SlurmLauncher
+from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 from llmlaunch.report.screen import Screen
 
 pytestmark = pytest.mark.slurm

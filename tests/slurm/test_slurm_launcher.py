@@ -15,7 +15,7 @@ from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.follow import follow
 from llmlaunch.launchers.run_files import read_submission
-from llmlaunch.launchers.slurm import SlurmLauncher
+from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 
 pytestmark = pytest.mark.slurm
 

@@ -15,17 +15,18 @@ import pytest
 from one_machine import Cluster, new_cluster, run_directory, throw_away, wait_until
 
 from llmlaunch.errors import SchedulerRefused, UserError
-from llmlaunch.launchers import slurm_late, submitting
+from llmlaunch.launchers import submitting
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import read_submission
-from llmlaunch.launchers.slurm import SlurmLauncher
+from llmlaunch.launchers.slurm import late
+from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 
 pytestmark = pytest.mark.slurm
 
 SOURCES = Path(__file__).resolve().parents[2] / "wrapper"
 SUBMIT = (
     "import sys, pathlib\n"
-    "from llmlaunch.launchers.slurm import SlurmLauncher\n"
+    "from llmlaunch.launchers.slurm.launcher import SlurmLauncher\n"
     "SlurmLauncher().submit(pathlib.Path(sys.argv[1]))\n"
 )
 WAIT_FOR_GO = "until [ -e go ]; do sleep 0.1; done\nfinish 0"
@@ -399,7 +400,7 @@ def test_a_scheduler_that_hangs_is_said_and_the_job_is_submitted_once(
     run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
     controller = alone.pid("slurmctld")
     said: list[str] = []
-    monkeypatch.setattr(slurm_late, "_SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(late, "_SILENCE_SECONDS", 1.0)
     os.kill(controller, signal.SIGSTOP)
     try:
         with pytest.raises(SchedulerRefused, match="SLURM did not answer in time") as silence:

@@ -15,7 +15,7 @@ from one_machine import Cluster, run_directory, wait_until
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import read_submission
-from llmlaunch.launchers.slurm import SlurmLauncher
+from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 from llmlaunch.launchers.sweep import How, after, max_array_size, refuse_array, submit_sweep, task_submission
 from llmlaunch.runs.sweep import render_sweep, run_names
 

@@ -303,10 +303,10 @@ def test_a_bug_of_ours_is_a_traceback_with_a_hint_to_report_it(tmp_path: Path) -
 def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
     import importlib
 
-    from llmlaunch.cli.main import COMMANDS
+    from llmlaunch.cli.main import COMMANDS, module_of
 
     options = {
-        name: sorted(p.name or "" for p in importlib.import_module(f"llmlaunch.cli.{name}").command.params)
+        name: sorted(p.name or "" for p in importlib.import_module(f"llmlaunch.cli.{module_of(name)}").command.params)
         for name in COMMANDS
     }
     assert options == {
@@ -327,5 +327,6 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "collect": ["as_json", "words"],
         "measurements": [],
         "accuracy": ["anchors", "as_json", "each", "files", "markdown", "plot"],
+        "explain-args": ["as_json", "fallback", "names", "run"],
         "doctor": ["as_json", "devices", "local", "message_mib", "network", "nodes", "python", "repeats", "save"],
     }

@@ -87,7 +87,7 @@ def test_a_question_about_slurm_imports_little() -> None:
         "import sys, llmlaunch.cli.status, llmlaunch.launchers.look, llmlaunch.launchers.slurm; print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    heavy = {"sqlalchemy", "numpy", "pydantic", "yaml", "jinja2", "psutil", "rich", "llmlaunch.launchers.slurm_submit"}
+    heavy = {"sqlalchemy", "numpy", "pydantic", "yaml", "jinja2", "psutil", "rich", "llmlaunch.launchers.slurm.submit"}
     assert not heavy & set(done.stdout.split())
 
 

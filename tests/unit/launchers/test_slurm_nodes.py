@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.launchers.slurm_nodes import exclusion
+from llmlaunch.launchers.slurm.nodes import exclusion
 
 LISTED = """\
 n1|train*|idle

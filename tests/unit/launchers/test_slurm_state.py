@@ -10,8 +10,8 @@ import pytest
 
 from llmlaunch.launchers.base import JobState, Phase, Submission
 from llmlaunch.launchers.run_files import cancel_mark, end_noted, note_end
-from llmlaunch.launchers.slurm_state import Heard, conclude, is_told
-from llmlaunch.launchers.slurm_text import Row
+from llmlaunch.launchers.slurm.state import Heard, conclude, is_told
+from llmlaunch.launchers.slurm.text import Row
 
 
 def submission(run_dir: Path, *jobs: str) -> Submission:

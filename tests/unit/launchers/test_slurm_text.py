@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.launchers.slurm_text import (
+from llmlaunch.launchers.slurm.text import (
     Found,
     Row,
     complaint,

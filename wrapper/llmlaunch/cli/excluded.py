@@ -29,7 +29,7 @@ def excluded_words(run_dir: Path) -> tuple[str, ...]:
     if not sick:
         return ()
     from llmlaunch.launchers import environment
-    from llmlaunch.launchers.slurm_nodes import cluster_name, exclusion, nodes_of_cluster
+    from llmlaunch.launchers.slurm.nodes import cluster_name, exclusion, nodes_of_cluster
 
     try:
         here = cluster_name(_say)

@@ -12,9 +12,9 @@ import click
 from llmlaunch import __version__
 from llmlaunch.errors import UserError
 
-__all__ = ["cli", "main"]
+__all__ = ["cli", "main", "module_of"]
 
-# command -> one line of help; the command itself is `command` in llmlaunch.cli.<name>, imported when it is used
+# command -> one line of help; the command itself is `command` in the module of its name, imported when it is used
 COMMANDS = {
     "init": "Write a starter recipe, or a profile of this cluster.",
     "check": "Validate and plan a recipe, show its memory and time; submit nothing.",
@@ -35,6 +35,11 @@ COMMANDS = {
 }
 
 
+def module_of(command: str) -> str:
+    """The module of a command in llmlaunch.cli: `explain-args` is explain_args.py."""
+    return command.replace("-", "_")
+
+
 class LazyGroup(click.Group):
     """Imports a command's module only when that command runs, so that `check` starts fast."""
 
@@ -44,7 +49,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"llmlaunch.cli.{cmd_name.replace('-', '_')}").command
+        command: click.Command = importlib.import_module(f"llmlaunch.cli.{module_of(cmd_name)}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

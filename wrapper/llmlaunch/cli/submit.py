@@ -134,7 +134,7 @@ def _taken(output: Path) -> Submission | None:
 def _test(result: Planned, choice: Choice, as_json: bool) -> int:
     """What sbatch --test-only says, in its own words, and what it does not look at."""
     from llmlaunch.errors import SchedulerRefused
-    from llmlaunch.launchers.slurm import SlurmLauncher
+    from llmlaunch.launchers.slurm.launcher import SlurmLauncher
     from llmlaunch.runs.scripts import job_script
 
     if not isinstance(choice.launcher, SlurmLauncher):

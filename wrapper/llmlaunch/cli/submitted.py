@@ -55,7 +55,7 @@ def _of_an_array(directory: Path) -> Submission | None:
 
 
 def _adopted(directory: Path, written: Submission | None) -> Submission | None:
-    from llmlaunch.launchers.slurm import SlurmLauncher
+    from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 
     found = SlurmLauncher(say=_aside).adopt(directory)
     if found is not None and found != written:

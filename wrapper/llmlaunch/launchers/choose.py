@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Launcher, Submission
-from llmlaunch.launchers.slurm import SlurmLauncher
+from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 
 __all__ = ["Choice", "choose", "launcher_of"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from llmlaunch.cluster.slurm_site import Answers
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.slurm_commands import Answer, SlurmCommands
+from llmlaunch.launchers.slurm.commands import Answer, SlurmCommands
 
 __all__ = ["ask_site"]
 

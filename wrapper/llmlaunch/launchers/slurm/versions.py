@@ -1,6 +1,6 @@
 """What a release of SLURM has and what not: slurm/versions.json, and the table of docs/slurm.md made from it.
 
-python -m llmlaunch.launchers.slurm_versions        prints the table
+python -m llmlaunch.launchers.slurm.versions        prints the table
 """
 
 from __future__ import annotations

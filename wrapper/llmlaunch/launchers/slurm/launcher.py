@@ -2,7 +2,7 @@
 
 Traps behind the shape of this module were seen with SLURM 22.05.8: squeue forgets a job after MinJobAge; sacct lags a
 few seconds, and is disabled on some clusters; a step that never started left a job COMPLETED. Those of sbatch are in
-slurm_submit.py.
+submit.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from llmlaunch.errors import SchedulerRefused
 from llmlaunch.launchers import run_files
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.slurm_commands import Answer, Call, SlurmCommands
-from llmlaunch.launchers.slurm_state import Heard, conclude, is_told
-from llmlaunch.launchers.slurm_text import SACCT_FIELDS, SQUEUE_FORMAT, Row, parse_sacct, parse_squeue
+from llmlaunch.launchers.slurm.commands import Answer, Call, SlurmCommands
+from llmlaunch.launchers.slurm.state import Heard, conclude, is_told
+from llmlaunch.launchers.slurm.text import SACCT_FIELDS, SQUEUE_FORMAT, Row, parse_sacct, parse_squeue
 
 __all__ = ["SlurmLauncher"]
 
@@ -40,10 +40,10 @@ class SlurmLauncher:
     def name(self) -> str:
         return "slurm"
 
-    # slurm_submit is imported where it is used: a question, which should feel instant, need not wait for it.
+    # submit.py is imported where it is used: a question, which should feel instant, need not wait for it.
 
     def submit(self, run_dir: Path, extra: Sequence[str] = (), again: bool = False) -> Submission:
-        from llmlaunch.launchers.slurm_submit import submit
+        from llmlaunch.launchers.slurm.submit import submit
 
         return submit(self._commands, run_dir, extra, again, self.cancel)
 
@@ -52,13 +52,13 @@ class SlurmLauncher:
 
         None where none is seen. Raises UserError while another process submits it.
         """
-        from llmlaunch.launchers.slurm_submit import adopt
+        from llmlaunch.launchers.slurm.submit import adopt
 
         return adopt(self._commands, run_dir)
 
     def test(self, script: str, extra: Sequence[str] = ()) -> tuple[bool, str]:
         """Whether `sbatch --test-only` would take a script, and what it says. Nothing is submitted."""
-        from llmlaunch.launchers.slurm_submit import test
+        from llmlaunch.launchers.slurm.submit import test
 
         return test(self._commands, script, extra)
 

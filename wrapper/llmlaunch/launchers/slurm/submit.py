@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmlaunch.errors import SchedulerRefused, UserError
-from llmlaunch.launchers import environment, run_files, slurm_versions, submitting
+from llmlaunch.launchers import environment, run_files, submitting
 from llmlaunch.launchers.base import Submission
-from llmlaunch.launchers.slurm_commands import SlurmCommands
-from llmlaunch.launchers.slurm_late import Job, Wanted, comment_of, find_jobs, look_for_jobs
-from llmlaunch.launchers.slurm_text import parse_job_id
+from llmlaunch.launchers.slurm import versions
+from llmlaunch.launchers.slurm.commands import SlurmCommands
+from llmlaunch.launchers.slurm.late import Job, Wanted, comment_of, find_jobs, look_for_jobs
+from llmlaunch.launchers.slurm.text import parse_job_id
 
 __all__ = ["adopt", "submit", "test"]
 
@@ -28,7 +29,7 @@ def submit(
     run_dir = run_files.prepare(run_dir, again)
     before = run_files.read_submission(run_dir) if again else None
     script = (run_dir / run_files.SCRIPT).read_text(encoding="utf-8")
-    slurm_versions.refuse_unknown([*environment.directives(script), *extra], lambda: _version(slurm))
+    versions.refuse_unknown([*environment.directives(script), *extra], lambda: _version(slurm))
     mark, interrupted = submitting.begin(run_dir)
     wanted = _wanted(run_dir, mark.since, before, _clusters(script, extra))
     jobs = _taken(slurm, wanted, before) if interrupted else []
@@ -66,7 +67,7 @@ def adopt(slurm: SlurmCommands, run_dir: Path) -> Submission | None:
 
 def test(slurm: SlurmCommands, script: str, extra: Sequence[str]) -> tuple[bool, str]:
     """As `SlurmLauncher.test`."""
-    slurm_versions.refuse_unknown([*environment.directives(script), *extra], lambda: _version(slurm))
+    versions.refuse_unknown([*environment.directives(script), *extra], lambda: _version(slurm))
     argv = ["sbatch", "--test-only", *extra]
     call = slurm.start(argv, environment.for_sbatch(os.environ, script), given=script)
     answer = call.answer()

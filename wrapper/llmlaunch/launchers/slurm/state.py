@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from llmlaunch.launchers import run_files
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.slurm_text import Row, Rows, row_of
+from llmlaunch.launchers.slurm.text import Row, Rows, row_of
 
 __all__ = ["Heard", "conclude", "is_told"]
 

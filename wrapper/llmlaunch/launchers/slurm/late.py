@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from llmlaunch.launchers.slurm_commands import Answer, SlurmCommands
-from llmlaunch.launchers.slurm_text import (
+from llmlaunch.launchers.slurm.commands import Answer, SlurmCommands
+from llmlaunch.launchers.slurm.text import (
     LATE_JOB_FORMAT,
     PAST_JOB_FIELDS,
     PAST_JOB_FIELDS_BEFORE_21_08,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers import environment
-from llmlaunch.launchers.slurm_text import complaint
+from llmlaunch.launchers.slurm.text import complaint
 
 __all__ = ["LATE", "Answer", "Call", "SlurmCommands"]
 
