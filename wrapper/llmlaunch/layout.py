@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.number_formats import NO_NUMBER_FORMATS, NumberFormats
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
@@ -225,6 +226,7 @@ class Situation:
     cluster: Cluster
     nodes: int
     techniques: Techniques = NO_TECHNIQUES
+    numbers: NumberFormats = NO_NUMBER_FORMATS
 
     @property
     def world_size(self) -> int:

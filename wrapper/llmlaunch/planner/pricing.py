@@ -215,7 +215,8 @@ def _fewest_safe(way: Way, held: Held, allowed: BoolColumn) -> Way:
 
 def situation(recipe: Recipe, layouts: LayoutColumns) -> Situation:
     """What the rules look at."""
-    return Situation(layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, techniques=recipe.techniques)
+    asked, numbers = recipe.techniques, recipe.training.numbers
+    return Situation(layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, asked, numbers)
 
 
 def first_failed(rules: Sequence[Rule], situation: Situation) -> IntColumn:

@@ -10,7 +10,8 @@ from typing import Any
 
 from llmlaunch.cluster.profile import Site
 from llmlaunch.models.shape import Router, natural_activation
-from llmlaunch.recipe.types import AUTO_NODES, OnOom, Recipe, Restart, Watchdog
+from llmlaunch.number_formats import NO_NUMBER_FORMATS
+from llmlaunch.recipe.types import AUTO_NODES, OnOom, Recipe, Restart, Schedule, Watchdog
 from llmlaunch.techniques import NO_TECHNIQUES
 
 __all__ = ["recipe_digest"]
@@ -24,6 +25,8 @@ _LATER = {
     "risk": None,
     "techniques": NO_TECHNIQUES,
     "gradient_dtype": None,
+    "numbers": NO_NUMBER_FORMATS,
+    "schedule": Schedule(),
     "fixed": ("gradient_dtype",),
     "placement": "auto",
     "nodes_per_switch": None,

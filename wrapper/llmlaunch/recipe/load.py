@@ -17,6 +17,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.consistency import disagreements
 from llmlaunch.recipe.containers import container, container_problems
 from llmlaunch.recipe.digest import recipe_digest
+from llmlaunch.recipe.numbers import number_formats, number_problems, schedule, schedule_problems
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.recovery import on_oom, restart, watchdog
 from llmlaunch.recipe.schema import HINTS, BackendFile, BudgetFile, PinsFile, RecipeFile, TrainingFile
@@ -51,6 +52,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     problems = [
         *_backend_and_pins(file),
         *technique_problems(file, recipe.model),
+        *number_problems(file),
+        *schedule_problems(recipe),
         *container_problems(recipe.container, recipe.cluster.name),
         *disagreements(recipe),
     ]
@@ -161,6 +164,8 @@ def _training(file: TrainingFile) -> Training:
         checkpoint_path=file.checkpoint_path,
         gradient_dtype=None if file.gradient_dtype == "auto" else file.gradient_dtype,
         start_from=file.start_from,
+        numbers=number_formats(file),
+        schedule=schedule(file),
     )
 
 

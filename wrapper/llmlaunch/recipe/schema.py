@@ -34,6 +34,7 @@ from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.schema import ShapeFile
 from llmlaunch.recipe.amounts import TOKENS, token_count
 from llmlaunch.recipe.containers import ContainerFile
+from llmlaunch.recipe.numbers import Betas, Fp8, OptimizerFile
 from llmlaunch.recipe.recovery import OnOomKey, RestartKey, WatchdogKey
 from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES, MOST_STEPS
 
@@ -206,7 +207,35 @@ class TrainingFile(StrictModel):
         None, description="Tokens to train on, instead of `steps`: 15T, 300B, 1.5M or a whole number"
     )
     precision: Literal["bf16", "fp16", "fp32"] = Field("bf16", description="Number format of the computation")
+    fp8: Fp8 | None = Field(
+        None, description="megatron-lm: linear layers multiply in 8 bits, scaled by this recipe of Transformer Engine"
+    )
+    fp8_parameters: bool = Field(False, description="megatron-lm: their weights are kept and gathered in 8 bits too")
+    fp4: Literal["nvfp4"] | None = Field(None, description="megatron-lm: linear layers multiply in 4 bits")
+    optimizer: OptimizerFile | None = Field(
+        None,
+        description="megatron-lm: formats of what the precision-aware optimizer keeps; {} = all fp32; absent = the "
+        "usual optimizer",
+    )
     learning_rate: Annotated[float, Field(gt=0, le=1000)] = Field(3.0e-4, description="Peak learning rate")
+    learning_rate_decay: Literal["cosine", "linear", "constant"] | None = Field(
+        None,
+        description="From the peak to `minimum_learning_rate` at the last step; absent = cosine on megatron-lm, "
+        "constant on deepspeed",
+    )
+    minimum_learning_rate: Annotated[float, Field(ge=0, le=1000)] = Field(
+        0.0, description="Learning rate at the end of its decay"
+    )
+    warmup_steps: Annotated[int, Field(ge=0, le=MOST_STEPS)] | None = Field(
+        None,
+        description="Steps from 0 to the peak learning rate; absent = a hundredth of the steps on megatron-lm, a tenth "
+        "on deepspeed, 2000 at most",
+    )
+    weight_decay: Annotated[float, Field(ge=0, le=1000)] = Field(0.1, description="Weight decay of AdamW")
+    adam_betas: Betas = Field([0.9, 0.95], description="How long AdamW remembers gradients and their squares")
+    gradient_clipping: Annotated[float, Field(ge=0, le=10**6)] = Field(
+        1.0, description="Largest norm of all gradients together; 0 = not clipped"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(1234, description="Seed of initialisation and data order")
     log_interval: Count = Field(10, description="Steps between two lines of the log")
     gradient_dtype: Literal["fp32", "bf16", "auto"] | None = Field(

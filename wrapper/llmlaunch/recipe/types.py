@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.number_formats import NO_NUMBER_FORMATS, NumberFormats
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
@@ -24,6 +25,7 @@ __all__ = [
     "OnOom",
     "Recipe",
     "Restart",
+    "Schedule",
     "Training",
     "Watchdog",
 ]
@@ -55,6 +57,19 @@ class BackendChoice:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """How AdamW learns, but for the peak of the learning rate. `warmup_steps` and `decay` ("cosine", "linear",
+    "constant") None are the backend's choice; `clipping` 0 is none."""
+
+    warmup_steps: int | None = None
+    decay: str | None = None
+    minimum_learning_rate: float = 0.0
+    weight_decay: float = 0.1
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    clipping: float = 1.0
+
+
+@dataclass(frozen=True)
 class Training:
     """What is trained, for how long and how it is optimised."""
 
@@ -66,6 +81,8 @@ class Training:
     save_interval: int | None  # steps; None = no checkpoint
     checkpoint_path: str | None
     gradient_dtype: str | None = None  # what gradients accumulate in; None = the backend's choice
+    numbers: NumberFormats = NO_NUMBER_FORMATS
+    schedule: Schedule = Schedule()
     start_from: str | None = None  # weights of the first step; None = random
 
 

@@ -61,15 +61,22 @@ def _data(recipe: Recipe) -> list[Argument]:
 def _schedule(recipe: Recipe) -> list[Argument]:
     training = recipe.training
     length = ("training.steps", "training.tokens")
-    warmup = min(training.steps // 10, MOST_WARMUP_STEPS)
     return [
         argument("--steps", training.steps, of=length),
         argument("--sequence-length", recipe.workload.sequence_length, of="training.sequence_length"),
         argument("--learning-rate", repr(training.learning_rate), of="training.learning_rate"),
-        argument("--warmup-steps", warmup, of=length, why=f"a tenth of the steps, at most {MOST_WARMUP_STEPS}"),
+        _warmup(recipe),
         argument("--seed", training.seed, of="training.seed"),
         argument("--log-interval", training.log_interval, of="training.log_interval"),
     ]
+
+
+def _warmup(recipe: Recipe) -> Argument:
+    said, steps = recipe.training.schedule.warmup_steps, recipe.training.steps
+    if said is not None:
+        return argument("--warmup-steps", said, of="training.warmup_steps")
+    warmup, length = min(steps // 10, MOST_WARMUP_STEPS), ("training.steps", "training.tokens")
+    return argument("--warmup-steps", warmup, of=length, why=f"a tenth of the steps, at most {MOST_WARMUP_STEPS}")
 
 
 def _checkpoints(recipe: Recipe) -> list[Argument]:

@@ -27,7 +27,6 @@ LIVE_PARAMETERS = 1_000_000_000
 PERSISTENT_PARAMETER = 100_000  # smaller tensors (norms) stay whole on every rank
 SUB_GROUP = 1_000_000_000
 OFFLOAD_GROUPS = 20
-GRADIENT_CLIPPING = 1.0
 
 
 def ds_config(recipe: Recipe, layout: Layout) -> Json:
@@ -37,7 +36,7 @@ def ds_config(recipe: Recipe, layout: Layout) -> Json:
         "train_batch_size": work.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.num_microbatches(work.global_batch_size),
-        "gradient_clipping": GRADIENT_CLIPPING,
+        "gradient_clipping": recipe.training.schedule.clipping,
         "steps_per_print": recipe.training.log_interval,
         # The script brings torch's AdamW: DeepSpeed's own would be compiled on the node first.
         "zero_allow_untested_optimizer": True,

@@ -21,7 +21,7 @@ REASONS: Mapping[str, Reason] = {
         ("training.global_batch_size", "layout.micro_batch_size", "layout.data"),
         "what makes the batch of its micro-batches over all data parallel ranks",
     ),
-    "gradient_clipping": Reason(why="as the Llama models were trained"),
+    "gradient_clipping": Reason(("training.gradient_clipping",)),
     "steps_per_print": Reason(("training.log_interval",)),
     "zero_allow_untested_optimizer": Reason(
         why="the script brings torch's AdamW; one named here would be compiled on the node first"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import HostFacts, MemoryFacts, Quantized
+from llmlaunch.number_formats import OptimizerFormats
 
-__all__ = ["MegatronOptions", "megatron_facts"]
+__all__ = ["MegatronOptions", "megatron_facts", "optimizer_bytes"]
 
 HOPPER = 9.0
 # Forward and backward multiplications of a layer that `--tp-comm-overlap` overlaps, each with a buffer of its own and
@@ -23,6 +24,10 @@ BLACKWELL = 10.0
 # (tests/data/measurements/fit.jsonl, A100, H100 and GB200).
 # te: the gradient overwrites the logits (transformer_engine/pytorch/cross_entropy.py, 2.20).
 LOSS_BYTES = {"none": 4.0, "native": 8.0, "te": 0.0}
+STATE_BYTES = {**ELEMENT_BYTES, "fp8": 1.0}
+WIDE_STATES = (
+    12.0  # a checkpoint holds master and moments in fp32, whatever they are kept in (fused_adam.py state_dict)
+)
 EAGER_LOSS_BYTES = {**LOSS_BYTES, "native": 4.0}
 
 
@@ -33,7 +38,8 @@ class MegatronOptions:
 
     precision: str = "bf16"
     gradient_dtype: str | None = None  # None: fp32 with bf16 (--accumulate-allreduce-grads-in-fp32), else the precision
-    optimizer_bytes: float | None = None  # per parameter; None: fp32 master and two fp32 moments
+    optimizer_bytes: float | None = None  # per parameter; None: as `optimizer` says
+    optimizer: OptimizerFormats | None = None  # of the precision-aware one; None: fp32 master and two fp32 moments
     muon: bool = False
     optimizer_instances: int = 1
     loss: str = "none"
@@ -62,8 +68,8 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
     """
     width = ELEMENT_BYTES[options.precision]
     gradients = ELEMENT_BYTES[options.gradient_dtype or ("fp32" if options.precision == "bf16" else options.precision)]
-    master = 0.0 if options.precision == "fp32" else 4.0
-    copied = 4.0 if gradients < 4.0 else 0.0
+    kept = optimizer_bytes(options)
+    step = _gradient_copy(options, gradients) + _widened(options.optimizer)
     engine = _engine_workspace(options)
     return MemoryFacts(
         backend="megatron-lm",
@@ -71,14 +77,14 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
         source="megatron/core/optimizer and megatron/core/distributed, core 0.19",
         parameter_bytes=width,
         gradient_bytes=gradients,
-        optimizer_bytes=master + 8.0 if options.optimizer_bytes is None else options.optimizer_bytes,
+        optimizer_bytes=kept,
         # Muon keeps an fp32 momentum alone for matrices that are not embedding or head, Adam's two moments for the rest
         # (megatron/core/optimizer/muon.py, layer_wise_optimizer.py, core 0.19)
         matrix_states_spared_bytes=4.0 if options.muon else 0.0,
         optimizer_instances=options.optimizer_instances,
         optimizer_bytes_over_data=options.optimizer_bytes_over_data,
         partly_offloaded_bytes=4.0,
-        step_bytes_sharded=(copied, copied, copied, copied),
+        step_bytes_sharded=(step, step, step, step),
         activation_bytes=width,
         logit_bytes=width + (LOSS_BYTES if options.compiled else EAGER_LOSS_BYTES)[options.loss],
         logit_gradient_bytes=width,
@@ -98,8 +104,44 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
         mixture_cache_share=constant("mixture_cache_share"),
         context_bytes=constant("context_bytes"),
         communicator_bytes=constant("communicator_bytes"),
-        host=_host(width, master + 8.0 if options.optimizer_bytes is None else options.optimizer_bytes),
+        host=_host(width, kept if options.optimizer is None else WIDE_STATES),
     )
+
+
+def optimizer_bytes(options: MegatronOptions) -> float:
+    """Master parameter and moments, bytes a parameter. The precision-aware optimizer keeps an fp32 master beside a bf16
+    parameter as its 16 low bits, as long as Transformer Engine's Adam holds the master itself: not where fp8 recipes
+    other than delayed leave it to Megatron (optimizer_config.py `use_precision_aware_optimizer_no_fp8_or_ds_fp8`, core
+    0.19; transformer_engine/pytorch/optimizers/fused_adam.py store_param_remainders, 2.20)."""
+    if options.optimizer_bytes is not None:
+        return options.optimizer_bytes
+    master = 0.0 if options.precision == "fp32" else 4.0
+    formats = options.optimizer
+    if formats is None:
+        return master + 8.0
+    if formats.main_parameters == "fp16" or (options.precision == "bf16" and _held_by_adam(options)):
+        master = 2.0
+    return master + STATE_BYTES[formats.first_moment] + STATE_BYTES[formats.second_moment]
+
+
+def _held_by_adam(options: MegatronOptions) -> bool:
+    """Transformer Engine's Adam holds the master parameters and reads gradients in whatever format they have."""
+    formats = options.optimizer
+    return formats is not None and (formats.main_parameters != "fp32" or options.fp8_recipe in (None, "delayed"))
+
+
+def _gradient_copy(options: MegatronOptions, gradients: float) -> float:
+    return 4.0 if gradients < 4.0 and not _held_by_adam(options) else 0.0
+
+
+def _widened(formats: OptimizerFormats | None) -> float:
+    """Adam computes in fp32: what is kept in fewer bits is copied for the step, all of it at once. Two moments in bf16
+    are widened inside its kernel (fused_adam.py step, fuse_unscale, 2.20)."""
+    if formats is None:
+        return 0.0
+    moments = (formats.first_moment, formats.second_moment)
+    narrow = 0 if moments == ("bf16", "bf16") else sum(name != "fp32" for name in moments)
+    return 4.0 * (narrow + (formats.main_parameters != "fp32"))
 
 
 def _host(width: float, optimizer: float) -> HostFacts:

@@ -8,6 +8,8 @@ from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
 from llmlaunch.backends.megatron.environment import REASONS, environment
+from llmlaunch.backends.megatron.number_record import number_record
+from llmlaunch.backends.megatron.number_rules import NUMBER_REQUIREMENTS, NUMBER_RULES
 from llmlaunch.backends.megatron.rules import RULES
 from llmlaunch.backends.megatron.search_words import held_words, running_words
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts
@@ -17,6 +19,7 @@ from llmlaunch.backends.megatron.versions import VERSION_REQUIREMENTS, spoken_ve
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.number_formats import NO_NUMBER_FORMATS
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_DATASET
 
@@ -27,6 +30,7 @@ CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
 RUN_DIR = "LLMLAUNCH_RUN_DIR"
 INDEXER_FILE = "trainer/megatron_dataset.py"
 MOST_TENSOR = 64
+ALL_REQUIREMENTS = (*REQUIREMENTS, *SHARDING_REQUIREMENTS, *VERSION_REQUIREMENTS, *NUMBER_REQUIREMENTS)
 
 
 class MegatronLM:
@@ -35,9 +39,10 @@ class MegatronLM:
     name = "megatron-lm"
 
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
-        """Raises UserError for a technique Megatron-LM has no flag for."""
-        refuse_unmet(recipe, (*REQUIREMENTS, *SHARDING_REQUIREMENTS, *VERSION_REQUIREMENTS))
-        return (*RULES, *TECHNIQUE_RULES, *SHARDING_RULES)
+        """Raises UserError for a technique Megatron-LM has no flag for, or a number format the device has none for."""
+        refuse_unmet(recipe, ALL_REQUIREMENTS)
+        asked = recipe.training.numbers != NO_NUMBER_FORMATS
+        return (*RULES, *TECHNIQUE_RULES, *SHARDING_RULES, *(NUMBER_RULES if asked else ()))
 
     def space(self, recipe: Recipe) -> Space:
         """Tensor parallelism stays inside the NVLink domain: across it, every layer would wait for the fabric."""
@@ -56,21 +61,14 @@ class MegatronLM:
         )
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
-        capability = recipe.cluster.accelerator.compute_capability
-        options = MegatronOptions(
-            recipe.workload.precision,
-            version=spoken_version(recipe),
-            gradient_dtype=recipe.training.gradient_dtype,
-            loss="native" if recipe.techniques.loss == "native" else "none",  # others are refused
-            compute_capability=float(capability) if capability else None,
-        )
+        options = _options(recipe)
         return sharding_facts(recipe, options) if asks_for_sharding(recipe) else megatron_facts(options)
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend
         runs."""
         refuse_what_ifs(recipe)
-        refuse_unmet(recipe, (*REQUIREMENTS, *SHARDING_REQUIREMENTS, *VERSION_REQUIREMENTS))
+        refuse_unmet(recipe, ALL_REQUIREMENTS)
         where = recipe.backend.path
         script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where}/{SCRIPT}"
         facts, ways = self.facts(recipe), recipe.techniques
@@ -88,7 +86,7 @@ class MegatronLM:
             progress=megatron_lines(),
             required_variables=(CHECKOUT_VARIABLE,) if where is None else (),
             measurement={
-                "optimizer": {"gradient_dtype": "fp32" if facts.gradient_bytes == 4 else recipe.workload.precision},
+                **number_record(recipe, facts),
                 "implementation": {
                     "attention": "auto",
                     "cross_entropy_fusion": ways.loss,
@@ -102,6 +100,20 @@ class MegatronLM:
                 },
             },
         )
+
+
+def _options(recipe: Recipe) -> MegatronOptions:
+    capability, numbers = recipe.cluster.accelerator.compute_capability, recipe.training.numbers
+    return MegatronOptions(
+        recipe.workload.precision,
+        version=spoken_version(recipe),
+        gradient_dtype=recipe.training.gradient_dtype,
+        optimizer=numbers.optimizer,
+        loss="native" if recipe.techniques.loss == "native" else "none",  # others are refused
+        fp8_recipe=numbers.narrow,
+        fp8_parameters=numbers.narrow_parameters,
+        compute_capability=float(capability) if capability else None,
+    )
 
 
 def _indexer(recipe: Recipe) -> tuple[str | NodeVariable, ...]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import Argument, argument
+from llmlaunch.backends.argument import Argument, argument, number
+from llmlaunch.backends.megatron.number_arguments import number_arguments
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["training_arguments"]
 
 MOST_WARMUP_STEPS = 2000
+MEGATRON_FIRST_BETA = 0.9  # --adam-beta1's default
 
 
 def training_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     """How long it trains, on how much at once, in which numbers, and what it says of it."""
-    return (*_batch(recipe, layout), *_optimizer(recipe), *_log(recipe), *_precision(recipe))
+    return (*_batch(recipe, layout), *_optimizer(recipe), *_log(recipe), *number_arguments(recipe, layout))
 
 
 def _batch(recipe: Recipe, layout: Layout) -> list[Argument]:
@@ -25,18 +27,33 @@ def _batch(recipe: Recipe, layout: Layout) -> list[Argument]:
 
 
 def _optimizer(recipe: Recipe) -> list[Argument]:
-    training = recipe.training
-    warmup = min(training.steps // 100, MOST_WARMUP_STEPS)
-    usual = "as the Llama models were trained"
-    return [
+    training, said = recipe.training, recipe.training.schedule
+    made = [
         argument("--lr", repr(training.learning_rate), of="training.learning_rate"),
-        argument("--lr-decay-style", "cosine", why=usual),
-        argument("--lr-warmup-iters", warmup, of=("training.steps", "training.tokens"), why="a hundredth of the steps"),
-        argument("--clip-grad", "1.0", why=usual),
-        argument("--weight-decay", "0.1", why=usual),
-        argument("--adam-beta2", "0.95", why=usual),
-        argument("--seed", training.seed, of="training.seed"),
+        argument("--lr-decay-style", said.decay or "cosine", of="training.learning_rate_decay", why=_usual(said.decay)),
+        _warmup(recipe),
+        argument("--clip-grad", said.clipping, of="training.gradient_clipping"),
+        argument("--weight-decay", said.weight_decay, of="training.weight_decay"),
     ]
+    if said.minimum_learning_rate:
+        made += [argument("--min-lr", repr(said.minimum_learning_rate), of="training.minimum_learning_rate")]
+    first, second = said.adam_betas
+    if first != MEGATRON_FIRST_BETA:
+        made += [argument("--adam-beta1", number(first), of="training.adam_betas")]
+    made += [argument("--adam-beta2", number(second), of="training.adam_betas")]
+    return [*made, argument("--seed", training.seed, of="training.seed")]
+
+
+def _usual(said: object) -> str:
+    return "as the Llama models were trained" if said is None else ""
+
+
+def _warmup(recipe: Recipe) -> Argument:
+    flag, said, steps = "--lr-warmup-iters", recipe.training.schedule.warmup_steps, recipe.training.steps
+    if said is not None:
+        return argument(flag, said, of="training.warmup_steps")
+    warmup = min(steps // 100, MOST_WARMUP_STEPS)
+    return argument(flag, warmup, of=("training.steps", "training.tokens"), why="a hundredth of the steps")
 
 
 def _log(recipe: Recipe) -> list[Argument]:
@@ -49,8 +66,3 @@ def _log(recipe: Recipe) -> list[Argument]:
         argument("--log-throughput", why="the monitor reads it"),
         argument("--log-device-memory-used", why="the monitor reads it"),
     ]
-
-
-def _precision(recipe: Recipe) -> list[Argument]:
-    precision = recipe.workload.precision
-    return [argument(f"--{precision}", of="training.precision")] if precision != "fp32" else []

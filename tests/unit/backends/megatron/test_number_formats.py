@@ -1,0 +1,205 @@
+"""8- and 4-bit products and the precision-aware optimizer: what is rendered, what is refused, what it weighs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.errors import UserError
+from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
+from llmlaunch.number_formats import OptimizerFormats
+from llmlaunch.planner.pricing import situation
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import Techniques
+
+SHARDED = Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1)
+HOPPER, BLACKWELL, AMPERE = "cluster=h100-80gb-x8", "cluster=b200-x8", "cluster=a100-80gb-x8"
+
+
+def recipe_of(*overrides: str, name: str = "llama3-70b") -> Recipe:
+    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
+
+
+def said(recipe: Recipe, layout: Layout = SHARDED) -> dict[str, tuple[str, ...]]:
+    """Rendered flags with their values."""
+    return {one.flag: tuple(map(str, one.values)) for one in MegatronLM().render(recipe, layout).arguments}
+
+
+def refused_by(recipe: Recipe, layout: Layout) -> set[str]:
+    at = situation(recipe, LayoutColumns.of([layout]))
+    return {rule.key for rule in MegatronLM().rules(recipe) if not bool(np.all(rule.allows(at)))}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fp8", "words"),
+    [
+        (HOPPER, "delayed", {"--fp8-format": ("hybrid",), "--fp8-amax-history-len": ("1024",)}),
+        (HOPPER, "tensorwise", {"--fp8-format": ("hybrid",), "--fp8-recipe": ("tensorwise",)}),
+        (HOPPER, "blockwise", {"--fp8-format": ("e4m3",), "--fp8-recipe": ("blockwise",)}),
+        (BLACKWELL, "mxfp8", {"--fp8-format": ("e4m3",), "--fp8-recipe": ("mxfp8",)}),
+    ],
+)
+def test_each_fp8_recipe_is_rendered_with_its_format(cluster: str, fp8: str, words: dict[str, tuple[str, ...]]) -> None:
+    recipe = recipe_of(cluster, f"training.fp8={fp8}")
+    rendered = said(recipe)
+    assert words.items() <= rendered.items()
+    assert rendered["--bf16"] == ()  # all that is not a linear layer
+    assert "--fp8-param-gather" not in rendered
+    assert refused_by(recipe, SHARDED) == set()
+
+
+def test_narrow_parameters_share_the_gradients_buffer_under_mxfp8_alone() -> None:
+    kept = "training.fp8_parameters=true"
+    mxfp8 = said(recipe_of(BLACKWELL, "training.fp8=mxfp8", kept))
+    assert {"--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"} <= set(mxfp8)
+    tensorwise = said(recipe_of(HOPPER, "training.fp8=tensorwise", kept))
+    assert "--fp8-param-gather" in tensorwise
+    assert "--reuse-grad-buf-for-mxfp8-param-ag" not in tensorwise
+
+
+def test_four_bits() -> None:
+    rendered = said(recipe_of(BLACKWELL, "training.fp4=nvfp4"))
+    assert rendered["--fp4-format"] == ("e2m1",)
+    assert rendered["--fp4-recipe"] == ("nvfp4",)
+    assert not any(flag.startswith("--fp8") for flag in rendered)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((AMPERE, "training.fp8=delayed"), "training.fp8: .*8.9"),
+        ((HOPPER, "training.fp8=mxfp8"), "training.fp8: .*mxfp8 10.0"),
+        ((HOPPER, "training.fp4=nvfp4"), "training.fp4: .*10.0"),
+        (
+            (HOPPER, "training.fp8=delayed", "training.fp8_parameters=true", "training.optimizer={}"),
+            "main_parameters: fp16",
+        ),
+    ],
+)
+def test_what_a_device_or_an_optimizer_cannot_do_is_refused_by_name(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        MegatronLM().rules(recipe_of(*overrides))
+    with pytest.raises(UserError, match=message):
+        MegatronLM().render(recipe_of(*overrides), SHARDED)
+
+
+def test_a_device_nobody_knows_is_not_judged() -> None:
+    recipe = recipe_of(HOPPER, "training.fp8=mxfp8")
+    unknown = replace(recipe.cluster.accelerator, compute_capability=None)
+    assert MegatronLM().rules(replace(recipe, cluster=replace(recipe.cluster, accelerator=unknown)))
+
+
+PLAIN = replace(SHARDED, zero_stage=0)
+WIDE = Layout(16, 1, data=32, sequence_parallel=1, zero_stage=1)
+SELECTIVE = replace(SHARDED, recompute=RECOMPUTE_SELECTIVE)
+
+
+@pytest.mark.parametrize(
+    ("key", "overrides", "layout"),
+    [
+        ("fp8-parameters-distributed", ("training.fp8=tensorwise", "training.fp8_parameters=true"), PLAIN),
+        ("optimizer-formats-distributed", ("training.optimizer={}",), PLAIN),
+        ("narrow-sizes", ("training.fp8=tensorwise", "model.ffn_hidden_size=28736"), WIDE),  # 1796 on each rank
+        ("narrow-sizes", (BLACKWELL, "training.fp8=mxfp8", "model.ffn_hidden_size=28800"), SHARDED),
+        ("narrow-rows", ("training.fp8=tensorwise", "training.sequence_length=8196"), SHARDED),
+        ("narrow-rows", (BLACKWELL, "training.fp8=mxfp8", "training.sequence_length=8208"), SHARDED),
+    ],
+)
+def test_each_rule_refuses_what_it_is_there_for(key: str, overrides: tuple[str, ...], layout: Layout) -> None:
+    assert key in refused_by(recipe_of(HOPPER, *overrides), layout)
+
+
+def test_rules_of_words_look_at_the_techniques_chosen_with_a_layout() -> None:
+    def refused(words: Techniques, *overrides: str, layout: Layout = SHARDED) -> set[str]:
+        return refused_by(replace(recipe_of(HOPPER, *overrides), techniques=words), layout)
+
+    norms, host = Techniques(recompute_modules=("layernorm",)), Techniques(offload_optimizer=1.0)
+    assert refused(norms, "training.fp8=delayed", layout=SELECTIVE) == {"delayed-keeps-norms"}
+    assert refused(norms, "training.fp8=tensorwise", layout=SELECTIVE) == set()
+    assert refused(host, "training.optimizer={}") == {"optimizer-formats-on-device"}
+    parameters = "training.fp8_parameters=true"
+    assert refused(host, "training.fp8=tensorwise", parameters) == {"fp8-parameters-on-device"}
+    assert refused(host, "training.fp8=delayed", parameters) == set()
+
+
+def test_the_optimizers_formats_are_rendered() -> None:
+    formats = "training.optimizer={main_parameters: fp16, first_moment: bf16, second_moment: fp8}"
+    rendered = said(recipe_of(HOPPER, formats, "training.gradient_dtype=bf16"))
+    assert "--use-precision-aware-optimizer" in rendered
+    assert rendered["--main-params-dtype"] == ("fp16",)
+    assert rendered["--exp-avg-dtype"] == ("bf16",)
+    assert rendered["--exp-avg-sq-dtype"] == ("fp8",)
+    assert rendered["--main-grads-dtype"] == ("bf16",)
+    assert "--grad-reduce-in-bf16" in rendered
+    assert "--use-precision-aware-optimizer" not in said(recipe_of(HOPPER))
+
+
+HALF = OptimizerFormats(first_moment="bf16", second_moment="bf16")
+
+
+@pytest.mark.parametrize(
+    ("options", "kept", "step"),
+    [
+        (MegatronOptions(), 12.0, 0.0),
+        (MegatronOptions(gradient_dtype="bf16"), 12.0, 4.0),  # a wide copy of the gradients
+        (MegatronOptions(optimizer=OptimizerFormats()), 10.0, 0.0),  # the main parameter's 16 low bits
+        (MegatronOptions("fp16", optimizer=OptimizerFormats()), 12.0, 0.0),  # fp16 has no such bits
+        (MegatronOptions(gradient_dtype="bf16", optimizer=OptimizerFormats()), 10.0, 0.0),  # read as they are
+        (MegatronOptions(optimizer=HALF), 6.0, 0.0),  # widened inside the kernel
+        (MegatronOptions(optimizer=replace(HALF, main_parameters="fp16")), 6.0, 4.0),
+        (MegatronOptions(optimizer=OptimizerFormats("fp16", "fp8", "fp8")), 4.0, 12.0),
+        (MegatronOptions(optimizer=OptimizerFormats("fp32", "bf16", "fp32")), 8.0, 4.0),
+        (MegatronOptions(optimizer=HALF, fp8_recipe="delayed"), 6.0, 0.0),
+        (MegatronOptions(optimizer=HALF, fp8_recipe="tensorwise"), 8.0, 0.0),  # Megatron holds the main parameters
+        (MegatronOptions(gradient_dtype="bf16", optimizer=HALF, fp8_recipe="mxfp8"), 8.0, 4.0),
+    ],
+)
+def test_what_the_optimizer_weighs(options: MegatronOptions, kept: float, step: float) -> None:
+    facts = megatron_facts(options)
+    assert facts.optimizer_bytes == kept
+    assert facts.step_bytes_sharded == (step,) * 4
+
+
+def test_the_estimate_knows_what_is_rendered() -> None:
+    narrow = MegatronLM().facts(recipe_of(HOPPER, "training.fp8=blockwise", "training.fp8_parameters=true"))
+    assert narrow.quantized is not None
+    assert narrow.quantized.replaces_parameters
+    assert MegatronLM().facts(recipe_of(HOPPER)).quantized is None
+    assert MegatronLM().facts(recipe_of(HOPPER, "training.optimizer={}")).optimizer_bytes == 10.0
+
+
+def test_a_runs_record_names_its_formats() -> None:
+    recipe = recipe_of(BLACKWELL, "training.fp4=nvfp4", "training.optimizer={first_moment: bf16, second_moment: bf16}")
+    record = MegatronLM().render(recipe, SHARDED).measurement
+    assert record["precision"] == {"fp8_recipe": "nvfp4", "fp8_param_gather": False}
+    assert record["optimizer"]["state_bytes_per_parameter"] == 8.0
+    assert "precision" not in MegatronLM().render(recipe_of(HOPPER), SHARDED).measurement
+
+
+def test_the_schedule_is_what_the_recipe_says() -> None:
+    rendered = said(
+        recipe_of(
+            "training.warmup_steps=7",
+            "training.learning_rate_decay=linear",
+            "training.minimum_learning_rate=3.0e-5",
+            "training.weight_decay=0.0",
+            "training.adam_betas=[0.8, 0.99]",
+            "training.gradient_clipping=0.5",
+        )
+    )
+    expected = {
+        "--lr-warmup-iters": "7",
+        "--lr-decay-style": "linear",
+        "--min-lr": "3e-05",
+        "--weight-decay": "0.0",
+        "--adam-beta1": "0.8",
+        "--adam-beta2": "0.99",
+        "--clip-grad": "0.5",
+    }
+    assert {flag: rendered[flag] for flag in expected} == {flag: (value,) for flag, value in expected.items()}

@@ -1,0 +1,193 @@
+"""Which number formats Megatron-LM and Transformer Engine take, as data: of a device, of a recipe, of a layout."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.backends.requirements import Requirement
+from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.timing.products import attention_linears
+
+__all__ = ["NUMBER_REQUIREMENTS", "NUMBER_RULES"]
+
+Bools = NDArray[np.bool_]
+
+ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
+CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
+OPTIMIZER = "megatron/core/optimizer/optimizer_config.py, core 0.19"
+SUPPORT = "transformer_engine/pytorch/quantization.py, 2.20"
+
+# From and below which CUDA compute capability Transformer Engine multiplies so (quantization.py _compute_*_support).
+CAPABILITIES = {
+    "delayed": (8.9, 100.0),
+    "tensorwise": (8.9, 100.0),
+    "blockwise": (9.0, 100.0),
+    "mxfp8": (10.0, 12.0),
+    "nvfp4": (10.0, 100.0),
+}
+# Of what the rows of a narrow product and the sizes of its matrices must be multiples: (rows, sizes).
+MULTIPLES = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (8, 16), "mxfp8": (32, 32), "nvfp4": (16, 16)}
+NOT_WITH_DELAYED = frozenset({"layernorm", "moe_act"})
+
+
+def cannot_multiply(recipe: Recipe) -> bool:
+    """The device is known, and it has no such products."""
+    name, device = recipe.training.numbers.narrow, recipe.cluster.accelerator
+    if name is None:
+        return False
+    if device.kind != "gpu":
+        return True
+    if device.compute_capability is None:
+        return False
+    least, below = CAPABILITIES[name]
+    return not least <= float(device.compute_capability) < below
+
+
+def narrow(recipe: Recipe, *names: str) -> bool:
+    return recipe.training.numbers.narrow in names
+
+
+def kept_remainders(recipe: Recipe) -> bool:
+    """fp32 main parameters as the optimizer keeps them: the 16 low bits beside the bf16 parameter."""
+    numbers = recipe.training.numbers
+    return numbers.optimizer is not None and numbers.optimizer.main_parameters == "fp32"
+
+
+NUMBER_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "fp8-device",
+        "training.fp8",
+        "delayed and tensorwise need compute capability 8.9 (Ada, Hopper), blockwise 9.0 (Hopper), mxfp8 10.0 to 11.x "
+        "(Blackwell of data centres); choose another format or another accelerator, or remove it",
+        SUPPORT,
+        lambda r: not narrow(r, "nvfp4") and cannot_multiply(r),
+    ),
+    Requirement(
+        "fp4-device",
+        "training.fp4",
+        "nvfp4 needs compute capability 10.0 (Blackwell); choose another accelerator, or remove it",
+        SUPPORT,
+        lambda r: narrow(r, "nvfp4") and cannot_multiply(r),
+    ),
+    Requirement(
+        "fp8-parameters-and-remainders",
+        "training.optimizer.main_parameters",
+        "fp32 is kept as the 16 low bits of bf16 parameters, and with fp8_parameters there are none; write "
+        "main_parameters: fp16, or remove fp8_parameters",
+        "transformer_engine/pytorch/optimizers/fused_adam.py initialize_state, 2.20",
+        lambda r: narrow(r, "delayed") and r.training.numbers.narrow_parameters and kept_remainders(r),
+    ),
+)
+
+
+def implies(condition: Bools | bool, then: Bools | bool) -> Bools:
+    column: Bools = np.logical_or(np.logical_not(condition), then)
+    return column
+
+
+def parameters_need_distributed(s: Situation) -> Bools:
+    return implies(s.numbers.narrow_parameters, s.layouts.zero_stage > 0)
+
+
+def formats_need_distributed(s: Situation) -> Bools:
+    return implies(s.numbers.optimizer is not None, np.equal(s.layouts.zero_stage, 1))
+
+
+def formats_stay_on_device(s: Situation) -> Bools:
+    offloads = s.numbers.optimizer is not None and s.techniques.offload_optimizer > 0
+    return np.full(len(s.layouts), not offloads)
+
+
+def offload_needs_delayed(s: Situation) -> Bools:
+    kept = s.numbers.narrow_parameters and s.numbers.narrow != "delayed"
+    return np.full(len(s.layouts), not (kept and s.techniques.offload_optimizer > 0))
+
+
+def delayed_keeps_norms(s: Situation) -> Bools:
+    forbidden = s.numbers.narrow == "delayed" and bool(NOT_WITH_DELAYED & set(s.techniques.recompute_modules))
+    return implies(forbidden, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
+
+
+def narrow_sizes(s: Situation) -> Bools:
+    """Every matrix of the blocks, divided as the layout divides it, has sizes the products take."""
+    if s.numbers.narrow is None:
+        return np.ones(len(s.layouts), dtype=np.bool_)
+    multiple, tensor = MULTIPLES[s.numbers.narrow][1], s.layouts.tensor
+    fits = np.ones(len(s.layouts), dtype=np.bool_)
+    for linear in attention_linears(s.shape):
+        for size, side in ((linear.inputs, "inputs"), (linear.outputs, "outputs")):
+            fits &= _multiple(int(size), tensor if linear.divided == side else 1, multiple)
+    fits &= _multiple(s.shape.ffn_hidden_size, tensor, multiple)
+    if s.shape.moe is not None:
+        fits &= _multiple(s.shape.moe.ffn_hidden_size, s.layouts.expert_tensor, multiple)
+        fits &= _multiple(s.shape.moe.shared_expert_ffn_hidden_size, tensor, multiple)
+    return fits
+
+
+def _multiple(size: int, split: NDArray[np.int64] | int, multiple: int) -> Bools:
+    column: Bools = np.equal(size % (np.asarray(split) * multiple), 0)
+    return column
+
+
+def narrow_rows(s: Situation) -> Bools:
+    if s.numbers.narrow is None:
+        return np.ones(len(s.layouts), dtype=np.bool_)
+    rows = s.workload.sequence_length * s.layouts.micro_batch_size // s.layouts.context
+    column: Bools = np.equal(rows % MULTIPLES[s.numbers.narrow][0], 0)
+    return column
+
+
+NUMBER_RULES: tuple[Rule, ...] = (
+    Rule(
+        "fp8-parameters-distributed",
+        "fp8_parameters needs zero_stage 1 or more: --fp8-param-gather needs --use-distributed-optimizer",
+        ARGUMENTS,
+        parameters_need_distributed,
+        of_words=True,
+    ),
+    Rule(
+        "optimizer-formats-distributed",
+        "optimizer needs zero_stage 1: --use-precision-aware-optimizer needs --use-distributed-optimizer, and "
+        "Megatron-FSDP has main parameters of its own",
+        OPTIMIZER,
+        formats_need_distributed,
+        of_words=True,
+    ),
+    Rule(
+        "optimizer-formats-on-device",
+        "optimizer needs offload_optimizer: 0: on the host the states are fp32, whatever their formats",
+        "megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, core 0.19",
+        formats_stay_on_device,
+        of_words=True,
+    ),
+    Rule(
+        "fp8-parameters-on-device",
+        "fp8_parameters with offload_optimizer needs fp8: delayed",
+        ARGUMENTS,
+        offload_needs_delayed,
+        of_words=True,
+    ),
+    Rule(
+        "delayed-keeps-norms",
+        "fp8: delayed cannot recompute layernorm or moe_act: their second pass would move the scales",
+        CONFIG,
+        delayed_keeps_norms,
+        of_words=True,
+    ),
+    Rule(
+        "narrow-sizes",
+        "fp8 and fp4 need matrices whose sizes on every rank are multiples of 16, mxfp8 of 32",
+        "transformer_engine/pytorch/utils.py assert_dim_for_fp8_exec, 2.20; megatron/core/fp8_utils.py "
+        "get_fp8_align_size, core 0.19",
+        narrow_sizes,
+    ),
+    Rule(
+        "narrow-rows",
+        "fp8 and fp4 need micro-batches of a multiple of 8 tokens on every rank, nvfp4 of 16, mxfp8 of 32",
+        "transformer_engine/pytorch/utils.py assert_dim_for_fp8_exec, 2.20; transformer_engine/pytorch/tensor "
+        "is_quantizable, 2.20",
+        narrow_rows,
+    ),
+)

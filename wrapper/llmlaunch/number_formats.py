@@ -1,0 +1,33 @@
+"""In which number formats linear layers multiply and the optimizer keeps what it knows, beside `Workload.precision`.
+
+Every default changes nothing. Recipe, rules, estimator and backends share these types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["NO_NUMBER_FORMATS", "NumberFormats", "OptimizerFormats"]
+
+
+@dataclass(frozen=True)
+class OptimizerFormats:
+    """What the optimizer keeps for each parameter: "fp32", "bf16", "fp16" or "fp8" each."""
+
+    main_parameters: str = "fp32"
+    first_moment: str = "fp32"
+    second_moment: str = "fp32"
+
+
+@dataclass(frozen=True)
+class NumberFormats:
+    """`narrow` is how linear layers multiply in 8 or 4 bits, in Transformer Engine's names ("delayed", "tensorwise",
+    "blockwise", "mxfp8", "nvfp4"); None = as `Workload.precision` says. With `narrow_parameters` the weights themselves
+    are kept so. `optimizer` None is the backend's own: fp32 throughout."""
+
+    narrow: str | None = None
+    narrow_parameters: bool = False
+    optimizer: OptimizerFormats | None = None
+
+
+NO_NUMBER_FORMATS = NumberFormats()
