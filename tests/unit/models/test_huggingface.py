@@ -13,87 +13,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
-from llmlaunch.models.huggingface import SUPPORTED, read_config
-from llmlaunch.models.parameters import count_parameters
-from llmlaunch.models.presets import find_model, load_preset, resolve_model
+from llmlaunch.models.families import FAMILIES
+from llmlaunch.models.huggingface.config import SUPPORTED, read_config
+from llmlaunch.models.huggingface.defaults import DEFAULTS
+from llmlaunch.models.presets import find_model, load_preset, preset_names, resolve_model
+from llmlaunch.models.shape import RopeScaling, SlidingWindow
 
-# the fields of the published files that describe the shape, as their authors wrote them
-LLAMA2_7B = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 32,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "tie_word_embeddings": False,
-    "vocab_size": 32000,
-}
-LLAMA2_70B = LLAMA2_7B | {
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 80,
-    "num_key_value_heads": 8,
-}
-LLAMA3_8B = {
-    "model_type": "llama",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "vocab_size": 128256,
-}
-LLAMA3_70B = LLAMA3_8B | {
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 80,
-}
-LLAMA3_405B = LLAMA3_8B | {
-    "hidden_size": 16384,
-    "intermediate_size": 53248,
-    "max_position_embeddings": 131072,
-    "mlp_bias": False,
-    "num_attention_heads": 128,
-    "num_hidden_layers": 126,
-    "rope_scaling": {"factor": 8.0, "rope_type": "llama3"},
-}
-MIXTRAL_8X7B = {
-    "model_type": "mixtral",
-    "attention_dropout": 0.0,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 32,
-    "num_experts_per_tok": 2,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "num_local_experts": 8,
-    "rope_theta": 1000000.0,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "vocab_size": 32000,
-}
-PUBLISHED = {
-    "llama2-7b": LLAMA2_7B,
-    "llama2-70b": LLAMA2_70B,
-    "llama3-8b": LLAMA3_8B,
-    "llama3-70b": LLAMA3_70B,
-    "llama3-405b": LLAMA3_405B,
-    "mixtral-8x7b": MIXTRAL_8X7B,
-}
+CONFIGS = Path(__file__).parents[2] / "data" / "configs"  # the fields of published files that say what a model is
+LLAMA3_8B, MIXTRAL_8X7B, GEMMA3, DEEPSEEK_V2, DEEPSEEK_V3, QWEN3_MOE, GPT3 = (
+    json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
+    for name in (
+        *("llama3-8b", "mixtral-8x7b", "gemma3-27b", "deepseek-v2", "deepseek-v3", "qwen3-30b-a3b", "gpt3-6.7b"),
+    )
+)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def written(folder: Path, values: Any) -> Path:
@@ -102,10 +35,14 @@ def written(folder: Path, values: Any) -> Path:
     return file
 
 
-@pytest.mark.parametrize("preset", PUBLISHED)
-def test_the_published_config_and_the_preset_are_the_same_shape(preset: str, tmp_path: Path) -> None:
-    shape, _ = read_config(written(tmp_path, PUBLISHED[preset]))
+@pytest.mark.parametrize("preset", preset_names())
+def test_the_published_config_and_the_preset_are_the_same_shape(preset: str) -> None:
+    shape, _ = read_config(CONFIGS / f"{preset}.json")
     assert replace(shape, name=preset) == load_preset(preset)
+
+
+def test_every_family_has_a_published_model() -> None:
+    assert {load_preset(preset).family for preset in preset_names()} == set(SUPPORTED) == set(FAMILIES)
 
 
 def test_a_config_is_found_by_file_by_folder_and_relative_to_the_recipe(tmp_path: Path) -> None:
@@ -128,51 +65,6 @@ def test_absent_keys_take_the_defaults_of_the_class_and_the_notes_say_which(tmp_
     assert "num_hidden_layers" not in notes[0]
 
 
-@pytest.mark.frameworks
-@pytest.mark.parametrize("model_type", SUPPORTED)
-def test_defaults_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
-    from transformers import AutoConfig
-
-    shape, _ = read_config(written(tmp_path, {"model_type": model_type, "sliding_window": None}))
-    config = AutoConfig.for_model(model_type)
-    assert shape.vocab_size == config.vocab_size
-    assert shape.hidden_size == config.hidden_size
-    assert shape.ffn_hidden_size == config.intermediate_size
-    assert shape.num_layers == config.num_hidden_layers
-    assert shape.num_attention_heads == config.num_attention_heads
-    assert shape.num_query_groups == config.num_key_value_heads
-    assert shape.max_position_embeddings == config.max_position_embeddings
-    assert shape.tied_embeddings == config.tie_word_embeddings
-    rope = getattr(config, "rope_parameters", None) or {"rope_theta": getattr(config, "rope_theta", None)}
-    assert shape.rotary_base == rope["rope_theta"]
-
-
-@pytest.mark.frameworks
-@pytest.mark.parametrize("model_type", SUPPORTED)
-def test_counts_are_those_of_the_real_modules(model_type: str, tmp_path: Path) -> None:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    sizes = {
-        "hidden_size": 96,
-        "intermediate_size": 160,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 20,
-        "vocab_size": 300,
-        "sliding_window": None,
-        "attention_bias": True,
-        "mlp_bias": True,
-    }
-    if model_type == "qwen2":  # its projections have the width hidden_size / heads whatever head_dim says
-        sizes |= {"head_dim": 16, "tie_word_embeddings": True}
-    shape, _ = read_config(written(tmp_path, sizes | {"model_type": model_type}))
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes))
-    assert count_parameters(shape).total == sum(p.numel() for p in model.parameters())
-
-
 def test_head_size_apart_from_the_hidden_size(tmp_path: Path) -> None:
     shape, _ = read_config(written(tmp_path, LLAMA3_8B | {"head_dim": 64}))
     assert (shape.head_dim, shape.query_width) == (64, 2048)
@@ -188,7 +80,8 @@ def test_tied_embeddings_biases_and_the_rotary_base_are_read(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt_neox"}, "supported: llama, mistral, mixtral, qwen2"),
+        ({"model_type": "gpt_neox"}, "supported: llama, mistral, mixtral, qwen2, qwen3"),
+        ({"model_type": "gemma3", "text_config": {}}, "give its text_config as a file of its own; supported"),
         ({"model_type": None}, "model_type"),
         ({"hidden_size": "4096"}, 'hidden_size: must be a whole number from 1 to 268435456, not "4096"'),
         ({"hidden_size": -1}, "hidden_size"),
@@ -199,7 +92,17 @@ def test_tied_embeddings_biases_and_the_rotary_base_are_read(tmp_path: Path) -> 
         ({"hidden_act": "gelu"}, "only silu"),
         ({"attention_bias": True}, "attention_bias"),
         ({"quantization_config": {}}, "quantised"),
-        ({"sliding_window": 4096}, "sliding-window"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"sliding_window": 4096}, "Llama has no sliding windows"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            'rotary scaling "dynamic" is not supported',
+        ),
+        ({"rope_scaling": {"type": "linear"}}, "factor must be a number of at least 1"),
+        ({"rope_scaling": YARN | {"original_max_position_embeddings": "8k"}}, "must be a whole number"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}}, "must be 1"),
+        ({"rope_scaling": 8}, "rope_scaling: must be an object, not 8"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps: must be above 0"),
         ({"tie_word_embeddings": "no"}, "must be true or false"),
         ({"rope_theta": -5}, "rope_theta: must be above 0"),
     ],
@@ -210,6 +113,81 @@ def test_a_config_that_is_not_exact_is_refused(change: dict[str, Any], message: 
         read_config(file)
     assert str(caught.value).startswith(str(file))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        (MIXTRAL_8X7B, {"router_jitter_noise": 0.1}, "router_jitter_noise"),
+        (MIXTRAL_8X7B, {"num_experts_per_tok": 9}, "num_experts_per_tok: must be at most"),
+        (QWEN3_MOE, {"use_sliding_window": True}, "use_sliding_window"),
+        (QWEN3_MOE, {"layer_types": ["sliding_attention"]}, "use_sliding_window"),
+        (QWEN3_MOE, {"attention_bias": True}, "attention_bias: biases of attention alone"),
+        (QWEN3_MOE, {"mlp_only_layers": "all"}, "mlp_only_layers"),
+        (GEMMA3, {"use_bidirectional_attention": True}, "only causal"),
+        (GEMMA3, {"hidden_activation": "gelu"}, "hidden_activation: only gelu_pytorch_tanh"),
+        (GEMMA3, {"layer_types": ["full_attention"]}, "layer_types"),
+        (GEMMA3, {"layer_types": ["full_attention"] + ["sliding_attention"] * 61}, "even distances"),
+        (DEEPSEEK_V2, {"norm_topk_prob": True}, "norm_topk_prob"),
+        (DEEPSEEK_V2, {"topk_method": "noaux_tc"}, "topk_method: must be greedy or group_limited_greedy"),
+        (DEEPSEEK_V2, {"n_group": 7}, "n_group: must divide the 160 experts"),
+        (DEEPSEEK_V3, {"moe_layer_freq": 2}, "moe_layer_freq"),
+        (DEEPSEEK_V3, {"scoring_func": "softmax"}, "scoring_func"),
+        (DEEPSEEK_V3, {"qk_rope_head_dim": 63}, "qk_rope_head_dim: must be even"),
+        (DEEPSEEK_V3, {"num_experts_per_tok": None}, "num_experts_per_tok"),
+        (GPT3, {"embd_pdrop": 0.1}, "embd_pdrop: must be equal to resid_pdrop"),
+        (GPT3, {"activation_function": "relu"}, "activation_function"),
+        (GPT3, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        (GPT3, {"n_head": 33}, "n_head: n_embd 4096 is not divisible by 33"),
+    ],
+)
+def test_what_a_family_has_and_a_shape_cannot_say_is_refused_by_its_key(
+    config: dict[str, Any], change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as caught:
+        read_config(written(tmp_path, config | change))
+    assert message in str(caught.value)
+
+
+def test_positions_of_a_config_by_old_and_new_names(tmp_path: Path) -> None:
+    old, _ = read_config(written(tmp_path, LLAMA3_8B | {"rope_scaling": YARN}))
+    inside = YARN | {"rope_theta": 500000.0}
+    new, _ = read_config(written(tmp_path, LLAMA3_8B | {"rope_theta": 1.0, "rope_parameters": inside}))
+    assert old == new
+    assert old.rope_scaling == RopeScaling("yarn", 4.0, 8192)
+    assert old.rotary_base == 500000.0
+
+
+def test_windows_of_gemma_3_by_old_and_new_names(tmp_path: Path) -> None:
+    old, notes = read_config(written(tmp_path, GEMMA3))
+    kinds = ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(62)]
+    rope = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    without = {key: value for key, value in GEMMA3.items() if key != "rope_scaling"}
+    new, _ = read_config(written(tmp_path, without | {"layer_types": kinds, "rope_parameters": rope}))
+    assert old == new
+    assert old.sliding_window == SlidingWindow(1024, 6, 10000.0)
+    assert any("priced as if they attended to the whole sequence" in note for note in notes)
+
+
+def test_dense_layers_among_mixtures_by_each_familys_keys(tmp_path: Path) -> None:
+    def pattern(config: dict[str, Any], **change: Any) -> tuple[int, ...]:
+        shape, _ = read_config(written(tmp_path, config | {"num_hidden_layers": 6} | change))
+        assert shape.moe is not None
+        return shape.moe.layer_pattern
+
+    assert pattern(QWEN3_MOE, decoder_sparse_step=2) == (0, 1, 0, 1, 0, 1)
+    assert pattern(QWEN3_MOE, mlp_only_layers=[0, 5]) == (0, 1, 1, 1, 1, 0)
+    assert pattern(DEEPSEEK_V3) == (0, 0, 0, 1, 1, 1)
+
+
+def test_what_a_published_file_says_beside_the_model_is_a_note(tmp_path: Path) -> None:
+    shape, notes = read_config(written(tmp_path, DEEPSEEK_V3))
+    assert shape.mtp_num_layers == 0
+    assert any("num_nextn_predict_layers=1 is left out" in note for note in notes)
+    assert any("quantization_config" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -249,13 +227,17 @@ JSON = st.recursive(
 )
 
 
+BASES = {load_preset(name).family: json.loads((CONFIGS / f"{name}.json").read_text("utf-8")) for name in preset_names()}
+KEYS = sorted({key for family in SUPPORTED for key in DEFAULTS[family]} | {"rope_parameters", "rope_scaling"})
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    changes=st.dictionaries(st.sampled_from([*LLAMA3_8B, *MIXTRAL_8X7B, "head_dim", "rope_parameters"]), JSON),
+    changes=st.dictionaries(st.sampled_from(KEYS), JSON),
     model_type=st.sampled_from(SUPPORTED),
 )
 def test_any_config_is_a_shape_or_a_user_error(changes: dict[str, Any], model_type: str, tmp_path: Path) -> None:
-    file = written(tmp_path, json.dumps(LLAMA3_8B | changes | {"model_type": model_type}))
+    file = written(tmp_path, json.dumps(BASES[model_type] | changes))
     with contextlib.suppress(UserError):
         read_config(file)
 

@@ -94,12 +94,12 @@ def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
     """(dense layer, dense part of a mixture layer, expert part of a mixture layer), per device."""
     shape, lay = job.shape, rows.layouts
     tensor = rows.tensor
-    common = _attention(shape, tensor) + 2.0 * _norms(shape)
+    common = _attention(shape, tensor) + shape.norms_per_layer * _norms(shape)
     dense = common + _mlp(shape, shape.ffn_hidden_size, tensor)
     if shape.moe is None:
         return dense, np.zeros(len(rows)), np.zeros(len(rows))
     moe = shape.moe
-    shared = common + shape.hidden_size * moe.num_experts
+    shared = common + shape.hidden_size * (moe.num_experts + float(moe.shared_expert_gate))
     if moe.shared_expert_ffn_hidden_size:
         shared = shared + _mlp(shape, moe.shared_expert_ffn_hidden_size, tensor)
     experts = moe.num_experts / lay.expert * _mlp(shape, moe.ffn_hidden_size, lay.expert_tensor.astype(np.float64))

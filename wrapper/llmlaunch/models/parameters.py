@@ -1,8 +1,8 @@
 """Exact parameter counts of a model shape, by part.
 
 The same sums as `sum(p.numel() for p in model.parameters())` of the published models: no padding, nothing split.
-Linear layers and norms as in transformers 5.23 (models/llama, mixtral, qwen2, deepseek_v3) and Megatron core 0.19
-(core/transformer); checked in the tests against the published totals.
+Linear layers and norms as in transformers 5.23 (models/<family>) and Megatron core 0.19 (core/transformer); checked in
+the tests against the published totals and against the modules themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ __all__ = ["LayerParameters", "ModelParameters", "count_parameters"]
 @dataclass(frozen=True)
 class LayerParameters:
     """One transformer layer. `mlp` is the dense MLP or the shared expert; `experts` are all routed experts and
-    `active_experts` those one token goes through."""
+    `active_experts` those one token goes through; `router` has the shared expert's gate with it. A bias that balances
+    the experts is a buffer and no parameter (modeling_deepseek_v3.py; core/transformer/moe/router.py, core 0.19)."""
 
     attention: int
     mlp: int
@@ -87,7 +88,7 @@ def count_parameters(shape: ModelShape) -> ModelParameters:
 
 def _layer(shape: ModelShape, mixture: bool) -> LayerParameters:
     attention = _attention(shape) if shape.mla is None else _latent_attention(shape)
-    norms = 2 * _norm(shape, shape.hidden_size)
+    norms = shape.norms_per_layer * _norm(shape, shape.hidden_size)
     moe = shape.moe if mixture else None
     if moe is None:
         return LayerParameters(attention, _mlp(shape, shape.ffn_hidden_size), 0, 0, 0, norms)
@@ -102,7 +103,7 @@ def _mixture_layer(shape: ModelShape, moe: MoeShape, attention: int, norms: int)
         mlp=_mlp(shape, shared) if shared else 0,
         experts=moe.num_experts * expert,
         active_experts=moe.topk * expert,
-        router=shape.hidden_size * moe.num_experts,
+        router=shape.hidden_size * (moe.num_experts + int(moe.shared_expert_gate)),
         norms=norms,
     )
 

@@ -13,7 +13,7 @@ from llmlaunch.documents.validate import BadKey, given, known_and_nearest, valid
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
 from llmlaunch.models.families import MARKS, family_of
-from llmlaunch.models.huggingface import read_config
+from llmlaunch.models.huggingface.config import read_config
 from llmlaunch.models.schema import ShapeFile, check_shape
 from llmlaunch.models.shape import (
     MlaShape,

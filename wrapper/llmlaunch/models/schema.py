@@ -158,8 +158,12 @@ def check_shape(shape: ModelShape) -> ModelShape:
             f"{heads} attention heads cannot be shared evenly among {groups} query groups; "
             f"num_query_groups must divide num_attention_heads",
         )
-    if shape.position_embedding == "rope" and shape.head_dim % 2:
+    if shape.position_embedding == "rope" and shape.mla is None and shape.head_dim % 2:
         raise BadKey(("head_dim",), f"must be even for rotary positions, not {shape.head_dim}")
+    if shape.mla is not None and shape.mla.qk_pos_emb_head_dim % 2:
+        raise BadKey(
+            ("mla", "qk_pos_emb_head_dim"), f"must be even for rotary positions, not {shape.mla.qk_pos_emb_head_dim}"
+        )
     if shape.rope_scaling is not None and shape.position_embedding != "rope":
         raise BadKey(("rope_scaling",), f"scales rotary positions, and these are {shape.position_embedding}; remove it")
     window = shape.sliding_window

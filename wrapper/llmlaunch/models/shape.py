@@ -129,6 +129,11 @@ class ModelShape:
         """Columns of the key (or of the value) projection: query groups x head_dim."""
         return self.num_query_groups * self.head_dim
 
+    @property
+    def norms_per_layer(self) -> int:
+        """Norms as wide as the residual stream in one layer."""
+        return 4 if self.post_norms else 2
+
     def padded_vocab_size(self, tensor: int, divisible_by: int = 128) -> int:
         """Vocabulary after Megatron's padding to a multiple of `divisible_by` x tensor
         (megatron/training/tokenizer, core 0.19)."""

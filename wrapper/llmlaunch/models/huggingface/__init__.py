@@ -1,0 +1,1 @@
+"""Model shapes from Hugging Face's `config.json`, and back."""

@@ -1,0 +1,288 @@
+"""What a config.json of each family means: one function for each group of families that are built alike
+(transformers/models/<family>/modeling_<family>.py, 5.23). Anything that is not exactly so is refused by its key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from llmlaunch.documents.validate import BadKey
+from llmlaunch.models.huggingface.positions import WINDOWED, alternating_window, no_window, rope, whole_window
+from llmlaunch.models.huggingface.reader import Reader
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
+
+__all__ = ["BUILDERS"]
+
+MOST_LAYERS = 10_000
+NO_BIAS = "biases of attention alone are not supported: must be false"
+
+
+def _decoder(reader: Reader, activation: str = "hidden_act") -> ModelShape:
+    """What all families but GPT-2 share: gated MLPs, RMSNorm, rotary positions."""
+    hidden, heads = reader.size("hidden_size"), reader.size("num_attention_heads")
+    base, scaling = rope(reader)
+    tanh = activation == "hidden_activation"
+    if tanh:
+        reader.only(activation, "gelu_pytorch_tanh", why="only gelu_pytorch_tanh is supported")
+    return ModelShape(
+        name="",
+        num_layers=reader.size("num_hidden_layers", largest=MOST_LAYERS),
+        hidden_size=hidden,
+        ffn_hidden_size=reader.size("intermediate_size"),
+        num_attention_heads=heads,
+        num_query_groups=reader.size("num_key_value_heads", otherwise=heads),
+        head_dim=_head_dim(reader, hidden, heads),
+        vocab_size=reader.size("vocab_size"),
+        max_position_embeddings=reader.size("max_position_embeddings"),
+        tied_embeddings=reader.flag("tie_word_embeddings"),
+        rotary_base=base,
+        rope_scaling=scaling,
+        attention_dropout=reader.rate("attention_dropout"),
+        norm_epsilon=reader.number("rms_norm_eps", above=0.0),
+    )
+
+
+def _silu(reader: Reader) -> ModelShape:
+    reader.only("hidden_act", "silu", why="only silu (SwiGLU) is supported")
+    return _decoder(reader)
+
+
+def _head_dim(reader: Reader, hidden: int, heads: int) -> int:
+    if reader.get("head_dim") is not None:
+        return reader.size("head_dim")
+    if hidden % heads:
+        raise BadKey(
+            ("num_attention_heads",),
+            f"hidden_size {hidden} is not divisible by {heads} heads; give head_dim, or a number that divides it",
+        )
+    return hidden // heads
+
+
+def llama(reader: Reader) -> ModelShape:
+    if reader.values.get("sliding_window") is not None:
+        raise BadKey(("sliding_window",), "Llama has no sliding windows; remove it")
+    bias = reader.flag("attention_bias")
+    if bias != reader.flag("mlp_bias"):
+        raise BadKey(("attention_bias",), "attention_bias and mlp_bias must be both true or both false here")
+    return replace(_silu(reader), linear_bias=bias)
+
+
+def mistral(reader: Reader) -> ModelShape:
+    return replace(_silu(reader), sliding_window=whole_window(reader))
+
+
+def mixtral(reader: Reader) -> ModelShape:
+    shape = mistral(reader)
+    if reader.number("router_jitter_noise") != 0:
+        raise BadKey(("router_jitter_noise",), "noise on what the router sees is not supported; set it to 0")
+    experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
+    router = Router(aux_loss_coeff=_coefficient(reader))
+    return replace(shape, moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router))
+
+
+def qwen2(reader: Reader) -> ModelShape:
+    no_window(reader)
+    return replace(_silu(reader), qkv_bias=True)
+
+
+def qwen3(reader: Reader) -> ModelShape:
+    no_window(reader)
+    reader.only("attention_bias", False, why=NO_BIAS)
+    return replace(_silu(reader), qk_layernorm=True)
+
+
+def qwen2_moe(reader: Reader) -> ModelShape:
+    no_window(reader)
+    shape = replace(_silu(reader), qkv_bias=reader.flag("qkv_bias"))
+    shared = reader.size("shared_expert_intermediate_size")
+    return replace(shape, moe=replace(_qwen_experts(reader, shape, shared), shared_expert_gate=True))
+
+
+def qwen3_moe(reader: Reader) -> ModelShape:
+    shape = qwen3(reader)
+    return replace(shape, moe=_qwen_experts(reader, shape, 0))
+
+
+def _qwen_experts(reader: Reader, shape: ModelShape, shared: int) -> MoeShape:
+    step = reader.size("decoder_sparse_step")
+    dense = reader.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(not isinstance(i, int) for i in dense):
+        raise BadKey(("mlp_only_layers",), "must be a list of layer numbers")
+    return MoeShape(
+        num_experts=reader.size("num_experts"),
+        topk=reader.size("num_experts_per_tok"),
+        ffn_hidden_size=reader.size("moe_intermediate_size"),
+        shared_expert_ffn_hidden_size=shared,
+        layer_pattern=tuple(int(i not in dense and not (i + 1) % step) for i in range(shape.num_layers)),
+        router=Router(normalize_topk=reader.flag("norm_topk_prob"), aux_loss_coeff=_coefficient(reader)),
+    )
+
+
+def _coefficient(reader: Reader) -> float:
+    value = reader.number("router_aux_loss_coef")
+    if value < 0:
+        raise BadKey(("router_aux_loss_coef",), f"must be at least 0, not {value}")
+    return value
+
+
+def gemma(reader: Reader) -> ModelShape:
+    """The class takes its old "gelu" for gelu_pytorch_tanh."""
+    reader.only("hidden_act", "gelu_pytorch_tanh", "gelu", why="only gelu_pytorch_tanh is supported")
+    return _of_gemma(reader, _decoder(reader))
+
+
+def _of_gemma(reader: Reader, shape: ModelShape) -> ModelShape:
+    reader.only("attention_bias", False, why=NO_BIAS)
+    if reader.values.get("use_bidirectional_attention"):
+        raise BadKey(("use_bidirectional_attention",), "only causal attention is supported; set it to false")
+    return replace(shape, activation="gelu", zero_centered_norm=True, scaled_embedding=True)
+
+
+def gemma2(reader: Reader) -> ModelShape:
+    return replace(_gemma2(reader), sliding_window=alternating_window(reader, 2, None))
+
+
+def gemma3(reader: Reader) -> ModelShape:
+    """Layers with a window have a rotary base of their own, and scaling changes the others alone."""
+    local, scaled = rope(reader, WINDOWED)
+    if scaled is not None:
+        raise BadKey(("rope_parameters",), "scaled positions in windowed layers are not supported")
+    every = reader.size("sliding_window_pattern")
+    return replace(_gemma2(reader), qk_layernorm=True, sliding_window=alternating_window(reader, every, local))
+
+
+def _gemma2(reader: Reader) -> ModelShape:
+    shape = _of_gemma(reader, _decoder(reader, "hidden_activation"))
+    scale = reader.number("query_pre_attn_scalar", above=0.0)
+    return replace(
+        shape,
+        post_norms=True,
+        attention_scale=None if scale == shape.head_dim else scale,
+        attention_softcap=reader.optional_number("attn_logit_softcapping"),
+        logit_softcap=reader.optional_number("final_logit_softcapping"),
+    )
+
+
+def deepseek_v2(reader: Reader) -> ModelShape:
+    """Groups count by their best expert, and the chosen scores are never made to sum to 1, whatever norm_topk_prob
+    says."""
+    reader.only("mlp_bias", False, why=NO_BIAS)
+    reader.only("topk_method", "greedy", "group_limited_greedy", why="must be greedy or group_limited_greedy")
+    reader.only("norm_topk_prob", False, None, why="transformers does not normalise the scores: must be false")
+    _only_if_given(reader, "scoring_func", "softmax")
+    grouped = reader.get("topk_method") == "group_limited_greedy"
+    return _deepseek(reader, Router(normalize_topk=False), grouped)
+
+
+def deepseek_v3(reader: Reader) -> ModelShape:
+    """Multi-token prediction stands in the file, and transformers builds none of it."""
+    _only_if_given(reader, "scoring_func", "sigmoid")
+    _only_if_given(reader, "topk_method", "noaux_tc")
+    more = reader.values.get("num_nextn_predict_layers")
+    if more:
+        reader.remark(
+            f"num_nextn_predict_layers={more} is left out, as transformers does; model.mtp_num_layers trains it with "
+            "Megatron-LM"
+        )
+    router = Router("sigmoid", expert_bias=True, normalize_topk=reader.flag("norm_topk_prob"))
+    return _deepseek(reader, router, grouped=True)
+
+
+def _deepseek(reader: Reader, router: Router, grouped: bool) -> ModelShape:
+    reader.only("attention_bias", False, why=NO_BIAS)
+    _only_if_given(reader, "moe_layer_freq", 1)
+    shape = _silu(reader)
+    width = reader.size("moe_intermediate_size")
+    dense = reader.size("first_k_dense_replace", least=0)
+    shared = reader.size("n_shared_experts", least=0) * width
+    router = replace(
+        router,
+        groups=reader.size("n_group") if grouped else None,
+        group_topk=reader.size("topk_group") if grouped else None,
+        scaling_factor=reader.number("routed_scaling_factor", above=0.0),
+        **_balancing(reader),
+    )
+    pattern = tuple(int(i >= dense) for i in range(shape.num_layers))
+    experts, topk = reader.size("n_routed_experts"), reader.size("num_experts_per_tok")
+    ranks = reader.get("q_lora_rank")
+    mla = MlaShape(
+        q_lora_rank=None if ranks is None else reader.size("q_lora_rank"),
+        kv_lora_rank=reader.size("kv_lora_rank"),
+        qk_head_dim=reader.size("qk_nope_head_dim"),
+        qk_pos_emb_head_dim=reader.size("qk_rope_head_dim"),
+        v_head_dim=reader.size("v_head_dim"),
+    )
+    return replace(
+        shape,
+        mla=mla,
+        moe=MoeShape(experts, topk, width, shared, pattern, router=router),
+        num_query_groups=shape.num_attention_heads,
+        head_dim=mla.qk_head_dim + mla.qk_pos_emb_head_dim,
+    )
+
+
+def _balancing(reader: Reader) -> dict[str, Any]:
+    """DeepSeek's own code has an auxiliary loss, that of transformers none."""
+    if reader.values.get("aux_loss_alpha") is None:
+        return {"balancing": "none", "aux_loss_coeff": 0.0}
+    by_sequence = reader.values.get("seq_aux", True)
+    coefficient = reader.number("aux_loss_alpha")
+    if coefficient < 0:
+        raise BadKey(("aux_loss_alpha",), f"must be at least 0, not {coefficient}")
+    return {"balancing": "seq_aux_loss" if by_sequence else "aux_loss", "aux_loss_coeff": coefficient}
+
+
+def _only_if_given(reader: Reader, key: str, value: str | int) -> None:
+    if key in reader.values:
+        reader.only(key, value, why=f"only {value} is supported")
+
+
+def gpt2(reader: Reader) -> ModelShape:
+    reader.only("activation_function", "gelu_new", "gelu_pytorch_tanh", why="only gelu_new (by tanh) is supported")
+    reader.only("scale_attn_weights", True, why="scores are always scaled here: must be true")
+    for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
+        reader.only(key, False, why="is not supported: must be false")
+    dropout = reader.rate("resid_pdrop")
+    if reader.rate("embd_pdrop") != dropout:
+        raise BadKey(("embd_pdrop",), "must be equal to resid_pdrop: one rate drops out of the residual stream here")
+    hidden, heads = reader.size("n_embd"), reader.size("n_head")
+    if hidden % heads:
+        raise BadKey(("n_head",), f"n_embd {hidden} is not divisible by {heads} heads; give a number that divides it")
+    return ModelShape(
+        name="",
+        num_layers=reader.size("n_layer", largest=MOST_LAYERS),
+        hidden_size=hidden,
+        ffn_hidden_size=reader.size("n_inner", otherwise=4 * hidden),
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        head_dim=hidden // heads,
+        vocab_size=reader.size("vocab_size"),
+        max_position_embeddings=reader.size("n_positions"),
+        tied_embeddings=reader.flag("tie_word_embeddings"),
+        gated_mlp=False,
+        linear_bias=True,
+        normalization="LayerNorm",
+        position_embedding="learned_absolute",
+        activation="gelu",
+        attention_dropout=reader.rate("attn_pdrop"),
+        hidden_dropout=dropout,
+        norm_epsilon=reader.number("layer_norm_epsilon", above=0.0),
+    )
+
+
+BUILDERS: Mapping[str, Callable[[Reader], ModelShape]] = {
+    "llama": llama,
+    "mistral": mistral,
+    "mixtral": mixtral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
+    "gemma": gemma,
+    "gemma2": gemma2,
+    "gemma3_text": gemma3,
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": deepseek_v3,
+    "gpt2": gpt2,
+}
