@@ -152,11 +152,21 @@ def _norm(job: Job, rows: RankColumns, name: str) -> dict[str, FloatColumn]:
     }
 
 
+def _post_norms(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """Norms after attention and after the MLP (Gemma 2) keep their inputs; what they put out is only added."""
+    if not job.shape.post_norms:
+        return {}
+    kept = (job.facts.residual_bytes + job.facts.norm_extra_bytes) * job.shape.hidden_size + STATISTIC_BYTES
+    share = tokens(job, rows) / sequence_split(job, rows) * kept
+    return {"attn_post_norm_input": share, "mlp_post_norm_input": share}
+
+
 def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
-    """One attention block: norm, Q, K, V, output and its statistics, scores where they are kept."""
+    """One attention block: norm, Q, K, V, output and its statistics, scores where they are kept; and the norms after
+    the blocks, where there are some."""
     shape, facts, n, t = job.shape, job.facts, tokens(job, rows), rows.tensor
     e = facts.activation_bytes
-    tensors = _norm(job, rows, "attn_norm")
+    tensors = _norm(job, rows, "attn_norm") | _post_norms(job, rows)
     statistics = STATISTIC_BYTES * shape.num_attention_heads
     # a narrower linear keeps its own copy of the attention's output; so does an all-to-all over context ranks
     copied = facts.linear_input_bytes if facts.linear_input_bytes < e else 0.0
@@ -167,7 +177,7 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         groups = np.maximum(heads, t) * shape.head_dim
         tensors["attn_qkv"] = n * e * (width + 2.0 * groups) / t
         if shape.qk_layernorm:
-            tensors["attn_qk_norm"] = n * e * (width + groups) / t
+            tensors["attn_qk_norm"] = n * (e + facts.norm_extra_bytes) * (width + groups) / t
     else:
         width = float(shape.num_attention_heads * shape.mla.v_head_dim)
         tensors |= _latents(job, rows)
@@ -195,9 +205,13 @@ def _latents(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
 
 def _scores(job: Job, rows: RankColumns) -> FloatColumn:
     """The s x s probabilities where attention is unfused, with dropout their mask and the dropped copy too
-    (Korthikanti et al., section 4.1). Recomputing anything recomputes these."""
+    (Korthikanti et al., section 4.1); a cap keeps what tanh puts out, and the softmax behind it its fp32 result
+    (eager_attention_forward of transformers/models/gemma2/modeling_gemma2.py, 5.23). Recomputing anything recomputes
+    these."""
     shape, e = job.shape, job.facts.activation_bytes
     copies = 2.0 * e + 1.0 if shape.attention_dropout > 0 else e
+    if shape.attention_softcap is not None:
+        copies += e + 4.0
     return copies * shape.num_attention_heads * tokens(job, rows) * job.workload.sequence_length / rows.tensor
 
 

@@ -190,13 +190,15 @@ def _launches(kernels: float | FloatColumn, device: FloatColumn) -> FloatColumn:
 
 def _element_wise(job: Job, at: Split, pace: Pace, mlp: _Mlp) -> tuple[Work, FloatColumn, FloatColumn]:
     """Bytes read and written through device memory. Forward: two norms and two residual additions (10 hidden elements
-    a token), rotary positions of queries and keys (read, written), a gated activation (2 read, 1 written). Backward:
-    as many for norms and residuals, the same for positions, 3 read and 2 written for the activation. A mixture permutes
-    its tokens there and back. Quantized linears read what they are given and write it narrow, in two orientations."""
+    a token; 14 where blocks end in norms too), rotary positions of queries and keys (read, written), a gated activation
+    (2 read, 1 written). Backward: as many for norms and residuals, the same for positions, 3 read and 2 written for the
+    activation. A mixture permutes its tokens there and back. Quantized linears read what they are given and write it
+    narrow, in two orientations."""
     shape, e = job.shape, job.facts.activation_bytes / pace.element_wise
     h, activated = float(shape.hidden_size), mlp.activated
     gates = 2.0 if shape.gated_mlp else 1.0
-    both = (10.0 * e * h) * at.stream + (2.0 * e * (shape.query_width + shape.key_value_width)) * at.share
+    norms = 2.0 * shape.norms_per_layer
+    both = ((norms + 6.0) * e * h) * at.stream + (2.0 * e * (shape.query_width + shape.key_value_width)) * at.share
     activation = ((gates + 1.0) * e) * activated
     if mlp.copies is not None:
         both = both + (4.0 * e * h) * mlp.copies
@@ -208,7 +210,7 @@ def _element_wise(job: Job, at: Split, pace: Pace, mlp: _Mlp) -> tuple[Work, Flo
         outputs = (2.0 * h) * at.tokens + (shape.query_width + 2.0 * shape.key_value_width) * at.share
         forward = forward + cast * (inputs + activated)
         backward = backward + cast * (outputs + gates * activated)
-    return Work(forward, backward), activation, (4.0 * e * h) * at.stream
+    return Work(forward, backward), activation, (norms * e * h) * at.stream
 
 
 def _recomputed(

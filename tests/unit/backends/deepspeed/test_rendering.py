@@ -18,7 +18,6 @@ from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.deepspeed.rules import RULES
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
-from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import TRAINER, TRAINER_MODULES
@@ -148,18 +147,6 @@ def test_extra_arguments_pass_through_unless_they_are_planned() -> None:
     assert words(passed)[-2:] == ["--mine", "1"]
     with pytest.raises(UserError, match="--seed is planned"):
         rendered(GPU_LAYOUT, GPU_RECIPE, "backend={name: deepspeed, extra_args: [--seed=7]}")
-
-
-def test_a_mixture_becomes_mixtral() -> None:
-    model = json.loads(rendered(GPU_LAYOUT, GPU_RECIPE, "model=mixtral-8x7b").files["trainer/model.json"])
-    assert (model["model_type"], model["num_local_experts"], model["num_experts_per_tok"]) == ("mixtral", 8, 2)
-    assert model["intermediate_size"] == 14336
-
-
-def test_models_the_script_cannot_build_are_refused_before_anything_is_searched() -> None:
-    recipe = recipe_of(GPU_RECIPE, "model=gpt3-175b", "training.sequence_length=2048")
-    with pytest.raises(UserError, match=r"gpt3-175b has normalization LayerNorm.*backend\.script"):
-        make_plan(recipe, DeepSpeed())
 
 
 def test_on_a_cpu_the_environment_makes_resident_memory_faithful() -> None:

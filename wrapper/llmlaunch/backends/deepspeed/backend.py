@@ -17,8 +17,9 @@ from llmlaunch.backends.deepspeed.arguments import (
 )
 from llmlaunch.backends.deepspeed.config import bucket_bytes, bucket_elements, ds_config, live_parameters, to_json
 from llmlaunch.backends.deepspeed.environment import REASONS, environment
-from llmlaunch.backends.deepspeed.model_config import model_config
-from llmlaunch.backends.deepspeed.rules import RULES, refuse_what_the_trainer_cannot_build
+from llmlaunch.backends.deepspeed.model_config import model_config, refuse_what_the_trainer_cannot_build
+from llmlaunch.backends.deepspeed.model_facts import with_family
+from llmlaunch.backends.deepspeed.rules import RULES
 from llmlaunch.backends.deepspeed.settings import settings
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES
 from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
@@ -69,7 +70,7 @@ class DeepSpeed:
         if recipe.backend.script is None:
             # Our loss lets go of the logits; left are the fp32 log-softmax, its gradient and that of its input (counted
             # in a profile of the backward pass, torch 2.13).
-            facts = replace(facts, logit_bytes=12.0)
+            facts = with_family(replace(facts, logit_bytes=12.0), recipe.model, recipe.workload.sequence_length)
         if recipe.cluster.accelerator.kind == "gpu":
             return facts
         return replace(

@@ -1,40 +1,86 @@
-"""The Hugging Face configuration of the model the shipped script builds."""
+"""The Hugging Face configuration of the model the shipped script builds, and the models it cannot build."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from llmlaunch.errors import UserError
+from llmlaunch.models.huggingface.written import LATENT, config_of, unsaid
+from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["model_config"]
+__all__ = ["model_config", "refuse_what_the_trainer_cannot_build"]
 
 Json = dict[str, Any]
 
+# fields of a shape in the words of a person; others go by their own name
+_WORDS = {
+    "normalization": "its kind of norms",
+    "position_embedding": "its kind of positions",
+    "gated_mlp": "its kind of MLP",
+    "linear_bias": "its biases",
+    "qkv_bias": "its biases on query, key and value",
+    "qk_layernorm": "its norms on queries and keys",
+    "hidden_dropout": "dropout on the residual stream",
+    "moe.layer_pattern": "its dense layers between mixtures",
+    "moe.shared_expert_ffn_hidden_size": "its shared expert",
+    "moe.router.balancing": "the way it balances its experts",
+    "moe": "experts, or none,",
+    "mla": "ordinary attention, or latent,",
+}
+_BYTES = 256
+# transformers refuses other widths even where head_dim is given (validate_architecture of these classes, 5.23)
+_WHOLE_HEADS = ("llama", "gemma2", "gemma3_text", "deepseek_v2")
+
 
 def model_config(recipe: Recipe) -> Json:
-    """The model as a Hugging Face configuration of Llama or Mixtral (transformers/models, 4.53 to 5.23)."""
-    shape, moe = recipe.model, recipe.model.moe
-    config: Json = {
-        "model_type": "llama" if moe is None else "mixtral",
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.ffn_hidden_size if moe is None else moe.ffn_hidden_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_query_groups,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": max(shape.max_position_embeddings, recipe.workload.sequence_length),
-        "rms_norm_eps": 1e-5,
-        "rope_theta": shape.rotary_base,
-        "tie_word_embeddings": shape.tied_embeddings,
-        "attention_dropout": shape.attention_dropout,
-    }
-    if moe is None:
-        return config | {"attention_bias": shape.linear_bias, "mlp_bias": shape.linear_bias}
-    return config | {
-        "num_local_experts": moe.num_experts,
-        "num_experts_per_tok": moe.topk,
-        "output_router_logits": True,
-        "router_aux_loss_coef": 0.01,
-        "sliding_window": None,
-    }
+    """The model as a Hugging Face configuration of its family, long enough for the recipe's sequences."""
+    longest = max(recipe.model.max_position_embeddings, recipe.workload.sequence_length)
+    return config_of(replace(recipe.model, max_position_embeddings=longest))
+
+
+def refuse_what_the_trainer_cannot_build(recipe: Recipe) -> None:
+    """What transformers has no class for, or would train as something else. Raises UserError."""
+    shape = recipe.model
+    lost = unsaid(replace(shape, mtp_num_layers=0))
+    if lost:
+        found = ", ".join(_WORDS.get(field, field) for field in lost)
+        raise UserError(
+            f"{recipe.path}: model: {shape.name} is no {shape.family} of Hugging Face's: {found} cannot be said in its "
+            "configuration; set model.family, name a script of your own (backend.script) or use backend: megatron-lm"
+        )
+    for key, problem in _problems(recipe, shape):
+        raise UserError(f"{recipe.path}: {key}: {problem}")
+
+
+def _problems(recipe: Recipe, shape: ModelShape) -> Iterator[tuple[str, str]]:
+    if shape.mtp_num_layers:
+        yield (
+            "model.mtp_num_layers",
+            "transformers builds no multi-token prediction; set it to 0 or use backend: megatron-lm",
+        )
+    if shape.moe is not None and shape.moe.capacity_factor is not None:
+        yield (
+            "model.moe.capacity_factor",
+            "transformers' experts drop no tokens; remove it or use backend: megatron-lm",
+        )
+    if shape.family in LATENT and recipe.training.start_from is None and recipe.techniques.adapters is None:
+        yield (
+            "model",
+            f"transformers' {shape.family} has neither the loss nor the bias update that keeps experts evenly used, so "
+            "that it is no model to train from nothing; name training.start_from or use backend: megatron-lm",
+        )
+    if shape.family in _WHOLE_HEADS and shape.hidden_size % shape.num_attention_heads:
+        yield (
+            "model.num_attention_heads",
+            f"transformers' {shape.family} wants a number that divides hidden_size {shape.hidden_size}; with "
+            "family: mistral the same model is built",
+        )
+    if not recipe.data.mock and recipe.data.tokenizer is None and shape.vocab_size < _BYTES:
+        yield (
+            "data",
+            f"without a tokenizer every byte is a token, which needs a vocabulary of at least {_BYTES}; the model has "
+            f"{shape.vocab_size}: raise model.vocab_size",
+        )

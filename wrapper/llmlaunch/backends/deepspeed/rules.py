@@ -1,4 +1,4 @@
-"""What DeepSpeed with ZeRO accepts, as data, and the models the shipped training script can build."""
+"""What DeepSpeed with ZeRO accepts, as data."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
-from llmlaunch.recipe.types import Recipe
 
-__all__ = ["RULES", "refuse_what_the_trainer_cannot_build"]
+__all__ = ["RULES"]
 
 Bools = NDArray[np.bool_]
 CONFIG = "deepspeed/runtime/config.py _batch_assertion, 0.19.8"
@@ -84,33 +82,3 @@ RULES: tuple[Rule, ...] = (
         of_words=True,
     ),
 )
-
-
-def refuse_what_the_trainer_cannot_build(recipe: Recipe) -> None:
-    """The shipped script builds Hugging Face's Llama and Mixtral, nothing else. Raises UserError."""
-    shape, moe = recipe.model, recipe.model.moe
-    unlike = {
-        f"normalization {shape.normalization}": shape.normalization != "RMSNorm",
-        f"position embedding {shape.position_embedding}": shape.position_embedding != "rope",
-        "an MLP without gate": not shape.gated_mlp,
-        "biases on query, key and value alone": shape.qkv_bias and not shape.linear_bias,
-        "norms on queries and keys": shape.qk_layernorm,
-        "dropout on the residual stream": shape.hidden_dropout > 0,
-        "multi-latent attention": shape.mla is not None,
-        "multi-token prediction": shape.mtp_num_layers > 0,
-        "biases in a mixture of experts": moe is not None and shape.linear_bias,
-        "a shared expert": moe is not None and moe.shared_expert_ffn_hidden_size > 0,
-        "dense layers between mixtures": moe is not None and not all(moe.layer_pattern),
-        "an expert capacity": moe is not None and moe.capacity_factor is not None,
-    }
-    found = [what for what, is_so in unlike.items() if is_so]
-    if found:
-        raise UserError(
-            f"{recipe.path}: model: {shape.name} has {', '.join(found)}, and the shipped DeepSpeed script builds Llama "
-            "and Mixtral only; name a script of your own (backend.script) or use backend: megatron-lm"
-        )
-    if not recipe.data.mock and recipe.data.tokenizer is None and shape.vocab_size < 256:
-        raise UserError(
-            f"{recipe.path}: data: without a tokenizer every byte is a token, which needs a vocabulary of at least "
-            f"256; the model has {shape.vocab_size}: raise model.vocab_size"
-        )

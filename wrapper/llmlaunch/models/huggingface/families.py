@@ -77,7 +77,7 @@ def mixtral(reader: Reader) -> ModelShape:
     if reader.number("router_jitter_noise") != 0:
         raise BadKey(("router_jitter_noise",), "noise on what the router sees is not supported; set it to 0")
     experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
-    router = Router(aux_loss_coeff=_coefficient(reader))
+    router = Router(**_auxiliary(reader))
     return replace(shape, moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router))
 
 
@@ -115,14 +115,19 @@ def _qwen_experts(reader: Reader, shape: ModelShape, shared: int) -> MoeShape:
         ffn_hidden_size=reader.size("moe_intermediate_size"),
         shared_expert_ffn_hidden_size=shared,
         layer_pattern=tuple(int(i not in dense and not (i + 1) % step) for i in range(shape.num_layers)),
-        router=Router(normalize_topk=reader.flag("norm_topk_prob"), aux_loss_coeff=_coefficient(reader)),
+        router=Router(normalize_topk=reader.flag("norm_topk_prob"), **_auxiliary(reader)),
     )
 
 
-def _coefficient(reader: Reader) -> float:
-    value = reader.number("router_aux_loss_coef")
+def _auxiliary(reader: Reader) -> dict[str, Any]:
+    coefficient = _coefficient(reader, "router_aux_loss_coef")
+    return {"balancing": "aux_loss" if coefficient else "none", "aux_loss_coeff": coefficient}
+
+
+def _coefficient(reader: Reader, key: str) -> float:
+    value = reader.number(key)
     if value < 0:
-        raise BadKey(("router_aux_loss_coef",), f"must be at least 0, not {value}")
+        raise BadKey((key,), f"must be at least 0, not {value}")
     return value
 
 
@@ -186,7 +191,7 @@ def deepseek_v3(reader: Reader) -> ModelShape:
             "Megatron-LM"
         )
     router = Router("sigmoid", expert_bias=True, normalize_topk=reader.flag("norm_topk_prob"))
-    return _deepseek(reader, router, grouped=True)
+    return _deepseek(reader, router, grouped=reader.size("n_group") > 1)
 
 
 def _deepseek(reader: Reader, router: Router, grouped: bool) -> ModelShape:
@@ -227,10 +232,8 @@ def _balancing(reader: Reader) -> dict[str, Any]:
     if reader.values.get("aux_loss_alpha") is None:
         return {"balancing": "none", "aux_loss_coeff": 0.0}
     by_sequence = reader.values.get("seq_aux", True)
-    coefficient = reader.number("aux_loss_alpha")
-    if coefficient < 0:
-        raise BadKey(("aux_loss_alpha",), f"must be at least 0, not {coefficient}")
-    return {"balancing": "seq_aux_loss" if by_sequence else "aux_loss", "aux_loss_coeff": coefficient}
+    kind = "seq_aux_loss" if by_sequence else "aux_loss"
+    return {"balancing": kind, "aux_loss_coeff": _coefficient(reader, "aux_loss_alpha")}
 
 
 def _only_if_given(reader: Reader, key: str, value: str | int) -> None:

@@ -86,7 +86,7 @@ def alternating_window(reader: Reader, full_every: int, rotary_base: float | Non
     if reader.get("sliding_window") is None or full_every == 1:
         return None
     _remark(reader)
-    return SlidingWindow(reader.size("sliding_window"), full_every, rotary_base)
+    return SlidingWindow(reader.size("sliding_window"), full_every if full_every <= layers else 0, rotary_base)
 
 
 def _every(kinds: Any, layers: int) -> int:

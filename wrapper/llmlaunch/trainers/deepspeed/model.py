@@ -36,23 +36,29 @@ def build_model(config: dict[str, Any], settings: dict[str, Any], args: argparse
     device = torch.device(get_accelerator().current_device_name())
     with deepspeed.zero.Init(config_dict_or_path=settings) if split else device:
         model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(**config), attn_implementation="sdpa", dtype=compute_dtype(settings)
+            AutoConfig.for_model(**config), attn_implementation=attention(config), dtype=compute_dtype(settings)
         )
         choose_trained(model, args)
     generator = torch.Generator(device).manual_seed(args.seed)
+    norm = 0.0 if config["model_type"].startswith("gemma") else 1.0  # Gemma multiplies by 1 + weight
     for name, parameter in model.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=split):
             if not split or dist.get_rank() == 0:
-                initialise(name, parameter.data, generator)
+                initialise(name, parameter.data, generator, norm)
     return model
 
 
-def initialise(name: str, weights: torch.Tensor, generator: torch.Generator) -> None:
-    """Biases and the second matrices of adapters 0, norm weights 1, other matrices normal."""
+def attention(config: dict[str, Any]) -> str:
+    """torch's fused attention has no cap on scores (`_supports_sdpa` of Gemma 2)."""
+    return "sdpa" if config.get("attn_logit_softcapping") is None else "eager"
+
+
+def initialise(name: str, weights: torch.Tensor, generator: torch.Generator, norm: float) -> None:
+    """Biases and the second matrices of adapters 0, weights of norms `norm`, other matrices normal."""
     if name.endswith(("bias", ".adapter_up.weight")):
         weights.zero_()
     elif weights.dim() == 1:
-        weights.fill_(1.0)
+        weights.fill_(norm)
     else:
         weights.normal_(0.0, INITIAL_STANDARD_DEVIATION, generator=generator)
 

@@ -1,0 +1,245 @@
+"""A shape as the `config.json` of its family, and what of it that family cannot say (transformers 4.53 to 5.23)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from llmlaunch.documents.validate import BadKey
+from llmlaunch.models.huggingface.config import shape_from_config
+from llmlaunch.models.huggingface.positions import FULL, WINDOWED
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling
+
+__all__ = ["config_of", "unsaid"]
+
+Json = dict[str, Any]
+
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+LATENT = ("deepseek_v2", "deepseek_v3")
+# of training, not of the model: a configuration says none of it
+_NOT_OF_THE_MODEL = ("capacity_factor", "token_dispatcher", "grouped_gemm")
+
+
+def config_of(shape: ModelShape) -> Json:
+    """The values of the configuration class of `shape.family`. Says what the family can say; `unsaid` tells the rest.
+
+    Raises ValueError where the family has experts or latent attention and `shape` has none.
+    """
+    if missing := _needed(shape):
+        raise ValueError(f"the family {shape.family} needs {missing[0]}")
+    if shape.family == "gpt2":
+        return {"model_type": "gpt2"} | _gpt2(shape)
+    more = _OF_FAMILY.get(shape.family)
+    return {"model_type": shape.family} | _common(shape) | (more(shape) if more is not None else {})
+
+
+def unsaid(shape: ModelShape) -> tuple[str, ...]:
+    """The fields of `shape` that its family cannot say: those that come back different when its config is read."""
+    if missing := _needed(shape):
+        return missing
+    try:
+        back, _ = shape_from_config(config_of(shape), shape.name)
+    except BadKey as error:
+        return (".".join(map(str, error.key)),)
+    return tuple(_differences(_comparable(shape), _comparable(back), ""))
+
+
+def _needed(shape: ModelShape) -> tuple[str, ...]:
+    needs = {"moe": shape.family in MIXTURES and shape.moe is None, "mla": shape.family in LATENT and shape.mla is None}
+    return tuple(name for name, missing in needs.items() if missing)
+
+
+def _comparable(shape: ModelShape) -> Json:
+    """Without loss there is no weight of it, without dense layers no width of theirs, and a distance beyond the last
+    layer is none."""
+    values = asdict(replace(shape, name=""))
+    if shape.sliding_window is not None and shape.sliding_window.full_every > shape.num_layers:
+        values["sliding_window"]["full_every"] = 0
+    if values["moe"] is not None:
+        for name in _NOT_OF_THE_MODEL:
+            del values["moe"][name]
+        if all(values["moe"]["layer_pattern"]):
+            del values["ffn_hidden_size"]
+        router = values["moe"]["router"]
+        if router["balancing"] == "none" or router["aux_loss_coeff"] == 0:
+            router |= {"balancing": "none", "aux_loss_coeff": 0.0}
+    return values
+
+
+def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str) -> list[str]:
+    found = []
+    for name, value in mine.items():
+        other = theirs[name]
+        if isinstance(value, dict) and isinstance(other, dict):
+            found += _differences(value, other, f"{prefix}{name}.")
+        elif value != other:
+            found.append(prefix + name)
+    return found
+
+
+def _common(shape: ModelShape) -> Json:
+    config: Json = {
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_query_groups,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "rms_norm_eps": shape.norm_epsilon,
+        "rope_theta": shape.rotary_base,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "attention_dropout": shape.attention_dropout,
+    }
+    return config if shape.rope_scaling is None else config | {"rope_scaling": _scaling(shape.rope_scaling)}
+
+
+def _scaling(scaling: RopeScaling) -> Json:
+    of_kind: Mapping[str, Json] = {
+        "linear": {},
+        "llama3": {
+            "low_freq_factor": scaling.low_frequency_factor,
+            "high_freq_factor": scaling.high_frequency_factor,
+        },
+        "yarn": {
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "mscale": scaling.mscale,
+            "mscale_all_dim": scaling.mscale_all_dim,
+            "attention_factor": scaling.attention_factor,
+            "truncate": None if scaling.truncate else False,
+        },
+    }
+    said = {"rope_type": scaling.kind, "factor": scaling.factor, **of_kind[scaling.kind]}
+    if scaling.kind != "linear":
+        said["original_max_position_embeddings"] = scaling.original_max_position_embeddings
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def _llama(shape: ModelShape) -> Json:
+    return {"attention_bias": shape.linear_bias, "mlp_bias": shape.linear_bias}
+
+
+def _mistral(shape: ModelShape) -> Json:
+    return {"sliding_window": None if shape.sliding_window is None else shape.sliding_window.tokens}
+
+
+def _balanced(moe: MoeShape) -> Json:
+    """The auxiliary loss of the classes that have one: computed where the router's logits are put out."""
+    weight = moe.router.aux_loss_coeff if moe.router.balancing == "aux_loss" else 0.0
+    return {"output_router_logits": weight > 0, "router_aux_loss_coef": weight}
+
+
+def _mixtral(shape: ModelShape) -> Json:
+    moe = _moe(shape)
+    sizes = {"intermediate_size": moe.ffn_hidden_size, "num_local_experts": moe.num_experts}
+    return _mistral(shape) | sizes | {"num_experts_per_tok": moe.topk} | _balanced(moe)
+
+
+def _qwen_moe(shape: ModelShape) -> Json:
+    moe = _moe(shape)
+    config = {
+        "num_experts": moe.num_experts,
+        "num_experts_per_tok": moe.topk,
+        "moe_intermediate_size": moe.ffn_hidden_size,
+        "mlp_only_layers": [i for i, mixture in enumerate(moe.layer_pattern) if not mixture],
+        "norm_topk_prob": moe.router.normalize_topk,
+    } | _balanced(moe)
+    if shape.family == "qwen3_moe":
+        return config
+    return config | {"shared_expert_intermediate_size": moe.shared_expert_ffn_hidden_size, "qkv_bias": shape.qkv_bias}
+
+
+def _gemma(shape: ModelShape) -> Json:
+    return {"hidden_act": "gelu_pytorch_tanh"}
+
+
+def _gemma2(shape: ModelShape) -> Json:
+    """The class wants a window even where no layer has one."""
+    window = shape.sliding_window
+    every = 1 if window is None else window.full_every
+    scale = shape.attention_scale or float(shape.head_dim)
+    kinds = [FULL if every and not (i + 1) % every else WINDOWED for i in range(shape.num_layers)]
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": int(scale),
+        "attn_logit_softcapping": shape.attention_softcap,
+        "final_logit_softcapping": shape.logit_softcap,
+        "sliding_window": shape.max_position_embeddings if window is None else window.tokens,
+        "layer_types": kinds,
+    }
+
+
+def _gemma3(shape: ModelShape) -> Json:
+    window = shape.sliding_window
+    base = shape.rotary_base if window is None or window.rotary_base is None else window.rotary_base
+    return _gemma2(shape) | {"rope_local_base_freq": base}
+
+
+def _deepseek(shape: ModelShape) -> Json:
+    moe, mla = _moe(shape), _mla(shape)
+    router, grouped = moe.router, moe.router.groups is not None
+    config = {
+        "q_lora_rank": mla.q_lora_rank,
+        "kv_lora_rank": mla.kv_lora_rank,
+        "qk_nope_head_dim": mla.qk_head_dim,
+        "qk_rope_head_dim": mla.qk_pos_emb_head_dim,
+        "v_head_dim": mla.v_head_dim,
+        "n_routed_experts": moe.num_experts,
+        "n_shared_experts": moe.shared_expert_ffn_hidden_size // moe.ffn_hidden_size,
+        "num_experts_per_tok": moe.topk,
+        "moe_intermediate_size": moe.ffn_hidden_size,
+        "first_k_dense_replace": (*moe.layer_pattern, 1).index(1),
+        "routed_scaling_factor": router.scaling_factor,
+        "n_group": router.groups if grouped else 1,
+        "topk_group": router.group_topk if grouped else 1,
+        "norm_topk_prob": router.normalize_topk,
+    }
+    if router.balancing != "none":  # for other code than transformers', which has no such loss
+        config |= {"aux_loss_alpha": router.aux_loss_coeff, "seq_aux": router.balancing == "seq_aux_loss"}
+    if shape.family == "deepseek_v2":
+        return config | {"topk_method": "group_limited_greedy" if grouped else "greedy"}
+    return config
+
+
+def _gpt2(shape: ModelShape) -> Json:
+    return {
+        "n_embd": shape.hidden_size,
+        "n_inner": shape.ffn_hidden_size,
+        "n_layer": shape.num_layers,
+        "n_head": shape.num_attention_heads,
+        "n_positions": shape.max_position_embeddings,
+        "vocab_size": shape.vocab_size,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": shape.norm_epsilon,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "attn_pdrop": shape.attention_dropout,
+        "resid_pdrop": shape.hidden_dropout,
+        "embd_pdrop": shape.hidden_dropout,
+    }
+
+
+def _moe(shape: ModelShape) -> MoeShape:
+    assert shape.moe is not None
+    return shape.moe
+
+
+def _mla(shape: ModelShape) -> MlaShape:
+    assert shape.mla is not None
+    return shape.mla
+
+
+_OF_FAMILY: Mapping[str, Callable[[ModelShape], Json]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen_moe,
+    "qwen3_moe": _qwen_moe,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+}
