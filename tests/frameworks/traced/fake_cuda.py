@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["install", "library"]
+__all__ = ["answer_torch_cuda", "install", "library"]
 
 SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 TOTAL_MEMORY_BYTES = 80 * 2**30
@@ -81,7 +81,8 @@ class _Stream(_Event):
         return _Event()
 
 
-def _patch_torch_cuda(torch: Any) -> None:
+def answer_torch_cuda(torch: Any) -> None:
+    """What of `torch.cuda` asks a real device."""
     cuda, stream = torch.cuda, _Stream()
 
     def answer(value: Any) -> Callable[..., Any]:
@@ -126,7 +127,7 @@ def install() -> None:
 
     guard.install_fake_cuda()
     torch.autograd.set_multithreading_enabled(False)  # a backward thread would start without the tracing modes
-    _patch_torch_cuda(torch)
+    answer_torch_cuda(torch)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     FakeTensorMode.avoid_device_init = property(lambda self: True)

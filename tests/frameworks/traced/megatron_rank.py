@@ -95,7 +95,7 @@ def _configure_schedules(args: Any, model: list[Any], optimizer: Any) -> Any:
 
 def _train(args: Any, model: list[Any], optimizer: Any, scheduler: Any, iterations: int) -> None:
     config = _configure_schedules(args, model, optimizer)
-    data = [iter(())] * len(model) if len(model) > 1 else None
+    data = [None] * len(model) if len(model) > 1 else None  # forward_step makes zeros
     optimizer.step = in_phase(optimizer.step, "optimizer step")
     for iteration in range(iterations):
         STORAGES.phase = "between"

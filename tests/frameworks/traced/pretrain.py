@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from megatron.core import mpu
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_cp_rank, get_batch_on_this_tp_rank
+from megatron.core.transformer.multi_token_prediction import mtp_on_this_rank
+from megatron.core.utils import (
+    get_attr_wrapped_model,
+    get_batch_on_this_cp_rank,
+    get_batch_on_this_tp_rank,
+    get_model_config,
+)
 from megatron.training import get_args
 from megatron.training.argument_utils import gpt_config_from_args
 from megatron.training.models.gpt import GPTModelBuilder
@@ -17,20 +23,32 @@ from megatron.training.utils import is_first_or_last_pipeline_stage
 __all__ = ["build_model", "forward_step"]
 
 
-def _batch(args: Any, vp_stage: int | None) -> dict[str, Any]:
-    """pretrain_gpt.py get_batch, on tensor rank 0: what the data loader yields, broadcast and cut for context."""
+NAMES = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 
-    names = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
-    if not is_first_or_last_pipeline_stage(vp_stage):
-        return dict.fromkeys(names)
+
+def _zeros(args: Any) -> dict[str, Any]:
+    """A batch without a data loader, as one yields it."""
     shape = (args.micro_batch_size, args.seq_length)
-    batch = {name: torch.zeros(shape, dtype=torch.int64, device="cuda") for name in names[:4]}
+    batch: dict[str, Any] = {name: torch.zeros(shape, dtype=torch.int64, device="cuda") for name in NAMES[:4]}
     batch["loss_mask"] = torch.zeros(shape, device="cuda")
-    batch["attention_mask"] = None
     if args.create_attention_mask_in_dataloader:
         batch["attention_mask"] = torch.zeros(
             (args.micro_batch_size, 1, args.seq_length, args.seq_length), dtype=torch.bool, device="cuda"
         )
+    return batch
+
+
+def _batch(args: Any, data: Any, model: Any) -> dict[str, Any]:
+    """pretrain_gpt.py get_batch: what the data loader of tensor rank 0 yields, broadcast and cut for context."""
+
+    vp_stage, config = get_attr_wrapped_model(model, "vp_stage"), get_model_config(model)
+    layout, layers = config.pipeline_model_parallel_layout, config.mtp_num_layers
+    with_mtp = mtp_on_this_rank(layout, layers, ignore_virtual=False, vp_stage=vp_stage)
+    if not is_first_or_last_pipeline_stage(vp_stage) and not with_mtp:
+        return dict.fromkeys(NAMES)
+    batch: dict[str, Any] = dict.fromkeys(NAMES)
+    if mpu.get_tensor_model_parallel_rank() == 0:
+        batch |= _zeros(args) if data is None else next(data)
     batch = get_batch_on_this_tp_rank(
         batch,
         has_cu_seqlens=False,
@@ -39,10 +57,10 @@ def _batch(args: Any, vp_stage: int | None) -> dict[str, Any]:
         broadcast_src_rank=mpu.get_tensor_model_parallel_src_rank(),
         broadcast_group=mpu.get_tensor_model_parallel_group(),
         cp_size=args.context_parallel_size,
-        tp_rank=0,
+        tp_rank=mpu.get_tensor_model_parallel_rank(),
         micro_batch_size=args.micro_batch_size,
         seq_length=args.seq_length,
-        mtp_on_this_rank=False,
+        mtp_on_this_rank=with_mtp,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
         is_pipeline_first_stage=mpu.is_pipeline_first_stage(),
         is_pipeline_last_stage=mpu.is_pipeline_last_stage(),
@@ -58,10 +76,10 @@ def _loss(loss_mask: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
     return loss, tokens, {"lm loss": torch.cat([loss.clone().detach().view(1), tokens.view(1)])}
 
 
-def forward_step(_: Any, model: Any) -> tuple[Any, Any]:
+def forward_step(data: Any, model: Any) -> tuple[Any, Any]:
     """pretrain_gpt.py forward_step."""
 
-    batch = _batch(get_args(), get_attr_wrapped_model(model, "vp_stage"))
+    batch = _batch(get_args(), data, model)
     output = model(
         batch["tokens"],
         batch["position_ids"],

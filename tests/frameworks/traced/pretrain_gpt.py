@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from megatron.core import mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+from megatron.core.transformer.multi_token_prediction import mtp_on_this_rank
 from megatron.training import get_args, pretrain
 from megatron.training.arguments import parse_and_validate_args
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
 
-def reads_data() -> bool:
-    return mpu.get_tensor_model_parallel_rank() == 0 and bool(is_first_or_last_pipeline_stage(None))
+def reads_data(args: Any, vp_stage: int | None = None) -> bool:
+    """pretrain_gpt.py is_dataset_built_on_rank: tensor rank 0 of the stages that see tokens."""
+    layout = args.pipeline_model_parallel_layout
+    with_mtp = mtp_on_this_rank(layout, args.mtp_num_layers, ignore_virtual=False, vp_stage=vp_stage)
+    return mpu.get_tensor_model_parallel_rank() == 0 and bool(is_first_or_last_pipeline_stage(vp_stage) or with_mtp)
 
 
 def datasets_provider(samples: Any, vp_stage: int | None = None) -> Any:
@@ -34,7 +39,8 @@ def datasets_provider(samples: Any, vp_stage: int | None = None) -> Any:
         create_attention_mask=args.create_attention_mask_in_dataloader,
         mid_level_dataset_surplus=args.mid_level_dataset_surplus,
     )
-    return BlendedMegatronDatasetBuilder(GPTDataset, samples, reads_data, config).build()
+    kind, reads = MockGPTDataset if args.mock_data else GPTDataset, partial(reads_data, args, vp_stage)
+    return BlendedMegatronDatasetBuilder(kind, samples, reads, config).build()
 
 
 if __name__ == "__main__":

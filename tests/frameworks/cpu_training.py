@@ -1,0 +1,88 @@
+"""A rendered Megatron recipe, trained on this machine's CPU with Megatron-LM's own `pretrain`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+from cpu_words import words_for_cpu
+
+from llmlaunch.backends.logs import Progress, parse_progress
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["PYTHON", "CpuJob", "Trained", "cpu_job", "train_on_cpu"]
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
+MEGATRON_CPU = Path(__file__).with_name("megatron_cpu")
+
+
+@dataclass(frozen=True)
+class CpuJob:
+    """What each of `processes` ranks is started with."""
+
+    name: str
+    processes: int
+    words: tuple[str, ...]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What became of a job."""
+
+    job: CpuJob
+    codes: tuple[int, ...]  # of each rank
+    output: tuple[str, ...]
+
+    @property
+    def steps(self) -> list[Progress]:
+        """The training lines as llmlaunch's own reader reads them; Megatron's last rank prints them."""
+        lines = (parse_progress(line) for line in self.output[-1].splitlines())
+        return [line for line in lines if line is not None]
+
+    @property
+    def losses(self) -> list[float]:
+        return [step.loss for step in self.steps if step.loss is not None]
+
+    def complaint(self) -> str:
+        """The end of what the first failed rank said."""
+        failed = next((rank for rank, code in enumerate(self.codes) if code > 0), 0)
+        said = self.output[failed].splitlines()[-40:]
+        return "\n".join([f"{self.job.name}: exit codes {self.codes}, rank {failed} said:", *said])
+
+
+def cpu_job(name: str, recipe: Recipe, layout: Layout) -> CpuJob:
+    """The words our renderer makes, with the few changes a CPU needs (cpu_words.py)."""
+    rendered = MegatronLM().render(recipe, layout)
+    words = tuple(str(word) for word in rendered.program[1:])
+    return CpuJob(name, layout.world_size, words_for_cpu(words), {**rendered.environment, "OMP_NUM_THREADS": "1"})
+
+
+def train_on_cpu(jobs: Iterable[CpuJob], folder: Path, seconds: float = 120.0) -> dict[str, Trained]:
+    """Train the jobs one after the other, logs in `folder`; `seconds` is the most one may take."""
+    if not (PYTHON.parent.parent / ".installed").exists():
+        pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
+    wanted = {job.name: job for job in jobs}
+    lines = "".join(json.dumps(vars(job)) + "\n" for job in wanted.values())
+    command = [PYTHON, MEGATRON_CPU / "train_jobs.py", "--logs", folder, "--seconds", str(seconds)]
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, input=lines, stdout=PIPE, text=True, env=environment, check=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    return {
+        answer["name"]: Trained(
+            wanted[answer["name"]],
+            tuple(answer["codes"]),
+            tuple(Path(log).read_text(errors="replace") for log in answer["logs"]),
+        )
+        for answer in answers
+    }

@@ -1,0 +1,59 @@
+"""What Megatron asks of a CUDA device, answered by the CPU: real tensors, real arithmetic, no device.
+
+Unlike `traced/fake_cuda.py`, whose device holds no values, every tensor asked for on CUDA is made in host memory here.
+Install it before Megatron is imported: it binds some of these names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fake_cuda
+import torch
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["install"]
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, str | torch.device) and str(value).startswith("cuda")
+
+
+class _OnTheCpu(TorchFunctionMode):
+    """`device="cuda"`, `device=0` and `.to("cuda")` become the CPU; `.cuda()` gives the tensor itself."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+            return args[0]
+        device = kwargs.get("device")
+        if _is_device(device) or (isinstance(device, int) and not isinstance(device, bool)):
+            kwargs["device"] = "cpu"
+        if func is torch.Tensor.to:
+            args = (args[0], *("cpu" if _is_device(value) or type(value) is int else value for value in args[1:]))
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            return str(func(*args)).replace("torch.", "torch.cuda.", 1)  # optimizers sort parameters by it
+        return func(*args, **kwargs)
+
+
+def _not_compiled(function: Any = None, **options: Any) -> Any:
+    """Megatron compiles small functions into kernels; on the CPU they run as they are written."""
+    return _not_compiled if function is None else function
+
+
+def _use_the_cpu_generator() -> None:
+    """Megatron's generators of the GPU (one for each tensor rank and expert) become states of the CPU's."""
+    torch.cuda.manual_seed = torch.manual_seed
+    torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = lambda *args, **options: torch.get_rng_state()
+    torch.cuda.set_rng_state = torch.cuda.random.set_rng_state = lambda state, *args: torch.set_rng_state(state)
+
+
+def install() -> None:
+    fake_cuda.answer_torch_cuda(torch)
+    _use_the_cpu_generator()
+    for name in ("memory_reserved", "max_memory_reserved", "device_memory_used"):
+        setattr(torch.cuda, name, lambda *args: 0)
+    torch.cuda.memory_stats = lambda *args: {}
+    torch.cuda.FloatTensor, torch.cuda.IntTensor = torch.FloatTensor, torch.IntTensor
+    torch.compile = _not_compiled
+    _OnTheCpu().__enter__()

@@ -1,0 +1,105 @@
+"""Trains several Megatron jobs on the CPU, one after the other; each rank is a process, as torchrun would start it.
+
+    echo '{"name": "pair", "processes": 2, "words": ["--num-layers", "4", ...], "environment": {}}' |
+        .venv-frameworks/bin/python train_jobs.py --logs FOLDER
+
+One job a line in, one line out as each is done: {"name", "codes", "logs"}: exit code and log file of each rank. The
+frameworks are imported once; a rank is a fork of that process, which spares seconds for every one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import train
+
+__all__ = ["main"]
+
+Job = dict[str, Any]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _run_rank(job: Job, rank: int, port: int, log: Path) -> None:
+    """In the forked process; never returns."""
+    os.setsid()
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(job["processes"])}
+    os.environ.update(job["environment"] | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+    code = 1
+    try:
+        train.train(job["words"])
+        code = 0
+    except SystemExit as end:  # Megatron's parser exits where it refuses an argument, its signal handler where it saved
+        code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _wait(ranks: dict[int, int], seconds: float) -> list[int]:
+    """Exit codes by rank (`ranks`: process to rank). When one fails, or it takes too long, the others are killed."""
+    codes: dict[int, int] = {}
+    deadline = time.monotonic() + seconds
+    while len(codes) < len(ranks):
+        for pid, rank in ranks.items():
+            if rank not in codes:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    codes[rank] = os.waitstatus_to_exitcode(status)
+                    _kill_group(pid)  # what it started
+        if any(codes.values()) or time.monotonic() > deadline:
+            time.sleep(1.0 if any(codes.values()) else 0.0)  # for the others to say why they fail
+            for pid in ranks:
+                _kill_group(pid)
+        time.sleep(0.02)
+    return [codes[rank] for rank in sorted(codes)]
+
+
+def _train(job: Job, logs: Path, seconds: float) -> Job:
+    files = [logs / f"{job['name'].replace(' ', '-')}-{rank}.log" for rank in range(job["processes"])]
+    port, ranks = _free_port(), {}
+    for rank, log in enumerate(files):
+        pid = os.fork()
+        if pid == 0:
+            _run_rank(job, rank, port, log)
+        ranks[pid] = rank
+    return {"name": job["name"], "codes": _wait(ranks, seconds), "logs": [str(log) for log in files]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--logs", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=120.0, help="for one job, at most")
+    options = parser.parse_args()
+    for line in sys.stdin:
+        if line.strip():
+            print(json.dumps(_train(json.loads(line), options.logs, options.seconds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
