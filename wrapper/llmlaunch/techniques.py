@@ -50,6 +50,8 @@ class Techniques:
     adapters: Adapters | None = None
     trained_layers: int | None = None  # only the last so many layers and the head are trained (SHERL)
     delay_weight_gradients: bool = False  # 2BP
+    flex_backend: str | None = None  # of token_dispatcher "flex": "deepep" or "hybridep"; None = the backend's default
+    overlap_shared_expert: bool = False  # the shared expert computes while tokens travel to the others
     swapped_share: float = 0.0  # MEMO's alpha: share of skeletal activations swapped to the host, what-if
     sampled_share: float = 1.0  # WTA-CRS: share of a linear's input rows kept, what-if
     weight_versions: int = 1  # PipeDream-2BW keeps 2, what-if

@@ -114,6 +114,22 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
         None,
     ),
     Technique(
+        ("layout.flex_backend",),
+        "DeepEP (DeepSeek-V3, 2024); HybridEP (NVIDIA)",
+        "nothing that is estimated: a token crosses the network once, however many of its experts are there",
+        "a library of its own on the nodes, and its buffers, which the estimate does not know",
+        "`--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend`",
+        None,
+    ),
+    Technique(
+        ("layout.overlap_shared_expert",),
+        "Megatron core, SharedExpertMLP",
+        "nothing: time that is not estimated",
+        "the shared expert and the exchange share the device",
+        "`--moe-shared-expert-overlap`",
+        None,
+    ),
+    Technique(
         ("training.adapters",),
         "LoRA (Hu et al. 2021); LoRA-FA (Zhang et al. 2023)",
         "gradients and states of all but the adapters; LoRA-FA also the inputs of linear layers",

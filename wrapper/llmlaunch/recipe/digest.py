@@ -26,6 +26,8 @@ _LATER = {
     "techniques": NO_TECHNIQUES,
     "gradient_dtype": None,
     "numbers": NO_NUMBER_FORMATS,
+    "flex_backend": None,
+    "overlap_shared_expert": False,
     "schedule": Schedule(),
     "fixed": ("gradient_dtype",),
     "placement": "auto",

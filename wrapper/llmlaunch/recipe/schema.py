@@ -368,8 +368,14 @@ class LayoutFile(PinsFile):
         1, description="Pieces of the sequence the MLP computes one after the other"
     )
     delay_weight_gradients: bool = Field(False, description="Weight gradients in a pass of their own")
-    token_dispatcher: Literal["alltoall", "allgather"] | None = Field(
+    token_dispatcher: Literal["alltoall", "allgather", "flex"] | None = Field(
         None, description="How tokens reach their experts; absent = alltoall"
+    )
+    flex_backend: Literal["deepep", "hybridep"] | None = Field(
+        None, description="megatron-lm: library that carries them with token_dispatcher: flex; absent = deepep"
+    )
+    overlap_shared_expert: bool = Field(
+        False, description="megatron-lm: the shared expert computes while tokens travel to the others"
     )
 
 

@@ -65,7 +65,13 @@ def dispatched(file: RecipeFile, model: ModelShape) -> ModelShape:
 def technique_problems(file: RecipeFile, model: ModelShape) -> list[Problem]:
     """Every technique that contradicts the rest of the recipe, whatever the backend."""
     layout = file.layout if isinstance(file.layout, LayoutFile) else LayoutFile.model_construct()
-    return [*_recompute(layout, model), *_offload_and_loss(layout), *_model(layout, model), *_trained(file, model)]
+    return [
+        *_recompute(layout, model),
+        *_offload_and_loss(layout),
+        *_model(layout, model),
+        *_exchange(file, layout),
+        *_trained(file, model),
+    ]
 
 
 def _recompute(layout: LayoutFile, model: ModelShape) -> Iterator[Problem]:
@@ -118,6 +124,19 @@ def _model(layout: LayoutFile, model: ModelShape) -> Iterator[Problem]:
             yield ("layout", key), f"{name} needs {needs[name]}, and {model.name} has none; remove it"
     if layout.token_dispatcher is not None and model.moe is None:
         yield ("layout", "token_dispatcher"), f"needs experts, and {model.name} has none; remove it"
+    if layout.overlap_shared_expert and not has["a shared expert"]:
+        yield ("layout", "overlap_shared_expert"), f"needs a shared expert, and {model.name} has none; remove it"
+
+
+def _exchange(file: RecipeFile, layout: LayoutFile) -> Iterator[Problem]:
+    backend = file.backend if isinstance(file.backend, str) else file.backend.name
+    if layout.flex_backend is not None and layout.token_dispatcher != "flex":
+        yield ("layout", "flex_backend"), "belongs to token_dispatcher: flex; write that too, or remove flex_backend"
+    if layout.overlap_shared_expert and backend != "megatron-lm":
+        yield (
+            ("layout", "overlap_shared_expert"),
+            f"is a word of megatron-lm; remove it for backend: {backend}, where no token travels to its experts",
+        )
 
 
 def _trained(file: RecipeFile, model: ModelShape) -> Iterator[Problem]:

@@ -28,7 +28,7 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
         UserError: `backend.extra_args` repeats a flag that is planned here, or splits the layers otherwise.
     """
     planned = (
-        *model_arguments(recipe.model, recipe.workload.sequence_length),
+        *model_arguments(recipe),
         *parallel_arguments(recipe.model, layout),
         *sharding_arguments(recipe, layout),
         *technique_arguments(recipe, layout),

@@ -8,6 +8,7 @@ from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
 from llmlaunch.backends.megatron.environment import REASONS, environment
+from llmlaunch.backends.megatron.model_rules import MODEL_REQUIREMENTS, MODEL_RULES
 from llmlaunch.backends.megatron.number_record import number_record
 from llmlaunch.backends.megatron.number_rules import NUMBER_REQUIREMENTS, NUMBER_RULES
 from llmlaunch.backends.megatron.rules import RULES
@@ -30,7 +31,13 @@ CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
 RUN_DIR = "LLMLAUNCH_RUN_DIR"
 INDEXER_FILE = "trainer/megatron_dataset.py"
 MOST_TENSOR = 64
-ALL_REQUIREMENTS = (*REQUIREMENTS, *SHARDING_REQUIREMENTS, *VERSION_REQUIREMENTS, *NUMBER_REQUIREMENTS)
+ALL_REQUIREMENTS = (
+    *MODEL_REQUIREMENTS,
+    *REQUIREMENTS,
+    *SHARDING_REQUIREMENTS,
+    *VERSION_REQUIREMENTS,
+    *NUMBER_REQUIREMENTS,
+)
 
 
 class MegatronLM:
@@ -42,7 +49,7 @@ class MegatronLM:
         """Raises UserError for a technique Megatron-LM has no flag for, or a number format the device has none for."""
         refuse_unmet(recipe, ALL_REQUIREMENTS)
         asked = recipe.training.numbers != NO_NUMBER_FORMATS
-        return (*RULES, *TECHNIQUE_RULES, *SHARDING_RULES, *(NUMBER_RULES if asked else ()))
+        return (*RULES, *MODEL_RULES, *TECHNIQUE_RULES, *SHARDING_RULES, *(NUMBER_RULES if asked else ()))
 
     def space(self, recipe: Recipe) -> Space:
         """Tensor parallelism stays inside the NVLink domain: across it, every layer would wait for the fabric."""

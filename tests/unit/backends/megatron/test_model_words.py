@@ -1,0 +1,243 @@
+"""Models in Megatron-LM's words: each part of a shape arrives, and what the command line cannot say is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.versions import core_parser
+from llmlaunch.errors import UserError
+from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling, Router, SlidingWindow
+from llmlaunch.planner.pricing import situation
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import Techniques
+
+ONE = Layout(data=8, zero_stage=1)
+DENSE = ModelShape("dense", 8, 4096, 14336, 32, 8, 128, 32000, 8192)
+LATENT = replace(DENSE, name="latent", num_query_groups=32, mla=MlaShape(1536, 512, 128, 64, 128))
+EXPERTS = MoeShape(64, 6, 1408, 2816, (0, *(1,) * 7))
+MIXTURE = replace(DENSE, name="mixture", moe=EXPERTS)
+DEEPSEEK_YARN = RopeScaling("yarn", 40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+DEEPSEEK_ROUTER = Router("sigmoid", 8, 4, 2.5, True, True, "seq_aux_loss", 0.0001)
+
+
+def recipe_of(shape: ModelShape, *overrides: str, techniques: Techniques | None = None) -> Recipe:
+    recipe = replace(load_recipe(asset("recipes", "llama3-8b.yaml"), overrides), model=shape)
+    return recipe if techniques is None else replace(recipe, techniques=techniques)
+
+
+def said(recipe: Recipe, layout: Layout = ONE) -> dict[str, str]:
+    """Rendered flags with their values in one string."""
+    return {one.flag: " ".join(map(str, one.values)) for one in MegatronLM().render(recipe, layout).arguments}
+
+
+def refused_by(recipe: Recipe, layout: Layout) -> set[str]:
+    at = situation(recipe, LayoutColumns.of([layout]))
+    return {rule.key for rule in MegatronLM().rules(recipe) if not bool(np.all(rule.allows(at)))}
+
+
+def test_latent_attention_with_its_rotation() -> None:
+    words = said(recipe_of(replace(LATENT, rope_scaling=DEEPSEEK_YARN)))
+    expected = {
+        "--multi-latent-attention": "",
+        "--q-lora-rank": "1536",
+        "--kv-lora-rank": "512",
+        "--qk-head-dim": "128",
+        "--qk-pos-emb-head-dim": "64",
+        "--v-head-dim": "128",
+        "--qk-layernorm": "",  # the latents' norms
+        "--position-embedding-type": "rope",
+        "--rope-type": "yarn",
+        "--rotary-scaling-factor": "40",
+        "--mscale": "1",
+        "--mscale-all-dim": "1",
+    }
+    assert expected.items() <= words.items()
+    assert not {"--group-query-attention", "--kv-channels", "--no-rope-fusion"} & set(words)
+
+
+def test_latent_attention_that_is_not_scaled_rotates_plainly_and_unfused() -> None:
+    words = said(recipe_of(replace(LATENT, mla=MlaShape(None, 512, 128, 64, 128))))
+    assert words["--rope-type"] == "rope"
+    assert "--no-rope-fusion" in words  # fused, it is refused for rope
+    assert "--q-lora-rank" not in words
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        (RopeScaling("llama3", 8.0, 8192), {"--use-rope-scaling": "", "--rope-scaling-factor": "8"}),
+        (RopeScaling("linear", 4.0), {"--rotary-seq-len-interpolation-factor": "4"}),
+        (
+            RopeScaling("yarn", 4.0, 32768, truncate=False),
+            {
+                "--position-embedding-type": "yarn",
+                "--rotary-scaling-factor": "4",
+                "--yarn-original-max-position-embeddings": "32768",
+                "--yarn-beta-fast": "32",
+                "--yarn-beta-slow": "1",
+                "--no-yarn-correction-range-round-to-int": "",
+            },
+        ),
+    ],
+)
+def test_scaled_positions(scaling: RopeScaling, expected: dict[str, str]) -> None:
+    assert expected.items() <= said(recipe_of(replace(DENSE, rope_scaling=scaling))).items()
+
+
+def test_yarn_of_ordinary_attention_came_after_core_016() -> None:
+    recipe = recipe_of(
+        replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 32768)), "backend={name: megatron-lm, version: '0.16.1'}"
+    )
+    with pytest.raises(
+        UserError, match=r"model\.rope_scaling: Megatron core 0\.16 has no --position-embedding-type yarn"
+    ):
+        MegatronLM().render(recipe, ONE)
+
+
+def test_norms_and_windows() -> None:
+    window = SlidingWindow(1024, full_every=6)
+    words = said(recipe_of(replace(DENSE, zero_centered_norm=True, norm_epsilon=1e-6, sliding_window=window)))
+    assert "--apply-layernorm-1p" in words
+    assert words["--norm-epsilon"] == "1e-06"
+    assert words["--window-size"] == "1023,0"  # before it, without itself
+    assert words["--window-attn-skip-freq"] == "6"
+    # as long as the sequence, it hides nothing
+    assert "--window-size" not in said(recipe_of(replace(DENSE, sliding_window=SlidingWindow(8192))))
+    assert "--norm-epsilon" not in said(recipe_of(DENSE))
+
+
+def test_gelu_without_biases_is_not_fused() -> None:
+    plain = replace(DENSE, gated_mlp=False, activation="gelu")
+    assert "--no-bias-gelu-fusion" in said(recipe_of(plain))
+    assert "--no-bias-gelu-fusion" not in said(recipe_of(replace(plain, linear_bias=True)))
+
+
+def test_prediction_of_several_tokens() -> None:
+    assert said(recipe_of(replace(DENSE, mtp_num_layers=1)))["--mtp-num-layers"] == "1"
+
+
+def test_a_router_of_deepseek() -> None:
+    words = said(recipe_of(replace(MIXTURE, moe=replace(EXPERTS, router=DEEPSEEK_ROUTER))))
+    expected = {
+        "--moe-router-score-function": "sigmoid",
+        "--moe-router-num-groups": "8",
+        "--moe-router-group-topk": "4",
+        "--moe-router-topk-scaling-factor": "2.5",
+        "--moe-router-enable-expert-bias": "",
+        "--moe-router-load-balancing-type": "seq_aux_loss",
+        "--moe-aux-loss-coeff": "0.0001",
+        "--moe-router-dtype": "fp32",  # 64 experts
+        "--moe-shared-expert-intermediate-size": "2816",
+        "--moe-layer-freq": "[0,1,1,1,1,1,1,1]",
+    }
+    assert expected.items() <= words.items()
+    assert "--moe-router-pre-softmax" not in words
+
+
+def test_softmax_before_the_choice_only_where_the_chosen_need_not_sum_to_one() -> None:
+    def router(topk: int, normalize: bool) -> dict[str, str]:
+        moe = replace(EXPERTS, topk=topk, router=Router(normalize_topk=normalize, balancing="none"))
+        return said(recipe_of(replace(MIXTURE, moe=moe)))
+
+    assert "--moe-router-pre-softmax" not in router(6, True)
+    assert "--moe-router-pre-softmax" in router(6, False)
+    assert "--moe-router-pre-softmax" in router(1, True)  # Megatron refuses one expert without
+    assert router(6, True)["--moe-router-load-balancing-type"] == "none"
+    assert "--moe-aux-loss-coeff" not in router(6, True)
+
+
+def test_dispatchers_and_the_shared_expert() -> None:
+    flex = replace(MIXTURE, moe=replace(EXPERTS, num_experts=8, token_dispatcher="flex", shared_expert_gate=True))
+    words = said(recipe_of(flex, techniques=Techniques(flex_backend="hybridep", overlap_shared_expert=True)))
+    assert words["--moe-token-dispatcher-type"] == "flex"
+    assert words["--moe-flex-dispatcher-backend"] == "hybridep"
+    assert words["--moe-router-dtype"] == "fp32"  # what it sends
+    assert {"--moe-shared-expert-gate", "--moe-shared-expert-overlap", "--moe-grouped-gemm"} <= set(words)
+    assert said(recipe_of(flex))["--moe-flex-dispatcher-backend"] == "deepep"
+    usual = said(recipe_of(replace(MIXTURE, moe=replace(EXPERTS, num_experts=8))))
+    assert usual["--moe-token-dispatcher-type"] == "alltoall"
+    assert not {"--moe-flex-dispatcher-backend", "--moe-router-dtype", "--moe-shared-expert-overlap"} & set(usual)
+
+
+MANY = [
+    replace(LATENT, rope_scaling=DEEPSEEK_YARN, mtp_num_layers=1, moe=replace(EXPERTS, router=DEEPSEEK_ROUTER)),
+    replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 32768, mscale=1.0, mscale_all_dim=0.5), qk_layernorm=True),
+    replace(DENSE, rope_scaling=RopeScaling("linear", 2.0), sliding_window=SlidingWindow(512), zero_centered_norm=True),
+    replace(MIXTURE, moe=replace(EXPERTS, token_dispatcher="flex", shared_expert_gate=True, capacity_factor=1.5)),
+]
+
+
+@pytest.mark.parametrize("shape", MANY, ids=lambda shape: str(shape.name))
+def test_every_word_is_one_the_real_parser_takes(shape: ModelShape) -> None:
+    flags = core_parser("0.19").flags
+    for one in MegatronLM().render(recipe_of(shape), ONE).arguments:
+        flag = flags.get(one.flag)
+        assert flag is not None, one.flag
+        assert flag.values in ("*", "+") or len(one.values) == flag.values, one
+        assert not flag.choices or set(map(str, one.values)) <= set(flag.choices), one
+
+
+REFUSED: list[tuple[str, ModelShape]] = [
+    ("model.activation", replace(DENSE, activation="gelu")),
+    ("model.activation", replace(DENSE, gated_mlp=False, activation="silu")),
+    ("model.post_norms", replace(DENSE, post_norms=True)),
+    ("model.scaled_embedding", replace(DENSE, scaled_embedding=True)),
+    ("model.attention_scale", replace(DENSE, attention_scale=256.0)),
+    ("model.attention_softcap", replace(DENSE, attention_softcap=50.0)),
+    ("model.attention_softcap", replace(DENSE, logit_softcap=30.0)),
+    ("model.position_embedding", replace(DENSE, position_embedding="alibi")),
+    ("model.sliding_window", replace(LATENT, sliding_window=SlidingWindow(128))),
+    ("model.sliding_window.rotary_base", replace(DENSE, sliding_window=SlidingWindow(128, rotary_base=1e4))),
+    ("model.rope_scaling", replace(DENSE, rope_scaling=RopeScaling("llama3", 32.0, 8192))),
+    ("model.rope_scaling", replace(DENSE, rope_scaling=RopeScaling("llama3", 8.0, 4096))),
+    ("model.rope_scaling.factor", replace(DENSE, rope_scaling=RopeScaling("linear", 2.5))),
+    ("model.rope_scaling", replace(LATENT, rope_scaling=RopeScaling("linear", 2.0))),
+    ("model.rope_scaling", replace(LATENT, rope_scaling=replace(DEEPSEEK_YARN, beta_fast=16.0))),
+    ("model.rope_scaling", replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 4096, mscale=1.0))),
+    ("model.rope_scaling", replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 4096, attention_factor=1.2))),
+    ("model.mtp_num_layers", replace(DENSE, mtp_num_layers=1, rope_scaling=RopeScaling("yarn", 4.0, 4096))),
+    (
+        "model.moe.router.normalize_topk",
+        replace(MIXTURE, moe=replace(EXPERTS, router=Router("sigmoid", normalize_topk=False))),
+    ),
+    ("model.moe.router.expert_bias", replace(MIXTURE, moe=replace(EXPERTS, router=Router(expert_bias=True)))),
+]
+
+
+@pytest.mark.parametrize(("key", "shape"), REFUSED)
+def test_what_the_command_line_cannot_say_is_refused_by_name(key: str, shape: ModelShape) -> None:
+    with pytest.raises(UserError, match=rf" {key}: ".replace(".", r"\.")):
+        MegatronLM().render(recipe_of(shape), ONE)
+    with pytest.raises(UserError, match=rf" {key}: ".replace(".", r"\.")):
+        MegatronLM().rules(recipe_of(shape))
+
+
+def test_an_overlapped_shared_expert_excludes_other_ways() -> None:
+    overlapped, other = Techniques(overlap_shared_expert=True), replace(EXPERTS, token_dispatcher="allgather")
+    with pytest.raises(UserError, match="overlap_shared_expert: needs token_dispatcher: alltoall or flex"):
+        MegatronLM().rules(recipe_of(replace(MIXTURE, moe=other), techniques=overlapped))
+    with pytest.raises(UserError, match="overlap_shared_expert: excludes delay_weight_gradients"):
+        MegatronLM().rules(recipe_of(MIXTURE, techniques=replace(overlapped, delay_weight_gradients=True)))
+    again = replace(overlapped, recompute_modules=("shared_experts",))
+    selective = replace(ONE, recompute=RECOMPUTE_SELECTIVE)
+    assert refused_by(recipe_of(MIXTURE, techniques=again), selective) == {"overlapped-expert-kept"}
+
+
+@pytest.mark.parametrize(
+    ("key", "shape", "layout"),
+    [
+        ("biased-experts", replace(MIXTURE, linear_bias=True), Layout(data=4, expert=2, expert_tensor=2)),
+        ("window-without-context", replace(DENSE, sliding_window=SlidingWindow(512)), Layout(context=2, data=16)),
+        ("deepep-needs-others", replace(MIXTURE, moe=replace(EXPERTS, token_dispatcher="flex")), ONE),
+    ],
+)
+def test_each_rule_refuses_what_it_is_there_for(key: str, shape: ModelShape, layout: Layout) -> None:
+    assert key in refused_by(recipe_of(shape), layout)
+    assert key not in refused_by(recipe_of(DENSE), layout)

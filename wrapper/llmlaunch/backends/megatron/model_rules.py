@@ -1,0 +1,278 @@
+"""Which models Megatron-LM's command line can say (core 0.19), as data.
+
+What it cannot is refused by name: left out, a model would train as another one than was asked for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.backends.megatron.attention_arguments import windowed
+from llmlaunch.backends.requirements import Requirement
+from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
+from llmlaunch.models.shape import ModelShape, Router, natural_activation
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["MODEL_REQUIREMENTS", "MODEL_RULES"]
+
+Bools = NDArray[np.bool_]
+
+CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
+BUILDER = "megatron/training/argument_utils.py core_transformer_config_from_args, core 0.19"
+PARSER = "megatron/training/arguments.py, core 0.19"
+LATENT = "megatron/core/transformer/transformer_config.py MLATransformerConfig, core 0.19"
+ROUTING = "megatron/core/transformer/moe/moe_utils.py topk_routing_with_score_function, core 0.19"
+RING = "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py attn_forward_func_with_cp, 2.20"
+ELSEWHERE = "backend: deepspeed trains it"
+
+LLAMA3_SCALING = (8.0, 8192, 1.0, 4.0)  # factor, positions before, low and high frequency factor
+LATENT_SCALING = (4096, 32.0, 1.0, True)  # positions before, beta_fast, beta_slow, truncate
+
+
+def scaling_of(shape: ModelShape, kind: str) -> bool:
+    return shape.rope_scaling is not None and shape.rope_scaling.kind == kind
+
+
+def other_llama3_scaling(shape: ModelShape) -> bool:
+    at = shape.rope_scaling
+    if at is None or at.kind != "llama3":
+        return False
+    before = at.original_max_position_embeddings
+    return (at.factor, before, at.low_frequency_factor, at.high_frequency_factor) != LLAMA3_SCALING
+
+
+def other_latent_scaling(shape: ModelShape) -> bool:
+    """MLATransformerConfig's own values: the flags of the same name are those of ordinary attention."""
+    at = shape.rope_scaling
+    if at is None or at.kind != "yarn" or shape.mla is None:
+        return False
+    before = at.original_max_position_embeddings
+    return (before, at.beta_fast, at.beta_slow, at.truncate) != LATENT_SCALING
+
+
+def broken_factor(shape: ModelShape) -> bool:
+    at = shape.rope_scaling
+    return at is not None and at.kind == "linear" and not float(at.factor).is_integer()
+
+
+def half_a_weight(shape: ModelShape) -> bool:
+    at = shape.rope_scaling
+    return at is not None and at.kind == "yarn" and ((at.mscale is None) != (at.mscale_all_dim is None))
+
+
+def router_of(recipe: Recipe) -> Router:
+    return recipe.model.moe.router if recipe.model.moe is not None else Router()
+
+
+def dispatcher_of(recipe: Recipe) -> str | None:
+    return recipe.model.moe.token_dispatcher if recipe.model.moe is not None else None
+
+
+MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "activation",
+        "model.activation",
+        "an MLP is SwiGLU (gated) or GELU (not gated) here: no argument makes a gated GELU, as Gemma's; " + ELSEWHERE,
+        BUILDER,
+        lambda r: r.model.activation != natural_activation(r.model.gated_mlp),
+    ),
+    Requirement(
+        "no-post-norms",
+        "model.post_norms",
+        "a layer has two norms here, not four as Gemma 2; " + ELSEWHERE,
+        "megatron/core/models/gpt/gpt_layer_specs.py, core 0.19",
+        lambda r: r.model.post_norms,
+    ),
+    Requirement(
+        "no-scaled-embedding",
+        "model.scaled_embedding",
+        "no argument multiplies the embedding by sqrt(hidden_size), as Gemma's; " + ELSEWHERE,
+        "megatron/core/models/common/embeddings/language_model_embedding.py, core 0.19",
+        lambda r: r.model.scaled_embedding,
+    ),
+    Requirement(
+        "no-attention-scale",
+        "model.attention_scale",
+        "softmax_scale of the configuration has no argument; " + ELSEWHERE,
+        PARSER,
+        lambda r: r.model.attention_scale is not None,
+    ),
+    Requirement(
+        "no-softcap",
+        "model.attention_softcap",
+        "scores and logits are not capped here; " + ELSEWHERE,
+        CONFIG,
+        lambda r: r.model.attention_softcap is not None or r.model.logit_softcap is not None,
+    ),
+    Requirement(
+        "no-alibi",
+        "model.position_embedding",
+        "alibi is none of --position-embedding-type; write rope, learned_absolute or none",
+        PARSER,
+        lambda r: r.model.position_embedding == "alibi",
+    ),
+    Requirement(
+        "window-without-latents",
+        "model.sliding_window",
+        "latent attention sees the whole sequence; remove sliding_window or mla",
+        "megatron/core/transformer/attention.py, core 0.19",
+        lambda r: r.model.mla is not None and windowed(r.model, r.workload.sequence_length),
+    ),
+    Requirement(
+        "one-rotary-base",
+        "model.sliding_window.rotary_base",
+        "all layers share --rotary-base; " + ELSEWHERE,
+        "megatron/core/models/gpt/gpt_model.py, core 0.19",
+        lambda r: r.model.sliding_window is not None and r.model.sliding_window.rotary_base is not None,
+    ),
+    Requirement(
+        "llama3-scaling",
+        "model.rope_scaling",
+        "pretrain_gpt.py passes --use-rope-scaling on and forgets --rope-scaling-factor: the model is built with "
+        "factor 8, 8192 positions before, frequency factors 1 and 4, those of Llama 3.1; others train as those; "
+        + ELSEWHERE,
+        "megatron/training/argument_utils.py gpt_config_from_args, core 0.19; gpt_builders.py of the checkout",
+        lambda r: other_llama3_scaling(r.model),
+    ),
+    Requirement(
+        "linear-scaling-is-whole",
+        "model.rope_scaling.factor",
+        "--rotary-seq-len-interpolation-factor takes a whole number; " + ELSEWHERE,
+        PARSER,
+        lambda r: broken_factor(r.model),
+    ),
+    Requirement(
+        "latent-scaling",
+        "model.rope_scaling",
+        "latent attention is scaled by yarn, from 4096 positions with beta_fast 32 and beta_slow 1: those have no "
+        "arguments; " + ELSEWHERE,
+        LATENT,
+        lambda r: (
+            other_latent_scaling(r.model)
+            or (r.model.mla is not None and (scaling_of(r.model, "linear") or scaling_of(r.model, "llama3")))
+        ),
+    ),
+    Requirement(
+        "yarn-weights",
+        "model.rope_scaling",
+        "yarn's scores are scaled by mscale and mscale_all_dim together, or by neither; give both or none, and no "
+        "attention_factor",
+        "megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py, core 0.19",
+        lambda r: (
+            half_a_weight(r.model)
+            or (r.model.rope_scaling is not None and r.model.rope_scaling.attention_factor is not None)
+        ),
+    ),
+    Requirement(
+        "prediction-without-yarn",
+        "model.mtp_num_layers",
+        "multi-token prediction needs --position-embedding-type rope or none; remove mtp_num_layers or rope_scaling",
+        "megatron/training/arguments.py validate_args, core 0.19",
+        lambda r: (
+            bool(r.model.mtp_num_layers)
+            and (
+                r.model.position_embedding not in ("rope", "none")
+                or (r.model.mla is None and scaling_of(r.model, "yarn"))
+            )
+        ),
+    ),
+    Requirement(
+        "sigmoid-sums-to-one",
+        "model.moe.router.normalize_topk",
+        "sigmoid scores always sum to 1 over the chosen experts here; write normalize_topk: true",
+        ROUTING,
+        lambda r: (
+            router_of(r).score_function == "sigmoid"
+            and not router_of(r).normalize_topk
+            and r.model.moe is not None
+            and r.model.moe.topk > 1
+        ),
+    ),
+    Requirement(
+        "expert-bias-needs-sigmoid",
+        "model.moe.router.expert_bias",
+        "needs score_function: sigmoid",
+        CONFIG,
+        lambda r: router_of(r).expert_bias and router_of(r).score_function != "sigmoid",
+    ),
+    Requirement(
+        "shared-expert-overlap-dispatcher",
+        "layout.overlap_shared_expert",
+        "needs token_dispatcher: alltoall or flex",
+        CONFIG,
+        lambda r: r.techniques.overlap_shared_expert and dispatcher_of(r) == "allgather",
+    ),
+    Requirement(
+        "shared-expert-overlap-alone",
+        "layout.overlap_shared_expert",
+        "excludes delay_weight_gradients, which overlaps the whole exchange; remove one of the two",
+        CONFIG,
+        lambda r: r.techniques.overlap_shared_expert and r.techniques.delay_weight_gradients,
+    ),
+)
+
+
+def biased_experts_are_whole(s: Situation) -> Bools:
+    biased = s.shape.moe is not None and s.shape.linear_bias
+    column: Bools = np.logical_or(not biased, np.equal(s.layouts.expert_tensor, 1))
+    return column
+
+
+def window_without_context(s: Situation) -> Bools:
+    column: Bools = np.logical_or(not windowed(s.shape, s.workload.sequence_length), np.equal(s.layouts.context, 1))
+    return column
+
+
+def deepep_needs_others(s: Situation) -> Bools:
+    flex = s.shape.moe is not None and s.shape.moe.token_dispatcher == "flex"
+    deepep = flex and s.techniques.flex_backend in (None, "deepep")
+    column: Bools = np.logical_or(not deepep, s.layouts.expert * s.layouts.expert_tensor > 1)
+    return column
+
+
+def overlapped_expert_is_kept(s: Situation) -> Bools:
+    made_again = s.techniques.overlap_shared_expert and "shared_experts" in s.techniques.recompute_modules
+    column: Bools = np.logical_or(not made_again, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
+    return column
+
+
+def delayed_prediction(s: Situation) -> Bools:
+    allowed = not s.techniques.delay_weight_gradients or s.shape.mtp_num_layers <= 1
+    return np.full(len(s.layouts), allowed)
+
+
+MODEL_RULES: tuple[Rule, ...] = (
+    Rule(
+        "biased-experts",
+        "experts with biases need --expert-tensor-parallel-size 1",
+        CONFIG,
+        biased_experts_are_whole,
+    ),
+    Rule(
+        "window-without-context",
+        "a sliding window needs --context-parallel-size 1: rings of keys and values pass no windows",
+        RING,
+        window_without_context,
+    ),
+    Rule(
+        "deepep-needs-others",
+        "flex_backend: deepep needs expert x expert tensor parallel size above 1",
+        "megatron/core/transformer/moe/token_dispatcher.py MoEFlexTokenDispatcher, core 0.19",
+        deepep_needs_others,
+    ),
+    Rule(
+        "overlapped-expert-kept",
+        "overlap_shared_expert cannot recompute shared_experts",
+        CONFIG,
+        overlapped_expert_is_kept,
+        of_words=True,
+    ),
+    Rule(
+        "delayed-gradients-prediction",
+        "delay_weight_gradients takes one module of multi-token prediction at most",
+        CONFIG,
+        delayed_prediction,
+        of_words=True,
+    ),
+)
