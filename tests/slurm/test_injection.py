@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,13 @@ ATTACKS = {
 # What has another meaning by its nature: lines of shell, which are the recipe's own code.
 CODE: set[Place] = {("setup", 0), ("cluster", "setup", 0)}
 
+MEGATRON = {"backend": {"name": "megatron-lm"}, "cluster": {"base": "h100-80gb-x8"}, "data": {"mock": True}}
+
 # What a field stands in where it means anything; the rest is as in the quickstart.
 AROUND: dict[Place, dict[str, Any]] = {
-    ("backend", "path"): {
-        "backend": {"name": "megatron-lm"},
-        "cluster": {"base": "h100-80gb-x8"},
-        "data": {"mock": True},
-    },
+    ("backend", "path"): MEGATRON,
+    ("data", "blend", 0, "path"): {**MEGATRON, "data": {"blend": [{"weight": 1}]}},
+    ("data", "cache_path"): {**MEGATRON, "data": {"path": "/data"}},
     ("data", "path"): {"data": {}},
     ("data", "tokenizer"): {"data": {"path": "/data"}},
     ("training", "checkpoint_path"): {"training": {**QUICKSTART["training"], "save_interval": 10}, "restart": "none"},
@@ -105,7 +106,8 @@ HARMLESS: dict[str, Any] = {
 
 # With these no training starts here, or no other field would be left: each is submitted on its own.
 ON_ITS_OWN: set[Place] = {
-    ("python",), ("container", "image"), ("container", "mounts", 0), ("backend", "path"), ("data", "tokenizer")
+    ("python",), ("container", "image"), ("container", "mounts", 0), ("backend", "path"), ("data", "tokenizer"),
+    ("data", "blend", 0, "path"), ("data", "cache_path")
 }  # fmt: skip
 
 
@@ -113,8 +115,9 @@ def with_text(recipe: dict[str, Any], place: Place, text: str) -> dict[str, Any]
     """A copy in which the field holds `text`."""
     recipe = copy.deepcopy({**recipe, **AROUND.get(place, {})})
     folder: Any = recipe
-    for key in place[:-1]:
-        folder = folder.setdefault(key, [] if place[-1] == 0 and key == place[-2] else {})
+    for key, inside in pairwise(place):
+        empty: Any = [] if inside == 0 else {}
+        folder = folder[0] if key == 0 else folder.setdefault(key, empty)
     if place[-1] == 0:
         folder.append(f"/{text}:/here" if "mounts" in place else text)
     else:
@@ -182,8 +185,8 @@ def attack(request: pytest.FixtureRequest, canary: Path) -> Iterator[Attack]:
 
 def test_every_field_takes_the_text_or_refuses_it_in_a_sentence_that_names_it(attack: Attack) -> None:
     for place, said in refusals(attack).items():
-        named = [str(part) for part in place if isinstance(part, str) and part != "<key>"]
-        assert not said or f"{'.'.join(named)}" in said, (place, said)
+        named = takewhile(lambda part: isinstance(part, str) and part != "<key>", place)
+        assert not said or f"{'.'.join(map(str, named))}" in said, (place, said)
         assert "\n" not in said, (place, said)
     assert {("name",), ("cluster", "name")} < {place for place, said in refusals(attack).items() if said}
 

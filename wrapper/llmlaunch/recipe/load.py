@@ -16,6 +16,7 @@ from llmlaunch.models.presets import resolve_model
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.consistency import disagreements
 from llmlaunch.recipe.containers import container, container_problems
+from llmlaunch.recipe.datasets import data, data_problems, with_places_found
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.numbers import number_formats, number_problems, schedule, schedule_problems
 from llmlaunch.recipe.overrides import apply_overrides
@@ -26,7 +27,6 @@ from llmlaunch.recipe.types import (
     BackendChoice,
     Budget,
     Code,
-    Data,
     MemoryPolicy,
     Recipe,
     Training,
@@ -51,6 +51,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     recipe = _resolve(file, document, Path(path).parent)
     problems = [
         *_backend_and_pins(file),
+        *data_problems(file.data, recipe.backend.name),
         *technique_problems(file, recipe.model),
         *number_problems(file),
         *schedule_problems(recipe),
@@ -66,17 +67,20 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def _absolute(recipe: Recipe, base_dir: Path) -> Recipe:
     """The job runs in its run directory: what the recipe names relative to itself must still be found there."""
 
-    def found(path: str | None) -> str | None:
-        return None if path is None else str((base_dir / Path(path).expanduser()).absolute())
+    def place(path: str) -> str:
+        return str((base_dir / Path(path).expanduser()).absolute())
 
-    training, data, backend = recipe.training, recipe.data, recipe.backend
+    def found(path: str | None) -> str | None:
+        return None if path is None else place(path)
+
+    training, backend = recipe.training, recipe.backend
     return replace(
         recipe,
         backend=replace(backend, path=found(backend.path), script=found(backend.script)),
         training=replace(
             training, checkpoint_path=found(training.checkpoint_path), start_from=found(training.start_from)
         ),
-        data=replace(data, path=found(data.path)),
+        data=with_places_found(recipe.data, place),
         code=replace(recipe.code, path=found(recipe.code.path)),
     )
 
@@ -100,7 +104,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         cluster=cluster,
         nodes=file.nodes,
         training=_training(file.training),
-        data=Data(file.data.mock, file.data.path, file.data.python_source, file.data.tokenizer),
+        data=data(file.data),
         pins=_pins(file.layout) if isinstance(file.layout, PinsFile) else {},
         memory=MemoryPolicy(float(file.memory.limit), int(file.memory.floor_gib * _GIB), file.memory.risk),
         slurm={**cluster.slurm, **file.slurm},

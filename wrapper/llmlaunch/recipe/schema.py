@@ -34,6 +34,7 @@ from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.schema import ShapeFile
 from llmlaunch.recipe.amounts import TOKENS, token_count
 from llmlaunch.recipe.containers import ContainerFile
+from llmlaunch.recipe.datasets import DataFile
 from llmlaunch.recipe.numbers import Betas, Fp8, OptimizerFile
 from llmlaunch.recipe.recovery import OnOomKey, RestartKey, WatchdogKey
 from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES, MOST_STEPS
@@ -268,23 +269,6 @@ class TrainingFile(StrictModel):
         if (self.save_interval is None) != (self.checkpoint_path is None):
             missing = "checkpoint_path" if self.checkpoint_path is None else "save_interval"
             raise ValueError(f"save_interval and checkpoint_path go together; add {missing} or remove the other")
-        return self
-
-
-class DataFile(StrictModel):
-    """What it is trained on: exactly one of mock, path and python_source."""
-
-    mock: bool = Field(False, description="Made-up tokens of the framework: for measuring speed and memory")
-    path: PathText | None = Field(None, description="The framework's own format, a text file or a folder of text files")
-    python_source: bool = Field(False, description="Source files of Python's standard library, byte by byte")
-    tokenizer: Line | None = Field(None, description="Hugging Face tokenizer for `path`")
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> DataFile:
-        if self.mock + self.python_source + (self.path is not None) != 1:
-            raise ValueError("give exactly one of mock: true, path: ... or python_source: true")
-        if self.tokenizer is not None and self.path is None:
-            raise ValueError("tokenizer belongs to path; remove it")
         return self
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "MOST_STEPS",
     "NO_BUDGET",
     "BackendChoice",
+    "BlendPart",
     "Budget",
     "Code",
     "Container",
@@ -87,14 +88,32 @@ class Training:
 
 
 @dataclass(frozen=True)
+class BlendPart:
+    """An indexed dataset and its weight beside the others'."""
+
+    path: str
+    weight: float
+
+
+@dataclass(frozen=True)
 class Data:
-    """Exactly one of: `mock`; `path` (framework's own format, a text file or a folder of text files);
-    `python_source` (the standard library's own source files as byte-level text: nothing is downloaded)."""
+    """Exactly one of: `mock`; `path` (framework's own format, a text file or a folder of text files); `blend` (several
+    indexed datasets); `python_source` (the standard library's own source files as byte-level text: nothing is
+    downloaded). `split` is "train,valid,test" shares. None is the backend's choice."""
 
     mock: bool = False
     path: str | None = None
     python_source: bool = False
     tokenizer: str | None = None
+    blend: tuple[BlendPart, ...] = ()
+    split: str | None = None
+    cache_path: str | None = None  # folder for indexes
+    tokenizer_type: str | None = None  # in Megatron's words
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """Where data is read from."""
+        return (*(() if self.path is None else (self.path,)), *(part.path for part in self.blend))
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,11 @@ def _mounted(recipe: Recipe) -> list[str]:
     """What the recipe names by its path and no mount brings into the container. Raises UserError for a path no mount
     can hold."""
     training, data, backend = recipe.training, recipe.data, recipe.backend
-    # a layout tried after another may keep its checkpoints beside the first one's
-    written, read = _folder(training.checkpoint_path), (data.path, training.start_from, backend.path, backend.script)
-    found = [_unless_brought(recipe, written, written=True), *(_unless_brought(recipe, path) for path in read)]
+    # a layout tried after another may keep its checkpoints beside the first one's, and a cache may not be there yet
+    written = (_folder(training.checkpoint_path), _folder(data.cache_path))
+    read = (*data.datasets, _if_a_path(data.tokenizer), training.start_from, backend.path, backend.script)
+    brought = [_unless_brought(recipe, path, written=True) for path in written]
+    found = [*brought, *(_unless_brought(recipe, path) for path in read)]
     wanted = [path for path in found if path]
     for path in wanted:
         if re.search("[,:]", path):
@@ -126,6 +128,11 @@ def _unless_brought(recipe: Recipe, path: str | None, written: bool = False) -> 
         if PurePath(path).is_relative_to(place) and not unfit:
             return ""
     return path
+
+
+def _if_a_path(name: str | None) -> str | None:
+    """A tokenizer may be named by its path, or otherwise."""
+    return name if name is not None and name.startswith("/") else None
 
 
 def _folder(path: str | None) -> str | None:

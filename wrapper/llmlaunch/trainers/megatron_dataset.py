@@ -59,17 +59,30 @@ def build_instead(*words: Any, **named: Any) -> NoReturn:
     samples = training.get_train_valid_test_num_samples()
     print(f"building indexes for {samples[0]} training samples, sequence length {args.seq_length}", flush=True)
     try:
-        with alone(args.data_cache_path or args.data_path[0]):
+        with contextlib.ExitStack() as held:
+            for place in places(args):
+                held.enter_context(alone(place))
             provider(samples)
     except OSError as error:
         print(
             f"{error}\nIndexes are kept beside the dataset; where you may not write, name another folder: "
-            "backend.extra_args: [--data-cache-path, /some/folder]",
+            "data.cache_path: /some/folder",
             file=sys.stderr,
         )
         leave(1)
     print("done", flush=True)
     raise Built
+
+
+def places(args: Any) -> list[str]:
+    """Where indexes will be written: the cache, else beside each dataset of a blend, in one order for all builders."""
+    if args.data_cache_path:
+        Path(args.data_cache_path).mkdir(parents=True, exist_ok=True)
+        return [str(Path(args.data_cache_path) / "llmlaunch")]
+    from megatron.core.datasets.utils import get_blend_from_list
+
+    blend = get_blend_from_list(args.data_path)
+    return sorted(blend[0]) if blend else []
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ CASES = [
     ("llama3-70b", ("on_oom=fallback", "training.save_interval=100", "training.checkpoint_path=/ckpt"), DENSE),
     ("llama3-8b", ("data={path: /data/text_document, tokenizer: /models/llama3}",), DENSE),
     ("mixtral-8x7b", (), MIXTURE),
+    ("llama3-8b", ("data={blend: [{path: /a, weight: 1}], cache_path: /c, tokenizer_type: GPT2BPETokenizer}",), DENSE),
     ("llama3-8b", ("training.start_from=/llama",), DENSE),
 ]
 
@@ -107,6 +108,40 @@ def test_indexes_of_a_dataset_are_built_first_from_the_same_words() -> None:
     assert rendered.prepare == (script, "--world-size", world, "--compute-capability", "9.0", *rendered.program)
     assert list(rendered.files) == ["trainer/megatron_dataset.py"]
     assert MegatronLM().render(recipe_of("llama3-70b"), DENSE).prepare == ()  # made-up data has no index
+
+
+def test_a_blend_is_weights_and_prefixes() -> None:
+    recipe = recipe_of(
+        "llama3-70b",
+        "data={blend: [{path: /data/a_document, weight: 7}, {path: /data/b_document, weight: 0.25}], "
+        "split: '98,2,0', cache_path: /cache}",
+    )
+    words = words_of(recipe, DENSE)
+    place = words.index("--data-path")
+    assert words[place + 1 : place + 5] == ["7", "/data/a_document", "0.25", "/data/b_document"]
+    assert value(words, "--split") == "98,2,0"
+    assert value(words, "--data-cache-path") == "/cache"
+    assert value(words, "--tokenizer-type") == "NullTokenizer"
+    assert MegatronLM().render(recipe, DENSE).prepare  # indexes of a blend are built first, too
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "model"),
+    [
+        ("tokenizer: meta-llama/Llama-3", "HuggingFaceTokenizer", "meta-llama/Llama-3"),
+        ("tokenizer: /t/20b.tiktoken, tokenizer_type: TikTokenizer", "TikTokenizer", "/t/20b.tiktoken"),
+        ("tokenizer: /t/l.model, tokenizer_type: SentencePieceTokenizer", "SentencePieceTokenizer", "/t/l.model"),
+        ("tokenizer_type: GPT2BPETokenizer", "GPT2BPETokenizer", None),
+    ],
+)
+def test_a_tokenizer_is_named_by_its_type_and_the_plan_says_how_many_words(
+    said: str, kind: str, model: str | None
+) -> None:
+    words = words_of(recipe_of("llama3-70b", f"data={{path: /data/text_document, {said}}}"), DENSE)
+    assert value(words, "--tokenizer-type") == kind
+    assert (value(words, "--tokenizer-model") if model else None) == model
+    assert value(words, "--padded-vocab-size") == str(-(-128256 // 1024) * 1024)  # 128 x tensor 8
+    assert "--vocab-size" not in words
 
 
 def test_resharding_may_be_asked_for_by_hand() -> None:

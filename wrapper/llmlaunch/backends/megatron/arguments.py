@@ -33,7 +33,7 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
         *sharding_arguments(recipe, layout),
         *technique_arguments(recipe, layout),
         *training_arguments(recipe, layout),
-        *data_arguments(recipe),
+        *data_arguments(recipe, layout),
         *checkpoint_arguments(recipe, layout),
     )
     refuse_repeats(recipe, (*words_of(planned), *STAGE_FLAGS))

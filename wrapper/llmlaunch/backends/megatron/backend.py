@@ -81,7 +81,7 @@ class MegatronLM:
         facts, ways = self.facts(recipe), recipe.techniques
         spoken = spoken_words(recipe, planned_arguments(recipe, layout))
         program = (script, *words_of(spoken.arguments), *recipe.backend.extra_args)
-        indexed = recipe.data.path is not None
+        indexed = bool(recipe.data.datasets)
         return Rendered(
             program=program,
             environment=environment(recipe, layout),
