@@ -1,6 +1,8 @@
 """Counts what DeepSpeed's optimizer classes hold: run with torchrun by test_deepspeed_bytes.py, prints one JSON line.
 
-argv: a JSON list of {"name", "precision", "config"}. Every engine trains a stack of square linear layers; counted are
+argv: a JSON list of {"name", "precision", "config"}. Every engine trains a stack of square linear layers, or, where a
+case has a "model", the Llama it describes with AutoTP or Ulysses as the config says (such a case must be the last: its
+groups stay); counted are
 live tensors after each phase of the third step, and the most allocated while the last backward and the step ran, all in
 bytes per parameter and beyond what was held before the engine was made. Copies gloo makes of its own are left out.
 """
@@ -101,12 +103,41 @@ def counted(case: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def split(case: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of one rank, and bytes of all that lasts."""
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config, left, before = case["config"], tensors(), held()
+    model = LlamaForCausalLM(LlamaConfig(**case["model"], attn_implementation="sdpa")).to(DTYPES[case["precision"]])
+    ranks = config.get("sequence_parallel_size", 1)
+    mpu = UlyssesSPAttentionHF.register_with_transformers(model, "sdpa", ranks, micro_batch_size=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), optimizer=optimizer, config=config, mpu=mpu
+    )
+    del model, optimizer
+    length = case["tokens"] // ranks
+    place = torch.arange(length)[None] + length * (dist.get_rank() if ranks > 1 else 0)
+    for _ in range(STEPS):
+        logits = engine(input_ids=torch.ones_like(place), position_ids=place, use_cache=False).logits
+        engine.backward(logits.float().mean())
+        engine.step()
+        width = logits.shape[-1]
+        del logits
+    engine.optimizer.zero_grad()
+    found = {"parameters": sum(p.numel() for p in engine.module.parameters()), "logits": width}
+    found["lasting"] = held() - before
+    left.clear()
+    return found
+
+
 def main() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(verbose=False)
     gc.collect()
     gc.freeze()  # the libraries' own objects are not looked through each time
-    results = {case["name"]: counted(case) for case in json.loads(sys.argv[1])}
+    results = {case["name"]: (split if "model" in case else counted)(case) for case in json.loads(sys.argv[1])}
     if dist.get_rank() == 0:
         print("COUNTED " + json.dumps(results), flush=True)
     dist.barrier()

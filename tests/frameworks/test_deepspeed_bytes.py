@@ -8,12 +8,21 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmlaunch.assets import asset
+from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.backends.deepspeed.config import ds_config
+from llmlaunch.backends.deepspeed.model_config import model_config
 from llmlaunch.backends.facts.deepspeed import ENGINES, Engine, Share
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.weights import rank_parameters
+from llmlaunch.recipe.load import load_recipe
 
 pytestmark = pytest.mark.frameworks
 
@@ -23,6 +32,11 @@ LAYERS = 16
 WIDTH = 256
 BUCKET = 4 * WIDTH * WIDTH  # elements: four layers
 SECONDS = 150
+TENSOR, CONTEXT = Layout(tensor=2), Layout(context=2)
+SPLIT_RECIPE = load_recipe(
+    asset("recipes", "quickstart.yaml"),
+    ("training.sequence_length=64", "training.global_batch_size=1", "training.precision=bf16"),
+)
 COUNTED = [row for row in ENGINES if row.evidence == "counted"]
 
 
@@ -88,11 +102,25 @@ def secondary(microbatches: int = 2) -> dict[str, Any]:
     return made | {"name": "hpZ"}
 
 
+def split_case(layout: Layout, stage: int) -> dict[str, Any]:
+    """Our own ds_config of a small Llama, split over both ranks."""
+    recipe = SPLIT_RECIPE
+    config = ds_config(recipe, replace(layout, zero_stage=stage))
+    return {
+        "name": layout.describe(),
+        "precision": "bf16",
+        "tokens": recipe.workload.sequence_length,
+        "model": {k: v for k, v in model_config(recipe).items() if k != "model_type"},
+        "config": config,
+    }
+
+
 @pytest.fixture(scope="module")
 def counted() -> dict[str, Any]:
     """Every row with one and with two micro-batches; ZeRO 3 in a program of its own, because it lets go of little."""
-    split = [case(row, m) for row in COUNTED for m in (1, 2) if row.stage == 3]
-    return run([case(row, m) for row in COUNTED for m in (1, 2) if row.stage < 3]) | run([*split, secondary()])
+    sharded = [case(row, m) for row in COUNTED for m in (1, 2) if row.stage == 3]
+    others = [case(row, m) for row in COUNTED for m in (1, 2) if row.stage < 3]
+    return run([*others, split_case(TENSOR, 1)]) | run([*sharded, secondary(), split_case(CONTEXT, 2)])
 
 
 def bytes_of(*shares: Share) -> float:
@@ -133,6 +161,21 @@ def test_an_engine_holds_what_its_row_says(counted: dict[str, Any], row: Engine,
     for phase, more in expected.items():
         above = (4.0 if phase == "final" else 2.0) * bucket(row)
         assert (start + more) * 0.999 <= found[phase] <= (start + more) * 1.001 + above, phase
+
+
+@pytest.mark.parametrize(("layout", "stage"), [(TENSOR, 1), (CONTEXT, 2)])
+def test_a_split_model_holds_what_we_count(counted: dict[str, Any], layout: Layout, stage: int) -> None:
+    """AutoTP leaves embedding and norms whole and gathers the logits; Ulysses shards states over its ranks too."""
+    facts = DeepSpeed().facts(SPLIT_RECIPE)
+    job = Job(SPLIT_RECIPE.model, SPLIT_RECIPE.workload, facts)
+    rows = all_ranks(job, LayoutColumns.of([replace(layout, zero_stage=stage)]))
+    mine = rank_parameters(job, rows)
+    found = counted[layout.describe()]
+    assert found["parameters"] == mine.dense[0]
+    assert found["logits"] == SPLIT_RECIPE.model.vocab_size
+    shared = layout.data * layout.context
+    row = next(row for row in COUNTED if (row.stage, row.precision, row.accumulation) == (stage, "half", "same"))
+    assert found["lasting"] / mine.dense[0] == pytest.approx(row.lasting[0] + row.lasting[1] / shared, rel=0.02)
 
 
 def test_a_second_shard_is_made_in_the_forward_pass(counted: dict[str, Any]) -> None:

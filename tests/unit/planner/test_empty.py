@@ -106,10 +106,10 @@ def test_pins_that_leave_no_split_of_the_devices_are_named_together() -> None:
 
 
 def test_where_no_pin_is_to_blame_the_tightest_rule_and_what_would_satisfy_it_are_named() -> None:
-    message = refusal("llama2-7b-deepspeed", "training.global_batch_size=250")
+    message = refusal("quickstart", "training.global_batch_size=7")
     assert "[batch; deepspeed/runtime/config.py" in message
-    assert "training.global_batch_size: 256 (from 250)" in message
-    near = setting("llama2-7b-deepspeed", "training.global_batch_size=256")
+    assert "training.global_batch_size: 8 (from 7)" in message
+    near = setting("quickstart", "training.global_batch_size=8")
     assert len(near.search().order)
 
 

@@ -152,7 +152,7 @@ class MemoryFacts:
     partly_offloaded_bytes: float = 0.0  # per parameter of the rank, of the share whose states are not on the host
     travelling_checkpoints: float = 0.0  # layer inputs on the device while full recompute's others are on the host
     mlp_chunks_recomputed: bool = False  # a chunked MLP keeps its input alone and computes pieces again
-    context_all_to_all: bool = False  # context parallelism by all-to-all: the attention output is kept twice
+    context_all_to_all: bool = False  # context parallelism is by all-to-all: then the attention output is kept twice
     combine_bytes: float = 0.0  # per routed token and hidden element, kept to combine expert outputs
     expert_imbalance: float = 1.0  # tokens of the busiest device's experts over the mean, dropless routing
     quantized: Quantized | None = None
@@ -178,6 +178,9 @@ class MemoryFacts:
     groups: tuple[str, ...] = DEFAULT_GROUPS  # those groups, by name (memory/communicators.py)
     host: HostFacts = HostFacts()
     pad_vocabulary: bool = True  # to a multiple of 128 x tensor
+    embedding_whole: bool = False  # tensor parallelism leaves the embedding table whole, and a head tied to it
+    logits_gathered: bool = False  # every tensor rank gets the logits of the whole vocabulary
+    inputs_reduced_apart: bool = False  # each matrix that reads a block's input reduces its gradient by itself
 
     @property
     def residual_bytes(self) -> float:

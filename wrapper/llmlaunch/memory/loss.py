@@ -8,7 +8,7 @@ from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.saved import STATISTIC_BYTES, sequence_split, tokens
 from llmlaunch.memory.weights import vocabulary
 
-__all__ = ["cached_logits", "final_norm", "logits", "loss_piece", "step_logits"]
+__all__ = ["cached_logits", "final_norm", "logits", "logits_split", "loss_piece", "step_logits"]
 
 
 def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
@@ -22,10 +22,15 @@ def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
     return np.where(rows.last, kept, 0.0)
 
 
+def logits_split(job: Job, rows: RankColumns) -> FloatColumn:
+    """What the vocabulary is divided by where logits are concerned."""
+    return np.ones(len(rows)) if job.facts.logits_gathered else rows.tensor
+
+
 def logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank: the logits and whatever the loss keeps beside them at its worst moment, for every prediction head; of
     a loss fused with the head, the gradients it makes already."""
-    t = rows.tensor
+    t = logits_split(job, rows)
     heads = 1 + job.shape.mtp_num_layers
     per_logit: FloatColumn | float = job.facts.logit_bytes * heads
     if job.facts.deferred_head_gradients:
@@ -42,13 +47,13 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
 
 def cached_logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank: memory of logits already freed that the loss's larger tensors do not fit into."""
-    t = rows.tensor
+    t = logits_split(job, rows)
     return np.where(rows.last, tokens(job, rows) * job.facts.cached_logit_bytes * vocabulary(job, rows) / t, 0.0)
 
 
 def step_logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank of several: the logits of every micro-batch, where the pipeline returns them at the end of a step."""
-    t = rows.tensor
+    t = logits_split(job, rows)
     alive = rows.microbatches * tokens(job, rows) * job.facts.step_logits_bytes * vocabulary(job, rows) / t
     return np.where(rows.last & (rows.layouts.pipeline > 1), alive, 0.0)
 

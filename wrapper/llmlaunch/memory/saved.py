@@ -169,8 +169,9 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     tensors = _norm(job, rows, "attn_norm") | _post_norms(job, rows)
     statistics = STATISTIC_BYTES * shape.num_attention_heads
     # a narrower linear keeps its own copy of the attention's output; so does an all-to-all over context ranks
-    copied = facts.linear_input_bytes if facts.linear_input_bytes < e else 0.0
-    copied += e if facts.context_all_to_all else 0.0
+    copied: float | FloatColumn = facts.linear_input_bytes if facts.linear_input_bytes < e else 0.0
+    if facts.context_all_to_all:
+        copied = copied + np.where(rows.layouts.context > 1, e, 0.0)
     if shape.mla is None:
         width = float(shape.query_width)
         heads = shape.num_attention_heads if facts.key_values_expanded else shape.num_query_groups
@@ -182,7 +183,7 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         width = float(shape.num_attention_heads * shape.mla.v_head_dim)
         tensors |= _latents(job, rows)
     tensors["attn_output"] = n * (e * width + statistics) / t
-    if copied:
+    if np.any(copied):
         tensors["attn_proj_input"] = n * copied * width / t
     if facts.attention_scores_saved:
         tensors["attn_scores"] = _scores(job, rows)

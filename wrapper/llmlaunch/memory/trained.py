@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns, chunk_ranges
-from llmlaunch.memory.weights import RankParameters, layer_parameters, vocabulary
+from llmlaunch.memory.weights import RankParameters, layer_parameters, tables
 
 __all__ = ["adapter_parameters", "trained_layers", "trained_parameters"]
 
@@ -42,8 +42,7 @@ def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> R
         return counts
     dense_layers, moe_layers = trained_layers(job, rows)
     dense, mixture, experts = layer_parameters(job, rows)
-    tensor = rows.tensor
-    head = vocabulary(job, rows) / tensor * job.shape.hidden_size + job.shape.hidden_size
+    head = tables(job, rows)[1] + job.shape.hidden_size
     trained = dense_layers * dense + moe_layers * mixture + np.where(rows.last, head, 0.0)
     return replace(counts, dense=np.minimum(trained, counts.dense), expert=moe_layers * experts)
 

@@ -23,6 +23,7 @@ __all__ = [
     "linear_weights",
     "matrices",
     "rank_parameters",
+    "tables",
 ]
 
 
@@ -107,23 +108,31 @@ def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
 
 
 @once_for_rows
+def tables(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
+    """Elements of the embedding table and of the head on one device."""
+    whole = vocabulary(job, rows) * job.shape.hidden_size
+    split = whole / rows.tensor
+    embedding = whole if job.facts.embedding_whole else split
+    return embedding, embedding if job.shape.tied_embeddings else split
+
+
+@once_for_rows
 def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
     """Parameters on one device of each row's pipeline rank."""
     shape, lay = job.shape, rows.layouts
-    tensor = rows.tensor
     dense_layer, moe_layer, experts = layer_parameters(job, rows)
-    table = vocabulary(job, rows) / tensor * shape.hidden_size
+    embedding, head = tables(job, rows)
     dense = rows.dense_layers * dense_layer + rows.moe_layers * moe_layer
     expert = rows.moe_layers * experts
-    first = table + (shape.max_position_embeddings * shape.hidden_size if _learned(shape) else 0.0)
-    second_table = np.where(lay.pipeline > 1, table, 0.0) if shape.tied_embeddings else table
+    first = embedding + (shape.max_position_embeddings * shape.hidden_size if _learned(shape) else 0.0)
+    second_table = np.where(lay.pipeline > 1, head, 0.0) if shape.tied_embeddings else head
     last = second_table + _norms(shape)
     if shape.mtp_num_layers:
         extra, extra_experts = _mtp(job, rows, dense_layer, moe_layer, experts)
         last = last + extra
         expert = expert + rows.last * extra_experts
     dense = dense + rows.first * first + rows.last * last
-    largest = np.maximum(np.maximum(dense_layer, moe_layer + experts), table)
+    largest = np.maximum(np.maximum(dense_layer, moe_layer + experts), embedding)
     return RankParameters(dense, expert, largest)
 
 
@@ -161,7 +170,7 @@ def matrices(job: Job, rows: RankColumns) -> Matrices:
     tensor = rows.tensor
     gates = 2.0 if shape.gated_mlp else 1.0
     second = shape.hidden_size * shape.ffn_hidden_size / tensor
-    head = np.where(rows.last, vocabulary(job, rows) / tensor * shape.hidden_size, 0.0)
+    head = np.where(rows.last, tables(job, rows)[1], 0.0)
     if shape.moe is None:
         none = np.zeros(len(rows))
         return Matrices((gates * second, second), (none, none), head)
@@ -186,9 +195,8 @@ def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
 @once_for_rows
 def largest_parameter(job: Job, rows: RankColumns) -> FloatColumn:
     """Elements of the largest single parameter on a device, the embedding and the head included."""
-    mats = matrices(job, rows)
-    tensor = rows.tensor
-    table = np.where(rows.first | rows.last, vocabulary(job, rows) / tensor * job.shape.hidden_size, 0.0)
+    mats, (embedding, head) = matrices(job, rows), tables(job, rows)
+    table = np.where(rows.first, embedding, np.where(rows.last, head, 0.0))
     return np.maximum(np.maximum(mats.dense[0], mats.expert[0]), table)
 
 

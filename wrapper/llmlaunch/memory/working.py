@@ -6,7 +6,7 @@ import numpy as np
 
 from llmlaunch.memory.activations import RECOMPUTED, layer_input
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
-from llmlaunch.memory.loss import loss_piece
+from llmlaunch.memory.loss import logits_split, loss_piece
 from llmlaunch.memory.recompute import by_recompute
 from llmlaunch.memory.saved import (
     gathered_tokens,
@@ -169,7 +169,8 @@ def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
     """Last rank: the gradient of the logits, of the head's gathered input, and of its weight."""
     n, t = tokens(job, rows), rows.tensor
     head = matrices(job, rows).head
-    logits = n * loss_piece(job, rows) * job.facts.logit_gradient_bytes * head / job.shape.hidden_size
+    wide = vocabulary(job, rows) / logits_split(job, rows)
+    logits = n * loss_piece(job, rows) * job.facts.logit_gradient_bytes * wide
     no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
     weight = 0.0 if no_temporary else job.facts.parameter_bytes * head
     if job.facts.fused_loss is not None:

@@ -44,13 +44,22 @@ def tensor_passes(job: Job, at: Split, seconds: FloatColumn, mixture: bool) -> P
     after the second. Backward the same in reverse, of which the scatters run beside the weight gradients; with sequence
     parallelism the inputs are gathered once more, beside the input gradients (Korthikanti et al. 2022, section 4.2.2;
     megatron/core/tensor_parallel/layers.py, core 0.19). An all-reduce without sequence parallelism is two passes.
-    Overlapped user buffers hide them all behind products. A mixture's MLP exchanges its tokens by itself."""
+    Overlapped user buffers hide them all behind products. A mixture's MLP exchanges its tokens by itself. AutoTP's
+    matrices each reduce their input's gradient by themselves, and nothing runs beside
+    (deepspeed/module_inject/layers.py ColumnParallel, 0.19.8)."""
     shared = job.shape.moe is not None and job.shape.moe.shared_expert_ffn_hidden_size > 0
     blocks = 1.0 if mixture and not shared else 2.0
+    if job.facts.inputs_reduced_apart:
+        return Passes(seconds, 2.0 * (blocks + _reading_matrices(job, blocks)), 0.0)
     waited, beside = np.where(at.layouts.sequence_parallel > 0, 3.0 * blocks, 2.0 * blocks), 2.0 * blocks
     if job.facts.user_buffers:
         return Passes(seconds, 0.0, waited + beside)
     return Passes(seconds, waited, beside)
+
+
+def _reading_matrices(job: Job, blocks: float) -> float:
+    """Matrices of a layer that read a block's input: queries, keys, values, and the first ones of an MLP."""
+    return 3.0 + ((2.0 if job.shape.gated_mlp else 1.0) if blocks > 1.0 else 0.0)
 
 
 def tensor_pass(job: Job, cluster: Cluster, at: Split) -> FloatColumn:

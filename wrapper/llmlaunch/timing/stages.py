@@ -105,16 +105,21 @@ def _sum(kinds: Mapping[str, FloatColumn]) -> FloatColumn:
 def _ends(job: Job, at: Split, pace: Pace, one_pass: FloatColumn) -> Ends:
     """Embedding: rows looked up and their gradients added, a scatter over tensor parallelism and its reverse. Head: the
     input gathered, the product, the logits read and written by the loss about as often as they are kept alive, the
-    gradient scattered beside the weight's. A tiled loss does the forward product again (Luo et al. 2024, MsT)."""
+    gradient scattered beside the weight's. Gathered logits travel once too, a vocabulary wide. A tiled loss does the
+    forward product again (Luo et al. 2024, MsT)."""
     shape, facts = job.shape, job.facts
     hidden = facts.activation_bytes * shape.hidden_size / pace.element_wise
     exchange = 2.0 * one_pass
-    first = {"element_wise": (4.0 * hidden) * at.tokens, "tensor_parallel": exchange}
+    looked_up = 0.0 * one_pass if facts.embedding_whole else exchange
+    first = {"element_wise": (4.0 * hidden) * at.tokens, "tensor_parallel": looked_up}
     vocabulary = float(shape.vocab_size)
     product = rates(job, pace, [Linear(float(shape.hidden_size), vocabulary, "outputs")], wide=True)
     head = product.work(at.tokens, at.share, at.per_tensor)
     kept = (1.0 if facts.fused_loss is not None else 3.0) * (facts.logit_bytes + facts.logit_gradient_bytes)
-    loss = (kept / pace.element_wise * vocabulary + 4.0 * hidden) * at.share
+    over = at.tokens if facts.logits_gathered else at.share
+    loss = (kept / pace.element_wise * vocabulary + 4.0 * hidden) * over
+    if facts.logits_gathered:
+        exchange = exchange + (vocabulary / shape.hidden_size) * one_pass
     last = {"matrix_products": head.both, "element_wise": loss, "tensor_parallel": exchange}
     if job.techniques.loss == "tiled":
         last["recompute"] = head.forward

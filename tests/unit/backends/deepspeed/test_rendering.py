@@ -178,10 +178,8 @@ def refused_by(recipe: Recipe, layout: Layout) -> list[str]:
 @pytest.mark.parametrize(
     ("key", "layout"),
     [
-        ("tensor", Layout(tensor=2, data=8)),
         ("pipeline", Layout(pipeline=2, data=8)),
         ("virtual-pipeline", Layout(virtual_pipeline=2, data=16)),
-        ("context", Layout(context=2, data=8)),
         ("expert", Layout(expert=2, data=16)),
         ("expert-tensor", Layout(expert_tensor=2, data=16)),
         ("sequence-parallel", Layout(sequence_parallel=1, data=16)),

@@ -21,6 +21,7 @@ from llmlaunch.backends.deepspeed.model_config import model_config, refuse_what_
 from llmlaunch.backends.deepspeed.model_facts import with_family
 from llmlaunch.backends.deepspeed.rules import RULES
 from llmlaunch.backends.deepspeed.settings import settings
+from llmlaunch.backends.deepspeed.splits import context_sizes, tensor_sizes
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES
 from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
@@ -47,12 +48,15 @@ class DeepSpeed:
         return (*RULES, *TECHNIQUE_RULES)
 
     def space(self, recipe: Recipe) -> Space:
+        """Tensor and context parallelism are searched for the shipped script on GPUs: whether a script of the person's
+        own obeys them only a pin can say, and on a CPU they only cost."""
         one = (1,)
+        searched = recipe.backend.script is None and recipe.cluster.accelerator.kind == "gpu"
         return Space(
-            tensor=one,
+            tensor=tensor_sizes(recipe) if searched else one,
             pipeline=one,
             virtual_pipeline=one,
-            context=one,
+            context=context_sizes(recipe) if searched else one,
             expert=one,
             expert_tensor=one,
             sequence_parallel=(0,),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from llmlaunch.backends.deepspeed.splits import split_sections
 from llmlaunch.backends.deepspeed.techniques import checkpointing_section, offload_sections
 from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.layout import Layout
@@ -30,10 +31,12 @@ OFFLOAD_GROUPS = 20
 
 
 def ds_config(recipe: Recipe, layout: Layout) -> Json:
-    """The whole of ds_config.json. The batch triple is exact: total = micro x accumulation x data."""
+    """The whole of ds_config.json. The batch triple is exact: total = micro x accumulation x data.
+
+    With AutoTP the total is left out: without a process mesh of the script's own DeepSpeed takes tensor parallel ranks
+    for data parallel ones when it checks the three (runtime/config.py __init__, 0.19.8)."""
     work = recipe.workload
     config: Json = {
-        "train_batch_size": work.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.num_microbatches(work.global_batch_size),
         "gradient_clipping": recipe.training.schedule.clipping,
@@ -41,8 +44,11 @@ def ds_config(recipe: Recipe, layout: Layout) -> Json:
         # The script brings torch's AdamW: DeepSpeed's own would be compiled on the node first.
         "zero_allow_untested_optimizer": True,
         "zero_optimization": _zero(recipe, layout),
+        **split_sections(recipe, layout),
         **checkpointing_section(recipe.techniques),
     }
+    if layout.tensor == 1:
+        config["train_batch_size"] = work.global_batch_size
     if recipe.techniques.offload_optimizer:
         # The script's AdamW runs on the host as it is: DeepSpeed's own would be compiled on the node first.
         config["zero_force_ds_cpu_optimizer"] = False
@@ -81,7 +87,7 @@ def _sub_group(recipe: Recipe, layout: Layout) -> int:
     0.19.8), so that a share is kept only where there are many."""
     if recipe.techniques.offload_optimizer in (0.0, 1.0):
         return SUB_GROUP
-    return max(_parameters(recipe) // layout.data // OFFLOAD_GROUPS, 1)
+    return max(_parameters(recipe) // layout.world_size // OFFLOAD_GROUPS, 1)
 
 
 def _parameters(recipe: Recipe) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.backends.deepspeed.splits import SPLIT_RULES
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 
 __all__ = ["RULES"]
@@ -17,7 +18,7 @@ TRAINER = "llmlaunch/trainers/deepspeed/train.py"
 
 
 def only(field: str) -> Callable[[Situation], Bools]:
-    """The layout field is 1: the job is split by data alone."""
+    """The layout field is 1."""
 
     def allows(s: Situation) -> Bools:
         passes: Bools = np.equal(getattr(s.layouts, field), 1)
@@ -44,22 +45,21 @@ def no_selective(s: Situation) -> Bools:
     return np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE)
 
 
-def _by_data_alone(name: str, field: str) -> Rule:
-    sentence = f"DeepSpeed jobs are split by data alone here: {name} parallel size must be 1 (Megatron-LM can split it)"
+def _not_split(name: str, field: str) -> Rule:
+    sentence = f"the script has no {name} parallelism: its size must be 1 (Megatron-LM can split it)"
     return Rule(field.replace("_", "-"), sentence, TRAINER, only(field))
 
 
 RULES: tuple[Rule, ...] = (
-    _by_data_alone("tensor", "tensor"),
-    _by_data_alone("pipeline", "pipeline"),
-    _by_data_alone("virtual pipeline", "virtual_pipeline"),
-    _by_data_alone("context", "context"),
-    _by_data_alone("expert", "expert"),
-    _by_data_alone("expert tensor", "expert_tensor"),
+    _not_split("pipeline", "pipeline"),
+    _not_split("virtual pipeline", "virtual_pipeline"),
+    *SPLIT_RULES,
+    _not_split("expert", "expert"),
+    _not_split("expert tensor", "expert_tensor"),
     Rule(
         "sequence-parallel",
-        "sequence parallelism splits over tensor parallel ranks, and there are none",
-        TRAINER,
+        "AutoTP leaves the sequence whole: sequence_parallel must be false (context splits it)",
+        "deepspeed/module_inject/layers.py LinearLayer.forward, 0.19.8",
         sequence_parallel,
     ),
     Rule(

@@ -21,6 +21,14 @@ REASONS: Mapping[str, Reason] = {
         ("training.global_batch_size", "layout.micro_batch_size", "layout.data"),
         "what makes the batch of its micro-batches over all data parallel ranks",
     ),
+    "tensor_parallel.autotp_size": Reason(("layout.tensor",)),
+    "tensor_parallel.vocab_parallel_lm_head": Reason(
+        ("layout.tensor",), "every rank gets the logits of the whole vocabulary, as the script's loss wants them"
+    ),
+    "sequence_parallel_size": Reason(("layout.context",), "Ulysses sequence parallelism"),
+    "seq_parallel_communication_data_type": Reason(
+        ("training.precision", "layout.context"), "gradients travel as they do without Ulysses; its default is fp32"
+    ),
     "gradient_clipping": Reason(("training.gradient_clipping",)),
     "steps_per_print": Reason(("training.log_interval",)),
     "zero_allow_untested_optimizer": Reason(

@@ -156,7 +156,11 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
         # 1 and 2 make two for every backward pass, to fill one while the other is reduced (overlap_comm); 3 makes one
         # for good, and a flat copy of it to be reduced
         bucket_bytes=2.0 * options.reduce_bucket_elements * bucket_width,
-        context_all_to_all=ulysses,
+        context_all_to_all=True,
+        # AutoTP (module_inject/auto_tp.py _replace_module, layers.py LinearLayer, 0.19.8)
+        embedding_whole=True,
+        logits_gathered=True,
+        inputs_reduced_apart=True,
         # made in the forward pass, kept to the step (zero/partition_parameters.py `_partition_param_sec`, 0.19.8)
         secondary_parameter_bytes=width / options.secondary_ranks if options.secondary_ranks > 1 else 0.0,
         live_parameters=float(options.live_elements),
