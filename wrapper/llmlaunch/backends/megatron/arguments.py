@@ -5,14 +5,13 @@ Every flag here stands in the parser of megatron-core 0.19.2; unknown flags are 
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import Argument, words_of
-from llmlaunch.backends.conflicts import refuse_repeats
+from llmlaunch.backends.argument import Argument
 from llmlaunch.backends.megatron.checkpoint_arguments import checkpoint_arguments
 from llmlaunch.backends.megatron.data_arguments import data_arguments
+from llmlaunch.backends.megatron.extra_words import refuse_contradictions
 from llmlaunch.backends.megatron.model_arguments import model_arguments
 from llmlaunch.backends.megatron.parallel_arguments import parallel_arguments
 from llmlaunch.backends.megatron.sharding import sharding_arguments
-from llmlaunch.backends.megatron.stages import STAGE_FLAGS
 from llmlaunch.backends.megatron.techniques import technique_arguments
 from llmlaunch.backends.megatron.training_arguments import training_arguments
 from llmlaunch.layout import Layout
@@ -25,7 +24,7 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     """All that stands after the script's name but `backend.extra_args`, each with what it follows from.
 
     Raises:
-        UserError: `backend.extra_args` repeats a flag that is planned here, or splits the layers otherwise.
+        UserError: `backend.extra_args` contradicts what is planned here (extra_words.py).
     """
     planned = (
         *model_arguments(recipe),
@@ -36,5 +35,5 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
         *data_arguments(recipe, layout),
         *checkpoint_arguments(recipe, layout),
     )
-    refuse_repeats(recipe, (*words_of(planned), *STAGE_FLAGS))
+    refuse_contradictions(recipe, planned)
     return planned
