@@ -26,7 +26,12 @@ TABLES: list[tuple[Rule | Requirement, ...]] = [
     (*number_rules.NUMBER_REQUIREMENTS, *number_rules.NUMBER_RULES),
     deepspeed_rules.RULES,
     (*sharding_rules.SHARDING_REQUIREMENTS, *sharding_rules.SHARDING_RULES),
-    *[(*backend.REQUIREMENTS, *backend.TECHNIQUE_RULES) for backend in (megatron_techniques, deepspeed_techniques)],
+    (*megatron_techniques.REQUIREMENTS, *megatron_techniques.TECHNIQUE_RULES),
+    (
+        *deepspeed_techniques.REQUIREMENTS,
+        *deepspeed_techniques.TECHNIQUE_RULES,
+        *deepspeed_techniques.WIDE_GRADIENT_RULES,
+    ),
 ]
 
 

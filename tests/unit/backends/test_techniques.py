@@ -229,7 +229,11 @@ REFUSED = {
         ["model=mixtral-8x7b", "layout={token_dispatcher: allgather}"],
         "backend: megatron-lm has --moe-token-dispatcher-type",
     ),
-    "gradients-as-computed": (DEEPSPEED, ["training.gradient_dtype=fp32"], "backend: megatron-lm lets you choose"),
+    "gradients-as-computed": (
+        DEEPSPEED,
+        ["training.precision=fp16", "training.gradient_dtype=fp32"],
+        "in the precision of the computation",
+    ),
 }
 
 
@@ -256,7 +260,7 @@ def test_a_script_of_ones_own_does_what_it_likes_but_not_to_deepspeed() -> None:
     assert DeepSpeed().rules(recipe)
     assert "--mlp-chunks" not in " ".join(map(str, DeepSpeed().render(recipe, ZERO_3).program))
     with pytest.raises(UserError, match=r"training\.gradient_dtype"):
-        DeepSpeed().rules(recipe_of(DEEPSPEED, own, "training.gradient_dtype=fp32"))
+        DeepSpeed().rules(recipe_of(DEEPSPEED, own, "training.precision=fp16", "training.gradient_dtype=fp32"))
 
 
 RULED = [

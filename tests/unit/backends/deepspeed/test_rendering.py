@@ -78,6 +78,18 @@ def test_buckets_are_never_larger_than_the_model_and_the_estimate_counts_them(st
     assert facts.bucket_bytes >= small["reduce_bucket_size"] * facts.parameter_bytes
 
 
+def test_gradients_of_bf16_may_accumulate_in_fp32() -> None:
+    wide = "training.gradient_dtype=fp32"
+    assert config(GPU_LAYOUT, GPU_RECIPE, wide)["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert "data_types" not in config(GPU_LAYOUT)
+    facts = DeepSpeed().facts(recipe_of(GPU_RECIPE, wide))
+    assert facts.gradient_life is not None
+    assert facts.gradient_life.lasting_sharded[3] == 4.0  # ZeRO 3, bytes per parameter
+    assert "gradients-fp32-zero" in {rule.key for rule in DeepSpeed().rules(recipe_of(GPU_RECIPE, wide))}
+    with pytest.raises(UserError, match=r"gradient_dtype: gradients accumulate"):
+        DeepSpeed().rules(recipe_of(GPU_RECIPE, "training.precision=fp16", wide))
+
+
 def test_stage_0_says_nothing_of_partitions() -> None:
     assert config(replace(GPU_LAYOUT, zero_stage=0))["zero_optimization"] == {"stage": 0}
 

@@ -22,7 +22,7 @@ from llmlaunch.backends.deepspeed.model_facts import with_family
 from llmlaunch.backends.deepspeed.rules import RULES
 from llmlaunch.backends.deepspeed.settings import settings
 from llmlaunch.backends.deepspeed.splits import context_sizes, tensor_sizes
-from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES
+from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
 from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
@@ -45,7 +45,7 @@ class DeepSpeed:
         if recipe.backend.script is None:
             refuse_what_the_trainer_cannot_build(recipe)
         refuse_unmet(recipe, REQUIREMENTS)
-        return (*RULES, *TECHNIQUE_RULES)
+        return (*RULES, *TECHNIQUE_RULES, *(WIDE_GRADIENT_RULES if wide_gradients(recipe) else ()))
 
     def space(self, recipe: Recipe) -> Space:
         """Tensor and context parallelism are searched for the shipped script on GPUs: whether a script of the person's
@@ -138,6 +138,7 @@ def _options(recipe: Recipe) -> DeepSpeedOptions:
     is taken to make its model under zero.Init, as Hugging Face's Trainer does."""
     return DeepSpeedOptions(
         precision=recipe.workload.precision,
+        accumulation="fp32" if wide_gradients(recipe) else None,
         offload_optimizer=_states_leave(recipe),
         reduce_bucket_elements=bucket_elements(recipe),
         live_elements=live_parameters(recipe),
@@ -152,7 +153,9 @@ def _states_leave(recipe: Recipe) -> bool:
 
 
 def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
-    known: dict[str, dict[str, object]] = {"optimizer": {"gradient_dtype": recipe.workload.precision}}
+    known: dict[str, dict[str, object]] = {
+        "optimizer": {"gradient_dtype": recipe.training.gradient_dtype or recipe.workload.precision}
+    }
     if recipe.backend.script is None:
         known["implementation"] = {
             "attention": "auto",  # torch's scaled_dot_product_attention chooses

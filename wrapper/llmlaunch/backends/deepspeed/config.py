@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from llmlaunch.backends.deepspeed.splits import split_sections
-from llmlaunch.backends.deepspeed.techniques import checkpointing_section, offload_sections
+from llmlaunch.backends.deepspeed.techniques import checkpointing_section, offload_sections, wide_gradients
 from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
@@ -52,6 +52,8 @@ def ds_config(recipe: Recipe, layout: Layout) -> Json:
     if recipe.techniques.offload_optimizer:
         # The script's AdamW runs on the host as it is: DeepSpeed's own would be compiled on the node first.
         config["zero_force_ds_cpu_optimizer"] = False
+    if wide_gradients(recipe):
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
     if work.precision == "bf16":
         config["bf16"] = {"enabled": True}
     elif work.precision == "fp16":

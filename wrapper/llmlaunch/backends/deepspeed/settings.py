@@ -37,6 +37,7 @@ REASONS: Mapping[str, Reason] = {
     "zero_force_ds_cpu_optimizer": Reason(
         ("layout.offload_optimizer",), "torch's AdamW runs on the host; DeepSpeed's would be compiled on the node first"
     ),
+    "data_types.grad_accum_dtype": Reason(("training.gradient_dtype",)),
     "bf16.enabled": Reason(("training.precision",)),
     "fp16.enabled": Reason(("training.precision",)),
     "fp16.loss_scale": Reason(("training.precision",), "0: found while training"),

@@ -18,7 +18,15 @@ from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
-__all__ = ["REQUIREMENTS", "TECHNIQUE_RULES", "checkpointing_section", "offload_sections", "technique_arguments"]
+__all__ = [
+    "REQUIREMENTS",
+    "TECHNIQUE_RULES",
+    "WIDE_GRADIENT_RULES",
+    "checkpointing_section",
+    "offload_sections",
+    "technique_arguments",
+    "wide_gradients",
+]
 
 Bools = NDArray[np.bool_]
 TRAINER = "llmlaunch/trainers/deepspeed/train.py"
@@ -121,9 +129,9 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "gradients-as-computed",
         "training.gradient_dtype",
-        "gradients accumulate in the precision of the computation; backend: megatron-lm lets you choose",
-        "deepspeed/runtime/config.py grad_accum_dtype, 0.19.8",
-        lambda r: r.training.gradient_dtype not in (None, r.workload.precision),
+        "gradients accumulate in the precision of the computation, or in fp32 with precision bf16",
+        "deepspeed/runtime/engine.py get_data_types, 0.19.8",
+        lambda r: r.training.gradient_dtype not in (None, r.workload.precision) and not wide_gradients(r),
     ),
 )
 
@@ -164,6 +172,30 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "offload_parameters needs zero_stage 3 (DeepSpeed would silently ignore it below)",
         OFFLOAD,
         parameters_need_stage_3,
+        of_words=True,
+    ),
+)
+
+
+def wide_gradients(recipe: Recipe) -> bool:
+    """Gradients of bf16 accumulate in fp32."""
+    return recipe.workload.precision == "bf16" and recipe.training.gradient_dtype == "fp32"
+
+
+# Of jobs that accumulate in fp32 alone.
+WIDE_GRADIENT_RULES: tuple[Rule, ...] = (
+    Rule(
+        "gradients-fp32-zero",
+        "gradient_dtype: fp32 needs zero_stage 1, 2 or 3",
+        "deepspeed/runtime/engine.py _do_optimizer_sanity_check, 0.19.8",
+        lambda s: np.greater(s.layouts.zero_stage, 0),
+        of_words=True,
+    ),
+    Rule(
+        "gradients-fp32-here",
+        "gradient_dtype: fp32 is not counted for optimizer states on the host: leave one of the two out",
+        "llmlaunch/backends/facts/deepspeed.py ENGINES",
+        lambda s: implies(s.techniques.offload_optimizer > 0, np.zeros(len(s.layouts), dtype=np.bool_)),
         of_words=True,
     ),
 )
