@@ -15,6 +15,7 @@ from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
+from llmlaunch.number_formats import OptimizerFormats
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
@@ -253,9 +254,43 @@ OFFLOADED = (
     *("--use-precision-aware-optimizer", "--overlap-cpu-optimizer-d2h-h2d"),
 )
 CHUNKS = ("--mlp-chunks-for-training", "8")
+# Two ways of data parallelism and short sequences: what the optimizer keeps, and copies for its step, is most of it.
+FEW = Layout(data=2, zero_stage=1)
+HALF_MOMENTS = OptimizerFormats(first_moment="bf16", second_moment="bf16")
+HALF_OPTIONS = MegatronOptions(gradient_dtype="bf16", optimizer=HALF_MOMENTS)
+HALVES = OptimizerFormats("fp16", "fp16", "fp16")
+AWARE = "--use-precision-aware-optimizer"
+HALF_WORDS = (AWARE, "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16")
 TECHNIQUES = (
     Case("chunked MLP", LLAMA3_CUT, CUT, 0, techniques=Techniques(mlp_chunks=8), words=CHUNKS),
     Case("chunked experts", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=Techniques(mlp_chunks=8), words=CHUNKS),
     Case("optimizer on the host", LLAMA3_CUT, CUT, 0, techniques=Techniques(offload_optimizer=1.0), words=OFFLOADED),
     Case("bf16 gradients", LLAMA3_CUT, CUT, 0, options=BF16_GRADIENTS, words=("--grad-reduce-in-bf16",)),
+    Case(
+        "remainders of main parameters",
+        LLAMA3_CUT,
+        FEW,
+        0,
+        length=1024,
+        options=MegatronOptions(optimizer=OptimizerFormats()),
+        words=(AWARE,),
+    ),
+    Case(
+        "bf16 moments and gradients",
+        LLAMA3_CUT,
+        FEW,
+        0,
+        length=1024,
+        options=HALF_OPTIONS,
+        words=(*HALF_WORDS, "--main-grads-dtype", "bf16"),
+    ),
+    Case(
+        "fp16 states",
+        LLAMA3_CUT,
+        FEW,
+        0,
+        length=1024,
+        options=MegatronOptions(optimizer=HALVES),
+        words=(AWARE, "--main-params-dtype", "fp16", "--exp-avg-dtype", "fp16", "--exp-avg-sq-dtype", "fp16"),
+    ),
 )
