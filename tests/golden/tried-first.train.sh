@@ -114,9 +114,11 @@ if [[ ${1:-} = preflight ]]; then
     --seconds "${LLMLAUNCH_PREFLIGHT_SECONDS:-180}"
 fi
 
-# Not to train yet: job.sbatch wants built what all nodes will read.
+# Not to train yet: job.sbatch wants to know whether the arguments are taken, and built what all nodes will read.
 if [[ ${1:-} = prepare ]]; then
+  "$python" "${LLMLAUNCH_RUN_DIR}"/trainer/megatron_check.py --world-size 512 "${MEGATRON_LM_PATH}"/pretrain_gpt.py --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --num-layers 80 --bf16 --mock-data || exit
   exec "$python" "${LLMLAUNCH_RUN_DIR}"/trainer/megatron_dataset.py --world-size 512 "${MEGATRON_LM_PATH}"/pretrain_gpt.py --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --num-layers 80 --bf16 --mock-data
+  exit
 fi
 
 program=("$python" "${MEGATRON_LM_PATH}"/pretrain_gpt.py --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --num-layers 80 --bf16 --mock-data)

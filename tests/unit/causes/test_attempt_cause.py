@@ -61,6 +61,15 @@ def test_nothing_ended_what_succeeded(run: Run) -> None:
     assert cause_of(run.directory, ATTEMPT, [rank(0, "n1", 5.0, 0)], 0) is None
 
 
+def test_what_kept_the_training_from_beginning_is_in_the_log_of_preparing(run: Run) -> None:
+    refused = "Megatron-LM refuses its arguments: unrecognized arguments: --foo 3"
+    (run.folder / "prepare.log").write_text(f"note: a note\n{refused}\n  said by megatron/training/arguments.py\n")
+    found = run.cause()
+    assert (found["kind"], found["line"], found["node"], found["sick"]) == ("bad_arguments", refused, None, False)
+    run.told("n1", "oom", at=50.0)
+    assert run.cause(rank(0, "n1", 50.0))["kind"] == "oom"  # it began after all
+
+
 def test_the_first_in_time_of_two_nodes(run: Run) -> None:
     run.told("n1", "nccl", at=90.0)
     run.told("n2", "oom", at=50.0)

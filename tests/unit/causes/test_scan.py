@@ -121,6 +121,9 @@ def test_a_message_that_a_logger_broke_into_lines() -> None:
         ("n1:71:90 [0] NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: port error(10)", "nccl"),
         ("OSError: [Errno 28] No space left on device: '/ckpt/iter_10'", "disk_full"),
         ("OSError: [Errno 122] Disk quota exceeded", "disk_full"),
+        ("Megatron-LM refuses its arguments: unrecognized arguments: --foo 3", "bad_arguments"),
+        ("pretrain_gpt.py: error: unrecognized arguments: --foo 3", "bad_arguments"),
+        ("deepspeed_llama.py: error: argument --adapter-rank: invalid int value: 'x'", "bad_arguments"),
     ],
 )  # fmt: skip
 def test_what_a_line_means(line: str, kind: str) -> None:

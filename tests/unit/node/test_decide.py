@@ -54,6 +54,7 @@ def test_where_requeue_is_forbidden_the_next_link_of_the_chain_goes_on() -> None
         ({"kind": "crash", "made_a_step": False}, "it ended before its first step, and would again"),
         ({"kind": "", "made_a_step": False}, "it ended before its first step, and would again"),
         ({"kind": "disk_full"}, "disk_full would come again"),
+        ({"kind": "bad_arguments"}, "bad_arguments would come again"),
         ({"kind": "oom"}, "on_oom: fallback tries layouts with more head-room"),
         ({"restarts": 20}, "restarted 20 times already"),
         ({"fruitless": 2}, "2 attempts in a row got no further than step 100"),
@@ -117,7 +118,19 @@ def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop
         Facts,
         state=st.sampled_from(["failed", "stopped"]),
         kind=st.sampled_from(
-            ["", "oom", "host_oom", "nccl", "hung", "crash", "xid", "port_taken", "disk_full", "node_fail"]
+            [
+                "",
+                "oom",
+                "host_oom",
+                "nccl",
+                "hung",
+                "crash",
+                "xid",
+                "port_taken",
+                "disk_full",
+                "node_fail",
+                "bad_arguments",
+            ]
         ),
         told=st.sampled_from(["", "USR1", "TERM", PREEMPTED]),
         stop_file=st.booleans(),

@@ -213,11 +213,14 @@ def nasty_job(script: Path) -> tuple[Recipe, Plan, Rendered]:
 
 
 def tried_first() -> tuple[Recipe, Plan, Rendered]:
-    """The 70B job on 64 of 66 nodes, once they have been tried and the dataset's indexes are built."""
+    """The 70B job on 64 of 66 nodes, after they were tried, the arguments checked and the indexes built."""
     of, planned, rendered = megatron_70b()
     of = replace(of, preflight=True, spare_nodes=2, data=Data(path="/data/text_document"))
-    words = (NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/megatron_dataset.py"), "--world-size", "512")
-    return of, planned, replace(rendered, prepare=(*words, *rendered.program))
+    check, build = (
+        (NodeVariable("LLMLAUNCH_RUN_DIR", f"/trainer/megatron_{what}.py"), "--world-size", "512", *rendered.program)
+        for what in ("check", "dataset")
+    )
+    return of, planned, replace(rendered, check=check, prepare=build)
 
 
 def coming_back() -> tuple[Recipe, Plan, Rendered]:

@@ -16,7 +16,7 @@ import pytest
 from run_samples import NASTY, deepspeed_cpu, nasty_job
 
 from llmlaunch.backends.base import NodeVariable, Rendered
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import Recipe, Restart
 from llmlaunch.runs.read import RunFiles, read_run
 from llmlaunch.runs.render import render_run
 
@@ -116,6 +116,37 @@ def test_what_is_built_once_is_built_before_the_first_training_alone(tmp_path: P
     assert training_log(run) == ""
     assert [prepared(run, code=0).returncode, start(run).returncode] == [0, 0]
     assert (run / "built").read_text() == "11"  # in vain, and once
+
+
+CHECK = """\
+print("note: this checkout is another version")
+print("Megatron-LM refuses its arguments: unrecognized arguments: " + repr(__import__("sys").argv[1:]))
+raise SystemExit({code})
+"""
+
+
+@pytest.mark.frameworks
+def test_arguments_that_are_refused_end_the_job_before_anything_is_built_or_trained(tmp_path: Path) -> None:
+    of, plan, rendered = deepspeed_cpu()
+    of = replace(of, restart=Restart())
+    here = "LLMLAUNCH_RUN_DIR"
+    texts = {"train": TRAINER.format(body=""), "prepare": PREPARE.format(code=0), "check": CHECK.format(code=3)}
+    files = {f"trainer/{name}.py": text.encode() for name, text in texts.items()}
+    rendered = replace(rendered, program=("trainer/train.py",), files=files)
+    rendered = replace(rendered, check=(NodeVariable(here, "/trainer/check.py"), "a 'word'"))
+    run = write(tmp_path, of, plan, replace(rendered, prepare=(NodeVariable(here, "/trainer/prepare.py"),)))
+    refused = start(run)
+    assert refused.returncode == 1
+    assert """refuses its arguments: unrecognized arguments: ["a 'word'"]""" in refused.stderr
+    cause, after = (read_run(run).status[key] for key in ("cause", "next"))
+    assert (cause["kind"], after["action"], after["why"]) == ("bad_arguments", "end", "bad_arguments would come again")
+    assert not (run / "built").exists()
+    assert training_log(run) == ""
+    (run / "trainer" / "check.py").write_text(CHECK.format(code=0))
+    taken = start(run)
+    assert taken.returncode == 0, taken.stderr
+    assert "job.sbatch: note: this checkout is another version" in taken.stdout
+    assert (run / "built").exists()
 
 
 @pytest.mark.frameworks

@@ -157,6 +157,7 @@ TRAIN_CONTEXT = {
     "snapshot": False,
     "flight_recorder": False,
     "preflight": False,
+    "check": [],
     "prepare": [],
 }
 

@@ -46,6 +46,8 @@ def cause_of(run_dir: Path, attempt: str, ranks: Sequence[Record], code: int, st
         return None
     found = causes_of_nodes(run_dir, attempt, ranks)
     found += _from_the_watchdog(run_dir / "attempts" / attempt)
+    if not ranks:
+        found += _from_preparing(run_dir / "attempts" / attempt)
     best = first_cause(found)
     said = _from_slurm(run_dir, attempt, ranks, state)
     if said is not None and (best is None or best["consequence"] or _outdone(best, said)):
@@ -172,6 +174,12 @@ def _from_the_watchdog(directory: Path) -> list[Record]:
     if hung.get("where"):
         line = f"{line}; {hung['where']}"
     return [cause("hung", None, line, "watchdog", numbers=numbers)]
+
+
+def _from_preparing(directory: Path) -> list[Record]:
+    """What kept the training from beginning: one node checks the arguments, and builds what all will read."""
+    told = of_hits(scan(read_log(directory / "prepare.log")), "", [])
+    return [] if told is None else [{**told, "node": None}]
 
 
 def _from_slurm(run_dir: Path, attempt: str, ranks: Sequence[Record], state: str) -> Record | None:

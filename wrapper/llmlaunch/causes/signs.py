@@ -18,6 +18,7 @@ KINDS = (
     "host_oom",
     "disk_full",
     "node_fail",
+    "bad_arguments",
     "port_taken",
     "nccl",
     "crash",
@@ -96,6 +97,13 @@ SIGNS = (
     Sign("oom", r"Workspace can't be allocated, (no|not) enough memory", "DeepSpeed 0.19, csrc/transformer/inference"),
     # --- the disk
     Sign("disk_full", r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]", "errno ENOSPC, EDQUOT"),
+    # --- the arguments
+    Sign("bad_arguments", r"^Megatron-LM refuses its arguments: ", "llmlaunch, trainers/megatron_check.py"),
+    Sign(
+        "bad_arguments",
+        r"^\S+\.py: error: (unrecognized arguments|the following arguments are required|argument \S+): ",
+        "Python's argparse",
+    ),
     # --- the network
     Sign(
         "port_taken",
@@ -147,7 +155,7 @@ TELLING = (
     *("rror", "rrno", "xception", "emory", "MEMORY", "alloc", "ALLOC", "oom", "Xid", "lost", "_LOST", "fallen", "ECC"),
     *("NVLink", "mismatch", "space left", "quota", "NET/IB", "exited", "aborted", "terminated", "imeout", "imed out"),
     *("onitor", "dump signal", "onnection", "pipe", "failed", "peer", "socketProgress", "Interrupt", "closing signal"),
-    *("what()", "EADDRINUSE", "ddress already"),
+    *("what()", "EADDRINUSE", "ddress already", "refuses"),
 )
 
 # A line that looks like one of the above and ended nothing.

@@ -20,6 +20,7 @@ _WORDS = {
     "host_oom": "out of main memory",
     "disk_full": "no space left on a disk",
     "node_fail": "the node failed",
+    "bad_arguments": "wrong arguments",
     "port_taken": "a port was taken",
     "nccl": "the network between ranks failed",
     "crash": "crashed",

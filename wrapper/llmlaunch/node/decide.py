@@ -12,7 +12,7 @@ PREEMPTED = "preempted"
 ends in time ends the job, and SLURM does not put it back."""
 
 # Failures that would come again at once, wherever the job runs.
-_CERTAIN = ("oom", "disk_full")
+_CERTAIN = ("oom", "disk_full", "bad_arguments")
 _MOST_BACKOFF_SECONDS = 3600.0
 _MOST_PORTS = 3
 

@@ -49,7 +49,7 @@ def run_files(
         "plan.json": as_json(plan_json),
         "run.json": as_json(run_description(recipe, plan, rendered)),
         "arguments.json": as_json(arguments_json(recipe, plan, rendered)),
-        "job.sbatch": as_text(job_script(recipe, plan, prepares=bool(rendered.prepare))),
+        "job.sbatch": as_text(job_script(recipe, plan, prepares=bool(rendered.check or rendered.prepare))),
         "train.sh": as_text(train_script(recipe, rendered, code_root)),
         "node.pyz": node_archive(),
         "code.json": code_json(provenance),

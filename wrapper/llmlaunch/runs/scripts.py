@@ -30,8 +30,8 @@ OUR_VARIABLES = {
 
 
 def job_script(recipe: Recipe, plan: Plan, prepares: bool = False) -> str:
-    """job.sbatch; with `prepares` one node builds something first. Raises UserError for a recipe value no directive or
-    shell word can hold."""
+    """job.sbatch; with `prepares` one node checks or builds something first. Raises UserError for a recipe value no
+    directive or shell word can hold."""
     try:
         return render_template(
             "job.sbatch.j2",
@@ -75,6 +75,7 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
                 "program": [_in_snapshot(word, code_root) for word in rendered.program],
                 "preflight": recipe.preflight,
                 "kind": recipe.cluster.accelerator.kind,
+                "check": [_in_snapshot(word, code_root) for word in rendered.check],
                 "prepare": [_in_snapshot(word, code_root) for word in rendered.prepare],
                 "monitor_interval_seconds": recipe.monitor_interval_seconds,
                 "snapshot": code_root is not None,

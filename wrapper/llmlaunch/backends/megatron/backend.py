@@ -22,13 +22,14 @@ from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.number_formats import NO_NUMBER_FORMATS
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.trainers import MEGATRON_DATASET
+from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET
 
 __all__ = ["MegatronLM"]
 
 SCRIPT = "pretrain_gpt.py"
 CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
 RUN_DIR = "LLMLAUNCH_RUN_DIR"
+CHECKER_FILE = "trainer/megatron_check.py"
 INDEXER_FILE = "trainer/megatron_dataset.py"
 MOST_TENSOR = 64
 ALL_REQUIREMENTS = (
@@ -82,14 +83,18 @@ class MegatronLM:
         spoken = spoken_words(recipe, planned_arguments(recipe, layout))
         program = (script, *words_of(spoken.arguments), *recipe.backend.extra_args)
         indexed = bool(recipe.data.datasets)
+        checker = (*_alone(recipe, CHECKER_FILE), "--planned-for", spoken_version(recipe))
+        files = {CHECKER_FILE: MEGATRON_CHECK.read_bytes()}
+        files |= {INDEXER_FILE: MEGATRON_DATASET.read_bytes()} if indexed else {}
         return Rendered(
             program=program,
             environment=environment(recipe, layout),
             arguments=spoken.arguments,
             notes=spoken.notes,
             variables=REASONS,
-            files={INDEXER_FILE: MEGATRON_DATASET.read_bytes()} if indexed else {},
-            prepare=(*_indexer(recipe), *program) if indexed else (),
+            files=files,
+            check=(*checker, *program),
+            prepare=(*_alone(recipe, INDEXER_FILE), *program) if indexed else (),
             progress=megatron_lines(),
             required_variables=(CHECKOUT_VARIABLE,) if where is None else (),
             measurement={
@@ -123,8 +128,8 @@ def _options(recipe: Recipe) -> MegatronOptions:
     )
 
 
-def _indexer(recipe: Recipe) -> tuple[str | NodeVariable, ...]:
-    """Builds the dataset's indexes as the training would, but on one node and before the others wait for it."""
-    words = (NodeVariable(RUN_DIR, f"/{INDEXER_FILE}"), "--world-size", str(recipe.world_size))
+def _alone(recipe: Recipe, file: str) -> tuple[str | NodeVariable, ...]:
+    """The words that start one of our scripts on one node, before the training: the training's script follows."""
+    words = (NodeVariable(RUN_DIR, f"/{file}"), "--world-size", str(recipe.world_size))
     capability = recipe.cluster.accelerator.compute_capability
     return (*words, "--compute-capability", capability) if capability else words
