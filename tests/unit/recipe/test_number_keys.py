@@ -76,7 +76,7 @@ DEEPSPEED = "backend=deepspeed"
         ),
         (("training.adam_betas=[0.9]",), "training.adam_betas"),
         (("training.adam_betas=[0.9, 1.0]",), r"training.adam_betas\[1\]"),
-        (("training.weight_decay=0.2", DEEPSPEED), "training.weight_decay: is fixed in the DeepSpeed script"),
+        (("training.minimum_learning_rate=1.0e-5", DEEPSPEED), "training.minimum_learning_rate: belongs to a decay"),
     ],
 )
 def test_contradictions_are_told_with_their_key(recipe: Path, overrides: tuple[str, ...], message: str) -> None:

@@ -67,16 +67,6 @@ def schedule_problems(recipe: Recipe) -> Iterator[Problem]:
         yield least, f"is above the learning rate, {training.learning_rate:g}; lower it"
     elif said.minimum_learning_rate and not decays:
         yield least, "belongs to a decay; write learning_rate_decay: cosine or linear, or remove it"
-    if recipe.backend.name == "deepspeed":
-        usual = Schedule()
-        fixed = {
-            "weight_decay": said.weight_decay != usual.weight_decay,
-            "adam_betas": said.adam_betas != usual.adam_betas,
-            "learning_rate_decay": said.decay not in (None, "constant"),
-        }
-        for name, other in fixed.items():
-            if other:
-                yield ("training", name), "is fixed in the DeepSpeed script; remove it, or name a script of your own"
 
 
 def number_problems(file: RecipeFile) -> Iterator[Problem]:

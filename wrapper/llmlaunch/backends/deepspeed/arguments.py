@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import Argument, NodeVariable, argument
+from llmlaunch.backends.argument import Argument, NodeVariable, argument, number
 from llmlaunch.backends.deepspeed.techniques import technique_arguments
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import Recipe, Schedule
 
 __all__ = ["CONFIG_FILE", "MODEL_FILE", "RUN_DIR", "TRAINER_FILE", "config_arguments", "trainer_arguments"]
 
@@ -66,6 +66,7 @@ def _schedule(recipe: Recipe) -> list[Argument]:
         argument("--sequence-length", recipe.workload.sequence_length, of="training.sequence_length"),
         argument("--learning-rate", repr(training.learning_rate), of="training.learning_rate"),
         _warmup(recipe),
+        *_learning(recipe.training.schedule),
         argument("--seed", training.seed, of="training.seed"),
         argument("--log-interval", training.log_interval, of="training.log_interval"),
     ]
@@ -77,6 +78,21 @@ def _warmup(recipe: Recipe) -> Argument:
         return argument("--warmup-steps", said, of="training.warmup_steps")
     warmup, length = min(steps // 10, MOST_WARMUP_STEPS), ("training.steps", "training.tokens")
     return argument("--warmup-steps", warmup, of=length, why=f"a tenth of the steps, at most {MOST_WARMUP_STEPS}")
+
+
+def _learning(said: Schedule) -> list[Argument]:
+    """What differs from the script's own: AdamW as the Llama models were trained, at a constant rate."""
+    usual, made = Schedule(), []
+    if said.decay is not None:
+        made += [argument("--learning-rate-decay", said.decay, of="training.learning_rate_decay")]
+    if said.minimum_learning_rate:
+        least = repr(said.minimum_learning_rate)
+        made += [argument("--minimum-learning-rate", least, of="training.minimum_learning_rate")]
+    if said.weight_decay != usual.weight_decay:
+        made += [argument("--weight-decay", said.weight_decay, of="training.weight_decay")]
+    if said.adam_betas != usual.adam_betas:
+        made += [argument("--adam-betas", *map(number, said.adam_betas), of="training.adam_betas")]
+    return made
 
 
 def _checkpoints(recipe: Recipe) -> list[Argument]:

@@ -16,8 +16,6 @@ from adapters import choose_trained
 from techniques import apply_techniques
 
 INITIAL_STANDARD_DEVIATION = 0.02
-ADAM_BETAS = (0.9, 0.95)
-WEIGHT_DECAY = 0.1
 
 
 def compute_dtype(settings: dict[str, Any]) -> torch.dtype:
@@ -72,7 +70,7 @@ def build_engine(args: argparse.Namespace, config: dict[str, Any], settings: dic
     exact = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
-        trained, lr=args.learning_rate, betas=ADAM_BETAS, weight_decay=WEIGHT_DECAY, fused=True
+        trained, lr=args.learning_rate, betas=tuple(args.adam_betas), weight_decay=args.weight_decay, fused=True
     )
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=trained, config=settings)
     for name, buffer in engine.module.named_buffers():

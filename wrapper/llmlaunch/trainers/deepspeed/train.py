@@ -35,6 +35,7 @@ import torch.distributed as dist
 from checkpoints import resume, save
 from data import Batches, make_batches
 from group import join, leave, report
+from learning import add_learning, learning_rate
 from model import build_engine, micro_batch_loss
 
 # Built by --measure-baseline: large enough to run every kernel once, too small to weigh anything.
@@ -63,8 +64,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", help="Hugging Face tokenizer; without it every byte is a token")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--sequence-length", type=int, default=256)
-    parser.add_argument("--learning-rate", type=float, default=1e-4)
-    parser.add_argument("--warmup-steps", type=int, default=0)
+    add_learning(parser)
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--log-interval", type=int, default=1)
     parser.add_argument("--gradient-checkpointing", action="store_true")
@@ -120,10 +120,9 @@ def train_step(engine: Any, batches: Batches, step: int, notice: Notice) -> tupl
 
 
 def set_learning_rate(engine: Any, args: argparse.Namespace, step: int) -> None:
-    """Linear warm-up, then constant."""
-    share = min(1.0, (step + 1) / (args.warmup_steps + 1))
+    rate = learning_rate(args, step)
     for group in engine.optimizer.param_groups:
-        group["lr"] = args.learning_rate * share
+        group["lr"] = rate
 
 
 def train(args: argparse.Namespace, notice: Notice) -> None:
