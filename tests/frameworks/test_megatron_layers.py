@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
-from pathlib import Path
-from subprocess import DEVNULL, PIPE
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megatron_oracle import Ask, Verdict, megatron
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
@@ -24,36 +19,20 @@ from llmlaunch.recipe.load import load_recipe
 
 pytestmark = pytest.mark.frameworks
 
-PYTHON = Path(__file__).resolve().parents[2] / ".venv-frameworks" / "bin" / "python"
-JUDGE = Path(__file__).with_name("traced") / "judge_stages.py"
 DENSE = load_recipe(asset("recipes", "llama3-8b.yaml"), ())
 MIXTURE = load_recipe(asset("recipes", "mixtral-8x7b.yaml"), ())
 
 Split = tuple[int, ...]
-Answer = dict[str, Any]
-Ask = Callable[[int, list[str]], Answer]
 
 
 @pytest.fixture(scope="module")
-def megatron() -> Iterator[Ask]:
-    """Words for Megatron core, and what it would build."""
-    if not (PYTHON.parent.parent / ".installed").exists():
-        pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [PYTHON, JUDGE], stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, env=environment
-    ) as judge:
-        assert judge.stdin is not None
-        assert judge.stdout is not None
-        into, out = judge.stdin, judge.stdout
+def ask() -> Iterator[Ask]:
+    with megatron() as judge:
+        yield judge
 
-        def ask(world_size: int, words: list[str]) -> Answer:
-            print(json.dumps({"world_size": world_size, "arguments": words}), file=into, flush=True)
-            answer: Answer = json.loads(out.readline())
-            return answer
 
-        yield ask
-        into.close()
+def laid_out(ask: Ask, layout: Layout, words: list[str]) -> Verdict:
+    return ask(layout.world_size, words, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, until="stages")
 
 
 def words_of(layout: Layout, pattern: Split, mtp_layers: int) -> list[str]:
@@ -110,11 +89,11 @@ def patterns(layers: int) -> st.SearchStrategy[Split]:
 @settings(max_examples=60)
 @given(data=st.data(), layout=layouts(), mtp_layers=st.sampled_from([0, 0, 1, 2]))
 def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
-    data: st.DataObject, layout: Layout, mtp_layers: int, megatron: Ask
+    data: st.DataObject, layout: Layout, mtp_layers: int, ask: Ask
 ) -> None:
     pattern = data.draw(patterns(sum(layout.layers_by_stage)))
-    answer = megatron(layout.world_size, words_of(layout, pattern, mtp_layers))
-    assert answer == {"stages": planned(layout, pattern, mtp_layers)}
+    answer = laid_out(ask, layout, words_of(layout, pattern, mtp_layers))
+    assert answer == Verdict(None, stages=tuple(planned(layout, pattern, mtp_layers)))
 
 
 @pytest.mark.parametrize(
@@ -129,19 +108,19 @@ def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
         (Layout(pipeline=2, virtual_pipeline=2, layers_by_stage=(2, 1, 3, 2)), "--pipeline-model-parallel-layout"),
     ],
 )
-def test_every_way_is_among_those_tried(layout: Layout, flag: str, megatron: Ask) -> None:
+def test_every_way_is_among_those_tried(layout: Layout, flag: str, ask: Ask) -> None:
     assert flag in stage_words(layout)
     pattern = (0,) * sum(layout.layers_by_stage)
-    assert megatron(layout.world_size, words_of(layout, pattern, 0)) == {"stages": planned(layout, pattern, 0)}
+    assert laid_out(ask, layout, words_of(layout, pattern, 0)).stages == tuple(planned(layout, pattern, 0))
 
 
-def test_megatron_takes_the_words_of_a_run_that_saves_at_a_signal(megatron: Ask) -> None:
+def test_megatron_takes_the_words_of_a_run_that_saves_at_a_signal(ask: Ask) -> None:
     saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt", "on_oom=fallback")
     recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), saving)
     layout = Layout(tensor=2, pipeline=2, data=8, sequence_parallel=1, zero_stage=1)
     words = [word for word in MegatronLM().render(recipe, layout).program if isinstance(word, str)]
     assert {"--exit-signal-handler", "--dist-ckpt-optim-fully-reshardable"} <= set(words)
-    assert "stages" in megatron(layout.world_size, words)
+    assert laid_out(ask, layout, words).accepted
 
 
 FIRST, LAST = ("--decoder-first-pipeline-num-layers", "4"), ("--decoder-last-pipeline-num-layers", "4")
@@ -161,8 +140,8 @@ CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")
         (("--decoder-first-pipeline-num-layers", "0"), "must be larger than 0"),
     ],
 )
-def test_the_ways_exclude_each_other(words: tuple[str, ...], why: str, megatron: Ask) -> None:
+def test_the_ways_exclude_each_other(words: tuple[str, ...], why: str, ask: Ask) -> None:
     """What the rules and the renderer are for."""
     even = Layout(pipeline=2, data=2)
-    answer = megatron(even.world_size, [*words_of(even, (0,) * 8, 0), *words])
-    assert why in " ".join(answer["refusal"].split())
+    answer = laid_out(ask, even, [*words_of(even, (0,) * 8, 0), *words])
+    assert why in answer.error

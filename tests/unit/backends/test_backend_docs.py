@@ -12,6 +12,8 @@ from llmlaunch.backends.engines_table import engines_table
 from llmlaunch.backends.megatron import model_rules, number_rules, sharding_rules
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
+from llmlaunch.backends.megatron.disagreements import disagreements_table
+from llmlaunch.backends.megatron.layers import layer_of
 from llmlaunch.backends.requirements import Requirement
 from llmlaunch.backends.rules_table import rules_table
 from llmlaunch.backends.techniques_table import techniques_table
@@ -20,24 +22,26 @@ from llmlaunch.layout import Rule
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "backends.md"
 
 
-TABLES: list[tuple[Rule | Requirement, ...]] = [
-    megatron_rules.RULES,
+MEGATRON: list[tuple[Rule | Requirement, ...]] = [
+    (*megatron_rules.MIXTURE_REQUIREMENTS, *megatron_rules.RULES),
     (*model_rules.MODEL_REQUIREMENTS, *model_rules.MODEL_RULES),
     (*number_rules.NUMBER_REQUIREMENTS, *number_rules.NUMBER_RULES),
-    deepspeed_rules.RULES,
     (*sharding_rules.SHARDING_REQUIREMENTS, *sharding_rules.SHARDING_RULES),
     (*megatron_techniques.REQUIREMENTS, *megatron_techniques.TECHNIQUE_RULES),
+]
+DEEPSPEED: list[tuple[Rule | Requirement, ...]] = [
+    deepspeed_rules.RULES,
     (
         *deepspeed_techniques.REQUIREMENTS,
         *deepspeed_techniques.TECHNIQUE_RULES,
         *deepspeed_techniques.WIDE_GRADIENT_RULES,
     ),
 ]
+TABLES = [*(rules_table(rules, layer_of) for rules in MEGATRON), *map(rules_table, DEEPSPEED), disagreements_table()]
 
 
-@pytest.mark.parametrize("rules", TABLES)
-def test_the_page_holds_the_rules_of_the_code(rules: tuple[Rule | Requirement, ...]) -> None:
-    table = rules_table(rules)
+@pytest.mark.parametrize("table", TABLES)
+def test_the_page_holds_the_rules_of_the_code(table: str) -> None:
     assert table in PAGE.read_text("utf-8"), f"docs/backends.md is out of date; put this table there:\n{table}"
 
 

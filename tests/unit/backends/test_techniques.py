@@ -266,6 +266,13 @@ def test_a_script_of_ones_own_does_what_it_likes_but_not_to_deepspeed() -> None:
 RULED = [
     ("offload-layers-one-stage", DENSE, None, replace(GPUS, offload_layers=2, pipeline=2), replace(GPUS, pipeline=2)),
     ("offload-layers-no-recompute", DENSE, None, replace(FULL, offload_layers=2), FULL),
+    (
+        "offload-layers-some-stay",
+        DENSE,
+        None,
+        replace(GPUS, offload_layers=32),
+        replace(GPUS, offload_layers=31),
+    ),
     ("offload-modules-no-full", DENSE, "layout={offload_modules: [core_attn]}", FULL, SELECTIVE),
     ("offload-optimizer-distributed", DENSE, "layout={offload_optimizer: 0.5}", replace(GPUS, zero_stage=0), GPUS),
     ("delayed-gradients-experts", MIXTURE, "layout={delay_weight_gradients: true}", GPUS, EXPERTS),
@@ -324,7 +331,17 @@ def test_each_rule_refuses_what_it_is_there_for(
 
 def test_every_technique_rule_has_its_case() -> None:
     keys = [r.key for r in (*megatron_techniques.TECHNIQUE_RULES, *deepspeed_techniques.TECHNIQUE_RULES)]
-    assert sorted(keys) == sorted(case[0] for case in RULED)
+    assert sorted(keys) == sorted([*(case[0] for case in RULED), "offload-optimizer-half"])
+
+
+@pytest.mark.parametrize(("precision", "taken"), [("fp32", False), ("bf16", True), ("fp16", True)])
+def test_megatron_offloads_no_optimizer_of_fp32(precision: str, taken: bool) -> None:
+    recipe = recipe_of(DENSE, f"training.precision={precision}", "layout={offload_optimizer: 0.5}")
+    rule = next(r for r in backend_for(recipe).rules(recipe) if r.key == "offload-optimizer-half")
+    columns = LayoutColumns.of([replace(GPUS, zero_stage=1)])
+    ways = recipe.techniques
+    situation = Situation(columns, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, techniques=ways)
+    assert list(rule.allows(situation)) == [taken]
 
 
 def test_the_planner_keeps_to_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +11,14 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable
 from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.disagreements import DISAGREEMENTS, MOST_DISAGREEMENTS
+from llmlaunch.backends.megatron.layers import LAYERS, layer_of
+from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, ALL_RULES
 from llmlaunch.backends.megatron.rules import RULES
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
+from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
@@ -248,5 +253,51 @@ def test_layouts_megatron_runs_are_legal(name: str, layout: Layout) -> None:
 
 
 def test_rule_keys_are_unique_and_name_their_place() -> None:
-    assert len({rule.key for rule in RULES}) == len(RULES)
-    assert all("core 0.19" in rule.where and rule.sentence for rule in RULES)
+    keys = [rule.key for rule in (*ALL_REQUIREMENTS, *ALL_RULES)]
+    assert len(set(keys)) == len(keys)
+    assert all(rule.where.startswith(("megatron/", "transformer_engine/")) and rule.sentence for rule in ALL_RULES)
+
+
+def test_every_disagreement_is_with_a_rule_and_names_file_and_line() -> None:
+    keys = {rule.key for rule in (*ALL_REQUIREMENTS, *ALL_RULES)}
+    assert {each.rule for each in DISAGREEMENTS} <= keys
+    assert len(DISAGREEMENTS) <= MOST_DISAGREEMENTS
+    assert all(re.fullmatch(r"(megatron|transformer_engine)/\S+\.py:\d+", each.where) for each in DISAGREEMENTS)
+
+
+def test_every_layer_checks_something() -> None:
+    assert {layer_of(rule.where) for rule in RULES} == set(LAYERS)
+
+
+def test_biased_experts_run_one_by_one() -> None:
+    recipe = recipe_of("mixtral-8x7b")
+    biased = replace(recipe.model, linear_bias=True)
+    with pytest.raises(UserError, match="set linear_bias: false"):
+        MegatronLM().rules(replace(recipe, model=biased))
+    assert biased.moe is not None
+    alone = replace(biased, moe=replace(biased.moe, grouped_gemm=False))
+    assert MegatronLM().rules(replace(recipe, model=alone))
+
+
+def test_experts_in_one_kernel_need_ampere() -> None:
+    recipe = recipe_of("mixtral-8x7b")
+    old = replace(recipe.cluster.accelerator, compute_capability="7.0")
+    with pytest.raises(UserError, match=r"compute capability 8\.0"):
+        MegatronLM().rules(replace(recipe, cluster=replace(recipe.cluster, accelerator=old)))
+
+
+def test_only_widths_that_are_built_must_divide() -> None:
+    """A model of mixtures alone has no dense MLP, and a shared expert is split like one."""
+    moe = MoeShape(8, 2, 64, 48, (1, 1))
+    shape = replace(recipe_of("mixtral-8x7b").model, num_layers=2, ffn_hidden_size=100, moe=moe)
+    wide = Layout(tensor=8, sequence_parallel=1)
+    assert refusing(wide, shape) == []
+    assert refusing(wide, replace(shape, moe=replace(moe, layer_pattern=(0, 1)))) == ["ffn"]
+    assert refusing(wide, replace(shape, moe=replace(moe, shared_expert_ffn_hidden_size=50))) == ["shared-expert"]
+
+
+def refusing(layout: Layout, shape: ModelShape) -> list[str]:
+    recipe = recipe_of("mixtral-8x7b")
+    workload = replace(recipe.workload, global_batch_size=8)
+    situation = Situation(LayoutColumns.of([layout]), shape, workload, recipe.cluster, recipe.nodes)
+    return [rule.key for rule in RULES if not np.all(rule.allows(situation))]

@@ -230,10 +230,17 @@ def test_an_overlapped_shared_expert_excludes_other_ways() -> None:
     assert refused_by(recipe_of(MIXTURE, techniques=again), selective) == {"overlapped-expert-kept"}
 
 
+ONE_BY_ONE = replace(EXPERTS, grouped_gemm=False)
+
+
 @pytest.mark.parametrize(
     ("key", "shape", "layout"),
     [
-        ("biased-experts", replace(MIXTURE, linear_bias=True), Layout(data=4, expert=2, expert_tensor=2)),
+        (
+            "biased-experts",
+            replace(MIXTURE, linear_bias=True, moe=ONE_BY_ONE),
+            Layout(data=4, expert=2, expert_tensor=2),
+        ),
         ("window-without-context", replace(DENSE, sliding_window=SlidingWindow(512)), Layout(context=2, data=16)),
         ("deepep-needs-others", replace(MIXTURE, moe=replace(EXPERTS, token_dispatcher="flex")), ONE),
     ],

@@ -8,19 +8,14 @@ from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
 from llmlaunch.backends.megatron.environment import REASONS, environment
-from llmlaunch.backends.megatron.model_rules import MODEL_REQUIREMENTS, MODEL_RULES
+from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, rules_for
 from llmlaunch.backends.megatron.number_record import number_record
-from llmlaunch.backends.megatron.number_rules import NUMBER_REQUIREMENTS, NUMBER_RULES
-from llmlaunch.backends.megatron.rules import RULES
 from llmlaunch.backends.megatron.search_words import held_words, running_words
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts
-from llmlaunch.backends.megatron.sharding_rules import SHARDING_REQUIREMENTS, SHARDING_RULES
-from llmlaunch.backends.megatron.techniques import REQUIREMENTS, TECHNIQUE_RULES
-from llmlaunch.backends.megatron.versions import VERSION_REQUIREMENTS, spoken_version, spoken_words
+from llmlaunch.backends.megatron.versions import spoken_version, spoken_words
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.number_formats import NO_NUMBER_FORMATS
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET
 
@@ -32,13 +27,6 @@ RUN_DIR = "LLMLAUNCH_RUN_DIR"
 CHECKER_FILE = "trainer/megatron_check.py"
 INDEXER_FILE = "trainer/megatron_dataset.py"
 MOST_TENSOR = 64
-ALL_REQUIREMENTS = (
-    *MODEL_REQUIREMENTS,
-    *REQUIREMENTS,
-    *SHARDING_REQUIREMENTS,
-    *VERSION_REQUIREMENTS,
-    *NUMBER_REQUIREMENTS,
-)
 
 
 class MegatronLM:
@@ -47,10 +35,10 @@ class MegatronLM:
     name = "megatron-lm"
 
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
-        """Raises UserError for a technique Megatron-LM has no flag for, or a number format the device has none for."""
+        """Raises UserError for a model or a technique Megatron-LM has no flag for, or a number format the device has
+        none for."""
         refuse_unmet(recipe, ALL_REQUIREMENTS)
-        asked = recipe.training.numbers != NO_NUMBER_FORMATS
-        return (*RULES, *MODEL_RULES, *TECHNIQUE_RULES, *SHARDING_RULES, *(NUMBER_RULES if asked else ()))
+        return rules_for(recipe)
 
     def space(self, recipe: Recipe) -> Space:
         """Tensor parallelism stays inside the NVLink domain: across it, every layer would wait for the fabric."""

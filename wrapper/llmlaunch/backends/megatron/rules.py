@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.backends.requirements import Requirement
 from llmlaunch.layout import Rule, Situation
+from llmlaunch.recipe.types import Recipe
 
-__all__ = ["RULES"]
+__all__ = ["MIXTURE_REQUIREMENTS", "RULES"]
 
 Bools = NDArray[np.bool_]
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
@@ -19,7 +21,9 @@ CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
 BLOCK = "megatron/core/transformer/transformer_block.py get_num_layers_to_build, core 0.19"
 GROUPS = "megatron/core/parallel_state.py initialize_model_parallel, core 0.19"
 WRITTEN = "megatron/core/transformer/pipeline_parallel_layer_layout.py, core 0.19"
-LAYERS = "megatron/core/tensor_parallel/layers.py, core 0.19"
+LINEAR = "megatron/core/extensions/transformer_engine.py, core 0.19"
+EXPERTS = "megatron/core/transformer/moe/experts.py TEGroupedMLP, core 0.19"
+ATTENTION = "transformer_engine/pytorch/attention/dot_product_attention/dot_product_attention.py, 2.20"
 SCHEDULES = "megatron/core/pipeline_parallel/schedules.py, core 0.19"
 
 
@@ -43,7 +47,13 @@ def query_groups(s: Situation) -> Bools:
 
 
 def ffn(s: Situation) -> Bools:
-    return divides(s.layouts.tensor, s.shape.ffn_hidden_size)
+    """Of dense layers; a model whose layers are all mixtures builds none."""
+    dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
+    return divides(s.layouts.tensor, s.shape.ffn_hidden_size if dense else 0)
+
+
+def shared_expert(s: Situation) -> Bools:
+    return divides(s.layouts.tensor, s.shape.moe.shared_expert_ffn_hidden_size if s.shape.moe else 0)
 
 
 def layers(s: Situation) -> Bools:
@@ -92,6 +102,10 @@ def context_length(s: Situation) -> Bools:
     return implies(s.layouts.context > 1, divides(2 * s.layouts.context, s.workload.sequence_length))
 
 
+def context_precision(s: Situation) -> Bools:
+    return implies(s.layouts.context > 1, s.workload.precision != "fp32")
+
+
 def sequence_needs_tensor(s: Situation) -> Bools:
     return implies(s.layouts.sequence_parallel > 0, s.layouts.tensor > 1)
 
@@ -122,6 +136,35 @@ def mixture_needs_sequence(s: Situation) -> Bools:
     return implies(s.layouts.tensor > 1, s.layouts.sequence_parallel > 0)
 
 
+def grouped(recipe: Recipe) -> bool:
+    """All experts of a rank run in one kernel."""
+    return recipe.model.moe is not None and recipe.model.moe.grouped_gemm is not False
+
+
+def old_device(recipe: Recipe) -> bool:
+    capability = recipe.cluster.accelerator.compute_capability
+    return capability is not None and float(capability) < GROUPED_GEMM_CAPABILITY
+
+
+GROUPED_GEMM_CAPABILITY = 8.0  # Ampere
+
+MIXTURE_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "mixture-without-biases",
+        "model.linear_bias",
+        "experts in one kernel (--moe-grouped-gemm) have no biases; set linear_bias: false",
+        EXPERTS,
+        lambda r: grouped(r) and r.model.linear_bias,
+    ),
+    Requirement(
+        "mixture-device",
+        "cluster.accelerator",
+        "experts in one kernel (--moe-grouped-gemm) need compute capability 8.0 (Ampere) or more",
+        ARGUMENTS,
+        lambda r: grouped(r) and old_device(r),
+    ),
+)
+
 RULES: tuple[Rule, ...] = (
     Rule("heads", "--tensor-model-parallel-size must divide the attention heads", CONFIG, heads),
     Rule(
@@ -130,7 +173,13 @@ RULES: tuple[Rule, ...] = (
         CONFIG,
         query_groups,
     ),
-    Rule("ffn", "--tensor-model-parallel-size must divide the FFN hidden size", LAYERS, ffn),
+    Rule("ffn", "--tensor-model-parallel-size must divide the FFN hidden size of dense layers", LINEAR, ffn),
+    Rule(
+        "shared-expert",
+        "--tensor-model-parallel-size must divide --moe-shared-expert-intermediate-size",
+        LINEAR,
+        shared_expert,
+    ),
     Rule(
         "layers",
         "--pipeline-model-parallel-size must divide the layers, unless layers_by_stage says how they are split",
@@ -178,6 +227,12 @@ RULES: tuple[Rule, ...] = (
         context_length,
     ),
     Rule(
+        "context-precision",
+        "--context-parallel-size above 1 needs precision bf16 or fp16: no attention of Transformer Engine splits fp32",
+        ATTENTION,
+        context_precision,
+    ),
+    Rule(
         "sequence-needs-tensor",
         "--sequence-parallel needs --tensor-model-parallel-size above 1 (Megatron would silently switch it off)",
         ARGUMENTS,
@@ -190,7 +245,7 @@ RULES: tuple[Rule, ...] = (
         sequence_length,
     ),
     Rule("experts", "--expert-model-parallel-size must divide the experts, and needs some", ARGUMENTS, experts),
-    Rule("expert-ffn", "--expert-tensor-parallel-size must divide the experts' FFN hidden size", LAYERS, expert_ffn),
+    Rule("expert-ffn", "--expert-tensor-parallel-size must divide the experts' FFN hidden size", LINEAR, expert_ffn),
     Rule(
         "expert-world",
         "expert x expert-tensor x pipeline parallel size must divide the number of devices",

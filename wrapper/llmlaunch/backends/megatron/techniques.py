@@ -141,12 +141,20 @@ def layers_without_recompute(s: Situation) -> Bools:
     return implies(s.layouts.offload_layers > 0, np.equal(s.layouts.recompute, RECOMPUTE_NONE))
 
 
+def layers_that_stay(s: Situation) -> Bools:
+    return implies(s.layouts.offload_layers > 0, s.layouts.offload_layers < s.shape.num_layers)
+
+
 def modules_without_full(s: Situation) -> Bools:
     return implies(bool(s.techniques.offload_modules), np.not_equal(s.layouts.recompute, RECOMPUTE_FULL))
 
 
 def offload_needs_distributed(s: Situation) -> Bools:
     return implies(s.techniques.offload_optimizer > 0, s.layouts.zero_stage > 0)
+
+
+def offload_needs_half(s: Situation) -> Bools:
+    return np.full(len(s.layouts), not (s.techniques.offload_optimizer > 0 and s.workload.precision == "fp32"))
 
 
 def delay_needs_experts(s: Situation) -> Bools:
@@ -178,9 +186,16 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         of_words=True,
     ),
     Rule(
+        "offload-layers-some-stay",
+        "offload_layers must be less than the layers of the model",
+        CONFIG,
+        layers_that_stay,
+        of_words=True,
+    ),
+    Rule(
         "offload-modules-no-full",
         "offload_modules needs recompute none or selective: full keeps nothing of a module",
-        "megatron/core/transformer/transformer_block.py _checkpointed_forward, core 0.19",
+        "megatron/core/transformer/transformer_block.py checkpointed_forward, core 0.19",
         modules_without_full,
         of_words=True,
     ),
@@ -190,6 +205,13 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "--use-distributed-optimizer",
         "megatron/core/optimizer/optimizer_config.py, core 0.19",
         offload_needs_distributed,
+        of_words=True,
+    ),
+    Rule(
+        "offload-optimizer-half",
+        "offload_optimizer needs precision bf16 or fp16: the optimizer is handed views of fp32 parameters, and refuses",
+        "megatron/core/optimizer/distrib_optimizer.py _build_model_and_main_param_groups, core 0.19",
+        offload_needs_half,
         of_words=True,
     ),
     Rule(

@@ -1,0 +1,86 @@
+"""Real Megatron core behind a pipe: what it says of the words of a job (`traced/megatron_judge.py` runs it)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+from typing import Any
+
+import pytest
+
+__all__ = ["Ask", "Verdict", "megatron"]
+
+PYTHON = Path(__file__).resolve().parents[2] / ".venv-frameworks" / "bin" / "python"
+JUDGE = Path(__file__).with_name("traced") / "megatron_judge.py"
+# What a person's own environment may hold, and a job is judged without.
+OURS_ALONE = ("CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_CPU_OFFLOAD_V1", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`layer` is None where Megatron takes the job, else the one of its four layers that refuses it, with `error` in
+    its own words and `at`, file and line. `stages` are rank, chunk, first layer, kinds of the layers and prediction
+    heads of all that is built."""
+
+    layer: str | None
+    error: str = ""
+    at: str = ""
+    stages: tuple[list[Any], ...] = ()
+
+    @property
+    def accepted(self) -> bool:
+        return self.layer is None
+
+
+class Ask:
+    """One question after the other; `until` is how far a job is taken: its "stages" are laid out, the "forward" pass of
+    one micro-batch, or a whole training "step"."""
+
+    def __init__(self, say: Callable[[str], str]) -> None:
+        self._say = say
+
+    def __call__(
+        self,
+        world_size: int,
+        words: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        compute_capability: str = "9.0",
+        pipeline_rank: int = 0,
+        until: str = "step",
+    ) -> Verdict:
+        job = {
+            "world_size": world_size,
+            "arguments": list(words),
+            "environment": dict(environment or {}),
+            "compute_capability": compute_capability,
+            "pipeline_rank": pipeline_rank,
+            "until": until,
+        }
+        answer = json.loads(self._say(json.dumps(job)))
+        return Verdict(answer["layer"], answer.get("error", ""), answer.get("at", ""), tuple(answer.get("stages", ())))
+
+
+@contextmanager
+def megatron() -> Iterator[Ask]:
+    """Fails the test where the frameworks are not installed."""
+    if not (PYTHON.parent.parent / ".installed").exists():
+        pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
+    clean = {name: value for name, value in os.environ.items() if name not in OURS_ALONE}
+    words = [PYTHON, JUDGE]
+    environment = {**clean, "OMP_NUM_THREADS": "1"}
+    with Popen(words, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, env=environment) as judge:
+        assert judge.stdin is not None
+        assert judge.stdout is not None
+        into, out = judge.stdin, judge.stdout
+
+        def say(line: str) -> str:
+            print(line, file=into, flush=True)
+            return out.readline()
+
+        yield Ask(say)
+        into.close()

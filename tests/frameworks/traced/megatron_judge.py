@@ -1,0 +1,243 @@
+"""Asks Megatron core 0.19.2 whether it takes a job, on a machine without a GPU. Run as a program, a line for a line:
+
+stdin   {"world_size": 8, "arguments": ["--num-layers", ...], "environment": {...}, "compute_capability": "9.0",
+         "pipeline_rank": 0, "until": "stages" | "forward" | "step"}
+stdout  {"layer": null, "stages": [[rank, chunk, first layer, [kind of each layer], prediction heads], ...]}, or
+        {"layer": "run time", "error": "ValueError: ...", "at": "megatron/core/transformer/moe/moe_layer.py:627"}
+
+Megatron checks in four layers, and each is its own code here: parser and `validate_args`; TransformerConfig; process
+groups, of torch's fake backend at the job's world size; and at run time the layers of every rank and chunk, then on one
+pipeline rank model, DDP, optimizer and schedule under fake tensors, up to the first micro-batch's forward pass or a
+whole `train_step`. Nothing is restated. Frameworks are imported once, and every job has a process of its own, because
+Megatron keeps its state in the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import io
+import json
+import logging
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import megatron_rank  # the first to import torch
+
+# isort: split
+import balanced_routing
+import fake_cuda
+import torch
+from invented_scalars import InventedScalars
+from megatron.core import num_microbatches_calculator, parallel_state
+from megatron.core.enums import ModelType
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.rerun_state_machine import destroy_rerun_state_machine
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.multi_token_prediction import get_mtp_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from megatron.training import arguments as megatron_arguments
+from megatron.training import global_vars, initialize, training
+from megatron.training.argument_utils import gpt_config_from_args
+from megatron.training.vocab_utils import calculate_padded_vocab_size
+from pretrain import build_model, forward_step
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+Stage = tuple[int, int, int, list[str], int]
+
+LONGEST_SECONDS = 120
+WARMING = """--num-layers 1 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 --seq-length 64
+--max-position-embeddings 64 --position-embedding-type rope --swiglu --disable-bias-linear --normalization RMSNorm
+--untie-embeddings-and-output-weights --use-distributed-optimizer --micro-batch-size 1 --global-batch-size 1
+--train-iters 1 --lr 1e-4 --bf16 --eval-iters 0 --eval-interval 1 --tokenizer-type NullTokenizer --vocab-size 128"""
+
+
+@dataclass
+class Job:
+    """What is asked, and what of it Megatron has taken so far."""
+
+    world_size: int
+    arguments: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    compute_capability: str = "9.0"
+    pipeline_rank: int = 0
+    until: str = "step"
+    args: Any = None
+    config: Any = None
+    stages: list[Stage] = field(default_factory=list)
+
+
+class Reached(Exception):
+    """All that was asked about has passed."""
+
+
+def read_arguments(job: Job) -> None:
+    """Megatron's parser and `validate_args`, and the calculator of micro-batches."""
+    os.environ.update(job.environment, RANK="0", WORLD_SIZE=str(job.world_size), LOCAL_RANK="0")
+    capability = tuple(int(part) for part in job.compute_capability.split("."))
+    fake_cuda.HOPPER.major, fake_cuda.HOPPER.minor = capability
+    torch.cuda.get_device_capability = lambda *args, **options: capability
+    sys.argv = ["pretrain_gpt.py", *job.arguments]
+    job.args = args = megatron_arguments.parse_args()
+    megatron_arguments.validate_args(args, {})
+    args.use_gloo_process_groups = False  # the fake backend has none
+    args.padded_vocab_size = args.padded_vocab_size or calculate_padded_vocab_size(
+        args.vocab_size, args.make_vocab_size_divisible_by, args.tensor_model_parallel_size
+    )
+    global_vars.set_global_variables(args, build_tokenizer=False)
+
+
+def make_config(job: Job) -> None:
+    job.config = gpt_config_from_args(job.args).transformer
+
+
+def make_groups(job: Job) -> None:
+    args = job.args
+    # The pipeline is the outermost order: data parallel rank 0 and tensor rank 0 of the stage.
+    args.rank = (
+        job.pipeline_rank % args.pipeline_model_parallel_size * (job.world_size // args.pipeline_model_parallel_size)
+    )
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=args.rank, world_size=job.world_size)
+    initialize._initialize_distributed(None, None, None)
+
+
+def split_layers(job: Job) -> None:
+    """Which layers every pipeline rank and chunk would build. Ranks are only pretended, and the own one put back."""
+    own = parallel_state.get_pipeline_model_parallel_rank()
+    for rank in range(job.args.pipeline_model_parallel_size):
+        parallel_state.set_pipeline_model_parallel_rank(rank)
+        chunks = job.args.virtual_pipeline_model_parallel_size
+        for chunk in range(chunks or 1):
+            stage = _stage(job.config, rank, None if chunks is None else chunk)
+            job.stages.append((rank, chunk, *stage))
+    parallel_state.set_pipeline_model_parallel_rank(own)
+
+
+def _stage(config: Any, rank: int, chunk: int | None) -> tuple[int, list[str], int]:
+    built = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk, pp_rank=rank).layer_specs
+    kinds = ["mixture" if "MoE" in str(spec.submodules.mlp) else "dense" for spec in built]
+    heads = get_mtp_num_layers_to_build(config, chunk, pp_rank=rank)
+    return get_transformer_layer_offset(config, vp_stage=chunk, pp_rank=rank), kinds, heads
+
+
+def train(job: Job) -> None:
+    """Model, DDP, optimizer and schedule of one pipeline rank."""
+    split_layers(job)
+    if job.until == "stages":
+        return
+    initialize._set_random_seed(job.args.seed)
+    with FakeTensorMode(allow_non_fake_inputs=True), InventedScalars(), routing(job.args):
+        parts = training.setup_model_and_optimizer(ModelType.encoder_or_decoder, build_model)
+        megatron_rank.forward_step = forward_step if job.until == "step" else _first_forward
+        with contextlib.suppress(Reached):
+            megatron_rank._train(job.args, *parts, 1)
+
+
+def routing(args: Any) -> contextlib.AbstractContextManager[Any]:
+    """Experts get the same number of tokens each. Where that is no whole number, or tokens are dropped, the step ends
+    at the first router: what is behind it depends on values, which fake tensors have not."""
+    chosen, experts = args.moe_router_topk, args.num_experts
+    if not experts:
+        return contextlib.nullcontext()
+    split = args.context_parallel_size * (args.tensor_model_parallel_size if args.sequence_parallel else 1)
+    tokens = args.seq_length * args.micro_batch_size // split
+    if tokens * chosen % experts or args.moe_expert_capacity_factor is not None:
+        MoELayer.route = _reached
+        return contextlib.nullcontext()
+    balanced_routing.install(chosen, experts)
+    return balanced_routing.BalancedSelection(chosen, experts)
+
+
+def _reached(*values: Any, **options: Any) -> Any:
+    raise Reached
+
+
+def _first_forward(data: Any, model: Any) -> Any:
+    forward_step(data, model)
+    raise Reached
+
+
+LAYERS: tuple[tuple[str, Callable[[Job], None]], ...] = (
+    ("arguments", read_arguments),
+    ("transformer config", make_config),
+    ("process groups", make_groups),
+    ("run time", train),
+)
+
+
+def judge(job: Job) -> dict[str, object]:
+    """The first layer that refuses, with its own words, or the stages of what all of them take."""
+    complaints = io.StringIO()
+    for layer, ask in LAYERS:
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(complaints):
+                ask(job)
+        except (Exception, SystemExit) as refusal:
+            said = complaints.getvalue().strip().splitlines()[-1:] if isinstance(refusal, SystemExit) else [refusal]
+            error = f"{type(refusal).__name__}: {' '.join(' '.join(map(str, said)).split())}"
+            return {"layer": layer, "error": error, "at": _place(refusal)}
+    return {"layer": None, "stages": job.stages}
+
+
+def _place(refusal: BaseException) -> str:
+    """The innermost line of the frameworks' own Python."""
+    frames = [
+        f"{frame.filename.rpartition('/site-packages/')[2]}:{frame.lineno}"
+        for frame in traceback.extract_tb(refusal.__traceback__)
+        if "/site-packages/megatron/" in frame.filename or "/site-packages/transformer_engine/" in frame.filename
+    ]
+    return frames[-1] if frames else ""
+
+
+def warm_up() -> None:
+    """Reads what every job needs once: the parser, and what fake tensors look up. No backward pass: a process that ran
+    one cannot be forked."""
+    made = megatron_arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    megatron_arguments.add_megatron_arguments = lambda parser: made
+    answer = judge(Job(1, WARMING.split(), until="forward"))
+    if answer["layer"] is not None:
+        raise SystemExit(f"the job to warm up with was refused: {answer}")
+    parallel_state.destroy_model_parallel()
+    global_vars.destroy_global_vars()
+    num_microbatches_calculator.destroy_num_microbatches_calculator()
+    destroy_rerun_state_machine()
+    torch.distributed.destroy_process_group()
+    gc.collect()
+    gc.freeze()
+
+
+def answered_apart(job: Job) -> str:
+    """The answer of a process of its own, as JSON."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(LONGEST_SECONDS)
+        gc.disable()
+        with os.fdopen(writing, "w") as out:
+            out.write(json.dumps(judge(job)))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        said = answer.read()
+    _, status = os.waitpid(child, 0)
+    return said or json.dumps({"layer": "run time", "error": f"died with status {status}", "at": ""})
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    warm_up()
+    for line in sys.stdin:
+        print(answered_apart(Job(**json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

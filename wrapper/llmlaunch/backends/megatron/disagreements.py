@@ -1,0 +1,63 @@
+"""Where we refuse what Megatron itself takes, on purpose, as data: tests show each against the real Megatron core, and
+that there are no others; docs/backends.md tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.layout import Situation
+
+__all__ = ["DISAGREEMENTS", "MOST_DISAGREEMENTS", "Disagreement", "disagreements_table"]
+
+Bools = NDArray[np.bool_]
+MOST_DISAGREEMENTS = 20
+
+
+def always(s: Situation) -> Bools:
+    return np.ones(len(s.layouts), dtype=np.bool_)
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """`rule` is the key of the rule or requirement of ours that refuses; where `applies`, Megatron does what the
+    `sentence` says instead, at `where`: file and line of megatron-core 0.19.2."""
+
+    rule: str
+    sentence: str
+    where: str
+    applies: Callable[[Situation], Bools] = always
+
+
+DISAGREEMENTS: tuple[Disagreement, ...] = (
+    Disagreement(
+        "sequence-needs-tensor",
+        "Megatron switches sequence parallelism off and warns. A plan says what runs.",
+        "megatron/training/arguments.py:1394",
+    ),
+    Disagreement(
+        "stages-hold-some",
+        "Megatron builds a stage without layers. Its devices would only pass on what they receive.",
+        "megatron/core/transformer/pipeline_parallel_layer_layout.py:106",
+    ),
+    Disagreement(
+        "recomputed-mlp-is-whole",
+        "Megatron recomputes the MLP whole and never looks at the chunks. A plan says what runs.",
+        "megatron/core/transformer/transformer_layer.py:890",
+    ),
+    Disagreement(
+        "offload-modules-no-full",
+        "Megatron takes both. What full recompute keeps is no module's input, so nothing is spared.",
+        "megatron/core/transformer/transformer_config.py:1880",
+    ),
+)
+
+
+def disagreements_table() -> str:
+    """One Markdown row for each, for docs/backends.md."""
+    rows = ["| rule | what Megatron does | there |", "|---|---|---|"]
+    rows += [f"| `{each.rule}` | {each.sentence} | `{each.where}` |" for each in DISAGREEMENTS]
+    return "\n".join(rows)

@@ -1,0 +1,32 @@
+"""All that Megatron-LM accepts and refuses, as one list for planner, check, docs and the oracle's tests."""
+
+from __future__ import annotations
+
+from llmlaunch.backends.megatron import model_rules, number_rules, rules, sharding_rules, techniques, versions
+from llmlaunch.layout import Rule
+from llmlaunch.number_formats import NO_NUMBER_FORMATS
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["ALL_REQUIREMENTS", "ALL_RULES", "rules_for"]
+
+ALL_REQUIREMENTS = (
+    *model_rules.MODEL_REQUIREMENTS,
+    *rules.MIXTURE_REQUIREMENTS,
+    *techniques.REQUIREMENTS,
+    *sharding_rules.SHARDING_REQUIREMENTS,
+    *versions.VERSION_REQUIREMENTS,
+    *number_rules.NUMBER_REQUIREMENTS,
+)
+ALL_RULES = (
+    *rules.RULES,
+    *model_rules.MODEL_RULES,
+    *techniques.TECHNIQUE_RULES,
+    *sharding_rules.SHARDING_RULES,
+    *number_rules.NUMBER_RULES,
+)
+
+
+def rules_for(recipe: Recipe) -> tuple[Rule, ...]:
+    """Those that can refuse a layout of this recipe."""
+    usual = recipe.training.numbers == NO_NUMBER_FORMATS
+    return tuple(rule for rule in ALL_RULES if not (usual and rule in number_rules.NUMBER_RULES))
