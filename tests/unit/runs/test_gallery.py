@@ -1,0 +1,63 @@
+"""Every recipe of the gallery is safe as it stands, renders, and says what it is."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.cli.init import gallery
+from llmlaunch.cluster.accelerators import find_accelerator
+from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+
+NAMES = sorted(path.stem for path in asset("recipes").glob("*.yaml"))
+
+
+@cache
+def loaded(name: str) -> Recipe:
+    return load_recipe(asset("recipes", f"{name}.yaml"))
+
+
+@cache
+def planned(name: str) -> Plan:
+    return make_plan(loaded(name), backend_for(loaded(name)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_safe_as_it_stands_and_renders(name: str) -> None:
+    recipe = loaded(name)
+    assert recipe.name == name
+    assert planned(name).verdict == "safe"
+    rendered = backend_for(recipe).render(recipe, planned(name).layout)
+    assert rendered.program
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_says_in_its_first_line_what_it_is_and_on_how_many_devices(name: str) -> None:
+    first = asset("recipes", f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
+    recipe = loaded(name)
+    assert first.startswith("# ")
+    if recipe.cluster.accelerator.kind == "gpu":
+        card = recipe.cluster.accelerator.name.split("-")[0].upper()
+        assert card in first
+        assert str(recipe.nodes) in first or {1: "one", 2: "two", 4: "four", 8: "eight"}[recipe.nodes] in first
+
+
+def test_the_gallery_reaches_from_small_to_large_over_all_cards_and_both_backends() -> None:
+    recipes = [loaded(name) for name in NAMES]
+    assert set(gallery()) == set(NAMES)
+    gib = {recipe.cluster.accelerator.memory_bytes / 2**30 for recipe in recipes}
+    sold_with = {"a100-40gb": 40, "a100-80gb": 80, "h100-94gb": 94, "h200-141gb": 141, "b200": 192}
+    assert {find_accelerator(name).memory_bytes / 2**30 for name in sold_with} <= gib
+    assert {recipe.backend.name for recipe in recipes} == {"megatron-lm", "deepspeed"}
+    assert {recipe.model.family for recipe in recipes} >= {
+        *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "deepseek_v2"),
+        *("deepseek_v3", "gpt2"),
+    }
+    assert max(recipe.workload.sequence_length for recipe in recipes) == 131072
+    assert any(recipe.techniques.adapters is not None for recipe in recipes)
