@@ -21,6 +21,7 @@ sys.path.insert(0, str(TRAINER.parent))
 import train
 from group import join
 from model import build_model
+from parallel import Split
 from techniques import apply_techniques
 
 CONFIG = {
@@ -54,8 +55,7 @@ CASES: dict[str, list[str]] = {
 
 def measured(words: list[str]) -> dict[str, float]:
     args = train.arguments([*words, "--model", "m", "--deepspeed_config", "d"])
-    model = build_model(CONFIG, SETTINGS, args)
-    model.config.use_cache = False
+    model = build_model(CONFIG, SETTINGS, args, Split())
     model.train()
     apply_techniques(model, SETTINGS, args)
     tokens = torch.randint(0, 512, (2, SEQUENCE + 1), generator=torch.Generator().manual_seed(0))

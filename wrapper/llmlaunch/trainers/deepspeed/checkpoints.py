@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from adapters import save_adapters
 from group import refuse, report
 
 
@@ -20,17 +21,28 @@ def save(engine: Any, folder: Path, step: int) -> None:
     report(f"saving step {step}")
     tag = f"step-{step}"
     engine.save_checkpoint(str(folder), tag=tag, client_state={"step": step}, save_latest=False)
-    rank = dist.get_rank()
-    for pattern in (f"*zero_pp_rank_{rank}_*", *(["mp_rank_*"] if rank == 0 else [])):
-        for path in (folder / tag).glob(pattern):
-            flush(path)
+    save_adapters(engine.module, folder / tag / "adapter")
+    for path in written(engine, folder / tag):
+        flush(path)
     dist.barrier()
-    if rank == 0:
+    if dist.get_rank() == 0:
         fresh = folder / "latest.new"
         fresh.write_text(tag)
         flush(fresh)
         fresh.replace(folder / "latest")
     dist.barrier()
+
+
+def written(engine: Any, folder: Path) -> list[Path]:
+    """The files this rank wrote (runtime/engine.py `_get_zero_ckpt_prefix` and `_get_ckpt_name`, 0.19.8)."""
+    data = dist.get_rank(engine.seq_data_parallel_group)
+    model = engine.mpu.get_model_parallel_rank() if engine.mpu is not None else 0
+    files = list(folder.glob(f"*zero_pp_rank_{data}_mp_rank_{model:02d}_*"))
+    if data == 0:
+        files += folder.glob(f"mp_rank_{model:02d}_*")
+    if dist.get_rank() == 0:
+        files += (folder / "adapter").glob("*")
+    return files
 
 
 def flush(path: Path) -> None:

@@ -1,22 +1,96 @@
-"""Tokens: made up, of text, or of Python's own source."""
+"""Tokens: made up, of text, of Python's own source, or of an indexed dataset.
+
+Which tokens a sample has depends on the seed and on the sample's number in the whole job alone: so a resumed run goes
+on where it stopped, and runs on any number of ranks learn from the same samples.
+"""
 
 from __future__ import annotations
 
 import argparse
+import bisect
 import sysconfig
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from transformers import AutoTokenizer
 
-# Text is held in memory, one byte a token, so that reading it never disturbs a step.
+from group import refuse
+from indexed import IndexedTokens
+from parallel import Split
+
+# Tokens of text are held in memory, so that reading never disturbs a step.
 TEXT_BYTES_PER_RANK = 64 * 2**20
 PYTHON_SOURCE_BYTES = 8 * 2**20
+BYTES = 256  # tokens there are where every byte is one
 
+# From a generator of random numbers to the tokens of one sample: a sequence and the token after it.
+Sample = Callable[[torch.Generator], torch.Tensor]
+# From the number of a micro-batch to this rank's tokens [samples, sequence length + 1].
 Batches = Callable[[int], torch.Tensor]
+
+
+def make_batches(args: argparse.Namespace, vocabulary: int, micro_batch_size: int, split: Split) -> Batches:
+    """This rank's micro-batches; ranks that split a layer or a sequence have the same."""
+    sample = open_source(args, vocabulary, split)
+
+    def batch(number: int) -> torch.Tensor:
+        first = (number * split.data + split.data_rank) * micro_batch_size
+        samples = [sample(generator(args.seed, first + index)) for index in range(micro_batch_size)]
+        tokens = torch.stack(samples).long()
+        if int(tokens.max()) >= vocabulary:
+            raise SystemExit(
+                f"{args.data}: has token {int(tokens.max())}, the model only {vocabulary}: enlarge vocab_size"
+            )
+        return tokens
+
+    return batch
+
+
+def generator(seed: int, number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed * 1_000_000_007 + number)
+
+
+def open_source(args: argparse.Namespace, vocabulary: int, split: Split) -> Sample:
+    """The source `--data` names. Ends the job where there is too little of it."""
+    length = args.sequence_length + 1
+    if args.data == "mock":
+        return lambda random: torch.randint(0, vocabulary, (length,), generator=random)
+    if Path(f"{args.data}.idx").exists():
+        indexed = IndexedTokens(Path(args.data))
+        return windows(args.data, len(indexed), length, indexed.read)
+    text = Text(text_files(args.data), PYTHON_SOURCE_BYTES if args.data == "python-source" else None)
+    tokenizer = args.tokenizer or (str(args.weights) if args.weights else None)
+    if tokenizer is None:
+        if vocabulary < BYTES:
+            refuse(f"every byte is a token, and the model has {vocabulary}: enlarge vocab_size to {BYTES}")
+        return windows(args.data, len(text), length, text.tokens)
+    tokens = tokenized(text, tokenizer, split)
+    return windows(args.data, len(tokens), length, lambda start, stop: tokens[start:stop])
+
+
+def windows(name: str, total: int, length: int, read: Callable[[int, int], torch.Tensor]) -> Sample:
+    """Samples that begin anywhere in `total` tokens. `read` returns the tokens from one number to another."""
+    if total < length:
+        refuse(f"{name}: has {total} tokens, a sequence needs {length}: give more text or a shorter sequence_length")
+
+    def sample(random: torch.Generator) -> torch.Tensor:
+        start = int(torch.randint(0, total - length + 1, (), generator=random))
+        return read(start, start + length)
+
+    return sample
+
+
+def tokenized(text: Text, tokenizer: str, split: Split) -> torch.Tensor:
+    """The tokens of this rank's own part of the text: every rank splits other text into words."""
+    try:
+        words = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        refuse(f"no tokenizer in {tokenizer}: {str(error).splitlines()[0]}")
+    total = min(len(text), TEXT_BYTES_PER_RANK * split.data)
+    share = text.read(total * split.data_rank // split.data, total * (split.data_rank + 1) // split.data)
+    return torch.tensor(words(share.decode("utf-8", "replace"))["input_ids"], dtype=torch.int32)
 
 
 def text_files(source: str) -> list[Path]:
@@ -28,63 +102,36 @@ def text_files(source: str) -> list[Path]:
     else:
         path = Path(source)
         files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    missing = [path for path in files if not path.is_file()]
+    if missing:
+        refuse(f"--data {source}: there is no such file, folder or indexed dataset ({source}.idx)")
     return sorted(files)
 
 
-def read_share(files: list[Path], rank: int, ranks: int, limit_bytes: int) -> bytes:
-    """This rank's own part of the text: ranks never see the same byte. `limit_bytes` bounds all of it."""
-    ends = list(accumulate(path.stat().st_size for path in files))
-    total = min(ends[-1] if ends else 0, limit_bytes)
-    first, last = total * rank // ranks, total * (rank + 1) // ranks
-    parts = []
-    for index, path in enumerate(files):
-        begin = ends[index - 1] if index else 0
-        start, stop = max(first, begin), min(last, ends[index])
-        if start < stop:
-            with path.open("rb") as stream:
+class Text:
+    """Files one after the other, read where they are needed. `limit` bounds their bytes."""
+
+    def __init__(self, files: list[Path], limit: int | None = None) -> None:
+        self.files = files
+        self.ends = list(accumulate(path.stat().st_size for path in files))
+        self.limit = limit
+
+    def __len__(self) -> int:
+        total = self.ends[-1] if self.ends else 0
+        return total if self.limit is None else min(total, self.limit)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from `start` to `stop`."""
+        parts = []
+        index = bisect.bisect_right(self.ends, start)
+        while start < stop:
+            begin = self.ends[index - 1] if index else 0
+            end = min(stop, self.ends[index])
+            with self.files[index].open("rb") as stream:
                 stream.seek(start - begin)
-                parts.append(stream.read(stop - start))
-    return b"".join(parts)
+                parts.append(stream.read(end - start))
+            start, index = end, index + 1
+        return b"".join(parts)
 
-
-def read_tokens(source: str, tokenizer: str | None, vocabulary: int) -> torch.Tensor:
-    """This rank's tokens, one a byte or as the tokenizer says."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    limit = PYTHON_SOURCE_BYTES if source == "python-source" else TEXT_BYTES_PER_RANK * ranks
-    text = read_share(text_files(source), rank, ranks, limit)
-    if tokenizer is None:
-        tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0)
-        largest = 256
-    else:
-        words = AutoTokenizer.from_pretrained(tokenizer)
-        tokens = torch.tensor(words(text.decode("utf-8", "replace"))["input_ids"], dtype=torch.int32)
-        largest = len(words)
-    if largest > vocabulary:
-        raise SystemExit(f"the data has {largest} different tokens, the model only {vocabulary}: enlarge vocab_size")
-    return tokens
-
-
-def make_batches(args: argparse.Namespace, vocabulary: int, micro_batch_size: int) -> Batches:
-    """A function from the number of a micro-batch to this rank's tokens, inputs and targets in one.
-
-    The numbers depend on seed, rank and micro-batch alone, so a resumed run goes on where it stopped.
-    """
-    rank, length = dist.get_rank(), args.sequence_length + 1
-
-    def generator(number: int) -> torch.Generator:
-        return torch.Generator().manual_seed((args.seed * 1_000_003 + rank) * 1_000_003 + number)
-
-    if args.data == "mock":
-        return lambda number: torch.randint(0, vocabulary, (micro_batch_size, length), generator=generator(number))
-    tokens = read_tokens(args.data, args.tokenizer, vocabulary)
-    if len(tokens) < length:
-        raise SystemExit(
-            f"{args.data}: rank {rank} has {len(tokens)} tokens, a sequence needs {length}: give more text "
-            "or a shorter sequence_length"
-        )
-
-    def batch(number: int) -> torch.Tensor:
-        starts = torch.randint(0, len(tokens) - length + 1, (micro_batch_size,), generator=generator(number))
-        return torch.stack([tokens[start : start + length] for start in starts.tolist()]).long()
-
-    return batch
+    def tokens(self, start: int, stop: int) -> torch.Tensor:
+        return torch.frombuffer(bytearray(self.read(start, stop)), dtype=torch.uint8)

@@ -10,69 +10,108 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from deepspeed.accelerator import get_accelerator
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from adapters import choose_trained
+from group import refuse
+from parallel import Split, attention_of, check_model, share_sequences, tensor_groups
 from techniques import apply_techniques
+from weights import load_model
 
-INITIAL_STANDARD_DEVIATION = 0.02
+try:
+    from transformers.initialization import no_init_weights
+except ImportError:  # before Transformers 5
+    from transformers.modeling_utils import no_init_weights
+
+Json = dict[str, Any]
 
 
-def compute_dtype(settings: dict[str, Any]) -> torch.dtype:
+def compute_dtype(settings: Json) -> torch.dtype:
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         if settings.get(name, {}).get("enabled"):
             return dtype
     return torch.float32
 
 
-def build_model(config: dict[str, Any], settings: dict[str, Any], args: argparse.Namespace) -> torch.nn.Module:
-    """The model on its device, with the same initial weights for every ZeRO stage and number of ranks.
+def stage_of(settings: Json) -> int:
+    return int(settings.get("zero_optimization", {}).get("stage", 0))
 
-    ZeRO 3 splits each module as soon as it is made; the other stages make it whole, in the compute precision.
-    """
-    split = settings.get("zero_optimization", {}).get("stage", 0) == 3
-    device = torch.device(get_accelerator().current_device_name())
-    with deepspeed.zero.Init(config_dict_or_path=settings) if split else device:
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(**config), attn_implementation=attention(config), dtype=compute_dtype(settings)
-        )
-        choose_trained(model, args)
-    generator = torch.Generator(device).manual_seed(args.seed)
-    norm = 0.0 if config["model_type"].startswith("gemma") else 1.0  # Gemma multiplies by 1 + weight
-    for name, parameter in model.named_parameters():
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=split):
-            if not split or dist.get_rank() == 0:
-                initialise(name, parameter.data, generator, norm)
+
+def build_model(config: Json, settings: Json, args: argparse.Namespace, split: Split) -> torch.nn.Module:
+    """The model on its device, with the same first weights for every ZeRO stage and any number of ranks."""
+    described = describe(config)
+    check_model(described, split, args.sequence_length)
+    if args.adapter_rank and split.tensor > 1:
+        # AutoTP takes peft's layer for the linear one it wraps and drops the adapter (auto_tp.py `_replace_module`)
+        refuse("--adapter-rank: adapters cannot be split with tensor_parallel; use ZeRO 3 or train the whole model")
+    if args.weights:
+        model = load_model(args.weights, described, settings, compute_dtype(settings), split)
+    else:
+        model = new_model(described, settings, args.seed, split)
+    model.config.use_cache = False
+    choose_trained(model, args)
     return model
 
 
-def attention(config: dict[str, Any]) -> str:
-    """torch's fused attention has no cap on scores (`_supports_sdpa` of Gemma 2)."""
-    return "sdpa" if config.get("attn_logit_softcapping") is None else "eager"
+def describe(config: Json) -> Any:
+    """The configuration as Transformers has it."""
+    try:
+        return AutoConfig.for_model(**config)
+    except (ValueError, KeyError) as error:
+        refuse(f"--model: Transformers cannot build it: {error}")
 
 
-def initialise(name: str, weights: torch.Tensor, generator: torch.Generator, norm: float) -> None:
-    """Biases and the second matrices of adapters 0, weights of norms `norm`, other matrices normal."""
-    if name.endswith(("bias", ".adapter_up.weight")):
-        weights.zero_()
-    elif weights.dim() == 1:
-        weights.fill_(norm)
-    else:
-        weights.normal_(0.0, INITIAL_STANDARD_DEVIATION, generator=generator)
+def new_model(described: Any, settings: Json, seed: int, split: Split) -> torch.nn.Module:
+    """A model with first weights as its family draws them.
+
+    ZeRO 3 splits each module as soon as it is made; the other stages make it whole, in the compute precision. So does
+    ZeRO 3 where AutoTP cuts whole layers.
+    """
+    partition = stage_of(settings) == 3 and split.tensor == 1
+    device = torch.device(get_accelerator().current_device_name())
+    with no_init_weights(), deepspeed.zero.Init(config_dict_or_path=settings) if partition else device:
+        model = AutoModelForCausalLM.from_config(
+            described, attn_implementation=attention_of(described), dtype=compute_dtype(settings)
+        )
+    with torch.no_grad():
+        initialise(model, model, partition, seed)
+    model.tie_weights()
+    return model
 
 
-def build_engine(args: argparse.Namespace, config: dict[str, Any], settings: dict[str, Any]) -> Any:
+def initialise(module: torch.nn.Module, owner: PreTrainedModel, partition: bool, seed: int) -> int:
+    """Draws the weights of `module` and all below it as Transformers does, children first (modeling_utils.py
+    `initialize_weights`, 5.23); each module from a seed of its own, so that gathered weights are drawn as whole ones
+    are. Returns the seed of the next module."""
+    if isinstance(module, PreTrainedModel):
+        owner = module
+    for child in module.children():
+        seed = initialise(child, owner, partition, seed)
+    # a family may also touch the weights of a module's children
+    touched = [p for part in (module, *module.children()) for p in part.parameters(recurse=False)]
+    partition = partition and bool(touched)
+    with deepspeed.zero.GatheredParameters(touched, modifier_rank=0, enabled=partition):
+        if not partition or dist.get_rank() == 0:
+            torch.manual_seed(seed)
+            owner._init_weights(module)
+    return seed + 1
+
+
+def build_engine(args: argparse.Namespace, config: Json, settings: Json, split: Split) -> Any:
     """The DeepSpeed engine of the model `config` describes, under the ds_config `settings`."""
-    model = build_model(config, settings, args)
-    model.config.use_cache = False
+    groups = tensor_groups(split, settings)
+    model = build_model(config, settings, args, split)
     apply_techniques(model, settings, args)
+    groups = groups or share_sequences(model, split, settings["train_micro_batch_size_per_gpu"])
     # DeepSpeed casts buffers to the compute precision, and rotary frequencies do not survive bf16.
     exact = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         trained, lr=args.learning_rate, betas=tuple(args.adam_betas), weight_decay=args.weight_decay, fused=True
     )
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=trained, config=settings)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, model_parameters=trained, config=settings, mpu=groups
+    )
     for name, buffer in engine.module.named_buffers():
         if name in exact:
             buffer.data = exact[name].to(engine.device)
@@ -80,13 +119,21 @@ def build_engine(args: argparse.Namespace, config: dict[str, Any], settings: dic
     return engine
 
 
-def micro_batch_loss(engine: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the next token, and Mixtral's load-balancing loss where the model has one."""
+def micro_batch_loss(engine: Any, tokens: torch.Tensor, split: Split) -> torch.Tensor:
+    """Mean cross-entropy of the next token, and the load-balancing loss where the model has one.
+
+    Where sequences are split it is this rank's share of that mean: those of all its ranks add up to it.
+    """
+    mine = split.part(tokens.shape[1] - 1)
+    inputs, targets = tokens[:, :-1][:, mine], tokens[:, 1:][:, mine]
+    words: Json = {"input_ids": inputs}
+    if split.sequence > 1:
+        words["position_ids"] = torch.arange(mine.start, mine.stop, device=tokens.device).expand_as(inputs)
     if getattr(engine.module, "returns_loss", False):
-        return engine(input_ids=tokens[:, :-1], targets=tokens[:, 1:])
-    outputs = engine(input_ids=tokens[:, :-1])
-    loss = F.cross_entropy(outputs.logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        return engine(**words, targets=targets) / split.sequence
+    outputs = engine(**words)
+    loss = F.cross_entropy(outputs.logits.float().flatten(0, 1), targets.flatten())
     balance = getattr(outputs, "aux_loss", None)
     if balance is not None:
         loss = loss + engine.module.config.router_aux_loss_coef * balance
-    return loss
+    return loss / split.sequence

@@ -10,6 +10,10 @@ import deepspeed
 import torch
 import torch.nn.functional as F
 
+from adapters import layers_of
+from group import refuse
+from parallel import is_mixture
+
 
 def recompute_layers(model: torch.nn.Module, settings: dict[str, Any], offload: bool) -> None:
     """Every layer keeps its input alone; with `offload` in host memory, as ds_config says."""
@@ -29,7 +33,7 @@ def chunk_mlps(model: torch.nn.Module, chunks: int) -> None:
     def forward(mlp: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         return TiledMLP.apply(type(mlp).forward, mlp, inputs, chunks, list(mlp.parameters()))
 
-    for layer in model.model.layers:
+    for layer in layers_of(model):
         layer.mlp.forward = types.MethodType(forward, layer.mlp)
 
 
@@ -41,19 +45,25 @@ def tile_loss(model: torch.nn.Module, tiles: int) -> None:
     """
     from deepspeed.runtime.sequence_parallel.ulysses_sp import sequence_tiled_compute
 
-    def forward(self: torch.nn.Module, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    cap = getattr(model.config, "final_logit_softcapping", None)
+
+    def forward(self: torch.nn.Module, targets: torch.Tensor, **words: torch.Tensor) -> torch.Tensor:
+        head = self.get_output_embeddings()
+
         def piece(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            logits = self.lm_head(hidden).float().flatten(0, 1)
-            return F.cross_entropy(logits, targets.flatten(), reduction="sum")
+            logits = head(hidden)
+            if cap is not None:
+                logits = torch.tanh(logits / cap) * cap
+            return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
 
         summed = sequence_tiled_compute(
             piece,
             seqlen=targets.shape[1],
             shards=tiles,
-            kwargs_to_shard={"hidden": self.model(input_ids=input_ids).last_hidden_state, "targets": targets},
+            kwargs_to_shard={"hidden": self.base_model(**words).last_hidden_state, "targets": targets},
             kwargs_to_pass={},
             grad_requiring_tensor_key="hidden",
-            compute_params=list(self.lm_head.parameters()),
+            compute_params=list(head.parameters()),
             output_unshard_dimension=0,
             output_reduction="sum",
         )
@@ -65,6 +75,8 @@ def tile_loss(model: torch.nn.Module, tiles: int) -> None:
 
 def apply_techniques(model: torch.nn.Module, settings: dict[str, Any], args: argparse.Namespace) -> None:
     """What is recomputed, chunked and tiled."""
+    if is_mixture(model.config) and (args.mlp_chunks > 1 or args.loss_tiles > 1):
+        refuse("--mlp-chunks and --loss-tiles are for dense models: a mixture's balancing loss would be lost")
     if args.gradient_checkpointing:
         recompute_layers(model, settings, args.offload_checkpoints)
     if args.mlp_chunks > 1:

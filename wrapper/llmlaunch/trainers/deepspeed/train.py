@@ -25,6 +25,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,6 +38,7 @@ from data import Batches, make_batches
 from group import join, leave, report
 from learning import add_learning, learning_rate
 from model import build_engine, micro_batch_loss
+from parallel import Split, gradient_share, split_of
 
 # Built by --measure-baseline: large enough to run every kernel once, too small to weigh anything.
 TINY_MODEL = {
@@ -58,10 +60,11 @@ TINY_SETTINGS = {
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a Llama or Mixtral model with DeepSpeed.")
+    parser = argparse.ArgumentParser(description="Train a Transformers model with DeepSpeed.")
     parser.add_argument("--model", type=Path, help="Hugging Face configuration of the model (JSON)")
-    parser.add_argument("--data", default="mock", help="mock, python-source, a text file or a folder of them")
+    parser.add_argument("--data", default="mock", help="mock, python-source, text, or an indexed dataset")
     parser.add_argument("--tokenizer", help="Hugging Face tokenizer; without it every byte is a token")
+    parser.add_argument("--weights", type=Path, help="Hugging Face checkpoint folder the model begins with")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--sequence-length", type=int, default=256)
     add_learning(parser)
@@ -85,6 +88,15 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     return parsed
 
 
+@dataclass(frozen=True)
+class Job:
+    """What every step is told alike."""
+
+    seed: int
+    split: Split
+    gradient_share: float = 1.0
+
+
 class Notice:
     """Whether this process was told to save and end. Hearing it again changes nothing."""
 
@@ -99,24 +111,26 @@ class Notice:
         signal.siginterrupt(signal.SIGTERM, False)  # a file that is being written is written on
 
 
-def train_step(engine: Any, batches: Batches, step: int, notice: Notice) -> tuple[float, bool]:
+def train_step(engine: Any, batches: Batches, step: int, notice: Notice, job: Job) -> tuple[float, bool]:
     """One optimizer step; returns the loss averaged over micro-batches and ranks, and whether any rank was told to end.
 
     Some ranks hear of the end a step later than others, so they must agree. That costs nothing: it is one more number
     in the all-reduce of the loss.
     """
-    micro_batches = engine.gradient_accumulation_steps()
+    micro_batches, split = engine.gradient_accumulation_steps(), job.split
+    # dropout is the same in a resumed run, and in all ranks of a layer
+    torch.manual_seed((job.seed * 1_000_003 + step) * 1_000_003 + split.rank // split.tensor)
     shared = torch.zeros(2, device=engine.device)
     for index in range(micro_batches):
         tokens = batches(step * micro_batches + index).to(engine.device)
-        loss = micro_batch_loss(engine, tokens)
+        loss = micro_batch_loss(engine, tokens, split)
         shared[0] += loss.detach() / micro_batches
-        engine.backward(loss)
+        engine.backward(loss * job.gradient_share)
         engine.step()
     shared[1] = float(notice.heard)
     dist.all_reduce(shared)
     total, told = shared.tolist()
-    return total / dist.get_world_size(), told > 0
+    return total / (split.data * split.tensor), told > 0
 
 
 def set_learning_rate(engine: Any, args: argparse.Namespace, step: int) -> None:
@@ -128,14 +142,16 @@ def set_learning_rate(engine: Any, args: argparse.Namespace, step: int) -> None:
 def train(args: argparse.Namespace, notice: Notice) -> None:
     settings = json.loads(args.deepspeed_config.read_text(encoding="utf-8"))
     config = json.loads(args.model.read_text(encoding="utf-8"))
-    engine = build_engine(args, config, settings)
-    batches = make_batches(args, int(config["vocab_size"]), engine.train_micro_batch_size_per_gpu())
+    split = split_of(settings, args.sequence_length)
+    job = Job(args.seed, split, gradient_share(settings, split))
+    engine = build_engine(args, config, settings, split)
+    batches = make_batches(args, int(config["vocab_size"]), engine.train_micro_batch_size_per_gpu(), split)
     tokens_per_step = engine.train_batch_size() * args.sequence_length
     done = resume(engine, args.save)
     logged, clock = done, time.perf_counter()
     for step in range(done, args.steps):
         set_learning_rate(engine, args, step)
-        loss, told = train_step(engine, batches, step, notice)
+        loss, told = train_step(engine, batches, step, notice, job)
         if not math.isfinite(loss):
             raise SystemExit(f"step {step + 1}: the loss is {loss}; lower the learning rate or check the data")
         finished = step + 1
@@ -182,9 +198,10 @@ def measure_baseline(args: argparse.Namespace) -> None:
     Torch, DeepSpeed and Transformers load much of themselves only when first used (about 150 MB of 420), so one step
     of a negligible model is taken before reading.
     """
-    engine = build_engine(args, TINY_MODEL, TINY_SETTINGS)
-    batches = make_batches(argparse.Namespace(**{**vars(args), "data": "mock", "sequence_length": 8}), 256, 1)
-    train_step(engine, batches, 0, Notice())
+    args = argparse.Namespace(**{**vars(args), "data": "mock", "sequence_length": 8})
+    split = split_of(TINY_SETTINGS, args.sequence_length)
+    engine = build_engine(args, TINY_MODEL, TINY_SETTINGS, split)
+    train_step(engine, make_batches(args, 256, 1, split), 0, Notice(), Job(args.seed, split))
     report(json.dumps({"event": "baseline", "world_size": dist.get_world_size(), **dict(resident_bytes())}))
 
 

@@ -1,0 +1,96 @@
+"""Runs the shipped training script many times with libraries imported once: `trainer_cases.py FOLDER < cases.json`.
+
+Every rank of every case is a fork of this process that calls the script's own main with the case's words, in a process
+group of its own. Prints one JSON line: for each case the exit code of every rank, the loss and the norm of all
+gradients of every step as rank 0 has them, and what all ranks printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.trainers import TRAINER
+
+sys.path.insert(0, str(TRAINER.parent))
+import peft  # noqa: F401
+import transformers  # noqa: F401
+from deepspeed.runtime.sequence_parallel import ulysses_sp  # noqa: F401
+
+import train
+
+STEPS = "steps.json"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    place = Path(sys.argv[1])
+    found = {case["name"]: run(case, place / case["name"]) for case in json.load(sys.stdin)}
+    print("RESULT " + json.dumps(found), flush=True)
+
+
+def run(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    (folder / "model.json").write_text(json.dumps(case["model"]))
+    (folder / "ds_config.json").write_text(json.dumps(case["settings"]))
+    words = ["--model", str(folder / "model.json"), "--deepspeed_config", str(folder / "ds_config.json")]
+    port = free_port()
+    ranks = [start(rank, case["ranks"], port, [*words, *case["words"]], folder) for rank in range(case["ranks"])]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+    said = "".join((folder / f"rank{rank}.txt").read_text() for rank in range(case["ranks"]))
+    steps = [json.loads(line) for line in (folder / STEPS).read_text().splitlines()]
+    return {"codes": codes, "steps": steps, "said": said}
+
+
+def start(rank: int, ranks: int, port: int, words: list[str], folder: Path) -> int:
+    """A process of one rank; returns its id."""
+    (folder / STEPS).touch()
+    pid = os.fork()
+    if pid:
+        return pid
+    log = os.open(folder / f"rank{rank}.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
+    watch(folder / STEPS if rank == 0 else None)
+    code = 1
+    try:
+        train.main(words)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+        print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def watch(record: Path | None) -> None:
+    """Keeps loss and gradient norm of every step in full."""
+    step = train.train_step
+
+    def watched(engine: Any, *rest: Any) -> Any:
+        loss, told = step(engine, *rest)
+        norm = engine.get_global_grad_norm()
+        if record is not None:
+            with record.open("a") as file:
+                file.write(json.dumps({"loss": loss, "norm": None if norm is None else float(norm)}) + "\n")
+        return loss, told
+
+    train.train_step = watched
+
+
+if __name__ == "__main__":
+    main()
