@@ -1,81 +1,157 @@
-"""DeepSpeed's own configuration class takes every ds_config.json we render, and knows every key in it."""
+"""DeepSpeed's own configuration class and engine checks take every ds_config.json we render; and what it takes although
+it is wrong, our own checks find."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from deepspeed_asked import Asked, deepspeed_answers
 
 from llmlaunch.assets import asset
+from llmlaunch.backends.deepspeed.checks import CHECKS, wrongly_accepted
 from llmlaunch.backends.deepspeed.config import ds_config
+from llmlaunch.backends.deepspeed.model_config import model_config
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
 
 pytestmark = pytest.mark.frameworks
 
-JUDGE = Path(__file__).with_name("deepspeed_judge.py")
-RECIPES = {"llama2-7b-deepspeed": ("bf16", "fp16", "fp32"), "quickstart": ("bf16", "fp32")}
+GPU, CPU = "llama2-7b-deepspeed", "quickstart"
+PRECISIONS = {GPU: ("bf16", "fp16", "fp32"), CPU: ("bf16", "fp32")}
+SPLITS = (Layout(data=1), Layout(data=2), Layout(data=8), Layout(tensor=2, data=4), Layout(context=4, data=2))
+WAYS = (
+    (Layout(data=8, zero_stage=3), "layout={offload_optimizer: 1.0, offload_parameters: true}"),
+    (Layout(data=8, zero_stage=2), "layout={offload_optimizer: 1.0}"),
+    (Layout(data=8, zero_stage=2), "layout={recompute: full, offload_checkpoints: true}"),
+    (Layout(data=8, zero_stage=1), "training.gradient_dtype=fp32"),
+    (Layout(data=8, zero_stage=3), "training.gradient_dtype=fp32"),
+)
 
-# DeepSpeed ignores top-level keys it does not know (deepspeed/runtime/config.py, 0.19.8), so it cannot tell us.
-TOP_LEVEL_KEYS = {
-    "bf16",
-    "fp16",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "steps_per_print",
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "zero_allow_untested_optimizer",
-    "zero_optimization",
+
+@pytest.fixture(scope="module")
+def asked() -> Iterator[Asked]:
+    with deepspeed_answers() as answers:
+        yield answers
+
+
+def recipe_of(name: str, *overrides: str) -> Recipe:
+    return load_recipe(asset("recipes", f"{name}.yaml"), ("training.global_batch_size=16", *overrides))
+
+
+def question(recipe: Recipe, layout: Layout) -> dict[str, Any]:
+    return {
+        "config": ds_config(recipe, layout),
+        "data": layout.data,
+        "total": recipe.workload.global_batch_size,
+        "gpu": recipe.cluster.accelerator.kind == "gpu",
+        "model": model_config(recipe),
+        "sequence": recipe.workload.sequence_length,
+    }
+
+
+def rendered() -> Iterator[tuple[str, Recipe, Layout]]:
+    for name, precisions in PRECISIONS.items():
+        for precision in precisions:
+            recipe = recipe_of(name, f"training.precision={precision}")
+            for split in SPLITS:
+                for stage in range(4):
+                    layout = replace(split, micro_batch_size=2, zero_stage=stage)
+                    yield f"{name} {precision} {layout.describe()}", recipe, layout
+    for layout, way in WAYS:
+        yield f"{way} {layout.describe()}", recipe_of(GPU, way), layout
+
+
+def test_every_rendered_config_is_accepted_and_has_nothing_deepspeed_would_overlook(asked: Asked) -> None:
+    for label, recipe, layout in rendered():
+        case = question(recipe, layout)
+        assert asked(**case) is None, label
+        assert wrongly_accepted(case["config"]) == [], label
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "Check batch related parameters": {"train_batch_size": 15},
+    "reduce_buckets": {"zero_optimization": {"stage": 0, "reduce_buckets": 1}},
+    "Input should be 0, 1, 2, 3": {"zero_optimization": {"stage": 4}},
+    "simultaneously enabled": {"bf16": {"enabled": True}, "fp16": {"enabled": True}},
+    "Partial offloading": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+    "unsupported mix": {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
+    "has been removed": {"sparse_attention": {}},
+}
+PLAIN = {
+    "train_batch_size": 16,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 1,
+    "zero_allow_untested_optimizer": True,
+    "zero_optimization": {"stage": 0},
 }
 
 
-def cases() -> list[dict[str, Any]]:
-    made = []
-    for name, precisions in RECIPES.items():
-        for precision in precisions:
-            for data in (1, 2, 8):
-                for stage in range(4):
-                    overrides = (f"training.precision={precision}", "training.global_batch_size=16")
-                    recipe = load_recipe(asset("recipes", f"{name}.yaml"), overrides)
-                    layout = Layout(data=data, micro_batch_size=2, zero_stage=stage)
-                    label = f"{name} {precision} ZeRO-{stage} on {data}"
-                    made.append({"name": label, "world_size": data, "config": ds_config(recipe, layout)})
-    return made
+@pytest.mark.parametrize("said", WRONG)
+def test_the_judge_is_deepspeed_and_refuses(asked: Asked, said: str) -> None:
+    assert asked(config=PLAIN, data=8) is None
+    refused = asked(config=PLAIN | WRONG[said], data=8)
+    assert refused is not None
+    assert said in refused
 
 
-def judged(asked: list[dict[str, Any]]) -> dict[str, str | None]:
-    answer = subprocess.run(
-        [sys.executable, str(JUDGE)],
-        input=json.dumps({"cases": asked}),
-        env={**os.environ, "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert answer.returncode == 0, answer.stderr
-    verdicts: dict[str, str | None] = json.loads(answer.stdout.splitlines()[-1])
-    return verdicts
+# What DeepSpeed takes although it is wrong: the key our own check names.
+OVERLOOKED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "unknown section": ("unknown-key", {"zero_optimisation": {"stage": 3}}, "zero_optimisation"),
+    "unknown checkpointing key": (
+        "unknown-key",
+        {"activation_checkpointing": {"cpu_checkpoints": True}},
+        "activation_checkpointing.cpu_checkpoints",
+    ),
+    "unknown pipeline key": ("unknown-key", {"pipeline": {"stage": 2}}, "pipeline.stage"),
+    "auto": ("auto-for-default", {"bf16": {"enabled": "auto"}}, "bf16.enabled"),
+    "unknown optimizer": ("optimizer", {"optimizer": {"type": "AdamWW", "params": {}}}, "optimizer.type"),
+    "unknown scheduler": ("scheduler", {"scheduler": {"type": "Cosine", "params": {}}}, "scheduler.type"),
+    "parameters offloaded at 2": (
+        "offload-parameters",
+        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+        "zero_optimization.offload_param",
+    ),
+    "states offloaded at 0": (
+        "offload-optimizer",
+        {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}},
+        "zero_optimization.offload_optimizer",
+    ),
+    "pipeline with ZeRO 2": (
+        "pipeline-zero",
+        {"pipeline": {"stages": 2}, "zero_optimization": {"stage": 2}},
+        "zero_optimization.stage",
+    ),
+    "pipeline with AutoTP": (
+        "pipeline-tensor",
+        {"pipeline": {"stages": 2}, "tensor_parallel": {"autotp_size": 2}},
+        "tensor_parallel.autotp_size",
+    ),
+    "AutoTP with Ulysses": (
+        "tensor-or-context",
+        {"sequence_parallel_size": 2, "tensor_parallel": {"autotp_size": 2}},
+        "sequence_parallel_size",
+    ),
+}
 
 
-def test_every_rendered_config_is_accepted_and_a_wrong_one_is_not() -> None:
-    good = cases()
-    batch = {**good[0]["config"], "train_batch_size": 15}
-    key = {**good[0]["config"], "zero_optimization": {"stage": 0, "reduce_buckets": 1}}
-    bad = [
-        {"name": "batch does not add up", "world_size": 1, "config": batch},
-        {"name": "unknown key", "world_size": 1, "config": key},
+@pytest.mark.parametrize("case", OVERLOOKED)
+def test_what_deepspeed_overlooks_our_own_checks_find(asked: Asked, case: str) -> None:
+    check, change, key = OVERLOOKED[case]
+    config = PLAIN | change
+    assert asked(config=config, data=8) is None
+    assert (key, check) in [(found, by.key) for found, by in wrongly_accepted(config)]
+
+
+def test_what_the_engine_refuses_later_is_found_in_the_file_already() -> None:
+    config = PLAIN | {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    assert [(key, check.key) for key, check in wrongly_accepted(config)] == [
+        ("data_types.grad_accum_dtype", "wide-gradients")
     ]
-    verdicts = judged([*good, *bad])
-    refused = {name: why for name, why in verdicts.items() if why is not None}
-    assert set(refused) == {"batch does not add up", "unknown key"}, refused
 
 
-def test_every_top_level_key_is_one_deepspeed_reads() -> None:
-    for case in cases():
-        assert set(case["config"]) <= TOP_LEVEL_KEYS
+def test_every_check_has_its_case() -> None:
+    assert {check.key for check in CHECKS} == {check for check, _, _ in OVERLOOKED.values()} | {"wide-gradients"}

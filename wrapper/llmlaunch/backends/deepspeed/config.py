@@ -64,7 +64,7 @@ def ds_config(recipe: Recipe, layout: Layout) -> Json:
 def _zero(recipe: Recipe, layout: Layout) -> Json:
     stage = layout.zero_stage
     if stage == 0:
-        return {"stage": 0}
+        return {"stage": 0, **offload_sections(recipe)}
     section: Json = {
         "stage": stage,
         "contiguous_gradients": True,
