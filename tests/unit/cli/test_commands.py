@@ -328,5 +328,8 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "measurements": [],
         "accuracy": ["anchors", "as_json", "each", "files", "markdown", "plot"],
         "explain-args": ["as_json", "fallback", "names", "run"],
-        "doctor": ["as_json", "devices", "local", "message_mib", "network", "nodes", "python", "repeats", "save"],
+        "doctor": [
+            *("as_json", "container", "devices", "frameworks", "local", "message_mib", "network", "nodes", "python"),
+            *("repeats", "save"),
+        ],
     }

@@ -1,4 +1,4 @@
-"""`llmlaunch doctor`: what this site has. So far: the bandwidth between its nodes."""
+"""`llmlaunch doctor`: what this site has: the bandwidth between its nodes, and what a training environment holds."""
 
 from __future__ import annotations
 
@@ -23,18 +23,31 @@ GIGA = 1e9
 
 @click.command("doctor")
 @click.option("--network", is_flag=True, help="Measure the bandwidth between every two nodes of this allocation.")
+@click.option("--container", metavar="IMAGE|RECIPE", help="Say which versions are in a container, on one node.")
+@click.option(
+    "--frameworks", is_flag=False, flag_value="", metavar="[PYTHON|RECIPE]", help="The same of an interpreter."
+)
 @click.option("--save", metavar="PROFILE", help="Save it to a cluster profile: a path, or a shipped one by name.")
 @click.option("--nodes", metavar="LIST", help="Only these nodes of the allocation, as SLURM writes them: n[1-4].")
-@click.option("--local", metavar="N", type=click.IntRange(2, 64), help="Try it between N processes of this machine.")
+@click.option(
+    "--local",
+    metavar="[N]",
+    type=click.IntRange(2, 64),
+    is_flag=False,
+    flag_value=4,
+    help="On this machine, without SLURM; with --network between N processes [4].",
+)
 @click.option("--devices", metavar="N", type=click.IntRange(1), help="Devices a node; those SLURM gave unless said.")
 @click.option("--python", metavar="PATH", help="Python with torch; LLMLAUNCH_PYTHON unless said, else this one.")
 @click.option("--message-mib", metavar="N", type=click.IntRange(1, 4096), default=64, help="Size of a message [64].")
 @click.option(
     "--repeats", metavar="N", type=click.IntRange(1, 1000), default=5, help="Messages, their median counts [5]."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def command(
     network: bool,
+    container: str | None,
+    frameworks: str | None,
     save: str | None,
     nodes: str | None,
     local: int | None,
@@ -44,9 +57,22 @@ def command(
     repeats: int,
     as_json: bool,
 ) -> int:
-    """Look at the site. With --network: measure it, and with --save keep what was measured for placing jobs."""
+    """Look at the site.
+
+    With --network: measure the links between nodes, and with --save keep what was measured for placing jobs.
+
+    With --container or --frameworks: start one process where a training would run, and say which torch, CUDA,
+    Megatron core, Transformer Engine, DeepSpeed and Transformers are there. It is kept, and recipes that run there are
+    rendered for those versions.
+    """
+    if container is not None or frameworks is not None:
+        if network or (container is not None and frameworks is not None):
+            raise UserError("look at one thing at a time: --network, --container or --frameworks")
+        from llmlaunch.cli.probing import look_at
+
+        return look_at(container, frameworks, python, local is not None, as_json)
     if not network:
-        raise UserError("say what to look at: --network")
+        raise UserError("say what to look at: --network, --container IMAGE or --frameworks")
     from llmlaunch.cluster.save_matrix import destination
     from llmlaunch.launchers.network import Probe, allocated_nodes, default_python, measure_allocation, measure_locally
 

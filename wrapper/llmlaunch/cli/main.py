@@ -31,7 +31,7 @@ COMMANDS = {
     "measurements": "List, import and export measurements.",
     "accuracy": "Score predictions against measured records.",
     "explain-args": "Say what each rendered argument and variable of a run follows from.",
-    "doctor": "Look at the site: measure the network between its nodes.",
+    "doctor": "Look at the site: its network, and what its containers hold.",
 }
 
 

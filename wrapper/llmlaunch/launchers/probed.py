@@ -34,7 +34,8 @@ def environment_key(container: Container | None, python: str | None) -> str | No
 
 def probed_packages(recipe: Recipe) -> Mapping[str, str] | None:
     """The versions of the packages in the recipe's environment by name, where it was probed."""
-    key = environment_key(recipe.container, recipe.python)
+    python = recipe.python if recipe.container else recipe.python or os.environ.get("LLMLAUNCH_PYTHON")
+    key = environment_key(recipe.container, python)
     kept = None if key is None else kept_probe(key)
     return None if kept is None else kept["packages"]
 

@@ -17,7 +17,7 @@ from llmlaunch.runs.placement_json import is_placed
 from llmlaunch.runs.recovery_json import late_end_seconds, warning_seconds
 from llmlaunch.runs.shell import ShellText, render_template, shell_word, variable_name
 
-__all__ = ["OUR_VARIABLES", "SNAPSHOT_FOLDER", "exported", "job_script", "train_script"]
+__all__ = ["OUR_VARIABLES", "SNAPSHOT_FOLDER", "exported", "job_script", "setup_lines", "train_script"]
 
 SNAPSHOT_FOLDER = "code"
 
@@ -45,7 +45,7 @@ def job_script(recipe: Recipe, plan: Plan, prepares: bool = False) -> str:
                 "preflight": recipe.preflight,
                 "preflight_seconds": PREFLIGHT_SECONDS,
                 "prepare": prepares,
-                "setup": _setup(recipe),
+                "setup": setup_lines(recipe),
                 "secrets": recipe.secrets,
                 "container": recipe.container,
                 "mounted": _mounted(recipe),
@@ -86,7 +86,7 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
         raise type(error)(f"{recipe.path}: {error}") from error
 
 
-def _setup(recipe: Recipe) -> list[ShellText]:
+def setup_lines(recipe: Recipe) -> list[ShellText]:
     """The site's lines (which may say where modules are), its modules, the recipe's lines. A line is shell; the name of
     a module is a word."""
     site = recipe.cluster.site

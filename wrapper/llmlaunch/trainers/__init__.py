@@ -9,5 +9,6 @@ TRAINER_MODULES = tuple(sorted(TRAINER.parent.glob("*.py")))  # copied into run 
 NETWORK_BANDWIDTH = Path(__file__).with_name("network_bandwidth.py")
 HOOK = Path(__file__).with_name("hook.py")  # copied as hook/sitecustomize.py
 PREFLIGHT = Path(__file__).with_name("preflight.py")
+FRAMEWORK_VERSIONS = Path(__file__).with_name("framework_versions.py")
 MEGATRON_CHECK = Path(__file__).with_name("megatron_check.py")
 MEGATRON_DATASET = Path(__file__).with_name("megatron_dataset.py")

@@ -1,0 +1,151 @@
+"""Runs one process where a training would run, in its container or under its interpreter, and hears what is installed.
+
+The script travels in an environment variable and the answer on stdout: node and this host need share no folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.types import Container, Recipe
+from llmlaunch.runs.directives import sbatch_options
+from llmlaunch.runs.scripts import setup_lines
+from llmlaunch.trainers import FRAMEWORK_VERSIONS
+
+__all__ = ["Environment", "environment_named", "environment_of", "probe_environment"]
+
+MINUTES = 10
+# Of the options of a recipe, those by which SLURM says who may run where; the rest is about the training's size.
+WHO_AND_WHERE = ("account", "partition", "qos", "constraint", "reservation", "exclude", "nodelist", "licenses")
+GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task")
+APPTAINER_IMAGES = (".sif", "docker://", "oras://", "library://")
+
+_PYTHON = (
+    'exec "${LLMLAUNCH_PROBE_PYTHON:-$(command -v python3 || command -v python)}" '
+    '-c "$LLMLAUNCH_PROBE_SCRIPT" </dev/null'
+)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where trainers run. `python` None is the first on PATH there; `setup` are shell lines, `options` those of srun
+    that name a node, `checkout` a Megatron-LM checkout, `gpus` whether a container gets the devices."""
+
+    container: Container | None
+    python: str | None
+    setup: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    checkout: str | None = None
+    gpus: bool = False
+
+
+def environment_of(recipe: Recipe) -> Environment:
+    """The one a recipe names, on one node with one device. Raises UserError for options that SLURM may not be given."""
+    gpu = recipe.cluster.accelerator.kind == "gpu"
+    asked = {name: value for name, value in recipe.slurm.items() if name in (*WHO_AND_WHERE, *GPU_OPTIONS)}
+    small = replace(recipe, nodes=1, spare_nodes=0, slurm=asked, cluster=replace(recipe.cluster, devices_per_node=1))
+    wanted = {
+        name: value
+        for name, value in sbatch_options(small, None).items()
+        if name in (*WHO_AND_WHERE, *GPU_OPTIONS) and value is not False
+    }
+    options = tuple(f"--{name}" if value is True else f"--{name}={value}" for name, value in wanted.items())
+    checkout = recipe.backend.path or os.environ.get("MEGATRON_LM_PATH")
+    python = recipe.python if recipe.container else recipe.python or os.environ.get("LLMLAUNCH_PYTHON")
+    return Environment(recipe.container, python, tuple(setup_lines(recipe)), options, checkout, gpu)
+
+
+def environment_named(image: str | None, python: str | None) -> Environment:
+    """An image or an interpreter alone, on a node of SLURM's choice."""
+    if image is None:
+        return Environment(None, python)
+    runtime = "apptainer" if image.endswith(".sif") or image.startswith(APPTAINER_IMAGES) else "pyxis"
+    place = str(Path(image).expanduser().absolute()) if image.endswith((".sif", ".sqsh")) else image
+    return Environment(Container(place, (), runtime), python, gpus=True)
+
+
+def probe_environment(place: Environment, local: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """What is installed there (trainers/framework_versions.py). `local`: on this machine, without SLURM.
+
+    Raises:
+        UserError: it cannot be started, or fails; with its last words.
+    """
+    command = _command(place, local)
+    say("Looking at the training environment on this machine..." if local else "Waiting for a node of SLURM...")
+    environment = {**os.environ, "LLMLAUNCH_PROBE_SCRIPT": FRAMEWORK_VERSIONS.read_text(encoding="utf-8")}
+    environment |= {"LLMLAUNCH_PROBE_PYTHON": place.python or ""}
+    environment |= {"MEGATRON_LM_PATH": place.checkout} if place.checkout else {}
+    try:
+        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    except OSError as failure:
+        raise UserError(f"{command[0]}: cannot be run: {failure.strerror}") from None
+    return _seen(answer)
+
+
+def _command(place: Environment, local: bool) -> list[str]:
+    """Setup lines run where the training's would have effect: on the node, or before srun where that makes the
+    container."""
+    container = place.container
+    mounts = _mounts(place)
+    if not local and shutil.which("srun") is None:
+        raise UserError("srun: not found on this host; run it where SLURM's commands are, or look here with --local")
+    srun = [] if local else [*_srun(), *place.options]
+    if container is None:
+        return [*srun, "bash", "-c", _lines(*place.setup, _PYTHON)]
+    if container.runtime == "apptainer":
+        enter = ["exec", "--no-home", *(["--nv"] if place.gpus else [])]
+        enter += [word for mount in mounts for word in ("--bind", mount)]
+        inside = shlex.join([*enter, container.image, "bash", "-c", _PYTHON])
+        find = 'enter=$(command -v apptainer || command -v singularity) || { echo "no apptainer on PATH" >&2; exit 1; }'
+        return [*srun, "bash", "-c", _lines(*place.setup, find, f'exec "$enter" {inside}')]
+    if local:
+        raise UserError(
+            f"{container.image}: pyxis is a part of srun, so its containers start under SLURM alone; leave out --local"
+        )
+    boxed = [*srun, f"--container-image={container.image}", "--no-container-mount-home"]
+    boxed += [f"--container-mounts={','.join(mounts)}"] if mounts else []
+    return ["bash", "-c", _lines(*place.setup, f"exec {shlex.join([*boxed, 'bash', '-c', _PYTHON])}")]
+
+
+def _srun() -> list[str]:
+    if os.environ.get("SLURM_JOB_ID"):
+        return ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--export=ALL"]
+    return ["srun", "--nodes=1", "--ntasks=1", f"--time={MINUTES}", "--job-name=llmlaunch-doctor", "--export=ALL"]
+
+
+def _mounts(place: Environment) -> list[str]:
+    """The container's own, and the checkout at its place, where this host has it and no mount brings it."""
+    mounts = list(place.container.mounts) if place.container else []
+    brought = any(Path(place.checkout or "/").is_relative_to(mount.split(":")[1]) for mount in mounts)
+    if place.checkout and Path(place.checkout).is_dir() and not brought:
+        mounts.append(f"{place.checkout}:{place.checkout}")
+    return mounts
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(lines)
+
+
+def _seen(answer: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
+        with contextlib.suppress(ValueError):
+            told = json.loads(line)
+            if isinstance(told, dict) and _sound(told.get("packages")):
+                return told
+    said: Sequence[str] = [line for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
+    tail = "\n".join(f"  {line}" for line in said[-8:])
+    raise UserError(f"the probe failed with exit code {answer.returncode}; its last words:\n{tail}")
+
+
+def _sound(packages: object) -> bool:
+    return isinstance(packages, Mapping) and all(isinstance(version, str) for version in packages.values())
