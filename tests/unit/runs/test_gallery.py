@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.cli.init import gallery
 from llmlaunch.cluster.accelerators import find_accelerator
+from llmlaunch.models.presets import preset_names
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.load import load_recipe
@@ -61,3 +63,12 @@ def test_the_gallery_reaches_from_small_to_large_over_all_cards_and_both_backend
     }
     assert max(recipe.workload.sequence_length for recipe in recipes) == 131072
     assert any(recipe.techniques.adapters is not None for recipe in recipes)
+
+
+def test_the_docs_list_the_gallery_and_every_preset() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "recipe.md").read_text(encoding="utf-8")
+    table = text[text.index("## Gallery") :]
+    assert [name for name in NAMES if f"`{name}`" not in table] == []
+    models = text[text.index("## Models") : text.index("## Gallery")]
+    shortened = {name: f"`-{name.rpartition('-')[2]}`" for name in preset_names()}
+    assert [name for name, short in shortened.items() if f"`{name}`" not in models and short not in models] == []

@@ -67,7 +67,8 @@ def one_of_both(s: Situation) -> Bools:
 
 
 def tensor_plan(s: Situation) -> Bools:
-    return split_where(s, s.layouts.tensor, s.shape.moe is None and s.shape.mla is None)
+    planned = s.shape.moe is None and s.shape.mla is None and s.shape.position_embedding == "rope"
+    return split_where(s, s.layouts.tensor, planned)
 
 
 def tensor_groups(s: Situation) -> Bools:
@@ -123,7 +124,7 @@ SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         "tensor-plan",
         "the tensor-parallel plans of Hugging Face's mixtures and of multi-latent attention have styles AutoTP "
-        "refuses: tensor must be 1",
+        "refuses, and GPT-2 has no plan: tensor must be 1",
         PLAN,
         tensor_plan,
     ),
