@@ -29,5 +29,11 @@ class NumberFormats:
     narrow_parameters: bool = False
     optimizer: OptimizerFormats | None = None
 
+    def beside(self, precision: str) -> str:
+        """All that is multiplied in, in words: "bf16", "bf16 and fp8 (tensorwise)", "bf16 and nvfp4"."""
+        if self.narrow is None:
+            return precision
+        return f"{precision} and {self.narrow if self.narrow == 'nvfp4' else f'fp8 ({self.narrow})'}"
+
 
 NO_NUMBER_FORMATS = NumberFormats()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from llmlaunch.cluster.accelerators import find_accelerator
 from llmlaunch.errors import UserError
 from llmlaunch.number_formats import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
 from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.numbers import number_notes
 from llmlaunch.recipe.types import Schedule
 
 Write = Callable[[str | bytes], Path]
@@ -52,6 +55,22 @@ def test_the_digest_sees_them_and_only_them(recipe: Path) -> None:
     assert load_recipe(recipe, ("training.weight_decay=0.1", "training.fp8_parameters=false")).digest == plain
     others = ("training.fp8=delayed", "training.optimizer={}", "training.weight_decay=0.2", "training.warmup_steps=10")
     assert len({load_recipe(recipe, (word,)).digest for word in others} - {plain}) == len(others)
+
+
+def test_a_device_whose_peak_is_not_known_is_told(recipe: Path) -> None:
+    h100 = find_accelerator("h100-80gb")
+    other = replace(h100, name="mine", flops_per_second={"bf16": 9e14})
+    assert number_notes(NumberFormats("delayed"), h100) == number_notes(NumberFormats(), other) == ()
+    [note] = number_notes(NumberFormats("delayed"), other)
+    assert note == "mine has no fp8_tflops: narrow products are timed as those of bf16"
+    loaded = load_recipe(recipe, ("training.fp4=nvfp4", "cluster=b200-x8"))
+    assert "the fp4 peak of b200 is not known: twice its fp8 peak" in loaded.assumptions
+
+
+def test_the_headline_names_all_formats() -> None:
+    assert NO_NUMBER_FORMATS.beside("bf16") == "bf16"
+    assert NumberFormats("blockwise").beside("bf16") == "bf16 and fp8 (blockwise)"
+    assert NumberFormats("nvfp4").beside("bf16") == "bf16 and nvfp4"
 
 
 DEEPSPEED = "backend=deepspeed"

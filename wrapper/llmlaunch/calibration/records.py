@@ -16,6 +16,7 @@ from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
+from llmlaunch.number_formats import OptimizerFormats
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import Workload
 
@@ -266,6 +267,7 @@ def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOption
         precision=precision["compute"],
         gradient_dtype=optimizer["gradient_dtype"],
         optimizer_bytes=optimizer.get("state_bytes_per_parameter"),
+        optimizer=OptimizerFormats(**optimizer["formats"]) if optimizer.get("formats") else None,
         muon="muon" in optimizer["name"],
         optimizer_instances=optimizer.get("optimizer_instances") or 1,
         loss=implementation["cross_entropy_fusion"],

@@ -18,7 +18,7 @@ from llmlaunch.recipe.consistency import disagreements
 from llmlaunch.recipe.containers import container, container_problems
 from llmlaunch.recipe.datasets import data, data_problems, with_places_found
 from llmlaunch.recipe.digest import recipe_digest
-from llmlaunch.recipe.numbers import number_formats, number_problems, schedule, schedule_problems
+from llmlaunch.recipe.numbers import number_formats, number_notes, number_problems, schedule, schedule_problems
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.recovery import on_oom, restart, watchdog
 from llmlaunch.recipe.schema import HINTS, BackendFile, BudgetFile, PinsFile, RecipeFile, TrainingFile
@@ -116,7 +116,11 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         monitor_interval_seconds=float(file.monitor.interval_seconds),
         path=str(document.name),
         text="",
-        assumptions=(*notes, *_stretched(model, file.training.sequence_length)),
+        assumptions=(
+            *notes,
+            *_stretched(model, file.training.sequence_length),
+            *number_notes(number_formats(file.training), cluster.accelerator),
+        ),
         budget=_budget(file.budget),
         placement=file.placement,
         python=file.python,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from llmlaunch.cluster.profile import Accelerator
 from llmlaunch.documents.validate import StrictModel
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.number_formats import NumberFormats, OptimizerFormats
@@ -15,7 +16,16 @@ from llmlaunch.recipe.types import Recipe, Schedule
 if TYPE_CHECKING:
     from llmlaunch.recipe.schema import RecipeFile, TrainingFile
 
-__all__ = ["Betas", "Fp8", "OptimizerFile", "number_formats", "number_problems", "schedule", "schedule_problems"]
+__all__ = [
+    "Betas",
+    "Fp8",
+    "OptimizerFile",
+    "number_formats",
+    "number_notes",
+    "number_problems",
+    "schedule",
+    "schedule_problems",
+]
 
 Problem = tuple[KeyPath, str]
 
@@ -67,6 +77,17 @@ def schedule_problems(recipe: Recipe) -> Iterator[Problem]:
         yield least, f"is above the learning rate, {training.learning_rate:g}; lower it"
     elif said.minimum_learning_rate and not decays:
         yield least, "belongs to a decay; write learning_rate_decay: cosine or linear, or remove it"
+
+
+def number_notes(numbers: NumberFormats, device: Accelerator) -> tuple[str, ...]:
+    """What the time of a step is worked out with where the device's own figure is not known."""
+    if numbers.narrow is None:
+        return ()
+    if "fp8" not in device.flops_per_second:
+        return (f"{device.name} has no fp8_tflops: narrow products are timed as those of bf16",)
+    if numbers.narrow == "nvfp4" and "fp4" not in device.flops_per_second:
+        return (f"the fp4 peak of {device.name} is not known: twice its fp8 peak",)
+    return ()
 
 
 def number_problems(file: RecipeFile) -> Iterator[Problem]:

@@ -62,7 +62,8 @@ def _about(recipe: Recipe) -> str:
     work, cluster = recipe.workload, recipe.cluster
     return (
         f"{recipe.model.name} on {recipe.nodes} x {cluster.devices_per_node} {cluster.accelerator.name}, "
-        f"{work.global_batch_size} sequences of {work.sequence_length} tokens a step, {work.precision}, "
+        f"{work.global_batch_size} sequences of {work.sequence_length} tokens a step, "
+        f"{recipe.training.numbers.beside(work.precision)}, "
         f"{recipe.backend.name}"
     )
 

@@ -51,7 +51,8 @@ def _headline(recipe: Recipe, plan: Plan) -> list[str]:
     return [
         f"{recipe.name}: {plan.verdict}{', beyond the budget' if plan.beyond_budget else ''}  {plan.layout.describe()}",
         f"  {recipe.model.name} on {recipe.nodes} x {cluster.devices_per_node} {cluster.accelerator.name}, "
-        f"{work.global_batch_size} sequences of {work.sequence_length} tokens a step, {work.precision}, "
+        f"{work.global_batch_size} sequences of {work.sequence_length} tokens a step, "
+        f"{recipe.training.numbers.beside(work.precision)}, "
         f"{recipe.backend.name}",
         *_techniques(recipe),
         *_sizing(plan),

@@ -179,6 +179,8 @@ def test_a_runs_record_names_its_formats() -> None:
     record = MegatronLM().render(recipe, SHARDED).measurement
     assert record["precision"] == {"fp8_recipe": "nvfp4", "fp8_param_gather": False}
     assert record["optimizer"]["state_bytes_per_parameter"] == 8.0
+    formats = {"main_parameters": "fp32", "first_moment": "bf16", "second_moment": "bf16"}
+    assert record["optimizer"]["formats"] == formats
     assert "precision" not in MegatronLM().render(recipe_of(HOPPER), SHARDED).measurement
 
 

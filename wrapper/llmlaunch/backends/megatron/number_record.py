@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 
@@ -17,6 +19,7 @@ def number_record(recipe: Recipe, facts: MemoryFacts) -> dict[str, Section]:
     if numbers.optimizer is not None:
         optimizer["state_dtype"] = f"{numbers.optimizer.first_moment}, {numbers.optimizer.second_moment}"
         optimizer["state_bytes_per_parameter"] = facts.optimizer_bytes
+        optimizer["formats"] = asdict(numbers.optimizer)
     if numbers.narrow is None:
         return {"optimizer": optimizer}
     narrow: Section = {"fp8_recipe": numbers.narrow, "fp8_param_gather": numbers.narrow_parameters}
