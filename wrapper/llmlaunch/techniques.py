@@ -52,6 +52,9 @@ class Techniques:
     delay_weight_gradients: bool = False  # 2BP
     flex_backend: str | None = None  # of token_dispatcher "flex": "deepep" or "hybridep"; None = the backend's default
     overlap_shared_expert: bool = False  # the shared expert computes while tokens travel to the others
+    overlap_expert_communication: bool = False  # tokens of a micro-batch travel while another one computes
+    tp_comm_overlap: bool = False  # gathers and scatters of tensor parallelism beside the products (user buffers)
+    context_comm: str | None = None  # of context parallelism: "p2p" (a ring) or "a2a"; None = the backend's default
     swapped_share: float = 0.0  # MEMO's alpha: share of skeletal activations swapped to the host, what-if
     sampled_share: float = 1.0  # WTA-CRS: share of a linear's input rows kept, what-if
     weight_versions: int = 1  # PipeDream-2BW keeps 2, what-if

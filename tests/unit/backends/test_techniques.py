@@ -224,6 +224,9 @@ REFUSED = {
     "dense-chunks": (DEEPSPEED, ["model=mixtral-8x7b", "layout={mlp_chunks: 2}"], "chunks dense MLPs"),
     "dense-adapters": (DEEPSPEED, ["model=mixtral-8x7b", "training.adapters={rank: 2}"], "a mixture's experts"),
     "no-delayed-gradients": (DEEPSPEED, ["layout={delay_weight_gradients: true}"], "megatron-lm has --delay-wgrad"),
+    "no-hidden-exchange": (DEEPSPEED, ["layout={overlap_expert_communication: true}"], "so no token travels"),
+    "no-hidden-tensor": (DEEPSPEED, ["layout={tp_comm_overlap: true}"], "megatron-lm has --tp-comm-overlap"),
+    "no-ring": (DEEPSPEED, ["layout={context_comm: p2p}"], "Ulysses here"),
     "no-dispatcher": (
         DEEPSPEED,
         ["model=mixtral-8x7b", "layout={token_dispatcher: allgather}"],

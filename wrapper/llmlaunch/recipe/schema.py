@@ -361,6 +361,15 @@ class LayoutFile(PinsFile):
     overlap_shared_expert: bool = Field(
         False, description="megatron-lm: the shared expert computes while tokens travel to the others"
     )
+    overlap_expert_communication: bool = Field(
+        False, description="megatron-lm: tokens of one micro-batch travel to experts while another one computes"
+    )
+    tp_comm_overlap: bool = Field(
+        False, description="megatron-lm: gathers and scatters of tensor parallelism run beside the products"
+    )
+    context_comm: Literal["p2p", "a2a"] | None = Field(
+        None, description="megatron-lm: keys and values travel in a ring, or heads by all-to-all; absent = p2p"
+    )
 
 
 class WhatIfFile(StrictModel):

@@ -102,9 +102,9 @@ def context_ring(job: Job, cluster: Cluster, at: Split, pace: Pace, scores: Work
 def expert_exchange(job: Job, cluster: Cluster, at: Split) -> Work:
     """Tokens to their experts and back, forward and again backward. Dispatcher "alltoall" sends topk copies of every
     token over the expert group and gathers and scatters them over the expert-tensor group; "allgather" gathers every
-    token over both and scatters the sums (megatron/core/transformer/moe/token_dispatcher.py, core 0.19). Delayed weight
-    gradients run beside the exchange, and hide it but for the share it takes of the device
-    (`--overlap-moe-expert-parallel-comm`)."""
+    token over both and scatters the sums (megatron/core/transformer/moe/token_dispatcher.py, core 0.19). Another
+    micro-batch's work, delayed weight gradients in it, runs beside the exchange and hides it but for the share it takes
+    of the device (`--overlap-moe-expert-parallel-comm`)."""
     moe = job.shape.moe
     assert moe is not None
     mine = (job.facts.activation_bytes * job.shape.hidden_size) * at.share
@@ -118,6 +118,6 @@ def expert_exchange(job: Job, cluster: Cluster, at: Split) -> Work:
         once = 2.0 * all_to_all(cluster, ep, etp, copies)
         if np.any(at.layouts.expert_tensor > 1):
             once = once + 2.0 * ring(links(cluster, etp, one), etp, copies * etp)
-    if job.techniques.delay_weight_gradients:
+    if job.techniques.delay_weight_gradients or job.techniques.overlap_expert_communication:
         once = constant("overlap_cost") * once
     return Work(once, once)

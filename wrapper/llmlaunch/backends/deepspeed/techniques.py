@@ -120,6 +120,27 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         _shipped(lambda r: r.techniques.delay_weight_gradients),
     ),
     Requirement(
+        "no-hidden-exchange",
+        "layout.overlap_expert_communication",
+        "every rank holds all experts, so no token travels; remove it",
+        TRAINER,
+        _shipped(lambda r: r.techniques.overlap_expert_communication),
+    ),
+    Requirement(
+        "no-hidden-tensor",
+        "layout.tp_comm_overlap",
+        "AutoTP waits for its all-reduces; backend: megatron-lm has --tp-comm-overlap",
+        "deepspeed/module_inject/layers.py, 0.19.8",
+        lambda r: r.techniques.tp_comm_overlap,
+    ),
+    Requirement(
+        "no-ring",
+        "layout.context_comm",
+        "context parallelism is Ulysses here, which is an all-to-all; remove it",
+        "deepspeed/runtime/sequence_parallel/ulysses_sp.py, 0.19.8",
+        lambda r: r.techniques.context_comm is not None,
+    ),
+    Requirement(
         "no-dispatcher",
         "layout.token_dispatcher",
         "every rank holds all experts, so no token travels; backend: megatron-lm has --moe-token-dispatcher-type",

@@ -10,6 +10,7 @@ from llmlaunch.backends.megatron.checkpoint_arguments import checkpoint_argument
 from llmlaunch.backends.megatron.data_arguments import data_arguments
 from llmlaunch.backends.megatron.extra_words import refuse_contradictions
 from llmlaunch.backends.megatron.model_arguments import model_arguments
+from llmlaunch.backends.megatron.overlap import overlap_arguments
 from llmlaunch.backends.megatron.parallel_arguments import parallel_arguments
 from llmlaunch.backends.megatron.sharding import sharding_arguments
 from llmlaunch.backends.megatron.techniques import technique_arguments
@@ -31,6 +32,7 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
         *parallel_arguments(recipe.model, layout),
         *sharding_arguments(recipe, layout),
         *technique_arguments(recipe, layout),
+        *overlap_arguments(recipe),
         *training_arguments(recipe, layout),
         *data_arguments(recipe, layout),
         *checkpoint_arguments(recipe, layout),

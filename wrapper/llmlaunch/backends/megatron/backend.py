@@ -95,6 +95,10 @@ class MegatronLM:
                     "gated_activation_fused": True,
                     "overlap_grad_reduce": layout.zero_stage > 0,
                     "overlap_param_gather": layout.zero_stage > 0,
+                    "overlap_moe_expert_parallel_comm": ways.overlap_expert_communication
+                    or ways.delay_weight_gradients,
+                    "tp_comm_overlap": ways.tp_comm_overlap,
+                    "cp_comm_type": ways.context_comm or "p2p" if layout.context > 1 else None,
                     "gradient_accumulation_fusion": layout.zero_stage < FIRST_STAGE,
                     "expandable_segments": True,
                 },
@@ -109,6 +113,8 @@ def _options(recipe: Recipe) -> MegatronOptions:
         version=spoken_version(recipe),
         gradient_dtype=recipe.training.gradient_dtype,
         optimizer=numbers.optimizer,
+        context_all_to_all=recipe.techniques.context_comm == "a2a",
+        tp_comm_overlap=recipe.techniques.tp_comm_overlap,
         loss="native" if recipe.techniques.loss == "native" else "none",  # others are refused
         fp8_recipe=numbers.narrow,
         fp8_parameters=numbers.narrow_parameters,

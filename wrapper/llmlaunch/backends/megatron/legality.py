@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.megatron import model_rules, number_rules, rules, sharding_rules, techniques, versions
+from llmlaunch.backends.megatron import model_rules, number_rules, overlap, rules, sharding_rules, techniques, versions
 from llmlaunch.layout import Rule
 from llmlaunch.number_formats import NO_NUMBER_FORMATS
 from llmlaunch.recipe.types import Recipe
@@ -14,6 +14,7 @@ ALL_REQUIREMENTS = (
     *rules.MIXTURE_REQUIREMENTS,
     *techniques.REQUIREMENTS,
     *sharding_rules.SHARDING_REQUIREMENTS,
+    *overlap.OVERLAP_REQUIREMENTS,
     *versions.VERSION_REQUIREMENTS,
     *number_rules.NUMBER_REQUIREMENTS,
 )
@@ -22,6 +23,7 @@ ALL_RULES = (
     *model_rules.MODEL_RULES,
     *techniques.TECHNIQUE_RULES,
     *sharding_rules.SHARDING_RULES,
+    *overlap.OVERLAP_RULES,
     *number_rules.NUMBER_RULES,
 )
 
