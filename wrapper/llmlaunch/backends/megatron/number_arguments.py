@@ -37,7 +37,7 @@ def _narrow(numbers: NumberFormats, layout: Layout) -> list[Argument]:
     if numbers.narrow_parameters:
         made += [argument("--fp8-param-gather", of="training.fp8_parameters")]
         if name == "mxfp8" and layout.zero_stage == 1:  # Megatron-FSDP switches it off
-            shared = "gathered into the gradients' buffer; a buffer of their own would take a byte a parameter more"
+            shared = "gathered in bf16 into the gradients' buffer; one of their own would take 2 bytes a parameter more"
             made += [argument("--reuse-grad-buf-for-mxfp8-param-ag", of="training.fp8_parameters", why=shared)]
     return made
 
