@@ -9,7 +9,7 @@ import pytest
 from llmlaunch.backends.deepspeed import rules as deepspeed_rules
 from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.engines_table import engines_table
-from llmlaunch.backends.megatron import model_rules, number_rules, overlap, sharding_rules
+from llmlaunch.backends.megatron import checkpoint_rules, model_rules, number_rules, overlap, sharding_rules
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
 from llmlaunch.backends.megatron.disagreements import disagreements_table
@@ -26,6 +26,7 @@ MEGATRON: list[tuple[Rule | Requirement, ...]] = [
     (*megatron_rules.MIXTURE_REQUIREMENTS, *megatron_rules.RULES),
     (*model_rules.MODEL_REQUIREMENTS, *model_rules.MODEL_RULES),
     (*number_rules.NUMBER_REQUIREMENTS, *number_rules.NUMBER_RULES),
+    (*checkpoint_rules.CHECKPOINT_REQUIREMENTS, *checkpoint_rules.CHECKPOINT_RULES),
     (*overlap.OVERLAP_REQUIREMENTS, *overlap.OVERLAP_RULES),
     (*sharding_rules.SHARDING_REQUIREMENTS, *sharding_rules.SHARDING_RULES),
     (*megatron_techniques.REQUIREMENTS, *megatron_techniques.TECHNIQUE_RULES),

@@ -73,6 +73,8 @@ def _bytes_of_busiest_node(recipe: Recipe, layout: Layout) -> float:
     (_save_checkpoint and _save_zero_checkpoint, runtime/engine.py, 0.19.8)."""
     whole = checkpoint_bytes(recipe)
     alone = 0.0
+    if recipe.training.checkpoint_format == "torch":  # by the first data parallel rank of each stage, at least
+        return whole / max(min(layout.pipeline, recipe.nodes), 1)
     if recipe.backend.name == "deepspeed" and layout.zero_stage < 3:
         compute = COMPUTE_BYTES[recipe.workload.precision]
         alone = whole if layout.zero_stage == 0 else whole * compute / (compute + STATE_BYTES)
@@ -97,14 +99,15 @@ def reshards(recipe: Recipe, saved: Layout, loading: Layout) -> bool:
     ranks at the same stage only. Megatron's torch_dist does not care how the model was split where
     `saved_by_parameter`, else the split must be the same. Megatron-FSDP saves every parameter and its states as
     distributed tensors (sharded_param_state_fsdp_dtensor, core/optimizer/distrib_optimizer.py, core 0.19): over how
-    many ranks they are sharded does not matter, how tensor and expert parallelism cut them does.
+    many ranks they are sharded does not matter, how tensor and expert parallelism cut them does. So it is with the
+    format torch, whose files are of one cut, and whose optimizer is whole.
     """
     if recipe.backend.script is not None or saved.zero_stage != loading.zero_stage:
         return False
     if recipe.backend.name == "deepspeed":
         return saved.data == loading.data
     same_split = all(getattr(saved, name) == getattr(loading, name) for name in MODEL_SPLIT)
-    if saved.zero_stage >= FSDP_STAGE:
+    if saved.zero_stage >= FSDP_STAGE or recipe.training.checkpoint_format == "torch":
         return same_split
     return (same_split and saved.world_size == loading.world_size) or saved_by_parameter(recipe, saved)
 

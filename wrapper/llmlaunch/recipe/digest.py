@@ -46,6 +46,8 @@ _LATER = {
     "site": Site(),
     "runtime": "pyxis",
     "start_from": None,
+    "checkpoint_format": None,
+    "tensorboard": None,
     "blend": (),
     "split": None,
     "cache_path": None,

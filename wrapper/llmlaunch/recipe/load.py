@@ -78,7 +78,10 @@ def _absolute(recipe: Recipe, base_dir: Path) -> Recipe:
         recipe,
         backend=replace(backend, path=found(backend.path), script=found(backend.script)),
         training=replace(
-            training, checkpoint_path=found(training.checkpoint_path), start_from=found(training.start_from)
+            training,
+            checkpoint_path=found(training.checkpoint_path),
+            start_from=found(training.start_from),
+            tensorboard=found(training.tensorboard),
         ),
         data=with_places_found(recipe.data, place),
         code=replace(recipe.code, path=found(recipe.code.path)),
@@ -172,6 +175,8 @@ def _training(file: TrainingFile) -> Training:
         checkpoint_path=file.checkpoint_path,
         gradient_dtype=None if file.gradient_dtype == "auto" else file.gradient_dtype,
         start_from=file.start_from,
+        checkpoint_format=file.checkpoint_format,
+        tensorboard=file.tensorboard,
         numbers=number_formats(file),
         schedule=schedule(file),
     )
@@ -199,9 +204,15 @@ def _pins(file: PinsFile) -> dict[str, Any]:
 
 def _backend_and_pins(file: RecipeFile) -> list[tuple[KeyPath, str]]:
     name = file.backend if isinstance(file.backend, str) else file.backend.name
-    if name == "megatron-lm" or not isinstance(file.layout, PinsFile):
+    if name == "megatron-lm":
         return []
-    wrong: list[tuple[KeyPath, str]] = []
+    wrong: list[tuple[KeyPath, str]] = [
+        (("training", word), f"is a word of megatron-lm; remove it for {name}")
+        for word in ("checkpoint_format", "tensorboard")
+        if getattr(file.training, word) is not None
+    ]
+    if not isinstance(file.layout, PinsFile):
+        return wrong
     if file.layout.distributed_optimizer is not None:
         wrong.append((("layout", "distributed_optimizer"), f"is a word of megatron-lm; for {name} write zero_stage"))
     if file.layout.layers_by_stage:

@@ -250,6 +250,10 @@ class TrainingFile(StrictModel):
     )
     save_interval: Count | None = Field(None, description="Steps between two checkpoints; absent = none is written")
     checkpoint_path: PathText | None = Field(None, description="Folder on the cluster for checkpoints")
+    checkpoint_format: Literal["torch_dist", "torch", "torch_dcp", "fsdp_dtensor"] | None = Field(
+        None, description="megatron-lm: absent = torch_dist, and fsdp_dtensor with zero_stage 2 or 3"
+    )
+    tensorboard: PathText | None = Field(None, description="megatron-lm: folder on the cluster for TensorBoard")
     start_from: PathText | None = Field(
         None,
         description="Weights to start from: a Hugging Face folder (deepspeed) or a folder of Megatron checkpoints "

@@ -85,6 +85,8 @@ class Training:
     numbers: NumberFormats = NO_NUMBER_FORMATS
     schedule: Schedule = Schedule()
     start_from: str | None = None  # weights of the first step; None = random
+    checkpoint_format: str | None = None  # None = the one that goes with the layout
+    tensorboard: str | None = None  # folder
 
 
 @dataclass(frozen=True)

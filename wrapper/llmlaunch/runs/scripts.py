@@ -107,7 +107,7 @@ def _mounted(recipe: Recipe) -> list[str]:
     can hold."""
     training, data, backend = recipe.training, recipe.data, recipe.backend
     # a layout tried after another may keep its checkpoints beside the first one's, and a cache may not be there yet
-    written = (_folder(training.checkpoint_path), _folder(data.cache_path))
+    written = (_folder(training.checkpoint_path), _folder(data.cache_path), _folder(training.tensorboard))
     read = (*data.datasets, _if_a_path(data.tokenizer), training.start_from, backend.path, backend.script)
     brought = [_unless_brought(recipe, path, written=True) for path in written]
     found = [*brought, *(_unless_brought(recipe, path) for path in read)]

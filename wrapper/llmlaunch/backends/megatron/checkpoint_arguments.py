@@ -20,7 +20,7 @@ def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]
 
     Told by SIGTERM (--exit-signal's default), Megatron saves after the step and exits with 0; workers of its data
     loader then ignore that signal, too (training/datasets/data_samplers.py, core 0.16 on). Where --load is empty, it
-    begins at step 0. Never --async-save: a save must be over when the process ends."""
+    begins at step 0. Never --async-save (docs/backends.md says why)."""
     training = recipe.training
     begun = (*_start(training.start_from), *_format(recipe, layout))
     if training.checkpoint_path is None or training.save_interval is None:
@@ -44,7 +44,8 @@ def _format(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
         return (argument("--ckpt-format", "fsdp_dtensor", of="layout.zero_stage", why="Megatron-FSDP takes no other"),)
     if recipe.training.checkpoint_path is None:
         return ()
-    return (argument("--ckpt-format", "torch_dist", why="loaded under another split, too"),)
+    said, dist = recipe.training.checkpoint_format, "loaded under another split, too"
+    return (argument("--ckpt-format", said or "torch_dist", of="training.checkpoint_format", why="" if said else dist),)
 
 
 def _start(weights: str | None) -> tuple[Argument, ...]:

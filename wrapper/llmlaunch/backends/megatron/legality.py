@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.megatron import model_rules, number_rules, overlap, rules, sharding_rules, techniques, versions
+from llmlaunch.backends.megatron import (
+    checkpoint_rules,
+    model_rules,
+    number_rules,
+    overlap,
+    rules,
+    sharding_rules,
+    techniques,
+    versions,
+)
 from llmlaunch.layout import Rule
 from llmlaunch.number_formats import NO_NUMBER_FORMATS
 from llmlaunch.recipe.types import Recipe
@@ -15,6 +24,7 @@ ALL_REQUIREMENTS = (
     *techniques.REQUIREMENTS,
     *sharding_rules.SHARDING_REQUIREMENTS,
     *overlap.OVERLAP_REQUIREMENTS,
+    *checkpoint_rules.CHECKPOINT_REQUIREMENTS,
     *versions.VERSION_REQUIREMENTS,
     *number_rules.NUMBER_REQUIREMENTS,
 )
@@ -24,11 +34,15 @@ ALL_RULES = (
     *techniques.TECHNIQUE_RULES,
     *sharding_rules.SHARDING_RULES,
     *overlap.OVERLAP_RULES,
+    *checkpoint_rules.CHECKPOINT_RULES,
     *number_rules.NUMBER_RULES,
 )
 
 
 def rules_for(recipe: Recipe) -> tuple[Rule, ...]:
     """Those that can refuse a layout of this recipe."""
-    usual = recipe.training.numbers == NO_NUMBER_FORMATS
-    return tuple(rule for rule in ALL_RULES if not (usual and rule in number_rules.NUMBER_RULES))
+    idle = [
+        *(number_rules.NUMBER_RULES if recipe.training.numbers == NO_NUMBER_FORMATS else ()),
+        *(checkpoint_rules.CHECKPOINT_RULES if recipe.training.checkpoint_format != "torch" else ()),
+    ]
+    return tuple(rule for rule in ALL_RULES if rule not in idle)

@@ -59,10 +59,12 @@ def _warmup(recipe: Recipe) -> Argument:
 def _log(recipe: Recipe) -> list[Argument]:
     training = recipe.training
     divided = "no default in core 0.19, yet training.py divides by it"
+    board = training.tensorboard
     return [
         argument("--eval-iters", 0, why="no evaluation: the job is planned for training steps"),
         argument("--eval-interval", training.steps, why=divided),
         argument("--log-interval", training.log_interval, of="training.log_interval"),
-        argument("--log-throughput", why="the monitor reads it"),
-        argument("--log-device-memory-used", why="the monitor reads it"),
+        argument("--log-throughput", why="for whoever reads the log"),
+        argument("--log-device-memory-used", why="for whoever reads the log, beside what the monitor measures"),
+        *([] if board is None else [argument("--tensorboard-dir", board, of="training.tensorboard")]),
     ]
