@@ -49,8 +49,8 @@ def whole_optimizer(s: Situation) -> Bools:
 CHECKPOINT_RULES: tuple[Rule, ...] = (
     Rule(
         "old-format-whole-optimizer",
-        "checkpoint_format: torch needs zero_stage 0: one rank would gather a sharded optimizer's states of all ranks in "
-        "host memory",
+        "checkpoint_format: torch needs zero_stage 0: one rank would gather the states of a sharded optimizer in host "
+        "memory",
         "megatron/core/optimizer/distrib_optimizer.py get_parameter_state_dp_zero, core 0.19",
         whole_optimizer,
         of_words=True,
