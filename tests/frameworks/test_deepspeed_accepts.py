@@ -14,6 +14,7 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.checks import CHECKS, wrongly_accepted
 from llmlaunch.backends.deepspeed.config import ds_config
 from llmlaunch.backends.deepspeed.model_config import model_config
+from llmlaunch.backends.deepspeed.pipeline import pipeline_config
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
@@ -70,6 +71,16 @@ def test_every_rendered_config_is_accepted_and_has_nothing_deepspeed_would_overl
         case = question(recipe, layout)
         assert asked(**case) is None, label
         assert wrongly_accepted(case["config"]) == [], label
+
+
+def test_a_pipelines_config_is_accepted_by_its_engine(asked: Asked) -> None:
+    own = "backend={name: deepspeed, script: train.py, script_kind: pipeline}"
+    layout = Layout(pipeline=2, data=4, micro_batch_size=2, zero_stage=1)
+    config = pipeline_config(recipe_of(GPU, own), layout)
+    assert asked(config=config, data=4, pipeline=True) is None
+    assert wrongly_accepted(config) == []
+    config["zero_optimization"] = {"stage": 2}
+    assert "ZeRO-2" in str(asked(config=config, data=4, pipeline=True))
 
 
 WRONG: dict[str, dict[str, Any]] = {

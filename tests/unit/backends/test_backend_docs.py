@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from llmlaunch.backends.deepspeed import hugging_face as deepspeed_hugging_face
+from llmlaunch.backends.deepspeed import pipeline as deepspeed_pipeline
 from llmlaunch.backends.deepspeed import rules as deepspeed_rules
 from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.engines_table import engines_table
@@ -33,6 +35,8 @@ MEGATRON: list[tuple[Rule | Requirement, ...]] = [
 ]
 DEEPSPEED: list[tuple[Rule | Requirement, ...]] = [
     deepspeed_rules.RULES,
+    deepspeed_pipeline.PIPELINE_RULES,
+    deepspeed_hugging_face.HUGGING_FACE_RULES,
     (
         *deepspeed_techniques.REQUIREMENTS,
         *deepspeed_techniques.TECHNIQUE_RULES,

@@ -175,7 +175,7 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
         "bf16: half the gradient buffer",
         "precision of the accumulated gradient",
         "`--grad-reduce-in-bf16`, `--accumulate-allreduce-grads-in-fp32` (fp16)",
-        None,
+        "`data_types.grad_accum_dtype: fp32` (bf16, ZeRO 1 to 3)",
     ),
     Technique(
         ("what_if.swapped_share",),

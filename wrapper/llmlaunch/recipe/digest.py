@@ -48,6 +48,7 @@ _LATER = {
     "start_from": None,
     "checkpoint_format": None,
     "tensorboard": None,
+    "script_kind": "own",
     "blend": (),
     "split": None,
     "cache_path": None,

@@ -102,6 +102,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
             path=backend.path,
             script=backend.script,
             script_args=tuple(backend.script_args),
+            script_kind=backend.script_kind,
             extra_args=tuple(backend.extra_args),
         ),
         cluster=cluster,

@@ -172,6 +172,11 @@ class BackendFile(StrictModel):
     path: PathText | None = Field(None, description="Megatron-LM checkout on the cluster")
     script: PathText | None = Field(None, description="Your own DeepSpeed training script instead of the shipped one")
     script_args: list[Line] = Field([], description="Arguments of `script`")
+    script_kind: Literal["own", "hugging-face", "pipeline"] = Field(
+        "own",
+        description="What `script` takes: ds_config.json alone, the arguments of Hugging Face's Trainer too, or a "
+        "number of pipeline stages it builds a PipelineModule of",
+    )
     extra_args: list[Line] = Field([], description="Arguments passed to the framework as they are")
 
     @model_validator(mode="after")
@@ -182,6 +187,8 @@ class BackendFile(StrictModel):
             raise ValueError("path is the Megatron-LM checkout; remove it (a script of your own goes into `script`)")
         if self.script_args and self.script is None:
             raise ValueError("script_args needs script; name the script they belong to")
+        if self.script_kind != "own" and self.script is None:
+            raise ValueError("script_kind needs script; name the script it is said of")
         return self
 
 
@@ -241,8 +248,8 @@ class TrainingFile(StrictModel):
     log_interval: Count = Field(10, description="Steps between two lines of the log")
     gradient_dtype: Literal["fp32", "bf16", "auto"] | None = Field(
         None,
-        description="megatron-lm: format gradients accumulate in; absent = fp32 with bf16, else as `precision`; auto = "
-        "whichever is faster and fits",
+        description="Format gradients accumulate in; absent = on megatron-lm fp32 with bf16, else as `precision`; auto "
+        "= megatron-lm: whichever is faster and fits",
     )
     adapters: AdaptersFile | None = Field(None, description="Train low-rank adapters (LoRA) instead of the model")
     trained_layers: Annotated[int, Field(ge=1, le=10_000)] | None = Field(

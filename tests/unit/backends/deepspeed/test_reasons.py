@@ -26,6 +26,12 @@ CASES = [
     (GPU, Layout(data=16, zero_stage=3), ("layout={offload_optimizer: 1.0, offload_parameters: true}",)),
     (GPU, Layout(tensor=2, data=8, zero_stage=1), ("training.gradient_dtype=fp32",)),
     (GPU, Layout(context=2, data=8, zero_stage=2), ()),
+    (
+        GPU,
+        Layout(pipeline=2, data=8, zero_stage=1),
+        ("backend={name: deepspeed, script: t.py, script_kind: pipeline}",),
+    ),
+    (GPU, Layout(data=16, zero_stage=3), ("backend={name: deepspeed, script: t.py, script_kind: hugging-face}",)),
     (GPU, Layout(data=16, zero_stage=3), ("backend={name: deepspeed, script: /home/me/train.py}",)),
 ]
 

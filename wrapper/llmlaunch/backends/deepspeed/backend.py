@@ -5,28 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmlaunch.backends.argument import NodeVariable, Word, words_of
-from llmlaunch.backends.base import HeldWords, Rendered, RunningWords, Space
+from llmlaunch.backends.base import HeldWords, Rendered, Space
 from llmlaunch.backends.conflicts import refuse_repeats
 from llmlaunch.backends.deepspeed.arguments import (
     CONFIG_FILE,
     MODEL_FILE,
     RUN_DIR,
     TRAINER_FILE,
-    config_arguments,
-    trainer_arguments,
 )
-from llmlaunch.backends.deepspeed.config import bucket_bytes, bucket_elements, ds_config, live_parameters, to_json
+from llmlaunch.backends.deepspeed.config import bucket_bytes, bucket_elements, live_parameters, to_json
 from llmlaunch.backends.deepspeed.environment import REASONS, environment
 from llmlaunch.backends.deepspeed.model_config import model_config, refuse_what_the_trainer_cannot_build
 from llmlaunch.backends.deepspeed.model_facts import with_family
-from llmlaunch.backends.deepspeed.rules import RULES
+from llmlaunch.backends.deepspeed.scripts import kind_of
 from llmlaunch.backends.deepspeed.settings import settings
-from llmlaunch.backends.deepspeed.splits import context_sizes, tensor_sizes
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
 from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
-from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
+from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
@@ -45,32 +42,29 @@ class DeepSpeed:
         if recipe.backend.script is None:
             refuse_what_the_trainer_cannot_build(recipe)
         refuse_unmet(recipe, REQUIREMENTS)
-        return (*RULES, *TECHNIQUE_RULES, *(WIDE_GRADIENT_RULES if wide_gradients(recipe) else ()))
+        return (*kind_of(recipe).rules, *TECHNIQUE_RULES, *(WIDE_GRADIENT_RULES if wide_gradients(recipe) else ()))
 
     def space(self, recipe: Recipe) -> Space:
         """Tensor and context parallelism are searched for the shipped script on GPUs: whether a script of the person's
         own obeys them only a pin can say, and on a CPU they only cost."""
-        one = (1,)
-        searched = recipe.backend.script is None and recipe.cluster.accelerator.kind == "gpu"
+        one, kind = (1,), kind_of(recipe)
+        on_gpus = recipe.cluster.accelerator.kind == "gpu"
         return Space(
-            tensor=tensor_sizes(recipe) if searched else one,
-            pipeline=one,
+            tensor=kind.tensor(recipe) if on_gpus else one,
+            pipeline=kind.pipeline(recipe),
             virtual_pipeline=one,
-            context=context_sizes(recipe) if searched else one,
+            context=kind.context(recipe) if on_gpus else one,
             expert=one,
             expert_tensor=one,
             sequence_parallel=(0,),
-            running=_running_words(recipe),
-            held=_held_words(recipe),
+            running=kind.running(recipe),
+            held=_held_words(recipe, kind.most_zero),
         )
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
         """On a CPU the peak is resident memory: the idle trainer stands where a GPU has its context, and nothing is
         held by drivers or communicators."""
-        facts = replace(
-            deepspeed_facts(_options(recipe)),
-            bucket_bytes=bucket_bytes(recipe),
-        )
+        facts = replace(kind_of(recipe).facts(deepspeed_facts(_options(recipe))), bucket_bytes=bucket_bytes(recipe))
         if recipe.backend.script is None:
             # Our loss lets go of the logits; left are the fp32 log-softmax, its gradient and that of its input (counted
             # in a profile of the backward pass, torch 2.13).
@@ -90,14 +84,13 @@ class DeepSpeed:
         runs."""
         refuse_what_ifs(recipe)
         refuse_unmet(recipe, REQUIREMENTS)
-        config = ds_config(recipe, layout)
+        kind = kind_of(recipe)
+        config, planned = kind.config(recipe, layout), kind.arguments(recipe, layout)
         files = {CONFIG_FILE: to_json(config)}
-        planned = config_arguments()
         if recipe.backend.script is None:
             refuse_what_the_trainer_cannot_build(recipe)
             files[MODEL_FILE] = to_json(model_config(recipe))
             files |= {f"trainer/{path.name}": path.read_bytes() for path in TRAINER_MODULES}
-            planned = (*trainer_arguments(recipe, layout), *planned)
             script: tuple[Word, ...] = (NodeVariable(RUN_DIR, f"/{TRAINER_FILE}"),)
         else:
             script = (recipe.backend.script, *recipe.backend.script_args)
@@ -115,22 +108,14 @@ class DeepSpeed:
         )
 
 
-def _running_words(recipe: Recipe) -> tuple[RunningWords, ...]:
-    """Only the person's own script knows what it recomputes and offloads; the recipe's own words say so."""
-    if recipe.backend.script is not None:
-        return (RunningWords(),)
-    full = RunningWords(RECOMPUTE_FULL)
-    offloaded = (replace(full, offload_checkpoints=True),) if recipe.cluster.accelerator.kind == "gpu" else ()
-    return (RunningWords(), full, *offloaded)
-
-
-def _held_words(recipe: Recipe) -> tuple[HeldWords, ...]:
+def _held_words(recipe: Recipe, most: int) -> tuple[HeldWords, ...]:
     """On a CPU the host is the device: nothing leaves it."""
-    stages = tuple(HeldWords(stage, recipe.training.gradient_dtype) for stage in range(4))
+    stages = tuple(HeldWords(stage, recipe.training.gradient_dtype) for stage in range(most + 1))
     if recipe.cluster.accelerator.kind != "gpu":
         return stages
     offloaded = tuple(replace(held, offload_optimizer=1.0) for held in stages[1:])
-    return (*stages, *offloaded, replace(offloaded[-1], offload_parameters=True))
+    streamed = (replace(offloaded[-1], offload_parameters=True),) if most == 3 else ()
+    return (*stages, *offloaded, *streamed)
 
 
 def _options(recipe: Recipe) -> DeepSpeedOptions:

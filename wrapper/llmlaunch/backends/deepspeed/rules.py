@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.deepspeed.splits import SPLIT_RULES
+from llmlaunch.backends.deepspeed.splits import SPLIT_RULES, TOGETHER
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 
-__all__ = ["RULES"]
+__all__ = ["ANY_RULES", "OWN_RULES", "RULES", "not_split"]
 
 Bools = NDArray[np.bool_]
 CONFIG = "deepspeed/runtime/config.py _batch_assertion, 0.19.8"
@@ -45,17 +45,17 @@ def no_selective(s: Situation) -> Bools:
     return np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE)
 
 
-def _not_split(name: str, field: str) -> Rule:
+def not_split(name: str, field: str, where: str = TRAINER) -> Rule:
+    """The size must be 1."""
     sentence = f"the script has no {name} parallelism: its size must be 1 (Megatron-LM can split it)"
-    return Rule(field.replace("_", "-"), sentence, TRAINER, only(field))
+    return Rule(field.replace("_", "-"), sentence, where, only(field))
 
 
-RULES: tuple[Rule, ...] = (
-    _not_split("pipeline", "pipeline"),
-    _not_split("virtual pipeline", "virtual_pipeline"),
-    *SPLIT_RULES,
-    _not_split("expert", "expert"),
-    _not_split("expert tensor", "expert_tensor"),
+# Of every script.
+ANY_RULES: tuple[Rule, ...] = (
+    not_split("virtual pipeline", "virtual_pipeline"),
+    not_split("expert", "expert"),
+    not_split("expert tensor", "expert_tensor"),
     Rule(
         "sequence-parallel",
         "AutoTP leaves the sequence whole: sequence_parallel must be false (context splits it)",
@@ -82,3 +82,7 @@ RULES: tuple[Rule, ...] = (
         of_words=True,
     ),
 )
+# Of a script that has no stages: of its splits only that one of them is made is known.
+OWN_RULES: tuple[Rule, ...] = (not_split("pipeline", "pipeline"), TOGETHER, *ANY_RULES)
+# Of the shipped script, and of any that trains a Transformers model.
+RULES: tuple[Rule, ...] = (not_split("pipeline", "pipeline"), *SPLIT_RULES, *ANY_RULES)

@@ -29,6 +29,8 @@ REASONS: Mapping[str, Reason] = {
     "seq_parallel_communication_data_type": Reason(
         ("training.precision", "layout.context"), "gradients travel as they do without Ulysses; its default is fp32"
     ),
+    "pipeline.stages": Reason(("layout.pipeline",), "the script makes as many"),
+    "pipeline.activation_checkpoint_interval": Reason(("layout.recompute",), "1: the input of every layer is kept"),
     "gradient_clipping": Reason(("training.gradient_clipping",)),
     "steps_per_print": Reason(("training.log_interval",)),
     "zero_allow_untested_optimizer": Reason(
