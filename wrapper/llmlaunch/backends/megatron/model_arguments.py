@@ -9,7 +9,7 @@ from __future__ import annotations
 from llmlaunch.backends.argument import Argument, argument, number
 from llmlaunch.backends.megatron.attention_arguments import attention_arguments
 from llmlaunch.backends.megatron.mixture_arguments import mixture_arguments
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.models.shape import MlaShape, ModelShape
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["model_arguments"]
@@ -63,16 +63,24 @@ def _prediction(shape: ModelShape) -> list[Argument]:
 
 
 def _switches(shape: ModelShape) -> list[Argument]:
-    latent_norms = shape.mla is not None  # DeepSeek's latents have norms, always
     switches = {
         "--swiglu": (shape.gated_mlp, "model.gated_mlp"),
         "--disable-bias-linear": (not shape.linear_bias, "model.linear_bias"),
         "--add-qkv-bias": (shape.qkv_bias and not shape.linear_bias, "model.qkv_bias"),
         "--untie-embeddings-and-output-weights": (not shape.tied_embeddings, "model.tied_embeddings"),
-        "--qk-layernorm": (shape.qk_layernorm or latent_norms, "model.mla" if latent_norms else "model.qk_layernorm"),
+        "--qk-layernorm": (shape.qk_layernorm and shape.mla is None, "model.qk_layernorm"),
         "--apply-layernorm-1p": (shape.zero_centered_norm, "model.zero_centered_norm"),
     }
     made = [argument(flag, of=key) for flag, (on, key) in switches.items() if on]
+    if shape.mla is not None:
+        made += [_latent_norms(shape.mla)]
     if not shape.gated_mlp and not shape.linear_bias:
         made += [argument("--no-bias-gelu-fusion", of="model.linear_bias", why="the fused kernel adds a bias")]
     return made
+
+
+def _latent_norms(mla: MlaShape) -> Argument:
+    """DeepSeek's latents have norms, always. Core 0.19 gives queries that have no latent one too, after that of the
+    layer (megatron/core/transformer/mla_qk_norm_config.py): hidden_size parameters a layer more."""
+    more = "; core 0.19 norms the queries' input once more, as they have no latent" if mla.q_lora_rank is None else ""
+    return argument("--qk-layernorm", of="model.mla", why=f"the latents' norms{more}")

@@ -1,0 +1,158 @@
+"""Real Megatron core builds the model a shape describes: as many parameters, and its own configuration says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.layout import Layout
+from llmlaunch.models.parameters import count_parameters
+from llmlaunch.models.shape import ModelShape, RopeScaling, SlidingWindow
+from llmlaunch.recipe.load import load_recipe
+
+pytestmark = pytest.mark.frameworks
+
+PYTHON = Path(__file__).resolve().parents[2] / ".venv-frameworks" / "bin" / "python"
+BUILDER = Path(__file__).with_name("traced") / "built_models.py"
+LONGEST_SECONDS = 600
+LAYERS = 4  # of each model: one is as good as a hundred, but the first layers of DeepSeek are others than the last
+PRESETS = (
+    *("llama3.1-8b", "mistral-7b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-8b", "qwen2-57b-a14b", "qwen3-30b-a3b"),
+    *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "gpt3-125m"),
+)
+Built = dict[str, Any]
+
+
+def preset(name: str) -> ModelShape:
+    shape = load_recipe(asset("recipes", "llama3-8b.yaml"), (f"model={name}", "training.sequence_length=1024")).model
+    moe = shape.moe and replace(shape.moe, layer_pattern=shape.moe.layer_pattern[:LAYERS])
+    return replace(shape, num_layers=LAYERS, moe=moe)
+
+
+LLAMA = preset("llama3-8b")
+SHAPES = {
+    **{name: preset(name) for name in PRESETS},
+    "prediction": replace(LLAMA, mtp_num_layers=1),
+    "yarn": replace(LLAMA, rope_scaling=RopeScaling("yarn", 4.0, 4096, beta_fast=16.0, truncate=False)),
+    "linear": replace(LLAMA, rope_scaling=RopeScaling("linear", 4.0)),
+    "windows": replace(LLAMA, sliding_window=SlidingWindow(512, full_every=2), zero_centered_norm=True),
+}
+# What a builder of models does with a word that no recipe of ours may say (model_rules.py, llama3-scaling).
+FORGOTTEN = "forgotten factor"
+
+
+def words_of(shape: ModelShape) -> list[str]:
+    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), ("training.sequence_length=1024", "nodes=1"))
+    rendered = MegatronLM().render(replace(recipe, model=shape), Layout(data=1, zero_stage=1))
+    return [word for word in rendered.program if isinstance(word, str)]
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[str, Built]:
+    """What Megatron builds of every shape."""
+    if not (PYTHON.parent.parent / ".installed").exists():
+        pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
+    asked = {name: words_of(shape) for name, shape in SHAPES.items()}
+    asked[FORGOTTEN] = [*words_of(LLAMA), "--use-rope-scaling", "--rope-scaling-factor", "32"]
+    jobs = "\n".join(json.dumps({"world_size": 1, "arguments": words}) for words in asked.values())
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [PYTHON, BUILDER], input=jobs, capture_output=True, text=True, env=environment, timeout=LONGEST_SECONDS
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return dict(zip(asked, map(json.loads, ended.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_it_has_as_many_parameters(built: dict[str, Built], name: str) -> None:
+    shape = SHAPES[name]
+    padded = replace(shape, vocab_size=shape.padded_vocab_size(1))
+    assert "failure" not in built[name], built[name]["failure"]
+    assert built[name]["parameters"] == count_parameters(padded).total + _second_norms(shape)
+
+
+def _second_norms(shape: ModelShape) -> int:
+    """Queries without a latent are normed twice (megatron/core/transformer/mla_qk_norm_config.py, core 0.19), which no
+    word prevents as long as keys and values are to be normed at all."""
+    twice = shape.mla is not None and shape.mla.q_lora_rank is None
+    return shape.num_layers * shape.hidden_size if twice else 0
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_its_configuration_says_what_the_shape_says(built: dict[str, Built], name: str) -> None:
+    shape, config, model = SHAPES[name], built[name]["config"], built[name]["model"]
+    expected = {
+        "num_layers": shape.num_layers,
+        "layernorm_epsilon": shape.norm_epsilon,
+        "layernorm_zero_centered_gamma": shape.zero_centered_norm,
+        "gated_linear_unit": shape.gated_mlp,
+        "activation_func": {"silu": "silu", "gelu": "gelu"}[shape.activation],
+        "add_bias_linear": shape.linear_bias,
+        "mtp_num_layers": shape.mtp_num_layers or None,
+    }
+    assert expected.items() <= config.items()
+    assert model["share_embeddings_and_output_weights"] == shape.tied_embeddings
+    assert model["rope_scaling"] == (shape.rope_scaling is not None and shape.rope_scaling.kind == "llama3")
+    if shape.position_embedding == "rope":
+        assert isclose(model["rotary_base"], shape.rotary_base)
+
+
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.moe is not None])
+def test_its_router_chooses_as_the_shape_says(built: dict[str, Built], name: str) -> None:
+    moe, config = SHAPES[name].moe, built[name]["config"]
+    assert moe is not None
+    router = moe.router
+    softmax_over_all = router.score_function == "softmax" and not router.normalize_topk
+    expected = {
+        "num_moe_experts": moe.num_experts,
+        "moe_router_topk": moe.topk,
+        "moe_router_score_function": router.score_function,
+        "moe_router_pre_softmax": softmax_over_all,
+        "moe_router_num_groups": router.groups,
+        "moe_router_group_topk": router.group_topk,
+        "moe_router_enable_expert_bias": router.expert_bias,
+        "moe_router_load_balancing_type": router.balancing,
+        "moe_aux_loss_coeff": router.aux_loss_coeff,
+        "moe_shared_expert_gate": moe.shared_expert_gate,
+        "moe_shared_expert_intermediate_size": moe.shared_expert_ffn_hidden_size or None,
+    }
+    assert expected.items() <= config.items()
+    assert (config["moe_router_topk_scaling_factor"] or 1.0) == router.scaling_factor
+
+
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.mla is not None])
+def test_its_latents_are_scaled_as_the_shape_says(built: dict[str, Built], name: str) -> None:
+    scaling, config = SHAPES[name].rope_scaling, built[name]["config"]
+    assert scaling is not None
+    expected = {
+        "rope_type": scaling.kind,
+        "rotary_scaling_factor": scaling.factor,
+        "original_max_position_embeddings": scaling.original_max_position_embeddings,
+        "beta_fast": scaling.beta_fast,
+        "beta_slow": scaling.beta_slow,
+        "mscale": scaling.mscale,
+        "mscale_all_dim": scaling.mscale_all_dim,
+    }
+    assert expected.items() <= config.items()
+
+
+def test_windows_and_positions_arrive(built: dict[str, Built]) -> None:
+    assert built["windows"]["config"]["window_size"] == [511, 0]
+    assert built["windows"]["config"]["window_attn_skip_freq"] == 2
+    assert built["linear"]["model"]["seq_len_interpolation_factor"] == 4
+    assert built["yarn"]["model"]["position_embedding_type"] == "yarn"
+
+
+def test_the_factor_of_llama3s_scaling_is_forgotten(built: dict[str, Built]) -> None:
+    """Why others than 8 are refused. Where this fails, a newer Megatron passes it on, and they need not be."""
+    assert built[FORGOTTEN]["model"]["rope_scaling"] is True
+    assert built[FORGOTTEN]["model"]["rope_scaling_factor"] == 8.0
