@@ -58,11 +58,14 @@ $(INSTALLED): pyproject.toml tests/constraints.txt .ci/prerequisites
 
 install-frameworks: $(FRAMEWORKS_INSTALLED)  ## what the traced tests run: needs no GPU, and no network afterwards
 
-$(FRAMEWORKS_INSTALLED): tests/frameworks/requirements.txt tests/frameworks/requirements-no-deps.txt .ci/prerequisites
+$(FRAMEWORKS_INSTALLED): tests/frameworks/requirements.txt tests/frameworks/requirements-no-deps.txt \
+		tests/frameworks/requirements-megatron-0.16.txt .ci/prerequisites
 	./.ci/prerequisites test
 	$(PYTHON) -m venv --clear $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check $(TRACED_TORCH) -r tests/frameworks/requirements.txt
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python -r tests/frameworks/requirements-no-deps.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+		--target $(FRAMEWORKS)/megatron-0.16 -r tests/frameworks/requirements-megatron-0.16.txt
 	$(FRAMEWORKS)/bin/python tests/frameworks/traced/fake_cuda.py
 	touch $(FRAMEWORKS_INSTALLED)
 

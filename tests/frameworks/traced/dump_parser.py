@@ -44,8 +44,13 @@ for name in ("six", "regex", "yaml"):  # which core 0.16 imports beside its pars
 
 
 def flag_of(action: argparse.Action) -> dict[str, Any]:
-    """`values` is the number of words after the flag, or "?", "*", "+" as argparse has them."""
+    """`values` is the number of words after the flag, or "?", "*", "+" as argparse has them; `sets` is what a flag
+    without words puts into `dest`, `type` what makes a value of a word."""
     kept: dict[str, Any] = {"dest": action.dest, "values": 1 if action.nargs is None else action.nargs}
+    if action.nargs == 0:
+        kept["sets"] = str(action.const)
+    if action.type is not None:
+        kept["type"] = getattr(action.type, "__name__", "function")
     if action.choices is not None:
         kept["choices"] = [str(choice) for choice in action.choices]
     if action.default not in (None, argparse.SUPPRESS):

@@ -1,0 +1,115 @@
+"""Megatron core 0.16.1 as it is published: its own TransformerConfig, process groups and split of layers take what we
+render for 0.16, in the gallery and at random, and every rendered word stands in the list of its parser's flags."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from megatron_cases import Case, cases, refusals
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.versions import core_parser
+from llmlaunch.layout import Layout
+from llmlaunch.planner.plan import as_planned
+from llmlaunch.planner.sized import make_sized_plan
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+
+pytestmark = pytest.mark.frameworks
+
+FRAMEWORKS = Path(__file__).resolve().parents[2] / ".venv-frameworks"
+JUDGE = Path(__file__).with_name("traced") / "core_judge.py"
+RECIPES = Path(str(asset("recipes")))
+MEGATRON = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if load_recipe(path, ()).backend.name == "megatron-lm"]
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "60"))
+
+Ask = Callable[[int, list[str]], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    if not (FRAMEWORKS / "megatron-0.16").is_dir():
+        pytest.fail(f"{FRAMEWORKS / 'megatron-0.16'} is missing: `make install-frameworks` makes it")
+    words = [str(FRAMEWORKS / "bin" / "python"), str(JUDGE)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as judge:
+        assert judge.stdin is not None
+        assert judge.stdout is not None
+        into, out = judge.stdin, judge.stdout
+
+        def answer(world_size: int, arguments: list[str]) -> dict[str, Any]:
+            print(json.dumps({"world_size": world_size, "arguments": arguments}), file=into, flush=True)
+            told: dict[str, Any] = json.loads(out.readline())
+            return told
+
+        yield answer
+        into.close()
+
+
+def at_0_16(recipe: Recipe) -> Recipe:
+    return replace(recipe, backend=replace(recipe.backend, version="0.16.1"))
+
+
+def words_of(recipe: Recipe, layout: Layout) -> list[str]:
+    return [str(word) for word in MegatronLM().render(recipe, layout).program[1:]]
+
+
+def planned_stages(layout: Layout, layers: int) -> list[list[int]]:
+    """Pipeline rank, chunk, first layer and number of layers of every stage, as the plan has them."""
+    count = layout.pipeline * layout.virtual_pipeline
+    split = layout.layers_by_stage or (layers // count,) * count
+    firsts = [0, *accumulate(split)]
+    stages = [[n % layout.pipeline, n // layout.pipeline, firsts[n], split[n]] for n in range(count)]
+    return sorted(stages)
+
+
+@pytest.mark.parametrize("name", MEGATRON)
+def test_the_gallery_planned_for_0_16_is_taken_by_it(ask: Ask, name: str) -> None:
+    recipe, plan = make_sized_plan(at_0_16(load_recipe(RECIPES / f"{name}.yaml", ())), MegatronLM(), None, None)
+    recipe = as_planned(recipe, plan.chosen)
+    words = words_of(recipe, plan.layout)
+    flags = core_parser("0.16").flags
+    assert {word for word in words if word.startswith("--")} <= set(flags)
+    told = ask(recipe.world_size, words)
+    assert told["layer"] is None, told["error"]
+    assert sorted(told["stages"]) == planned_stages(plan.layout, recipe.model.num_layers)
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@given(case=cases())
+def test_what_our_rules_allow_0_16_takes(ask: Ask, case: Case) -> None:
+    recipe = at_0_16(case.recipe)
+    assume(not refusals(replace(case, recipe=recipe)))
+    told = ask(recipe.world_size, words_of(recipe, case.layout))
+    assert told["layer"] is None, told["error"]
+    assert sorted(told["stages"]) == planned_stages(case.layout, recipe.model.num_layers)
+
+
+@pytest.mark.parametrize(
+    ("words", "layer", "said"),
+    [
+        (["--num-attention-heads", "33"], "transformer config", "must be a multiple of tensor_model_parallel_size"),
+        (["--expert-model-parallel-size", "3"], "process groups", "expert_tensor_model_pipeline_parallel"),
+        (["--context-parallel-size", "5"], "process groups", "world_size"),
+        (["--of-nobody", "3"], "arguments", "SystemExit: 2"),
+        (["--recompute-modules", "nothing"], "transformer config", "nothing"),
+    ],
+)
+def test_it_can_say_no(ask: Ask, words: list[str], layer: str, said: str) -> None:
+    recipe = at_0_16(load_recipe(RECIPES / "mixtral-8x7b.yaml", ()))
+    layout = Layout(2, 4, data=8, expert=8, sequence_parallel=1, zero_stage=1)
+    granularity = ["--recompute-granularity", "selective"] if "--recompute-modules" in words else []
+    told = ask(recipe.world_size, [*words_of(recipe, layout), *granularity, *words])
+    assert (told["layer"], said in told.get("error", "")) == (layer, True), told
