@@ -22,7 +22,13 @@ data: {mock: true}
 layout: {tensor: 1, pipeline: 1, context: 1, micro_batch_size: 1}
 """
 MAIN = 'MAJOR = 0\nMINOR = 20\nPATCH = 0\nPRE_RELEASE = ""\n'
-COMMANDS = (("check",), ("plan",), ("render", "-o", "out"), ("submit", "--dry-run", "--local"))
+COMMANDS = (
+    ("check",),
+    ("plan",),
+    ("render", "-o", "out"),
+    ("submit", "--dry-run", "--local"),
+    ("submit", "training.steps=10,20", "--dry-run", "--local"),
+)
 
 
 def llmlaunch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:2]))
 def test_an_unknown_version_is_warned_of_once(folder: Path, words: tuple[str, ...]) -> None:
     done = llmlaunch(folder, words[0], "recipe.yaml", *words[1:])
     assert done.returncode == 0, done.stderr

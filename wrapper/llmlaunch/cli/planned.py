@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +69,18 @@ def planned(path: str, overrides: tuple[str, ...]) -> Planned:
     from llmlaunch.recipe.load import load_recipe
 
     found = with_found_version(load_recipe(path, overrides), os.environ, probed_packages)
-    for warning in found.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    _warn_once(found.warnings)
     return plan_loaded(found.recipe)
+
+
+def _warn_once(warnings: Iterable[str]) -> None:
+    """Several runs of one command share what there is to be warned of."""
+    context = click.get_current_context(silent=True)
+    said = set() if context is None else context.meta.setdefault("llmlaunch.warned", set())
+    for warning in warnings:
+        if warning not in said:
+            click.echo(f"warning: {warning}", err=True)
+        said.add(warning)
 
 
 def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizing | None = None) -> Planned:

@@ -98,11 +98,23 @@ def test_what_the_recipe_asks_for_is_refused_by_name() -> None:
         spoken_words(recipe_of("0.16"), (yarn,))
 
 
-def test_a_technique_the_version_lacks_is_refused_before_anything_is_planned() -> None:
-    with pytest.raises(UserError, match=r"layout\.mlp_chunks: --mlp-chunks-for-training came after core 0\.16"):
-        MegatronLM().rules(recipe_of("0.16", "layout.mlp_chunks=4"))
-    assert MegatronLM().rules(recipe_of("0.19", "layout.mlp_chunks=4"))
-    assert [requirement.key for requirement in VERSION_REQUIREMENTS] == ["chunks-since-0.19"]
+LACKED_BY_0_16 = {
+    "chunks-since-0.19": ("layout.mlp_chunks=4", "layout.mlp_chunks: --mlp-chunks-for-training came after core 0.16"),
+    "sharding-since-0.19": ("layout.zero_stage=[2,3]", "layout.zero_stage: 2 and 3 are Megatron-FSDP"),
+    "yarn-since-0.19": (
+        "model={base: llama3-8b, rope_scaling: {kind: yarn, factor: 4, original_max_position_embeddings: 8192}}",
+        "model.rope_scaling: core 0.16 stretches positions by yarn with latent attention alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("key", [requirement.key for requirement in VERSION_REQUIREMENTS])
+def test_what_the_version_lacks_is_refused_before_anything_is_planned(key: str) -> None:
+    asked, said = LACKED_BY_0_16[key]
+    with pytest.raises(UserError) as caught:
+        MegatronLM().rules(recipe_of("0.16", asked))
+    assert said in str(caught.value)
+    assert MegatronLM().rules(recipe_of("0.19", asked))
 
 
 def test_a_flag_of_the_persons_own_that_the_version_lacks_stays_and_is_said() -> None:

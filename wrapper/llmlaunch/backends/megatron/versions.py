@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmlaunch.backends.argument import Argument
+from llmlaunch.backends.megatron.sharding import asks_for_sharding
 from llmlaunch.backends.requirements import Requirement
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
@@ -38,13 +39,12 @@ NEWEST = KNOWN_VERSIONS[-1]
 _PARSERS = Path(__file__).with_name("parsers")
 _VERSION = re.compile(r"(?:core_)?[rv]?(\d+\.\d+)(?!\d).*")
 
-# Whatever asks for them, a training without them is the same, only slower or told of less.
+# Whatever asks for them, a training without them is the same, only slower.
 ONLY_HELPS = frozenset(
     {
         "--overlap-grad-reduce",
         "--overlap-param-gather",
         "--overlap-cpu-optimizer-d2h-h2d",
-        "--log-interval",
     }
 )
 
@@ -150,5 +150,25 @@ VERSION_REQUIREMENTS: tuple[Requirement, ...] = (
         "--mlp-chunks-for-training came after core 0.16; remove it, or name a newer backend.version",
         "megatron/training/arguments.py, core 0.16",
         lambda r: r.techniques.mlp_chunks > 1 and _lacks(r, "--mlp-chunks-for-training"),
+    ),
+    Requirement(
+        "sharding-since-0.19",
+        "layout.zero_stage",
+        "2 and 3 are Megatron-FSDP, whose gradients core 0.16 cannot be told the format of "
+        "(--megatron-fsdp-main-grads-dtype); pin 0 or 1, or name a newer backend.version",
+        "megatron/training/arguments.py, core 0.16",
+        lambda r: asks_for_sharding(r) and _lacks(r, "--megatron-fsdp-main-grads-dtype"),
+    ),
+    Requirement(
+        "yarn-since-0.19",
+        "model.rope_scaling",
+        "core 0.16 stretches positions by yarn with latent attention alone; name a newer backend.version",
+        "megatron/training/arguments.py, core 0.16",
+        lambda r: (
+            r.model.mla is None
+            and r.model.rope_scaling is not None
+            and r.model.rope_scaling.kind == "yarn"
+            and _lacks(r, "--yarn-original-max-position-embeddings")
+        ),
     ),
 )
