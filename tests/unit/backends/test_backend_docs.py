@@ -11,7 +11,7 @@ from llmlaunch.backends.deepspeed import pipeline as deepspeed_pipeline
 from llmlaunch.backends.deepspeed import rules as deepspeed_rules
 from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.engines_table import engines_table
-from llmlaunch.backends.megatron import checkpoint_rules, model_rules, number_rules, overlap, sharding_rules
+from llmlaunch.backends.megatron import checkpoint_rules, model_rules, number_rules, overlap, sharding_rules, versions
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
 from llmlaunch.backends.megatron.disagreements import disagreements_table
@@ -32,6 +32,7 @@ MEGATRON: list[tuple[Rule | Requirement, ...]] = [
     (*overlap.OVERLAP_REQUIREMENTS, *overlap.OVERLAP_RULES),
     (*sharding_rules.SHARDING_REQUIREMENTS, *sharding_rules.SHARDING_RULES),
     (*megatron_techniques.REQUIREMENTS, *megatron_techniques.TECHNIQUE_RULES),
+    versions.VERSION_REQUIREMENTS,
 ]
 DEEPSPEED: list[tuple[Rule | Requirement, ...]] = [
     deepspeed_rules.RULES,
