@@ -177,7 +177,7 @@ def test_where_no_number_of_nodes_fits_the_nearest_is_shown_with_what_would() ->
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("llama2-7b-deepspeed", "training.global_batch_size=7"), "training.global_batch_size: 7 evenly"),
+        (("quickstart", "training.global_batch_size=7"), "training.global_batch_size: 7 evenly"),
         (("llama3-8b", "layout={tensor: 3, data: 1, pipeline: 1, context: 1}", "model.num_attention_heads=24",
           "model.num_query_groups=8", "model.hidden_size=3072"), "as pinned"),
         (("llama3-8b", "training.sequence_length=1001", "layout={context: 2}"), "as pinned (context=2)"),
