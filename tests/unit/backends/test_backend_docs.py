@@ -28,7 +28,7 @@ MEGATRON: list[tuple[Rule | Requirement, ...]] = [
     (*megatron_rules.MIXTURE_REQUIREMENTS, *megatron_rules.RULES),
     (*model_rules.MODEL_REQUIREMENTS, *model_rules.MODEL_RULES),
     (*number_rules.NUMBER_REQUIREMENTS, *number_rules.NUMBER_RULES),
-    (*checkpoint_rules.CHECKPOINT_REQUIREMENTS, *checkpoint_rules.CHECKPOINT_RULES),
+    checkpoint_rules.CHECKPOINT_REQUIREMENTS,
     (*overlap.OVERLAP_REQUIREMENTS, *overlap.OVERLAP_RULES),
     (*sharding_rules.SHARDING_REQUIREMENTS, *sharding_rules.SHARDING_RULES),
     (*megatron_techniques.REQUIREMENTS, *megatron_techniques.TECHNIQUE_RULES),

@@ -12,12 +12,11 @@ from llmlaunch.backends.checkpoints import reshards, save_seconds
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.planner.judge import judged
-from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
 SAVING = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
+OLD = ("training.checkpoint_format=torch", "layout.zero_stage=0")
 WHOLE = Layout(8, 8, data=8, sequence_parallel=1)
 
 
@@ -33,7 +32,7 @@ def format_of(recipe: Recipe, layout: Layout) -> str:
 
 def test_each_layout_has_its_format_and_a_recipe_may_say_another() -> None:
     assert format_of(recipe_of(), WHOLE) == "torch_dist"
-    assert format_of(recipe_of("training.checkpoint_format=torch"), WHOLE) == "torch"
+    assert format_of(recipe_of(*OLD), WHOLE) == "torch"
     sharded = ("layout.zero_stage=3", "training.checkpoint_format=fsdp_dtensor")
     assert format_of(recipe_of(*sharded), Layout(data=512, zero_stage=3)) == "fsdp_dtensor"
 
@@ -43,6 +42,8 @@ def test_each_layout_has_its_format_and_a_recipe_may_say_another() -> None:
     [
         (("training.checkpoint_format=torch_dcp",), "torch_dcp needs --use-torch-fsdp2"),
         (("training.checkpoint_format=fsdp_dtensor",), "fsdp_dtensor needs zero_stage 2 or 3"),
+        (("training.checkpoint_format=torch",), "torch needs zero_stage: 0 pinned"),
+        (("training.checkpoint_format=torch", "layout.zero_stage=[0, 1]"), "torch needs zero_stage: 0 pinned"),
         (("training.checkpoint_format=torch_dist", "layout.zero_stage=3"), "take fsdp_dtensor alone"),
     ],
 )
@@ -52,17 +53,8 @@ def test_a_format_that_does_not_go_with_the_layout_is_refused(words: tuple[str, 
     assert why in str(refused.value)
 
 
-def test_the_old_format_takes_no_sharded_optimizer() -> None:
-    asked = setting_of(recipe_of("training.checkpoint_format=torch"), MegatronLM())
-    whole, sharded = judged(asked, [WHOLE, replace(WHOLE, zero_stage=1)])
-    assert whole.legal
-    assert sharded.refusal is not None
-    assert sharded.refusal.key == "old-format-whole-optimizer"
-    assert judged(setting_of(recipe_of(), MegatronLM()), [replace(WHOLE, zero_stage=1)])[0].legal
-
-
 def test_the_old_format_is_of_one_cut_and_written_by_few() -> None:
-    old, new = recipe_of("training.checkpoint_format=torch"), recipe_of()
+    old, new = recipe_of(*OLD), recipe_of()
     other = replace(WHOLE, pipeline=4, data=16)
     assert reshards(new, WHOLE, other)
     assert not reshards(old, WHOLE, other)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from llmlaunch.backends.megatron.sharding import asks_for_sharding
+from llmlaunch.backends.megatron.sharding import asks_for_sharding, pinned_stages
 from llmlaunch.backends.requirements import Requirement
-from llmlaunch.layout import Rule, Situation
 
-__all__ = ["CHECKPOINT_REQUIREMENTS", "CHECKPOINT_RULES"]
+__all__ = ["CHECKPOINT_REQUIREMENTS"]
 
-Bools = NDArray[np.bool_]
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 KEY = "training.checkpoint_format"
 
@@ -37,22 +32,11 @@ CHECKPOINT_REQUIREMENTS: tuple[Requirement, ...] = (
         ARGUMENTS,
         lambda r: r.training.checkpoint_format == "fsdp_dtensor" and not asks_for_sharding(r),
     ),
-)
-
-
-def whole_optimizer(s: Situation) -> Bools:
-    column: Bools = np.equal(s.layouts.zero_stage, 0)
-    return column
-
-
-# Looked at only where a recipe asks for the format torch.
-CHECKPOINT_RULES: tuple[Rule, ...] = (
-    Rule(
+    Requirement(
         "old-format-whole-optimizer",
-        "checkpoint_format: torch needs zero_stage 0: one rank would gather the states of a sharded optimizer in host "
-        "memory",
+        KEY,
+        "torch needs zero_stage: 0 pinned: one rank would gather the states of a sharded optimizer in host memory",
         "megatron/core/optimizer/distrib_optimizer.py get_parameter_state_dp_zero, core 0.19",
-        whole_optimizer,
-        of_words=True,
+        lambda r: r.training.checkpoint_format == "torch" and set(pinned_stages(r)) != {0},
     ),
 )

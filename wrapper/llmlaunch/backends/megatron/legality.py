@@ -34,15 +34,11 @@ ALL_RULES = (
     *techniques.TECHNIQUE_RULES,
     *sharding_rules.SHARDING_RULES,
     *overlap.OVERLAP_RULES,
-    *checkpoint_rules.CHECKPOINT_RULES,
     *number_rules.NUMBER_RULES,
 )
 
 
 def rules_for(recipe: Recipe) -> tuple[Rule, ...]:
     """Those that can refuse a layout of this recipe."""
-    idle = [
-        *(number_rules.NUMBER_RULES if recipe.training.numbers == NO_NUMBER_FORMATS else ()),
-        *(checkpoint_rules.CHECKPOINT_RULES if recipe.training.checkpoint_format != "torch" else ()),
-    ]
-    return tuple(rule for rule in ALL_RULES if rule not in idle)
+    usual = recipe.training.numbers == NO_NUMBER_FORMATS
+    return tuple(rule for rule in ALL_RULES if not (usual and rule in number_rules.NUMBER_RULES))
