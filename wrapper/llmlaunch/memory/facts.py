@@ -133,6 +133,7 @@ class MemoryFacts:
     placed_whole: bool = False  # ZeRO 3 is given a model that already lies whole on every device
     activation_bytes: float = 2.0
     gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved
+    ungated_activation_bytes: float = 0.0  # per ffn column: more an activation without gate keeps where it is not fused
     gated_gradient_in_place: bool = False  # and its backward overwrites gate and up
     norm_extra_bytes: float = 0.0  # per hidden element and norm: copies an unfused norm keeps beside input and output
     embedding_norm: bool = False  # a norm after the embedding, outside what is recomputed, keeps its input
@@ -154,12 +155,16 @@ class MemoryFacts:
     mlp_chunks_recomputed: bool = False  # a chunked MLP keeps its input alone and computes pieces again
     context_all_to_all: bool = False  # context parallelism is by all-to-all: then the attention output is kept twice
     combine_bytes: float = 0.0  # per routed token and hidden element, kept to combine expert outputs
+    expert_output_weighted: bool = False  # the router's weight multiplies what experts put out, not their activation
+    router_input_bytes: float = 0.0  # per token and hidden element: a wider copy the router computes from
     expert_imbalance: float = 1.0  # tokens of the busiest device's experts over the mean, dropless routing
     quantized: Quantized | None = None
     full_sharding: FullSharding | None = None
     gradients_freed: bool = False  # no gradients from the optimizer step to the next backward pass
     stream_bytes: float | None = None  # of the residual stream where it is wider than the other activations
-    key_values_expanded: bool = False  # keys and values are copied to every query head before attention
+    # keys and values are copied to every query head before attention; of latent attention values are a view of what
+    # holds keys too, and the output is copied before its projection
+    key_values_expanded: bool = False
     key_values_returned: bool = False  # a layer's keys and values go to the caller, who holds them to the step's end
     gathered_inputs_kept: bool = False  # sequence parallelism saves a linear's gathered input, not its share of it
     operators_kept: bool = False  # selective recompute keeps every second linear's output and attention's, nothing else

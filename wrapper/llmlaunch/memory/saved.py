@@ -89,15 +89,17 @@ def saved_by_mixture_layer(job: Job, rows: RankColumns) -> Layer:
     shared = n * moe.shared_expert_ffn_hidden_size / rows.tensor
     mixture = {
         **_norm(job, rows, "mlp_norm"),
-        "moe_router": n * ROUTER_BYTES * moe.num_experts / split,
+        "moe_router": n * (ROUTER_BYTES * moe.num_experts + facts.router_input_bytes * shape.hidden_size) / split,
         # expert-tensor parallelism gathers the tokens of its group and splits the width: only the inputs grow
         "expert_fc1_input": routed * facts.linear_input_bytes * shape.hidden_size * lay.expert_tensor,
         "expert_fc1_output": width * (projected_bytes(job) + _scaled(job)),
         "expert_fc2_input": width * facts.linear_input_bytes,
-        "moe_permuted_output": routed * facts.combine_bytes * shape.hidden_size * lay.expert_tensor,
+        "moe_permuted_output": routed * _combined(job) * shape.hidden_size * lay.expert_tensor,
         "shared_fc1_output": shared * projected_bytes(job),
         "shared_fc2_input": shared * facts.linear_input_bytes,
     }
+    if moe.shared_expert_gate:
+        mixture["shared_expert_output"] = n * facts.activation_bytes * shape.hidden_size / split
     return Layer(spared(job, n, {**_attention(job, rows), **mixture}))
 
 
@@ -128,7 +130,7 @@ def projected_bytes(job: Job) -> float:
     activation keeps silu(gate) as well."""
     e = job.facts.activation_bytes
     if not job.shape.gated_mlp:
-        return e
+        return e + job.facts.ungated_activation_bytes
     return 2.0 * e if job.facts.gated_activation_fused else 3.0 * e
 
 
@@ -136,7 +138,13 @@ def _scaled(job: Job) -> float:
     """Experts multiply their activation by the router's probability: fused for a gated one, else the unscaled
     activation is kept as well (megatron/core/transformer/mlp.py and moe/experts.py, core 0.12 to 0.19)."""
     fused = job.shape.gated_mlp and job.facts.gated_activation_fused
-    return 0.0 if fused else job.facts.activation_bytes
+    return 0.0 if fused or job.facts.expert_output_weighted else job.facts.activation_bytes
+
+
+def _combined(job: Job) -> float:
+    """Bytes per (routed token x hidden element) of what experts put out, kept where it is weighed or combined."""
+    facts = job.facts
+    return facts.combine_bytes + (facts.activation_bytes if facts.expert_output_weighted else 0.0)
 
 
 def _norm(job: Job, rows: RankColumns, name: str) -> dict[str, FloatColumn]:
@@ -178,7 +186,8 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         groups = np.maximum(heads, t) * shape.head_dim
         tensors["attn_qkv"] = n * e * (width + 2.0 * groups) / t
         if shape.qk_layernorm:
-            tensors["attn_qk_norm"] = n * (e + facts.norm_extra_bytes) * (width + groups) / t
+            kept = e + facts.norm_extra_bytes + STATISTIC_BYTES / shape.head_dim
+            tensors["attn_qk_norm"] = n * kept * (width + groups) / t
     else:
         width = float(shape.num_attention_heads * shape.mla.v_head_dim)
         tensors |= _latents(job, rows)
@@ -197,10 +206,12 @@ def _latents(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     mla = shape.mla
     assert mla is not None
     heads, head = shape.num_attention_heads, mla.qk_head_dim + mla.qk_pos_emb_head_dim
-    latent = (mla.q_lora_rank or 0) + mla.kv_lora_rank + mla.qk_pos_emb_head_dim
+    ranks = (mla.q_lora_rank or 0) + mla.kv_lora_rank
+    kept = (e + job.facts.linear_input_bytes) * (ranks + mla.qk_pos_emb_head_dim) + job.facts.norm_extra_bytes * ranks
+    copied = mla.qk_head_dim + mla.v_head_dim if job.facts.key_values_expanded else 0
     return {
-        "attn_latents": n * (e + job.facts.linear_input_bytes) * latent / sequence_split(job, rows),
-        "attn_qkv": n * e * heads * (2.0 * head + mla.v_head_dim) / rows.tensor,
+        "attn_latents": n * kept / sequence_split(job, rows),
+        "attn_qkv": n * e * heads * (2.0 * head + mla.v_head_dim + copied) / rows.tensor,
     }
 
 

@@ -11,16 +11,30 @@ __all__ = ["with_family"]
 
 
 def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:
-    """A cap on scores has no fused attention (`_supports_sdpa` of modeling_gemma2.py), and one on logits keeps what
-    tanh puts out. A window shorter than the sequence is a mask of s x s booleans, which torch's attention turns into
-    numbers, and with a mask keys and values are copied to every head (`use_gqa_in_sdpa`,
-    integrations/sdpa_attention.py; transformers 5.23)."""
+    """Of transformers 5.23, each counted in tests/frameworks/test_family_bytes.py.
+
+    Gemma's norm keeps what it normalized in fp32 before it multiplies (GemmaRMSNorm). GPT-2's is torch's own, which
+    keeps nothing more, and its activation is written out (NewGELUActivation): three more results. Experts are weighed
+    by the router after they are done (MixtralExperts), and DeepSeek's router computes in fp32. A cap on scores has no
+    fused attention (`_supports_sdpa` of Gemma 2), and one on logits keeps what tanh puts out. A window shorter than the
+    sequence is a mask of s x s booleans, which torch's attention turns into numbers, and with a mask keys and values
+    are copied to every head (`use_gqa_in_sdpa`, integrations/sdpa_attention.py).
+    """
+    e = facts.activation_bytes
+    if shape.moe is not None:
+        facts = replace(facts, expert_output_weighted=True, router_input_bytes=0.0 if shape.mla is None else 4.0)
+    if shape.mla is not None:
+        facts = replace(facts, key_values_expanded=True)
+    if shape.zero_centered_norm:
+        facts = replace(facts, norm_extra_bytes=facts.norm_extra_bytes + max(4.0 - e, 0.0))
+    if shape.family == "gpt2":
+        facts = replace(facts, norm_extra_bytes=0.0, ungated_activation_bytes=3.0 * e)
     if shape.attention_softcap is not None:
         facts = replace(facts, attention_scores_saved=True, key_values_expanded=True)
     if shape.logit_softcap is not None:
-        facts = replace(facts, logit_bytes=facts.logit_bytes + facts.activation_bytes)
+        facts = replace(facts, logit_bytes=facts.logit_bytes + e)
     window = shape.sliding_window
     if window is None or window.tokens >= sequence_length:
         return facts
-    masks = (1.0 + facts.activation_bytes) * float(sequence_length) ** 2
+    masks = (1.0 + e) * float(sequence_length) ** 2
     return replace(facts, key_values_expanded=True, workspace_bytes=facts.workspace_bytes + masks)

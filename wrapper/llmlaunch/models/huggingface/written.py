@@ -179,9 +179,11 @@ def _gemma3(shape: ModelShape) -> Json:
 
 
 def _deepseek(shape: ModelShape) -> Json:
+    """The class works head_dim out of the others, and would take another for the width of its rotary positions."""
     moe, mla = _moe(shape), _mla(shape)
     router, grouped = moe.router, moe.router.groups is not None
     config = {
+        "head_dim": mla.qk_pos_emb_head_dim,
         "q_lora_rank": mla.q_lora_rank,
         "kv_lora_rank": mla.kv_lora_rank,
         "qk_nope_head_dim": mla.qk_head_dim,
