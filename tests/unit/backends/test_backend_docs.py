@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.backends.deepspeed import hugging_face as deepspeed_hugging_face
+from llmlaunch.backends.deepspeed import megatron_deepspeed
 from llmlaunch.backends.deepspeed import pipeline as deepspeed_pipeline
 from llmlaunch.backends.deepspeed import rules as deepspeed_rules
 from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
@@ -38,6 +39,7 @@ DEEPSPEED: list[tuple[Rule | Requirement, ...]] = [
     deepspeed_rules.RULES,
     deepspeed_pipeline.PIPELINE_RULES,
     deepspeed_hugging_face.HUGGING_FACE_RULES,
+    megatron_deepspeed.MEGATRON_DEEPSPEED_RULES,
     (
         *deepspeed_techniques.REQUIREMENTS,
         *deepspeed_techniques.TECHNIQUE_RULES,

@@ -172,10 +172,10 @@ class BackendFile(StrictModel):
     path: PathText | None = Field(None, description="Megatron-LM checkout on the cluster")
     script: PathText | None = Field(None, description="Your own DeepSpeed training script instead of the shipped one")
     script_args: list[Line] = Field([], description="Arguments of `script`")
-    script_kind: Literal["own", "hugging-face", "pipeline"] = Field(
+    script_kind: Literal["own", "hugging-face", "pipeline", "megatron-deepspeed"] = Field(
         "own",
-        description="What `script` takes: ds_config.json alone, the arguments of Hugging Face's Trainer too, or a "
-        "number of pipeline stages it builds a PipelineModule of",
+        description="What `script` takes: ds_config.json alone, the arguments of Hugging Face's Trainer too, a number "
+        "of pipeline stages it builds a PipelineModule of, or the arguments of Megatron-DeepSpeed's pretrain_gpt.py",
     )
     extra_args: list[Line] = Field([], description="Arguments passed to the framework as they are")
 

@@ -48,7 +48,7 @@ class BackendChoice:
     path: str | None = None
     script: str | None = None
     script_args: tuple[str, ...] = ()
-    script_kind: str = "own"  # or "hugging-face", "pipeline": what the script takes beside ds_config.json
+    script_kind: str = "own"  # or "hugging-face", "pipeline", "megatron-deepspeed": what it takes beside ds_config.json
     extra_args: tuple[str, ...] = ()
     found_version: str | None = None
 

@@ -32,6 +32,11 @@ CASES = [
         ("backend={name: deepspeed, script: t.py, script_kind: pipeline}",),
     ),
     (GPU, Layout(data=16, zero_stage=3), ("backend={name: deepspeed, script: t.py, script_kind: hugging-face}",)),
+    (
+        GPU,
+        Layout(tensor=2, pipeline=2, data=4, zero_stage=1),
+        ("backend={name: deepspeed, script: p.py, script_kind: megatron-deepspeed}", "data={path: /data/text}"),
+    ),
     (GPU, Layout(data=16, zero_stage=3), ("backend={name: deepspeed, script: /home/me/train.py}",)),
 ]
 

@@ -13,6 +13,7 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.backends.deepspeed.megatron_deepspeed import TAKEN
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns, Situation
 from llmlaunch.planner.planning import make_plan
@@ -94,6 +95,54 @@ def test_pipelines_are_searched_with_zero_0_and_1() -> None:
     assert plan.chosen.layout.zero_stage == 1
     assert plan.chosen.layout.tensor == plan.chosen.layout.context == 1
     assert DeepSpeed().facts(recipe).pipeline_buffers == 2
+
+
+INDEXED = "data={path: /data/mine_text_document}"
+
+
+def test_megatron_deepspeed_is_told_in_the_words_of_its_parser() -> None:
+    layout = Layout(tensor=2, pipeline=2, data=4, zero_stage=1, recompute=RECOMPUTE_FULL)
+    result = rendered("megatron-deepspeed", layout, INDEXED, "model=llama3-8b")
+    said = words(result)
+    assert all(word.split("=")[0] in TAKEN for word in said[2:] if word.startswith("--"))
+    told = {flag: said[place + 1] for place, flag in enumerate(said[:-1]) if flag.startswith("--")}
+    assert (told["--zero-stage"], told["--num-key-value-heads"], told["--normalization"]) == ("1", "8", "rmsnorm")
+    assert told["--rotary-position-embeddings-theta"] == "500000"
+    assert {"--use-rotary-position-embeddings", "--deepspeed-activation-checkpointing"} <= set(said)
+    assert "--no-pipeline-parallel" not in said
+    assert "tensor_parallel" not in config(result)
+    assert config(result)["train_batch_size"] == 256
+
+
+def test_without_stages_megatron_deepspeed_makes_no_pipeline() -> None:
+    layout = Layout(context=2, data=8, zero_stage=1)
+    said = words(rendered("megatron-deepspeed", layout, INDEXED))
+    assert "--no-pipeline-parallel" in said
+    assert said[said.index("--ds-sequence-parallel-size") + 1] == "2"
+
+
+def test_what_the_old_parser_has_not_is_refused_by_the_recipes_key() -> None:
+    layout = Layout(data=16, zero_stage=1)
+    with pytest.raises(UserError, match=r"data\.mock: Megatron-DeepSpeed reads indexed datasets alone"):
+        rendered("megatron-deepspeed", layout)
+    with pytest.raises(UserError, match=r"model\.moe.*which Megatron-DeepSpeed's parser has not"):
+        rendered("megatron-deepspeed", layout, INDEXED, "model=mixtral-8x7b")
+
+
+@pytest.mark.parametrize(
+    ("key", "layout"),
+    [
+        ("megatron-pipeline-zero", Layout(pipeline=2, data=8, zero_stage=2)),
+        ("megatron-heads", Layout(tensor=16)),
+        ("megatron-query-groups", Layout(tensor=16)),
+        ("megatron-layers", Layout(pipeline=16)),
+        ("megatron-ulysses-heads", Layout(context=16)),
+        ("megatron-ulysses-alone", Layout(context=2, pipeline=2, data=4)),
+    ],
+)
+def test_each_rule_of_megatron_deepspeed_refuses_what_it_is_there_for(key: str, layout: Layout) -> None:
+    model = "model={base: llama2-7b, num_layers: 28, num_attention_heads: 8, num_query_groups: 8, head_dim: 512}"
+    assert key in refused_by(recipe_of("megatron-deepspeed", INDEXED, model), layout)
 
 
 def test_a_script_of_another_kind_has_no_pipeline() -> None:

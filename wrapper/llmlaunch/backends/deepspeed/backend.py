@@ -64,7 +64,9 @@ class DeepSpeed:
     def facts(self, recipe: Recipe) -> MemoryFacts:
         """On a CPU the peak is resident memory: the idle trainer stands where a GPU has its context, and nothing is
         held by drivers or communicators."""
-        facts = replace(kind_of(recipe).facts(deepspeed_facts(_options(recipe))), bucket_bytes=bucket_bytes(recipe))
+        facts = replace(
+            kind_of(recipe).facts(deepspeed_facts(_options(recipe)), recipe), bucket_bytes=bucket_bytes(recipe)
+        )
         if recipe.backend.script is None:
             # Our loss lets go of the logits; left are the fp32 log-softmax, its gradient and that of its input (counted
             # in a profile of the backward pass, torch 2.13).

@@ -59,7 +59,7 @@ def _schedule(recipe: Recipe) -> list[Argument]:
     first, second = schedule.adam_betas
     return [
         argument("--learning_rate", repr(training.learning_rate), of="training.learning_rate"),
-        argument("--lr_scheduler_type", DECAYS[schedule.decay], of="training.decay"),
+        argument("--lr_scheduler_type", DECAYS[schedule.decay], of="training.learning_rate_decay"),
         _warmup(recipe),
         argument("--weight_decay", schedule.weight_decay, of="training.weight_decay"),
         argument("--adam_beta1", first, of="training.adam_betas"),

@@ -31,7 +31,7 @@ def pipeline_config(recipe: Recipe, layout: Layout) -> dict[str, Any]:
     return ds_config(recipe, layout) | {"pipeline": section}
 
 
-def pipeline_facts(facts: MemoryFacts) -> MemoryFacts:
+def pipeline_facts(facts: MemoryFacts, recipe: Recipe) -> MemoryFacts:
     """Beside what its layers keep a stage holds the tensor it received and the one it sends
     (deepspeed/runtime/pipe/engine.py _exec_recv_activations, _exec_send_activations, 0.19.8)."""
     return replace(facts, pipeline_buffers=2)

@@ -11,6 +11,12 @@ from llmlaunch.backends.base import RunningWords
 from llmlaunch.backends.deepspeed.arguments import config_arguments, trainer_arguments
 from llmlaunch.backends.deepspeed.config import ds_config
 from llmlaunch.backends.deepspeed.hugging_face import HUGGING_FACE_RULES, hugging_face_arguments, hugging_face_config
+from llmlaunch.backends.deepspeed.megatron_deepspeed import (
+    MEGATRON_DEEPSPEED_RULES,
+    megatron_deepspeed_arguments,
+    megatron_deepspeed_config,
+    megatron_facts,
+)
 from llmlaunch.backends.deepspeed.pipeline import PIPELINE_RULES, pipeline_config, pipeline_facts
 from llmlaunch.backends.deepspeed.rules import OWN_RULES, RULES
 from llmlaunch.backends.deepspeed.splits import context_sizes, tensor_sizes
@@ -55,7 +61,7 @@ def _shipped_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     return (*trainer_arguments(recipe, layout), *config_arguments())
 
 
-def _same_facts(facts: MemoryFacts) -> MemoryFacts:
+def _same_facts(facts: MemoryFacts, recipe: Recipe) -> MemoryFacts:
     return facts
 
 
@@ -73,7 +79,7 @@ class ScriptKind:
     pipeline: Sizes = _one
     running: Callable[[Recipe], tuple[RunningWords, ...]] = _as_said
     most_zero: int = 3
-    facts: Callable[[MemoryFacts], MemoryFacts] = _same_facts
+    facts: Callable[[MemoryFacts, Recipe], MemoryFacts] = _same_facts
 
 
 SHIPPED = ScriptKind(
@@ -98,6 +104,16 @@ KINDS: dict[str, ScriptKind] = {
         running=_layers_again,
         most_zero=1,
         facts=pipeline_facts,
+    ),
+    "megatron-deepspeed": ScriptKind(
+        rules=MEGATRON_DEEPSPEED_RULES,
+        arguments=megatron_deepspeed_arguments,
+        config=megatron_deepspeed_config,
+        tensor=tensor_sizes,
+        pipeline=_all_divisors,
+        running=_layers_again,
+        most_zero=1,  # what its memory is known for
+        facts=megatron_facts,
     ),
 }
 
