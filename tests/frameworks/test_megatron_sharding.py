@@ -1,4 +1,4 @@
-"""Real Megatron core 0.19.2 takes what we render of Megatron-FSDP, overlap, data and checkpoints, and refuses with us."""
+"""Real Megatron core 0.19.2 takes what we render of FSDP, overlap, data and checkpoints, and refuses with us."""
 
 from __future__ import annotations
 
