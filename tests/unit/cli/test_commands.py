@@ -42,6 +42,7 @@ def changed(key: str, value: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+BY_DATA = changed("layout", "{tensor: 1, pipeline: 1, context: 1}")
 BAD = [
     ("unknown model", changed("model", "llama9-8b"), "llama9-8b"),
     ("unknown cluster", changed("cluster", "h900-80gb-x8"), "h900-80gb-x8"),
@@ -50,7 +51,7 @@ BAD = [
     ("duplicate key", GOOD + "name: other\n", "name"),
     ("a number YAML reads as text", changed("nodes", "1e1"), "1e1"),
     ("heads not divisible", changed("model", "{base: llama3-8b, num_attention_heads: 33, num_query_groups: 11}"), "33"),
-    ("batch not divisible", GOOD.replace("megatron-lm", "deepspeed").replace("512", "7"), "batch"),
+    ("batch not divisible", BY_DATA.replace("megatron-lm", "deepspeed").replace("512", "7"), "batch"),
     ("two lengths", changed("training", "{sequence_length: 8, global_batch_size: 8, steps: 1, tokens: 1T}"), "tokens"),
     ("nodes beyond the budget", GOOD + "budget: {max_nodes: 2}\n", "budget.max_nodes"),
     ("nodes that no count could be", changed("nodes", "auto").replace("layout: auto", "layout: {data: 3}"), "batch"),
