@@ -33,14 +33,15 @@ EXPLAINED = """\
 """
 
 
-def check(*extra: str, script: str = NOW, version: str = "0.19") -> tuple[int, str]:
+def check(*extra: str, script: str = NOW, version: str = "0.19", layout: Layout = LAYOUT) -> tuple[int, str]:
     """The rendered words, and the stand-in for what this machine lacks, put before real Megatron."""
     if not (PYTHON.parent.parent / ".installed").exists():
         pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
+    where = (f"cluster={{base: h100-80gb-x8, devices_per_node: {layout.world_size}}}", "nodes=1")
     recipe = load_recipe(
-        asset("recipes", "llama3-8b.yaml"), (f'backend={{name: megatron-lm, version: "{version}"}}', "nodes=4")
+        asset("recipes", "llama3-8b.yaml"), (f'backend={{name: megatron-lm, version: "{version}"}}', *where)
     )
-    rendered = MegatronLM().render(recipe, LAYOUT)
+    rendered = MegatronLM().render(recipe, layout)
     places = {"LLMLAUNCH_RUN_DIR": str(MEGATRON_CHECK), "MEGATRON_LM_PATH": str(TRACED / script)}
     words = [places[word.name] if isinstance(word, NodeVariable) else word for word in rendered.check]
     environment = {**os.environ, **rendered.environment, "LLMLAUNCH_RUN_DIR": "/runs/mine"}
@@ -52,10 +53,12 @@ def check(*extra: str, script: str = NOW, version: str = "0.19") -> tuple[int, s
 
 
 def test_what_is_rendered_is_taken_and_another_version_is_said() -> None:
-    code, said = check(version="0.16")
+    """By the last rank, too, where parsing begins to report to a tracker (which is not installed)."""
+    tracked = ("--wandb-project", "mine", "--wandb-exp-name", "this")
+    code, said = check(*tracked, version="0.16", layout=Layout(zero_stage=1))
     taken, note = said.splitlines()
     assert code == 0
-    assert taken.startswith("Megatron core 0.19.2 takes the arguments, asked for 32 ranks (")
+    assert taken.startswith("Megatron core 0.19.2 takes the arguments of 1 rank(s) (")
     assert note.startswith(
         "note: this checkout is Megatron core 0.19.2, but the arguments and the memory were planned for"
     )

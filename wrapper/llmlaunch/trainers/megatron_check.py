@@ -36,6 +36,11 @@ STATEMENT_LINES = 8  # of a check whose end the traceback does not say (Python b
 JUDGES = ("/megatron/training/", "/megatron/core/transformer/", "/megatron/core/model_parallel_config.py")
 # No judgement either: of what is missing on this node, or hidden from this process.
 NO_WORD = (ImportError, OSError, AttributeError, NameError, MemoryError)
+# What parsing begins beside parsing, where this rank is the last one, too: trackers, and a handler for SIGTERM.
+EFFECTS = (
+    *("_set_tensorboard_writer", "_set_wandb_writer", "_set_one_logger", "_set_adlr_autoresume"),
+    "_set_signal_handler",
+)
 NEEDS_DEVICE = re.compile(r"\bNVIDIA\b|\bCUDA (driver|GPUs?|error|is not available)|compiled with CUDA|cuda\w* runtime")
 
 
@@ -55,7 +60,7 @@ def main() -> NoReturn:
             ask(options)
     except Taken:
         seconds = f"{time.monotonic() - began:.0f} s"
-        say(f"Megatron core {version_here()} takes the arguments, asked for {options.world_size} ranks ({seconds})")
+        say(f"Megatron core {version_here()} takes the arguments of {options.world_size} rank(s) ({seconds})")
     except (Exception, SystemExit) as failure:
         if is_refusal(failure):
             say(refusal(failure, said.getvalue(), options.words))
@@ -72,8 +77,12 @@ def ask(options: argparse.Namespace) -> None:
     answer_without_gpu(options.compute_capability)
     import_engine()
     import megatron.training
+    from megatron.training import global_vars
 
     megatron.training.pretrain = judge_instead
+    for effect in EFFECTS:
+        if hasattr(global_vars, effect):
+            setattr(global_vars, effect, lambda *_: None)
     runpy.run_path(options.script, run_name="__main__")
 
 
