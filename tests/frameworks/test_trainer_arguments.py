@@ -21,6 +21,7 @@ from llmlaunch.recipe.load import load_recipe
 pytestmark = pytest.mark.frameworks
 
 KIND = "backend={name: deepspeed, script: train.py, script_kind: hugging-face}"
+LEAST = ("training.minimum_learning_rate=1.0e-5", "training.learning_rate_decay=cosine")
 # One process, as the Trainer counts them; `use_cpu` because there is no GPU.
 PROGRAM = """
 import json, sys
@@ -35,6 +36,7 @@ print("TAKEN " + json.dumps({
     "warmup": taken.get_warmup_steps(taken.max_steps),
     "checkpointing": taken.gradient_checkpointing,
     "decay": taken.weight_decay,
+    "kwargs": taken.lr_scheduler_kwargs,
 }))
 """
 
@@ -42,7 +44,7 @@ print("TAKEN " + json.dumps({
 def test_the_trainer_takes_words_and_config(tmp_path: Path) -> None:
     """Equal values everywhere: the Trainer compares the file with its own arguments and refuses what differs."""
     saving = ("training.save_interval=5", f"training.checkpoint_path={tmp_path / 'ckpt'}")
-    overrides = (KIND, "training.precision=bf16", "training.gradient_clipping=0.5", *saving)
+    overrides = (KIND, "training.precision=bf16", "training.gradient_clipping=0.5", *LEAST, *saving)
     recipe = load_recipe(asset("recipes", "quickstart.yaml"), overrides)
     layout = Layout(data=1, micro_batch_size=2, zero_stage=3, recompute=RECOMPUTE_FULL)
     result = DeepSpeed().render(replace(recipe, path="mine.yaml"), layout)
@@ -62,6 +64,6 @@ def test_the_trainer_takes_words_and_config(tmp_path: Path) -> None:
     taken["config"]["steps_per_print"] = recipe.training.log_interval  # accelerate prints steps itself
     assert taken["config"] == json.loads(rendered)
     assert (taken["bf16"], taken["checkpointing"], taken["decay"]) == (True, True, 0.1)
-    assert taken["warmup"] == 4
+    assert (taken["warmup"], taken["kwargs"]) == (4, {"min_lr": 1e-5})
     with deepspeed_answers() as asked:
         assert asked(config=taken["config"], data=1) is None

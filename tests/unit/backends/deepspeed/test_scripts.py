@@ -56,6 +56,16 @@ def test_a_script_of_the_trainers_is_told_what_its_arguments_are_called() -> Non
     assert "--deepspeed_config" not in told
 
 
+def test_the_trainer_stops_cosine_decay_at_a_minimum_and_no_other() -> None:
+    least = "training.minimum_learning_rate=1.0e-5"
+    decay = "training.learning_rate_decay=cosine"
+    said = words(rendered("hugging-face", Layout(data=16), least, decay))
+    assert said[said.index("--lr_scheduler_kwargs") + 1] == '{"min_lr": 1e-05}'
+    assert "cosine_with_min_lr" in said
+    with pytest.raises(UserError, match="a minimum of cosine decay alone"):
+        rendered("hugging-face", Layout(data=16), least, "training.learning_rate_decay=linear")
+
+
 def test_the_trainers_config_leaves_nothing_to_auto() -> None:
     assert b"auto" not in rendered("hugging-face", Layout(data=16, zero_stage=3)).files["ds_config.json"]
 

@@ -7,6 +7,7 @@ it need be "auto".
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from llmlaunch.backends.argument import Argument, NodeVariable, argument
 from llmlaunch.backends.deepspeed.arguments import CONFIG_FILE, MOST_WARMUP_STEPS, RUN_DIR
 from llmlaunch.backends.deepspeed.config import ds_config
+from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 
@@ -59,7 +61,7 @@ def _schedule(recipe: Recipe) -> list[Argument]:
     first, second = schedule.adam_betas
     return [
         argument("--learning_rate", repr(training.learning_rate), of="training.learning_rate"),
-        argument("--lr_scheduler_type", DECAYS[schedule.decay], of="training.learning_rate_decay"),
+        *_decay(recipe),
         _warmup(recipe),
         argument("--weight_decay", schedule.weight_decay, of="training.weight_decay"),
         argument("--adam_beta1", first, of="training.adam_betas"),
@@ -67,6 +69,23 @@ def _schedule(recipe: Recipe) -> list[Argument]:
         argument("--max_grad_norm", schedule.clipping, of="training.gradient_clipping"),
         argument("--seed", training.seed, of="training.seed"),
         argument("--logging_steps", training.log_interval, of="training.log_interval"),
+    ]
+
+
+def _decay(recipe: Recipe) -> list[Argument]:
+    """Raises UserError for a decay the Trainer stops at no minimum (transformers/optimization.py, 5.23)."""
+    schedule, key = recipe.training.schedule, "training.learning_rate_decay"
+    least = schedule.minimum_learning_rate
+    if not least:
+        return [argument("--lr_scheduler_type", DECAYS[schedule.decay], of=key)]
+    if schedule.decay != "cosine":
+        raise UserError(
+            f"{recipe.path}: training.minimum_learning_rate: Hugging Face's Trainer knows a minimum of cosine decay "
+            f"alone, not of {schedule.decay}; remove it or set training.learning_rate_decay: cosine"
+        )
+    return [
+        argument("--lr_scheduler_type", "cosine_with_min_lr", of=key),
+        argument("--lr_scheduler_kwargs", json.dumps({"min_lr": least}), of="training.minimum_learning_rate"),
     ]
 
 
