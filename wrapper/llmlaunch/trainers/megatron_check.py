@@ -122,14 +122,17 @@ def is_refusal(failure: BaseException) -> bool:
         return False
     if isinstance(failure, SystemExit) and failure.code != 2:  # argparse's
         return False
-    frames = traceback.extract_tb(failure.__traceback__)
-    return any(place in frame.filename for frame in frames for place in JUDGES)
+    judging = [frame for frame in traceback.extract_tb(failure.__traceback__) if is_judge(frame)]
+    return bool(judging) and judging[0].name != "<module>"  # which is being imported, and judges nothing yet
+
+
+def is_judge(frame: traceback.FrameSummary) -> bool:
+    return any(place in frame.filename for place in JUDGES)
 
 
 def refusal(failure: BaseException, said: str, arguments: list[str]) -> str:
     """One block: Megatron's words, where it says so, the flags in question, and where those come from."""
-    frames = traceback.extract_tb(failure.__traceback__)
-    frame = next(each for each in reversed(frames) if any(place in each.filename for place in JUDGES))
+    frame = next(each for each in reversed(traceback.extract_tb(failure.__traceback__)) if is_judge(each))
     if isinstance(failure, SystemExit):
         message = last_line("\n".join(line for line in said.splitlines() if "error: " in line)).partition("error: ")[2]
     else:
