@@ -82,9 +82,14 @@ def update(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update:
 
 
 def _travelling_bytes(job: Job) -> tuple[float, float]:
-    """Bytes a parameter's gradient and the parameter itself are sent in."""
+    """Bytes a parameter's gradient and the parameter itself are sent in. Gradients that come and go travel as they are
+    made, in the precision of the computation."""
     facts = job.facts
-    gradient = facts.full_sharding.reduced_bytes if facts.full_sharding is not None else facts.gradient_bytes
+    gradient = facts.gradient_bytes
+    if facts.full_sharding is not None:
+        gradient = facts.full_sharding.reduced_bytes
+    elif facts.gradient_life is not None:
+        gradient = facts.parameter_bytes
     narrow = facts.quantized is not None and facts.quantized.replaces_parameters
     return gradient, 1.0 if narrow else facts.parameter_bytes
 
