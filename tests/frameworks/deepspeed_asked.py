@@ -23,6 +23,12 @@ class Asked:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
+    def keys_read(self) -> list[str]:
+        """The keys DeepSpeedConfig looks for, dotted."""
+        answer: Any = self(reads=True)
+        assert isinstance(answer, list)
+        return answer
+
     def __call__(self, **case: Any) -> str | None:
         """None where DeepSpeed takes it, else why not."""
         assert self.process.stdin is not None

@@ -10,6 +10,8 @@ in    {"config": {...}, "data": 2}                          DeepSpeedConfig and 
       {"pipeline": true}    of a script that builds a PipelineModule
 out   {"refused": null or "why"}
 
+{"reads": true} is answered with {"refused": [names]}: the keys DeepSpeedConfig looks for in a ds_config, by section.
+
 Nothing is trained and no group is made: DeepSpeed's own classes and functions are called, with a process mesh that
 says what size each group has.
 """
@@ -136,7 +138,43 @@ def sequence_parallel(case: Json, taken: DeepSpeedConfig) -> None:
     next(iter(ulysses_sp.UlyssesSPDataLoaderAdapter([batch], 0, group, ranks, torch.device("cpu"))))
 
 
-def judge(case: Json) -> Refusal:
+class Listening(dict[str, Any]):
+    """A section that remembers which keys it was asked for."""
+
+    asked: set[str]
+
+    def __init__(self, name: str, held: Json) -> None:
+        super().__init__(held)
+        self.name, self.asked = name, set()
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(f"{self.name}{key}")
+        return super().__contains__(key)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(f"{self.name}{key}")
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(f"{self.name}{key}")
+        return super().get(key, default)
+
+    def __copy__(self) -> Listening:
+        return self
+
+
+def read_keys() -> list[str]:
+    checkpointing = Listening("activation_checkpointing.", {"profile": False})
+    types = Listening("data_types.", {})
+    plain = {"train_batch_size": 1, "zero_optimization": {"stage": 1}}
+    config = Listening("", {**plain, "activation_checkpointing": checkpointing, "data_types": types})
+    DeepSpeedConfig(config, mpu=Mesh(1))
+    return sorted(config.asked | checkpointing.asked | types.asked)
+
+
+def judge(case: Json) -> Refusal | list[str]:
+    if case.get("reads"):
+        return read_keys()
     checks: tuple[Callable[[Json, DeepSpeedConfig], None], ...] = (engine, tensor_parallel, sequence_parallel)
     try:
         taken = configuration(case)

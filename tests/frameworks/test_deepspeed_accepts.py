@@ -11,11 +11,13 @@ import pytest
 from deepspeed_asked import Asked, deepspeed_answers
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.deepspeed.checks import CHECKS, wrongly_accepted
+from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.backends.deepspeed.checks import CHECKS, KNOWN_KEYS, wrongly_accepted
 from llmlaunch.backends.deepspeed.config import ds_config
 from llmlaunch.backends.deepspeed.model_config import model_config
 from llmlaunch.backends.deepspeed.pipeline import pipeline_config
 from llmlaunch.layout import Layout
+from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
@@ -30,6 +32,13 @@ WAYS = (
     (Layout(data=8, zero_stage=2), "layout={recompute: full, offload_checkpoints: true}"),
     (Layout(data=8, zero_stage=1), "training.gradient_dtype=fp32"),
     (Layout(data=8, zero_stage=3), "training.gradient_dtype=fp32"),
+)
+
+
+GALLERY = sorted(
+    path.stem
+    for path in asset("recipes", "quickstart.yaml").parent.glob("*.yaml")
+    if "backend: deepspeed" in path.read_text("utf-8") or "name: deepspeed" in path.read_text("utf-8")
 )
 
 
@@ -162,6 +171,47 @@ def test_what_the_engine_refuses_later_is_found_in_the_file_already() -> None:
     assert [(key, check.key) for key, check in wrongly_accepted(config)] == [
         ("data_types.grad_accum_dtype", "wide-gradients")
     ]
+
+
+# Read by name alone in DeepSpeedConfig, or by deepspeed.initialize; and what it looks for to refuse it.
+READ_ELSEWHERE = {
+    "aio",
+    "autotuning",
+    "data_parallel_size",
+    "flops_profiler",
+    "optimizer",
+    "scheduler",
+    "sequence_parallel_size",
+}
+REMOVED = {
+    "amp",
+    "curriculum_learning",
+    "eigenvalue",
+    "elasticity",
+    "graph_harvesting",
+    "nebula",
+    "progressive_layer_drop",
+    "quantize_training",
+    "sparse_attention",
+}
+
+
+def test_the_known_keys_are_those_deepspeed_reads(asked: Asked) -> None:
+    read = set(asked.keys_read())
+    ours = {f"{section}.{key}".lstrip(".") for section, keys in KNOWN_KEYS.items() for key in keys}
+    ours = {key for key in ours if not key.startswith("pipeline.")}  # every key there is handed on
+    assert read - ours <= REMOVED
+    assert ours - read <= READ_ELSEWHERE
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_the_gallerys_plans_are_accepted(asked: Asked, name: str) -> None:
+    recipe = load_recipe(asset("recipes", f"{name}.yaml"))
+    plan = make_plan(recipe, DeepSpeed())
+    planned = replace(recipe, techniques=plan.chosen.techniques)
+    case = question(planned, plan.layout)
+    assert asked(**case) is None
+    assert wrongly_accepted(case["config"]) == []
 
 
 def test_every_check_has_its_case() -> None:

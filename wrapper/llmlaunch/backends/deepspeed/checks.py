@@ -22,8 +22,8 @@ def _names(text: str) -> frozenset[str]:
 KNOWN_KEYS: Mapping[str, frozenset[str]] = {
     "": _names(
         """
-        activation_checkpointing aio autotuning bf16 checkpoint comet comms_logger communication_data_type compile
-        compression_training csv_monitor data_efficiency data_parallel_size data_types dataloader_drop_last
+        activation_checkpointing aio autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type
+        compile compression_training csv_monitor data_efficiency data_parallel_size data_types dataloader_drop_last
         datastates_ckpt disable_allgather disable_python_gc dump_state expert_parallel flops_profiler fp16
         gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor hybrid_engine
         log_level managed_gradient_accumulation memory_breakdown optimizer pipeline prescale_gradients scheduler
