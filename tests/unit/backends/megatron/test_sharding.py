@@ -100,6 +100,14 @@ def test_weights_to_start_from_need_a_folder_of_the_jobs_own() -> None:
     assert MegatronLM().rules(recipe_of(*start, *SAVING))
 
 
+def test_a_gated_model_in_fp32_has_no_checkpoints() -> None:
+    fp32 = ("layout.zero_stage=3", "training.precision=fp32")
+    assert MegatronLM().rules(recipe_of(*fp32))
+    with pytest.raises(UserError, match=r"training\.precision: fp32 cannot be saved with zero_stage 2 or 3"):
+        MegatronLM().rules(recipe_of(*fp32, *SAVING))
+    assert MegatronLM().rules(recipe_of(*fp32, *SAVING, "model=gpt3-175b", "training.sequence_length=2048"))
+
+
 @pytest.mark.parametrize(
     ("key", "layout", "overrides"),
     [

@@ -31,6 +31,19 @@ SHARDING_REQUIREMENTS: tuple[Requirement, ...] = (
         f"{CHECKPOINTS} load_checkpoint joins --load, which would be missing, core 0.19",
         lambda r: asks_for_sharding(r) and r.training.start_from is not None and r.training.checkpoint_path is None,
     ),
+    Requirement(
+        "sharded-checkpoints-of-halves",
+        "training.precision",
+        "fp32 cannot be saved with zero_stage 2 or 3 and a gated MLP: its halves are looked for below the wrapper that "
+        "bf16 and fp16 have; write bf16, or remove training.checkpoint_path",
+        "megatron/core/transformer/fsdp_dtensor_checkpoint.py handle_swiglu_in_state_dict, core 0.19",
+        lambda r: (
+            asks_for_sharding(r)
+            and r.workload.precision == "fp32"
+            and r.model.gated_mlp
+            and r.training.checkpoint_path is not None
+        ),
+    ),
 )
 
 
