@@ -42,7 +42,7 @@ def sharded(stage: int, layout: Layout, *overrides: str, mixture: bool = False) 
 SPLIT = Layout(2, context=2, data=2, sequence_parallel=1)
 TAKEN = {
     "stage 2": sharded(2, Layout(data=8)),
-    "stage 3": sharded(3, Layout(data=8), *SAVING, "training.start_from=/llama"),
+    "stage 3": sharded(3, Layout(data=8), *SAVING),
     "stage 3, split": sharded(3, SPLIT, "training.gradient_dtype=bf16"),
     "stage 2, split": sharded(2, SPLIT),
     "stage 3, mixture": sharded(3, Layout(data=8, expert=4), mixture=True),
