@@ -1,8 +1,9 @@
-"""Runs the shipped training script many times with libraries imported once: `trainer_cases.py FOLDER < cases.json`.
+"""Runs the shipped training script many times with its libraries imported once: `trainer_cases.py FOLDER < cases.json`.
 
 Every rank of every case is a fork of this process that calls the script's own main with the case's words, in a process
-group of its own. Prints one JSON line: for each case the exit code of every rank, the loss and the norm of all
-gradients of every step as rank 0 has them, and what all ranks printed.
+group of its own. A case has "name", "ranks", "files" (text by path) and "words", in which FOLDER stands for its folder.
+Prints one JSON line: for each case the exit code of every rank, the loss and the norm of all gradients of every step as
+rank 0 has them, the files made sure of by every rank, and what all ranks printed.
 """
 
 from __future__ import annotations
@@ -22,15 +23,8 @@ import peft  # noqa: F401
 import transformers  # noqa: F401
 from deepspeed.runtime.sequence_parallel import ulysses_sp  # noqa: F401
 
+import checkpoints
 import train
-
-STEPS = "steps.json"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:
@@ -40,30 +34,40 @@ def main() -> None:
 
 
 def run(case: dict[str, Any], folder: Path) -> dict[str, Any]:
-    folder.mkdir(parents=True)
-    (folder / "model.json").write_text(json.dumps(case["model"]))
-    (folder / "ds_config.json").write_text(json.dumps(case["settings"]))
-    words = ["--model", str(folder / "model.json"), "--deepspeed_config", str(folder / "ds_config.json")]
+    for name, text in case["files"].items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    words = [word.replace("FOLDER", str(folder)) for word in case["words"]]
     port = free_port()
-    ranks = [start(rank, case["ranks"], port, [*words, *case["words"]], folder) for rank in range(case["ranks"])]
+    ranks = [start(rank, case["ranks"], port, words, folder) for rank in range(case["ranks"])]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
     said = "".join((folder / f"rank{rank}.txt").read_text() for rank in range(case["ranks"]))
-    steps = [json.loads(line) for line in (folder / STEPS).read_text().splitlines()]
-    return {"codes": codes, "steps": steps, "said": said}
+    steps = [json.loads(line) for line in lines(folder / "steps.0")]
+    kept = [name for rank in range(case["ranks"]) for name in lines(folder / f"kept.{rank}")]
+    return {"codes": codes, "steps": steps, "kept": kept, "said": said}
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def start(rank: int, ranks: int, port: int, words: list[str], folder: Path) -> int:
     """A process of one rank; returns its id."""
-    (folder / STEPS).touch()
     pid = os.fork()
     if pid:
         return pid
-    log = os.open(folder / f"rank{rank}.txt", os.O_WRONLY | os.O_CREAT)
+    log = os.open(folder / f"rank{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
-    watch(folder / STEPS if rank == 0 else None)
+    watch(folder, rank)
     code = 1
     try:
         train.main(words)
@@ -77,19 +81,26 @@ def start(rank: int, ranks: int, port: int, words: list[str], folder: Path) -> i
     os._exit(code)
 
 
-def watch(record: Path | None) -> None:
-    """Keeps loss and gradient norm of every step in full."""
-    step = train.train_step
+def watch(folder: Path, rank: int) -> None:
+    """Keeps loss and gradient norm of every step in full, and which files of checkpoints are on the disk for sure."""
+    step, flush = train.train_step, checkpoints.flush
 
-    def watched(engine: Any, *rest: Any) -> Any:
+    def watched_step(engine: Any, *rest: Any) -> Any:
         loss, told = step(engine, *rest)
         norm = engine.get_global_grad_norm()
-        if record is not None:
-            with record.open("a") as file:
-                file.write(json.dumps({"loss": loss, "norm": None if norm is None else float(norm)}) + "\n")
+        record(folder / f"steps.{rank}", json.dumps({"loss": loss, "norm": None if norm is None else float(norm)}))
         return loss, told
 
-    train.train_step = watched
+    def watched_flush(path: Path) -> None:
+        flush(path)
+        record(folder / f"kept.{rank}", path.name)
+
+    train.train_step, checkpoints.flush = watched_step, watched_flush
+
+
+def record(path: Path, line: str) -> None:
+    with path.open("a") as file:
+        file.write(line + "\n")
 
 
 if __name__ == "__main__":

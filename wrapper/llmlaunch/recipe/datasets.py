@@ -21,7 +21,7 @@ SHARES = re.compile(r"(?:[1-9]\d*(?:\.\d+)?|0\.\d*[1-9]\d*)(?:,\d+(?:\.\d+)?){2}
 # Megatron's types that need no `tokenizer` beside them, and those whose `tokenizer` is a file
 WITHOUT_MODEL = ("NullTokenizer", "GPT2BPETokenizer")
 OF_A_FILE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer")
-OF_MEGATRON = ("blend", "split", "cache_path", "tokenizer_type")
+OF_MEGATRON = ("split", "cache_path", "tokenizer_type")
 
 
 def _shares(text: str) -> str:
@@ -48,7 +48,7 @@ class DataFile(StrictModel):
     mock: bool = Field(False, description="Made-up tokens of the framework: for measuring speed and memory")
     path: PathText | None = Field(None, description="The framework's own format, a text file or a folder of text files")
     blend: Annotated[list[BlendPartFile], Field(min_length=1, max_length=10_000)] | None = Field(
-        None, description="megatron-lm: several indexed datasets and their weights, instead of `path`"
+        None, description="Several indexed datasets and their weights, instead of `path`"
     )
     python_source: bool = Field(False, description="Source files of Python's standard library, byte by byte")
     split: Shares | None = Field(

@@ -51,6 +51,8 @@ def _data(recipe: Recipe) -> list[Argument]:
         source = argument("--data", "mock", of="data.mock")
     elif data.python_source:
         source = argument("--data", "python-source", of="data.python_source")
+    elif data.blend:
+        source = argument("--data", *(w for p in data.blend for w in (number(p.weight), p.path)), of="data.blend")
     else:
         source = argument("--data", data.path, of="data.path")
     if data.tokenizer is None:

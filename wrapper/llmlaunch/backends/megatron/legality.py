@@ -41,5 +41,4 @@ ALL_RULES = (
 def rules_for(recipe: Recipe) -> tuple[Rule, ...]:
     """Those that can refuse a layout of this recipe."""
     usual = recipe.training.numbers == NO_NUMBER_FORMATS
-    idle = number_rules.NUMBER_RULES if usual else ()
-    return tuple(rule for rule in (*ALL_RULES, *versions.rules_of_version(recipe)) if rule not in idle)
+    return tuple(rule for rule in ALL_RULES if not (usual and rule in number_rules.NUMBER_RULES))

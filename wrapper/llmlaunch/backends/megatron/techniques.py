@@ -145,10 +145,6 @@ def layers_that_stay(s: Situation) -> Bools:
     return implies(s.layouts.offload_layers > 0, s.layouts.offload_layers < s.shape.num_layers)
 
 
-def layers_or_modules(s: Situation) -> Bools:
-    return implies(bool(s.techniques.offload_modules), np.equal(s.layouts.offload_layers, 0))
-
-
 def modules_without_full(s: Situation) -> Bools:
     return implies(bool(s.techniques.offload_modules), np.not_equal(s.layouts.recompute, RECOMPUTE_FULL))
 
@@ -194,13 +190,6 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "offload_layers must be less than the layers of the model",
         CONFIG,
         layers_that_stay,
-        of_words=True,
-    ),
-    Rule(
-        "offload-layers-no-modules",
-        "offload_layers and offload_modules exclude each other",
-        CONFIG,
-        layers_or_modules,
         of_words=True,
     ),
     Rule(

@@ -36,7 +36,7 @@ def save(engine: Any, folder: Path, step: int) -> None:
 def written(engine: Any, folder: Path) -> list[Path]:
     """The files this rank wrote (runtime/engine.py `_get_zero_ckpt_prefix` and `_get_ckpt_name`, 0.19.8)."""
     data = dist.get_rank(engine.seq_data_parallel_group)
-    model = engine.mpu.get_model_parallel_rank() if engine.mpu is not None else 0
+    model = engine.checkpoint_mp_rank
     files = list(folder.glob(f"*zero_pp_rank_{data}_mp_rank_{model:02d}_*"))
     if data == 0:
         files += folder.glob(f"mp_rank_{model:02d}_*")

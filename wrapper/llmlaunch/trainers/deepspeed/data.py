@@ -41,7 +41,7 @@ def make_batches(args: argparse.Namespace, vocabulary: int, micro_batch_size: in
         tokens = torch.stack(samples).long()
         if int(tokens.max()) >= vocabulary:
             raise SystemExit(
-                f"{args.data}: has token {int(tokens.max())}, the model only {vocabulary}: enlarge vocab_size"
+                f"--data {args.data[0]}: has token {int(tokens.max())}, the model only {vocabulary}: enlarge vocab_size"
             )
         return tokens
 
@@ -53,21 +53,46 @@ def generator(seed: int, number: int) -> torch.Generator:
 
 
 def open_source(args: argparse.Namespace, vocabulary: int, split: Split) -> Sample:
-    """The source `--data` names. Ends the job where there is too little of it."""
+    """The source `--data` names, or the blend of them. Ends the job where there is too little of one."""
+    parts = blend_of(args.data)
+    sources = [open_one(name, args, vocabulary, split) for _, name in parts]
+    if len(sources) == 1:
+        return sources[0]
+    weights = torch.tensor([weight for weight, _ in parts])
+    return lambda random: sources[int(torch.multinomial(weights, 1, generator=random))](random)
+
+
+def blend_of(words: list[str]) -> list[tuple[float, str]]:
+    """One source, or those of a blend with their weights: `WEIGHT SOURCE WEIGHT SOURCE ...`, as --data-path of
+    Megatron-LM has it."""
+    if len(words) == 1:
+        return [(1.0, words[0])]
+    try:
+        parts = [(float(weight), name) for weight, name in zip(words[::2], words[1::2])]
+    except ValueError:
+        parts = []
+    if len(words) % 2 or not parts or min(parts)[0] <= 0:
+        refuse(f"--data {' '.join(words)}: name one source, or a weight above 0 before each of several")
+    return parts
+
+
+def open_one(name: str, args: argparse.Namespace, vocabulary: int, split: Split) -> Sample:
     length = args.sequence_length + 1
-    if args.data == "mock":
+    if name == "mock":
         return lambda random: torch.randint(0, vocabulary, (length,), generator=random)
-    if Path(f"{args.data}.idx").exists():
-        indexed = IndexedTokens(Path(args.data))
-        return windows(args.data, len(indexed), length, indexed.read)
-    text = Text(text_files(args.data), PYTHON_SOURCE_BYTES if args.data == "python-source" else None)
-    tokenizer = args.tokenizer or (str(args.weights) if args.weights else None)
+    if Path(f"{name}.idx").exists():
+        indexed = IndexedTokens(Path(name))
+        return windows(name, len(indexed), length, indexed.read)
+    text = Text(text_files(name), PYTHON_SOURCE_BYTES if name == "python-source" else None)
+    tokenizer = args.tokenizer
+    if tokenizer is None and args.weights and name != "python-source":
+        tokenizer = str(args.weights)
     if tokenizer is None:
         if vocabulary < BYTES:
             refuse(f"every byte is a token, and the model has {vocabulary}: enlarge vocab_size to {BYTES}")
-        return windows(args.data, len(text), length, text.tokens)
+        return windows(name, len(text), length, text.tokens)
     tokens = tokenized(text, tokenizer, split)
-    return windows(args.data, len(tokens), length, lambda start, stop: tokens[start:stop])
+    return windows(name, len(tokens), length, lambda start, stop: tokens[start:stop])
 
 
 def windows(name: str, total: int, length: int, read: Callable[[int, int], torch.Tensor]) -> Sample:

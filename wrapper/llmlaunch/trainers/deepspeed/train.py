@@ -62,7 +62,12 @@ TINY_SETTINGS = {
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a Transformers model with DeepSpeed.")
     parser.add_argument("--model", type=Path, help="Hugging Face configuration of the model (JSON)")
-    parser.add_argument("--data", default="mock", help="mock, python-source, text, or an indexed dataset")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=["mock"],
+        help="mock, python-source, a text file, a folder of them, an indexed dataset; or WEIGHT SOURCE ...",
+    )
     parser.add_argument("--tokenizer", help="Hugging Face tokenizer; without it every byte is a token")
     parser.add_argument("--weights", type=Path, help="Hugging Face checkpoint folder the model begins with")
     parser.add_argument("--steps", type=int, default=10)
@@ -198,7 +203,7 @@ def measure_baseline(args: argparse.Namespace) -> None:
     Torch, DeepSpeed and Transformers load much of themselves only when first used (about 150 MB of 420), so one step
     of a negligible model is taken before reading.
     """
-    args = argparse.Namespace(**{**vars(args), "data": "mock", "sequence_length": 8})
+    args = argparse.Namespace(**{**vars(args), "data": ["mock"], "sequence_length": 8})
     split = split_of(TINY_SETTINGS, args.sequence_length)
     engine = build_engine(args, TINY_MODEL, TINY_SETTINGS, split)
     train_step(engine, make_batches(args, 256, 1, split), 0, Notice(), Job(args.seed, split))

@@ -1,0 +1,151 @@
+"""However a job is split and computed, the shipped script learns what one process learns: the same loss and the same
+gradients, step by step. Real DeepSpeed on this machine's CPU, jobs of our own rendering."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from trainer_runner import Ran, case, run
+
+from llmlaunch.layout import RECOMPUTE_FULL, Layout
+
+pytestmark = pytest.mark.frameworks
+
+TILED = "layout={mlp_chunks: 2, loss: tiled, loss_tiles: 4}"
+STREAMED = "layout={offload_parameters: true, offload_optimizer: 1.0}"
+LORA = "training.adapters={rank: 4}"
+LORA_FA = "training.adapters={rank: 4, frozen_down: true}"
+LAST = "training.trained_layers=1"
+BF16 = "training.precision=bf16"
+
+# name -> how it is split, what the recipe says more
+SPLITS: dict[str, tuple[Layout, tuple[str, ...]]] = {
+    "zero 0": (Layout(data=2, micro_batch_size=4), ()),
+    "zero 1": (Layout(data=2, micro_batch_size=2, zero_stage=1), ()),
+    "zero 2": (Layout(data=2, micro_batch_size=2, zero_stage=2, recompute=RECOMPUTE_FULL), ()),
+    "zero 3": (Layout(data=2, micro_batch_size=2, zero_stage=3), ()),
+    "zero 2 offloaded": (Layout(data=2, micro_batch_size=4, zero_stage=2), ("layout.offload_optimizer=1.0",)),
+    "zero 3 offloaded": (Layout(data=2, micro_batch_size=4, zero_stage=3), (STREAMED,)),
+    "tensor, zero 0": (Layout(tensor=2, micro_batch_size=4), ()),
+    "tensor, zero 1": (Layout(tensor=2, micro_batch_size=8, zero_stage=1, recompute=RECOMPUTE_FULL), ()),
+    "tensor, zero 3": (Layout(tensor=2, micro_batch_size=8, zero_stage=3), ()),
+    "tensor x data, zero 2": (Layout(tensor=2, data=2, micro_batch_size=4, zero_stage=2), ()),
+    "context, zero 0": (Layout(context=2, micro_batch_size=4), ()),
+    "context, zero 1": (Layout(context=2, micro_batch_size=8, zero_stage=1, recompute=RECOMPUTE_FULL), ()),
+    "context, zero 3": (Layout(context=2, micro_batch_size=4, zero_stage=3), ()),
+    "context x data, zero 2": (Layout(context=2, data=2, micro_batch_size=4, zero_stage=2), ()),
+    "tiles": (Layout(data=2, micro_batch_size=2, zero_stage=1, recompute=RECOMPUTE_FULL), (TILED,)),
+    "tiles, context": (Layout(context=2, micro_batch_size=8, zero_stage=3), (TILED,)),
+}
+ADAPTED: dict[str, tuple[Layout, tuple[str, ...]]] = {
+    "lora": (Layout(micro_batch_size=8, zero_stage=1), (LORA,)),
+    "lora, zero 3": (Layout(data=2, micro_batch_size=4, zero_stage=3), (LORA,)),
+    "lora, context": (Layout(context=2, micro_batch_size=8, zero_stage=2), (LORA,)),
+    "lora-fa": (Layout(micro_batch_size=8), (LORA_FA,)),
+    "lora-fa, zero 3": (Layout(data=2, micro_batch_size=4, zero_stage=3), (LORA_FA,)),
+    "last layer": (Layout(micro_batch_size=8), (LAST,)),
+    "last layer, zero 2": (Layout(data=2, micro_batch_size=4, zero_stage=2), (LAST,)),
+    "bf16": (Layout(micro_batch_size=8, zero_stage=1), (BF16,)),
+    "bf16, tensor": (Layout(tensor=2, micro_batch_size=8, zero_stage=2), (BF16,)),
+    "bf16, context": (Layout(context=2, micro_batch_size=8, zero_stage=3), (BF16,)),
+}
+WHOLE = Layout(micro_batch_size=8, zero_stage=1)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    cases = [case("one process", WHOLE)]
+    cases += [case(name, layout, *more) for name, (layout, more) in (SPLITS | ADAPTED).items()]
+    return run(cases, tmp_path_factory.mktemp("curves"))
+
+
+def compare(found: Ran, whole: Ran, tolerance: float) -> None:
+    assert set(found.codes) == {0}, found.said[-3000:]
+    assert found.losses == pytest.approx(whole.losses, rel=tolerance)
+    if None not in (*found.norms, *whole.norms):
+        assert found.norms == pytest.approx(whole.norms, rel=10 * tolerance)
+
+
+def test_one_process_learns(runs: dict[str, Ran]) -> None:
+    whole = runs["one process"]
+    assert len(whole.losses) == 4
+    assert whole.losses[0] == pytest.approx(5.55, abs=0.1)
+    assert whole.losses[-1] < whole.losses[0] - 1.0
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_split_job_learns_the_same(runs: dict[str, Ran], name: str) -> None:
+    compare(runs[name], runs["one process"], 1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in ADAPTED if "," in name])
+def test_so_does_one_that_trains_a_part_or_in_half_precision(runs: dict[str, Ran], name: str) -> None:
+    alike = runs[name.split(",")[0]]
+    assert alike.losses[-1] < alike.losses[0] - 0.02
+    compare(runs[name], alike, 1e-2 if name.startswith("bf16") else 1e-5)
+
+
+def test_a_rank_that_is_told_less_counts_the_tokens_of_all(runs: dict[str, Ran]) -> None:
+    """tokens/s times s/step is the tokens of the whole batch, however it is split."""
+    for name in ("one process", "tensor x data, zero 2", "context x data, zero 2"):
+        line = next(line for line in runs[name].said.splitlines() if line.startswith("step 4/4"))
+        seconds, tokens = (float(part.split()[0]) for part in line.split(" | ")[2:])
+        assert seconds * tokens == pytest.approx(8 * 64, rel=0.1 + 0.005 / seconds)
+
+
+@pytest.fixture(scope="module")
+def come_back(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], Path]:
+    """Each job stops after two steps, and goes on to the fourth."""
+    place = tmp_path_factory.mktemp("again")
+    cases = []
+    for name, (layout, more) in BACK.items():
+        saving = ("training.save_interval=2", f"training.checkpoint_path={place / 'saved' / name.replace(' ', '-')}")
+        cases.append(case(f"{name}, begun", layout, *more, *saving, "training.steps=2"))
+        cases.append(case(f"{name}, again", layout, *more, *saving))
+    return run(cases, place), place
+
+
+BACK: dict[str, tuple[Layout, tuple[str, ...]]] = {
+    "tensor x data": (Layout(tensor=2, data=2, micro_batch_size=4, zero_stage=3), ()),
+    "context": (Layout(context=2, micro_batch_size=8, zero_stage=1), ()),
+    "lora": (Layout(data=2, micro_batch_size=4, zero_stage=3), (LORA,)),
+}
+
+
+@pytest.mark.parametrize("name", BACK)
+def test_a_job_that_comes_back_goes_on_with_the_same_curve(
+    runs: dict[str, Ran], come_back: tuple[dict[str, Ran], Path], name: str
+) -> None:
+    again = come_back[0][f"{name}, again"]
+    whole = runs["lora" if name == "lora" else "one process"]
+    assert set(again.codes) == {0}, again.said[-3000:]
+    assert "resumed after step 2" in again.said
+    assert again.losses == pytest.approx(whole.losses[2:], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", BACK)
+def test_every_file_of_a_checkpoint_is_made_sure_of(come_back: tuple[dict[str, Ran], Path], name: str) -> None:
+    found, place = come_back
+    folder = place / "saved" / name.replace(" ", "-") / "step-2"
+    written = {path.name for path in folder.rglob("*") if path.is_file()}
+    assert written <= set(found[f"{name}, begun"].kept)
+    assert len(written) >= 2
+
+
+def test_adapters_are_saved_as_peft_reads_them(come_back: tuple[dict[str, Ran], Path]) -> None:
+    """Every pair is found under the name peft looks for it; a second matrix that was not would still be zero."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    _, place = come_back
+    config = AutoConfig.from_pretrained(place / "lora, again" / "trainer" / "model.json")
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_config(config), place / "saved" / "lora" / "step-4" / "adapter"
+    )
+    pairs = [(n, p) for n, p in model.named_parameters() if "lora_" in n]
+    assert len(pairs) == 2 * 2 * 7  # matrices, layers, linear layers of each
+    assert all(p.shape[0 if "lora_A" in n else 1] == 4 for n, p in pairs)
+    assert all(float(p.abs().sum()) > 0 for _, p in pairs), "untrained, or not found"
+    assert torch.isfinite(torch.stack([p.norm() for _, p in pairs])).all()

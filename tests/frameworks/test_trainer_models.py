@@ -1,0 +1,236 @@
+"""What the shipped script trains: every family of models, weights to begin with, indexed datasets; and what it refuses,
+each with one message. Real DeepSpeed and Transformers on this machine's CPU."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainer_runner import Ran, case, run
+
+from llmlaunch.layout import Layout
+from llmlaunch.trainers import TRAINER
+
+pytestmark = pytest.mark.frameworks
+
+ROOT = Path(__file__).parents[2]
+FRAMEWORKS = ROOT / ".venv-frameworks" / "bin" / "python"
+ALONE = Layout(micro_batch_size=8, zero_stage=1)
+BASE: dict[str, Any] = {
+    **{"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "max_position_embeddings": 64},
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "output_router_logits": True}
+WINDOWS = {"sliding_window": 32, "query_pre_attn_scalar": 16}
+LATENT = {
+    **{key: value for key, value in BASE.items() if key != "head_dim"},
+    **{"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
+    **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4},
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": BASE,
+    "mistral": BASE | {"sliding_window": 32},
+    "mixtral": BASE | {"num_local_experts": 4, "output_router_logits": True, "sliding_window": None},
+    "qwen2": BASE,
+    "qwen3": BASE,
+    "qwen2_moe": BASE | EXPERTS | {"shared_expert_intermediate_size": 64},
+    "qwen3_moe": BASE | EXPERTS,
+    "gemma": BASE,
+    "gemma2": BASE | WINDOWS,
+    "gemma3_text": BASE | WINDOWS,
+    "deepseek_v2": LATENT | {"topk_method": "greedy"},
+    "deepseek_v3": LATENT,
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 256, "n_positions": 64},
+}
+# those DeepSpeed splits otherwise than Llama, or initialises from other classes
+ALSO_SPLIT = {
+    "gemma3_text, tensor": Layout(tensor=2, micro_batch_size=8, zero_stage=1),
+    "qwen3, tensor": Layout(tensor=2, micro_batch_size=8, zero_stage=3),
+    "gemma3_text, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
+    "deepseek_v3, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
+    "gemma, context": Layout(context=2, micro_batch_size=8, zero_stage=1),
+}
+
+
+def model(family: str) -> dict[str, Any]:
+    return FAMILIES[family] | {"model_type": family}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def trained(place: Path) -> dict[str, Ran]:
+    steps = ("training.steps=2", "training.learning_rate=0.003")
+    cases = [case(family, ALONE, *steps, model=model(family)) for family in FAMILIES]
+    cases += [case(name, layout, *steps, model=model(name.split(",")[0])) for name, layout in ALSO_SPLIT.items()]
+    return run(cases, place / "families")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_learns(trained: dict[str, Ran], family: str) -> None:
+    found = trained[family]
+    assert found.codes == [0], found.said[-3000:]
+    first, second = found.losses
+    assert second < first - 0.1
+
+
+@pytest.mark.parametrize("name", ALSO_SPLIT)
+def test_families_split_learn_the_same(trained: dict[str, Ran], name: str) -> None:
+    found = trained[name]
+    assert set(found.codes) == {0}, found.said[-3000:]
+    assert found.losses == pytest.approx(trained[name.split(",")[0]].losses, rel=1e-5)
+
+
+def checkpoint(folder: Path, family: str) -> dict[str, Any]:
+    """A Hugging Face checkpoint of random weights; returns its state by name."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model(family)))
+    with torch.no_grad():
+        made.get_output_embeddings().weight.mul_(5)  # so that its first loss is no other's
+    made.save_pretrained(folder)
+    tokens = torch.arange(128).reshape(2, 64)
+    loss: float = made(input_ids=tokens, labels=tokens).loss.item()
+    return {"loss": loss}
+
+
+@pytest.fixture(scope="module")
+def begun(place: Path) -> dict[str, Ran]:
+    """Jobs that begin with weights, all with the same data."""
+    cases = []
+    for family in ("llama", "mixtral"):
+        checkpoint(place / "weights" / family, family)
+        start = (f"training.start_from={place / 'weights' / family}", "training.steps=2")
+        cases.append(case(family, ALONE, *start, model=model(family)))
+        split = Layout(data=2, micro_batch_size=4, zero_stage=3)
+        cases.append(case(f"{family}, zero 3", split, *start, model=model(family)))
+    llama = (f"training.start_from={place / 'weights' / 'llama'}", "training.steps=2")
+    cases.append(
+        case("llama, tensor", Layout(tensor=2, micro_batch_size=8, zero_stage=3), *llama, model=model("llama"))
+    )
+    cases.append(case("llama, other", ALONE, *llama, model=model("llama") | {"intermediate_size": 128}))
+    return run(cases, place / "begun")
+
+
+def test_it_begins_with_given_weights_whatever_the_split(begun: dict[str, Ran], trained: dict[str, Ran]) -> None:
+    for family in ("llama", "mixtral"):
+        whole = begun[family]
+        assert whole.codes == [0], whole.said[-3000:]
+        assert abs(whole.losses[0] - trained[family].losses[0]) > 0.02, "the weights are its own"
+    for name in ("llama, zero 3", "llama, tensor", "mixtral, zero 3"):
+        assert set(begun[name].codes) == {0}, begun[name].said[-3000:]
+        assert begun[name].losses == pytest.approx(begun[name.split(",")[0]].losses, rel=1e-4)
+
+
+def test_weights_of_another_model_are_refused(begun: dict[str, Ran]) -> None:
+    refused = begun["llama, other"]
+    assert refused.codes == [1]
+    assert "model.layers.0.mlp.gate_proj.weight is 160x64 in the checkpoint and 128x64 in the recipe" in refused.said
+    assert "Traceback" not in refused.said
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a module of the script by name."""
+    monkeypatch.syspath_prepend(str(TRAINER.parent))
+    return importlib.import_module
+
+
+def test_indexed_datasets_are_read_as_megatron_writes_them(place: Path, script: Callable[[str], Any]) -> None:
+    import numpy as np
+
+    prefix, maker = place / "made", Path(__file__).parent / "traced" / "dataset_ranks.py"
+    subprocess.run([str(FRAMEWORKS), str(maker), "make", str(prefix)], check=True, capture_output=True, timeout=300)
+    tokens, random = script("indexed").IndexedTokens(prefix), np.random.RandomState(0)
+    written = np.concatenate([random.randint(0, 1000, size=random.randint(20, 400)) for _ in range(300)])
+    assert len(tokens) == len(written)
+    assert tokens.read(1000, 3000).tolist() == written[1000:3000].tolist()
+
+
+def test_a_blend_has_of_each_dataset_what_its_weight_says(place: Path, script: Callable[[str], Any]) -> None:
+    index(place / "ones", [1] * 100)
+    index(place / "twos", [2] * 100)
+    import torch
+
+    data, split = script("data"), script("parallel").Split(rank=1, ranks=2)
+    words = ["3", str(place / "ones"), "1", str(place / "twos")]
+    args = argparse.Namespace(data=words, sequence_length=8, seed=7, tokenizer=None, weights=None)
+    batches = data.make_batches(args, 256, 4, split)
+    drawn = torch.stack([batches(number) for number in range(250)])
+    assert drawn.shape == (250, 4, 9)
+    assert float((drawn == 1).float().mean()) == pytest.approx(0.75, abs=0.05)
+    # a job of one rank has the same samples in the same step
+    whole = data.make_batches(args, 256, 8, script("parallel").Split())
+    assert whole(3)[4:].tolist() == batches(3).tolist()
+
+
+def index(prefix: Path, tokens: list[int]) -> None:
+    """One document of 16-bit tokens."""
+    prefix.with_name(prefix.name + ".bin").write_bytes(struct.pack(f"<{len(tokens)}H", *tokens))
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 1, 2)
+    prefix.with_name(prefix.name + ".idx").write_bytes(head + struct.pack("<iqqq", len(tokens), 0, 0, 1))
+
+
+@pytest.fixture(scope="module")
+def odd(place: Path) -> dict[str, Ran]:
+    """Other data, and jobs that cannot be."""
+    index(place / "high", [250, 251] * 200)
+    index(place / "strange", [7, 300] * 200)
+    (place / "torn.idx").write_bytes(b"no index")
+    blend = f"data={{blend: [{{path: {place / 'high'}, weight: 3}}, {{path: {place / 'strange'}, weight: 1}}]}}"
+    one = {name: f"data={{path: {place / name}}}" for name in ("high", "strange", "torn")}
+    tensor, context = Layout(tensor=2, micro_batch_size=8), Layout(context=2, micro_batch_size=8)
+    both = json.dumps({"tensor_parallel": {"autotp_size": 2}, "sequence_parallel_size": 2})
+    cases = [
+        case("one", ALONE, one["high"]),
+        case("blend", ALONE, blend),
+        case("strange", ALONE, one["strange"]),
+        case("torn", ALONE, one["torn"]),
+        case("mixture, tensor", tensor, model=model("mixtral")),
+        case("window, context", context, model=model("gemma3_text")),
+        case("latents, context", context, model=model("deepseek_v3")),
+        case("adapters, tensor", tensor, words=("--adapter-rank", "4")),
+        case("unknown", ALONE, model={"model_type": "elephant"}),
+    ]
+    cases.append(case("both", tensor))
+    cases[-1]["files"]["ds_config.json"] = both
+    return run(cases, place / "odd")
+
+
+def test_it_learns_from_an_indexed_dataset(odd: dict[str, Ran]) -> None:
+    assert odd["one"].codes == [0], odd["one"].said[-3000:]
+    assert odd["one"].losses[-1] < odd["one"].losses[0] - 2.0, "there are two tokens to learn"
+
+
+REFUSED = {
+    "blend": "has token 300, the model only 256: enlarge vocab_size",
+    "strange": "has token 300, the model only 256: enlarge vocab_size",
+    "torn": "torn.idx: is no index of a Megatron dataset",
+    "mixture, tensor": "tensor_parallel: a mixtral model cannot be split so: AutoTP has a plan for dense",
+    "window, context": "a gemma3_text model cannot be split so: its attention window of 32 tokens",
+    "latents, context": "sequence_parallel_size: a deepseek_v3 model cannot be split so",
+    "adapters, tensor": "adapters cannot be split with tensor_parallel",
+    "unknown": "Transformers cannot build it",
+    "both": "tensor_parallel and sequence_parallel_size together",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_with_one_message(odd: dict[str, Ran], name: str) -> None:
+    refused = odd[name]
+    assert 0 not in refused.codes
+    assert refused.said.count(REFUSED[name]) == 1, refused.said[-2000:]
+    assert "Traceback" not in refused.said

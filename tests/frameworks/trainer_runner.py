@@ -1,0 +1,74 @@
+"""Cases for trainer_cases.py, made of our own rendering."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.base import NodeVariable
+from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.load import load_recipe
+
+PROGRAM = Path(__file__).with_name("trainer_cases.py")
+SECONDS = 900
+TINY = (
+    "model={num_layers: 2, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, num_query_groups: 2, "
+    "vocab_size: 256}",
+    "training.sequence_length=64",
+    "training.global_batch_size=8",
+    "training.steps=4",
+    "training.warmup_steps=0",
+    "training.learning_rate=0.01",
+)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of one case. `norms` are of all gradients, None at ZeRO 0 in fp32."""
+
+    codes: list[int]
+    losses: list[float]
+    norms: list[float | None]
+    kept: list[str]
+    said: str
+
+
+def case(
+    name: str, layout: Layout, *overrides: str, words: tuple[str, ...] = (), model: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """A rendered job. `model` is a Hugging Face configuration in place of the rendered one; `words` are added."""
+    recipe = load_recipe(asset("recipes", "quickstart.yaml"), (*TINY, *overrides))
+    rendered = DeepSpeed().render(recipe, layout)
+    said = [f"FOLDER{word.suffix}" if isinstance(word, NodeVariable) else word for word in rendered.program]
+    files = {path: content.decode() for path, content in rendered.files.items() if path.endswith(".json")}
+    if model is not None:
+        files["trainer/model.json"] = json.dumps(model)
+    return {"name": name, "ranks": layout.world_size, "files": files, "words": [*said[1:], *words]}
+
+
+def run(cases: list[dict[str, Any]], folder: Path) -> dict[str, Ran]:
+    """Every case in its own folder below `folder`."""
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    answer = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder)],
+        input=json.dumps(cases),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert "RESULT " in answer.stdout, answer.stderr[-3000:]
+    found = json.loads(answer.stdout.split("RESULT ")[1])
+    return {name: ran(said) for name, said in found.items()}
+
+
+def ran(said: dict[str, Any]) -> Ran:
+    steps = said["steps"]
+    return Ran(said["codes"], [s["loss"] for s in steps], [s["norm"] for s in steps], said["kept"], said["said"])
