@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from megatron_cases import Case, cases, refusals
+from megatron_cases import Case, cases, refusals, situation
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.versions import core_parser
-from llmlaunch.layout import Layout
+from llmlaunch.backends.megatron.versions import core_parser, rules_of_version
+from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.sized import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
@@ -91,7 +91,9 @@ def test_the_gallery_planned_for_0_16_is_taken_by_it(ask: Ask, name: str) -> Non
 @given(case=cases())
 def test_what_our_rules_allow_0_16_takes(ask: Ask, case: Case) -> None:
     recipe = at_0_16(case.recipe)
+    one = situation(recipe, LayoutColumns.of([case.layout]))
     assume(not refusals(replace(case, recipe=recipe)))
+    assume(all(rule.allows(one)[0] for rule in rules_of_version(recipe)))
     told = ask(recipe.world_size, words_of(recipe, case.layout))
     assert told["layer"] is None, told["error"]
     assert sorted(told["stages"]) == planned_stages(case.layout, recipe.model.num_layers)
