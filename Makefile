@@ -12,7 +12,7 @@ TRACED_TORCH ?= $(TORCH)
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_INSTALLED := $(FRAMEWORKS)/.installed
 
-.PHONY: quickstart test unit soak lint install install-frameworks benchmark accuracy-table clean
+.PHONY: quickstart test unit soak lint install install-frameworks benchmark accuracy-table flags-table clean
 
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
@@ -41,6 +41,9 @@ benchmark: install  ## ratios for benchmarks/RESULTS.md
 	$(RUN) benchmarks/regret.py
 	$(RUN) benchmarks/placement.py
 	$(RUN) benchmarks/slurm_commands.py
+
+flags-table: install  ## the tables of docs/megatron-flags.md
+	PYTHONPATH=tests/frameworks $(RUN) tests/frameworks/flags_table.py
 
 accuracy-table: install  ## the tables of README.md, from the measurements that come with the source
 	$(RUN) -m llmlaunch accuracy tests/data/measurements/fit.jsonl tests/data/measurements/outcomes.jsonl \

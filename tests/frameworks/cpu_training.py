@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import PIPE, STDOUT
 
 import pytest
 from cpu_words import words_for_cpu
@@ -18,7 +18,7 @@ from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["PYTHON", "CpuJob", "Trained", "cpu_job", "train_on_cpu"]
+__all__ = ["PYTHON", "CpuJob", "Trained", "cpu_job", "train_on_cpu", "under_torchrun"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
@@ -27,12 +27,16 @@ MEGATRON_CPU = Path(__file__).with_name("megatron_cpu")
 
 @dataclass(frozen=True)
 class CpuJob:
-    """What each of `processes` ranks is started with."""
+    """What each of `processes` ranks is started with; `rendered` are its words before they were changed for the CPU."""
 
     name: str
     processes: int
-    words: tuple[str, ...]
+    rendered: tuple[str, ...]
     environment: dict[str, str]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return words_for_cpu(self.rendered)
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ def cpu_job(name: str, recipe: Recipe, layout: Layout) -> CpuJob:
     """The words our renderer makes, with the few changes a CPU needs (cpu_words.py)."""
     rendered = MegatronLM().render(recipe, layout)
     words = tuple(str(word) for word in rendered.program[1:])
-    return CpuJob(name, layout.world_size, words_for_cpu(words), {**rendered.environment, "OMP_NUM_THREADS": "1"})
+    device = {"CPU_STANDS_FOR": recipe.cluster.accelerator.compute_capability or "9.0", "OMP_NUM_THREADS": "1"}
+    return CpuJob(name, layout.world_size, words, {**rendered.environment, **device})
 
 
 def train_on_cpu(jobs: Iterable[CpuJob], folder: Path, seconds: float = 120.0) -> dict[str, Trained]:
@@ -72,7 +77,7 @@ def train_on_cpu(jobs: Iterable[CpuJob], folder: Path, seconds: float = 120.0) -
     if not (PYTHON.parent.parent / ".installed").exists():
         pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
     wanted = {job.name: job for job in jobs}
-    lines = "".join(json.dumps(vars(job)) + "\n" for job in wanted.values())
+    lines = "".join(json.dumps({**vars(job), "words": job.words}) + "\n" for job in wanted.values())
     command = [PYTHON, MEGATRON_CPU / "train_jobs.py", "--logs", folder, "--seconds", str(seconds)]
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -86,3 +91,11 @@ def train_on_cpu(jobs: Iterable[CpuJob], folder: Path, seconds: float = 120.0) -
         )
         for answer in answers
     }
+
+
+def under_torchrun(job: CpuJob) -> subprocess.Popen[str]:
+    """One job as a node starts it; all that its ranks say comes out of one pipe."""
+    command = [str(PYTHON), "-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={job.processes}"]
+    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", str(MEGATRON_CPU / "train.py"), *job.words]
+    environment = {**os.environ, **job.environment}
+    return subprocess.Popen(command, env=environment, stdout=PIPE, stderr=STDOUT, text=True)

@@ -5,12 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpu_training import CpuJob, cpu_job
+
 from llmlaunch.assets import asset
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["CASES", "MODELS", "STEPS", "TrainedCase", "recipe_for"]
+__all__ = [
+    "ALONE",
+    "CASES",
+    "DATASET",
+    "INDEXED",
+    "LONG",
+    "MODELS",
+    "STEPS",
+    "UNDISTURBED",
+    "TrainedCase",
+    "jobs",
+    "long_job",
+]
 
 STEPS = 5
 LLAMA = (
@@ -22,27 +36,60 @@ GPT = (
     "gated_mlp: false, linear_bias: true, normalization: LayerNorm, position_embedding: learned_absolute, "
     "tied_embeddings: true}",
 )
-MIXTURE = (*LLAMA, "model.moe={num_experts: 4, topk: 2, ffn_hidden_size: 96}")
-MODELS = {"llama": LLAMA, "gpt": GPT, "mixture": MIXTURE}
+QWEN = (
+    *LLAMA,
+    "model.qkv_bias=true",
+    "model.qk_layernorm=true",
+    "model.tied_embeddings=true",
+    "model.norm_epsilon=1.0e-6",
+    "model.rope_scaling={kind: llama3, factor: 8, original_max_position_embeddings: 8192}",
+)
+MIXTURE = (
+    *LLAMA,
+    "model.moe={num_experts: 4, topk: 2, ffn_hidden_size: 96}",
+    "model.rope_scaling={kind: yarn, factor: 4, original_max_position_embeddings: 32, truncate: false}",
+)
+DEEPSEEK = (
+    "model={num_layers: 4, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, vocab_size: 250, "
+    "qk_layernorm: true, mtp_num_layers: 1}",
+    "model.mla={q_lora_rank: 32, kv_lora_rank: 16, qk_head_dim: 16, qk_pos_emb_head_dim: 8, v_head_dim: 16}",
+    "model.moe={num_experts: 8, topk: 2, ffn_hidden_size: 48, shared_expert_ffn_hidden_size: 48, "
+    "layer_pattern: [0, 1, 1, 1]}",
+    "model.moe.router={score_function: sigmoid, groups: 4, group_topk: 2, scaling_factor: 2.5, expert_bias: true, "
+    "balancing: seq_aux_loss, aux_loss_coeff: 0.001}",
+    "model.rope_scaling={kind: yarn, factor: 4, original_max_position_embeddings: 4096, mscale: 1.0, "
+    "mscale_all_dim: 1.0}",
+)
+MODELS = {"llama": LLAMA, "gpt": GPT, "qwen": QWEN, "mixture": MIXTURE, "deepseek": DEEPSEEK}
 USUAL = (
     "training.sequence_length=64",
     "training.global_batch_size=8",
     f"training.steps={STEPS}",
     "training.learning_rate=0.005",
+    "training.minimum_learning_rate=0.0005",
+    "training.adam_betas=[0.8, 0.95]",
     "training.precision=fp32",
     "training.log_interval=1",
     "nodes=1",
 )
+ALONE, PAIR, SHARED = Layout(), Layout(data=2), Layout(data=2, zero_stage=1)
+SOME = Layout(recompute=RECOMPUTE_SELECTIVE)
 
 
 @dataclass(frozen=True)
 class TrainedCase:
-    """One split of one of MODELS; its losses are to be those of one process, relatively within `tolerance`."""
+    """One split of one of MODELS. Its losses are to be those of one process, relatively within `tolerance`.
+
+    Only what is `fresh` begins with random weights of its own, which a split by data alone makes as one process does;
+    the others begin with the weights that one process saved. `tolerance` None: it computes something else than the
+    model's reference, and the loss has to fall.
+    """
 
     model: str
     layout: Layout
     overrides: tuple[str, ...] = ()
-    tolerance: float = 1e-5
+    tolerance: float | None = 1e-5
+    fresh: bool = False
 
     @property
     def name(self) -> str:
@@ -53,25 +100,120 @@ def recipe_for(model: str, overrides: tuple[str, ...] = ()) -> Recipe:
     return load_recipe(asset("recipes", "llama3-8b.yaml"), (*MODELS[model], *USUAL, *overrides))
 
 
-def start_of(model: str, folder: Path) -> tuple[str, ...]:
-    """One step with a learning rate of zero (the end of a cosine) that saves the weights all splits begin with."""
-    return ("training.steps=1", "training.save_interval=1", f"training.checkpoint_path={folder / model}")
+def saving(folder: Path, interval: int, steps: int) -> tuple[str, ...]:
+    place = f"training.checkpoint_path={folder}"
+    return (f"training.save_interval={interval}", place, f"training.steps={steps}")
+
+
+def _jobs_alone(model: str, folder: Path) -> list[CpuJob]:
+    """One process: a step with a learning rate of nothing, which saves the first weights, and the reference."""
+    still = ("training.learning_rate=1.0e-30", "training.minimum_learning_rate=0.0")
+    first = recipe_for(model, (*saving(folder / model, 1, 1), *still))
+    begun = recipe_for(model, (f"training.start_from={folder / model}",))
+    return [cpu_job(f"{model} start", first, ALONE), cpu_job(f"{model} alone", begun, ALONE)]
+
+
+def _job(case: TrainedCase, folder: Path) -> CpuJob:
+    begin = () if case.fresh else (f"training.start_from={folder / case.model}",)
+    return cpu_job(case.name, recipe_for(case.model, (*begin, *case.overrides)), case.layout)
+
+
+DATASET = "tokens"
+INDEXED = "llama of an indexed dataset"
+
+
+def _job_of_data(folder: Path) -> CpuJob:
+    """A dataset of `traced/dataset_ranks.py make`, whose tokens are below 1000."""
+    data = f"data={{path: {folder / DATASET}, cache_path: {folder / 'cache'}}}"
+    return cpu_job(INDEXED, recipe_for("llama", (data, "model.vocab_size=1000")), SHARED)
+
+
+UNDISTURBED = "llama undisturbed"
+LONG = 16  # steps
+
+
+def long_job(name: str, place: Path, layout: Layout = SHARED) -> CpuJob:
+    """Long enough to be interrupted; it saves in `place` at its end, or when it is told to end."""
+    return cpu_job(name, recipe_for("llama", (*saving(place, 1000, LONG), "on_oom.layouts=1")), layout)
+
+
+def jobs(folder: Path) -> list[CpuJob]:
+    """All of them, in an order in which each finds what it begins with. Checkpoints and data lie in `folder`."""
+    alone = [job for model in MODELS for job in _jobs_alone(model, folder)]
+    return [
+        *alone,
+        _job_of_data(folder),
+        long_job(UNDISTURBED, folder / "undisturbed"),
+        *(_job(case, folder) for case in CASES),
+    ]
 
 
 CASES = (
-    TrainedCase("llama", Layout(data=2)),
-    TrainedCase("llama", Layout(data=2, zero_stage=1)),
-    TrainedCase("llama", Layout(tensor=2)),
+    TrainedCase("llama", PAIR, fresh=True),
+    TrainedCase("llama", SHARED),
+    TrainedCase("llama", SHARED, ("training.precision=bf16", "training.gradient_dtype=bf16"), 5e-3),
+    TrainedCase("llama", Layout(data=2, zero_stage=2), ("layout.zero_stage=2",), fresh=True),
+    TrainedCase("llama", Layout(data=2, zero_stage=3), ("layout.zero_stage=3",), fresh=True),
     TrainedCase("llama", Layout(tensor=2, sequence_parallel=1)),
-    TrainedCase("llama", Layout(pipeline=2)),
-    TrainedCase("llama", Layout(pipeline=2, virtual_pipeline=2)),
+    # The fused loss gives its gradient in bf16, whatever the model computes in (fusions/fused_cross_entropy.py, 0.19).
+    TrainedCase("llama", Layout(tensor=2), ("layout.loss=native",), 2e-3),
+    TrainedCase(
+        "llama",
+        Layout(pipeline=2, recompute=RECOMPUTE_FULL, recompute_layers=1),
+        ("layout={recompute: full, recompute_method: block}",),
+    ),
+    TrainedCase("llama", Layout(pipeline=2, virtual_pipeline=2), ("layout.mlp_chunks=2",)),
     TrainedCase("llama", Layout(pipeline=2, layers_by_stage=(1, 3))),
-    TrainedCase("llama", Layout(tensor=2, pipeline=2)),
-    TrainedCase("llama", Layout(recompute=RECOMPUTE_FULL, recompute_layers=1)),
-    TrainedCase("llama", Layout(recompute=RECOMPUTE_SELECTIVE)),
+    TrainedCase("llama", Layout(pipeline=2, virtual_pipeline=2, layers_by_stage=(0, 1, 1, 2))),
+    TrainedCase("llama", Layout(pipeline=3, layers_by_stage=(1, 1, 2))),
+    TrainedCase(
+        "llama",
+        Layout(pipeline=2, virtual_pipeline=2, layers_by_stage=(1, 2, 2, 1)),
+        ("model.num_layers=6",),
+        None,
+        fresh=True,
+    ),
+    TrainedCase("llama", Layout(tensor=2, pipeline=2, recompute=RECOMPUTE_FULL, recompute_layers=1)),
+    TrainedCase(
+        "llama",
+        ALONE,
+        ("model.rope_scaling={kind: linear, factor: 2}", "model.sliding_window={tokens: 16, full_every: 2}"),
+        None,
+        fresh=True,
+    ),
+    TrainedCase("llama", ALONE, ("model.gated_mlp=false", "model.activation=gelu"), None, fresh=True),
+    # Its loss scale begins at 2**32: steps are skipped until it is halved often enough.
+    TrainedCase(
+        "llama",
+        ALONE,
+        ("training.precision=fp16", "training.gradient_dtype=fp32", "training.steps=24"),
+        None,
+        fresh=True,
+    ),
+    TrainedCase("llama", SOME, ("layout={recompute: selective, recompute_modules: [mlp, layernorm]}",)),
     TrainedCase("gpt", Layout(tensor=2, data=2, zero_stage=1)),
     TrainedCase("gpt", Layout(pipeline=2, micro_batch_size=2)),
-    TrainedCase("mixture", Layout(data=2)),
-    TrainedCase("mixture", Layout(data=2, expert=2)),
+    TrainedCase("qwen", Layout(tensor=2, recompute=RECOMPUTE_SELECTIVE)),
     TrainedCase("mixture", Layout(data=2, expert=2), ("layout.token_dispatcher=allgather",)),
+    TrainedCase("mixture", Layout(data=2, expert=2, zero_stage=1)),
+    TrainedCase("mixture", Layout(tensor=2, data=2, expert=2, sequence_parallel=1, zero_stage=1)),
+    TrainedCase(
+        "mixture",
+        Layout(data=2, expert=2),
+        (
+            "layout.overlap_shared_expert=true",
+            "model.moe.shared_expert_ffn_hidden_size=32",
+            "model.moe.shared_expert_gate=true",
+            "model.moe.capacity_factor=1.5",
+            "model.moe.router.normalize_topk=false",
+        ),
+        None,
+        fresh=True,
+    ),
+    TrainedCase("deepseek", Layout(data=2, expert=2, zero_stage=1)),
+    TrainedCase("deepseek", Layout(pipeline=2, layers_by_stage=(2, 2))),
+    TrainedCase("deepseek", ALONE, ("model.rope_scaling=null",), None, fresh=True),
+    TrainedCase(
+        "deepseek", SOME, ("layout={recompute: selective, recompute_modules: [mla_up_proj, mlp, moe, shared_experts]}",)
+    ),
 )

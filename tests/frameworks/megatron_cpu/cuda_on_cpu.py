@@ -6,6 +6,8 @@ Install it before Megatron is imported: it binds some of these names.
 
 from __future__ import annotations
 
+import os
+import types
 from typing import Any
 
 import fake_cuda
@@ -13,6 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 __all__ = ["install"]
+
+
+_HOST = torch.device("cpu")
 
 
 def _is_device(value: Any) -> bool:
@@ -26,6 +31,8 @@ class _OnTheCpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
+        if func is torch.device:
+            return _HOST if _is_device(args[0]) or type(args[0]) is int else func(*args, **kwargs)
         device = kwargs.get("device")
         if _is_device(device) or (isinstance(device, int) and not isinstance(device, bool)):
             kwargs["device"] = "cpu"
@@ -48,8 +55,16 @@ def _use_the_cpu_generator() -> None:
     torch.cuda.set_rng_state = torch.cuda.random.set_rng_state = lambda state, *args: torch.set_rng_state(state)
 
 
+def _stood_for() -> Any:
+    """The device whose checks Megatron is to make: of the compute capability the job was planned for."""
+    major = os.environ.get("CPU_STANDS_FOR", "9.0").split(".")[0]
+    return types.SimpleNamespace(**{**vars(fake_cuda.HOPPER), "major": int(major)})
+
+
 def install() -> None:
     fake_cuda.answer_torch_cuda(torch)
+    torch.cuda.get_device_properties = lambda *args: _stood_for()
+    torch.autograd.has_torch_function = lambda *args: False  # or a backward pass would run outside the mode
     _use_the_cpu_generator()
     for name in ("memory_reserved", "max_memory_reserved", "device_memory_used"):
         setattr(torch.cuda, name, lambda *args: 0)

@@ -11,13 +11,13 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.core.transformer.multi_token_prediction import mtp_on_this_rank
 from megatron.training import get_args, pretrain
-from megatron.training.arguments import parse_and_validate_args
+from megatron.training.arguments import core_transformer_config_from_args, parse_and_validate_args
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
 
 def reads_data(args: Any, vp_stage: int | None = None) -> bool:
     """pretrain_gpt.py is_dataset_built_on_rank: tensor rank 0 of the stages that see tokens."""
-    layout = args.pipeline_model_parallel_layout
+    layout = core_transformer_config_from_args(args).pipeline_model_parallel_layout
     with_mtp = mtp_on_this_rank(layout, args.mtp_num_layers, ignore_virtual=False, vp_stage=vp_stage)
     return mpu.get_tensor_model_parallel_rank() == 0 and bool(is_first_or_last_pipeline_stage(vp_stage) or with_mtp)
 

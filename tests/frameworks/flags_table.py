@@ -1,0 +1,104 @@
+"""Every flag our renderer can write for Megatron-LM, and how each was tried: docs/megatron-flags.md holds the table.
+
+`make flags-table` prints it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from cpu_words import ADDED, LEFT_OUT
+from flag_obstacles import OBSTACLES
+from traced_cases import CASES as TRACED
+from traced_cases import PADDED, TECHNIQUES
+from trained_cases import jobs
+
+from llmlaunch.backends import megatron
+from llmlaunch.backends.checkpoints import RESHARDING_FLAG
+
+__all__ = ["NEVER_WRITTEN", "changes_table", "flags_of", "flags_table", "literals", "trained_flags", "written_flags"]
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOM = Path(megatron.__file__).parent
+GPU_RECORDS = ROOT / "benchmarks" / "gpu"  # each file: {"words": [...]} of a training that ended well, and more
+FLAG = re.compile(r"--[a-z][a-z0-9-]*")
+
+# Written, but no literal of the room: made of the recipe's precision (number_arguments.py), and one shared constant.
+COMPOSED = ("--bf16", "--fp16", RESHARDING_FLAG)
+# Literals of the room that are never written.
+NEVER_WRITTEN = {
+    "--num-layers-per-virtual-pipeline-stage": "refused in backend.extra_args (stages.py)",
+    "--world-size": "of the step that builds indexes, not Megatron's (backend.py)",
+    "--planned-for": "of the step that asks the parser at job start, not Megatron's (backend.py)",
+    "--compute-capability": "of the step that builds indexes, not Megatron's (backend.py)",
+}
+
+
+def flags_of(words: Iterable[str]) -> set[str]:
+    """The flags among a program's words."""
+    return {word for word in words if FLAG.fullmatch(word)}
+
+
+def literals() -> Iterator[tuple[str, ast.AST]]:
+    """Every node of the room's modules, with its module's name."""
+    for module in sorted(ROOM.glob("*.py")):
+        for node in ast.walk(ast.parse(module.read_text("utf-8"))):
+            yield module.name, node
+
+
+@cache
+def written_flags() -> tuple[str, ...]:
+    """What the renderer can write, in alphabetical order: the flags in its source, found without running it."""
+    found = {
+        node.value
+        for _, node in literals()
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and FLAG.fullmatch(node.value)
+    }
+    return tuple(sorted((found - set(NEVER_WRITTEN)) | set(COMPOSED)))
+
+
+def _parsed(version: str) -> set[str]:
+    """The flags of the real parser of a core version (the room's data; versions.py says how it was made)."""
+    return set(json.loads((ROOM / "parsers" / f"{version}.json").read_text("utf-8"))["flags"])
+
+
+def _traced_flags() -> set[str]:
+    return set().union(*(flags_of(case.arguments()) for case in (*TRACED, *TECHNIQUES, PADDED)))
+
+
+def trained_flags() -> set[str]:
+    """Those the declared jobs are rendered with, and keep on the CPU."""
+    return set().union(*(flags_of(job.rendered) & flags_of(job.words) for job in jobs(Path("/checkpoints"))))
+
+
+def _gpu_flags() -> set[str]:
+    records = (json.loads(path.read_text("utf-8")) for path in sorted(GPU_RECORDS.glob("*.json")))
+    return set().union(*(flags_of(record.get("words", ())) for record in records))
+
+
+def flags_table() -> str:
+    """One Markdown row for each flag."""
+    columns = [_parsed("0.16"), _parsed("0.19"), _traced_flags(), trained_flags(), _gpu_flags()]
+    rows = ["| flag | parsed by 0.16 | by 0.19 | traced | trained on CPU | trained on GPU | why not on the CPU |"]
+    rows += ["|---|---|---|---|---|---|---|"]
+    for flag in written_flags():
+        tried = " | ".join("yes" if flag in column else "no" for column in columns)
+        rows.append(f"| `{flag}` | {tried} | {OBSTACLES.get(flag, '')} |")
+    return "\n".join(rows)
+
+
+def changes_table() -> str:
+    """What the words are changed by before a CPU trains with them."""
+    rows = ["| change | why |", "|---|---|"]
+    rows += [f"| `{' '.join((change.flag, *change.values))}` added | {change.why} |" for change in ADDED]
+    rows += [f"| `{change.flag}` left out | {change.why} |" for change in LEFT_OUT]
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(changes_table(), flags_table(), sep="\n\n")
