@@ -96,7 +96,7 @@ def test_yarn_of_ordinary_attention_came_after_core_016() -> None:
         replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 32768)), "backend={name: megatron-lm, version: '0.16.1'}"
     )
     with pytest.raises(
-        UserError, match=r"model\.rope_scaling: Megatron core 0\.16 has no --position-embedding-type yarn"
+        UserError, match=r"model\.rope_scaling: core 0\.16 stretches positions by yarn with latent attention alone"
     ):
         MegatronLM().render(recipe, ONE)
 
