@@ -12,7 +12,9 @@ TRACED_TORCH ?= $(TORCH)
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_INSTALLED := $(FRAMEWORKS)/.installed
 
-.PHONY: quickstart test unit soak lint install install-frameworks benchmark accuracy-table flags-table clean
+ORACLE_EXAMPLES ?= 3000
+
+.PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table flags-table clean
 
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
@@ -26,6 +28,9 @@ unit: install  ## what needs no server, no framework and no SLURM: seconds
 
 soak: install  ## long repeats: property tests with many examples
 	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not frameworks and not postgres and not browser"
+
+oracle-full: install install-frameworks  ## thousands of random jobs before real Megatron core (ORACLE_EXAMPLES=3000)
+	LLMLAUNCH_ORACLE_EXAMPLES=$(ORACLE_EXAMPLES) $(RUN) -m pytest tests/frameworks/test_megatron_oracle.py
 
 lint: install
 	$(RUN) -m ruff check .

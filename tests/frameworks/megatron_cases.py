@@ -14,11 +14,13 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.argument import words_of
 from llmlaunch.backends.megatron.arguments import planned_arguments
 from llmlaunch.backends.megatron.environment import environment
-from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, ALL_RULES
+from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, rules_for
+from llmlaunch.backends.megatron.sharding import FIRST_STAGE
 from llmlaunch.backends.megatron.versions import spoken_words
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
 from llmlaunch.models.schema import check_shape
-from llmlaunch.models.shape import ModelShape, MoeShape
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
+from llmlaunch.number_formats import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -29,6 +31,7 @@ __all__ = ["Case", "cases", "refusals"]
 BASE = load_recipe(asset("recipes", "llama3-8b.yaml"), ())
 WORLDS = (1, 2, 4, 6, 8, 12, 16)
 SIZES = (1, 2, 3, 4, 6, 8)
+MOST_PASSES = 3  # of layers in a step under fake tensors
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,19 @@ class Case:
         return tuple(word for word in words_of(spoken.arguments) if isinstance(word, str))
 
     @property
+    def until(self) -> str:
+        """A whole step where it is short, else the first micro-batch's forward pass."""
+        layout, layers = self.layout, self.recipe.model.num_layers
+        passes = layers * layout.num_microbatches(self.recipe.workload.global_batch_size) / layout.pipeline
+        return "step" if passes <= MOST_PASSES else "forward"
+
+    @property
     def environment(self) -> Mapping[str, str]:
         return environment(self.recipe, self.layout)
 
     def __str__(self) -> str:
-        ways = self.recipe.techniques.as_json()
-        return f"{self.recipe.model.name} {self.recipe.workload} {self.layout.describe()} {ways}"
+        ways, training = self.recipe.techniques.as_json(), self.recipe.training
+        return f"{self.layout.describe()} {ways} {training.workload} {training.numbers} {self.recipe.model}"
 
 
 def situation(recipe: Recipe, layouts: LayoutColumns) -> Situation:
@@ -61,23 +71,22 @@ def refusals(case: Case) -> list[str]:
     """The keys of all requirements and rules of ours that refuse a job."""
     one = situation(case.recipe, LayoutColumns.of([case.layout]))
     broken = [requirement.key for requirement in ALL_REQUIREMENTS if requirement.broken(case.recipe)]
-    return broken + [rule.key for rule in ALL_RULES if not rule.allows(one)[0]]
+    return broken + [rule.key for rule in rules_for(case.recipe) if not rule.allows(one)[0]]
 
 
 @st.composite
 def shapes(draw: st.DrawFn) -> ModelShape:
-    """Dense models as Llama, GPT and Qwen are, and mixtures of experts."""
-    kind = draw(st.sampled_from(["llama", "gpt", "qwen", "mixture", "mixture"]))
-    heads = draw(st.sampled_from([4, 6, 8, 12]))
-    layers = draw(st.integers(1, 8))
+    """Dense models as Llama, GPT and Qwen are, mixtures of experts, and DeepSeek's latent attention with either."""
+    kind = draw(st.sampled_from(["llama", "gpt", "qwen", "latent", "mixture", "mixture"]))
+    heads, layers = draw(st.sampled_from([4, 6, 8, 12])), draw(st.integers(1, 6))
     shape = ModelShape(
         name=kind,
         num_layers=layers,
-        hidden_size=heads * 8,
-        ffn_hidden_size=draw(st.sampled_from([48, 96, 100])),
+        hidden_size=heads * 16,
+        ffn_hidden_size=draw(st.sampled_from([96, 128, 192, 100])),
         num_attention_heads=heads,
         num_query_groups=draw(st.sampled_from([groups for groups in (1, 2, 3, 4, 6, 8, 12) if heads % groups == 0])),
-        head_dim=8,
+        head_dim=16,
         vocab_size=draw(st.sampled_from([500, 512])),
         max_position_embeddings=256,
         tied_embeddings=draw(st.booleans()),
@@ -86,13 +95,16 @@ def shapes(draw: st.DrawFn) -> ModelShape:
     if kind == "gpt":
         learned = draw(st.sampled_from(["learned_absolute", "learned_absolute", "none"]))
         shape = replace(
-            shape, gated_mlp=False, linear_bias=True, normalization="LayerNorm", position_embedding=learned,
-            num_query_groups=heads, attention_dropout=0.1, hidden_dropout=0.1,
+            shape, gated_mlp=False, activation="gelu", linear_bias=True, normalization="LayerNorm",
+            position_embedding=learned, num_query_groups=heads, attention_dropout=0.1, hidden_dropout=0.1,
         )  # fmt: skip
     if kind == "qwen":
         shape = replace(shape, qkv_bias=True, qk_layernorm=True)
-    if kind == "mixture":
-        shape = replace(shape, moe=draw(mixtures(layers)), linear_bias=draw(st.sampled_from([False, False, True])))
+    if kind == "latent":
+        ranks = MlaShape(draw(st.sampled_from([None, 48])), 32, 16, 16, draw(st.sampled_from([16, 32])))
+        shape = replace(shape, num_query_groups=heads, mla=ranks, qk_layernorm=True)
+    if kind == "mixture" or (kind == "latent" and draw(st.booleans())):
+        shape = replace(shape, moe=draw(mixtures(layers)), linear_bias=draw(st.sampled_from([False] * 5 + [True])))
     return check_shape(shape)
 
 
@@ -102,29 +114,46 @@ def mixtures(draw: st.DrawFn, layers: int) -> MoeShape:
     return MoeShape(
         num_experts=draw(st.sampled_from([4, 8])),
         topk=draw(st.sampled_from([1, 2, 2, 2])),
-        ffn_hidden_size=draw(st.sampled_from([32, 36])),
+        ffn_hidden_size=draw(st.sampled_from([32, 64, 36])),
         shared_expert_ffn_hidden_size=draw(st.sampled_from([0, 0, 64, 66])),
         layer_pattern=draw(st.sampled_from([pattern for pattern in given_ones if any(pattern)])),
         capacity_factor=draw(st.sampled_from([None, None, 1.5])),
         token_dispatcher=draw(st.sampled_from([None, "alltoall", "allgather"])),
+        grouped_gemm=draw(st.sampled_from([None, None, None, False])),
+        router=draw(routers()),
+    )
+
+
+@st.composite
+def routers(draw: st.DrawFn) -> Router:
+    grouped = draw(st.sampled_from([False, False, True]))
+    return Router(
+        score_function=draw(st.sampled_from(["softmax", "softmax", "sigmoid"])),
+        groups=2 if grouped else None,
+        group_topk=1 if grouped else None,
+        scaling_factor=draw(st.sampled_from([1.0, 2.5])),
+        expert_bias=draw(st.sampled_from([False, False, True])),
+        normalize_topk=draw(st.sampled_from([True, True, False])),
+        balancing=draw(st.sampled_from(["aux_loss", "seq_aux_loss", "none"])),
     )
 
 
 @st.composite
 def techniques(draw: st.DrawFn, shape: ModelShape) -> Techniques:
     """At most two at a time; modules are those the model has, as a recipe is held to."""
-    mixture = shape.moe is not None
-    recomputed = ["core_attn", "layernorm", "mlp", *(["moe", "moe_act"] if mixture else [])]
+    moe = shape.moe
+    shared = moe is not None and moe.shared_expert_ffn_hidden_size > 0
+    recomputed = ["core_attn", "layernorm", "mlp", *(["moe", "moe_act"] if moe else [])]
+    recomputed += ["shared_experts"] * shared + ["mla_up_proj"] * (shape.mla is not None)
     offloaded = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"]
-    offloaded += ["expert_fc1", "moe_act"] if mixture else []
-    if shape.moe is not None and shape.moe.shared_expert_ffn_hidden_size:
-        recomputed.append("shared_experts")
+    offloaded += ["expert_fc1", "moe_act"] if moe else []
     ways = {
         "offload_modules": st.lists(st.sampled_from(offloaded), min_size=1, max_size=3, unique=True).map(tuple),
         "offload_optimizer": st.sampled_from([0.5, 1.0]),
         "loss": st.just("native"),
         "mlp_chunks": st.just(2),
-        "delay_weight_gradients": st.just(True),
+        **({"delay_weight_gradients": st.just(True)} if moe else {}),
+        **({"overlap_shared_expert": st.just(True)} if shared else {}),
     }
     chosen = draw(st.lists(st.sampled_from(sorted(ways)), max_size=2, unique=True))
     modules = draw(st.lists(st.sampled_from(recomputed), max_size=2, unique=True).map(tuple))
@@ -134,66 +163,72 @@ def techniques(draw: st.DrawFn, shape: ModelShape) -> Techniques:
 
 
 @st.composite
+def number_formats(draw: st.DrawFn) -> NumberFormats:
+    """Of a recipe in bf16."""
+    narrow = draw(st.sampled_from([None, "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]))
+    kept = narrow not in (None, "nvfp4") and draw(st.booleans())
+    dtype = st.sampled_from(["fp32", "bf16", "fp16", "fp8"])
+    optimizer = draw(st.none() | st.builds(OptimizerFormats, st.sampled_from(["fp32", "fp16"]), dtype, dtype))
+    return NumberFormats(narrow, kept, optimizer)
+
+
+@st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
     shape = draw(shapes())
     world = draw(st.sampled_from(WORLDS))
     precision = draw(st.sampled_from(["bf16", "bf16", "bf16", "fp16", "fp32"]))
-    workload = Workload(
-        draw(st.sampled_from([64, 64, 72, 96, 100])), draw(st.sampled_from([4, 8, 8, 12, 16, 24, 5])), precision
-    )
+    length, sequences = draw(st.sampled_from([64, 64, 72, 96, 100])), draw(st.sampled_from([2, 4, 6, world, 2 * world]))
+    workload = Workload(length, sequences, precision)
     dtype = draw(st.sampled_from([None, None, "fp32", "bf16"] if precision == "bf16" else [None, "fp32"]))
-    accelerator = replace(BASE.cluster.accelerator, compute_capability=draw(st.sampled_from(["8.0", "9.0", "10.0"])))
+    numbers = draw(st.just(NO_NUMBER_FORMATS) | number_formats()) if precision == "bf16" else NO_NUMBER_FORMATS
+    capability = draw(st.sampled_from(["8.0", "9.0", "9.0", "10.0", "10.0"]))
+    accelerator = replace(BASE.cluster.accelerator, compute_capability=capability)
     return replace(
         BASE,
         model=shape,
         cluster=replace(BASE.cluster, devices_per_node=world, accelerator=accelerator),
         nodes=1,
-        training=replace(BASE.training, workload=workload, gradient_dtype=dtype),
+        training=replace(BASE.training, workload=workload, gradient_dtype=dtype, numbers=numbers),
         techniques=draw(techniques(shape)),
         pins={},
     )
 
 
-def every_layout(recipe: Recipe) -> LayoutColumns:
-    """All even layouts of the recipe's devices over small sizes, legal or not."""
+@st.composite
+def words_of_a_layout(draw: st.DrawFn) -> Layout:
+    """What is said of a layout beside its sizes."""
+    recompute = draw(st.sampled_from([RECOMPUTE_NONE, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL]))
+    layers = draw(st.sampled_from([0, 1, 3])) if recompute == RECOMPUTE_FULL else 0
+    zero = draw(st.sampled_from([0, 1, 1, 1, 2, 3]))
+    offload = draw(st.sampled_from([0, 0, 0, 1, 6]))
+    return Layout(zero_stage=zero, recompute=recompute, recompute_layers=layers, offload_layers=offload)
+
+
+NO_WORDS = Layout(zero_stage=1)
+
+
+def every_layout(recipe: Recipe, words: Layout) -> LayoutColumns:
+    """All even layouts of the recipe's devices over small sizes, legal or not, with these words."""
     world = recipe.world_size
     outer = np.array(
         [(t, p, c, world // (t * p * c)) for t, p, c in product(SIZES, repeat=3) if world % (t * p * c) == 0]
     )
     inner = INNER[recipe.model.moe is not None]
     tensor, pipeline, context, data = np.repeat(outer, len(inner), axis=0).T
-    virtual, expert, expert_tensor, batch, sequence, zero, recompute, layers, offload = np.tile(
-        inner, (len(outer), 1)
-    ).T
-    partition = np.zeros(len(tensor), dtype=np.int64)
-    return LayoutColumns(
-        tensor, pipeline, virtual, context, data, expert, expert_tensor, batch, sequence, zero, recompute, layers,
-        offload, partition,
-    )  # fmt: skip
-
-
-RECOMPUTED = (
-    (RECOMPUTE_NONE, 0),
-    (RECOMPUTE_SELECTIVE, 0),
-    (RECOMPUTE_FULL, 0),
-    (RECOMPUTE_FULL, 1),
-    (RECOMPUTE_FULL, 3),
-)
+    virtual, expert, expert_tensor, batch, sequence = np.tile(inner, (len(outer), 1)).T
+    none = np.zeros(len(tensor), dtype=np.int64)
+    sizes = LayoutColumns(
+        tensor, pipeline, virtual, context, data, expert, expert_tensor, batch, sequence, none, none, none, none, none
+    )
+    return sizes.with_words(words.zero_stage, words.recompute, words.recompute_layers, words.offload_layers)
 
 
 def _inner(expert: tuple[int, ...], expert_tensor: tuple[int, ...]) -> NDArray[np.int64]:
-    """All that can be said of a layout beside the outer sizes, in the order `every_layout` reads them."""
-    ways = product((1, 2, 3), expert, expert_tensor, (1, 2), (0, 1), (0, 1), RECOMPUTED, (0, 1))
-    return np.array([(*first, *recompute, offload) for *first, recompute, offload in ways], dtype=np.int64)
+    """The sizes that are free beside the outer ones, in the order `every_layout` reads them."""
+    return np.array(list(product((1, 2, 3), expert, expert_tensor, (1, 2), (0, 1))), dtype=np.int64)
 
 
 INNER = {True: _inner((1, 2, 3, 4, 8), (1, 2, 4)), False: _inner((1,), (1,))}
-
-
-def with_stages(layouts: LayoutColumns, split: tuple[int, ...]) -> LayoutColumns:
-    """Those layouts with as many stages as `split` names, with its layers in each."""
-    kept = layouts.take(layouts.pipeline * layouts.virtual_pipeline == len(split))
-    return replace(kept, partition=np.ones(len(kept), dtype=np.int64), partitions=((), split))
 
 
 @st.composite
@@ -207,25 +242,48 @@ def splits(draw: st.DrawFn, layers: int) -> tuple[int, ...]:
 def refused_by(recipe: Recipe, layouts: LayoutColumns) -> NDArray[np.bool_]:
     """A row for each rule, True where it refuses the layout of the column."""
     asked = situation(recipe, layouts)
-    return np.stack([~rule.allows(asked) for rule in ALL_RULES])
+    return np.stack([~rule.allows(asked) for rule in rules_for(recipe)])
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Half of them legal by our rules; of the others most break one rule and no other."""
-    recipe, legal = draw(recipes()), draw(st.booleans())
+    recipe, words, legal = draw(recipes()), draw(words_of_a_layout()), draw(st.booleans())
+    split = draw(st.none() | splits(recipe.model.num_layers))
     if legal and any(requirement.broken(recipe) for requirement in ALL_REQUIREMENTS):
-        recipe = replace(recipe, techniques=NO_TECHNIQUES)
-    layouts = every_layout(recipe)
-    if draw(st.sampled_from([False, False, True])):
-        layouts = with_stages(layouts, draw(splits(recipe.model.num_layers))) or layouts
+        recipe = plain(recipe)
+    layouts = in_stages(every_layout(recipe, words), split)
     failed = refused_by(recipe, layouts)
+    if legal and not np.any(~failed.any(axis=0)):
+        recipe = plain(recipe)
+        layouts = every_layout(recipe, NO_WORDS)
+        failed = refused_by(recipe, layouts)
     number = failed.sum(axis=0)
-    broken = [place for place in range(len(ALL_RULES)) if np.any(failed[place])]
+    broken = [place for place in range(len(failed)) if np.any(failed[place])]
     if (legal and np.any(number == 0)) or not broken:
         rows = np.flatnonzero(number == 0)
     else:
         rule = failed[draw(st.sampled_from(broken))]
         rows = np.flatnonzero(rule & (number == number[rule].min()))
     layout = layouts.row(int(rows[draw(st.integers(0, len(rows) - 1))]))
+    if layout.zero_stage >= FIRST_STAGE:  # these are taken only where a recipe pins them
+        recipe = replace(recipe, pins={"zero_stage": layout.zero_stage})
     return Case(recipe, layout, draw(st.integers(0, layout.pipeline - 1)))
+
+
+def plain(recipe: Recipe) -> Recipe:
+    """Without techniques, number formats and words of a model that forbid most layouts, or all."""
+    model, training = recipe.model, replace(recipe.training, numbers=NO_NUMBER_FORMATS)
+    if model.moe is not None:
+        model = replace(model, linear_bias=False, moe=replace(model.moe, router=Router()))
+    if model.position_embedding == "learned_absolute":
+        model = replace(model, mtp_num_layers=0)
+    return replace(recipe, model=model, techniques=NO_TECHNIQUES, training=training)
+
+
+def in_stages(layouts: LayoutColumns, split: tuple[int, ...] | None) -> LayoutColumns:
+    """Those layouts with as many stages as `split` names, with its layers in each; all of them where there are none."""
+    if split is None:
+        return layouts
+    kept = layouts.take(layouts.pipeline * layouts.virtual_pipeline == len(split))
+    return replace(kept, partition=np.ones(len(kept), dtype=np.int64), partitions=((), split)) if len(kept) else layouts

@@ -25,12 +25,13 @@ OURS_ALONE = ("CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_CPU_OFFLOAD_V1", "PYTORCH_CUD
 class Verdict:
     """`layer` is None where Megatron takes the job, else the one of its four layers that refuses it, with `error` in
     its own words and `at`, file and line. `stages` are rank, chunk, first layer, kinds of the layers and prediction
-    heads of all that is built."""
+    heads of all that is built. `stopped` is why a job that was taken could not be run to its end here."""
 
     layer: str | None
     error: str = ""
     at: str = ""
     stages: tuple[list[Any], ...] = ()
+    stopped: str = ""
 
     @property
     def accepted(self) -> bool:
@@ -62,7 +63,8 @@ class Ask:
             "until": until,
         }
         answer = json.loads(self._say(json.dumps(job)))
-        return Verdict(answer["layer"], answer.get("error", ""), answer.get("at", ""), tuple(answer.get("stages", ())))
+        said = {name: answer[name] for name in ("error", "at", "stopped") if name in answer}
+        return Verdict(answer["layer"], **said, stages=tuple(answer.get("stages", ())))
 
 
 @contextmanager

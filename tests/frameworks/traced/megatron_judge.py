@@ -2,7 +2,8 @@
 
 stdin   {"world_size": 8, "arguments": ["--num-layers", ...], "environment": {...}, "compute_capability": "9.0",
          "pipeline_rank": 0, "until": "stages" | "forward" | "step"}
-stdout  {"layer": null, "stages": [[rank, chunk, first layer, [kind of each layer], prediction heads], ...]}, or
+stdout  {"layer": null, "stages": [[rank, chunk, first layer, [kind of each layer], prediction heads], ...],
+         "stopped": "" or what could not be run to its end}, or
         {"layer": "run time", "error": "ValueError: ...", "at": "megatron/core/transformer/moe/moe_layer.py:627"}
 
 Megatron checks in four layers, and each is its own code here: parser and `validate_args`; TransformerConfig; process
@@ -21,7 +22,7 @@ import io
 import json
 import logging
 import os
-import signal
+import resource
 import sys
 import traceback
 import warnings
@@ -40,6 +41,8 @@ from megatron.core import num_microbatches_calculator, parallel_state
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.rerun_state_machine import destroy_rerun_state_machine
+from megatron.core.tensor_parallel.random import CheckpointFunction
+from megatron.core.transformer.moe import experts, token_dispatcher
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.multi_token_prediction import get_mtp_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -53,11 +56,22 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 Stage = tuple[int, int, int, list[str], int]
 
-LONGEST_SECONDS = 120
-WARMING = """--num-layers 1 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 --seq-length 64
+DEEPEST_RECOMPUTING = 8
+LONGEST_SECONDS = 60  # of processor time: what takes longer never ends
+WARMING = """--num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 --seq-length 64
 --max-position-embeddings 64 --position-embedding-type rope --swiglu --disable-bias-linear --normalization RMSNorm
---untie-embeddings-and-output-weights --use-distributed-optimizer --micro-batch-size 1 --global-batch-size 1
+--use-distributed-optimizer --micro-batch-size 1 --global-batch-size 1 --num-experts 4 --moe-router-topk 2
+--moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-layer-freq [0,1]
 --train-iters 1 --lr 1e-4 --bf16 --eval-iters 0 --eval-interval 1 --tokenizer-type NullTokenizer --vocab-size 128"""
+
+
+# What balanced_routing.install answers in the place of Megatron, for one number of experts.
+ANSWERED = (
+    (token_dispatcher, "permute"),
+    (token_dispatcher.MoEAlltoAllTokenDispatcher, "_maybe_dtoh_and_synchronize"),
+    (experts.TEGroupedMLP, "forward"),
+    (experts.SequentialMLP, "forward"),
+)
 
 
 @dataclass
@@ -73,6 +87,7 @@ class Job:
     args: Any = None
     config: Any = None
     stages: list[Stage] = field(default_factory=list)
+    stopped: str = ""
 
 
 class Reached(Exception):
@@ -131,29 +146,39 @@ def _stage(config: Any, rank: int, chunk: int | None) -> tuple[int, list[str], i
 def train(job: Job) -> None:
     """Model, DDP, optimizer and schedule of one pipeline rank."""
     split_layers(job)
-    if job.until == "stages":
+    if job.args.use_megatron_fsdp:
+        job.stopped = "meshes of devices have no fake backend"
+    if job.until == "stages" or job.stopped:
         return
     initialize._set_random_seed(job.args.seed)
-    with FakeTensorMode(allow_non_fake_inputs=True), InventedScalars(), routing(job.args):
+    with FakeTensorMode(allow_non_fake_inputs=True), InventedScalars(), routing(job):
         parts = training.setup_model_and_optimizer(ModelType.encoder_or_decoder, build_model)
         megatron_rank.forward_step = forward_step if job.until == "step" else _first_forward
-        with contextlib.suppress(Reached):
+        try:
             megatron_rank._train(job.args, *parts, 1)
+        except Reached:
+            pass
+        except NotImplementedError as lacking:
+            if "transformer_engine_torch" not in str(lacking):
+                raise
+            job.stopped = str(lacking)
 
 
-def routing(args: Any) -> contextlib.AbstractContextManager[Any]:
+def routing(job: Job) -> contextlib.AbstractContextManager[Any]:
     """Experts get the same number of tokens each. Where that is no whole number, or tokens are dropped, the step ends
     at the first router: what is behind it depends on values, which fake tensors have not."""
-    chosen, experts = args.moe_router_topk, args.num_experts
-    if not experts:
+    args = job.args
+    chosen, count = args.moe_router_topk, args.num_experts
+    if not count:
         return contextlib.nullcontext()
     split = args.context_parallel_size * (args.tensor_model_parallel_size if args.sequence_parallel else 1)
     tokens = args.seq_length * args.micro_batch_size // split
-    if tokens * chosen % experts or args.moe_expert_capacity_factor is not None:
+    if tokens * chosen % count or args.moe_expert_capacity_factor is not None:
         MoELayer.route = _reached
+        job.stopped = "at the first router"
         return contextlib.nullcontext()
-    balanced_routing.install(chosen, experts)
-    return balanced_routing.BalancedSelection(chosen, experts)
+    balanced_routing.install(chosen, count)
+    return balanced_routing.BalancedSelection(chosen, count)
 
 
 def _reached(*values: Any, **options: Any) -> Any:
@@ -184,7 +209,7 @@ def judge(job: Job) -> dict[str, object]:
             said = complaints.getvalue().strip().splitlines()[-1:] if isinstance(refusal, SystemExit) else [refusal]
             error = f"{type(refusal).__name__}: {' '.join(' '.join(map(str, said)).split())}"
             return {"layer": layer, "error": error, "at": _place(refusal)}
-    return {"layer": None, "stages": job.stages}
+    return {"layer": None, "stages": job.stages, "stopped": job.stopped}
 
 
 def _place(refusal: BaseException) -> str:
@@ -197,12 +222,32 @@ def _place(refusal: BaseException) -> str:
     return frames[-1] if frames else ""
 
 
+def end_endless_recomputing() -> None:
+    """A function whose recomputation is part of its own backward pass is run again for ever; a few times are enough."""
+    backward, depth = CheckpointFunction.backward, 0
+
+    def counted(ctx: Any, *gradients: Any) -> Any:
+        nonlocal depth
+        if depth > DEEPEST_RECOMPUTING:
+            raise RecursionError("the backward pass of a recomputed function calls itself")
+        depth += 1
+        try:
+            return backward(ctx, *gradients)
+        finally:
+            depth -= 1
+
+    CheckpointFunction.backward = staticmethod(counted)
+
+
 def warm_up() -> None:
     """Reads what every job needs once: the parser, and what fake tensors look up. No backward pass: a process that ran
     one cannot be forked."""
     made = megatron_arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     megatron_arguments.add_megatron_arguments = lambda parser: made
+    answered = [(owner, name, getattr(owner, name)) for owner, name in ANSWERED]
     answer = judge(Job(1, WARMING.split(), until="forward"))
+    for owner, name, own in answered:
+        setattr(owner, name, own)
     if answer["layer"] is not None:
         raise SystemExit(f"the job to warm up with was refused: {answer}")
     parallel_state.destroy_model_parallel()
@@ -219,7 +264,7 @@ def answered_apart(job: Job) -> str:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(LONGEST_SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (LONGEST_SECONDS, LONGEST_SECONDS))
         gc.disable()
         with os.fdopen(writing, "w") as out:
             out.write(json.dumps(judge(job)))
@@ -234,6 +279,7 @@ def answered_apart(job: Job) -> str:
 def main() -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
+    end_endless_recomputing()
     warm_up()
     for line in sys.stdin:
         print(answered_apart(Job(**json.loads(line))), flush=True)

@@ -334,7 +334,18 @@ def test_each_rule_refuses_what_it_is_there_for(
 
 def test_every_technique_rule_has_its_case() -> None:
     keys = [r.key for r in (*megatron_techniques.TECHNIQUE_RULES, *deepspeed_techniques.TECHNIQUE_RULES)]
-    assert sorted(keys) == sorted([*(case[0] for case in RULED), "offload-optimizer-half"])
+    elsewhere = ("offload-optimizer-half", "recomputed-mlp-unbiased")
+    assert sorted(keys) == sorted([*(case[0] for case in RULED), *elsewhere])
+
+
+def test_megatron_recomputes_no_mlp_with_biases() -> None:
+    recipe = recipe_of(DENSE, "layout={recompute: selective, recompute_modules: [mlp]}")
+    rule = next(r for r in backend_for(recipe).rules(recipe) if r.key == "recomputed-mlp-unbiased")
+    columns = LayoutColumns.of([SELECTIVE, FULL])
+    for biased in (True, False):
+        shape, ways = replace(recipe.model, linear_bias=biased), recipe.techniques
+        situation = Situation(columns, shape, recipe.workload, recipe.cluster, recipe.nodes, techniques=ways)
+        assert list(rule.allows(situation)) == [not biased, True]
 
 
 @pytest.mark.parametrize(("precision", "taken"), [("fp32", False), ("bf16", True), ("fp16", True)])

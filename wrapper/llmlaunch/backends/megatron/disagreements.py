@@ -46,12 +46,17 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         "recomputed-mlp-is-whole",
         "Megatron recomputes the MLP whole and never looks at the chunks. A plan says what runs.",
-        "megatron/core/transformer/transformer_layer.py:890",
+        "megatron/core/transformer/transformer_layer.py:882",
     ),
     Disagreement(
         "offload-modules-no-full",
         "Megatron takes both. What full recompute keeps is no module's input, so nothing is spared.",
-        "megatron/core/transformer/transformer_config.py:1880",
+        "megatron/core/transformer/transformer_config.py:1848",
+    ),
+    Disagreement(
+        "sharded-one-stage",
+        "Megatron trains, and writes checkpoints in which the layers of one stage stand for those of all.",
+        "megatron/training/checkpointing.py:847",
     ),
 )
 

@@ -145,6 +145,14 @@ def layers_that_stay(s: Situation) -> Bools:
     return implies(s.layouts.offload_layers > 0, s.layouts.offload_layers < s.shape.num_layers)
 
 
+def recomputed_mlp_unbiased(s: Situation) -> Bools:
+    """A recomputed MLP hands its bias out as its own output, so autograd makes it a result of the recomputed function,
+    whose backward pass then calls itself."""
+    dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
+    biased = "mlp" in s.techniques.recompute_modules and s.shape.linear_bias and dense and s.numbers.narrow is None
+    return implies(biased, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
+
+
 def modules_without_full(s: Situation) -> Bools:
     return implies(bool(s.techniques.offload_modules), np.not_equal(s.layouts.recompute, RECOMPUTE_FULL))
 
@@ -190,6 +198,13 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "offload_layers must be less than the layers of the model",
         CONFIG,
         layers_that_stay,
+        of_words=True,
+    ),
+    Rule(
+        "recomputed-mlp-unbiased",
+        "recompute_modules: mlp needs linear_bias: false: the backward pass of a recomputed MLP with biases never ends",
+        "megatron/core/transformer/transformer_layer.py _forward_mlp, core 0.19",
+        recomputed_mlp_unbiased,
         of_words=True,
     ),
     Rule(

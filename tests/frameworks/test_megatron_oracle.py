@@ -1,0 +1,144 @@
+"""Our rules against real Megatron core 0.19.2: what we plan it takes, what we refuse it refuses, in the layer we name.
+
+Half of the random jobs are legal by our rules, and most of the others break one rule alone. `make oracle-full` asks
+thousands. Where we refuse what Megatron takes, `DISAGREEMENTS` says so, and each of them is shown here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from megatron_cases import BASE, Case, cases, refusals, situation
+from megatron_oracle import Ask, Verdict, megatron
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.disagreements import DISAGREEMENTS
+from llmlaunch.backends.megatron.layers import layer_of
+from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, ALL_RULES
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.planner.plan import as_planned
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import Techniques
+from llmlaunch.workload import Workload
+
+pytestmark = pytest.mark.frameworks
+
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "100"))
+PLACES = {rule.key: rule.where for rule in (*ALL_REQUIREMENTS, *ALL_RULES)}
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    with megatron() as judge:
+        yield judge
+
+
+def verdict_of(ask: Ask, case: Case, until: str | None = None) -> Verdict:
+    capability = case.recipe.cluster.accelerator.compute_capability or "9.0"
+    return ask(case.recipe.world_size, case.words, case.environment, capability, case.rank, until=until or case.until)
+
+
+def stricter(case: Case) -> set[str]:
+    """The rules with which we refuse what Megatron takes, here."""
+    one = situation(case.recipe, LayoutColumns.of([case.layout]))
+    return {each.rule for each in DISAGREEMENTS if each.applies(one)[0]}
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@given(case=cases())
+def test_we_and_megatron_agree(case: Case, ask: Ask) -> None:
+    ours, theirs = refusals(case), verdict_of(ask, case)
+    if ours and theirs.accepted and case.until != "step":
+        theirs = verdict_of(ask, case, until="step")
+    if not ours:
+        assert theirs.accepted, theirs
+    elif theirs.accepted:
+        assert theirs.stopped or set(ours) <= stricter(case), f"we refuse what Megatron takes: {ours}"
+    elif len(ours) == 1 and set(ours) - stricter(case):
+        assert theirs.layer == layer_of(PLACES[ours[0]]), theirs
+
+
+def recipe_of(name: str) -> Recipe:
+    return load_recipe(asset("recipes", f"{name}.yaml"), ())
+
+
+GALLERY = sorted(path.stem for path in asset("recipes", ".").glob("*.yaml"))
+
+
+def planned_cases(name: str) -> list[Case]:
+    """What a recipe is planned with, and its alternatives."""
+    recipe = recipe_of(name)
+    plan = make_plan(recipe, MegatronLM())
+    ways = (plan.chosen, *plan.alternatives)
+    return [Case(as_planned(recipe, way), way.layout) for way in ways]
+
+
+@pytest.mark.parametrize("name", [name for name in GALLERY if recipe_of(name).backend.name == "megatron-lm"])
+def test_megatron_takes_what_the_gallery_is_planned_with(name: str, ask: Ask) -> None:
+    """Up to the layers of every rank and chunk: models of this size take their time under fake tensors."""
+    for case in planned_cases(name):
+        theirs = verdict_of(ask, case, until="stages")
+        assert theirs.accepted, (str(case), theirs)
+
+
+SMALL = ModelShape("small", 4, 64, 128, 4, 4, 16, 512, 256)
+
+
+def small(layout: Layout, shape: ModelShape = SMALL, precision: str = "bf16", **ways: object) -> Case:
+    cluster = replace(BASE.cluster, devices_per_node=layout.world_size)
+    training = replace(BASE.training, workload=Workload(64, 4 * layout.data, precision))
+    recipe: Recipe = replace(BASE, model=shape, cluster=cluster, nodes=1, training=training, pins={})
+    return Case(replace(recipe, techniques=Techniques(**ways)), layout)  # type: ignore[arg-type]
+
+
+def pinned(case: Case) -> Case:
+    return replace(case, recipe=replace(case.recipe, pins={"zero_stage": case.layout.zero_stage}))
+
+
+SHOWN = {
+    "sequence-needs-tensor": small(Layout(sequence_parallel=1)),
+    "stages-hold-some": small(Layout(pipeline=3, layers_by_stage=(2, 0, 2))),
+    "recomputed-mlp-is-whole": small(Layout(recompute=RECOMPUTE_SELECTIVE), recompute_modules=("mlp",), mlp_chunks=2),
+    "sharded-one-stage": pinned(small(Layout(pipeline=2, data=2, zero_stage=3))),
+    "offload-modules-no-full": small(Layout(recompute=RECOMPUTE_FULL), offload_modules=("core_attn",)),
+}
+
+
+def test_every_disagreement_is_shown() -> None:
+    assert sorted(SHOWN) == sorted(each.rule for each in DISAGREEMENTS)
+
+
+@pytest.mark.parametrize("key", SHOWN)
+def test_megatron_takes_what_we_refuse_on_purpose(key: str, ask: Ask) -> None:
+    assert refusals(SHOWN[key]) == [key]
+    theirs = verdict_of(ask, SHOWN[key], until="step")
+    assert theirs.accepted, theirs
+
+
+# What no layout can be rendered to say; the words stand for it.
+SAID = {
+    "experts": ("--expert-model-parallel-size", "2"),
+    "stages-named": ("--pipeline-model-parallel-layout", "Et|t|ttL"),
+    "stages-hold-all": ("--pipeline-model-parallel-layout", "Ett|tttL"),
+    "no-te-loss": ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "te"),
+    "no-alibi": ("--position-embedding-type", "alibi"),
+    "no-checkpoint-offload": (
+        "--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1",
+        "--cpu-offloading-num-layers", "1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", SAID)
+def test_megatron_refuses_the_words_no_layout_says(key: str, ask: Ask) -> None:
+    case = small(Layout(pipeline=2, data=2) if key.startswith("stages") else Layout(data=2))
+    theirs = ask(case.recipe.world_size, [*case.words, *SAID[key]], case.environment)
+    assert theirs.layer == (layer_of(PLACES[key]) if key != "stages-named" else "arguments"), theirs
