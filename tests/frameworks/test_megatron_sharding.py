@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from cpu_training import cpu_job, train_on_cpu
 from megatron_cases import Case, refusals
 from megatron_oracle import Ask, megatron
+from trained_cases import recipe_for
 
 from llmlaunch.assets import asset
 from llmlaunch.layout import Layout
@@ -39,7 +42,7 @@ def sharded(stage: int, layout: Layout, *overrides: str, mixture: bool = False) 
 SPLIT = Layout(2, context=2, data=2, sequence_parallel=1)
 TAKEN = {
     "stage 2": sharded(2, Layout(data=8)),
-    "stage 3": sharded(3, Layout(data=8), *SAVING, "training.start_from=/llama"),
+    "stage 3": sharded(3, Layout(data=8), *SAVING),
     "stage 3, split": sharded(3, SPLIT, "training.gradient_dtype=bf16"),
     "stage 2, split": sharded(2, SPLIT),
     "stage 3, mixture": sharded(3, Layout(data=8, expert=4), mixture=True),
@@ -124,3 +127,18 @@ def test_megatron_itself_would_begin_with_sharded_stages_whose_checkpoint_it_can
     one = sharded(3, Layout(pipeline=2, data=4))
     assert refusals(one) == ["sharded-one-stage"]
     assert ask(8, one.words, one.environment, until="stages").accepted
+
+
+def test_it_trains_as_the_distributed_optimizer_does(tmp_path: Path) -> None:
+    """On two processes of this machine, with Megatron's own `pretrain`. Gloo cannot scale while it reduces."""
+    apart = "backend={name: megatron-lm, extra_args: [--no-gradient-reduce-div-fusion]}"
+    jobs = [cpu_job("1", recipe_for("llama"), Layout(data=2, zero_stage=1))]
+    for stage in (2, 3):
+        recipe = recipe_for("llama", (f"layout.zero_stage={stage}", apart))
+        jobs.append(cpu_job(str(stage), recipe, Layout(data=2, zero_stage=stage)))
+    trained = train_on_cpu(jobs, tmp_path)
+    for one in trained.values():
+        assert not any(one.codes), one.complaint()
+    assert trained["1"].losses[-1] < trained["1"].losses[0] - 0.5
+    assert trained["2"].losses == pytest.approx(trained["1"].losses, rel=1e-5)
+    assert trained["3"].losses == pytest.approx(trained["1"].losses, rel=1e-5)

@@ -33,7 +33,7 @@ MEGATRON: list[tuple[Rule | Requirement, ...]] = [
     (*overlap.OVERLAP_REQUIREMENTS, *overlap.OVERLAP_RULES),
     (*sharding_rules.SHARDING_REQUIREMENTS, *sharding_rules.SHARDING_RULES),
     (*megatron_techniques.REQUIREMENTS, *megatron_techniques.TECHNIQUE_RULES),
-    versions.VERSION_REQUIREMENTS,
+    (*versions.VERSION_REQUIREMENTS, *versions.VERSION_RULES["0.16"]),
 ]
 DEEPSPEED: list[tuple[Rule | Requirement, ...]] = [
     deepspeed_rules.RULES,

@@ -276,6 +276,13 @@ RULED = [
         replace(GPUS, offload_layers=32),
         replace(GPUS, offload_layers=31),
     ),
+    (
+        "offload-layers-no-modules",
+        DENSE,
+        "layout={offload_modules: [core_attn]}",
+        replace(GPUS, offload_layers=2),
+        GPUS,
+    ),
     ("offload-modules-no-full", DENSE, "layout={offload_modules: [core_attn]}", FULL, SELECTIVE),
     ("offload-optimizer-distributed", DENSE, "layout={offload_optimizer: 0.5}", replace(GPUS, zero_stage=0), GPUS),
     ("delayed-gradients-experts", MIXTURE, "layout={delay_weight_gradients: true}", GPUS, EXPERTS),

@@ -93,11 +93,18 @@ def test_stages_of_two_implementations_are_not_searched_together() -> None:
         MegatronLM().rules(recipe_of("layout.zero_stage=[1, 3]"))
 
 
-def test_weights_to_start_from_need_a_folder_of_the_jobs_own() -> None:
-    start = ("layout.zero_stage=3", "training.start_from=/llama")
-    with pytest.raises(UserError, match=r"training\.start_from: .* add training\.checkpoint_path"):
+def test_it_cannot_start_from_weights_alone() -> None:
+    start = ("layout.zero_stage=3", "training.start_from=/llama", *SAVING)
+    with pytest.raises(UserError, match=r"training\.start_from: zero_stage 2 and 3 cannot start from weights alone"):
         MegatronLM().rules(recipe_of(*start))
-    assert MegatronLM().rules(recipe_of(*start, *SAVING))
+
+
+def test_a_gated_model_in_fp32_has_no_checkpoints() -> None:
+    fp32 = ("layout.zero_stage=3", "training.precision=fp32")
+    assert MegatronLM().rules(recipe_of(*fp32))
+    with pytest.raises(UserError, match=r"training\.precision: fp32 cannot be saved with zero_stage 2 or 3"):
+        MegatronLM().rules(recipe_of(*fp32, *SAVING))
+    assert MegatronLM().rules(recipe_of(*fp32, *SAVING, "model=gpt3-175b", "training.sequence_length=2048"))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.argument import argument
 from llmlaunch.backends.found_version import checkout_version, with_found_version
 from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.legality import rules_for
 from llmlaunch.backends.megatron.versions import (
     KNOWN_VERSIONS,
     NEWEST,
@@ -20,7 +21,7 @@ from llmlaunch.backends.megatron.versions import (
     spoken_words,
 )
 from llmlaunch.errors import UserError
-from llmlaunch.layout import Layout
+from llmlaunch.layout import Layout, LayoutColumns, Situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
@@ -115,6 +116,16 @@ def test_what_the_version_lacks_is_refused_before_anything_is_planned(key: str) 
         MegatronLM().rules(recipe_of("0.16", asked))
     assert said in str(caught.value)
     assert MegatronLM().rules(recipe_of("0.19", asked))
+
+
+def test_what_one_version_alone_refuses_of_a_layout() -> None:
+    asked = ("model={base: deepseek-v3, mtp_num_layers: 1}", "layout={overlap_expert_communication: true}")
+    for version, taken in (("0.16", [False, True]), ("0.19", [])):
+        recipe = recipe_of(version, *asked)
+        rules = [rule for rule in rules_for(recipe) if rule.where.endswith("core 0.16")]
+        columns = LayoutColumns.of([Layout(data=32, expert=8), Layout(pipeline=2, data=16, expert=8)])
+        one = Situation(columns, recipe.model, recipe.workload, recipe.cluster, 4, techniques=recipe.techniques)
+        assert [bool(allowed) for rule in rules for allowed in rule.allows(one)] == taken
 
 
 def test_a_flag_of_the_persons_own_that_the_version_lacks_stays_and_is_said() -> None:

@@ -41,4 +41,5 @@ ALL_RULES = (
 def rules_for(recipe: Recipe) -> tuple[Rule, ...]:
     """Those that can refuse a layout of this recipe."""
     usual = recipe.training.numbers == NO_NUMBER_FORMATS
-    return tuple(rule for rule in ALL_RULES if not (usual and rule in number_rules.NUMBER_RULES))
+    idle = number_rules.NUMBER_RULES if usual else ()
+    return tuple(rule for rule in (*ALL_RULES, *versions.rules_of_version(recipe)) if rule not in idle)

@@ -24,12 +24,25 @@ SHARDING_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: asks_for_sharding(r) and min(pinned_stages(r)) < FIRST_STAGE,
     ),
     Requirement(
-        "sharded-start-has-a-folder",
+        "sharded-starts-anew",
         "training.start_from",
-        "with zero_stage 2 or 3 it is read beside a folder of the job's own alone; add training.checkpoint_path and "
-        "training.save_interval",
-        f"{CHECKPOINTS} load_checkpoint joins --load, which would be missing, core 0.19",
-        lambda r: asks_for_sharding(r) and r.training.start_from is not None and r.training.checkpoint_path is None,
+        "zero_stage 2 and 3 cannot start from weights alone: the optimizer's copies of them are never made; remove it, "
+        "or take zero_stage 1",
+        "megatron/core/optimizer/distrib_optimizer.py _copy_model_params_to_main_params, core 0.19",
+        lambda r: asks_for_sharding(r) and r.training.start_from is not None,
+    ),
+    Requirement(
+        "sharded-checkpoints-of-halves",
+        "training.precision",
+        "fp32 cannot be saved with zero_stage 2 or 3 and a gated MLP: its halves are looked for below the wrapper that "
+        "bf16 and fp16 have; write bf16, or remove training.checkpoint_path",
+        "megatron/core/transformer/fsdp_dtensor_checkpoint.py handle_swiglu_in_state_dict, core 0.19",
+        lambda r: (
+            asks_for_sharding(r)
+            and r.workload.precision == "fp32"
+            and r.model.gated_mlp
+            and r.training.checkpoint_path is not None
+        ),
     ),
 )
 

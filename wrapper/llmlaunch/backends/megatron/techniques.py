@@ -153,6 +153,10 @@ def recomputed_mlp_unbiased(s: Situation) -> Bools:
     return implies(biased, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
 
 
+def layers_or_modules(s: Situation) -> Bools:
+    return implies(bool(s.techniques.offload_modules), np.equal(s.layouts.offload_layers, 0))
+
+
 def modules_without_full(s: Situation) -> Bools:
     return implies(bool(s.techniques.offload_modules), np.not_equal(s.layouts.recompute, RECOMPUTE_FULL))
 
@@ -205,6 +209,13 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "recompute_modules: mlp needs linear_bias: false: the backward pass of a recomputed MLP with biases never ends",
         "megatron/core/transformer/transformer_layer.py _forward_mlp, core 0.19",
         recomputed_mlp_unbiased,
+        of_words=True,
+    ),
+    Rule(
+        "offload-layers-no-modules",
+        "offload_layers and offload_modules exclude each other",
+        CONFIG,
+        layers_or_modules,
         of_words=True,
     ),
     Rule(

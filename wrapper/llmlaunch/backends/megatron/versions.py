@@ -14,21 +14,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmlaunch.backends.argument import Argument
 from llmlaunch.backends.megatron.sharding import asks_for_sharding
 from llmlaunch.backends.requirements import Requirement
 from llmlaunch.errors import UserError
+from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
     "KNOWN_VERSIONS",
     "NEWEST",
     "VERSION_REQUIREMENTS",
+    "VERSION_RULES",
     "CoreParser",
     "Flag",
     "Spoken",
     "core_parser",
     "known_version",
+    "rules_of_version",
     "spoken_version",
     "spoken_words",
 ]
@@ -137,6 +143,31 @@ def _strange_extras(recipe: Recipe, flags: Mapping[str, Flag], version: str) -> 
         for flag in dict.fromkeys(words)
         if flag not in flags
     ]
+
+
+def _heads_overlap_between_stages(s: Situation) -> NDArray[np.bool_]:
+    overlapped = s.techniques.delay_weight_gradients or s.techniques.overlap_expert_communication
+    column: NDArray[np.bool_] = np.logical_or(not overlapped or s.shape.mtp_num_layers != 1, s.layouts.pipeline > 1)
+    return column
+
+
+VERSION_RULES: dict[str, tuple[Rule, ...]] = {
+    "0.16": (
+        Rule(
+            "overlapped-heads-need-stages",
+            "with a head of multi-token prediction, overlapped expert communication needs "
+            "--pipeline-model-parallel-size above 1",
+            "megatron/core/transformer/transformer_config.py, core 0.16",
+            _heads_overlap_between_stages,
+            of_words=True,
+        ),
+    ),
+}
+"""What one version alone refuses of a layout."""
+
+
+def rules_of_version(recipe: Recipe) -> tuple[Rule, ...]:
+    return VERSION_RULES.get(spoken_version(recipe), ())
 
 
 def _lacks(recipe: Recipe, flag: str) -> bool:
