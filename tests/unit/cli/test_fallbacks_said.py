@@ -13,7 +13,7 @@ from llmlaunch.assets import asset
 
 ROOT = Path(__file__).resolve().parents[3]
 DEEPSPEED = str(asset("recipes", "llama2-7b-deepspeed.yaml"))
-SAVING = ("training.checkpoint_path=/ckpt", "training.save_interval=10")
+SAVING = ("training.checkpoint_path=/ckpt", "training.save_interval=10", "layout.zero_stage=[2, 3]")
 
 
 def told(*words: str) -> tuple[int, str, str]:

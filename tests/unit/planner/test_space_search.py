@@ -213,10 +213,11 @@ def test_pinned_amounts_are_not_solved_and_others_are() -> None:
     assert free.points.rows.recompute_layers.min() == 1, "where nothing needs to be recomputed, one layer is the least"
 
 
-def test_a_zero_stage_the_backend_has_not_is_refused_in_one_sentence() -> None:
-    with pytest.raises(UserError, match=r"layout\.zero_stage: 3 is none of what megatron-lm has \(0, 1\)"):
-        ways_of("layout.zero_stage=3")
-    assert {held.zero_stage for held in ways_of("layout.zero_stage=[1, 2]").points.held} == {1}
+def test_zero_stages_of_another_implementation_are_searched_where_they_are_pinned() -> None:
+    assert {held.zero_stage for held in ways_of("layout={}").points.held} == {0, 1}
+    assert {held.zero_stage for held in ways_of("layout.zero_stage=[2, 3]").points.held} == {2, 3}
+    with pytest.raises(UserError, match=r"layout\.zero_stage: 2 and 3 are Megatron-FSDP, another implementation"):
+        ways_of("layout.zero_stage=[1, 2]")
 
 
 def test_full_recompute_that_is_pinned_is_of_every_layer() -> None:

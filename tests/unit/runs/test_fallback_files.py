@@ -20,7 +20,8 @@ from llmlaunch.runs.render import render_run, run_files
 
 
 def plan_of(name: str, *words: str) -> Planned:
-    return planned(str(asset("recipes", f"{name}.yaml")), ("on_oom=fallback", *words))
+    stages = ("layout.zero_stage=[2, 3]",) if name == "llama2-7b-deepspeed" else ()
+    return planned(str(asset("recipes", f"{name}.yaml")), ("on_oom=fallback", *stages, *words))
 
 
 def files_of(made: Planned) -> dict[str, bytes]:
