@@ -29,8 +29,8 @@ unit: install  ## what needs no server, no framework and no SLURM: seconds
 soak: install  ## long repeats: property tests with many examples
 	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not frameworks and not postgres and not browser"
 
-oracle-full: install install-frameworks  ## thousands of random jobs before real Megatron core (ORACLE_EXAMPLES=3000)
-	LLMLAUNCH_ORACLE_EXAMPLES=$(ORACLE_EXAMPLES) $(RUN) -m pytest tests/frameworks/test_megatron_oracle.py
+oracle-full: install install-frameworks  ## thousands of random jobs before real Megatron core and DeepSpeed (ORACLE_EXAMPLES=3000)
+	LLMLAUNCH_ORACLE_EXAMPLES=$(ORACLE_EXAMPLES) $(RUN) -m pytest tests/frameworks/test_megatron_oracle.py tests/frameworks/test_deepspeed_oracle.py
 
 lint: install
 	$(RUN) -m ruff check .
