@@ -71,16 +71,31 @@ def gallery(request: pytest.FixtureRequest) -> dict[str, bytes]:
     return rendered(asset("recipes", f"{request.param}.yaml"))
 
 
-def test_every_word_of_the_program_is_there(gallery: dict[str, bytes]) -> None:
-    script = gallery["train.sh"].decode()
+def said_and_explained(files: dict[str, bytes]) -> tuple[list[str], list[str]]:
+    """The words of the program in train.sh, and those of arguments.json."""
+    script = files["train.sh"].decode()
     (program,) = re.findall(r'^program=\("\$python" (.*?)\)$', script, re.MULTILINE | re.DOTALL)
     words = [re.sub(r"^\$\{(\w+)\}", r"$\1", word) for word in shlex.split(program)]
-    said = json.loads(gallery["arguments.json"])
+    said = json.loads(files["arguments.json"])
     explained = list(said["program"])
     for one in said["entries"]:
         if one["kind"] == "argument":
             explained += [one["name"], *one["value"].split()]
+    return words, explained
+
+
+def test_every_word_of_the_program_is_there(gallery: dict[str, bytes]) -> None:
+    words, explained = said_and_explained(gallery)
     assert words == explained
+
+
+def test_words_for_a_script_of_ones_own_are_there_once() -> None:
+    own = "backend={name: deepspeed, script: train.py, script_args: [--epochs, '3'], extra_args: [--fast]}"
+    files = rendered(asset("recipes", "llama2-7b-deepspeed.yaml"), own)
+    words, explained = said_and_explained(files)
+    assert words == explained
+    assert len(json.loads(files["arguments.json"])["program"]) == 1
+    assert entries(files, "argument")["--epochs"]["from"][0]["key"] == "backend.script_args"
 
 
 def test_it_is_what_its_schema_says(gallery: dict[str, bytes]) -> None:

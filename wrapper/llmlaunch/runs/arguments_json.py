@@ -24,10 +24,9 @@ Entry = dict[str, object]
 def arguments_json(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, object]:
     """The whole file as a value (docs/run-directory.md)."""
     origins = Origins(recipe, plan)
-    program = rendered.program[: len(rendered.program) - _count(rendered.program, recipe, rendered)]
     return {
         "schema": SCHEMA,
-        "program": [_shown(word) for word in program],
+        "program": [_shown(word) for word in rendered.program[: -_explained(recipe, rendered) or None]],
         "entries": [
             *_arguments(recipe, rendered, origins),
             *_variables(recipe, rendered, origins),
@@ -37,18 +36,24 @@ def arguments_json(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, 
     }
 
 
-def _count(program: Sequence[Word], recipe: Recipe, rendered: Rendered) -> int:
-    """Words of `program` after the script and what the person gave it."""
-    return min(len(program) - 1, sum(len(one.words) for one in rendered.arguments) + len(recipe.backend.extra_args))
+def _explained(recipe: Recipe, rendered: Rendered) -> int:
+    """Words of the program after the script: the person's own for it, llmlaunch's, the person's own at the end."""
+    planned = sum(len(one.words) for one in rendered.arguments)
+    return len(recipe.backend.script_args) + planned + len(recipe.backend.extra_args)
 
 
 def _arguments(recipe: Recipe, rendered: Rendered, origins: Origins) -> Iterator[Entry]:
+    yield from _own("backend.script_args", recipe.backend.script_args, origins)
     for one in rendered.arguments:
         value = " ".join(_shown(word) for word in one.values)
         yield _entry("train.sh", "argument", one.flag, value, one.reason, origins)
-    for key, words in (("script_args", recipe.backend.script_args), ("extra_args", recipe.backend.extra_args)):
-        for flag, value in _grouped(words):
-            yield _entry("train.sh", "argument", flag, value, Reason((f"backend.{key}",)), origins)
+    yield from _own("backend.extra_args", recipe.backend.extra_args, origins)
+
+
+def _own(key: str, words: Sequence[str], origins: Origins) -> Iterator[Entry]:
+    """The person's own words."""
+    for flag, value in _grouped(words):
+        yield _entry("train.sh", "argument", flag, value, Reason((key,)), origins)
 
 
 def _grouped(words: Sequence[str]) -> Iterator[tuple[str, str]]:
