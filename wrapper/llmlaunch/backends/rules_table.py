@@ -1,4 +1,4 @@
-"""The rules of a backend as a table for people: docs/backends.md holds it, and a test keeps the two equal."""
+"""The rules of a backend as a table for people: docs/megatron.md and docs/deepspeed.md hold it, tests keep both equal."""
 
 from __future__ import annotations
 
