@@ -37,9 +37,8 @@ PRESETS = {
 }
 
 
-def small(preset: str, layers: int) -> ModelShape:
-    """The preset with few small layers; what makes its family stays."""
-    shape = load_preset(preset)
+def small(shape: ModelShape, layers: int) -> ModelShape:
+    """The model with few small layers; what makes its family stays."""
     groups = max(1, 8 * shape.num_query_groups // shape.num_attention_heads)
     moe, mla = shape.moe, shape.mla
     if moe is not None:
@@ -100,5 +99,6 @@ def priced(shape: ModelShape) -> float:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_layer_keeps_what_is_priced(preset: str) -> None:
     """The difference of three layers and two: everything outside the layers is in both."""
-    measured = kept(small(preset, 3)) - kept(small(preset, 2))
-    assert priced(small(preset, 3)) == pytest.approx(measured, rel=PRESETS[preset])
+    shape = load_preset(preset)
+    measured = kept(small(shape, 3)) - kept(small(shape, 2))
+    assert priced(small(shape, 3)) == pytest.approx(measured, rel=PRESETS[preset])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.base import NodeVariable
+from llmlaunch.backends.base import NodeVariable, Rendered
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
@@ -45,12 +45,18 @@ def case(
 ) -> dict[str, Any]:
     """A rendered job. `model` is a Hugging Face configuration in place of the rendered one; `words` are added."""
     recipe = load_recipe(asset("recipes", "quickstart.yaml"), (*TINY, *overrides))
-    rendered = DeepSpeed().render(recipe, layout)
+    return as_case(name, DeepSpeed().render(recipe, layout), layout.world_size, words, model)
+
+
+def as_case(
+    name: str, rendered: Rendered, ranks: int, words: tuple[str, ...] = (), model: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a backend rendered, on so many ranks."""
     said = [f"FOLDER{word.suffix}" if isinstance(word, NodeVariable) else word for word in rendered.program]
     files = {path: content.decode() for path, content in rendered.files.items() if path.endswith(".json")}
     if model is not None:
         files["trainer/model.json"] = json.dumps(model)
-    return {"name": name, "ranks": layout.world_size, "files": files, "words": [*said[1:], *words]}
+    return {"name": name, "ranks": ranks, "files": files, "words": [*said[1:], *words]}
 
 
 def run(cases: list[dict[str, Any]], folder: Path) -> dict[str, Ran]:
