@@ -46,6 +46,13 @@ def query_groups(s: Situation) -> Bools:
     return divides(t, groups) | np.equal(t % groups, 0)
 
 
+def query_columns(s: Situation) -> Bools:
+    """Where there are fewer query groups than tensor parallel ranks, a group's columns are cut. Latent attention has
+    matrices of its own."""
+    columns = s.shape.query_width + 2 * s.shape.key_value_width
+    return divides(s.layouts.tensor, columns) if s.shape.mla is None else np.ones(len(s.layouts), dtype=np.bool_)
+
+
 def ffn(s: Situation) -> Bools:
     """Of dense layers; a model whose layers are all mixtures builds none."""
     dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
@@ -172,6 +179,12 @@ RULES: tuple[Rule, ...] = (
         "the query groups must be a multiple or a divisor of --tensor-model-parallel-size",
         CONFIG,
         query_groups,
+    ),
+    Rule(
+        "query-columns",
+        "--tensor-model-parallel-size must divide (attention heads + 2 x query groups) x --kv-channels",
+        "megatron/core/transformer/attention.py SelfAttention.__init__, core 0.19",
+        query_columns,
     ),
     Rule("ffn", "--tensor-model-parallel-size must divide the FFN hidden size of dense layers", LINEAR, ffn),
     Rule(
