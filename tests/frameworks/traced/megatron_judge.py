@@ -53,6 +53,8 @@ from megatron.training.vocab_utils import calculate_padded_vocab_size
 from pretrain import build_model, forward_step
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformer_engine.pytorch import utils as engine
+from transformer_engine.pytorch.tensor import nvfp4_tensor
 
 Stage = tuple[int, int, int, list[str], int]
 
@@ -64,6 +66,15 @@ WARMING = """--num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attenti
 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-layer-freq [0,1]
 --train-iters 1 --lr 1e-4 --bf16 --eval-iters 0 --eval-interval 1 --tokenizer-type NullTokenizer --vocab-size 128"""
 
+
+def _four_bits(vector: torch.Tensor) -> int:
+    """Where the first 4-bit product is prepared, from values that fake tensors have not, for kernels there are not."""
+    raise NotImplementedError("transformer_engine_torch has no 4-bit products here")
+
+
+nvfp4_tensor.get_sign_from_vector = _four_bits
+# Megatron-FSDP with tensor or context parallelism asks for a stream of NCCL's own, which torch for CPUs has not.
+parallel_state.get_nccl_options = lambda name, settings: None
 
 # What balanced_routing.install answers in the place of Megatron, for one number of experts.
 ANSWERED = (
@@ -100,6 +111,7 @@ def read_arguments(job: Job) -> None:
     capability = tuple(int(part) for part in job.compute_capability.split("."))
     fake_cuda.HOPPER.major, fake_cuda.HOPPER.minor = capability
     torch.cuda.get_device_capability = lambda *args, **options: capability
+    engine._get_device_compute_capability.cache_clear()  # the warming job's
     sys.argv = ["pretrain_gpt.py", *job.arguments]
     job.args = args = megatron_arguments.parse_args()
     megatron_arguments.validate_args(args, {})
