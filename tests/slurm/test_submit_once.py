@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -417,10 +418,19 @@ def test_a_scheduler_that_hangs_is_said_and_the_job_is_submitted_once(
     wait_for(submission, "succeeded")
 
 
+def wait_until_saved(cluster: Cluster, job: str) -> None:
+    """A controller killed before it wrote down that a job runs does not know it afterwards."""
+    changed = time.time()
+    cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=50")
+    saved = cluster.directory / "state" / "job_state"
+    wait_until(lambda: saved.exists() and saved.stat().st_mtime >= changed, "the controller has saved its jobs")
+
+
 def test_a_controller_that_is_down_is_waited_for_and_that_is_said(alone: Cluster, tmp_path: Path) -> None:
     """It comes back while sbatch is tried again; the job that ran meanwhile has lost nothing."""
     running = SlurmLauncher().submit(run_directory(tmp_path / "running", WAIT_FOR_GO))
     wait_for(running, "running")
+    wait_until_saved(alone, running.job_id)
     os.kill(alone.pid("slurmctld"), signal.SIGKILL)
     said: list[str] = []
 
