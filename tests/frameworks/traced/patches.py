@@ -114,7 +114,8 @@ def _share_storage(output: torch.Tensor, recomputed: torch.Tensor) -> None:
     kept, source = output.untyped_storage(), recomputed.untyped_storage()
     kept.resize_(source.nbytes())
     kept.shares = source  # type: ignore[attr-defined]  # alive as long as either name is
-    kept.live_key = source.live_key  # type: ignore[attr-defined]  # and counted once
+    if hasattr(source, "live_key"):  # an empty one is not counted
+        kept.live_key = source.live_key  # type: ignore[attr-defined]  # and counted once
 
 
 def patch_megatron() -> None:
