@@ -17,10 +17,11 @@ from llmlaunch.backends.megatron.environment import environment
 from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, rules_for
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE
 from llmlaunch.backends.megatron.versions import spoken_words
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.models.schema import check_shape
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
 from llmlaunch.number_formats import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
+from llmlaunch.planner.pricing import situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -61,10 +62,6 @@ class Case:
     def __str__(self) -> str:
         ways, training = self.recipe.techniques.as_json(), self.recipe.training
         return f"{self.layout.describe()} {ways} {training.workload} {training.numbers} {self.recipe.model}"
-
-
-def situation(recipe: Recipe, layouts: LayoutColumns) -> Situation:
-    return Situation(layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, techniques=recipe.techniques)
 
 
 def refusals(case: Case) -> list[str]:
@@ -268,7 +265,9 @@ def cases(draw: st.DrawFn) -> Case:
     layout = layouts.row(int(rows[draw(st.integers(0, len(rows) - 1))]))
     if layout.zero_stage >= FIRST_STAGE:  # these are taken only where a recipe pins them
         recipe = replace(recipe, pins={"zero_stage": layout.zero_stage})
-    return Case(recipe, layout, draw(st.integers(0, layout.pipeline - 1)))
+    held = layout.layers_by_rank  # a rank without layers would show nothing of them
+    ranks = [rank for rank in range(layout.pipeline) if not held or held[rank]]
+    return Case(recipe, layout, draw(st.sampled_from(ranks or [0])))
 
 
 def plain(recipe: Recipe) -> Recipe:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from megatron_cases import BASE, Case, cases, refusals, situation
+from megatron_cases import BASE, Case, cases, refusals
 from megatron_oracle import Ask, Verdict, megatron
 
 from llmlaunch.assets import asset
@@ -24,6 +24,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.pricing import situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques

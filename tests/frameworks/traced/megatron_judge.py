@@ -54,7 +54,8 @@ from pretrain import build_model, forward_step
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformer_engine.pytorch import utils as engine
-from transformer_engine.pytorch.tensor import nvfp4_tensor
+from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
+from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
 Stage = tuple[int, int, int, list[str], int]
 
@@ -67,12 +68,16 @@ WARMING = """--num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attenti
 --train-iters 1 --lr 1e-4 --bf16 --eval-iters 0 --eval-interval 1 --tokenizer-type NullTokenizer --vocab-size 128"""
 
 
-def _four_bits(vector: torch.Tensor) -> int:
-    """Where the first 4-bit product is prepared, from values that fake tensors have not, for kernels there are not."""
-    raise NotImplementedError("transformer_engine_torch has no 4-bit products here")
+def _at_a_narrow_product(module: Any, num_gemms: int = 1) -> None:
+    """A module's first 8- or 4-bit product is prepared for kernels there are not."""
+    if FP8GlobalStateManager.is_fp8_enabled():
+        raise NotImplementedError("transformer_engine_torch has no 8- or 4-bit products here")
+    _prepare(module, num_gemms)
 
 
-nvfp4_tensor.get_sign_from_vector = _four_bits
+_prepare = TransformerEngineBaseModule.init_fp8_metadata
+TransformerEngineBaseModule.init_fp8_metadata = _at_a_narrow_product
+torch.version.cuda = "12.9"  # of the cluster; torch for CPUs names none, and block scaling asks
 # Megatron-FSDP with tensor or context parallelism asks for a stream of NCCL's own, which torch for CPUs has not.
 parallel_state.get_nccl_options = lambda name, settings: None
 
@@ -164,9 +169,9 @@ def train(job: Job) -> None:
         return
     initialize._set_random_seed(job.args.seed)
     with FakeTensorMode(allow_non_fake_inputs=True), InventedScalars(), routing(job):
-        parts = training.setup_model_and_optimizer(ModelType.encoder_or_decoder, build_model)
         megatron_rank.forward_step = forward_step if job.until == "step" else _first_forward
         try:
+            parts = training.setup_model_and_optimizer(ModelType.encoder_or_decoder, build_model)
             megatron_rank._train(job.args, *parts, 1)
         except Reached:
             pass

@@ -254,7 +254,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "sequence-length",
         "with --sequence-parallel, tensor x context parallel size must divide --seq-length",
-        ARGUMENTS,
+        "megatron/core/tensor_parallel/mappings.py _split_along_first_dim, core 0.19",
         sequence_length,
     ),
     Rule("experts", "--expert-model-parallel-size must divide the experts, and needs some", ARGUMENTS, experts),
