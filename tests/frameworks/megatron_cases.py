@@ -244,7 +244,7 @@ def refused_by(recipe: Recipe, layouts: LayoutColumns) -> NDArray[np.bool_]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Half of them legal by our rules; of the others most break one rule and no other."""
+    """About a third of them legal by our rules; of the others most break one rule and no other."""
     recipe, words, legal = draw(recipes()), draw(words_of_a_layout()), draw(st.booleans())
     split = draw(st.none() | splits(recipe.model.num_layers))
     if legal and any(requirement.broken(recipe) for requirement in ALL_REQUIREMENTS):

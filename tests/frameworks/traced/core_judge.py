@@ -32,26 +32,12 @@ FLAGS = json.loads((ROOT / "wrapper/llmlaunch/backends/megatron/parsers/0.16.jso
 
 sys.path.insert(0, str(CORE))
 
-import fake_cuda
+import stand_ins
 
-fake_cuda.install()
-
-import torch
-
-
-def not_compiled(function: Any = None, **options: Any) -> Any:
-    return not_compiled if function is None else function
-
-
-torch.compile = not_compiled
-
-import fake_triton
-import te_extension
-
-fake_triton.install()
-te_extension.install()
+stand_ins.install()
 
 import megatron.core
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.enums import AttnBackend

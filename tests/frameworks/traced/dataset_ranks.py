@@ -7,38 +7,20 @@
 Stands in for what Megatron core imports and this machine has not: triton, and a GPU.
 """
 
-# ruff: noqa: E402 (Megatron core is imported after what it takes for granted)
+# ruff: noqa: E402 (torch is imported after its CUDA is pretended)
 from __future__ import annotations
 
 import os
 import runpy
 import sys
-import typing
 from pathlib import Path
 from typing import Any
 
-import typing_extensions
+import stand_ins
 
-typing.override = typing_extensions.override  # Megatron core takes it from typing, where Python 3.12 has it
-
-import fake_cuda
-
-fake_cuda.install()
+stand_ins.install()
 
 import torch
-
-
-def not_compiled(function: Any = None, **options: Any) -> Any:
-    return not_compiled if function is None else function
-
-
-torch.compile = not_compiled
-
-import fake_triton
-import te_extension
-
-fake_triton.install()
-te_extension.install()
 
 
 def train_up_to_the_datasets(config: Any, provider: Any, *words: Any, **named: Any) -> None:

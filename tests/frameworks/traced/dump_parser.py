@@ -1,4 +1,4 @@
-"""Every flag that Megatron-LM's own parser knows, as JSON: what `llmlaunch/backends/megatron/versions/` is made of.
+"""Every flag that Megatron-LM's own parser knows, as JSON: what `llmlaunch/backends/megatron/parsers/` is made of.
 
     .venv-frameworks/bin/python tests/frameworks/traced/dump_parser.py SOURCE [CHECKOUT] > 0.16.json
 
@@ -6,39 +6,20 @@ SOURCE is a sentence that says where the parser comes from, with its commit. CHE
 (git archive core_v0.16.1 megatron); without it the installed megatron-core answers.
 """
 
-# ruff: noqa: E402 (Megatron core is imported after what it takes for granted)
 from __future__ import annotations
 
 import argparse
 import json
 import os
 import sys
-import typing
 from typing import Any
 from unittest.mock import MagicMock
 
-import typing_extensions
+import stand_ins
 
-typing.override = typing_extensions.override  # Megatron core takes it from typing, where Python 3.12 has it
-
-import fake_cuda
-
-fake_cuda.install()
-
-import torch
+stand_ins.install()
 
 
-def not_compiled(function: Any = None, **options: Any) -> Any:
-    return not_compiled if function is None else function
-
-
-torch.compile = not_compiled
-
-import fake_triton
-import te_extension
-
-fake_triton.install()
-te_extension.install()
 for name in ("six", "regex", "yaml"):  # which core 0.16 imports beside its parser
     sys.modules.setdefault(name, MagicMock(name=name))
 

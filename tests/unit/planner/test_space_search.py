@@ -220,6 +220,12 @@ def test_zero_stages_of_another_implementation_are_searched_where_they_are_pinne
         ways_of("layout.zero_stage=[1, 2]")
 
 
+def test_a_zero_stage_the_backend_has_not_is_refused_in_one_sentence() -> None:
+    stages = "backend={name: deepspeed, script: own.py, script_kind: pipeline}"
+    with pytest.raises(UserError, match=r"layout\.zero_stage: 3 is none of what deepspeed has \(0, 1\)"):
+        ways_of(stages, "layout.zero_stage=3")
+
+
 def test_full_recompute_that_is_pinned_is_of_every_layer() -> None:
     found = ways_of("layout={recompute: full}")
     assert [(way.recompute_method, way.solved) for way in found.points.running] == [("uniform", None)]
