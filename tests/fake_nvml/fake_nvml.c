@@ -12,13 +12,20 @@
  *   gpu [uuid=U] [name=N] [total=80G] [reserved=512M] [used=N] [accounting=0|1] [shifted=0|1]
  *       The next GPU. `used` is what processes hold beside the ones listed. `shifted`: the process list of the
  *       R535 betas, whose third struct grew without a new version. `ecc=N` uncorrectable errors, `pages=1` and
- *       `rows=1`: a repair waits for a reset, `broken=1`: a row could not be remapped.
- *   proc GPU pid=N mem=N|na [peak=N]
- *       A process on it; `peak` is what accounting says (default: mem).
+ *       `rows=1`: a repair waits for a reset, `broken=1`: a row could not be remapped. `util=N` percent, `power=N`
+ *       watts, `drawn=N` watts that the energy counter grows by (default: power; `none`: there is no counter).
+ *       `mig=1`: in MIG mode; asked whole it refuses memory and processes, as of callers without privilege.
+ *   slice GPU [uuid=U] [total=10G] [reserved=N] [used=N]
+ *       A MIG device of it. For `proc`, `fail` and `slow` the first slice written is GPU 100, the next 101.
+ *   proc GPU pid=N mem=N|na [peak=N] [start=N]
+ *       A process on it; `peak` is what accounting says (default: mem), `start` its start there, in microseconds
+ *       since 1970.
  *   fail FUNCTION|* code=N [gpu=I]
  *       That call (or every call on a device) returns this code.
  *   slow FUNCTION|* us=N
  *       That call (or every call) takes this long: latency, or a hang.
+ *   spin FUNCTION|* us=N
+ *       The same, at work all the while: latency that costs the caller CPU time.
  *
  * Struct layouts are those of nvml.h 13.4.92.
  */
@@ -29,10 +36,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_GPUS 16
+#define MAX_SLICES 16
+#define FIRST_SLICE 100
 #define MAX_PROCESSES 64
 #define MAX_RULES 64
 #define MAX_FUNCTIONS 64
@@ -42,6 +52,7 @@ enum {
     UNINITIALIZED = 1,
     INVALID_ARGUMENT = 2,
     NOT_SUPPORTED = 3,
+    NO_PERMISSION = 4,
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     ARGUMENT_VERSION_MISMATCH = 25
@@ -70,17 +81,20 @@ typedef struct {
     int index;
     char uuid[80], name[96];
     uint64_t total, reserved, used, ecc;
-    unsigned accounting, shifted, pages, rows, broken;
+    unsigned accounting, shifted, pages, rows, broken, mig, utilization;
+    double power, drawn; /* watts */
+    int parent;
 } gpu_t;
-typedef struct { int gpu; unsigned pid; uint64_t memory, peak; } process_t;
-typedef struct { char function[64]; int gpu, code; long microseconds; } rule_t;
+typedef struct { int gpu; unsigned pid; uint64_t memory, peak, start; } process_t;
+typedef struct { char function[64]; int gpu, code, spins; long microseconds; } rule_t;
 
 static struct {
-    gpu_t gpus[MAX_GPUS];
+    gpu_t gpus[MAX_GPUS], slices[MAX_SLICES];
     process_t processes[MAX_PROCESSES];
     rule_t rules[MAX_RULES];
-    int gpu_count, process_count, rule_count;
+    int gpu_count, slice_count, process_count, rule_count;
 } scenario;
+static double joules[MAX_GPUS], counted_at;
 static struct { char function[64]; long count; } calls[MAX_FUNCTIONS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct stat read_state;
@@ -147,11 +161,26 @@ static uint64_t amount_of(char words[][256], int count, const char *key, uint64_
     return text ? amount(text) : otherwise;
 }
 
+static double seconds_now(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static void count_energy(void)
+{
+    double now = seconds_now(CLOCK_MONOTONIC);
+    for (int i = 0; i < scenario.gpu_count && counted_at > 0; i++)
+        joules[i] += (now - counted_at) * (scenario.gpus[i].drawn > 0 ? scenario.gpus[i].drawn : 0);
+    counted_at = now;
+}
+
 static void read_gpu(char words[][256], int count)
 {
     int index = scenario.gpu_count++;
     gpu_t *gpu = &scenario.gpus[index];
-    const char *uuid = value_of(words, count, "uuid"), *name = value_of(words, count, "name");
+    const char *uuid = value_of(words, count, "uuid"), *name = value_of(words, count, "name"), *drawn;
     gpu->index = index;
     if (uuid)
         snprintf(gpu->uuid, sizeof gpu->uuid, "%.79s", uuid);
@@ -167,6 +196,29 @@ static void read_gpu(char words[][256], int count)
     gpu->pages = (unsigned)amount_of(words, count, "pages", 0);
     gpu->rows = (unsigned)amount_of(words, count, "rows", 0);
     gpu->broken = (unsigned)amount_of(words, count, "broken", 0);
+    gpu->mig = (unsigned)amount_of(words, count, "mig", 0);
+    gpu->utilization = (unsigned)amount_of(words, count, "util", 0);
+    gpu->power = (double)amount_of(words, count, "power", 0);
+    drawn = value_of(words, count, "drawn");
+    gpu->drawn = drawn && !strcmp(drawn, "none") ? -1 : (double)amount_of(words, count, "drawn", (uint64_t)gpu->power);
+    gpu->parent = -1;
+}
+
+static void read_slice(char words[][256], int count)
+{
+    int index = scenario.slice_count++;
+    gpu_t *slice = &scenario.slices[index];
+    const char *uuid = value_of(words, count, "uuid");
+    slice->index = FIRST_SLICE + index;
+    slice->parent = atoi(words[1]);
+    if (uuid)
+        snprintf(slice->uuid, sizeof slice->uuid, "%.79s", uuid);
+    else
+        snprintf(slice->uuid, sizeof slice->uuid, "MIG-00000000-0000-0000-0000-%012d", index);
+    snprintf(slice->name, sizeof slice->name, "Fake-H100 MIG 1g.10gb");
+    slice->total = amount_of(words, count, "total", 10ull << 30);
+    slice->reserved = amount_of(words, count, "reserved", 0);
+    slice->used = amount_of(words, count, "used", 0);
 }
 
 static void read_process(char words[][256], int count)
@@ -177,6 +229,7 @@ static void read_process(char words[][256], int count)
     process->pid = (unsigned)amount_of(words, count, "pid", 0);
     process->memory = memory && !strcmp(memory, "na") ? NOT_AVAILABLE : amount(memory ? memory : "0");
     process->peak = amount_of(words, count, "peak", process->memory);
+    process->start = amount_of(words, count, "start", 0);
 }
 
 static void read_rule(char words[][256], int count)
@@ -186,6 +239,7 @@ static void read_rule(char words[][256], int count)
     rule->gpu = (int)amount_of(words, count, "gpu", 0) - (value_of(words, count, "gpu") == NULL);
     rule->code = (int)amount_of(words, count, "code", SUCCESS);
     rule->microseconds = (long)amount_of(words, count, "us", 0);
+    rule->spins = !strcmp(words[0], "spin");
 }
 
 static void read_line(char *line)
@@ -197,9 +251,12 @@ static void read_line(char *line)
         snprintf(words[count++], sizeof words[0], "%.255s", word);
     if (count && !strcmp(words[0], "gpu") && scenario.gpu_count < MAX_GPUS)
         read_gpu(words, count);
+    else if (count > 1 && !strcmp(words[0], "slice") && scenario.slice_count < MAX_SLICES)
+        read_slice(words, count);
     else if (count > 1 && !strcmp(words[0], "proc") && scenario.process_count < MAX_PROCESSES)
         read_process(words, count);
-    else if (count > 1 && (!strcmp(words[0], "fail") || !strcmp(words[0], "slow")) && scenario.rule_count < MAX_RULES)
+    else if (count > 1 && scenario.rule_count < MAX_RULES &&
+             (!strcmp(words[0], "fail") || !strcmp(words[0], "slow") || !strcmp(words[0], "spin")))
         read_rule(words, count);
     else if (count) {
         fprintf(stderr, "fake_nvml: cannot read '%s ...'\n", words[0]);
@@ -221,6 +278,7 @@ static void read_scenario(void)
     file = fopen(path, "r");
     if (!file)
         return;
+    count_energy();
     memset(&scenario, 0, sizeof scenario);
     while (fgets(line, sizeof line, file))
         read_line(line);
@@ -241,18 +299,25 @@ static int applies(const rule_t *rule, const char *function, int gpu)
 static int begin(const char *function, int gpu)
 {
     int code = SUCCESS;
-    long wait = 0;
+    long wait = 0, work = 0;
     count_call(function);
     read_scenario();
     for (int i = 0; i < scenario.rule_count; i++)
         if (applies(&scenario.rules[i], function, gpu)) {
-            wait += scenario.rules[i].microseconds;
+            *(scenario.rules[i].spins ? &work : &wait) += scenario.rules[i].microseconds;
             if (scenario.rules[i].code)
                 code = scenario.rules[i].code;
         }
     if (wait) {
         pthread_mutex_unlock(&lock);
         usleep((useconds_t)wait);
+        pthread_mutex_lock(&lock);
+    }
+    if (work) {
+        double until = seconds_now(CLOCK_THREAD_CPUTIME_ID) + (double)work / 1e6;
+        pthread_mutex_unlock(&lock);
+        while (seconds_now(CLOCK_THREAD_CPUTIME_ID) < until)
+            ;
         pthread_mutex_lock(&lock);
     }
     return code;
@@ -352,6 +417,63 @@ EXPORT int nvmlDeviceGetPciInfo_v3(void *handle, pci_info_t *pci)
     });
 }
 
+/* MIG */
+
+EXPORT int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending)
+{
+    DEVICE_CALL(handle, {
+        *current = *pending = gpu->mig;
+        code = gpu->parent < 0 ? SUCCESS : INVALID_ARGUMENT;
+    });
+}
+
+EXPORT int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count)
+{
+    DEVICE_CALL(handle, *count = gpu->mig ? 7 : 0);
+}
+
+EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **slice)
+{
+    DEVICE_CALL(handle, {
+        unsigned place = 0;
+        code = NOT_FOUND;
+        for (int i = 0; i < scenario.slice_count; i++)
+            if (scenario.slices[i].parent == gpu->index && place++ == index) {
+                *slice = &scenario.slices[i];
+                code = SUCCESS;
+            }
+    });
+}
+
+/* Load and power */
+
+EXPORT int nvmlDeviceGetUtilizationRates(void *handle, unsigned *rates)
+{
+    DEVICE_CALL(handle, {
+        rates[0] = rates[1] = gpu->utilization;
+        code = gpu->mig || gpu->parent >= 0 ? NOT_SUPPORTED : SUCCESS;
+    });
+}
+
+EXPORT int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts)
+{
+    DEVICE_CALL(handle, {
+        *milliwatts = (unsigned)(gpu->power * 1000);
+        code = gpu->parent >= 0 ? NOT_SUPPORTED : SUCCESS;
+    });
+}
+
+EXPORT int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules)
+{
+    DEVICE_CALL(handle, {
+        code = gpu->parent >= 0 || gpu->drawn < 0 ? NOT_SUPPORTED : SUCCESS;
+        if (code == SUCCESS) {
+            count_energy();
+            *millijoules = (unsigned long long)(joules[gpu->index] * 1000);
+        }
+    });
+}
+
 /* Memory: version 1 counts the driver's reserve as used, version 2 apart */
 
 static uint64_t held(const gpu_t *gpu)
@@ -366,6 +488,7 @@ static uint64_t held(const gpu_t *gpu)
 EXPORT int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory)
 {
     DEVICE_CALL(handle, {
+        code = gpu->mig ? NO_PERMISSION : SUCCESS;
         memory->total = gpu->total;
         memory->used = gpu->reserved + held(gpu);
         memory->free = gpu->total - memory->used;
@@ -376,8 +499,7 @@ EXPORT int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory)
 EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, memory_v2_t *memory)
 {
     DEVICE_CALL(handle, {
-        if (memory->version != MEMORY_V2)
-            code = ARGUMENT_VERSION_MISMATCH;
+        code = memory->version != MEMORY_V2 ? ARGUMENT_VERSION_MISMATCH : gpu->mig ? NO_PERMISSION : SUCCESS;
         memory->total = gpu->total;
         memory->reserved = gpu->reserved;
         memory->used = held(gpu);
@@ -391,6 +513,8 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, memory_v2_t *memory)
 static int list_processes(const gpu_t *gpu, unsigned *count, char *out, size_t step)
 {
     unsigned room = *count, found = 0;
+    if (gpu->mig)
+        return NO_PERMISSION;
     for (int i = 0; i < scenario.process_count; i++) {
         const process_t *process = &scenario.processes[i];
         if (process->gpu != gpu->index)
@@ -420,8 +544,6 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count
 }
 #endif
 
-/* Accounting */
-
 /* Memory errors */
 
 EXPORT int nvmlDeviceGetTotalEccErrors(void *handle, int kind, int counter, unsigned long long *count)
@@ -446,6 +568,8 @@ EXPORT int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned
     });
 }
 
+/* Accounting */
+
 EXPORT int nvmlDeviceGetAccountingMode(void *handle, unsigned *mode)
 {
     DEVICE_CALL(handle, *mode = gpu->accounting);
@@ -454,11 +578,12 @@ EXPORT int nvmlDeviceGetAccountingMode(void *handle, unsigned *mode)
 EXPORT int nvmlDeviceGetAccountingStats(void *handle, unsigned pid, accounting_t *stats)
 {
     DEVICE_CALL(handle, {
-        code = gpu->accounting ? NOT_FOUND : NOT_SUPPORTED;
+        code = gpu->accounting && gpu->parent < 0 ? NOT_FOUND : NOT_SUPPORTED;
         for (int i = 0; gpu->accounting && i < scenario.process_count; i++)
             if (scenario.processes[i].gpu == gpu->index && scenario.processes[i].pid == pid) {
                 memset(stats, 0, sizeof *stats);
                 stats->max_memory = scenario.processes[i].peak;
+                stats->start = scenario.processes[i].start;
                 code = SUCCESS;
             }
     });

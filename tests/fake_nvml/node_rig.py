@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,8 +19,9 @@ import pytest
 from llmlaunch.runs.node_archive import node_archive
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
+DISK_SOURCE = Path(__file__).parents[1] / "fake_disk" / "faulty_disk.c"
 GIB = 2**30
-PATIENCE_SECONDS = 30.0  # for what will surely come on any machine; nothing is judged by how long it took
+PATIENCE_SECONDS = 120.0  # for what will surely come on any machine; nothing is judged by how long it took
 ATTEMPT = "17.0"
 NODE = "node1"
 
@@ -49,6 +51,16 @@ def build(directory: Path, *defines: str) -> Path:
     return directory
 
 
+def build_disk(directory: Path) -> Path:
+    """Compile the library that makes one folder's disk fail or hang; returns it."""
+    compiler = shutil.which("cc")
+    assert compiler, "no C compiler for the faulty disk: apt-get install gcc libc6-dev"
+    library = directory / "faulty_disk.so"
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
+    subprocess.run([compiler, *flags, "-o", str(library), str(DISK_SOURCE), "-ldl"], check=True)
+    return library
+
+
 def alive(pid: int) -> bool:
     """Whether `pid` runs: neither gone nor a zombie."""
     try:
@@ -69,6 +81,8 @@ class NodeRig:
         self.library = library
         self.processes: list[subprocess.Popen[str]] = []
         self.attempt_directory = self.run_directory / "attempts" / ATTEMPT
+        self.spool = directory / "spool"
+        self.disk_path = directory / "disk"
         self.peaks_path = self.run_directory / "peaks" / f"{NODE}.jsonl"
 
     def scenario(self, text: str) -> None:
@@ -95,12 +109,37 @@ class NodeRig:
                 return
         raise AssertionError("device memory is not read any more")
 
+    def disk(self, how: str) -> None:
+        """What becomes of the run directory's disk, for those who were started with `faulty`: `hang`, an errno, or
+        nothing."""
+        fresh = self.disk_path.with_suffix(".new")
+        fresh.write_text(how)
+        fresh.replace(self.disk_path)
+
+    def faulty(self, library: Path) -> dict[str, str]:
+        """The environment of a process that meets that disk."""
+        under = str(self.run_directory)
+        return {"LD_PRELOAD": str(library), "FAULTY_UNDER": under, "FAULTY_HOW": str(self.disk_path)}
+
+    def spooled(self) -> list[Line]:
+        """The whole lines that lie in the spool."""
+        lines = []
+        for path in self.spool.glob("*/peaks/*.jsonl"):
+            with contextlib.suppress(FileNotFoundError):  # delivered in this moment
+                lines += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line[-1:] == "\n"]
+        return lines
+
+    def all_delivered(self) -> bool:
+        """Whether no run has anything left in the spool."""
+        return not any(self.spool.glob("*"))
+
     def environment(self, **extra: str) -> dict[str, str]:
         dropped = ("LD_LIBRARY_PATH", "PYTHONPATH", "RANK", "LOCAL_RANK", "LLMLAUNCH_NODE_RANK", "CUDA_VISIBLE_DEVICES")
         kept = {name: value for name, value in os.environ.items() if name not in dropped}
         kept["LD_LIBRARY_PATH"] = str(self.library)
         kept["FAKE_NVML_SCENARIO"] = str(self.scenario_path)
         kept["FAKE_NVML_CALLS"] = str(self.calls_path)
+        kept["LLMLAUNCH_SPOOL"] = str(self.spool)
         return {**kept, **extra}
 
     def start(self, *arguments: str, setup: Callable[[], object] | None = None, **environment: str) -> Any:
@@ -186,6 +225,13 @@ class NodeRig:
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
+        # What such a process had started may hold its pipes open, and would be waited for.
+        mark = f"FAKE_NVML_CALLS={self.calls_path}".encode()
+        for directory in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # gone, or another user's
+                if mark in (directory / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(directory.name), signal.SIGKILL)
+        for process in self.processes:
             process.communicate()
 
 
@@ -204,6 +250,11 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def old_nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("nvml") / "old_driver", "-DOLD_DRIVER")
+
+
+@pytest.fixture(scope="session")
+def faulty_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_disk(tmp_path_factory.mktemp("disk"))
 
 
 @pytest.fixture

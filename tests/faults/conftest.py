@@ -2,16 +2,77 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fake_nvml"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "store"))  # run directories, PostgreSQL
 
+from chain import Chain
 from node_rig import (  # noqa: F401
     archive,
     cpu_node,
+    faulty_disk,
     gpu_node,
     nvml_library,
     old_gpu_node,
     old_nvml_library,
 )
+
+Make = Callable[..., Chain]
+
+
+@contextmanager
+def made(library: Path, place: Path) -> Iterator[Make]:
+    """What makes a run that is not submitted yet; nothing of it is left in the end."""
+    runs: list[Chain] = []
+
+    def make(**more: Any) -> Chain:
+        own = place / str(len(runs))
+        own.mkdir()
+        runs.append(Chain(own, library, **more))
+        return runs[-1]
+
+    try:
+        yield make
+    finally:
+        for one in runs:
+            one.close()
+
+
+@pytest.fixture
+def chain(nvml_library: Path, tmp_path: Path) -> Iterator[Make]:  # noqa: F811
+    with made(nvml_library, tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="session")
+def stories(
+    request: pytest.FixtureRequest,
+    nvml_library: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Mapping[str, Future[None]]]:
+    """What became of each test that takes a `story`, by the tests' ids. All are begun side by side, since most of their
+    time is waiting. A story gets what makes a run, and the number of the repeat."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    asked = {item.nodeid: item.callspec.params for item in items if "story" in item.fixturenames}
+
+    def tell(number: int, story: Callable[[Make, int], None], repeat: int) -> None:
+        with made(nvml_library, tmp_path_factory.mktemp(f"story{number}")) as make:
+            story(make, repeat)
+
+    threads = ThreadPoolExecutor(2 * (os.cpu_count() or 1))
+    try:
+        yield {
+            name: threads.submit(tell, number, params["story"], params["repeat"])
+            for number, (name, params) in enumerate(asked.items())
+        }
+    finally:
+        threads.shutdown(cancel_futures=True)

@@ -118,17 +118,18 @@ def test_a_program_does_not_notice_what_becomes_of_the_monitor(gpu_node: NodeRig
     assert gpu_node.record()["exit_code"] == 5
 
 
-def test_a_full_disk_drops_lines_and_the_next_carries_all(gpu_node: NodeRig) -> None:
+def test_two_full_disks_drop_lines_and_the_next_carries_all(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu used=1G\n")
     monitor = gpu_node.monitor(setup=lambda: _limit_file_size(0, 4096))
     until(lambda: gpu_node.peaks_path.exists() and gpu_node.peaks_path.stat().st_size == 4096, "a full file")
+    until(lambda: any(p.stat().st_size == 4096 for p in gpu_node.spool.glob("*/peaks/*.jsonl")), "a full spool")
     gpu_node.until_sampled("gpu used=70G\n")
     gpu_node.until_sampled("gpu used=2G\n")
     assert all(line["gpus"][0]["device_peak_bytes"] < 2 * GIB for line in gpu_node.lines())
     _limit_file_size(monitor.pid, resource.RLIM_INFINITY)
     line = gpu_node.until_used(2.5)
     assert line["gpus"][0]["device_peak_bytes"] == 70 * GIB + GIB // 2
-    assert line["dropped"] > 0
+    gpu_node.until_line("dropped lines", lambda line: line.get("dropped", 0) > 0)
     assert gpu_node.stop(monitor)["event"] == "end"
 
 
@@ -151,13 +152,14 @@ def test_a_run_directory_that_cannot_be_written_does_not_change_a_programs_fate(
     assert said.count("not written: Not a directory") == 2  # at its start and at its end
 
 
-def test_a_monitor_that_can_write_nothing_exits_with_0(gpu_node: NodeRig) -> None:
+def test_a_monitor_without_a_run_directory_exits_with_0(gpu_node: NodeRig) -> None:
     gpu_node.run_directory.write_text("a file where the directory should be")
     monitor = gpu_node.monitor()
     gpu_node.until_sampled("gpu used=1G\n")
     monitor.terminate()
     _, said = monitor.communicate()
     assert (monitor.returncode, said) == (0, "")
+    assert gpu_node.spooled()[-1]["event"] == "end"  # for a later one, should the directory come back
 
 
 def _limit_file_size(pid: int, size: int) -> None:

@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "fake_nvml"))
 from node_rig import (  # noqa: F401
     archive,
     cpu_node,
+    faulty_disk,
     gpu_node,
     nvml_library,
     old_gpu_node,

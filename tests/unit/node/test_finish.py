@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+from pathlib import Path
 
-from node_rig import ATTEMPT, NODE, NodeRig
+import pytest
+from node_rig import ATTEMPT, GIB, NODE, NodeRig
+
+from llmlaunch.node.last_act import write_summary
+from llmlaunch.peaks.spool_place import spool_folder
+from llmlaunch.peaks.summarize import still_whole
+from llmlaunch.peaks.summary import AttemptSummary, summary_of_json
 
 
 def run(node_side: NodeRig, script: str, rank: int, node: str = NODE) -> None:
@@ -153,3 +161,86 @@ def test_a_verdict_comes_whatever_the_cause_trips_over(cpu_node: NodeRig) -> Non
     (cpu_node.attempt_directory / "ranks" / "1.json").write_text('{"rank": 1, "node": [], "exit_code": 1}')
     code, status, _ = cpu_node.finish(nodes=1, code=3)
     assert (code, status["state"]) == (3, "failed")
+
+
+# --- the last act -----------------------------------------------------------------------------------------------------
+
+
+def summary(node_side: NodeRig) -> AttemptSummary:
+    found = summary_of_json(json.loads((node_side.attempt_directory / "summary.json").read_text()))
+    assert found is not None
+    return found
+
+
+def test_the_last_act_is_a_whole_summary(cpu_node: NodeRig) -> None:
+    cpu_node.run_directory.mkdir()
+    (cpu_node.run_directory / "run.json").write_text('{"schema": 1, "peak_kind": "resident"}')
+    run(cpu_node, "exit 0", rank=0)
+    run(cpu_node, "exit 0", rank=1, node="node2")
+    cpu_node.done(NODE, "node2")
+    assert cpu_node.finish(nodes=2, code=0)[0] == 0
+    found = summary(cpu_node)
+    assert [(one.rank, one.node, one.peak_source) for one in found.ranks] == [
+        (0, NODE, "ru_maxrss"),
+        (1, "node2", "ru_maxrss"),
+    ]
+    assert found.ranks[1].peak_bytes == cpu_node.record(1)["resident_peak_bytes"]
+    assert still_whole(found, cpu_node.run_directory)
+
+
+def test_a_failed_attempt_has_one_too(cpu_node: NodeRig) -> None:
+    run(cpu_node, "kill -9 $$", rank=0)
+    assert cpu_node.finish(nodes=1, code=1)[0] == 1
+    assert [one.rank for one in summary(cpu_node).ranks] == [0]
+
+
+def test_what_this_node_kept_for_itself_is_in_it(
+    cpu_node: NodeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "spool"
+    folder = spool_folder(root, str(cpu_node.run_directory))
+    (folder / "peaks").mkdir(parents=True)
+    for place in (root, folder):
+        place.chmod(0o700)
+    line = {"v": 1, "event": "beat", "attempt": ATTEMPT, "node": NODE, "host": {"used_peak_bytes": 7 * GIB}}
+    (folder / "peaks" / f"{NODE}.jsonl").write_text(json.dumps(line) + "\n")
+    monkeypatch.setenv("LLMLAUNCH_SPOOL", str(root))
+    run(cpu_node, "exit 0", rank=0)
+    cpu_node.done(NODE)
+    cpu_node.finish(nodes=1, code=0)
+    assert [node.host_peak_bytes for node in summary(cpu_node).nodes] == [7 * GIB]
+
+
+def test_a_summary_that_cannot_be_written_changes_nothing(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 0", rank=0)
+    cpu_node.done(NODE)
+    (cpu_node.attempt_directory / "summary.json").mkdir()
+    (cpu_node.attempt_directory / "summary.json" / "in the way").touch()
+    code, status, said = cpu_node.finish(nodes=1, code=0)
+    assert (code, status["state"]) == (0, "succeeded")
+    assert "summary.json not written" in said
+    assert [path.name for path in cpu_node.attempt_directory.glob(".summary*")] == []
+
+
+def test_a_file_system_that_hangs_is_not_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "peaks").mkdir()
+    pipe = tmp_path / "peaks" / "node1.jsonl"
+    os.mkfifo(pipe)  # opening it takes as long as nobody writes to it
+    write_summary(tmp_path, "1.0", patience_seconds=0.1)
+    assert "summary.json was not ready in 0.1 s" in capfd.readouterr().err
+    pipe.open("wb").close()
+
+
+def test_who_ends_the_job_during_its_last_act_changes_nothing(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 0", rank=0)
+    cpu_node.done(NODE)
+    (cpu_node.run_directory / "peaks").mkdir()
+    pipe = cpu_node.run_directory / "peaks" / "node9.jsonl"
+    os.mkfifo(pipe)  # the summary waits here
+    place = ("--run-dir", str(cpu_node.run_directory), "--attempt", ATTEMPT)
+    finish = cpu_node.start("finish", *place, "--nodes", "1", "--code", "0")
+    assert finish.stdout.readline() == "next end\n"  # said before
+    finish.send_signal(signal.SIGTERM)
+    pipe.open("wb").close()
+    assert finish.wait() == 0
+    assert [one.rank for one in summary(cpu_node).ranks] == [0]

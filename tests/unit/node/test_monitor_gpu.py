@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from node_rig import ATTEMPT, GIB, NODE, NodeRig, until
@@ -71,6 +72,32 @@ def test_accounting_of_a_rank_is_asked_after_it_ended(gpu_node: NodeRig) -> None
     assert gpu["accounting_peak_bytes"] == {str(pid): 66 * GIB}
 
 
+def test_the_spike_of_a_rank_that_is_gone_is_asked_for_at_once(gpu_node: NodeRig) -> None:
+    """Twenty milliseconds at 66 GiB between two samples and the end of the process: accounting alone knows."""
+    trainer = gpu_node.rank("sleep", "60")
+    pid = gpu_node.until_record()["program_pid"]
+    gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={pid} mem=1G\n")
+    monitor = gpu_node.monitor("--list-interval", "3600")
+    gpu_node.until_line("the rank", lambda line: line.get("processes"))
+    gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={pid} mem=0 peak=66G\n")
+    trainer.terminate()
+    trainer.wait()
+    wanted = {str(pid): 66 * GIB}
+    gpu_node.until_line("its peak", lambda line: line["event"] == "beat" and _accounted(line) == wanted)
+    monitor.kill()
+
+
+def test_accounting_of_an_earlier_process_of_the_same_number_is_not_believed(gpu_node: NodeRig) -> None:
+    mine, yesterday = os.getpid(), int((time.time() - 86400) * 1e6)
+    gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={mine} mem=30G peak=70G start={yesterday}\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_used(30.5)
+    gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={mine} mem=31G peak=40G start={int(time.time() * 1e6)}\n")
+    gpu_node.until_line("its own", lambda line: _accounted(line))
+    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    assert gpu["accounting_peak_bytes"] == {str(mine): 40 * GIB}
+
+
 def test_the_process_list_is_asked_rarely_and_when_memory_rose(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu used=1G\n")
     monitor = gpu_node.monitor("--list-interval", "3600")
@@ -87,22 +114,39 @@ def test_the_process_list_is_asked_rarely_and_when_memory_rose(gpu_node: NodeRig
     assert calls["nvmlInit"] == 1
 
 
-def test_only_processes_that_exist_here_with_amounts_that_can_be(gpu_node: NodeRig) -> None:
+def test_only_processes_of_this_job_with_amounts_that_can_be(gpu_node: NodeRig) -> None:
+    """One number is of no process here, as in another pid namespace, one of another job's, here our own parent's."""
     mine, parent = os.getpid(), os.getppid()
-    gpu_node.scenario(f"gpu\nproc 0 pid=4194300 mem=1G\nproc 0 pid={parent} mem=na\nproc 0 pid={mine} mem=2G\n")
+    unknown = gpu_node.rank("sleep", "60").pid
+    gpu_node.scenario(
+        f"gpu\nproc 0 pid=4194300 mem=1G\nproc 0 pid={parent} mem=4G\n"
+        f"proc 0 pid={mine} mem=2G\nproc 0 pid={unknown} mem=na\n"
+    )
     monitor = gpu_node.monitor()
-    gpu_node.until_used(3.5)
+    gpu_node.until_used(7.5)
     (gpu,) = gpu_node.stop(monitor)["gpus"]
     assert gpu["process_peak_bytes"] == {str(mine): 2 * GIB}
 
 
+def test_a_trainer_below_a_rank_is_of_this_job(gpu_node: NodeRig) -> None:
+    # the shell waits for the trainer below it, and ends it with itself
+    shell = gpu_node.rank("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!; trap 'kill $!' TERM; wait")
+    trainer = int(shell.stdout.readline())
+    gpu_node.scenario(f"gpu\nproc 0 pid={trainer} mem=2G\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_line("the trainer", lambda line: line["event"] == "beat" and line["gpus"][0]["process_peak_bytes"])
+    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    shell.terminate()
+    assert gpu["process_peak_bytes"] == {str(trainer): 2 * GIB}
+
+
 def test_a_shifted_process_list_is_not_believed(gpu_node: NodeRig) -> None:
-    mine, parent = os.getpid(), os.getppid()
-    gpu_node.scenario(f"gpu shifted=1\nproc 0 pid={mine} mem=2G\nproc 0 pid={parent} mem=3G\n")
+    mine, other = os.getpid(), gpu_node.rank("sleep", "60").pid
+    gpu_node.scenario(f"gpu shifted=1\nproc 0 pid={mine} mem=2G\nproc 0 pid={other} mem=3G\n")
     monitor = gpu_node.monitor()
     gpu_node.until_used(5.5)
     (gpu,) = gpu_node.stop(monitor)["gpus"]
-    assert gpu["process_peak_bytes"] == {str(mine): 2 * GIB, str(parent): 3 * GIB}
+    assert gpu["process_peak_bytes"] == {str(mine): 2 * GIB, str(other): 3 * GIB}
     assert "processes_v3" in gpu["unavailable"]
 
 
@@ -164,10 +208,19 @@ def test_lines_are_few_while_no_peak_moves(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu used=4G\n")
     monitor = gpu_node.monitor("--beat-interval", "600")
     gpu_node.until_event("start")
-    gpu_node.until_sampled("gpu used=60G\n")
+    gpu_node.until_sampled("gpu used=4500M\n")
     end = gpu_node.stop(monitor)
     assert [line["event"] for line in gpu_node.lines()] == ["start", "end"]
-    assert end["gpus"][0]["device_peak_bytes"] == 60 * GIB + GIB // 2
+    assert end["gpus"][0]["device_peak_bytes"] == 5012 * 2**20
+
+
+def test_a_peak_that_leapt_is_written_at_once(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu used=4G\n")
+    monitor = gpu_node.monitor("--beat-interval", "600")
+    gpu_node.until_event("start")
+    gpu_node.until_sampled("gpu used=60G\n")
+    gpu_node.until_line("the leap", lambda line: _peak_gib(line) > 60)
+    monitor.kill()
 
 
 def test_a_peak_that_rose_is_written_at_the_next_beat(gpu_node: NodeRig) -> None:
@@ -178,6 +231,10 @@ def test_a_peak_that_rose_is_written_at_the_next_beat(gpu_node: NodeRig) -> None
     gpu_node.until_sampled("gpu used=1G\n")
     gpu_node.until_line("a line after the rise", lambda line: _peak_gib(line) > 60)
     gpu_node.stop(monitor)
+
+
+def _accounted(line: dict[str, Any]) -> dict[str, int]:
+    return dict(line["gpus"][0]["accounting_peak_bytes"])
 
 
 def _peak_gib(line: dict[str, Any]) -> float:

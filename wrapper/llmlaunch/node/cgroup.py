@@ -35,6 +35,12 @@ def memory_counters(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("
     }
 
 
+def memory_now_bytes(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What this process's group holds: version 2 counts no maximum before Linux 5.19."""
+    folders, version = _folders(proc, mount)
+    return _number(folders[0] / ("memory.current" if version == 2 else "memory.usage_in_bytes")) if folders else None
+
+
 def _folders(proc: Path, mount: Path) -> tuple[list[Path], int]:
     """The folders to look at, the innermost first, and the version of cgroups that has the memory controller."""
     try:

@@ -27,11 +27,16 @@ def read_json(path: Path) -> Record | None:
 
 def replace_json(path: Path, record: Record) -> None:
     """Write `record` so that a reader sees the old file or the whole new one. Raises OSError."""
+    replace_bytes(path, json.dumps(record, indent=1).encode() + b"\n")
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """The same with what `content` holds."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with temporary.open("wb") as file:
-            file.write(json.dumps(record, indent=1).encode() + b"\n")
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

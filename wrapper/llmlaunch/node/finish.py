@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from .causes import cause_of
 from .decide import PREEMPTED, Facts, decide
 from .files import attempt_directory, read_json, say
 from .history import FIRST_LAYOUT, attempts_of_run, fruitless, job_of, of_this_submission, saved_step
+from .last_act import write_summary
 from .signals import signal_number
 from .status import COMES_BACK_LATER, write_status
 
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
     from .files import Record
 
 POLL_SECONDS = 0.5
+ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def main(argv: list[str]) -> int:
-    """Write `status.json` and one line to stderr, and print what comes next; returns the exit code of the job."""
+    """Write `status.json` and one line to stderr, print what comes next, and last of all write `summary.json`; returns
+    the exit code of the job."""
     options = _arguments(argv)
     directory = attempt_directory(options.run_dir, options.attempt)
     done = _done_markers(directory, options)
@@ -70,7 +74,10 @@ def main(argv: list[str]) -> int:
     say(f"attempt {options.attempt} {state}: {why}")
     if state != "succeeded" and (facts.described.get("restart") or facts.described.get("fallbacks")):
         say(f"next: {follows.action} {follows.layout}".rstrip() + f" ({follows.why})")
-    print("next", *_words(follows, nodes_at_fault(cause)))
+    for number in ENDS:  # the verdict stands: who ends the job now is not to change its exit code
+        signal.signal(number, signal.SIG_IGN)
+    print("next", *_words(follows, nodes_at_fault(cause)), flush=True)
+    write_summary(options.run_dir, options.attempt)
     return code
 
 

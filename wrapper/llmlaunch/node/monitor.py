@@ -1,33 +1,45 @@
 """The monitor of one node: true memory peaks of its GPUs and ranks into `peaks/<node>.jsonl`.
 
-It may be killed, hang in the driver or meet a full disk; the training beside it does not notice, and it always
-exits with 0. Peaks are cumulative: any one line is enough.
+It may be killed, hang in the driver or in the file system, or meet a full disk; the training beside it does not
+notice, and it always exits with 0. Peaks are cumulative: any one line is enough.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..peaks.logged import LoggedPeaks
+from ..peaks.spool_place import spool_root
+from .binding import load_small
+from .disk import DiskThread
 from .files import say
+from .host import HostMemory
+from .outbox import Outbox
 from .peaks import PeaksFile
-from .processes import RankProcesses
+from .processes import RankProcesses, RankRecords
+from .progress import LogTail
 from .sampler import NvmlSampler
 from .signals import die_with_parent, hold_end_signals, signal_name
+from .spool import Spool, deliver_all
 
 if TYPE_CHECKING:
     from .files import Record
 
-LAST_SAMPLE_SECONDS = 1.5  # how long the end waits for the driver
+# How long the end waits for the file system, for the driver, and for the file system again. train.sh kills after 5 s.
+LAST_LOOK_SECONDS, LAST_SAMPLE_SECONDS, LAST_LINE_SECONDS = 0.7, 1.5, 1.5
 START_POLL_SECONDS = 0.05
 # Where no peak moved by a step since the last line, every sixth beat is enough: a day of eight GPUs and eight
-# ranks is then 5 MB instead of 28, and not a peak is lost.
+# ranks is then 9 MB instead of 50, and not a peak is lost.
 STEP_BYTES = 64 * 2**20
 QUIET_BEATS = 6
+LEAP_STEPS = 16  # a peak that rose by 1 GiB is written at once: peaks only rise, so that is 80 times a GPU at most
 
 
 def main(argv: list[str]) -> int:
@@ -37,6 +49,8 @@ def main(argv: list[str]) -> int:
         options = _arguments(argv)
         os.nice(10)
         die_with_parent(signal.SIGTERM)
+        with contextlib.suppress(Exception):  # else the sampler finds out what is wrong with it
+            load_small("pynvml")
         Monitor(options, ends).run()
     except SystemExit:
         pass  # a wrong argument; argparse has said which
@@ -46,32 +60,46 @@ def main(argv: list[str]) -> int:
 
 
 class Monitor:
-    """The one writer: takes signals, reads /proc, and writes what the sampler saw."""
+    """The main thread: takes signals, reads /proc, and puts together what the thread of the driver and the thread of
+    the run directory have seen. It never waits for either."""
 
     def __init__(self, options: argparse.Namespace, ends: frozenset[signal.Signals]) -> None:
         self._options = options
         self._ends = ends
-        self._peaks = PeaksFile(options.run_dir / "peaks" / f"{options.node}.jsonl")
         node_rank = os.environ.get("LLMLAUNCH_NODE_RANK", "")
-        self._ranks = RankProcesses(
+        self._records = RankRecords(
             options.run_dir, options.attempt, options.node, int(node_rank) if node_rank.isdigit() else None
         )
+        self._ranks = RankProcesses()
+        self._host = HostMemory()
+        self._log = LogTail(options.run_dir / "logs" / f"{options.attempt}.{options.node}.log")
+        self._logged = LoggedPeaks()
+        self._logged_records: list[Record] = []  # replaced, never changed
         self._sampler = NvmlSampler(options.interval, options.list_interval)
+        self._disk = DiskThread()
+        self._spool = Spool(spool_root(os.environ), options.run_dir)
+        relative = f"peaks/{options.node}.jsonl"
+        peaks = PeaksFile(options.run_dir / relative)
+        self._outbox = Outbox(
+            self._disk, peaks, self._spool, relative, options.hang_after, retry_seconds=options.beat_interval
+        )
         self._started_at = time.monotonic()
         self._stalled = False
 
     def run(self) -> None:
         self._sampler.start()
+        self._disk.start()
+        self._disk.give(self._look)
+        self._outbox.deliver()
+        self._deliver_others()
+        self._host.sample_cgroup()
         number = self._until_ready()
+        self._sample_node()
         self._write_events()
         self._write("start", self._start_fields(), sync=True)
         if number is None:
             number = self._until_signal()
-        answered = self._sampler.finish(LAST_SAMPLE_SECONDS)
-        self._ranks.sample()
-        self._ranks.reread()
-        self._write_events()
-        self._write("end", self._end_fields(number, answered), sync=True)
+        self._end(number)
 
     def _until_ready(self) -> int | None:
         """Wait for the driver to say what there is, or for as long as a stall may last."""
@@ -83,25 +111,64 @@ class Monitor:
 
     def _until_signal(self) -> int:
         """Sample and write until told to end; returns the signal."""
-        now = tick = reread_at = written_at = beat_at = time.monotonic()
+        now = tick = look_at = written_at = beat_at = time.monotonic()
         written = self._coarse_peaks()
         while True:
-            self._ranks.sample()
-            self._sampler.rank_pids = self._ranks.pids
-            if now >= reread_at:
-                self._ranks.reread()
-                reread_at = now + self._options.list_interval
+            look_again = self._sample_node() or now >= look_at
+            if now >= look_at:
+                look_at = now + self._options.list_interval
+                self._host.sample_cgroup()
+            if self._disk.idle:
+                self._disk.give(self._look if look_again else self._look_for_new_ranks)
             self._write_events()
-            if now - beat_at >= self._options.beat_interval:
-                beat_at, coarse = now, self._coarse_peaks()
-                if coarse != written or now - written_at >= QUIET_BEATS * self._options.beat_interval:
-                    self._write("beat", self._peak_fields())
-                    written, written_at = coarse, now
+            coarse, beat = self._coarse_peaks(), now - beat_at >= self._options.beat_interval
+            leap = _largest_rise(written, coarse) >= LEAP_STEPS
+            beat_at = now if beat else beat_at
+            if leap or (beat and (coarse != written or now - written_at >= QUIET_BEATS * self._options.beat_interval)):
+                self._write("beat", self._peak_fields(), sync=leap)
+                written, written_at = coarse, now
+            self._outbox.settle()
             tick = max(tick + self._options.interval, time.monotonic())
             number = self._wait(tick - time.monotonic())
             if number is not None:
                 return number
             now = time.monotonic()
+
+    def _end(self, number: int) -> None:
+        self._disk.give(self._look)
+        self._disk.finish(LAST_LOOK_SECONDS)
+        self._sample_node()
+        self._host.sample_cgroup()
+        answered = self._sampler.finish(LAST_SAMPLE_SECONDS)
+        self._write_events()
+        self._write("end", self._end_fields(number, answered), sync=True)
+        self._outbox.finish(LAST_LINE_SECONDS)
+
+    def _sample_node(self) -> bool:
+        """What is cheap and comes from this node's own kernel; True where a rank has just ended."""
+        self._ranks.take(self._records.found)
+        ended = self._ranks.sample()
+        self._host.sample()
+        self._sampler.rank_pids = self._ranks.pids
+        if ended:
+            self._sampler.list_soon()
+        return ended
+
+    # in the thread of the run directory
+
+    def _look_for_new_ranks(self) -> None:
+        self._records.look(again=False)
+
+    def _look(self) -> None:
+        self._records.look(again=True)
+        self._logged.take(self._log.lines())
+        self._logged_records = self._logged.records()
+
+    def _deliver_others(self) -> None:
+        """What earlier monitors of this user had to leave on this node. A thread of its own: it may be for a file
+        system that is gone, while ours is well."""
+        root, ours = spool_root(os.environ), self._spool.folder
+        threading.Thread(target=deliver_all, args=(root, ours), name="deliver", daemon=True).start()
 
     def _wait(self, seconds: float) -> int | None:
         told = signal.sigtimedwait(self._ends, max(0.0, seconds))
@@ -118,7 +185,7 @@ class Monitor:
 
     def _write(self, event: str, fields: Record, sync: bool = False) -> None:
         base = {"v": 1, "event": event, "attempt": self._options.attempt, "node": self._options.node}
-        self._peaks.append({**base, "time": time.time(), **fields}, sync)
+        self._outbox.put({**base, "time": time.time(), **fields}, sync)
 
     def _coarse_peaks(self) -> list[int]:
         """Every peak in steps of STEP_BYTES."""
@@ -133,7 +200,9 @@ class Monitor:
         return {
             "gpus": self._sampler.gpus,
             "processes": self._ranks.records(),
-            "dropped": self._peaks.dropped,
+            "host": self._host.record(),
+            "logged": self._logged_records,
+            "dropped": self._outbox.dropped,
         }
 
     def _start_fields(self) -> Record:
@@ -154,6 +223,13 @@ class Monitor:
         }
 
 
+def _largest_rise(before: list[int], now: list[int]) -> int:
+    """Of two lists of peaks in one order; a peak that is new rose from nothing, and those behind it are compared with
+    others', which may write a line too many."""
+    padded = before + [0] * (len(now) - len(before))
+    return max((peak - old for old, peak in zip(padded, now)), default=0)
+
+
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="node.pyz monitor")
     parser.add_argument("--run-dir", required=True, type=Path)
@@ -163,7 +239,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         ("--interval", 1.0, "between memory samples"),
         ("--list-interval", 30.0, "between process lists"),
         ("--beat-interval", 10.0, "between lines while peaks rise"),
-        ("--stall-after", 30.0, "in one call, to name it a stall"),
+        ("--stall-after", 30.0, "in one call of the driver, to name it a stall"),
+        ("--hang-after", 5.0, "in one call of the file system, to keep lines on this node"),
     ):
         parser.add_argument(name, type=float, default=default, metavar="SECONDS", help=meaning)
     return parser.parse_args(argv)

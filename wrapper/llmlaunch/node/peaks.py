@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import TYPE_CHECKING
@@ -10,38 +9,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .files import Record
-
 
 class PeaksFile:
-    """Appends one JSON object a line and never raises for the disk's sake.
+    """Appends whole lines and never raises for the disk's sake.
 
-    A line that cannot be written whole is dropped and counted in `dropped`; peaks are cumulative, so the next
-    line carries all. A torn line, ours or a killed predecessor's, is closed before the next one.
+    A torn line, ours or a killed predecessor's, is closed before the next one.
     """
 
     def __init__(self, path: Path, fsync_seconds: float = 10.0) -> None:
         self.path = path
-        self.dropped = 0
         self._fsync_seconds = fsync_seconds
         self._synced_at = float("-inf")
         self._descriptor = -1
 
-    def append(self, record: Record, sync: bool = False) -> None:
-        """Append `record`; `sync` asks for fsync now, else it happens every `fsync_seconds` at most."""
-        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+    def append(self, lines: bytes, sync: bool = False) -> bool:
+        """Append `lines`, each with its end; `sync` asks for fsync now, else it happens every `fsync_seconds` at most.
+
+        False where they could not be written whole.
+        """
         try:
             if self._descriptor < 0:
                 self._open()
-            if os.write(self._descriptor, line) != len(line):
+            if os.write(self._descriptor, lines) != len(lines):
                 raise OSError("short write: the disk is full")
             now = time.monotonic()
             if sync or now - self._synced_at >= self._fsync_seconds:
                 os.fsync(self._descriptor)
                 self._synced_at = now
         except OSError:
-            self.dropped += 1
-            self._close()
+            self.close()
+            return False
+        return True
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +49,7 @@ class PeaksFile:
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             os.write(self._descriptor, b"\n")
 
-    def _close(self) -> None:
+    def close(self) -> None:
         try:
             if self._descriptor >= 0:
                 os.close(self._descriptor)

@@ -20,8 +20,7 @@ RESIDENT_PEAK = re.compile(rb"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 class RankProcess:
     """One rank's program: what it holds now, and the most it ever held."""
 
-    def __init__(self, path: Path, record: Record) -> None:
-        self.path = path
+    def __init__(self, record: Record) -> None:
         self.rank = int(record["rank"])
         self.resident_bytes: int | None = None
         self.resident_peak_bytes: int | None = None
@@ -45,17 +44,18 @@ class RankProcess:
         if peak is not None:
             self.resident_peak_bytes = max(peak, self.resident_peak_bytes or 0)
 
-    def sample(self) -> None:
-        """Read VmRSS and VmHWM while the program lives."""
+    def sample(self) -> bool:
+        """Read VmRSS and VmHWM while the program lives; True where it has just ended."""
         if not self.alive:
-            return
+            return False
         now, peak = self._read_status()
         self.resident_bytes = now
         self._rise(peak)
-        if now is None:  # ended, or a zombie
-            self.alive = False
-            os.close(self._directory)
-            self.reread()
+        if now is not None:
+            return False
+        self.alive = False  # or a zombie
+        os.close(self._directory)
+        return True
 
     def _read_status(self) -> tuple[int | None, int | None]:
         try:
@@ -68,10 +68,9 @@ class RankProcess:
             return None, None
         return _kib(RESIDENT, status), _kib(RESIDENT_PEAK, status)
 
-    def reread(self) -> None:
-        """Of a program that is gone, take its maximum from the record, and its successor if it was restarted."""
-        record = None if self.alive else read_json(self.path)
-        if record is None or record.get("program_pid") is None:
+    def take(self, record: Record) -> None:
+        """Of a program that is gone, its maximum from its record, and its successor if it was restarted."""
+        if self.alive:
             return
         if record["program_pid"] != self.pid:
             self._take(record)
@@ -88,50 +87,72 @@ class RankProcess:
 
 
 class RankProcesses:
-    """The ranks of one node in one attempt, found by the records the rank wrapper writes.
+    """The programs of one node's ranks. Reads /proc alone: their records come from the thread that may hang."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, RankProcess] = {}  # by file name of the record
+        self._taken: dict[str, Record] = {}
+
+    def take(self, records: dict[str, Record]) -> None:
+        """The records of this node's ranks, as they were last read."""
+        if records is self._taken:
+            return
+        self._taken = records
+        for name, record in records.items():
+            if name in self._known:
+                self._known[name].take(record)
+            else:
+                self._known[name] = RankProcess(record)
+
+    def sample(self) -> bool:
+        """Read the resident memory of the living; True where one has just ended."""
+        ended = [process for process in self._known.values() if process.sample()]
+        return bool(ended)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._known.values())
+
+    def records(self) -> list[Record]:
+        return [process.record() for process in sorted(self._known.values(), key=lambda process: process.rank)]
+
+
+class RankRecords:
+    """What the rank wrappers of one node wrote, read from the run directory.
 
     Where `run.json` and LLMLAUNCH_NODE_RANK say which ranks are this node's, only those files are looked for: on
     a large job, every node listing and opening every rank's record would load the file system's metadata server.
     """
 
     def __init__(self, run_directory: Path, attempt: str, node: str, node_rank: int | None = None) -> None:
+        self.found: dict[str, Record] = {}  # by file name; replaced, never changed
+        self._run_directory = run_directory
         self._node = node
+        self._node_rank = node_rank
         self._directory = attempt_directory(run_directory, attempt) / "ranks"
-        self._seen: dict[str, RankProcess | None] = {}  # by file name; None: another node's
-        self._own_names = _own_names(run_directory, node_rank)
+        self._foreign: set[str] = set()
+        self._own_names: list[str] | None = None
+        self._asked_for_names = False
 
-    @property
-    def processes(self) -> list[RankProcess]:
-        found = [process for process in self._seen.values() if process is not None]
-        return sorted(found, key=lambda process: process.rank)
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in self.processes)
-
-    def sample(self) -> None:
-        """Look for new ranks, then read the resident memory of the living."""
-        self._discover()
-        for process in self.processes:
-            process.sample()
-
-    def reread(self) -> None:
-        """Look again at the records of those that are gone."""
-        for process in self.processes:
-            process.reread()
-
-    def records(self) -> list[Record]:
-        return [process.record() for process in self.processes]
-
-    def _discover(self) -> None:
-        for name in self._own_names or [path.name for path in self._directory.glob("*.json")]:
-            if name in self._seen:
+    def look(self, again: bool) -> None:
+        """For new ones, and `again` at those that are known."""
+        if not self._asked_for_names:
+            self._asked_for_names = True
+            self._own_names = _own_names(self._run_directory, self._node_rank)
+        names = self._own_names or [path.name for path in self._directory.glob("*.json")]
+        fresh = {}
+        for name in names:
+            if name in self._foreign or (name in self.found and not again):
                 continue
-            path = self._directory / name
-            record = read_json(path)
+            record = read_json(self._directory / name)
             if record is None or record.get("program_pid") is None or record.get("rank") is None:
                 continue
-            self._seen[name] = RankProcess(path, record) if record.get("node") == self._node else None
+            if record.get("node") == self._node:
+                fresh[name] = record
+            else:
+                self._foreign.add(name)
+        if fresh:
+            self.found = {**self.found, **fresh}
 
 
 def _own_names(run_directory: Path, node_rank: int | None) -> list[str] | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .files import attempt_directory, replace_json, say
+from .hook import put_hook_first, tell_probe
 from .signals import die_with_parent, end_like, signal_name, signal_number
 from .stacks import ask_for_stacks, prepare_stacks, remove_if_empty
 
@@ -34,14 +35,17 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell has them
 def main(argv: list[str]) -> int:
     """Run PROGRAM; returns its exit code, or ends by the signal that ended it."""
     options, program = _arguments(argv)
-    rank = _environment_int("RANK")
+    rank, local_rank = _environment_int("RANK"), _environment_int("LOCAL_RANK")
     directory = attempt_directory(options.run_dir, options.attempt)
     path = directory / "ranks" / f"{rank}.json"
-    stacks = prepare_stacks(options.run_dir, directory, rank)
+    stacks = None
+    if put_hook_first(options.run_dir):
+        stacks = prepare_stacks(directory, rank)
+        tell_probe(options.run_dir, options.attempt, options.node, rank, local_rank)
     record: Record = {
         "v": 1,
         "rank": rank,
-        "local_rank": _environment_int("LOCAL_RANK"),
+        "local_rank": local_rank,
         "node": options.node,
         "pid": os.getpid(),
         "program_pid": None,

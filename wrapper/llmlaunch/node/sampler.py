@@ -7,9 +7,11 @@ import time
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from .kinship import Job
+
 if TYPE_CHECKING:
     from .files import Record
-    from .nvml import Gpu
+    from .gpu import Gpu
 
 
 class NvmlSampler:
@@ -20,9 +22,12 @@ class NvmlSampler:
         self.driver: str | None = None
         self.gpus: list[Record] = []  # replaced, never changed
         self.rank_pids: tuple[int, ...] = ()  # set by the writer
+        self._job = Job()
+        self._list_soon = False  # set by the writer, taken back here
         self._interval = interval_seconds
         self._list_interval = list_interval_seconds
         self._events: SimpleQueue[Record] = SimpleQueue()
+        self._told_lost: list[Gpu] = []
         self._calling_since: float | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
@@ -35,6 +40,10 @@ class NvmlSampler:
         self._done.set()
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
+
+    def list_soon(self) -> None:
+        """Ask for processes with the next sample: one of them has just ended, and accounting knows what it held."""
+        self._list_soon = True
 
     def events(self) -> list[Record]:
         """What happened since the last question."""
@@ -54,9 +63,10 @@ class NvmlSampler:
         # Whatever goes wrong here ends the sampling of GPUs and nothing else.
         try:
             from . import nvml
+            from .gpu import Gpu
 
             self._calling_since = time.monotonic()
-            gpus = nvml.open_gpus(self._skipped)
+            gpus = [Gpu(device) for device in nvml.open_devices(self._skipped)]
             self.driver = nvml.driver_version()
             self._sample(gpus, everything=True)
             self.ready = True
@@ -79,20 +89,23 @@ class NvmlSampler:
             self._calling_since = None
             if self._done.wait(max(0.0, tick - time.monotonic())):
                 return
-            everything = time.monotonic() - listed_at >= self._list_interval
+            everything = self._list_soon or time.monotonic() - listed_at >= self._list_interval
             if everything:
+                self._list_soon = False
                 listed_at = time.monotonic()
             self._sample(gpus, everything)
 
     def _sample(self, gpus: list[Gpu], everything: bool) -> None:
         for gpu in gpus:
-            was_lost = gpu.lost
             self._calling_since = time.monotonic()
             gpu.sample_memory()
+            gpu.sample_utilization()
             if everything or gpu.risen:
-                self._publish(gpus)  # what the cheap call saw is safe, should the dear one hang
-                gpu.sample_processes(self.rank_pids)
-            if gpu.lost != was_lost:
+                self._publish(gpus)  # what the cheap calls saw is safe, should a dear one hang
+                gpu.sample_power()
+                gpu.sample_processes(self.rank_pids, self._job)
+            if gpu.device.lost is not None and gpu not in self._told_lost:
+                self._told_lost.append(gpu)
                 self._events.put({"event": "gpu_lost", "gpu": gpu.record()})
         self._publish(gpus)
 

@@ -9,26 +9,16 @@ from pathlib import Path
 
 from .descent import listeners
 
-HOOK_FOLDER = "hook"  # of the run directory: its sitecustomize.py runs first in the trainer's Python
 STACKS_VARIABLE = "LLMLAUNCH_STACKS"
 WRITES_STACKS = signal.SIGURG  # what the hook listens to; it ends nobody who does not
 PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"  # of PyTorch: <this><rank>.pipe asks for the flight recorder
 
 
-def prepare_stacks(run_directory: Path, attempt_directory: Path, rank: int) -> Path | None:
-    """Set the variables a trainer that is started now inherits; the file its stacks will be in. None where the run
-    directory has no hook."""
-    hook = run_directory / HOOK_FOLDER
+def prepare_stacks(attempt_directory: Path, rank: int) -> Path:
+    """Set the variable that a trainer with the hook inherits; the file its stacks will be in."""
     path = attempt_directory / "stacks" / f"{rank}.txt"
-    try:
-        (hook / "sitecustomize.py").stat()
+    with contextlib.suppress(OSError):  # a full disk: the hook falls back on the log
         path.parent.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError:
-        return None
-    except OSError:  # a full disk: the hook falls back on the log
-        pass
-    others = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = f"{hook}:{others}" if others else str(hook)
     os.environ[STACKS_VARIABLE] = str(path)
     return path
 

@@ -1,0 +1,51 @@
+"""The scripts of benchmarks/gpu run through and write their records. On a CPU, with stand-ins for torch's allocator,
+libcuda and NVML: what they would find on a GPU is not known from here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_rig import build
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ("--steps", "3", "--warm-up", "1", "--layers", "1", "--hidden", "64", "--tokens", "8", "--batch", "1")
+GIB, MIB = 2**30, 2**20
+
+pytestmark = pytest.mark.frameworks
+
+
+def record(script: str, folder: Path, *words: str, **environment: str) -> dict[str, Any]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu" / script), str(folder), "--stand-in", *words, *TINY]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.glob("*.json")
+    assert str(path) in done.stdout
+    found: dict[str, Any] = json.loads(path.read_text())
+    assert found["gpu"] == "stand-in"
+    return found
+
+
+def test_the_cost_of_the_probe_is_a_ratio_of_pairs(tmp_path: Path) -> None:
+    found = record("probe_cost.py", tmp_path, "--pairs", "1")
+    assert (found["what"], found["steps"], found["torch"][:2]) == ("probe_cost", 3, "2.")
+    assert found["ratio"] == found["with_probe_step_seconds"][0] / found["without_step_seconds"][0]
+
+
+def test_torch_and_nvml_are_held_against_each_other(tmp_path: Path, fake_libcuda: Path) -> None:
+    library = build(tmp_path / "driver")
+    uuid = "GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0"
+    (tmp_path / "scenario").write_text(f"gpu uuid={uuid} used=9G\n")
+    driver = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML_SCENARIO": str(tmp_path / "scenario")}
+    found = record("torch_against_nvml.py", tmp_path / "records", FAKE_LIBCUDA=str(fake_libcuda), **driver)
+    assert found["probe"]["allocated_peak_bytes"] == found["trainer"]["allocated_peak_bytes"] == 4 * GIB
+    assert found["differences"]["probe_allocated_less_trainer"] == 0
+    assert found["differences"]["probe_reserved_less_trainer"] == 0
+    assert (found["probe"]["uuid"], found["nvml"]["device_peak_bytes"]) == (uuid, 9 * GIB + GIB // 2)
+    assert found["nvml"]["samples"] > 0

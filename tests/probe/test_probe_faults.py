@@ -1,0 +1,241 @@
+"""The trainer is killed, its disk is full, hangs or cannot be written: what the probe saw is kept, training goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_rig import until
+from probe_rig import ATTEMPT, BEGIN, GIB, ProbeRig, build_libcuda
+
+from llmlaunch.peaks.probe_files import read_probe_files
+from llmlaunch.peaks.spool_place import spool_folder, spooled
+
+pytestmark = pytest.mark.faults
+
+WAITS = (
+    BEGIN
+    + """
+import sys
+torch.cuda.init()
+hold(60 * GIB); release(60 * GIB); torch.cuda.reset_peak_memory_stats(0)
+print("ready", flush=True)
+sys.stdin.readline()
+print("trained")
+"""
+)
+
+
+def accounts(rig: ProbeRig) -> list[dict[str, Any]]:
+    return [json.loads(path.read_bytes()) for path in rig.files]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_that_ends_it_leaves_what_was_seen_before(probed: ProbeRig, small_torch: Path, number: int) -> None:
+    trainer = probed.train(WAITS, PYTHONPATH=str(small_torch))
+    until(lambda: probed.files, "the first word")
+    os.kill(probed.record()["program_pid"], number)
+    assert trainer.wait() == -number
+    (account,) = accounts(probed)
+    assert (account["ended"], account["devices"][0]["allocated_peak_bytes"]) == (False, 60 * GIB)
+    assert [path.name for path in probed.files[0].parent.iterdir()] == [probed.files[0].name]
+
+
+def test_what_rises_is_written_while_the_trainer_runs(probed: ProbeRig, small_torch: Path) -> None:
+    text = WAITS.replace('print("trained")', "hold(70 * GIB)\nsys.stdin.readline()")
+    trainer = probed.train(text, PYTHONPATH=str(small_torch))
+    until(lambda: probed.files, "the first word")
+    trainer.stdin.write("\n")
+    trainer.stdin.flush()
+    until(lambda: accounts(probed)[0]["devices"][0]["allocated_peak_bytes"] == 70 * GIB, "the rise")
+    trainer.kill()
+
+
+def spoolers(rig: ProbeRig) -> Path:
+    """Where this run's spool is, by the rule that the monitor and `collect` read it by."""
+    return spool_folder(rig.spool, str(rig.run_directory))
+
+
+def test_a_directory_that_cannot_be_written_is_spooled_for(probed: ProbeRig, small_torch: Path) -> None:
+    probed.attempt_directory.mkdir(parents=True)
+    (probed.attempt_directory / "memory").write_text("no folder")
+    trainer = probed.train(WAITS, PYTHONPATH=str(small_torch))
+    folder = spoolers(probed) / "attempts" / ATTEMPT / "memory"
+    until(lambda: list(folder.glob("0.*.json")), "the spooled file")
+    (probed.attempt_directory / "memory").unlink()  # it can be written again
+    said, errors = trainer.communicate("\n", timeout=300)
+    assert (said, trainer.returncode) == ("ready\ntrained\n", 0), errors
+    assert [account["ended"] for account in accounts(probed)] == [True]
+    assert spooled(probed.spool) == {probed.run_directory.resolve(): [spoolers(probed)]}
+    (spooled_file,) = folder.glob("*.json")
+    (peaks,) = read_probe_files([spooled_file]).peaks
+    assert (peaks.allocated_peak_bytes, peaks.ended) == (60 * GIB, False)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (probed.spool, spoolers(probed), spooled_file.parent)}
+    assert modes == {0o700}
+
+
+@pytest.mark.parametrize("spool", ["of another user", "a link", "writable to all"])
+def test_a_spool_that_is_not_ours_alone_is_not_used(
+    probed: ProbeRig, small_torch: Path, tmp_path: Path, spool: str
+) -> None:
+    probed.attempt_directory.mkdir(parents=True)
+    (probed.attempt_directory / "memory").write_text("no folder")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    if spool == "a link":
+        probed.spool.symlink_to(theirs)
+    else:
+        probed.spool.mkdir()
+        if spool == "of another user":
+            os.chown(probed.spool, 12345, 12345)
+        else:
+            probed.spool.chmod(0o777)
+    trainer = probed.train(WAITS, PYTHONPATH=str(small_torch))
+    said, errors = trainer.communicate("\n", timeout=300)
+    assert (said, errors, trainer.returncode) == ("ready\ntrained\n", "", 0)
+    assert list(probed.spool.iterdir()) == []
+
+
+def test_a_disk_that_is_full_until_shortly_before_the_end(probed: ProbeRig, small_torch: Path) -> None:
+    """The run directory's and the spool's: what a process writes to any file is refused."""
+    full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))\n"
+    room = "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)\n"
+    text = full + WAITS.replace('print("trained")', room + 'print("trained")')
+    trainer = probed.train(text, PYTHONPATH=str(small_torch))
+    assert trainer.stdout.readline() == "ready\n"
+    until(lambda: (probed.attempt_directory / "memory").exists() and spoolers(probed).exists(), "an attempt to write")
+    assert (probed.files, list(spoolers(probed).rglob("*.json"))) == ([], [])
+    said, errors = trainer.communicate("\n", timeout=300)
+    assert (said, errors, trainer.returncode) == ("trained\n", "", 0)
+    (account,) = accounts(probed)
+    assert (account["ended"], account["devices"][0]["allocated_peak_bytes"]) == (True, 60 * GIB)
+
+
+def test_a_disk_that_hangs_holds_up_neither_the_training_nor_its_end_for_long(
+    probed: ProbeRig, small_torch: Path
+) -> None:
+    """Opening a pipe that nobody reads takes for ever, as a dead file server does."""
+    probe = probed.run_directory / "hook" / "llmlaunch_memory_probe.py"
+    patient = probe.read_text()
+    probe.write_text(patient.replace("LAST_WORD_SECONDS = 5.0", "LAST_WORD_SECONDS = 0.5"))
+    assert probe.read_text() != patient
+    memory = probed.attempt_directory / "memory"
+    memory.mkdir(parents=True)
+    pipe = f"import os\nos.mkfifo(os.path.join({str(memory)!r}, '.0.%d.json.%d.tmp' % (os.getpid(), os.getpid())))\n"
+    hangs = "import time\nwhile not any('_replace' == f.f_code.co_name for f in sys._current_frames().values()):\n"
+    hangs += "    time.sleep(0.01)\ntorch.cuda.reset_peak_memory_stats(0)\n"
+    text = pipe + WAITS.replace("sys.stdin", hangs + "sys.stdin")
+    trainer = probed.train(text, PYTHONPATH=str(small_torch))
+    said, errors = trainer.communicate("\n", timeout=300)
+    assert (said, errors, trainer.returncode) == ("ready\ntrained\n", "", 0)
+    assert probed.files == []
+
+
+def test_a_directory_that_is_gone_is_not_made_anew(probed: ProbeRig, small_torch: Path, tmp_path: Path) -> None:
+    trainer = probed.train(WAITS.replace("hold(60", "import shutil, os; shutil.rmtree(os.environ['RUN']); hold(60"),
+                           RUN=str(probed.run_directory), PYTHONPATH=str(small_torch))  # fmt: skip
+    _, errors = trainer.communicate("\n", timeout=300)
+    digest = hashlib.sha256(str(probed.run_directory).encode()).hexdigest()[:16]
+    (account,) = (probed.spool / digest / "attempts" / ATTEMPT / "memory").glob("0.*.json")
+    assert json.loads(account.read_bytes())["ended"], errors
+    assert not (probed.attempt_directory / "memory").exists()
+
+
+def test_a_driver_that_lacks_a_function_costs_its_numbers_alone(
+    probed: ProbeRig, small_torch: Path, tmp_path: Path
+) -> None:
+    probed.driver = build_libcuda(tmp_path, "-DOLD_DRIVER")
+    trainer = probed.train(WAITS.replace("torch.cuda.init()", "fake.driver(); torch.cuda.init()"),
+                           PYTHONPATH=str(small_torch))  # fmt: skip
+    until(lambda: probed.files, "the first word")
+    said, errors = trainer.communicate("\n", timeout=300)
+    assert (said, errors, trainer.returncode) == ("ready\ntrained\n", "", 0)
+    peaks = probed.peaks()
+    assert (peaks.allocated_peak_bytes, peaks.device_used_bytes, peaks.outside_bytes) == (60 * GIB, None, None)
+    assert peaks.uuid is not None
+
+
+EMPTIES = (
+    BEGIN
+    + """
+import threading, time
+torch.cuda.init()
+hold(60 * GIB)
+def looks():
+    return sum(name == "_cuda_memoryStats" for name, _ in list(fake.calls))
+def until_it_looked():
+    before = looks()
+    while looks() == before:
+        time.sleep(0.01)
+def empty_cache():
+    before.append(looks())
+    time.sleep(2)  # as long as the device has to do, the lock of the allocator in its hand
+    after.append(looks())
+before, after = [], []
+until_it_looked()
+waits = threading.Thread(target=empty_cache)
+waits.start()
+waits.join()
+until_it_looked()
+print(after[0] - before[0])
+"""
+)
+
+
+def test_the_counters_are_left_alone_while_the_cache_is_emptied(probed: ProbeRig, small_torch: Path) -> None:
+    assert probed.trained(EMPTIES, PYTHONPATH=str(small_torch)) == "0\n"
+
+
+FORKS = (
+    BEGIN
+    + """
+import os, sys, threading, time
+torch.cuda.init()
+hold(60 * GIB)
+inside = threading.Event()
+def slow(device):
+    if threading.current_thread().name == "llmlaunch-memory-probe":
+        inside.set()
+        time.sleep(1)
+    return fake.stats(device)
+torch._C._cuda_memoryStats = slow
+inside.wait()
+child = os.fork()
+if child == 0:
+    torch.cuda.reset_peak_memory_stats(0)
+    sys.exit(9)
+print(os.waitpid(child, 0)[1] >> 8)
+"""
+)
+
+
+def test_a_child_forked_amid_a_look_waits_for_nobody(probed: ProbeRig, small_torch: Path) -> None:
+    """Of the thread that looked, the child has only the lock it held."""
+    assert probed.trained(FORKS, PYTHONPATH=str(small_torch)) == "9\n"
+
+
+NO_CONTEXT = (
+    BEGIN
+    + """
+import time
+driver = fake.driver()
+fake._library = None  # it hears of no device in use: the context was taken away
+torch.cuda.init()
+hold(60 * GIB)
+while not any(name == "_cuda_memoryStats" for name, thread in list(fake.calls) if thread != "MainThread"):
+    time.sleep(0.01)
+time.sleep(1)
+print(driver.fake_contexts_opened())
+"""
+)
+
+
+def test_no_context_is_opened_where_there_is_none(probed: ProbeRig, small_torch: Path) -> None:
+    assert probed.trained(NO_CONTEXT, PYTHONPATH=str(small_torch)) == "0\n"
+    assert probed.peaks().device_used_bytes is None

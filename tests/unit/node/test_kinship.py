@@ -1,0 +1,42 @@
+"""Which processes are of our job: by SLURM's cgroups, else by descent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from llmlaunch.node import kinship
+
+VERSION_1 = "12:pids:/x\n4:memory:/slurm/uid_1000/job_{job}/step_0/task_0\n0::/\n"
+VERSION_2 = "0::/system.slice/slurmstepd.scope/job_{job}/step_batch/user/task_0\n"
+
+
+@pytest.mark.parametrize("words", [VERSION_1, VERSION_2])
+def test_a_cgroup_of_slurm_decides(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    groups = {"self": 7, "10": 7, "11": 70, "12": None}  # the job of each process
+
+    def read(pid: str, name: str) -> str:
+        assert name == "cgroup"
+        job = groups.get(pid)
+        return words.format(job=job) if job is not None else "0::/user.slice\n"
+
+    monkeypatch.setattr(kinship, "_read", read)
+    job = kinship.Job()
+    assert [job.owns(pid, (11, 12)) for pid in (10, 11, 12, 13)] == [True, False, False, False]
+
+
+def test_descent_decides_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinship, "JOB", kinship.re.compile("no cgroup of any job"))
+    job = kinship.Job()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert job.owns(child.pid, ())  # below us, and so below our parent
+        assert job.owns(os.getpid(), ())
+        monkeypatch.setattr(job, "_parent", -1)
+        assert not job.owns(child.pid, ())
+        assert job.owns(child.pid, (os.getpid(),))
+        assert not job.owns(os.getppid(), (os.getpid(),))
+        child.communicate(b"\n")
+    assert not job.owns(child.pid, (child.pid,))  # a number that is nobody's now

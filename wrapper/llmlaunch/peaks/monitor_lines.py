@@ -1,0 +1,258 @@
+"""`peaks/<node>.jsonl` read back: what the monitors saw of one attempt, by node (docs/run-directory.md).
+
+Monitors die, hang and run out of disk, so every line is taken for itself: what cannot be read is counted and left out,
+and a missing `end` costs nothing but the last seconds. Peaks are cumulative, yet the largest over all lines is kept: a
+monitor that was started again in mid-attempt counts from nothing. So neither the order of lines nor one that is there
+twice changes anything, and no line lowers a peak.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .values import byte_count, number, time_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+__all__ = ["GpuPeaks", "Logged", "NodePeaks", "take_line", "take_lines"]
+
+N = TypeVar("N", int, float)
+HELD = (
+    *("name", "mig", "total_bytes", "reserved_bytes", "baseline_bytes", "device_peak_bytes"),
+    *("process_peak_bytes", "accounting_peak_bytes"),
+)
+BEAT, KEPT_BEATS = b'"event":"beat"', 16  # as the monitor writes it
+NAMED = re.compile(rb'"attempt"\s*:\s*"([^"\\]*)"')
+
+
+@dataclass
+class GpuPeaks:
+    """One GPU, or MIG slice of one (`mig` is the whole GPU's uuid), over one attempt. The peaks by process are keyed by
+    pid as text, as the file has them. `baseline_bytes` is the least any monitor began with."""
+
+    uuid: str
+    pci: str
+    index: int
+    name: str | None = None
+    mig: str | None = None
+    total_bytes: int | None = None
+    reserved_bytes: int | None = None
+    baseline_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    process_peak_bytes: dict[str, int] = field(default_factory=dict)
+    accounting_peak_bytes: dict[str, int] = field(default_factory=dict)
+    utilization_percent: float | None = None
+    power_watts: float | None = None
+    power_peak_watts: float | None = None
+    means_of: tuple[float, ...] = ()  # what decides which line the two means are from
+    held: list[Any] = field(default_factory=list)  # as the line before had it
+
+
+@dataclass
+class Logged:
+    """What the framework printed of one rank; the most of each since its own last reset."""
+
+    source: str
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    device_bytes: int | None = None
+
+
+@dataclass
+class NodePeaks:
+    """One node over one attempt. `remarks` say what the monitor could not see, and when (unix seconds) it first said
+    so; `ended` is false where it was lost."""
+
+    attempt: str
+    node: str
+    gpus: dict[str, GpuPeaks] = field(default_factory=dict)
+    resident_peak_bytes: dict[int, int] = field(default_factory=dict)  # by global rank
+    rank_pids: dict[int, set[str]] = field(default_factory=dict)
+    logged: dict[int, Logged] = field(default_factory=dict)  # by global rank
+    host_used_peak_bytes: int | None = None
+    host_total_bytes: int | None = None
+    cgroup_peak_bytes: int | None = None
+    cgroup_limit_bytes: int | None = None
+    remarks: dict[str, float] = field(default_factory=dict)
+    ended: bool = False
+
+
+def take_lines(
+    nodes: dict[str, NodePeaks], lines: Iterable[bytes], attempt: str, file_node: str, thin: bool = False
+) -> int:
+    """Add the lines of a monitor's file that are of `attempt` to what is known of `nodes`, by name; `file_node` is the
+    node of a line that names none. Returns how many could not be read, those that name another attempt left aside.
+    `thin`: of the beats of a long file, read those alone that nothing follows that says the same and more."""
+    damaged, name = 0, attempt.encode()
+    for raw in _telling(lines) if thin else lines:
+        if _attempt_of(raw) not in (None, name) and b"\\" not in raw:
+            continue
+        line = _object_in(raw)
+        if line is None:
+            damaged += bool(raw.strip())
+        elif line.get("attempt") == attempt:
+            node = line.get("node", file_node)
+            if isinstance(node, str):
+                take_line(nodes.setdefault(node, NodePeaks(attempt, node)), line)
+    return damaged
+
+
+def _telling(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """All but the whole beats that another beat follows: a monitor's peaks are cumulative, and one that was started
+    again says so. Every sixteenth is kept all the same, should two monitors' lines ever have been mixed."""
+    held = b""
+    for count, raw in enumerate(lines):
+        if BEAT in raw[:200] and raw.endswith(b"}\n"):
+            if held and (count % KEPT_BEATS == 0 or _attempt_of(held) != _attempt_of(raw)):
+                yield held
+            held = raw
+        else:
+            yield from (held, raw) if held else (raw,)
+            held = b""
+    if held:
+        yield held
+
+
+def _attempt_of(raw: bytes) -> bytes | None:
+    """The first that a line names, be the line whole or not."""
+    named = NAMED.search(raw)
+    return None if named is None else named[1]
+
+
+def _object_in(raw: bytes) -> dict[str, Any] | None:
+    """The object of a line that names an attempt, else None."""
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("attempt"), str) else None
+
+
+def take_line(node: NodePeaks, line: Mapping[str, Any]) -> None:
+    """Add one line of its monitor to what is known of a node."""
+    event, time = line.get("event"), time_or_none(line.get("time")) or 0.0
+    for gpu in [*_objects(line.get("gpus")), *_objects([line.get("gpu")])]:  # `gpu`: the last word on a lost one
+        _take_gpu(node, gpu, time)
+    for process in _objects(line.get("processes")):
+        _take_process(node, process)
+    for logged in _objects(line.get("logged")):
+        _take_logged(node, logged)
+    for host in _objects([line.get("host")]):
+        _take_host(node, host)
+    node.ended = node.ended or event == "end"
+    remark = _remark(event, line)
+    if remark:
+        node.remarks[remark] = min(time, node.remarks.get(remark, time))
+
+
+def _take_gpu(node: NodePeaks, seen: Mapping[str, Any], time: float) -> None:
+    uuid, index = seen.get("uuid"), seen.get("index")
+    if not isinstance(uuid, str):
+        return
+    gpu = node.gpus.get(uuid)
+    if gpu is None:
+        order = index if type(index) is int else len(node.gpus)
+        gpu = node.gpus[uuid] = GpuPeaks(uuid, str(seen.get("pci") or ""), order)
+    held = [seen.get(name) for name in HELD]
+    if held != gpu.held:  # most lines of a long run say what the one before said
+        gpu.held = held
+        _take_held(gpu, seen)
+    _take_use(gpu, seen, time)
+
+
+def _take_held(gpu: GpuPeaks, seen: Mapping[str, Any]) -> None:
+    gpu.name = gpu.name or _text(seen.get("name"))
+    gpu.mig = gpu.mig or _text(seen.get("mig"))
+    gpu.total_bytes = _larger(gpu.total_bytes, byte_count(seen.get("total_bytes")))
+    gpu.reserved_bytes = _larger(gpu.reserved_bytes, byte_count(seen.get("reserved_bytes")))
+    gpu.baseline_bytes = _smaller(gpu.baseline_bytes, _within(gpu, seen.get("baseline_bytes")))
+    gpu.device_peak_bytes = _larger(gpu.device_peak_bytes, _within(gpu, seen.get("device_peak_bytes")))
+    for name, kept in (
+        ("process_peak_bytes", gpu.process_peak_bytes),
+        ("accounting_peak_bytes", gpu.accounting_peak_bytes),
+    ):
+        by_pid = seen.get(name)
+        for pid, value in by_pid.items() if isinstance(by_pid, dict) else ():
+            count = _within(gpu, value)
+            if count:
+                kept[pid] = max(count, kept.get(pid, 0))
+
+
+def _take_use(gpu: GpuPeaks, seen: Mapping[str, Any], time: float) -> None:
+    """The means of the monitor that saw most of the attempt, by its last word."""
+    gpu.power_peak_watts = _larger(gpu.power_peak_watts, number(seen.get("power_peak_watts")))
+    means = (number(seen.get("utilization_percent")), number(seen.get("power_watts")))
+    weight = (number(seen.get("samples")) or 0.0, time, *(mean or 0.0 for mean in means))
+    if means != (None, None) and weight > gpu.means_of:
+        gpu.means_of = weight
+        gpu.utilization_percent, gpu.power_watts = means
+
+
+def _take_process(node: NodePeaks, seen: Mapping[str, Any]) -> None:
+    rank, pid = seen.get("rank"), seen.get("pid")
+    if type(rank) is not int:
+        return
+    if type(pid) is int:
+        node.rank_pids.setdefault(rank, set()).add(str(pid))
+    peak = _larger(byte_count(seen.get("resident_peak_bytes")), byte_count(seen.get("resident_bytes")))
+    if peak:
+        node.resident_peak_bytes[rank] = max(peak, node.resident_peak_bytes.get(rank, 0))
+
+
+def _take_logged(node: NodePeaks, seen: Mapping[str, Any]) -> None:
+    rank = seen.get("rank")
+    if type(rank) is not int or rank < 0:
+        return
+    source = _text(seen.get("source")) or "log"
+    logged = node.logged.setdefault(rank, Logged(source))
+    logged.source = max(logged.source, source)
+    for name in ("allocated_peak_bytes", "reserved_peak_bytes", "device_bytes"):
+        setattr(logged, name, _larger(getattr(logged, name), byte_count(seen.get(name))))
+
+
+def _take_host(node: NodePeaks, seen: Mapping[str, Any]) -> None:
+    total = byte_count(seen.get("total_bytes"))
+    used = byte_count(seen.get("used_peak_bytes"))
+    node.host_total_bytes = _larger(node.host_total_bytes, total)
+    if used is not None and not (total and used > total):
+        node.host_used_peak_bytes = _larger(node.host_used_peak_bytes, used)
+    node.cgroup_peak_bytes = _larger(node.cgroup_peak_bytes, byte_count(seen.get("cgroup_peak_bytes")))
+    node.cgroup_limit_bytes = _larger(node.cgroup_limit_bytes, byte_count(seen.get("cgroup_limit_bytes")))
+
+
+def _remark(event: object, line: Mapping[str, Any]) -> str | None:
+    if event == "no_nvml":
+        return f"NVML did not answer ({line.get('why')})"
+    if event == "gpu_skipped":
+        return f"GPU {line.get('index')} could not be opened (NVML code {line.get('code')})"
+    if event == "gpu_lost":
+        gpu = line.get("gpu")
+        return f"GPU {gpu.get('uuid') if isinstance(gpu, dict) else '?'} was lost"
+    return "NVML stopped answering for a while" if event == "nvml_stalled" else None
+
+
+def _within(gpu: GpuPeaks, value: object) -> int | None:
+    """More than the device has is no measurement: interposers have returned 17 TiB (Project-HAMi/HAMi issue 1181)."""
+    count = byte_count(value)
+    return None if count is None or (gpu.total_bytes and count > gpu.total_bytes) else count
+
+
+def _larger(one: N | None, other: N | None) -> N | None:
+    return one if other is None or (one is not None and one >= other) else other
+
+
+def _smaller(one: N | None, other: N | None) -> N | None:
+    return one if other is None or (one is not None and one <= other) else other
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _objects(values: object) -> Iterator[Mapping[str, Any]]:
+    if isinstance(values, list):
+        yield from (value for value in values if isinstance(value, dict))

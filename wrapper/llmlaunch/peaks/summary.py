@@ -1,0 +1,107 @@
+"""The account of one attempt, in the shape of `attempts/<attempt>/summary.json` (docs/run-directory.md).
+
+Written by the job's last act, so that whoever reads the store next has all there is without opening every node's file.
+Null is what nobody saw; every number that is there has its source in `sources`, by its own name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+__all__ = ["SCHEMA", "AttemptSummary", "NodeSummary", "RankSummary", "summary_of_json"]
+
+SCHEMA = 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """What one global rank used. `peak_bytes` is the peak of the run's own kind: the process's memory on its device, or
+    its resident memory on a CPU; `peak_source` is how that was seen. Peaks are of the whole attempt."""
+
+    rank: int
+    pipeline_rank: int | None = None
+    node: str | None = None
+    local_rank: int | None = None
+    pid: int | None = None  # of the trainer
+    started_at: float | None = None  # unix seconds
+    gpu_uuid: str | None = None  # of a MIG slice where it has one
+    gpu_name: str | None = None
+    peak_bytes: int | None = None
+    peak_source: str | None = None
+    device_total_bytes: int | None = None
+    device_peak_bytes: int | None = None  # of all processes
+    baseline_bytes: int | None = None  # what the device held before the trainer
+    process_peak_bytes: int | None = None  # largest sample of the driver's process list
+    accounting_peak_bytes: int | None = None  # the driver's own maximum
+    allocated_peak_bytes: int | None = None  # of torch's caching allocator, as are the next two
+    active_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    alloc_retries: int | None = None  # the allocator gave its cache back to go on
+    ooms: int | None = None
+    outside_torch_bytes: int | None = None  # context, NCCL, workspaces: the process's memory less what is reserved
+    resident_peak_bytes: int | None = None  # main memory
+    utilization_percent: float | None = None  # mean over the attempt
+    power_watts: float | None = None  # mean over the attempt
+    power_peak_watts: float | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NodeSummary:
+    """What one node's monitor saw of the node itself: `gpus` is how many, MIG slices counted one by one. `ended` is
+    false where the monitor was lost. `host_peak_bytes` is main memory, of everything that ran there."""
+
+    node: str
+    ended: bool = False
+    gpus: int = 0
+    host_peak_bytes: int | None = None
+    host_peak_source: str | None = None
+    host_total_bytes: int | None = None
+    cgroup_peak_bytes: int | None = None  # what the job was charged with, its file cache included
+    cgroup_limit_bytes: int | None = None
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AttemptSummary:
+    """`files` are the sizes, by path in the run directory, of what was read: where one has grown since, there is more
+    to know. `damaged` are the numbers of lines of them that could not be read."""
+
+    attempt: str
+    ranks: tuple[RankSummary, ...] = ()
+    nodes: tuple[NodeSummary, ...] = ()
+    step: int | None = None  # the last logged
+    steps_run: int | None = None  # by this attempt: NCCL and the allocator grow during the first
+    step_seconds: float | None = None  # median
+    tokens_per_second: float | None = None
+    files: dict[str, int] = field(default_factory=dict)
+    damaged: dict[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """What nobody saw is left out of ranks and nodes: a job of a thousand ranks has one summary."""
+        whole = asdict(self)
+        for part in ("ranks", "nodes"):
+            whole[part] = [{k: v for k, v in one.items() if v is not None} for one in whole[part]]
+        return {"schema": SCHEMA, **whole}
+
+
+def summary_of_json(value: Any) -> AttemptSummary | None:
+    """The summary in a JSON value; None where it is none, or of another schema."""
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA or not isinstance(value.get("attempt"), str):
+        return None
+    try:
+        ranks = tuple(_of(RankSummary, one) for one in value.get("ranks", ()))
+        nodes = tuple(
+            _of(NodeSummary, {**one, "remarks": tuple(one.get("remarks", ()))}) for one in value.get("nodes", ())
+        )
+        return _of(AttemptSummary, {**value, "ranks": ranks, "nodes": nodes})
+    except (TypeError, AttributeError):
+        return None
+
+
+def _of(kind: type[T], value: dict[str, Any]) -> T:
+    """Keys of a newer program are left aside."""
+    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    return kind(**{name: held for name, held in value.items() if name in names})
