@@ -87,6 +87,44 @@ def test_a_bad_file_is_one_line_and_exit_code_2(llmlaunch: CommandLine, tmp_path
     assert llmlaunch.answer("measurements", "list") == {"measurements": []}
 
 
+def test_bad_lines_are_left_out_where_one_asks_for_it(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"id": "a"}\n{"id": NaN}\n{"id": "b", "peak_bytes"\n{"id": "c"}\n')
+    out, err = llmlaunch("measurements", "import", bad, "--skip-bad")
+    assert out.startswith("2 added, 0 replaced, 0 unchanged, 2 bad in ")
+    assert err.startswith(f"warning: {bad}, line 2: NaN")
+    assert [line.endswith("; left out") for line in err.splitlines()] == [True, True]
+    again = llmlaunch.answer("measurements", "import", bad, "--skip-bad")
+    assert (again["added"], again["unchanged"], [one["number"] for one in again["bad"]]) == (0, 2, [2, 3])
+    assert [record["id"] for record in llmlaunch.answer("measurements", "list")["measurements"]] == ["a", "c"]
+
+
+def test_a_table_goes_out_and_comes_back(
+    llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llmlaunch("measurements", "import", FIT)
+    before = llmlaunch.answer("measurements", "list")
+    assert llmlaunch.answer("measurements", "export", tmp_path / "all.CSV")["exported"] == 363
+    out, _ = llmlaunch("measurements", "export", "--format", "csv", "--gpu", "h100")
+    assert out.startswith("id,family,")
+    assert (tmp_path / "all.CSV").read_text().startswith("id,family,")
+    assert "give one" in llmlaunch("measurements", "export", "--format", "csv", "--json", code=2)[1]
+    monkeypatch.setenv("LLMLAUNCH_STORE", str(tmp_path / "other.db"))
+    (tmp_path / "all.CSV").rename(tmp_path / "table")
+    assert llmlaunch.answer("measurements", "import", tmp_path / "table", "--format", "csv")["added"] == 363
+    assert llmlaunch.answer("measurements", "list") == before
+
+
+def test_an_export_is_for_its_owner_alone_or_as_open_as_it_was(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    llmlaunch("measurements", "import", FIT)
+    out = tmp_path / "out.jsonl"
+    llmlaunch("measurements", "export", out)
+    assert out.stat().st_mode & 0o777 == 0o600
+    out.chmod(0o664)
+    llmlaunch("measurements", "export", out)
+    assert out.stat().st_mode & 0o777 == 0o664
+
+
 def test_a_changed_record_needs_replace(llmlaunch: CommandLine, tmp_path: Path) -> None:
     first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
     first.write_text('{"id": "a", "x": 1}\n')

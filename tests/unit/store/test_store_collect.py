@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from store_run_dirs import ATTEMPT, GIB, RUN_ID, STARTED, RunDir, finished_cpu_run, gpu
 
 from llmlaunch.errors import UserError
+from llmlaunch.peaks.spool_place import spool_folder
+from llmlaunch.peaks.summarize import summarize
 from llmlaunch.store.collect import Outcome, collect, open_collected
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import contents
@@ -70,6 +73,12 @@ def test_a_cpu_run_gives_one_record_per_rank(store: Store, tmp_path: Path) -> No
         "baseline_bytes": None,
         "peak_source": "ru_maxrss",
         "predicted_bytes": 10 * GIB,
+        "observed": {
+            "local_rank": 0,
+            "pid": 1000,
+            "resident_peak_bytes": GIB,
+            "sources": {"peak_bytes": "ru_maxrss", "resident_peak_bytes": "ru_maxrss"},
+        },
     }
 
 
@@ -463,3 +472,81 @@ def test_opening_to_read_collects_what_has_finished(tmp_path: Path, own_home: Pa
     with open_collected(said.append):
         pass
     assert said == [f"{RUN_ID} (succeeded): collected, 2 measurements"]
+
+
+# --- what a node could not write to the run directory -----------------------------------------------------------------
+
+
+def test_what_lies_in_this_machines_spool_is_taken_too(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "spool"
+    root.mkdir(mode=0o700)
+    monkeypatch.setenv("LLMLAUNCH_SPOOL", str(root))
+    run = finished_cpu_run(tmp_path / "run")
+    assert collected(store, run.path).measurements == 2
+    assert peaks(store)[1] == (2.0, "ru_maxrss")
+    kept = spool_folder(root, str(run.path))
+    (kept / "peaks").mkdir(mode=0o700, parents=True)
+    kept.chmod(0o700)
+    (kept / "run").write_text(str(run.path))
+    elsewhere = RunDir(tmp_path / "elsewhere")
+    elsewhere.line("n0", processes=[{"rank": 1, "pid": 1001, "resident_peak_bytes": 5 * GIB}])
+    elsewhere.torn("n0")
+    shutil.copy(elsewhere.path / "peaks" / "n0.jsonl", kept / "peaks" / "n0.jsonl")
+    outcome = collected(store)
+    assert (outcome.did, outcome.damaged) == ("collected", {"peaks/n0.jsonl": 1})
+    assert "1 damaged line in peaks/n0.jsonl was left out" in outcome.sentence()
+    assert peaks(store)[1] == (5.0, "monitor, resident")
+    assert collected(store).did == "unchanged"
+    shutil.move(kept / "peaks" / "n0.jsonl", run.path / "peaks" / "n0.jsonl")  # it was delivered
+    assert collected(store).did == "collected"
+    assert (peaks(store)[1], len(records(store))) == ((5.0, "monitor, resident"), 2)
+
+
+# --- the summary that the job's last act leaves -----------------------------------------------------------------------
+
+
+def with_summary(run: RunDir) -> None:
+    run.write(f"attempts/{ATTEMPT}/status.json", json.loads((run.path / "status.json").read_text()))
+    run.write(f"attempts/{ATTEMPT}/summary.json", summarize(run.path, ATTEMPT).as_json())
+
+
+def test_with_a_whole_summary_no_file_of_a_rank_or_node_is_opened(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [finished_cpu_run(tmp_path / name, name) for name in ("with-1", "without-1")]
+    with_summary(runs[0])
+    opened: list[Path] = []
+    original = io.open
+
+    def watched(file: Any, *words: Any, **more: Any) -> Any:
+        opened.append(Path(str(file)))
+        return original(file, *words, **more)
+
+    monkeypatch.setattr("io.open", watched)
+    collect(store, [run.path for run in runs])
+    monkeypatch.undo()
+    read = [[path.relative_to(run.path) for path in opened if path.is_relative_to(run.path)] for run in runs]
+    assert not [path for path in read[0] if path.parts[0] == "peaks" or "ranks" in path.parts]
+    assert len([path for path in read[1] if path.parts[0] == "peaks" or "ranks" in path.parts]) > 2
+    both = [{k: v for k, v in r.items() if k not in ("id", "run_id")} for r in records(store)]
+    assert both[:2] == both[2:]
+
+
+def test_a_summary_that_is_no_longer_whole_is_not_believed(store: Store, tmp_path: Path) -> None:
+    run = finished_cpu_run(tmp_path / "run")
+    with_summary(run)
+    collect(store, [run.path])
+    run.line("n0", "beat", processes=[{"rank": 0, "pid": 1000, "resident_peak_bytes": 7 * GIB}])  # delivered late
+    assert collected(store).did == "collected"
+    assert peaks(store)[0] == (7.0, "monitor, resident")
+
+
+def test_a_summary_that_comes_after_the_verdict_is_collected_then(store: Store, tmp_path: Path) -> None:
+    run = finished_cpu_run(tmp_path / "run")
+    assert collected(store, run.path).did == "collected"
+    assert collected(store).did == "unchanged"
+    with_summary(run)
+    assert collected(store).did == "collected"
+    assert collected(store).did == "unchanged"

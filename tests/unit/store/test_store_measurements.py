@@ -20,7 +20,7 @@ from llmlaunch.store.export import write_lines
 from llmlaunch.store.location import where
 from llmlaunch.store.measurements import Filters, ImportResult, contents, import_file
 from llmlaunch.store.open import open_store
-from llmlaunch.store.record_text import columns, same_content
+from llmlaunch.store.record_text import columns, dump, dump_all, same_content
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "measurements"
 FILES = (DATA / "fit.jsonl", DATA / "outcomes.jsonl")
@@ -92,6 +92,21 @@ def test_any_json_object_with_an_id_survives(
     with open_store(where({"LLMLAUNCH_STORE": str(folder / "s.db")})) as store:
         import_file(store, written(folder / "in.jsonl", *given_lines))
         assert contents(store) == given_lines
+
+
+@settings(max_examples=50)
+@given(
+    parts=st.lists(st.dictionaries(other_keys, json_values, max_size=4), min_size=1, max_size=3),
+    chosen=st.lists(st.tuples(st.integers(0, 2), st.dictionaries(other_keys, json_values, max_size=2)), max_size=8),
+)
+def test_records_that_share_values_are_put_into_words_as_any(
+    parts: list[dict[str, object]], chosen: list[tuple[int, dict[str, object]]]
+) -> None:
+    records = [{"id": f"r{n}", **parts[part % len(parts)], **own} for n, (part, own) in enumerate(chosen)]
+    texts = dump_all(records)
+    assert len(texts) == len(records)
+    for text, record in zip(texts, records, strict=True):
+        assert same_content(text, dump(record))
 
 
 def test_windows_line_ends_a_byte_order_mark_and_empty_lines_do_no_harm(store: Store, tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ def test_a_store_of_the_first_schema_keeps_what_it_knows(tmp_path: Path) -> None
     open_store(at(path)).close()
     first = sqlite3.connect(path)
     first.executescript(
-        f"DROP TABLE sick_nodes; ALTER TABLE runs DROP COLUMN cause; UPDATE {VERSION_TABLE} SET version_num = '0001';"
+        "DROP TABLE calibration_uses; DROP TABLE calibrations; DROP TABLE sick_nodes;"
+        "ALTER TABLE runs DROP COLUMN cause;"
+        f"UPDATE {VERSION_TABLE} SET version_num = '0001';"
         "INSERT INTO runs (run_id, directory, state) VALUES ('old', '/r', 'failed');"
     )
     first.close()

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from postgres_server import PostgresServer
+from rehearsed_plans import GALLERY, PINS, on_gpu, planned, records, traced
 from store_run_dirs import GIB, RUN_ID, finished_cpu_run
 
+from llmlaunch.cli.measured import stored_calibration
+from llmlaunch.cli.planned import plan_loaded
 from llmlaunch.errors import UserError
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.store.calibrations import in_use, use, uses
 from llmlaunch.store.collect import collect
 from llmlaunch.store.history import last_true_peaks
+from llmlaunch.store.learning import calibrate
 from llmlaunch.store.location import where
 from llmlaunch.store.measurements import Filters, contents, import_file
 from llmlaunch.store.open import VERSION_TABLE, open_store
+from llmlaunch.store.rehearsals import put_rehearsed, rehearsed_of
 from llmlaunch.store.runs import find_run
+from llmlaunch.store.stored_run import run_marks, stored_run
 from llmlaunch.store.tables import metadata
 
 pytestmark = pytest.mark.postgres
@@ -40,28 +47,13 @@ with open_store() as store:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The URL of a server of this test's own, on a socket in a new folder. As root it runs as `postgres`."""
-    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
-    assert programs, "PostgreSQL is not installed: apt-get install postgresql"
-    bin_folder = programs[-1].parent
-    folder = Path(tempfile.mkdtemp(prefix="llmlaunch-pg-"))
-    as_user: list[str] = []
-    if os.getuid() == 0:
-        shutil.chown(folder, "postgres")
-        as_user = ["runuser", "-u", "postgres", "--"]
-
-    def run(program: str, *words: str) -> None:
-        command = [*as_user, str(bin_folder / program), "-D", str(folder / "data"), *words]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd="/")
-
-    run("initdb", "-A", "trust", "-U", "ada", "--no-sync")
+    """The URL of a server that runs."""
+    postgres = PostgresServer()
     try:
-        options = f"-k {folder} -c listen_addresses='' -c fsync=off"
-        run("pg_ctl", "-w", "-l", str(folder / "log"), "-o", options, "start")
-        yield f"postgresql://ada:hush@/postgres?host={folder}"
+        postgres.start()
+        yield postgres.url
     finally:
-        run("pg_ctl", "-w", "-m", "immediate", "stop")
-        shutil.rmtree(folder)
+        postgres.remove()
 
 
 def test_it_does_what_the_file_does(server: str, tmp_path: Path) -> None:
@@ -85,9 +77,35 @@ def test_it_does_what_the_file_does(server: str, tmp_path: Path) -> None:
         run = finished_cpu_run(tmp_path / "run")
         assert [outcome.did for outcome in (*collect(store, [run.path]), *collect(store))] == ["collected", "unchanged"]
         assert find_run(store, RUN_ID).measured_bytes == 2 * GIB
+        (mark,) = run_marks(store)
+        assert [mark] == run_marks(store)
+        whole = stored_run(store, RUN_ID)
+        assert whole is not None
+        assert (whole["recipe"], len(whole["records"]), whole["plan"]["verdict"]) == ("tiny", 2, "safe")
         past = last_true_peaks(store, "d1", "tiny")
         assert past is not None
         assert past.worst.peak_bytes == 2 * GIB
+
+
+def test_it_learns_and_goes_back(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the published peaks: ten of InternEvo's on one card are the fewest that are learned from."""
+    with open_store(where({"LLMLAUNCH_STORE": server})) as store:
+        import_file(store, FILES[0])
+        learning = calibrate(store, 1.8e9)
+        taken = {answer.outcome.backend: answer.outcome.found for answer in learning.answers if answer.did == "taken"}
+        found = taken["internevo-fsdp"]
+        assert found is not None
+        assert found.after.mape < found.before.mape
+        with store.write() as connection:
+            assert in_use(connection, "internevo-fsdp", "A800") == found
+            use(connection, "internevo-fsdp", "A800", None, 1.9e9)
+        with store.read() as connection:
+            assert in_use(connection, "internevo-fsdp", "A800") is None
+            assert [one.calibration_id for one in uses(connection, "internevo-fsdp")] == [found.id, None]
+    monkeypatch.setenv("LLMLAUNCH_STORE", server)  # as a check asks
+    assert stored_calibration("internevo-fsdp", "A800") is None
+    assert stored_calibration("internevo-fsdp", "A800", found.id) == found
+    assert stored_calibration("internevo-fsdp", "A800", "no-such") is None
 
 
 @pytest.mark.parametrize(
@@ -100,3 +118,16 @@ def test_what_the_server_refuses_is_one_message_without_the_password(server: str
         open_store(where({"LLMLAUNCH_STORE": server.replace(old, new, 1)}))
     assert "hush" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_rehearsals_are_found_and_replaced_there_too(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = planned()
+    with open_store(where({"LLMLAUNCH_STORE": server})) as store:
+        put_rehearsed(store, records(one, traced(one, 0), on_gpu(one, 1, ran_out=True)))
+        assert (
+            put_rehearsed(store, records(one, traced(one, 0, 1.1), on_gpu(one, 1))) == 5
+        )  # one is gone, three are new
+        assert rehearsed_of(store, one.recipe, one.plan) == (traced(one, 0, 1.1), on_gpu(one, 1))
+        assert last_true_peaks(store, one.recipe.digest, one.recipe.name) is None
+    monkeypatch.setenv("LLMLAUNCH_STORE", server)
+    assert plan_loaded(load_recipe(GALLERY, PINS)).plan.rehearsed is not None

@@ -20,8 +20,8 @@ SUBMISSION = {"launcher": "slurm", "job_id": 42, "submitted_at": STARTED, "clust
 
 
 def recipe(digest: str = "d1") -> Recipe:
-    """The four values of a recipe that the store keeps."""
-    kept: Any = SimpleNamespace(name="tiny", digest=digest, text="name: tiny\n", overrides=("nodes=2",))
+    """The five values of a recipe that the store keeps."""
+    kept: Any = SimpleNamespace(name="tiny", digest=digest, text="name: tiny\n", overrides=("nodes=2",), secrets=())
     return cast(Recipe, kept)
 
 

@@ -9,16 +9,26 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, DataError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, ProgrammingError
 
 from llmlaunch.errors import UserError
 from llmlaunch.store.location import VARIABLE, Location
+from llmlaunch.store.silence import end_when_silent
 
 __all__ = ["BUSY_SECONDS", "Store", "connect"]
 
 BUSY_SECONDS = 30.0
+_PAGE_BYTES = 16 * 1024  # a record has 2 to 4 KiB: of a page of 4 KiB a third would be empty
+_CACHE_KIB = 64 * 1024
 _WRITES = "llmlaunch_writes"
 _LOCK_KEY = 0x6C6C6D6C  # "llml": the advisory lock that all writers of one PostgreSQL database share
+_PATIENCE = {  # libpq's options, unless the URL has them: a machine that is gone is found in half a minute
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
 _OUR_BUGS = (IntegrityError, ProgrammingError, DataError)
 
 
@@ -47,7 +57,7 @@ class Store:
         try:
             with engine.begin() as connection:
                 yield connection
-        except DatabaseError as error:
+        except DBAPIError as error:
             if isinstance(error, _OUR_BUGS) and not _of_the_site(error):
                 raise
             raise _explained(error, self.location) from None  # the original may quote the URL
@@ -74,7 +84,10 @@ def connect(location: Location) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     try:
-        engine = create_engine(make_url(location.url), connect_args={"connect_timeout": 10})
+        url = make_url(location.url)
+        engine = create_engine(
+            url, connect_args={key: value for key, value in _PATIENCE.items() if key not in url.query}
+        )
     except ImportError as error:
         raise UserError(
             f"{VARIABLE}: {location.shown} needs the Python package {error.name!r}: pip install 'llmlaunch[postgres]'"
@@ -84,10 +97,11 @@ def connect(location: Location) -> Engine:
             f"{VARIABLE}: {location.shown} is not a database URL (postgresql://user:password@host:port/database)"
         ) from None
     event.listen(engine, "begin", _begin_postgres)
+    end_when_silent(engine)
     return engine
 
 
-def _of_the_site(error: DatabaseError) -> bool:
+def _of_the_site(error: DBAPIError) -> bool:
     """psycopg calls an unknown connection option and a missing permission programming errors, too."""
     return error.statement is None or getattr(error.orig, "sqlstate", None) == "42501"  # insufficient_privilege
 
@@ -97,8 +111,11 @@ def _set_up_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None
     cursor = connection.cursor()
     # A rollback journal, not WAL: WAL needs shared memory, which network file systems do not have.
+    cursor.execute(f"PRAGMA page_size={_PAGE_BYTES}")  # of a new file; an old one stays as it is
     cursor.execute("PRAGMA journal_mode=DELETE")
     cursor.execute("PRAGMA foreign_keys=ON")
+    # The pages of one transaction stay in memory: else they are written, and others shut out, before it is whole.
+    cursor.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
     cursor.close()
 
 
@@ -110,16 +127,21 @@ def _begin_sqlite(connection: Connection) -> None:
 
 def _begin_postgres(connection: Connection) -> None:
     if connection.get_execution_options().get(_WRITES):
+        connection.execute(text(f"SET LOCAL lock_timeout = '{BUSY_SECONDS:.0f}s'"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
 
 
-def _explained(error: DatabaseError, location: Location) -> UserError:
+def _explained(error: DBAPIError, location: Location) -> UserError:
     """The complaint as a sentence. The statement and its values stay out: a record may be long."""
     said = _without_secrets(str(error.orig).strip().partition("\n")[0], location)
     where = f"store {location.shown}"
+    low = said.lower()
+    if "locked" in low or "busy" in low or "lock timeout" in low:
+        return UserError(
+            f"{where} is in use by another program since {BUSY_SECONDS:.0f} seconds ({said}); try again later"
+        )
     if location.path is None:
         return UserError(f"{where}: {said}; check {VARIABLE}, and that the server runs and lets this user in")
-    low = said.lower()
     if "not a database" in low or "malformed" in low or "encrypted" in low:
         return UserError(
             f"{where} is damaged or not a SQLite file ({said}); move it away, then `llmlaunch collect DIR...` rebuilds "
@@ -129,10 +151,6 @@ def _explained(error: DatabaseError, location: Location) -> UserError:
         return UserError(
             f"{where}: its file system cannot lock files ({said}); set {VARIABLE} to a file on a local disk "
             "or to a PostgreSQL database"
-        )
-    if "locked" in low or "busy" in low:
-        return UserError(
-            f"{where} is in use by another program since {BUSY_SECONDS:.0f} seconds ({said}); try again later"
         )
     return UserError(f"{where}: {said}; check the free space and the permissions of {location.path.parent}")
 

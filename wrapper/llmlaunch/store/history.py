@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
+from llmlaunch.calibration.selection import REHEARSED
 from llmlaunch.store.database import Store
 from llmlaunch.store.tables import measurements, recipes, runs
 
@@ -83,7 +84,7 @@ def _newest(connection: Connection, choice: ColumnElement[bool]) -> tuple[Any, s
         )
         .join(recipes, runs.c.recipe_id == recipes.c.id)
         .join(measurements, measurements.c.run_id == runs.c.run_id)
-        .where(choice, measurements.c.peak_bytes.is_not(None))
+        .where(choice, measurements.c.peak_bytes.is_not(None), measurements.c.family.is_distinct_from(REHEARSED))
         .group_by(
             runs.c.run_id, runs.c.directory, runs.c.state, runs.c.launcher, recipes.c.name, measurements.c.attempt
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmlaunch.errors import UserError
+from llmlaunch.user_data import user_data
 
 __all__ = ["VARIABLE", "Location", "network_file_system", "store_exists", "where"]
 
@@ -46,16 +47,13 @@ def where(environment: Mapping[str, str] | None = None) -> Location:
         return _from_url(named)
     if named:
         return _sqlite(Path(named).expanduser())
-    data_home = env.get("XDG_DATA_HOME", "")
-    if not Path(data_home).is_absolute():  # the XDG specification: a relative one is ignored
-        home = env.get("HOME", "")
-        if not Path(home).is_absolute():
-            raise UserError(
-                f"no place for the store: neither HOME nor XDG_DATA_HOME is an absolute path; set {VARIABLE} "
-                "to the path of a file"
-            )
-        data_home = f"{home}/.local/share"
-    return _sqlite(Path(data_home) / "llmlaunch" / "store.db")
+    data = user_data(env)
+    if data is None:
+        raise UserError(
+            f"no place for the store: neither HOME nor XDG_DATA_HOME is an absolute path; set {VARIABLE} "
+            "to the path of a file"
+        )
+    return _sqlite(data / "store.db")
 
 
 def store_exists(location: Location | None = None) -> bool:

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from llmlaunch.errors import UserError
+from llmlaunch.store.batches import batches
 from llmlaunch.store.database import Store
-from llmlaunch.store.record_text import columns, dump, parse_file, same_content
+from llmlaunch.store.record_file import BadLine, read_records
+from llmlaunch.store.record_text import columns, dump_all, same_content
 from llmlaunch.store.tables import measurements
 
 __all__ = ["Filters", "ImportResult", "contents", "import_file", "put_collected"]
 
-_CHUNK = 500  # ids asked for at once; SQLite before 3.32 takes 999 parameters
+_ROWS = 5000  # written by one statement, so that none takes minutes
 
 
 @dataclass(frozen=True)
 class ImportResult:
-    """How many records of a file were new, took the place of another, or were there already."""
+    """How many records of a file were new, took the place of another, or were there already; and the lines left out."""
 
     added: int
     replaced: int
     unchanged: int
+    bad: tuple[BadLine, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,17 @@ class Filters:
     run: str | None = None
 
 
-def import_file(store: Store, path: Path, replace: bool = False) -> ImportResult:
-    """Take over every record of a JSON Lines file, all or none. A record that is there with equal content stays.
+def import_file(
+    store: Store, path: Path, replace: bool = False, form: str | None = None, skip_bad: bool = False
+) -> ImportResult:
+    """Take over every record of a file, all or none; with `skip_bad` all good ones. A record that is there with equal
+    content stays.
 
-    Raises UserError for a bad file (see `parse_file`), and for an id that is there with other content unless
+    Raises UserError for a bad file (see `read_records`), and for an id that is there with other content unless
     `replace`, which then keeps its place in the order.
     """
-    lines = parse_file(path)
+    read = read_records(path, form, skip_bad)
+    lines = read.lines
     with store.write() as connection:
         known = _contents_by_id(connection, [line.id for line in lines])
         new: dict[str, str] = {}
@@ -65,16 +71,14 @@ def import_file(store: Store, path: Path, replace: bool = False) -> ImportResult
                 changed[line.id] = line.content
         _insert(connection, [(content, records[key]) for key, content in new.items()])
         _update(connection, [(content, records[key]) for key, content in changed.items()])
-    return ImportResult(len(new), len(changed), len(lines) - len(new) - len(changed))
+    return ImportResult(len(new), len(changed), len(lines) - len(new) - len(changed), read.bad)
 
 
 def put_collected(connection: Connection, records: Sequence[Mapping[str, Any]]) -> int:
     """Write the records of a run inside the caller's transaction, new or grown; the number that changed."""
-    own = [dict(record) for record in records]
-    known = _contents_by_id(connection, [str(record["id"]) for record in own])
+    known = _contents_by_id(connection, [str(record["id"]) for record in records])
     new, changed = [], []
-    for record in own:
-        content = dump(record)
+    for record, content in zip(records, dump_all(records), strict=True):
         before = known.get(str(record["id"]))
         if before is None:
             new.append((content, record))
@@ -100,7 +104,7 @@ def contents(store: Store, filters: Filters = Filters()) -> list[str]:
 
 def _contents_by_id(connection: Connection, ids: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for some in _chunks(ids):
+    for some in batches(ids):
         wanted = select(measurements.c.id, measurements.c.content).where(measurements.c.id.in_(some))
         found.update((str(key), str(content)) for key, content in connection.execute(wanted))
     return found
@@ -111,19 +115,21 @@ def _insert(connection: Connection, found: Sequence[tuple[str, Mapping[str, Any]
         return
     last = connection.execute(select(func.max(measurements.c.position))).scalar() or 0
     rows = [
-        {"id": record["id"], "position": last + n, "content": content, **columns(dict(record))}
+        {"id": record["id"], "position": last + n, "content": content, **columns(record)}
         for n, (content, record) in enumerate(found, start=1)
     ]
-    connection.execute(measurements.insert(), rows)
+    # The values go to the driver as they are: SQLAlchemy would handle each of them, longer than the database does.
+    insert = measurements.insert().compile(dialect=connection.dialect)
+    for some in batches(rows, _ROWS):
+        values = [tuple(row[name] for name in insert.positiontup) for row in some] if insert.positiontup else some
+        connection.exec_driver_sql(str(insert), values)
 
 
 def _update(connection: Connection, found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    for content, record in found:
-        chosen = measurements.update().where(measurements.c.id == record["id"])
-        connection.execute(chosen.values(content=content, **columns(dict(record))))
-
-
-def _chunks(values: Iterable[str]) -> Iterator[list[str]]:
-    rest = iter(values)
-    while some := list(islice(rest, _CHUNK)):
-        yield some
+    if not found:
+        return
+    rows = [{"this_id": record["id"], "content": content, **columns(record)} for content, record in found]
+    named: dict[str, Any] = {name: bindparam(name) for name in rows[0] if name != "this_id"}
+    chosen = measurements.update().where(measurements.c.id == bindparam("this_id")).values(named)
+    for some in batches(rows, _ROWS):
+        connection.execute(chosen, some)

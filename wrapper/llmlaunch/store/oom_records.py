@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmlaunch.store.peaks import time_or_none
-from llmlaunch.store.run_records import pipeline_rank_of, predicted_bytes_of
+from llmlaunch.peaks.stages import pipeline_rank_of
+from llmlaunch.peaks.values import time_or_none
+from llmlaunch.store.run_records import predicted_bytes_of
 
 __all__ = ["oom_records"]
 
@@ -55,7 +56,7 @@ def _of_rank(
 ) -> dict[str, Any]:
     record = _template(run)
     rank = one.get("rank") if type(one.get("rank")) is int else None
-    pipeline_rank = None if rank is None else pipeline_rank_of(run, record, rank)
+    pipeline_rank = None if rank is None else pipeline_rank_of(run, rank)
     known: Record = next((peak for peak in measured if peak.get("global_rank") == rank), {}) if rank is not None else {}
     started: Record = next((own for own in ranks if own.get("rank") == rank), {})
     who = f"rank{rank}" if rank is not None else str(cause.get("node"))

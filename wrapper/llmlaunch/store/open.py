@@ -15,7 +15,7 @@ from llmlaunch.store.tables import metadata
 
 __all__ = ["REVISION", "VERSION_TABLE", "open_store"]
 
-REVISION = "0002"  # the newest script in migrations/versions
+REVISION = "0003"  # the newest script in migrations/versions
 VERSION_TABLE = "llmlaunch_version"
 
 

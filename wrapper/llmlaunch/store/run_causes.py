@@ -10,7 +10,7 @@ from typing import Any
 
 from llmlaunch.causes.attempt import cause_of, causes_of_nodes, read_object
 from llmlaunch.causes.node_cause import nodes_at_fault
-from llmlaunch.store.peaks import time_or_none
+from llmlaunch.peaks.values import time_or_none
 from llmlaunch.store.run_outcome import AttemptOutcome
 from llmlaunch.store.sick_nodes import Failure
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmlaunch.errors import UserError
+from llmlaunch.store.known_runs import Known
 
 __all__ = ["run_id_of", "signature"]
 
 
-def run_id_of(directory: Path, known: Mapping[str, Path], named: bool) -> str:
-    """The id in `run.id`; `known` are the directories of the runs in the store.
+def run_id_of(directory: Path, known: Mapping[str, Known], named: bool) -> str:
+    """The id in `run.id`; `known` are the runs in the store.
 
     Raises UserError where there is none, where the directory is a copy of a known run's, and, unless it was `named`
     by a person, where it now holds another run than the one it is known for.
@@ -28,7 +29,8 @@ def run_id_of(directory: Path, known: Mapping[str, Path], named: bool) -> str:
         raise UserError(f"{directory / 'run.id'}: must hold the run's id, one line of at most 200 characters")
     if not named and run_id not in known:
         raise UserError(f"{directory}: held run {next(iter(known))}, but now holds {run_id}")
-    _refuse_copy(directory, run_id, known.get(run_id))
+    before = known.get(run_id)
+    _refuse_copy(directory, run_id, before.directory if before else None)
     return run_id
 
 
@@ -48,20 +50,34 @@ def _refuse_copy(directory: Path, run_id: str, original: Path | None) -> None:
         )
 
 
-def signature(directory: Path, state: str) -> str:
-    """A digest that changes when there may be something new to read. Peaks of a running attempt rise all the time
-    and are not looked at; rank records are replaced by renaming, which touches their folder."""
+def signature(directory: Path, state: str, spools: Sequence[Path] = ()) -> str:
+    """A digest that changes when there may be something new to read: of sizes and times, no file is opened.
+
+    Peaks of a running attempt rise all the time and are not looked at. Files that are replaced by renaming (rank
+    records, probes, the summary) touch their folder; `spools` hold what belongs in the directory, too.
+    """
     looked_at = [directory / name for name in ("run.json", "run.id", "submission.json", "status.json", "attempts")]
-    for name in ("ranks", "causes"):
-        looked_at += sorted((directory / "attempts").glob(f"*/{name}"))
-    if state != "running":
-        looked_at += sorted((directory / "peaks").glob("*.jsonl"))
+    over = state != "running"
+    for attempt in _entries(directory / "attempts"):
+        looked_at += [attempt, attempt / "memory"] if over else []
+        looked_at += [attempt / "ranks", attempt / "causes"]
+    for place in (directory, *spools) if over else ():
+        looked_at += _entries(place / "peaks")
+    for place in spools if over else ():
+        looked_at += [attempt / "memory" for attempt in _entries(place / "attempts")]
     digest = hashlib.sha256()
     for path in looked_at:
         try:
             stat = path.stat()
-            seen = f"{path.relative_to(directory)}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
-        except FileNotFoundError:
-            seen = f"{path.relative_to(directory)}\0absent\n"
-        digest.update(seen.encode(errors="surrogateescape"))
+            seen = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+        except OSError:
+            seen = f"{path}\0absent\n"
+        digest.update(seen.removeprefix(str(directory)).encode(errors="surrogateescape"))
     return digest.hexdigest()
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from llmlaunch.peaks.values import time_or_none
 from llmlaunch.runs.read import RunFiles
-from llmlaunch.store.peaks import time_or_none
 from llmlaunch.store.runs import unix_seconds
 
 __all__ = ["AttemptOutcome", "LauncherWord", "attempt_outcomes", "launched_by", "run_state"]

@@ -2,120 +2,178 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmlaunch.store.attribution import RankPeak, device_peaks, resident_peaks
-from llmlaunch.store.peaks import NodePeaks, Peaks, time_or_none
+from llmlaunch.peaks.summary import AttemptSummary, NodeSummary, RankSummary
+from llmlaunch.peaks.values import byte_count
 
-__all__ = ["AttemptRecords", "attempt_records", "pipeline_rank_of", "predicted_bytes_of"]
+__all__ = ["AttemptRecords", "predicted_bytes_of", "records_of"]
 
 Record = Mapping[str, Any]
+
+# kind of peak -> the counter of torch's caching allocator, and what a rank's account calls it
+ALLOCATOR = {
+    "allocated": ("allocated_bytes.all.peak", "allocated_peak_bytes"),
+    "reserved": ("reserved_bytes.all.peak", "reserved_peak_bytes"),
+}
+ELSEWHERE = ("rank", "node", "pipeline_rank", "started_at", "peak_bytes", "peak_source")  # at the top of the record
 
 
 @dataclass(frozen=True)
 class AttemptRecords:
-    """The measurement records of one attempt; `why_none` is a sentence where there are none."""
+    """The measurement records of one attempt; `why_none` is a sentence where no rank has one of the run's own kind."""
 
     records: tuple[dict[str, Any], ...]
     why_none: str | None
 
 
-def attempt_records(
-    run: Record, run_id: str, attempt: str, ranks: Sequence[Record], peaks: Peaks, state: str
-) -> AttemptRecords:
-    """One record per global rank that a peak is known of. `run` is run.json, `ranks` the rank records of the attempt,
-    `state` what became of it: the peak of a failed run is what it reached, not what it needs."""
-    nodes = {node.node: node for (name, _), node in peaks.items() if name == attempt}
-    usable = [record for record in ranks if type(record.get("rank")) is int and record["rank"] >= 0]
-    found = _peaks_by_rank(run, usable, nodes)
-    of_rank = {record["rank"]: record for record in usable}
-    home = {rank: name for name, node in nodes.items() for rank in node.resident_peak_bytes}
-    made = []
-    for rank, peak in sorted(found.items()):
-        record = of_rank.get(rank, {})
-        node = record.get("node") or home.get(rank)
-        made.append(_measurement(run, run_id, attempt, peak, record.get("started_at"), node, state))
-    return AttemptRecords(tuple(made), None if made else _why_none(run, attempt, usable, nodes))
+def records_of(run: Record, run_id: str, summary: AttemptSummary, state: str) -> AttemptRecords:
+    """One record per global rank whose peak of the run's own kind is known, two per pipeline rank of what torch's
+    allocator held, one per node of its main memory.
+
+    `run` is the run.json of the layout the attempt ran, `state` what became of it: the peak of a failed run is what it
+    reached, not what it needs.
+    """
+    common = _common(run, run_id, summary, state)
+    ranks = [_of_rank(run, common, summary, one) for one in summary.ranks if one.peak_bytes is not None]
+    stages = _of_stages(run, common, summary)
+    hosts = [_of_node(run, common, node) for node in summary.nodes if node.host_peak_bytes is not None]
+    return AttemptRecords((*ranks, *stages, *hosts), None if ranks else _why_none(run, summary))
 
 
-def _peaks_by_rank(run: Record, ranks: Sequence[Record], nodes: Mapping[str, NodePeaks]) -> dict[int, RankPeak]:
-    found: dict[int, RankPeak] = {}
-    names = dict.fromkeys([*(str(record.get("node")) for record in ranks), *nodes])
-    for name in names:
-        here = [record for record in ranks if str(record.get("node")) == name]
-        if run.get("peak_kind") == "resident":
-            found.update(resident_peaks(here, nodes.get(name)))
-        else:
-            found.update(device_peaks(here, nodes.get(name), _count(run, "devices_per_node")))
-    return found
-
-
-def _measurement(
-    run: Record, run_id: str, attempt: str, peak: RankPeak, started_at: object, node: str | None, state: str
-) -> dict[str, Any]:
+def _common(run: Record, run_id: str, summary: AttemptSummary, state: str) -> dict[str, Any]:
+    """What all records of an attempt have: the template of run.json, and which run it was."""
     template = run.get("measurement")
     record: dict[str, Any] = dict(template) if isinstance(template, Mapping) else {}
-    kind = str(run.get("peak_kind"))
-    pipeline_rank = pipeline_rank_of(run, record, peak.rank)
-    record.update(
-        id=f"{run_id}/{attempt}/rank{peak.rank}/{kind}",
-        peak_kind=kind,
-        peak_bytes=peak.peak_bytes,
-        pipeline_rank=pipeline_rank,
-        rank_scope="stage" if pipeline_rank is not None else "unknown",
-        schema=1,
-        run_id=run_id,
-        attempt=attempt,
-        run_state=state,
-        started_at=time_or_none(started_at),
-        node=node,
-        global_rank=peak.rank,
-        gpu_uuid=peak.gpu_uuid,
-        baseline_bytes=peak.baseline_bytes,
-        peak_source=peak.source,
-        predicted_bytes=predicted_bytes_of(run, pipeline_rank),
-    )
-    if record.get("gpu") is None:
-        record["gpu"] = peak.gpu_name
+    record.update(schema=1, run_id=run_id, attempt=summary.attempt, run_state=state)
+    if summary.step_seconds is not None:
+        record["step_seconds"] = summary.step_seconds
+    if run.get("calibration_id") is not None:
+        record["calibration_id"] = run["calibration_id"]
     return record
 
 
-def pipeline_rank_of(run: Record, template: Record, rank: int) -> int | None:
-    """Pipeline is the outermost rank order; None where the numbers do not fit together."""
-    pipeline = _count(run, "pipeline")
-    world = _count(template, "world_size") or _count(run, "nodes") * _count(run, "devices_per_node")
-    if not pipeline or not world or world % pipeline or rank >= world:
+def _of_rank(run: Record, common: Record, summary: AttemptSummary, rank: RankSummary) -> dict[str, Any]:
+    kind = str(run.get("peak_kind"))
+    return {
+        **_of_one(common, rank, kind, f"rank{rank.rank}"),
+        "peak_bytes": rank.peak_bytes,
+        "baseline_bytes": rank.baseline_bytes,
+        "peak_source": rank.peak_source,
+        "predicted_bytes": predicted_bytes_of(run, rank.pipeline_rank),
+        "observed": _observed(summary, rank),
+    }
+
+
+def _of_one(common: Record, rank: RankSummary, kind: str, name: str) -> dict[str, Any]:
+    record = {
+        **common,
+        "id": f"{common['run_id']}/{common['attempt']}/{name}/{kind}",
+        "peak_kind": kind,
+        "pipeline_rank": rank.pipeline_rank,
+        "rank_scope": "stage" if rank.pipeline_rank is not None else "unknown",
+        "started_at": rank.started_at,
+        "node": rank.node,
+        "global_rank": rank.rank,
+        "gpu_uuid": rank.gpu_uuid,
+    }
+    if record.get("gpu") is None:
+        record["gpu"] = rank.gpu_name
+    return record
+
+
+def _observed(summary: AttemptSummary, rank: RankSummary) -> dict[str, Any]:
+    """All that is known of the rank beside its peak, each number with its source; what nobody saw is left out."""
+    seen = {name: value for name, value in vars(rank).items() if value is not None and name not in ELSEWHERE}
+    run = {name: getattr(summary, name) for name in ("steps_run", "step_seconds", "tokens_per_second")}
+    return {**seen, **{name: value for name, value in run.items() if value is not None}}
+
+
+def _of_stages(run: Record, common: Record, summary: AttemptSummary) -> list[dict[str, Any]]:
+    """Of each pipeline rank what torch's allocator held at most, by either of its counters."""
+    by_stage: dict[int, list[RankSummary]] = {}
+    for rank in summary.ranks:
+        if rank.pipeline_rank is not None:
+            by_stage.setdefault(rank.pipeline_rank, []).append(rank)
+    made = [_of_stage(run, common, summary, kind, by_stage[stage]) for stage in sorted(by_stage) for kind in ALLOCATOR]
+    return [record for record in made if record is not None]
+
+
+def _of_stage(
+    run: Record, common: Record, summary: AttemptSummary, kind: str, ranks: Iterable[RankSummary]
+) -> dict[str, Any] | None:
+    """The worst global rank's; None where nobody saw any."""
+    statistic, name = ALLOCATOR[kind]
+    peaks = [(getattr(rank, name), rank) for rank in ranks if getattr(rank, name) is not None]
+    if not peaks:
         return None
-    return rank // (world // pipeline)
+    bytes_ = [peak for peak, _ in peaks]
+    most, worst = max(peaks, key=lambda one: (one[0], -one[1].rank))
+    return {
+        **_of_one(common, worst, kind, f"stage{worst.pipeline_rank}"),
+        "peak_bytes": most,
+        "allocator_statistic": statistic,
+        "repeats": {
+            "count": len(bytes_),
+            "min_bytes": min(bytes_),
+            "max_bytes": max(bytes_),
+            "what": "ranks of one stage",
+        },
+        "peak_source": worst.sources.get(name),
+        "predicted_bytes": _of_stage_list(_predicted(run, kind), worst.pipeline_rank),
+        "observed": _observed(summary, worst),
+    }
+
+
+def _of_node(run: Record, common: Record, node: NodeSummary) -> dict[str, Any]:
+    record = {
+        **common,
+        "id": f"{common['run_id']}/{common['attempt']}/{node.node}/host",
+        "peak_kind": "host",
+        "peak_bytes": node.host_peak_bytes,
+        "pipeline_rank": None,
+        "rank_scope": "unknown",
+        "node": node.node,
+        "peak_source": node.host_peak_source,
+        "predicted_bytes": byte_count(_predicted(run, "host")),
+    }
+    if node.host_total_bytes is not None:
+        record["host_memory_bytes"] = node.host_total_bytes
+    return record
 
 
 def predicted_bytes_of(run: Record, pipeline_rank: int | None) -> int | None:
-    predicted = run.get("predicted_bytes")
+    """Of the run's own kind of peak."""
+    return _of_stage_list(run.get("predicted_bytes"), pipeline_rank)
+
+
+def _predicted(run: Record, kind: str) -> Any:
+    """What run.json says of another kind; those rendered before it did say nothing."""
+    said = run.get("predicted_by_kind")
+    return said.get(kind) if isinstance(said, Mapping) else None
+
+
+def _of_stage_list(predicted: Any, pipeline_rank: int | None) -> int | None:
     if pipeline_rank is None or not isinstance(predicted, list) or pipeline_rank >= len(predicted):
         return None
-    value = predicted[pipeline_rank]
-    return value if type(value) is int else None
+    return byte_count(predicted[pipeline_rank])
 
 
-def _why_none(run: Record, attempt: str, ranks: Sequence[Record], nodes: Mapping[str, NodePeaks]) -> str:
-    if not ranks and not nodes:
+def _why_none(run: Record, summary: AttemptSummary) -> str:
+    attempt, nodes = summary.attempt, summary.nodes
+    if not summary.ranks and not nodes:
         return f"attempt {attempt} started no trainer and no monitor"
     if run.get("peak_kind") == "resident":
         return f"no rank of attempt {attempt} left its resident peak"
     if not nodes:
         return f"the monitors of attempt {attempt} wrote nothing"
-    remarks = [f"{name}: {remark}" for name, node in sorted(nodes.items()) for remark in node.remarks]
+    remarks = [f"{node.node}: {remark}" for node in nodes for remark in node.remarks]
     if remarks:
         return "; ".join(remarks[:3])
-    if not any(node.gpus for node in nodes.values()):
+    if not any(node.gpus for node in nodes):
         return f"the monitors of attempt {attempt} saw no GPU"
-    if not ranks:
+    if not summary.ranks:
         return f"no rank of attempt {attempt} left a record, so no GPU can be given to one"
     return f"the driver named none of the processes of attempt {attempt}, and the job did not have whole nodes"
-
-
-def _count(record: Record, key: str) -> int:
-    value = record.get(key)
-    return value if type(value) is int and value > 0 else 0

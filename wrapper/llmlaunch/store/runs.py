@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +11,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 
+from llmlaunch.causes.lines import secret_values
 from llmlaunch.errors import UserError
+from llmlaunch.peaks.values import byte_count, time_or_none
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.read import read_run
+from llmlaunch.store.batches import batches
 from llmlaunch.store.database import Store
-from llmlaunch.store.peaks import byte_count, time_or_none
 from llmlaunch.store.recipes import put_plan, put_recipe
+from llmlaunch.store.stored_text import secrets_of, stored, stored_row
 from llmlaunch.store.tables import measurements, recipes, runs
 
 __all__ = [
@@ -26,7 +30,7 @@ __all__ = [
     "RunFilter",
     "find_run",
     "list_runs",
-    "put_run",
+    "put_runs",
     "record_submission",
     "set_state",
     "unix_seconds",
@@ -77,12 +81,15 @@ def record_submission(
     files = read_run(directory)
     if files.run_id is None:
         raise UserError(f"{directory}: holds no run.id, so this run has no name in the store; submit it again")
+    secrets = tuple(secret_values(os.environ, recipe.secrets))
+    text, overrides = stored(recipe.text, secrets), [stored(word, secrets) for word in recipe.overrides]
+    plan = stored(json.dumps(plan_json, sort_keys=True), secrets)
     with store.write() as connection:
-        recipe_id = put_recipe(connection, recipe.name, recipe.digest, recipe.text, recipe.overrides)
+        recipe_id = put_recipe(connection, recipe.name, recipe.digest, text, overrides)
         row = {
             "directory": str(directory),
             "recipe_id": recipe_id,
-            "plan_id": put_plan(connection, recipe_id, json.dumps(plan_json, sort_keys=True)),
+            "plan_id": put_plan(connection, recipe_id, plan),
             "launcher": submission.get("launcher"),
             "job_id": None if submission.get("job_id") is None else str(submission["job_id"]),
             "cluster": submission.get("cluster"),
@@ -98,7 +105,7 @@ def record_submission(
             "predicted_bytes": worst_predicted(files.run),
             "files": None,
         }
-        put_run(connection, files.run_id, row)
+        put_runs(connection, {files.run_id: row})
     return files.run_id
 
 
@@ -112,8 +119,11 @@ def set_state(store: Store, run_id: str, state: str, why: str | None = None, end
     if state not in ONGOING:
         said_at = time.time() if ended_at is None else ended_at
         row |= {"launcher_state": state, "launcher_said_at": said_at, "files": None}  # files: collect what it left
+    of_run = select(recipes).join(runs, runs.c.recipe_id == recipes.c.id).where(runs.c.run_id == run_id)
     with store.write() as connection:
-        connection.execute(runs.update().where(runs.c.run_id == run_id).values(row))
+        texts = [text for recipe in connection.execute(of_run) for text in (recipe.text, *json.loads(recipe.overrides))]
+        secrets = secrets_of(texts)
+        connection.execute(runs.update().where(runs.c.run_id == run_id).values(stored_row(row, secrets)))
 
 
 @dataclass(frozen=True)
@@ -182,11 +192,23 @@ def find_run(store: Store, word: str) -> Run:
     )
 
 
-def put_run(connection: Connection, run_id: str, row: Mapping[str, Any]) -> None:
-    """Insert or update one run inside the caller's transaction."""
-    chosen = runs.update().where(runs.c.run_id == run_id).values(dict(row))
-    if connection.execute(chosen).rowcount == 0:
-        connection.execute(runs.insert(), {"run_id": run_id, **row})
+def put_runs(connection: Connection, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Insert or update runs, by their ids, inside the caller's transaction. What a row does not name stays."""
+    held: set[str] = set()
+    for some in batches(rows):
+        held.update(connection.execute(select(runs.c.run_id).where(runs.c.run_id.in_(some))).scalars())
+    new: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # one statement for all rows with the same columns
+    changed: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for run_id, row in rows.items():
+        if run_id in held:
+            changed.setdefault(tuple(row), []).append({**row, "this_run": run_id})
+        else:
+            new.setdefault(tuple(row), []).append({**row, "run_id": run_id})
+    for values in new.values():
+        connection.execute(runs.insert(), values)
+    for names, values in changed.items():
+        chosen = runs.update().where(runs.c.run_id == bindparam("this_run"))
+        connection.execute(chosen.values({name: bindparam(name) for name in names}), values)
 
 
 def unix_seconds(value: object) -> float | None:

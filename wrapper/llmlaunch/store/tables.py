@@ -15,7 +15,16 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-__all__ = ["measurements", "metadata", "plans", "recipes", "runs", "sick_nodes"]
+__all__ = [
+    "calibration_uses",
+    "calibrations",
+    "measurements",
+    "metadata",
+    "plans",
+    "recipes",
+    "runs",
+    "sick_nodes",
+]
 
 metadata = MetaData(
     naming_convention={
@@ -104,4 +113,25 @@ sick_nodes = Table(
     Column("reason", Text, nullable=False),  # the telling line
     Column("since", Double, nullable=False),
     Column("forgiven_at", Double),
+)
+
+calibrations = Table(
+    "calibrations",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("backend", String, nullable=False),  # a value of calibration.records.TABLES
+    Column("accelerator", String, nullable=False),
+    Column("made_at", Double, nullable=False),
+    Column("content", Text, nullable=False),  # docs/schemas/calibration.schema.json
+)
+
+# Of a backend and accelerator the newest row says what is in use; rows are only added.
+calibration_uses = Table(
+    "calibration_uses",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("backend", String, nullable=False),
+    Column("accelerator", String, nullable=False),
+    Column("calibration_id", ForeignKey("calibrations.id")),  # null: none
+    Column("since", Double, nullable=False),
 )

@@ -1,0 +1,116 @@
+"""Calibrations are kept, taken into use and left again; what was in use stays on record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from llmlaunch.calibration.calibrations import (
+    Bound,
+    Calibration,
+    Errors,
+    Learned,
+    Score,
+    calibration_id,
+    calibration_of_json,
+)
+from llmlaunch.calibration.margins import DIED
+from llmlaunch.errors import UserError
+from llmlaunch.memory.correction import Correction
+from llmlaunch.store.calibrations import Use, all_calibrations, find_calibration, in_use, put, use, uses
+from llmlaunch.store.database import Store
+from llmlaunch.store.location import where
+from llmlaunch.store.open import open_store
+
+SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "calibration.schema.json"
+ERRORS = Errors(0.04, -0.01, 0.125, 0.5, (Bound(0.1, 9, 12, 1.08, 9, 1.09), Bound(0.01, 99, 12, None, 9, None)))
+
+
+def made(made_at: float, backend: str = "megatron", accelerator: str = "NVIDIA H100 80GB") -> Calibration:
+    made_id = calibration_id(backend, accelerator, made_at)
+    return Calibration(
+        id=made_id,
+        backend=backend,
+        accelerator=accelerator,
+        made_at=made_at,
+        llmlaunch="0.1.0",
+        estimator="e" * 64,
+        data=Learned(12, 96, 1, "d" * 64, {"llama": 12}, {"0.19": 11, "unknown": 1}),
+        correction=Correction(0.031, 4.5e8, made_id),
+        before=replace(ERRORS, mape=0.1),
+        after=ERRORS,
+        scores=(Score(1.03, "device", "llama", "0.19", 0.7), Score(DIED, "device", "llama", None, None)),
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setenv("LLMLAUNCH_STORE", str(tmp_path / "store.db"))
+    with open_store(where()) as opened:
+        yield opened
+
+
+def test_a_calibration_is_the_same_after_json_and_fits_its_schema() -> None:
+    one = made(1.8e9)
+    said = json.loads(json.dumps(one.as_json(), allow_nan=False))
+    jsonschema.validate(said, json.loads(SCHEMA.read_text()))
+    assert calibration_of_json(said) == one
+    assert one.id == "megatron-NVIDIA-H100-80GB-20270115T080000Z"
+    with pytest.raises(ValueError, match="schema 2"):
+        calibration_of_json({**said, "schema": 2})
+
+
+def test_the_bound_is_the_worse_of_all_and_of_those_near_the_limit() -> None:
+    both = Bound(0.1, 9, 20, 1.05, 9, 1.10)
+    assert both.worse == 1.10
+    assert replace(both, near_limit_ratio=1.01).worse == 1.05
+    assert replace(both, near_limit_runs=8, near_limit_ratio=None).worse == 1.05, "too few near the limit to say"
+    assert replace(both, near_limit_ratio=None).worse is None, "too many died near the limit"
+    assert replace(both, ratio=None, near_limit_ratio=1.0).worse is None
+
+
+def test_all_are_kept_and_one_of_each_backend_and_accelerator_is_in_use(store: Store) -> None:
+    first, second, other = made(1.8e9), made(1.9e9), made(1.8e9, "deepspeed")
+    with store.write() as connection:
+        for one in (first, second, other):
+            put(connection, one)
+        assert in_use(connection, "megatron", first.accelerator) is None
+        use(connection, "megatron", first.accelerator, first.id, 1.8e9)
+        use(connection, "deepspeed", other.accelerator, other.id, 1.8e9)
+        use(connection, "megatron", first.accelerator, second.id, 1.9e9)
+    with store.read() as connection:
+        assert in_use(connection, "megatron", first.accelerator) == second
+        assert in_use(connection, "deepspeed", other.accelerator) == other
+        assert in_use(connection, "megatron", "H200") is None
+        assert all_calibrations(connection, "megatron") == [first, second]
+        assert find_calibration(connection, other.id) == other
+
+
+def test_going_back_is_kept(store: Store) -> None:
+    first, second = made(1.8e9), made(1.9e9)
+    where_used = (first.backend, first.accelerator)
+    with store.write() as connection:
+        put(connection, first)
+        put(connection, second)
+        for at, calibration in enumerate((first.id, second.id, first.id, None)):
+            use(connection, *where_used, calibration, float(at))
+    with store.read() as connection:
+        assert in_use(connection, *where_used) is None
+        said = [one.calibration_id for one in uses(connection, *where_used)]
+        assert said == [first.id, second.id, first.id, None]
+        assert uses(connection)[-1] == Use(*where_used, None, 3.0)
+
+
+def test_what_is_not_there_or_of_another_accelerator_is_refused(store: Store) -> None:
+    one = made(1.8e9)
+    with store.write() as connection:
+        put(connection, one)
+        with pytest.raises(UserError, match="no such calibration"):
+            use(connection, one.backend, one.accelerator, "nonsense", 1.0)
+        with pytest.raises(UserError, match="not megatron on H200"):
+            use(connection, "megatron", "H200", one.id, 1.0)

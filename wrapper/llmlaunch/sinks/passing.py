@@ -1,0 +1,187 @@
+"""Passes what the store holds on to the sinks that are on. Never raises for a sink, and waits for none for long."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmlaunch.sinks.chosen import Chosen, harmless, missing
+from llmlaunch.store.database import Store
+from llmlaunch.store.stored_run import RunMark, run_marks, stored_run
+
+__all__ = ["Passed", "pass_on"]
+
+ANSWER_SECONDS = 120.0
+"""For one answer: starting MLflow on a busy login node takes 20 s, a new SQLite file of its own another 12 s."""
+
+_ENVIRONMENT = {
+    "mlflow": {
+        # a server that is gone is not waited for: MLflow's own limits are 120 s, seven times over
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "GIT_PYTHON_REFRESH": "quiet",
+    },
+    "wandb": {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"},
+}
+_WITHHELD = {"wandb": ("WANDB_API_KEY",)}  # offline: nobody is logged in
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What became of one sink: how many runs were sent, and why not all that were due."""
+
+    sink: str
+    place: str
+    sent: int
+    due: int
+    why: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def sentence(self) -> str | None:
+        """For a person; None where there was nothing to do."""
+        of = f"{self.sink} ({self.place})"
+        if self.why is not None:
+            done = f"; {self.sent} of {self.due} runs were sent" if self.due else ""
+            return (
+                f"warning: {of}: {self.why}{done}. The store has all; the next llmlaunch collect sends what is missing"
+            )
+        return f"{of}: {self.sent} run{'' if self.sent == 1 else 's'} sent" if self.sent else None
+
+
+def pass_on(
+    store: Store,
+    sinks: Sequence[Chosen],
+    only: Collection[str] | None = None,
+    answer_seconds: float = ANSWER_SECONDS,
+) -> list[Passed]:
+    """Send every collected run that a sink has not, or not as it is now; `only` these, where it is not None. Sending
+    twice changes nothing."""
+    if not sinks:
+        return []
+    marks = run_marks(store)
+    return [_passed(store, sink, marks, only, answer_seconds) for sink in sinks]
+
+
+def _passed(
+    store: Store, sink: Chosen, marks: Sequence[RunMark], only: Collection[str] | None, answer_seconds: float
+) -> Passed:
+    name, place = sink.kind.name, harmless(sink.place)
+    if not sink.kind.installed:
+        return Passed(name, place, 0, 0, missing(sink.kind).partition(": ")[2])
+    sent, due, whys = 0, [], []
+    try:
+        with _started(name, answer_seconds) as process:
+            begin = {"place": sink.place, "marks": [[one.run_id, one.mark] for one in marks]}
+            due = [run_id for run_id in process.ask(begin)["due"] if only is None or run_id in only]
+            mark_of = {one.run_id: one.mark for one in marks}
+            for run_id in due:
+                run = stored_run(store, run_id)
+                try:
+                    process.ask({"run": run, "mark": mark_of[run_id]})
+                    sent += 1
+                except _Refused as error:  # one run; the next may do
+                    whys.append(f"{run_id}: {error}")
+            process.ask({})
+    except (_Refused, OSError) as error:
+        whys.append(str(error))
+    why = harmless("; ".join([*whys[:3], *([f"and {len(whys) - 3} more"] if len(whys) > 3 else [])]))
+    return Passed(name, place, sent, len(due), why.replace(sink.place, place) or None)
+
+
+class _Refused(Exception):
+    """A sink's own word on why not, or that it gave none."""
+
+
+class _Process:
+    """A sink at work. Neither writing to it nor waiting for it takes longer than the limit: it may hang anywhere."""
+
+    def __init__(self, process: subprocess.Popen[bytes], answer_seconds: float) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._seconds = answer_seconds
+        self._to, self._from = process.stdin.fileno(), process.stdout.fileno()
+        self._read = b""
+        for number in (self._to, self._from):
+            os.set_blocking(number, False)
+
+    def ask(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises _Refused for an error, for no answer in time, and for none at all."""
+        unwritten = memoryview(json.dumps(value).encode() + b"\n")
+        until = time.monotonic() + self._seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._from, selectors.EVENT_READ)
+            selector.register(self._to, selectors.EVENT_WRITE)
+            while b"\n" not in self._read:
+                ready = selector.select(max(0.0, until - time.monotonic()))
+                if not ready:
+                    raise _Refused(f"no answer within {self._seconds:g} s")
+                for key, _ in ready:
+                    if key.fd == self._from:
+                        self._take(os.read(self._from, 1 << 16))
+                    elif unwritten:
+                        unwritten = unwritten[self._written(unwritten) :]
+                    if not unwritten and self._to in selector.get_map():
+                        selector.unregister(self._to)
+        line, _, self._read = self._read.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise _Refused(answer["error"])
+        return answer
+
+    def _take(self, chunk: bytes) -> None:
+        if not chunk:
+            raise _Refused("its process ended without a word")
+        self._read += chunk
+
+    def _written(self, rest: memoryview) -> int:
+        try:
+            return os.write(self._to, rest[: 1 << 16])
+        except BrokenPipeError:
+            raise _Refused("its process ended without a word") from None
+
+
+@contextlib.contextmanager
+def _started(name: str, answer_seconds: float) -> Iterator[_Process]:
+    """The process of a sink; it and all that it started are gone afterwards."""
+    withheld = _WITHHELD.get(name, ())
+    environment = {key: value for key, value in os.environ.items() if key not in withheld}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llmlaunch.sinks", name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**_ENVIRONMENT.get(name, {}), **environment},
+        start_new_session=True,  # Ctrl-C is ours to handle
+    )
+    try:
+        yield _Process(process, answer_seconds)
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            if stream is not None:
+                stream.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(2.0)  # it ends by itself where all went well
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(2.0)  # a process that hangs in the kernel is left to it

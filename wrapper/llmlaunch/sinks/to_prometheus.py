@@ -1,0 +1,166 @@
+"""Runs as files for node_exporter's textfile collector: one for each of the newest runs.
+
+node_exporter reads every *.prom of its folder at every scrape: it takes no times of day in them, wants one help and one
+type for a name over all files, and must be allowed to read them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from llmlaunch.sinks.figures import Figures, Peak
+from llmlaunch.sinks.sink import Mark, unlike
+
+__all__ = ["MOST_PEAKS", "MOST_RUNS", "Prometheus"]
+
+MOST_RUNS = 20
+"""Older ones are taken away: every series that exists costs the server memory."""
+
+MOST_PEAKS = 256
+"""Of one run, the largest of each stage first."""
+
+_HEAD = "# llmlaunch "
+_STEM = "llmlaunch-"
+_RUN = ("run", "recipe", "attempt")
+_NUMBERS = {
+    "step_seconds": ("llmlaunch_step_seconds", "Median seconds of a step."),
+    "tokens_per_second": ("llmlaunch_tokens_per_second", "Tokens a second of the whole job."),
+    "predicted_step_seconds": ("llmlaunch_predicted_step_seconds", "Seconds of a step as planned."),
+    "limit_bytes": ("llmlaunch_memory_limit_bytes", "What the plan was allowed to use of a device."),
+}
+
+
+class Prometheus:
+    """`folder` is the one that node_exporter's --collector.textfile.directory names."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        if not self._folder.is_dir():
+            raise NotADirectoryError(f"{folder}: is no folder; make it, and name it to node_exporter")
+        self._known: set[str] = set()
+        self._kept: set[str] = set()
+
+    def due(self, marks: Sequence[Mark]) -> list[str]:
+        newest = marks[:MOST_RUNS]
+        self._known, self._kept = {one.run_id for one in marks}, {one.run_id for one in newest}
+        return unlike(newest, {one.run_id: _mark_in(self._path(one.run_id)) for one in newest})
+
+    def send(self, run: Figures, mark: str) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collector(run))
+        self._write(self._path(run.run_id), f"{_HEAD}{mark}\n".encode() + generate_latest(registry))
+
+    def finish(self) -> None:
+        """Take away the files of runs that are not among the newest any more; another store's are left alone."""
+        for run_id in self._known - self._kept:
+            self._path(run_id).unlink(missing_ok=True)
+
+    def _path(self, run_id: str) -> Path:
+        return self._folder / f"{_STEM}{re.sub(r'[^A-Za-z0-9_.-]', '_', run_id)}.prom"
+
+    def _write(self, path: Path, text: bytes) -> None:
+        """Whole or not at all, and readable by node_exporter, whatever the umask."""
+        temporary = path.with_suffix(f".{os.getpid()}")
+        try:
+            temporary.write_bytes(text)
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+class _Collector:
+    """The series of one run."""
+
+    def __init__(self, run: Figures) -> None:
+        self._run = run
+
+    def collect(self) -> Iterator[Metric]:
+        run, mine = self._run, [self._run.run_id, self._run.recipe, self._run.attempt]
+        peaks = GaugeMetricFamily(
+            "llmlaunch_gpu_memory_peak_bytes",
+            "Most memory of a rank on its GPU in the newest attempt.",
+            labels=[*_RUN, "node", "gpu_uuid", "rank", "stage", "source"],
+        )
+        resident = GaugeMetricFamily(
+            "llmlaunch_resident_memory_peak_bytes",
+            "Most main memory of a rank in the newest attempt.",
+            labels=[*_RUN, "node", "rank", "stage", "source"],
+        )
+        for peak in _largest(run.of_kind("device")):
+            peaks.add_metric(
+                [*mine, peak.node, peak.gpu_uuid, _label(peak.rank), _label(peak.stage), peak.source], peak.peak_bytes
+            )
+        for peak in _largest(run.of_kind("resident")):
+            resident.add_metric([*mine, peak.node, _label(peak.rank), _label(peak.stage), peak.source], peak.peak_bytes)
+        torch = GaugeMetricFamily(
+            "llmlaunch_torch_memory_peak_bytes",
+            "Most that torch's allocator held in any rank of a stage.",
+            labels=[*_RUN, "stage", "kind", "source"],
+        )
+        for peak in run.of_kind("reserved", "allocated"):
+            torch.add_metric([*mine, _label(peak.stage), peak.kind, peak.source], peak.peak_bytes)
+        host = GaugeMetricFamily(
+            "llmlaunch_host_memory_peak_bytes", "Most main memory used on a node.", labels=[*_RUN, "node", "source"]
+        )
+        for peak in _largest(run.of_kind("host")):
+            host.add_metric([*mine, peak.node, peak.source], peak.peak_bytes)
+        yield from (peaks, resident, torch, host, self._predicted(mine), self._state(mine), *self._others(mine))
+
+    def _predicted(self, mine: Sequence[str]) -> Metric:
+        predicted = GaugeMetricFamily(
+            "llmlaunch_memory_predicted_bytes",
+            "Memory predicted: of the ranks of a stage, or of a node (host).",
+            labels=[*_RUN, "kind", "stage"],
+        )
+        for name, value in self._run.numbers.items():
+            head, _, where = name.partition("/")
+            kind, _, stage = where.partition("/stage")
+            if head == "predicted_bytes" and kind != "worst":
+                predicted.add_metric([*mine, kind, stage], value)
+        return predicted
+
+    def _state(self, mine: Sequence[str]) -> Metric:
+        state = GaugeMetricFamily(
+            "llmlaunch_run_info", "1 for each run; its state is a label.", labels=[*_RUN, "state"]
+        )
+        state.add_metric([*mine, self._run.state], 1)
+        return state
+
+    def _others(self, mine: Sequence[str]) -> Iterator[Metric]:
+        for name, (metric, help_text) in _NUMBERS.items():
+            if name in self._run.numbers:
+                gauge = GaugeMetricFamily(metric, help_text, labels=_RUN)
+                gauge.add_metric(mine, self._run.numbers[name])
+                yield gauge
+
+
+def _largest(peaks: Sequence[Peak]) -> list[Peak]:
+    """At most MOST_PEAKS: the largest of every stage, then the second largest of every stage, and so on."""
+    if len(peaks) <= MOST_PEAKS:
+        return list(peaks)
+    place: dict[int | None, int] = {}
+    ordered: list[tuple[int, int, int, Peak]] = []
+    for peak in sorted(peaks, key=lambda one: -one.peak_bytes):
+        place[peak.stage] = place.get(peak.stage, 0) + 1
+        ordered.append((place[peak.stage], -peak.peak_bytes, len(ordered), peak))
+    return [peak for *_, peak in sorted(ordered)[:MOST_PEAKS]]
+
+
+def _label(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _mark_in(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            head = file.readline()
+    except (OSError, ValueError):
+        return ""
+    return head[len(_HEAD) :].strip() if head.startswith(_HEAD) else ""

@@ -1,0 +1,101 @@
+"""Runs as offline runs of Weights & Biases: a folder each, which `wandb sync` uploads whenever somebody wants it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmlaunch.sinks.figures import Figures
+from llmlaunch.sinks.sink import Mark, unlike
+
+__all__ = ["Wandb"]
+
+_MARKS = "llmlaunch-marks"
+_LONGEST_ID = 120
+
+
+class Wandb:
+    """`folder` gets W&B's own folder `wandb/`, and beside it one small file a run that says what was written."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._marks = self._folder / _MARKS
+        self._marks.mkdir(parents=True, exist_ok=True)
+
+    def due(self, marks: Sequence[Mark]) -> list[str]:
+        return unlike(marks, {one.run_id: str(self._held(one.run_id).get("mark")) for one in marks})
+
+    def send(self, run: Figures, mark: str) -> None:
+        """Instead of the one written before, unless that was uploaded: then beside it, under the same id, which W&B
+        takes for the same run."""
+        import wandb  # 2 s, which a collect that has nothing to send is spared
+
+        before = self._held(run.run_id).get("folder")
+        begun = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or "llmlaunch",
+            id=_id(run.run_id),
+            name=run.run_id,
+            group=run.recipe or None,
+            tags=[run.state],
+            config=dict(run.settings),
+            dir=str(self._folder),
+            mode="offline",
+            resume="allow",
+            settings=wandb.Settings(**_quiet()),
+        )
+        begun.summary.update({**run.numbers, **run.words})
+        begun.finish(exit_code=0 if run.state in ("succeeded", "running", "submitted") else 1)
+        written = Path(begun.dir).parent
+        if isinstance(before, str):
+            self._remove(before, written.name)
+        self._remember(run.run_id, mark, written.name)
+
+    def finish(self) -> None:
+        pass
+
+    def _held(self, run_id: str) -> dict[str, object]:
+        try:
+            value = json.loads((self._marks / f"{_id(run_id)}.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        known = isinstance(value, dict) and (self._folder / "wandb" / str(value.get("folder"))).is_dir()
+        return value if known else {}
+
+    def _remove(self, name: str, but: str) -> None:
+        old = self._folder / "wandb" / name
+        if name != but and re.fullmatch(r"offline-run-[\w-]+", name) and not any(old.glob("*.synced")):
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _remember(self, run_id: str, mark: str, folder: str) -> None:
+        path = self._marks / f"{_id(run_id)}.json"
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({"run_id": run_id, "mark": mark, "folder": folder}) + "\n", encoding="utf-8")
+        temporary.replace(path)
+
+
+def _id(run_id: str) -> str:
+    """W&B's ids: a short word of letters, digits, dashes and underscores; two runs never share one."""
+    word = re.sub(r"[^A-Za-z0-9_-]", "-", run_id)
+    if word == run_id and len(word) <= _LONGEST_ID:
+        return word
+    return f"{word[:_LONGEST_ID]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+
+
+def _quiet() -> dict[str, object]:
+    """wandb.Settings by which nothing of this machine's user, its code or its output is written: only what we say."""
+    return {
+        "silent": True,
+        "console": "off",
+        "disable_git": True,
+        "disable_code": True,
+        "save_code": False,
+        "x_disable_meta": True,
+        "x_disable_stats": True,
+        "x_disable_machine_info": True,
+        "x_save_requirements": False,
+    }

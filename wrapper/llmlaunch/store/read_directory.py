@@ -1,0 +1,225 @@
+"""One run directory, whole: what collecting writes of it. Reads files, writes nothing, and knows no database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.causes.words import sentence
+from llmlaunch.peaks.summarize import summarize
+from llmlaunch.peaks.summary import AttemptSummary
+from llmlaunch.rehearsal.collected import collected_rehearsal, is_rehearsal
+from llmlaunch.runs.read import RunFiles, read_run
+from llmlaunch.store.collected import Outcome
+from llmlaunch.store.known_runs import Known
+from llmlaunch.store.oom_records import oom_records
+from llmlaunch.store.run_causes import AttemptCauses, attempt_causes, failures_of
+from llmlaunch.store.run_identity import run_id_of, signature
+from llmlaunch.store.run_outcome import AttemptOutcome, attempt_outcomes, launched_by, run_state
+from llmlaunch.store.run_records import AttemptRecords, records_of
+from llmlaunch.store.runs import ONGOING, unix_seconds, worst_predicted
+from llmlaunch.store.sick_nodes import Failure
+from llmlaunch.store.stored_text import secrets_of, stored, stored_row
+
+__all__ = ["RecipeRead", "RunRead", "read_directory"]
+
+
+@dataclass(frozen=True)
+class RecipeRead:
+    """The recipe as given; of equal content is one of equal `key`."""
+
+    name: str
+    digest: str
+    text: str
+    overrides: tuple[str, ...]
+
+    def as_stored(self, secrets: tuple[str, ...]) -> RecipeRead:
+        overrides = tuple(stored(word, secrets) for word in self.overrides)
+        return replace(self, text=stored(self.text, secrets), overrides=overrides)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.digest
+
+
+@dataclass(frozen=True)
+class RunRead:
+    """All that is to be written of one run. `before` is what the store held of it when the files were read. A
+    `rehearsal` is none: of it the records are kept, and which nodes failed."""
+
+    run_id: str
+    before: Known | None
+    outcome: Outcome
+    files: RunFiles
+    row: dict[str, Any]
+    recipe: RecipeRead | None
+    plan_text: str | None
+    records: list[dict[str, Any]]
+    failures: list[Failure]
+    rehearsal: bool = False
+
+
+def read_directory(
+    directory: Path, known: Mapping[str, Known], named: bool, spools: Sequence[Path] = ()
+) -> Outcome | RunRead:
+    """What is new in a directory, or the outcome where nothing is. `known` are the runs it may be of, `spools` the
+    folders of this machine that hold what its nodes could not write there.
+
+    Raises UserError where it is no run directory or another's; OSError, ValueError, TypeError and RecursionError where
+    its files cannot be read.
+    """
+    run_id = run_id_of(directory, known, named)
+    before = known.get(run_id)
+    if before is not None and before.directory == directory and before.files is not None:
+        same = before.files == signature(directory, before.state, spools)
+        if same and not (named and before.state == "running"):
+            did = "waiting" if before.state in ONGOING else "unchanged"
+            return Outcome(run_id, directory, did, before.state)
+    # before the files are read
+    signatures = {state: signature(directory, state, spools) for state in ("running", "over")}
+    files = read_run(directory)
+    word = before.word if before else None
+    outcomes = attempt_outcomes(files, word)
+    state = run_state(outcomes, files.submission, word)
+    wanted = [attempt for attempt in outcomes if attempt.over or named]
+    causes = {one.name: attempt_causes(directory, one, word.why if word else "") for one in wanted if one.over}
+    # not of a running attempt that nobody named: the files of a long run may be large
+    summaries = [_summary(files, one.name, spools) for one in wanted]
+    recipe = _recipe(files)
+    secrets = secrets_of([recipe.text, *recipe.overrides] if recipe else [])
+    made = [_attempt_records(files, run_id, *both, causes, secrets) for both in zip(wanted, summaries, strict=True)]
+    records = [record for one in made for record in one.records]
+    last_none = made[-1].why_none if made else None
+    if not outcomes and state not in ONGOING:
+        last_none = "the job never started"
+    row = _row(directory, files, outcomes, state)
+    row["no_peak_reason"] = last_none
+    _add_cause(row, outcomes, causes)
+    row["files"] = signatures["running" if state == "running" else "over"]
+    reasons = [reason for reason in (_still_running(outcomes, named), last_none, *files.problems) if reason]
+    did = "collected" if wanted or state not in ONGOING else "waiting"
+    outcome = Outcome(run_id, directory, did, state, len(records), "; ".join(reasons) or None, _damaged(summaries))
+    plan_text = _optional_text(directory / "plan.json")
+    failures = failures_of(directory, run_id, row["cluster"], list(causes.values()))
+    alone = is_rehearsal(files.run)
+    return _stored(RunRead(run_id, before, outcome, files, row, recipe, plan_text, records, failures, alone), secrets)
+
+
+def _stored(read: RunRead, secrets: tuple[str, ...]) -> RunRead:
+    """With every text as it is stored; those of the records are already."""
+    return replace(
+        read,
+        row=stored_row(read.row, secrets),
+        recipe=None if read.recipe is None else read.recipe.as_stored(secrets),
+        plan_text=None if read.plan_text is None else stored(read.plan_text, secrets),
+        failures=[replace(one, reason=stored(one.reason, secrets)) for one in read.failures],
+    )
+
+
+def _attempt_records(
+    files: RunFiles,
+    run_id: str,
+    attempt: AttemptOutcome,
+    summary: AttemptSummary,
+    causes: Mapping[str, AttemptCauses],
+    secrets: tuple[str, ...],
+) -> AttemptRecords:
+    """What an attempt measured is compared with the layout it ran; never with another one's prediction. Where it ran
+    out of memory, that is a record, too."""
+    run = files.run_of(attempt.name)
+    if run is None:
+        return AttemptRecords((), f"attempt {attempt.name} ran another layout, whose run.json cannot be read")
+    run = {**run, "measurement": json.loads(stored(json.dumps(run.get("measurement")), secrets))}
+    made = records_of(run, run_id, summary, attempt.state)
+    known = causes.get(attempt.name)
+    nodes = known.nodes if known else ()
+    out = oom_records(run, run_id, attempt.name, attempt.ranks, nodes, made.records, attempt.state)
+    if is_rehearsal(run):
+        versions = _versions(files.directory / "attempts" / attempt.name)
+        ran_out = attempt.state == "failed" and any(record["peak_kind"] == "oom" for record in out)
+        found, why = collected_rehearsal(run, run_id, summary, attempt.state, ran_out, versions)
+        return AttemptRecords(tuple(stored_row(record, secrets) for record in found), why)
+    return AttemptRecords((*made.records, *(stored_row(record, secrets) for record in out)), made.why_none)
+
+
+def _summary(files: RunFiles, attempt: str, spools: Sequence[Path]) -> AttemptSummary:
+    written = next((one.summary for one in files.attempts if one.name == attempt), None)
+    return written if written is not None and not spools else summarize(files.directory, attempt, spools)
+
+
+def _damaged(summaries: Sequence[AttemptSummary]) -> dict[str, int]:
+    """By file the number of lines that could not be read; one that names no attempt is counted in each."""
+    worst: dict[str, int] = {}
+    for summary in summaries:
+        for name, lines in summary.damaged.items():
+            worst[name] = max(lines, worst.get(name, 0))
+    return dict(sorted(worst.items()))
+
+
+def _row(directory: Path, files: RunFiles, outcomes: Sequence[AttemptOutcome], state: str) -> dict[str, Any]:
+    newest = outcomes[-1] if outcomes else None
+    launcher, job_id, cluster = launched_by(files, list(outcomes))
+    # sbatch names the cluster only where there are several; the job knows it anyway
+    cluster = cluster or next((attempt.cluster for attempt in reversed(files.attempts) if attempt.cluster), None)
+    run = (files.run_of(newest.name) if newest else None) or files.run
+    row: dict[str, Any] = {
+        "directory": str(directory),
+        "launcher": launcher,
+        "job_id": job_id,
+        "cluster": cluster,
+        "state": state,
+        "attempt": newest.name if newest else None,
+        "started_at": newest.started_at if newest else None,
+        "peak_kind": str(run.get("peak_kind")),
+        "predicted_bytes": worst_predicted(run),
+    }
+    if files.submission is not None:
+        row["submitted_at"] = unix_seconds(files.submission.get("submitted_at"))
+    if state in ONGOING:
+        row.update(why=None, ended_at=None, exit_code=None)
+    elif newest is not None and (newest.ended_at or newest.exit_code is not None):  # else the launcher's word stays
+        row.update(why=newest.why, ended_at=newest.ended_at, exit_code=newest.exit_code)
+    return row
+
+
+def _add_cause(row: dict[str, Any], outcomes: Sequence[AttemptOutcome], causes: Mapping[str, AttemptCauses]) -> None:
+    """What ended the newest attempt; in words, too, where it left no verdict with a reason of its own."""
+    known = causes.get(outcomes[-1].name) if outcomes else None
+    first = known.first if known else None
+    row["cause"] = str(first.get("kind")) if first else None
+    if first and "why" not in row:
+        row["why"] = sentence(first)
+
+
+def _recipe(files: RunFiles) -> RecipeRead | None:
+    name, digest, words = (files.run.get(key) for key in ("name", "recipe_digest", "overrides"))
+    text = _optional_text(files.directory / "recipe.yaml")
+    if not isinstance(name, str) or not isinstance(digest, str) or text is None:
+        return None
+    return RecipeRead(name, digest, text, tuple(str(word) for word in words) if isinstance(words, list) else ())
+
+
+def _still_running(outcomes: Sequence[AttemptOutcome], named: bool) -> str | None:
+    if not outcomes or outcomes[-1].over:
+        return None
+    so_far = "these are its peaks so far" if named else "name the run to collect what it has"
+    return f"attempt {outcomes[-1].name} has not ended yet: {so_far}"
+
+
+def _versions(attempt: Path) -> Mapping[str, Any]:
+    """Of the packages of a rank that ran alone, as its trainer wrote them down; nothing where it did not."""
+    try:
+        said = json.loads((attempt / "versions.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _optional_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
