@@ -9,19 +9,19 @@ import pytest
 from measured_runs import CARD, run
 
 from llmlaunch.calibration.accuracy import scored
-from llmlaunch.calibration.comparable import margin_for, runs_of
+from llmlaunch.calibration.comparable import runs_of, scores_of
 from llmlaunch.calibration.coverage import coverage
 from llmlaunch.calibration.machines import clusters_by_gpu
 from llmlaunch.calibration.margins import Margin
+from llmlaunch.calibration.support import Asked, margin_of
 
 CLUSTERS = clusters_by_gpu()
 H100 = CLUSTERS["H100"].accelerator.name
 RATIOS = [0.90 + i / 100 for i in range(20)]
 
 
-def margin(records: list[dict[str, Any]], risk: float = 0.05, **asked: Any) -> Margin:
-    words = {"backend": "megatron-lm", "accelerator": H100, "version": None, "risk": risk, **asked}
-    return margin_for(records, CLUSTERS, **words)
+def margin(records: list[dict[str, Any]], risk: float = 0.05, version: str | None = None) -> Margin:
+    return margin_of(scores_of(records, CLUSTERS, "megatron", H100), Asked(H100, "dense gated", version), risk)
 
 
 def measured(kind: str = "device") -> list[dict[str, Any]]:
@@ -55,11 +55,26 @@ def test_too_few_runs_are_refused_with_the_number() -> None:
         {"gpu_memory_bytes": 2**20},  # predicted above its own card: no plan is ever there
         {"optimizer": {"name": "lion"}},
         {"model": {}},  # imported, and no measurement record at all
+        {"observed": {"steps_run": 1}},
+        {"observed": {"baseline_bytes": CARD // 4}},  # others were on the card before the trainer
+        {"observed": {"device_peak_bytes": CARD, "process_peak_bytes": 2**30, "device_total_bytes": CARD}},
     ],
 )
 def test_what_is_not_comparable_does_not_count(changed: dict[str, Any]) -> None:
     strangers = [{**copy.deepcopy(run(100 + i, 3.0)), **changed} for i in range(30)]
     assert margin([*measured(), *strangers]) == margin(measured())
+
+
+def test_what_was_observed_of_a_run_that_counts_does_not_matter() -> None:
+    seen = {"steps_run": 2, "baseline_bytes": 2**29, "device_peak_bytes": CARD // 2, "process_peak_bytes": CARD // 2}
+    assert margin([{**record, "observed": seen} for record in measured()]) == margin(measured())
+    brief = {**run(99, None), "observed": {"steps_run": 0}}
+    assert margin([*measured(), brief]).upper_ratio is None, "a death needs no second step"
+
+
+def test_configurations_that_offload_differently_are_two_runs() -> None:
+    offloading = [{**record, "techniques": {"offload_layers": n}} for record in measured() for n in (1, 2)]
+    assert margin([{**one, "id": f"{one['id']}-{i}"} for i, one in enumerate(offloading)]).runs == 40
 
 
 def test_another_minor_version_does_not_count_and_an_unknown_one_does() -> None:

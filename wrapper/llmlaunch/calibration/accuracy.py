@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from llmlaunch.calibration.records import Case, Unsupported, case_of
 from llmlaunch.calibration.timed import timed
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimate import Estimate, RankEstimate
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.host import Node
@@ -64,8 +65,10 @@ def score(record: Mapping[str, Any], clusters: Mapping[str, Cluster]) -> Result:
     return scored(record, clusters).result
 
 
-def scored(record: Mapping[str, Any], clusters: Mapping[str, Cluster]) -> Scored:
-    """The same, with the case and the estimate behind it."""
+def scored(
+    record: Mapping[str, Any], clusters: Mapping[str, Cluster], correction: Correction = NO_CORRECTION
+) -> Scored:
+    """The same, with the case and the estimate behind it; `correction` is in every number of bytes."""
     known = {
         "id": record["id"],
         "family": record["family"],
@@ -79,7 +82,7 @@ def scored(record: Mapping[str, Any], clusters: Mapping[str, Cluster]) -> Scored
         node = _node(record, case, clusters)
     except Unsupported as refusal:
         return Scored(record, Result(**known, supported=False, reason=str(refusal), **_unpriced()))
-    priced = estimate(case.job, case.layout, case.num_microbatches, node=node)
+    priced = estimate(replace(case.job, correction=correction), case.layout, case.num_microbatches, node=node)
     compared = _compared(record, priced)
     predicted, worst = _of_kind(compared, record["peak_kind"]), priced.worst.device_bytes
     capacity = record.get("gpu_memory_bytes")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from llmlaunch.calibration.bounds import NEAR
 from llmlaunch.calibration.comparable import Run
 from llmlaunch.calibration.margins import left_out, no_margin, runs_needed, upper_ratio
 
 __all__ = ["RISKS", "coverage"]
 
 RISKS = (0.1, 0.05, 0.01)
-NEAR = 0.5  # a planner's layouts lie between this share of the limit and the limit
 
 
 def coverage(runs: Iterable[Run]) -> list[dict[str, Any]]:

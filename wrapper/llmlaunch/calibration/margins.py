@@ -31,7 +31,8 @@ DIED = math.inf  # the score of a run that ran out of memory
 class Margin:
     """What comparable runs say at the asked risk. `upper_ratio` is None where they do not suffice.
 
-    `sentence` says what the bound rests on, or why there is none; it ends without a full stop.
+    `sentence` says what the bound rests on, or why there is none; it ends without a full stop. `widened` says what is
+    new to the runs, where something is: such a bound may not allow more than the rule.
     """
 
     risk: float
@@ -39,6 +40,7 @@ class Margin:
     needed: int
     upper_ratio: float | None
     sentence: str
+    widened: str | None = None
 
 
 def runs_needed(risk: float) -> int:
@@ -71,13 +73,13 @@ def left_out(scores: Sequence[float], risk: float) -> list[float | None]:
     return [bound if math.isfinite(bound) else None for bound in bounds]
 
 
-def no_margin(risk: float, runs: int, died: int = 0) -> Margin:
+def no_margin(risk: float, runs: int, died: int = 0, holder: str = "the store") -> Margin:
     """Too few runs, or too many that died, in one sentence with the numbers."""
     needed = runs_needed(risk)
     if runs < needed:
-        said = f"risk {risk:g} needs {needed} comparable runs, the store holds {runs}"
+        said = f"risk {risk:g} needs {needed} comparable runs, {holder} holds {runs}"
     else:
-        said = f"risk {risk:g} has no bound: {died} of the {runs} comparable runs in the store ran out of memory"
+        said = f"risk {risk:g} has no bound: {died} of the {runs} comparable runs in {holder} ran out of memory"
     return Margin(risk, runs, needed, None, said)
 
 

@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.backends.deepspeed.model_facts import SHIPPED_TRAINER, bucket_bytes, shipped_facts
+from llmlaunch.backends.facts.deepspeed import BUCKET_ELEMENTS, LIVE_ELEMENTS, DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.facts.megatron_deepspeed import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
 from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
 from llmlaunch.calibration.complete import Unsupported, complete, with_every_field
+from llmlaunch.calibration.tables import TABLES_OF_BACKENDS
 from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
+from llmlaunch.models.families import OF_FAMILIES
+from llmlaunch.models.shape import OF_MEMORY, MlaShape, ModelShape, MoeShape, Router, SlidingWindow
 from llmlaunch.number_formats import OptimizerFormats
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import Workload
@@ -24,15 +27,8 @@ __all__ = ["Case", "Unsupported", "case_of"]
 
 Record = Mapping[str, Any]
 
-# Which measured backend uses which fact table.
-TABLES = {
-    "megatron-lm": "megatron",
-    "megatron-bridge": "megatron",
-    "megatron-deepspeed": "megatron-deepspeed",
-    "deepspeed": "deepspeed",
-    "megatron-fsdp": "megatron-fsdp",
-    **{backend: backend for backend in TRAINERS},  # trainers no recipe can choose
-}
+# Which measured backend uses which fact table: those of recipes, and of trainers no recipe can choose.
+TABLES = {**TABLES_OF_BACKENDS, **{backend: backend for backend in TRAINERS}}
 TRANSFORMER_ENGINE = ("megatron", "megatron-fsdp")  # the tables that know its number formats
 # Names of number formats in records and recipes -> Transformer Engine's recipes.
 FP8_RECIPES = {
@@ -77,7 +73,7 @@ def case_of(record: Record) -> Case:
     _refuse(record)
     record, assumed = complete(record)
     shape = _shape(record)
-    facts = _facts(record, assumed)
+    facts = _as_we_run_it(record, shape, _facts(record, assumed))
     layout = _layout(record)
     if TABLES[record["backend"]] == "megatron-deepspeed":
         shape, layout = _as_megatron_deepspeed_runs(record, shape, layout, assumed)
@@ -165,7 +161,16 @@ def _shape(record: Record) -> ModelShape:
         mtp_num_layers=m.get("mtp_num_layers") or 0,
         moe=_moe(moe, m["num_layers"], m["ffn_hidden_size"]) if moe else None,
         mla=MlaShape(**{"q_lora_rank": None, **mla}) if mla else None,
+        **_of_family(m),
     )
+
+
+def _of_family(model: Record) -> dict[str, Any]:
+    """What our own runs say of a family's ways."""
+    said = {name: model[name] for name in OF_FAMILIES if model.get(name) is not None}
+    if "sliding_window" in said:
+        said["sliding_window"] = SlidingWindow(**said["sliding_window"])
+    return said
 
 
 def _as_megatron_deepspeed_runs(
@@ -197,6 +202,8 @@ def _moe(moe: Mapping[str, Any], layers: int, ffn_hidden_size: int) -> MoeShape:
         capacity_factor=moe.get("capacity_factor"),
         token_dispatcher=moe.get("token_dispatcher"),
         grouped_gemm=moe.get("grouped_gemm"),
+        shared_expert_gate=bool(moe.get("shared_expert_gate")),
+        router=Router(**{name: said for name, said in (moe.get("router") or {}).items() if name in OF_MEMORY}),
     )
 
 
@@ -223,6 +230,18 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
     )
 
 
+def _as_we_run_it(record: Record, shape: ModelShape, facts: MemoryFacts) -> MemoryFacts:
+    """Our own runs of DeepSpeed say which script they ran and how large its buckets were."""
+    implementation = record["implementation"]
+    elements = implementation.get("reduce_bucket_elements")
+    if facts.backend != "deepspeed" or not elements:
+        return facts
+    facts = replace(facts, bucket_bytes=bucket_bytes(elements, record["precision"]["compute"]))
+    if implementation.get("trainer") == SHIPPED_TRAINER:
+        facts = shipped_facts(facts, shape, record["sequence_length"])
+    return facts
+
+
 def _offloads_checkpoints(record: Record) -> bool:
     """All that full recompute keeps is offloaded: one trainer's, and the only amount a record tells."""
     implementation, full = record["implementation"], record["recompute"]["granularity"] == "full"
@@ -247,6 +266,9 @@ def _deepspeed_options(record: Record) -> DeepSpeedOptions:
     record says of those (AutoLigerKernelForCausalLM, liger_kernel/transformers/auto_model.py, 0.8)."""
     optimizer, implementation = record["optimizer"], record["implementation"]
     return DeepSpeedOptions(
+        reduce_bucket_elements=implementation.get("reduce_bucket_elements") or BUCKET_ELEMENTS,
+        live_elements=implementation.get("live_elements") or LIVE_ELEMENTS,
+        split_from_start="live_elements" in implementation,  # our own runs make the model in shards
         precision=record["precision"]["compute"],
         accumulation=optimizer["gradient_dtype"],
         offload_optimizer=optimizer.get("offload") is not None,
@@ -280,7 +302,7 @@ def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOption
         defer_embedding_wgrad=bool(implementation.get("defer_embedding_wgrad")),
         context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
         tp_comm_overlap=bool(implementation.get("tp_comm_overlap")),
-        compute_capability=CAPABILITY.get((record["gpu"] or "").split("-")[0].split(" ")[0]),
+        compute_capability=CAPABILITY.get((record["gpu"] or "").upper().split("-")[0].split(" ")[0]),
     )
 
 

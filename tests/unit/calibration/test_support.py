@@ -1,0 +1,138 @@
+"""What measured runs say of a plan: how many there are, the bound they give, and what is new to them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from calibrated import score
+
+from llmlaunch.calibration.margins import DIED, upper_ratio
+from llmlaunch.calibration.support import RESIDENT, Asked, believed, margin_of, support_of
+from llmlaunch.memory.correction import Correction
+
+LLAMA = Asked("H100", "dense gated", "0.19.1")
+DENSE = [score(0.95 + i / 200, version="0.19.0") for i in range(30)]
+MIXTURES = [score(1.00 + i / 200, "mixture gated", "0.19.0") for i in range(30)]
+
+
+def test_the_runs_of_the_plan_s_kind_are_counted() -> None:
+    older = [score(1.0, version="0.16.1"), score(1.0, version=None)]
+    found = support_of([*DENSE, *MIXTURES, *older], LLAMA, "an id")
+    assert found.as_json() == {
+        "runs": 62,
+        "of_family": 32,
+        "of_version": 61,  # an unknown version may be this one
+        "calibration": "an id",
+        "widened": None,
+    }
+    assert found.sentence == (
+        "62 runs on H100, 32 of this family of models (dense gated), 61 of version 0.19: none peaked more than 14.5 % "
+        "above its prediction (calibration an id)"
+    )
+
+
+def test_deaths_are_counted_and_are_no_peak() -> None:
+    found = support_of([*DENSE, score(DIED), score(DIED)], LLAMA)
+    assert (found.runs, found.died) == (32, 2)
+    assert found.highest == pytest.approx(1.095)
+    assert "2 ran out of memory" in found.sentence
+
+
+def test_kinds_of_peak_are_not_mixed() -> None:
+    few = [score(1.3, kind="reserved") for _ in range(5)]
+    assert support_of([*DENSE, *few, score(9.0, kind="allocated")], LLAMA).runs == 30
+    assert support_of(few, LLAMA).runs == 5
+    assert support_of([*DENSE, *few], LLAMA, risk=0.001).runs == 30, "the pool that has most"
+    cpu = Asked("cpu", "dense gated", None, RESIDENT)
+    assert support_of([*DENSE, score(1.1, kind="resident")], cpu).runs == 1
+
+
+def test_a_card_nobody_measured_has_nothing_behind_it() -> None:
+    found = support_of([], LLAMA)
+    assert (found.runs, found.of_family, found.of_version) == (0, 0, 0)
+    assert found.widened == "no comparable run on H100 was measured"
+    margin = margin_of([], LLAMA, 0.05)
+    assert (margin.runs, margin.upper_ratio) == (0, None)
+
+
+def test_the_bound_is_that_of_all_comparable_runs() -> None:
+    margin = margin_of([*DENSE, *MIXTURES], LLAMA, 0.05, "an id")
+    assert margin.runs == 60
+    assert margin.upper_ratio == upper_ratio([one.score for one in (*DENSE, *MIXTURES)], 0.05)
+    assert margin.widened is None
+    assert "(calibration an id)" in margin.sentence
+    assert "near the limit" not in margin.sentence
+
+
+def test_runs_near_the_limit_decide_where_they_were_further_off_and_it_is_said() -> None:
+    near = [score(1.05 + i / 1000, version="0.19.0", share=0.8) for i in range(20)]
+    far = [score(0.95, version="0.19.0", share=0.1) for _ in range(500)]
+    margin = margin_of([*near, *far], LLAMA, 0.05)
+    assert margin.upper_ratio == pytest.approx(1.069)
+    assert margin.sentence.endswith("by the 20 of them that were near the limit")
+    assert margin_of([*near[:18], *far], LLAMA, 0.05).upper_ratio == pytest.approx(0.95), "too few to bound anything"
+
+
+def test_runs_of_the_same_version_alone_where_they_suffice() -> None:
+    older = [score(2.0, version="0.16.0") for _ in range(30)]
+    margin = margin_of([*DENSE, *older], LLAMA, 0.05)
+    assert (margin.runs, margin.widened) == (30, None)
+    assert margin.upper_ratio == upper_ratio([one.score for one in DENSE], 0.05)
+
+
+def test_a_new_family_gets_the_worst_bound_of_any_known_one() -> None:
+    asked = Asked("H100", "dense ungated", "0.19.1")
+    margin = margin_of([*DENSE, *MIXTURES], asked, 0.05)
+    assert margin.upper_ratio == max(
+        upper_ratio([one.score for one in group], 0.05) or 0 for group in (DENSE, MIXTURES)
+    )
+    assert margin.upper_ratio > (margin_of([*DENSE, *MIXTURES], LLAMA, 0.05).upper_ratio or 0)
+    assert "no run is of a dense ungated model" in str(margin.widened)
+    assert str(margin.widened) in margin.sentence
+
+
+def test_a_family_of_too_few_runs_counts_with_its_highest() -> None:
+    asked = Asked("H100", "dense ungated", None)
+    margin = margin_of([*DENSE, score(1.4, "mixture gated")], asked, 0.05)
+    assert margin.upper_ratio == 1.4
+
+
+def test_one_known_family_says_nothing_of_another() -> None:
+    margin = margin_of(MIXTURES, LLAMA, 0.05)
+    assert margin.upper_ratio is None
+    assert "one other kind does not say how far kinds differ" in margin.sentence
+    assert support_of(MIXTURES, LLAMA).widened == (
+        "no run is of a dense gated model: nothing is taken off the prediction for the others"
+    )
+
+
+def test_a_family_that_died_leaves_no_bound_for_another() -> None:
+    asked = Asked("H100", "dense ungated", None)
+    margin = margin_of([*DENSE * 4, score(DIED, "mixture gated")], asked, 0.05)
+    assert margin.upper_ratio is None
+    assert "ran out of memory" in margin.sentence
+
+
+def test_a_version_with_too_few_runs_gets_the_worst_bound_of_any_version() -> None:
+    older = [score(1.2 + i / 1000, version="0.16.0") for i in range(20)]
+    few = [score(1.0, version="0.20.0") for _ in range(3)]
+    asked = Asked("H100", "dense gated", "0.20.1")
+    margin = margin_of([*DENSE, *older, *few], asked, 0.05)
+    assert margin.upper_ratio == pytest.approx(1.219)
+    assert "3 are of version 0.20" in str(margin.widened)
+    assert margin_of([*DENSE, *older], Asked("H100", "dense gated", None), 0.05).widened is None, "version not known"
+
+
+def test_reserved_peaks_never_bound_below_one() -> None:
+    low = [score(0.8, version="0.19.0", kind="reserved") for _ in range(20)]
+    assert margin_of(low, LLAMA, 0.05).upper_ratio == 1.0
+
+
+def test_nothing_is_taken_off_a_prediction_for_runs_of_another_kind() -> None:
+    less, more = Correction(-0.05, -1e9, "an id"), Correction(0.05, 1e9, "an id")
+    known, new = support_of(DENSE, LLAMA), support_of(MIXTURES, LLAMA)
+    assert believed(less, known) == less
+    assert believed(less, new) == Correction(0.0, 0.0, "an id")
+    assert believed(more, new) == more
+    assert math.isclose(believed(Correction(0.05, -1e9, "an id"), new).outside_bytes, 0.0)
