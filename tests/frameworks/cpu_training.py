@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE, STDOUT
@@ -72,13 +72,19 @@ def cpu_job(name: str, recipe: Recipe, layout: Layout) -> CpuJob:
     return CpuJob(name, layout.world_size, words, {**rendered.environment, **device})
 
 
-def train_on_cpu(jobs: Iterable[CpuJob], folder: Path, seconds: float = 120.0) -> dict[str, Trained]:
-    """Train the jobs one after the other, logs in `folder`; `seconds` is the most one may take."""
+def train_on_cpu(
+    jobs: Iterable[CpuJob],
+    folder: Path,
+    seconds: float = 120.0,
+    trainer: Sequence[Path] = (MEGATRON_CPU / "train_jobs.py",),
+) -> dict[str, Trained]:
+    """Train the jobs one after the other, logs in `folder`; `seconds` is the most one may take. `trainer` takes what
+    train_jobs.py takes."""
     if not (PYTHON.parent.parent / ".installed").exists():
         pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
     wanted = {job.name: job for job in jobs}
     lines = "".join(json.dumps({**vars(job), "words": job.words}) + "\n" for job in wanted.values())
-    command = [PYTHON, MEGATRON_CPU / "train_jobs.py", "--logs", folder, "--seconds", str(seconds)]
+    command = [PYTHON, *trainer, "--logs", folder, "--seconds", str(seconds)]
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, input=lines, stdout=PIPE, text=True, env=environment, check=True)

@@ -34,7 +34,7 @@ OBSTACLES: dict[str, str] = {
     "--main-grads-dtype": FUSED_ADAM,
     "--main-params-dtype": FUSED_ADAM,
     "--moe-flex-dispatcher-backend": LIBRARIES,
-    "--moe-router-dtype": "written from 64 experts on: more than are trained here",
+    "--moe-router-dtype": "written from 32 experts on: more than are trained here",
     "--offload-modules": OFFLOADED,
     "--optimizer-cpu-offload": HYBRID,
     "--optimizer-offload-fraction": HYBRID,

@@ -77,7 +77,7 @@ def planned_stages(layout: Layout, layers: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", MEGATRON)
 def test_the_gallery_planned_for_0_16_is_taken_by_it(ask: Ask, name: str) -> None:
-    recipe, plan = make_sized_plan(at_0_16(load_recipe(RECIPES / f"{name}.yaml", ())), MegatronLM(), None, None)
+    recipe, plan = make_sized_plan(at_0_16(load_recipe(RECIPES / f"{name}.yaml", ())), MegatronLM(), None)
     recipe = as_planned(recipe, plan.chosen)
     words = words_of(recipe, plan.layout)
     flags = core_parser("0.16").flags

@@ -7,79 +7,18 @@ byte, the peak within 3 %. The formula is not theirs: nothing is shared but the 
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
 from concurrent.futures import Future
-from pathlib import Path
-from subprocess import PIPE
-from threading import Thread
-from typing import Any
+from dataclasses import replace
 
 import pytest
-from traced_cases import CASES, PADDED, TECHNIQUES, Case
+from traced_cases import CASES, MANY_MICROBATCHES, PADDED, TECHNIQUES, Case
+from traced_checks import GRADIENT_BYTES, check_peak, check_what_lasts
+from traced_runs import LONGEST_WAIT_SECONDS, Trace
 
 pytestmark = pytest.mark.frameworks
 
-ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
-TRACER = Path(__file__).with_name("traced") / "trace_ranks.py"
-PEAK_TOLERANCE = 0.03
 ITERATIONS = 2  # the first makes the optimizer states, the second runs beside them
-LONGEST_WAIT_SECONDS = 300
-
-PARAMETER_BYTES, GRADIENT_BYTES, STATE_BYTES = 2, 4, 4  # bf16, fp32 accumulation, fp32 master and moments
-Trace = dict[str, Any]
-
-
-def job(case: Case) -> str:
-    words = {
-        "name": case.name,
-        "world_size": case.layout.world_size,
-        "pipeline_rank": case.rank,
-        "arguments": case.arguments(),
-    }
-    return json.dumps(words)
-
-
-def run_tracer(cases: list[Case], answers: dict[str, Future[Trace]]) -> None:
-    """Fill in the answers as they come; whoever waits for one that never comes learns why."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([PYTHON, TRACER], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env=environment) as tracer:
-        assert tracer.stdin is not None
-        assert tracer.stdout is not None
-        assert tracer.stderr is not None
-        tracer.stdin.write("\n".join(job(case) for case in cases))
-        tracer.stdin.close()
-        complaints: list[str] = []
-        listener = Thread(target=lambda stream: complaints.extend(stream), args=(tracer.stderr,))
-        listener.start()
-        for line in tracer.stdout:
-            answer = json.loads(line)
-            if "trace" in answer:
-                answers[answer["name"]].set_result(answer["trace"])
-            else:
-                answers[answer["name"]].set_exception(AssertionError(answer["failure"]))
-        listener.join()
-    for waiting in answers.values():
-        if not waiting.done():
-            waiting.set_exception(AssertionError("the tracer ended early: " + "".join(complaints)[-3000:]))
-
-
-@pytest.fixture(scope="session")
-def traces(request: pytest.FixtureRequest) -> dict[str, Future[Trace]]:
-    """Every case that a test of this run asks for, traced side by side; a test waits for its own."""
-    if not (PYTHON.parent.parent / ".installed").exists():
-        pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
-    asked = [
-        item.callspec.params["case"] for item in request.session.items if "traces" in getattr(item, "fixturenames", ())
-    ]
-    cases = list({case.name: case for case in asked}.values())
-    answers: dict[str, Future[Trace]] = {case.name: Future() for case in cases}
-    Thread(target=run_tracer, args=(cases, answers), daemon=True).start()
-    return answers
-
 
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name.replace(" ", "-") for case in CASES])
 
@@ -88,33 +27,29 @@ every_case = pytest.mark.parametrize("case", CASES, ids=[case.name.replace(" ", 
 def test_the_trace_is_honest(case: Case, traces: dict[str, Future[Trace]]) -> None:
     """Every micro-batch of every chunk ran forward and backward, and the optimizer stepped and has its states."""
     traced = traces[case.name].result(LONGEST_WAIT_SECONDS)
-    runs = ITERATIONS * case.num_microbatches * case.layout.virtual_pipeline
+    assert traced["microbatches"] == case.num_microbatches
+    runs = sum(traced["microbatches_run"]) * case.layout.virtual_pipeline
     assert traced["calls"] == {"forward": runs, "backward": runs, "optimizer step": ITERATIONS}
     assert traced["chunks"] == case.layout.virtual_pipeline
     assert traced["state"]["optimizer_state_count"] > 0
     assert traced["parallel"]["data"] == case.layout.data
+    assert traced["versions"]["megatron-core"] == "0.19.2"
+    assert traced["resident_peak_bytes"] > 0
 
 
 @every_case
 def test_what_lasts_agrees_to_the_byte(case: Case, traces: dict[str, Future[Trace]]) -> None:
-    state = traces[case.name].result(LONGEST_WAIT_SECONDS)["state"]
-    terms = case.estimate().terms
-    assert state["padded_count"] == state["parameter_count"]  # of these cases
-    assert terms["parameters"] == PARAMETER_BYTES * state["parameter_count"]
-    assert terms["gradients"] == GRADIENT_BYTES * state["parameter_count"] == state["bytes"]["gradients"]
-    assert terms["optimizer_states"] == STATE_BYTES * state["optimizer_state_count"]
+    check_what_lasts(case, traces[case.name].result(LONGEST_WAIT_SECONDS))
 
 
 @every_case
 def test_the_peak_agrees_within_three_percent(case: Case, traces: dict[str, Future[Trace]]) -> None:
-    traced = traces[case.name].result(LONGEST_WAIT_SECONDS)
-    assert case.estimate().allocated_bytes == pytest.approx(traced["peak_bytes"], rel=PEAK_TOLERANCE)
+    check_peak(case, traces[case.name].result(LONGEST_WAIT_SECONDS))
 
 
 @pytest.mark.parametrize("case", TECHNIQUES, ids=[case.name.replace(" ", "-") for case in TECHNIQUES])
 def test_peaks_under_techniques_agree_within_three_percent(case: Case, traces: dict[str, Future[Trace]]) -> None:
-    traced = traces[case.name].result(LONGEST_WAIT_SECONDS)
-    assert case.estimate().allocated_bytes == pytest.approx(traced["peak_bytes"], rel=PEAK_TOLERANCE)
+    check_peak(case, traces[case.name].result(LONGEST_WAIT_SECONDS))
 
 
 @pytest.mark.parametrize("case", [PADDED], ids=["six-ways"])
@@ -126,3 +61,27 @@ def test_padding_of_gradient_buckets_is_too_small_to_model(case: Case, traces: d
     buckets = math.ceil(state["parameter_count"] / 40e6)
     assert 0 < padding < buckets * math.lcm(case.layout.data * case.layout.context, 128)
     assert case.estimate().terms["gradients"] == GRADIENT_BYTES * state["parameter_count"]
+
+
+ALLOCATION_BYTES = 512  # torch hands out no less
+PHASES = ("forward", "backward")
+WITH_ALL = [(case, replace(case, name=f"{case.name}, all", all_microbatches=True)) for case in MANY_MICROBATCHES]
+
+
+@pytest.mark.parametrize(
+    ("case", "all_of_it"), WITH_ALL, ids=[case.name.replace(" ", "-") for case in MANY_MICROBATCHES]
+)
+def test_a_few_micro_batches_show_the_peak_of_all(
+    case: Case, all_of_it: Case, traces: dict[str, Future[Trace]]
+) -> None:
+    """In every phase, but for what the last stage keeps of the loss of each micro-batch."""
+    few, every = (traces[one.name].result(LONGEST_WAIT_SECONDS) for one in (case, all_of_it))
+    assert every["microbatches_run"] == [case.num_microbatches] * 2
+    assert few["microbatches_run"][1] < case.num_microbatches == few["microbatches"]
+    last = case.rank == case.layout.pipeline - 1
+    losses = (case.num_microbatches - few["microbatches_run"][1]) * ALLOCATION_BYTES if last else 0
+    assert every["peak_bytes"] - few["peak_bytes"] == losses
+    assert every["peak_phase"] == few["peak_phase"]
+    assert {phase: every["peak_by_phase"][phase] - few["peak_by_phase"][phase] for phase in PHASES} == dict.fromkeys(
+        PHASES, losses
+    )

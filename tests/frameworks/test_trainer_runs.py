@@ -183,7 +183,31 @@ def test_a_loss_that_is_not_finite_is_a_failure(tmp_path: Path) -> None:
     model.write_text(json.dumps({**json.loads(model.read_text()), "rms_norm_eps": float("nan")}))
     code, _, err = finish(start(tmp_path, rendered))
     assert code != 0
-    assert "step 1: the loss is nan" in err
+    assert err.count("step 1: the loss is nan") == 1
+
+
+REFUSING = """
+import datetime, os, sys, time
+sys.path.insert(0, sys.argv[1])
+import group
+group.MEETING = datetime.timedelta(seconds=float(sys.argv[3]))
+group.join()
+if os.environ["RANK"] in sys.argv[2].split(","):
+    time.sleep(int(os.environ["RANK"]))
+    group.refuse("the data has gone")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("refusing", "seconds"), [("0,1", 30), ("1", 1)])
+def test_what_ranks_refuse_is_said_once_by_whichever_sees_it(tmp_path: Path, refusing: str, seconds: int) -> None:
+    (tmp_path / "refusing.py").write_text(REFUSING)
+    words = [str(tmp_path / "refusing.py"), str(TRAINER.parent), refusing, str(seconds)]
+    code, _, err = finish(torchrun(words, {"DS_ACCELERATOR": "cpu"}))
+    assert code != 0
+    assert err.count("the data has gone") == 1, err[-2000:]
+    assert err.count("Said by rank 1 on ") == (refusing == "1")
+    assert 'refusing.py", line' not in err  # no traceback but of torchrun
 
 
 @pytest.mark.faults

@@ -19,7 +19,7 @@ from llmlaunch.number_formats import OptimizerFormats
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
-__all__ = ["CASES", "PADDED", "TECHNIQUES", "Case"]
+__all__ = ["CASES", "MANY_MICROBATCHES", "PADDED", "TECHNIQUES", "Case"]
 
 Words = tuple[str, ...]
 
@@ -27,13 +27,17 @@ LLAMA3_8B = ModelShape("llama3-8b", 32, 4096, 14336, 32, 8, 128, 128256, 8192)
 LLAMA3_70B = ModelShape("llama3-70b", 80, 8192, 28672, 64, 8, 128, 128256, 8192)
 # Fewer layers than the models they are cut from: memory is by layer, and a trace takes time by layer.
 LLAMA3_CUT = replace(LLAMA3_8B, name="llama3-8b-cut", num_layers=8)
+SMALL = ModelShape("four-layers", 4, 2048, 8192, 32, 8, 64, 256000, 8192)
 GPT_CUT = ModelShape(
     "gpt-cut", 8, 4096, 16384, 32, 32, 128, 51200, 4096,
     tied_embeddings=True, gated_mlp=False, linear_bias=True, normalization="LayerNorm",
     position_embedding="learned_absolute", attention_dropout=0.1, hidden_dropout=0.1,
 )  # fmt: skip
+TIED = replace(SMALL, name="four-layers-tied", tied_embeddings=True)
+PREDICTION = replace(LLAMA3_8B, name="two-heads", num_layers=4, mtp_num_layers=2)
 MIXTRAL = MoeShape(8, 2, 14336, 0, (1,) * 8)
 MIXTRAL_CUT = ModelShape("mixtral-cut", 8, 4096, 14336, 32, 8, 128, 32000, 4096, moe=MIXTRAL)
+FINE_CUT = replace(MIXTRAL_CUT, moe=MoeShape(32, 8, 1024, 0, (1,) * 8))
 ALL_GATHER_CUT = replace(MIXTRAL_CUT, moe=replace(MIXTRAL, token_dispatcher="allgather"))
 DEEPSEEK_ATTENTION = MlaShape(1536, 512, 128, 64, 128)
 LATENT_CUT = replace(LLAMA3_CUT, name="latent-cut", num_query_groups=32, mla=DEEPSEEK_ATTENTION, qk_layernorm=True)
@@ -55,6 +59,7 @@ class Case:
     techniques: Techniques = NO_TECHNIQUES
     options: MegatronOptions = field(default_factory=MegatronOptions)
     words: Words = ()
+    all_microbatches: bool = False  # and not as few as the tracer finds enough
 
     @property
     def num_microbatches(self) -> int:
@@ -106,6 +111,7 @@ def _model(case: Case) -> Words:
             "disable-bias-linear": not shape.linear_bias,
             "untie-embeddings-and-output-weights": not shape.tied_embeddings,
             "qk-layernorm": shape.qk_layernorm,
+            "mtp-num-layers": shape.mtp_num_layers or None,
             "attention-dropout": shape.attention_dropout,
             "hidden-dropout": shape.hidden_dropout,
             "tokenizer-type": "NullTokenizer",
@@ -201,6 +207,7 @@ EMBEDDING_ALONE = replace(UNEVEN_CHUNKS, layers_by_stage=(0, 3, 3, 2))
 LOSS_ALONE = replace(UNEVEN_CHUNKS, layers_by_stage=(3, 3, 2, 0))
 INTERLEAVED = replace(WHOLE, virtual_pipeline=2)
 EXPERTS = replace(CUT, expert=8, expert_tensor=2)
+FINE = replace(CUT, expert=4, expert_tensor=2)
 MANY_EXPERTS = Layout(1, 2, data=16, expert=8, zero_stage=1)
 UNFUSED = MegatronOptions(gradient_accumulation_fusion=False)
 FUSED_LOSS = ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "native")
@@ -217,6 +224,12 @@ CASES = (
     *(Case(f"uneven chunks rank {rank}", LLAMA3_CUT, UNEVEN_CHUNKS, rank, microbatches=4) for rank in (0, 1)),
     Case("embedding alone in its chunk", LLAMA3_CUT, EMBEDDING_ALONE, 0, microbatches=4),
     *(Case(f"loss alone rank {rank}", LLAMA3_CUT, LOSS_ALONE, rank, microbatches=4) for rank in (0, 1)),
+    Case("a table larger than its layer", SMALL, Layout(1, 4, data=16, zero_stage=1), 0, microbatches=2, length=4096),
+    Case("a tied table", TIED, Layout(1, data=16, zero_stage=1, recompute=RECOMPUTE_FULL), 0, length=512),
+    Case("prediction heads", PREDICTION, CUT, 1),
+    Case("prediction heads on one rank", replace(PREDICTION, vocab_size=8192), Layout(2, data=8, zero_stage=1), 0),
+    Case("prediction heads made again", PREDICTION, replace(CUT, recompute=RECOMPUTE_FULL), 1),
+    Case("before the first step", LLAMA3_CUT, replace(FULL, tensor=1, pipeline=1, data=64), 0, length=128),
     Case("one pipeline rank", replace(LLAMA3_CUT, num_layers=4), Layout(data=8, zero_stage=1), 0),
     Case("long sequences", LLAMA3_CUT, replace(CUT, data=4, context=4), 0, length=32768),
     Case("no sequence parallelism", LLAMA3_CUT, replace(CUT, sequence_parallel=0), 0),
@@ -227,6 +240,7 @@ CASES = (
     Case("query and key norms", replace(LLAMA3_CUT, qk_layernorm=True), CUT, 0),
     *(Case(f"GPT rank {rank}", GPT_CUT, CUT, rank, length=4096) for rank in (0, 1)),
     *(Case(f"experts rank {rank}", MIXTRAL_CUT, EXPERTS, rank, length=4096) for rank in (0, 1)),
+    Case("many experts over tensor ranks", FINE_CUT, FINE, 0, length=4096, words=("--moe-router-dtype", "fp32")),
     Case("several experts a rank", MIXTRAL_CUT, replace(CUT, expert=4), 0, length=4096),
     Case("experts by all-gather", ALL_GATHER_CUT, EXPERTS, 0, length=4096),
     Case("latent attention", LATENT_CUT, CUT, 0, length=4096),
@@ -248,7 +262,7 @@ PADDED = Case("buckets padded", LLAMA3_CUT, replace(CUT, data=6), 0)
 # Words as the renderer writes them (backends/megatron/techniques.py). Offload of activations cannot be traced:
 # Transformer Engine leaves fake tensors where they are (transformer_engine/pytorch/cpu_offload.py _check_if_offload,
 # 2.20). Of an optimizer that is partly on the host, what is alive depends on when Python collects garbage.
-BF16_GRADIENTS = MegatronOptions(gradient_dtype="bf16")
+BF16_GRADIENTS, BF16_WORDS = MegatronOptions(gradient_dtype="bf16"), ("--grad-reduce-in-bf16",)
 OFFLOADED = (
     *("--optimizer-cpu-offload", "--optimizer-offload-fraction", "1.0"),
     *("--use-precision-aware-optimizer", "--overlap-cpu-optimizer-d2h-h2d"),
@@ -256,6 +270,7 @@ OFFLOADED = (
 CHUNKS = ("--mlp-chunks-for-training", "8")
 # Two ways of data parallelism and short sequences: what the optimizer keeps, and copies for its step, is most of it.
 FEW = Layout(data=2, zero_stage=1)
+ALL_STATES = replace(FEW, zero_stage=0)
 HALF_MOMENTS = OptimizerFormats(first_moment="bf16", second_moment="bf16")
 HALF_OPTIONS = MegatronOptions(gradient_dtype="bf16", optimizer=HALF_MOMENTS)
 HALVES = OptimizerFormats("fp16", "fp16", "fp16")
@@ -265,7 +280,8 @@ TECHNIQUES = (
     Case("chunked MLP", LLAMA3_CUT, CUT, 0, techniques=Techniques(mlp_chunks=8), words=CHUNKS),
     Case("chunked experts", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=Techniques(mlp_chunks=8), words=CHUNKS),
     Case("optimizer on the host", LLAMA3_CUT, CUT, 0, techniques=Techniques(offload_optimizer=1.0), words=OFFLOADED),
-    Case("bf16 gradients", LLAMA3_CUT, CUT, 0, options=BF16_GRADIENTS, words=("--grad-reduce-in-bf16",)),
+    Case("bf16 gradients in full", SMALL, ALL_STATES, 0, length=1024, options=BF16_GRADIENTS, words=BF16_WORDS),
+    Case("bf16 gradients", LLAMA3_CUT, CUT, 0, options=BF16_GRADIENTS, words=BF16_WORDS),
     Case(
         "remainders of main parameters",
         LLAMA3_CUT,
@@ -293,4 +309,17 @@ TECHNIQUES = (
         options=MegatronOptions(optimizer=HALVES),
         words=(AWARE, "--main-params-dtype", "fp16", "--exp-avg-dtype", "fp16", "--exp-avg-sq-dtype", "fp16"),
     ),
+)
+
+# More micro-batches than the tracer runs, of a model so small that running all of them costs little: every schedule,
+# and stages that differ, so that what is in flight differs along a period.
+TINY = ModelShape("tiny", 6, 256, 512, 4, 4, 64, 1024, 512)
+DEEP = Layout(4, 4, data=1, sequence_parallel=1, zero_stage=1)
+UNEVEN_DEEP = replace(DEEP, layers_by_stage=(1, 2, 2, 1))
+CHUNKS_DEEP = replace(DEEP, virtual_pipeline=2, layers_by_stage=(0, 1, 1, 1, 1, 1, 1, 0))
+MANY = 16
+MANY_MICROBATCHES = (
+    Case("no pipeline", replace(TINY, num_layers=1), Layout(data=2, zero_stage=1), 0, MANY, 512),
+    Case("uneven deep stages", TINY, UNEVEN_DEEP, 1, MANY, 512),
+    *(Case(f"uneven deep chunks rank {rank}", TINY, CHUNKS_DEEP, rank, MANY, 512) for rank in (1, 3)),
 )

@@ -2,25 +2,34 @@
 
 Every rank of every case is a fork of this process that calls the script's own main with the case's words, in a process
 group of its own. A case has "name", "ranks", "files" (text by path) and "words", in which FOLDER stands for its folder.
-Prints one JSON line: for each case the exit code of every rank, the loss and the norm of all gradients of every step as
-rank 0 has them, the files made sure of by every rank, and what all ranks printed.
+Of a case that is "alone" rank 0 is started by itself, as rank_alone.py starts it. Prints one JSON line: for each case
+the exit code of every rank, the loss and the norm of all gradients of every step as rank 0 has them, the files made
+sure of by every rank, and what all ranks printed; for a "weighed" case also what rank 0 held (weigh).
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.trainers import TRAINER
+from deepspeed_bytes import held, most_added
 
+from llmlaunch.trainers import RANK_ALONE, TRAINER
+
+sys.path.insert(0, str(RANK_ALONE.parent))
 sys.path.insert(0, str(TRAINER.parent))
 import peft  # noqa: F401
-import transformers  # noqa: F401
+import rank_alone
+import torch
+import torch._inductor.compile_fx
+import transformers.models.llama.modeling_llama  # noqa: F401
 from deepspeed.runtime.sequence_parallel import ulysses_sp  # noqa: F401
 
 import checkpoints
@@ -29,6 +38,8 @@ import train
 
 def main() -> None:
     place = Path(sys.argv[1])
+    gc.collect()
+    gc.freeze()  # weighing does not look through the libraries' own objects each time
     found = {case["name"]: run(case, place / case["name"]) for case in json.load(sys.stdin)}
     print("RESULT " + json.dumps(found), flush=True)
 
@@ -39,11 +50,12 @@ def run(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         (folder / name).write_text(text)
     words = [word.replace("FOLDER", str(folder)) for word in case["words"]]
     port = free_port()
-    ranks = [start(rank, case["ranks"], port, words, folder) for rank in range(case["ranks"])]
+    started = range(1 if case.get("alone") else case["ranks"])
+    ranks = [start(rank, case, port, words, folder) for rank in started]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
-    said = "".join((folder / f"rank{rank}.txt").read_text() for rank in range(case["ranks"]))
+    said = "".join((folder / f"rank{rank}.txt").read_text() for rank in started)
     steps = [json.loads(line) for line in lines(folder / "steps.0")]
-    kept = [name for rank in range(case["ranks"]) for name in lines(folder / f"kept.{rank}")]
+    kept = [name for rank in started for name in lines(folder / f"kept.{rank}")]
     return {"codes": codes, "steps": steps, "kept": kept, "said": said}
 
 
@@ -57,8 +69,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(rank: int, ranks: int, port: int, words: list[str], folder: Path) -> int:
+def start(rank: int, case: dict[str, Any], port: int, words: list[str], folder: Path) -> int:
     """A process of one rank; returns its id."""
+    ranks = case["ranks"]
     pid = os.fork()
     if pid:
         return pid
@@ -67,7 +80,9 @@ def start(rank: int, ranks: int, port: int, words: list[str], folder: Path) -> i
     os.dup2(log, 2)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
-    watch(folder, rank)
+    watch(folder, rank, weighed=rank == 0 and case.get("weighed", False))
+    if case.get("alone"):
+        rank_alone.pretend_the_others()
     code = 1
     try:
         train.main(words)
@@ -81,21 +96,41 @@ def start(rank: int, ranks: int, port: int, words: list[str], folder: Path) -> i
     os._exit(code)
 
 
-def watch(folder: Path, rank: int) -> None:
+def watch(folder: Path, rank: int, weighed: bool) -> None:
     """Keeps loss and gradient norm of every step in full, and which files of checkpoints are on the disk for sure."""
     step, flush = train.train_step, checkpoints.flush
 
     def watched_step(engine: Any, *rest: Any) -> Any:
-        loss, told = step(engine, *rest)
+        done: list[Any] = []
+        weight = (
+            weigh(engine, lambda: done.append(step(engine, *rest))) if weighed else done.append(step(engine, *rest))
+        )
         norm = engine.get_global_grad_norm()
-        record(folder / f"steps.{rank}", json.dumps({"loss": loss, "norm": None if norm is None else float(norm)}))
-        return loss, told
+        said = {"loss": done[0][0], "norm": None if norm is None else float(norm), "weight": weight}
+        record(folder / f"steps.{rank}", json.dumps(said))
+        return done[0]
 
     def watched_flush(path: Path) -> None:
         flush(path)
         record(folder / f"kept.{rank}", path.name)
 
     train.train_step, checkpoints.flush = watched_step, watched_flush
+
+
+def weigh(engine: Any, run: Callable[[], None]) -> dict[str, int]:
+    """Bytes of a step: the parameters and states it leaves behind, and all tensors there are before, at most and after,
+    but for what the library that communicates makes for itself."""
+    before = held()
+    most = before + most_added(run)
+    states = [one for state in engine.basic_optimizer.state.values() for one in state.values() if torch.is_tensor(one)]
+    parts = [getattr(parameter, "ds_tensor", parameter) for parameter in engine.module.parameters()]
+    return {
+        "parameters": sum(part.numel() * part.element_size() for part in parts),
+        "states": sum(one.numel() * one.element_size() for one in states),
+        "before": before,
+        "most": most,
+        "after": held(),
+    }
 
 
 def record(path: Path, line: str) -> None:

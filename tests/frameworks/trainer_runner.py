@@ -31,13 +31,15 @@ TINY = (
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of one case. `norms` are of all gradients, None at ZeRO 0 in fp32."""
+    """What became of one case. `norms` are of all gradients, None at ZeRO 0 in fp32; `weights` are bytes rank 0 held in
+    each step of a weighed case."""
 
     codes: list[int]
     losses: list[float]
     norms: list[float | None]
     kept: list[str]
     said: str
+    weights: list[dict[str, int]]
 
 
 def case(
@@ -77,4 +79,6 @@ def run(cases: list[dict[str, Any]], folder: Path) -> dict[str, Ran]:
 
 def ran(said: dict[str, Any]) -> Ran:
     steps = said["steps"]
-    return Ran(said["codes"], [s["loss"] for s in steps], [s["norm"] for s in steps], said["kept"], said["said"])
+    weights = [step["weight"] for step in steps if step["weight"]]
+    losses, norms = [step["loss"] for step in steps], [step["norm"] for step in steps]
+    return Ran(said["codes"], losses, norms, said["kept"], said["said"], weights)

@@ -6,18 +6,24 @@ Install it before Megatron is imported: it binds some of these names.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import fake_cuda
 import torch
+import torch.distributed
 from torch.overrides import TorchFunctionMode
+
+import fake_cuda
 
 __all__ = ["install"]
 
 
 _HOST = torch.device("cpu")
+_PART_OF_MANY = torch.distributed.distributed_c10d._IllegalWork
 
 
 def _is_device(value: Any) -> bool:
@@ -61,6 +67,34 @@ def _stood_for() -> Any:
     return types.SimpleNamespace(**{**vars(fake_cuda.HOPPER), "major": int(major)})
 
 
+def _finish_at_once() -> None:
+    """A device does what it is told in order, so that memory given back is not used again before a transfer that reads
+    or writes it is over. Gloo's threads know of no order: here a transfer is over when it has been asked for."""
+    real = torch.distributed.distributed_c10d._coalescing_manager
+
+    @contextlib.contextmanager
+    def coalescing(*args: Any, **options: Any) -> Iterator[Any]:
+        with real(*args, **options) as transfers:
+            yield transfers
+        if getattr(transfers, "works", None):
+            transfers.wait()
+
+    torch.distributed.distributed_c10d._coalescing_manager = torch.distributed._coalescing_manager = coalescing
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
+        setattr(torch.distributed, name, _waiting(getattr(torch.distributed, name)))
+
+
+def _waiting(collective: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(collective)
+    def done(*args: Any, **options: Any) -> Any:
+        work = collective(*args, **options)
+        if isinstance(work, torch.distributed.Work) and not isinstance(work, _PART_OF_MANY):
+            work.wait()
+        return work
+
+    return done
+
+
 def install() -> None:
     fake_cuda.answer_torch_cuda(torch)
     torch.cuda.get_device_properties = lambda *args: _stood_for()
@@ -71,4 +105,5 @@ def install() -> None:
     torch.cuda.memory_stats = lambda *args: {}
     torch.cuda.FloatTensor, torch.cuda.IntTensor = torch.FloatTensor, torch.IntTensor
     torch.compile = _not_compiled
+    _finish_at_once()
     _OnTheCpu().__enter__()

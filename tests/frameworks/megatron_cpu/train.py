@@ -14,6 +14,9 @@ import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "traced"))
+
+import tracer_path  # noqa: F401 (before what lies there)
+
 warnings.filterwarnings("ignore")
 
 import typing_extensions
@@ -34,8 +37,9 @@ from megatron.training import pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 from megatron_patches import patch_megatron
-from pretrain import build_model, forward_step
 from pretrain_gpt import datasets_provider
+
+from pretrain import build_model, forward_step
 
 patch_megatron()
 

@@ -3,7 +3,8 @@
     echo '{"name": "pair", "processes": 2, "words": ["--num-layers", "4", ...], "environment": {}}' |
         .venv-frameworks/bin/python train_jobs.py --logs FOLDER
 
-One job a line in, one line out as each is done: {"name", "codes", "logs"}: exit code and log file of each rank. The
+One job a line in, one line out as each is done: {"name", "codes", "logs"}: exit code and log file of each rank, whose
+place the environment of a job may say otherwise. The
 frameworks are imported once (torch's compiler too, as every optimizer does); a rank is a fork of that process, which
 spares seconds for every one.
 """
@@ -44,7 +45,7 @@ def _run_rank(job: Job, rank: int, port: int, log: Path) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(job["processes"])}
-    os.environ.update(job["environment"] | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+    os.environ.update(meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | job["environment"])
     code = 1
     try:
         train.train(job["words"])

@@ -22,10 +22,11 @@ from typing import Any
 import megatron_judge as judge  # the first to import torch
 
 # isort: split
-from invented_scalars import InventedScalars
 from megatron.training.argument_utils import gpt_config_from_args
-from pretrain import build_model
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from invented_scalars import InventedScalars
+from pretrain import build_model
 
 
 def built(job: judge.Job) -> dict[str, Any]:

@@ -30,13 +30,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import tracer_path  # noqa: F401 (first: it lets the next be found)
+
+# isort: split
 import megatron_rank  # the first to import torch
 
 # isort: split
-import balanced_routing
-import fake_cuda
 import torch
-from invented_scalars import InventedScalars
 from megatron.core import num_microbatches_calculator, parallel_state
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -50,12 +50,16 @@ from megatron.training import arguments as megatron_arguments
 from megatron.training import global_vars, initialize, training
 from megatron.training.argument_utils import gpt_config_from_args
 from megatron.training.vocab_utils import calculate_padded_vocab_size
-from pretrain import build_model, forward_step
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformer_engine.pytorch import utils as engine
 from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
 from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+
+import balanced_routing
+import fake_cuda
+from invented_scalars import InventedScalars
+from pretrain import build_model, forward_step
 
 Stage = tuple[int, int, int, list[str], int]
 

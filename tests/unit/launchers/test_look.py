@@ -51,6 +51,17 @@ def test_what_is_unusual_is_said() -> None:
     assert "restarted 1 time; told to stop; hangs: a step" in told.sentence()
 
 
+def test_a_rank_by_itself_is_called_a_rehearsal(tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "run", "finish 0")
+    described = json.loads((run_dir / "run.json").read_text()) if (run_dir / "run.json").exists() else {}
+    (run_dir / "run.json").write_text(json.dumps({**described, "rehearsal": {"pipeline_rank": 3}}))
+    submission = LocalLauncher().submit(run_dir)
+    (seen,) = look_at([submission], lambda line: None)
+    assert seen.as_json()["rehearses"] == 3
+    assert "- rehearsal of pipeline rank 3" in seen.sentence()
+    wait_until(lambda: look_at([submission], lambda line: None)[0].state.ended)
+
+
 def test_figures_that_are_none_are_not_shown() -> None:
     torn = {"step": "many", "loss": None, "tokens_per_second": None}
     assert look(JobState("running"), torn).cells() == ["a", "12", "running", "-", "-", "-", ""]
@@ -61,7 +72,7 @@ def test_the_keys_of_the_json_stay() -> None:
         [
             *("run_dir", "launcher", "job_id", "phase", "state", "reason", "exit_code", "cluster", "jobs", "link"),
             *("earlier", "restarts", "expected_start", "attempt", "progress", "cause", "stopping"),
-            "layout",
+            *("layout", "rehearses"),
         ]
     )
 

@@ -30,6 +30,8 @@ class Look:
     """A person has told it to save and stop, and it has not ended yet."""
     layout: str = ""
     """Of the newest attempt: "" is the planned one, else a fallback after out of memory."""
+    rehearses: int | None = None
+    """The pipeline rank of a job that runs here by itself; None of a job that is itself."""
 
     def as_json(self) -> dict[str, Any]:
         submission, state = self.submission, self.state
@@ -53,6 +55,7 @@ class Look:
             "progress": {name: self.progress.get(name) for name in known} if self.progress else None,
             "cause": dict(self.cause) or None,
             "stopping": self.stopping,
+            "rehearses": self.rehearses,
         }
 
     def sentence(self) -> str:
@@ -87,7 +90,8 @@ class Look:
         """Why it waits or how it ended, with what is unusual about it."""
         state = self.state
         of = len(self.submission.jobs)
-        parts = [state.reason] if state.reason else []
+        parts = [f"rehearsal of pipeline rank {self.rehearses}"] if self.rehearses is not None else []
+        parts += [state.reason] if state.reason else []
         untold = self.cause and state.phase != "succeeded" and cause_words.sentence(self.cause) not in state.reason
         parts += [_cause_words(self.cause)] if untold else []
         parts += [f"out of memory before, so with {self.layout}"] if self.layout else []
@@ -131,6 +135,7 @@ def look_at(submissions: Sequence[Submission], say: Callable[[str], None]) -> li
             cause=read.cause,
             stopping=read.told and not state.ended,
             layout=read.layout,
+            rehearses=read.rehearses,
         )
         for submission, read in zip(submissions, files, strict=True)
     ]
@@ -167,6 +172,7 @@ class _Files:
     cause: Mapping[str, Any]
     layout: str
     told: bool
+    rehearses: int | None
 
 
 def _read(submission: Submission) -> _Files:
@@ -181,7 +187,9 @@ def _read(submission: Submission) -> _Files:
         cause = status.get("cause") if status.get("attempt") == attempt else None
         layout = str(read_object(folder / "attempt.json").get("layout") or "")
     told = (submission.run_dir / "stop").exists()
-    return _Files(attempt, progress, cause if isinstance(cause, dict) else {}, layout, told)
+    rehearsal = read_object(submission.run_dir / "run.json").get("rehearsal")
+    rehearses = rehearsal.get("pipeline_rank") if isinstance(rehearsal, dict) else None
+    return _Files(attempt, progress, cause if isinstance(cause, dict) else {}, layout, told, rehearses)
 
 
 def _cause_words(cause: Mapping[str, Any]) -> str:

@@ -1,0 +1,149 @@
+"""What a rehearsal does to the verdict: what was seen takes the estimate's place, and no more than that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.memory.constants import constant
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import MemoryPolicy
+from llmlaunch.rehearsal.next_layout import next_layout
+from llmlaunch.rehearsal.rehearsed import ON_GPU, ON_TRACE, RehearsedRank
+from llmlaunch.rehearsal.unseen import ROUTING, WORKSPACE, unseen_by_a_trace
+from llmlaunch.rehearsal.verdict import Judged, judged
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+GIB = 2**30
+RECIPE = load_recipe(
+    str(RECIPES / "llama3-8b.yaml"), ("layout={tensor: 4, pipeline: 4, virtual_pipeline: 1, context: 1}",)
+)
+SETTING = setting_of(RECIPE, backend_for(RECIPE))
+PLAN = make_plan(RECIPE, backend_for(RECIPE))
+UNSEEN = unseen_by_a_trace(SETTING.job_of(RECIPE), PLAN.layout)
+FIRST = PLAN.estimate.ranks[0]
+RULE = MemoryPolicy()
+
+
+def traced(allocated: int, reserved: int | None = None) -> RehearsedRank:
+    return RehearsedRank(0, ON_TRACE, FIRST, allocated, reserved, stands_for=(0,))
+
+
+def on_gpu(process: int, ran_out: bool = False) -> RehearsedRank:
+    return RehearsedRank(0, ON_GPU, FIRST, process - GIB, process - GIB, process, ran_out, stands_for=(0,))
+
+
+def said(*ranks: RehearsedRank, policy: MemoryPolicy = RULE) -> Judged:
+    return judged(PLAN, ranks, policy, UNSEEN)
+
+
+def test_nothing_rehearsed_is_the_plans_own_verdict() -> None:
+    found = said()
+    assert found.verdict == PLAN.verdict == "safe"
+    assert [rank.device_bytes for rank in found.ranks] == [rank.device_bytes for rank in PLAN.estimate.ranks]
+
+
+def test_a_trace_replaces_what_is_allocated_and_keeps_what_it_cannot_see() -> None:
+    seen = FIRST.allocated_bytes + 3 * GIB
+    rank = said(traced(seen)).ranks[0]
+    assert rank.parts["allocated"] == seen
+    assert rank.parts[WORKSPACE] == constant("workspace_bytes")
+    kept = ("allocator_cache", "context", "communicators")
+    assert {name: rank.parts[name] for name in kept} == {name: FIRST.terms[name] for name in kept}
+    assert rank.device_bytes == FIRST.device_bytes + 3 * GIB + constant("workspace_bytes")
+
+
+def test_a_replay_that_needs_more_cache_counts_and_one_that_needs_less_does_not() -> None:
+    """No GPU has validated it: it may warn, and may not allow."""
+    seen, usual = FIRST.allocated_bytes, FIRST.terms["allocator_cache"]
+    assert said(traced(seen, seen)).ranks[0].parts["allocator_cache"] == usual
+    assert said(traced(seen, seen + usual + GIB)).ranks[0].parts["allocator_cache"] == usual + GIB
+
+
+def test_a_trace_never_loosens_the_limit() -> None:
+    for allocated in (GIB, FIRST.allocated_bytes, 70 * GIB):
+        assert {rank.limit_bytes for rank in said(traced(allocated)).ranks} == {PLAN.limit.limit_bytes}
+
+
+def test_ranks_not_rehearsed_keep_estimate_and_limit() -> None:
+    found = said(on_gpu(FIRST.device_bytes))
+    for rank, predicted in list(zip(found.ranks, PLAN.estimate.ranks, strict=True))[1:]:
+        assert (rank.device_bytes, rank.limit_bytes) == (predicted.device_bytes, PLAN.limit.limit_bytes)
+        assert rank.rehearsed is None
+
+
+def test_a_rank_speaks_for_those_that_hold_the_same() -> None:
+    found = said(replace(traced(GIB), stands_for=(0, 2)))
+    assert [rank.rehearsed is not None for rank in found.ranks] == [True, False, True, False]
+
+
+def test_a_gpu_measures_all_but_nccl_and_leaves_less_to_keep_free() -> None:
+    rank = said(on_gpu(66 * GIB)).ranks[0]
+    assert rank.device_bytes == 66 * GIB + FIRST.terms["communicators"]
+    assert PLAN.limit.limit_bytes < rank.limit_bytes < PLAN.limit.memory_bytes - RULE.floor_bytes
+    assert rank.safe, "the rule alone would refuse it"
+    assert not said(on_gpu(72 * GIB)).safe
+
+
+def test_a_gpu_never_takes_away_what_the_rule_allows() -> None:
+    tight = replace(RULE, floor_bytes=30 * GIB)
+    assert said(on_gpu(40 * GIB), policy=tight).ranks[0].limit_bytes == PLAN.limit.limit_bytes
+
+
+@pytest.mark.parametrize("policy", [replace(RULE, limit=0.7), replace(RULE, limit=0.95)])
+def test_a_limit_the_recipe_sets_itself_stays(policy: MemoryPolicy) -> None:
+    assert said(on_gpu(40 * GIB), policy=policy).ranks[0].limit_bytes == PLAN.limit.limit_bytes
+
+
+def test_a_gpus_word_goes_before_a_traces() -> None:
+    for order in ((traced(GIB), on_gpu(40 * GIB)), (on_gpu(40 * GIB), traced(GIB))):
+        assert said(*order).ranks[0].parts["process"] == 40 * GIB
+
+
+def test_out_of_memory_is_unsafe_whatever_it_had_reached_and_the_next_layout_has_more_room() -> None:
+    found = said(on_gpu(10 * GIB, ran_out=True))
+    assert not found.safe
+    assert "pipeline rank 0 ran out of memory" in found.sentences
+    following = next_layout(SETTING, PLAN, found)
+    assert following is not None
+    assert following.plan.chosen.device_bytes <= PLAN.chosen.device_bytes - 0.08 * PLAN.limit.memory_bytes
+
+
+def test_more_than_the_limit_is_unsafe_and_the_next_layout_is_priced_as_rehearsed() -> None:
+    over = FIRST.allocated_bytes + PLAN.limit.limit_bytes - FIRST.device_bytes + GIB
+    found = said(traced(over))
+    assert (PLAN.verdict, found.verdict) == ("safe", "unsafe")
+    following = next_layout(SETTING, PLAN, found)
+    assert following is not None
+    assert following.plan.layout != PLAN.layout
+    assert following.plan.chosen.device_bytes <= PLAN.limit.limit_bytes
+    assert following.plan.correction.torch_share > 0
+
+
+def test_a_trace_may_show_that_the_estimate_was_too_high() -> None:
+    limit = replace(PLAN.limit, limit_bytes=PLAN.estimate.worst.device_bytes - 1)
+    plan = replace(PLAN, verdict="unsafe", limit=limit)
+    assert not judged(plan, [], RULE, UNSEEN).safe
+    found = judged(plan, [traced(FIRST.allocated_bytes - GIB)], RULE, UNSEEN)
+    assert found.safe
+    assert "the estimate alone said unsafe" in found.sentences
+
+
+def test_a_host_that_overflows_stays_unsafe() -> None:
+    assert PLAN.host_limit is not None
+    plan = replace(PLAN, verdict="unsafe", host_limit=replace(PLAN.host_limit, limit_bytes=GIB))
+    assert not judged(plan, [traced(GIB)], RULE, UNSEEN).safe
+
+
+def test_a_trace_routes_evenly_and_what_uneven_routing_takes_is_added() -> None:
+    recipe = load_recipe(str(RECIPES / "mixtral-8x7b.yaml"))
+    plan = make_plan(recipe, backend_for(recipe))
+    unseen = unseen_by_a_trace(setting_of(recipe, backend_for(recipe)).job_of(recipe), plan.layout)
+    assert len(unseen) == plan.layout.pipeline
+    assert all(rank[ROUTING] > 0 for rank in unseen)
+    assert not any(ROUTING in rank for rank in UNSEEN)

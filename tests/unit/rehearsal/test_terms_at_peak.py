@@ -1,0 +1,156 @@
+"""What was alive at a traced rank's peak, by the estimate's terms, from recorded traces of real Megatron core."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.rehearsal.attribution import FORWARD, REMAINDER, terms_at_peak
+
+TRACES = Path(__file__).resolve().parents[2] / "data" / "traces"
+RECORDED = sorted(path.stem for path in TRACES.glob("*.json"))
+MIB = 2**20
+TERMS = (
+    *("parameters", "gradients", "optimizer_states", "weight_gradient_stubs", "workspace", "sequence_gather"),
+    *("pipeline_buffers", "embedding", "activations", "logits_and_loss", "layer_backward", "recomputed_layer"),
+    *("head_backward", "gradient_norm", "optimizer_step"),
+)
+Trace = dict[str, Any]
+
+
+def recorded(name: str) -> Trace:
+    trace: Trace = json.loads((TRACES / f"{name}.json").read_text())
+    return trace
+
+
+def predicted(*terms: str) -> RankEstimate:
+    """An estimate that knows these terms; how large it says they are does not matter."""
+    return RankEstimate(0, dict.fromkeys(terms or TERMS, 0), 0, 0, 0)
+
+
+def group(
+    count: int, phase: str, site: str = "", module: str = "", role: str = "", shape: tuple[int, ...] = ()
+) -> Trace:
+    return {"bytes": count, "phase": phase, "site": site, "module": module, "role": role, "shape": list(shape)}
+
+
+def trace_of(*groups: Trace, peak_phase: str = "backward") -> Trace:
+    return {"peak_phase": peak_phase, "peak_bytes": sum(one["bytes"] for one in groups), "at_peak": list(groups)}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_terms_of_a_recorded_trace_sum_to_its_peak_and_almost_nothing_is_unknown(name: str) -> None:
+    trace = recorded(name)
+    found = terms_at_peak(trace, predicted())
+    assert sum(found.values()) == trace["peak_bytes"]
+    assert 0 <= found[REMAINDER] < 0.002 * trace["peak_bytes"]
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_lasts_is_what_the_rank_says_of_itself(name: str) -> None:
+    trace = recorded(name)
+    found, state = terms_at_peak(trace, predicted()), trace["state"]["bytes"]
+    assert found["gradients"] == state["gradients"]
+    assert found["parameters"] == state["parameters"]
+    assert found["optimizer_states"] == pytest.approx(state["optimizer"], rel=1e-3)  # groups too small to be recorded
+
+
+def test_layers_of_a_dense_rank_keep_what_their_shapes_say() -> None:
+    """The first of four ranks of Llama 3 8B, four micro-batches in flight of eight layers each, tensor and sequence
+    parallel over 4: two projections of the MLP, its activation, Q, K, V and the attention's output a rank's part of
+    8192 tokens; inputs and outputs of two norms a rank's part of the sequence; the softmax statistics."""
+    found = terms_at_peak(recorded("dense-first"), predicted())
+    whole = 8192 * 2 * (2 * 3584 + 3584 + 1024 + 1024 + 2 * 256) + 8 * 8192 * 4
+    split = 2048 * (4 * 4096 * 2 + 2 * 4)
+    assert found["activations"] == pytest.approx(4 * 8 * (whole + split), abs=MIB)
+    assert found["layer_backward"] == 2 * 8192 * (4096 + 3584)  # a gathered gradient, and that of the activation
+    assert found["pipeline_buffers"] == 2 * 2048 * 4096  # the gradient that came from the next rank
+    assert not {"logits_and_loss", "head_backward", "recomputed_layer"} & set(found)
+
+
+def test_the_loss_of_a_last_rank_is_told_from_its_layers() -> None:
+    """Full recompute: of eight layers their inputs are left, once more that of the micro-batch before."""
+    found = terms_at_peak(recorded("recomputed-last"), predicted())
+    hidden = 2 * 2048 * 4096
+    assert found["activations"] == (8 + 1) * hidden
+    logits = 8192 * 32128 * (2 + 4)  # as the head made them, and in fp32
+    assert found["logits_and_loss"] == pytest.approx(logits + 2 * hidden, abs=MIB)  # and both sides of the last norm
+    assert found["sequence_gather"] == 2 * 8192 * 4096
+
+
+def test_a_recomputed_layer_is_not_taken_for_gradients() -> None:
+    """Full recompute on a first rank: four micro-batches of eight layers' inputs, and all of one layer again."""
+    found = terms_at_peak(recorded("recomputed-first"), predicted())
+    assert found["activations"] == 4 * 8 * 2 * 2048 * 4096
+    whole = 8192 * 2 * (2 * 3584 + 3584 + 1024 + 1024 + 2 * 256) + 8 * 8192 * 4 + 2048 * (4 * 4096 * 2 + 2 * 4)
+    assert found["recomputed_layer"] == pytest.approx(whole, abs=MIB)
+    assert found["layer_backward"] == 2 * 8192 * (4096 + 3584)
+
+
+def test_what_passes_through_the_forward_pass_of_a_mixture_is_not_kept() -> None:
+    """Copies of tokens on their way to their experts: 4096 of width 4096, eight experts each."""
+    found = terms_at_peak(recorded("latent-experts"), predicted())
+    copy = 2 * 4096 * 8 * 4096
+    assert copy <= found[FORWARD] <= 5 * copy
+    assert "layer_backward" not in found
+
+
+def test_what_no_rule_knows_is_in_no_term() -> None:
+    unknown = [
+        group(512, "forward", "megatron/core/new_place.py:7 Thing.forward"),
+        group(1024, "forward", "megatron/core/models/new/model.py:7 New.forward", "models/new/model.py New.forward"),
+        group(2048, "setup", "transformer_engine/pytorch/somewhere.py:1 made"),
+        group(4096, "a phase of another version"),
+    ]
+    assert terms_at_peak(trace_of(*unknown), predicted()) == {REMAINDER: 7680}
+
+
+def test_a_term_the_estimate_does_not_have_is_in_no_other() -> None:
+    trace = trace_of(group(512, "backward"), group(1024, "setup", role="parameters"))
+    assert terms_at_peak(trace, predicted("parameters")) == {"parameters": 1024, REMAINDER: 512}
+
+
+def test_bytes_that_no_group_holds_are_not_hidden() -> None:
+    trace = trace_of(group(512, "backward"))
+    assert terms_at_peak(trace | {"peak_bytes": 2048}, predicted()) == {"layer_backward": 512, REMAINDER: 1536}
+
+
+def test_a_trace_that_does_not_say_what_was_alive_has_no_terms() -> None:
+    assert terms_at_peak({"peak_bytes": 512, "peak_phase": "forward"}, predicted()) == {}
+
+
+def test_gradients_as_wide_as_the_logits_are_the_heads() -> None:
+    head = "models/gpt/gpt_model.py GPTModel._postprocess"
+    groups = (
+        group(512, "forward", module=head, shape=(8, 1, 32)),
+        group(1024, "backward", shape=(8, 1, 32)),
+        group(2048, "backward", shape=(8, 1, 16)),
+        group(4096, "backward", "megatron/core/tensor_parallel/cross_entropy.py:1 _VocabParallelCrossEntropy.backward"),
+    )
+    assert terms_at_peak(trace_of(*groups), predicted()) == {
+        "head_backward": 5120,
+        "layer_backward": 2048,
+        "logits_and_loss": 512,
+    }
+
+
+def test_a_gradient_at_the_peak_of_a_forward_pass_waits_to_be_sent() -> None:
+    trace = trace_of(group(512, "backward"), peak_phase="forward")
+    assert terms_at_peak(trace, predicted()) == {"pipeline_buffers": 512}
+
+
+def test_at_the_peak_of_a_step_the_norm_is_told_from_the_optimizer() -> None:
+    clip = "megatron/core/optimizer/clip_grads.py:136 get_grad_norm_fp32"
+    groups = (group(512, "optimizer step", clip), group(1024, "optimizer step"), group(2048, "forward"))
+    assert terms_at_peak(trace_of(*groups, peak_phase="optimizer step"), predicted()) == {
+        REMAINDER: 2048,
+        "optimizer_step": 1024,
+        "gradient_norm": 512,
+    }
+    left = terms_at_peak(trace_of(*groups, peak_phase="forward"), predicted())
+    assert left == {REMAINDER: 3584}

@@ -1,0 +1,69 @@
+"""benchmarks/gpu/allocator_replay.py runs through and writes its record, with the model in the place of torch: what a
+GPU would say is not known from here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "benchmarks" / "gpu"
+sys.path.insert(0, str(FOLDER))
+
+from allocation_events import made_up, read_events, write_events  # noqa: E402
+
+GIB = 2**30
+
+
+def test_a_file_of_events_holds_them_in_order(tmp_path: Path) -> None:
+    events = list(made_up(seed=3, count=500))
+    write_events(tmp_path / "events.xz", events)
+    assert list(read_events(tmp_path / "events.xz")) == events
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_made_up_events_let_go_of_all_they_make_and_stay_within_bounds(seed: int) -> None:
+    live: dict[int, int] = {}
+    for key, size in made_up(seed, count=2000, most_bytes=4 * GIB):
+        if size:
+            assert key not in live
+            live[key] = size
+        else:
+            del live[key]
+        assert sum(live.values()) <= 4 * GIB + 512 * len(live)
+    assert live == {}
+
+
+def test_events_of_traced_ranks_let_go_of_nothing_twice() -> None:
+    for path in (FOLDER / "events").glob("*.xz"):
+        live: set[int] = set()
+        for key, size in read_events(path):
+            (live.add if size else live.remove)(key)
+
+
+def test_the_program_compares_both_settings_and_a_device_that_is_too_small(tmp_path: Path) -> None:
+    write_events(tmp_path / "events.xz", made_up(seed=0, count=400))
+    words = [str(FOLDER / "allocator_replay.py"), str(tmp_path / "records"), str(tmp_path / "events.xz")]
+    done = subprocess.run(
+        [sys.executable, *words, "--made-up", "1", "--stand-in"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "records").glob("*.json")
+    assert str(path) in done.stdout
+    record = json.loads(path.read_text())
+    assert record["gpu"] == "stand-in"  # nobody takes it for a GPU's
+    whole = [row for row in record["rows"] if row["device_bytes"] is None]
+    bounded = [row for row in record["rows"] if row["device_bytes"] is not None]
+    assert [(row["events"], row["setting"]) for row in whole] == [
+        (name, setting) for name in ("events.xz", "made-up-0") for setting in ("default", "expandable")
+    ]
+    assert all(row["reserved_ratio"] == 1.0 and row["largest_difference_bytes"] == 0 for row in record["rows"])
+    assert len(bounded) == 2
+    assert all(row["torch"]["retries"] > 0 or row["torch"]["ran_out"] for row in bounded)
+    for one in whole:
+        assert one["torch"]["reserved_bytes"] >= one["torch"]["allocated_bytes"] > 0
+        assert one["looks"] >= 400

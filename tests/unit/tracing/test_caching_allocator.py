@@ -1,0 +1,229 @@
+"""The model of torch's caching allocator: laws it keeps whatever is asked, and cases whose answer the rules of
+c10/cuda/CUDACachingAllocator.cpp (torch 2.13) give; the rule's function is named. No GPU has confirmed any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmlaunch.tracing.caching_allocator import CachingAllocator, Event, replay
+
+MIB = 2**20
+SETTINGS = pytest.mark.parametrize("expandable", [False, True], ids=["default", "expandable"])
+PAGE = {True: 2 * MIB, False: 20 * MIB}  # of a small and of a large request
+
+sizes = st.one_of(
+    st.integers(1, 2 * MIB),
+    st.sampled_from([512, MIB, MIB + 1, 10 * MIB, 10 * MIB + 1, 20 * MIB]),
+    st.integers(1, 200).map(lambda count: count * 512 * 1024),
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn, size: st.SearchStrategy[int] = sizes) -> list[Event]:
+    """Storages that come and go in any order."""
+    events: list[Event] = []
+    live: list[int] = []
+    for key in range(draw(st.integers(1, 40))):
+        events.append((key, draw(size)))
+        live.append(key)
+        for _ in range(draw(st.integers(0, min(2, len(live))))):
+            events.append((live.pop(draw(st.integers(0, len(live) - 1))), 0))
+    return events
+
+
+def live_bytes(events: list[Event]) -> Iterator[int]:
+    """After each event, what is alive, rounded as the allocator rounds."""
+    live: dict[int, int] = {}
+    total = 0
+    for key, size in events:
+        rounded = -(-size // 512) * 512
+        total += rounded - live.get(key, 0)
+        live[key] = rounded
+        yield total
+
+
+@SETTINGS
+@given(events=histories())
+def test_reserved_covers_allocated_covers_live(expandable: bool, events: list[Event]) -> None:
+    replayed, most = replay(events, expandable), max(live_bytes(events))
+    assert replayed.reserved_bytes >= replayed.allocated_bytes >= most
+    assert 0 <= replayed.stuck_bytes <= replayed.idle_bytes <= replayed.reserved_bytes
+    if expandable:
+        assert replayed.allocated_bytes == most  # every remainder is cut off
+    assert replayed == replay(events, expandable)
+
+
+@SETTINGS
+@given(events=histories())
+def test_blocks_in_use_never_overlap(expandable: bool, events: list[Event]) -> None:
+    allocator = CachingAllocator(expandable)
+    live = {}
+    for key, size in events:
+        if size:
+            live[key] = allocator.allocate(size)
+            assert live[key].size >= size
+        else:
+            allocator.free(live.pop(key))
+        spans = sorted((block.address, block.address + block.size) for block in live.values())
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+        assert allocator.allocated_bytes == sum(end - start for start, end in spans) <= allocator.reserved_bytes
+
+
+@SETTINGS
+@given(events=histories())
+def test_when_all_is_freed_all_can_be_given_back(expandable: bool, events: list[Event]) -> None:
+    allocator = CachingAllocator(expandable)
+    blocks = {}
+    for key, size in events:
+        if size:
+            blocks[key] = allocator.allocate(size)
+        else:
+            allocator.free(blocks.pop(key))
+    for block in blocks.values():
+        allocator.free(block)
+    assert allocator.allocated_bytes == allocator.stuck_bytes == 0
+    allocator.release_cached()
+    assert allocator.reserved_bytes == 0
+
+
+@given(size=sizes, data=st.data())
+def test_expandable_segments_waste_less_than_a_page_on_equal_sizes(size: int, data: st.DataObject) -> None:
+    events = data.draw(histories(st.just(size)))
+    waste = replay(events, expandable=True).reserved_bytes - max(live_bytes(events))
+    assert waste < PAGE[-(-size // 512) * 512 <= MIB]
+
+
+@given(events=histories())
+def test_an_expandable_pool_once_freed_is_one_piece(events: list[Event]) -> None:
+    allocator = CachingAllocator(expandable=True)
+    blocks = [allocator.allocate(size + MIB) for _, size in events if size]  # all of the large pool
+    for block in blocks:
+        allocator.free(block)
+    reserved = allocator.reserved_bytes
+    allocator.allocate(reserved)
+    assert allocator.reserved_bytes == reserved
+
+
+@SETTINGS
+@given(events=histories(), device_bytes=st.integers(1, 400).map(lambda count: count * MIB))
+def test_a_device_is_never_overdrawn(expandable: bool, events: list[Event], device_bytes: int) -> None:
+    without_end = replay(events, expandable)
+    replayed = replay(events, expandable, device_bytes)
+    assert replayed.reserved_bytes <= device_bytes
+    if without_end.reserved_bytes <= device_bytes:
+        assert replayed == without_end
+    if max(live_bytes(events)) > device_bytes:
+        assert replayed.ran_out
+    if replayed.ran_out:
+        assert replayed.retries > 0
+
+
+def reserved(*requests: int, expandable: bool = False) -> int:
+    return replay(list(enumerate(requests)), expandable).reserved_bytes
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "default", "expandable"),
+    [
+        (1, 2 * MIB, 2 * MIB),
+        (MIB, 2 * MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB, 20 * MIB),
+        (10 * MIB, 10 * MIB, 20 * MIB),
+        (10 * MIB + 1, 12 * MIB, 20 * MIB),
+        (21 * MIB, 22 * MIB, 40 * MIB),
+    ],
+)
+def test_what_one_request_takes_from_the_device(request_bytes: int, default: int, expandable: int) -> None:
+    """get_pool, get_allocation_size; ExpandableSegment maps whole pages of 2 or 20 MiB."""
+    assert reserved(request_bytes) == default
+    assert reserved(request_bytes, expandable=True) == expandable
+
+
+def test_small_requests_share_a_segment_and_large_ones_another() -> None:
+    assert reserved(MIB, MIB) == 2 * MIB
+    assert reserved(MIB, MIB, 1) == 4 * MIB
+    assert reserved(5 * MIB, 5 * MIB, 5 * MIB, 5 * MIB) == 20 * MIB
+    assert reserved(5 * MIB, 1) == 22 * MIB
+
+
+def test_a_remainder_of_a_large_block_up_to_a_mebibyte_is_not_cut_off() -> None:
+    """should_split: more than kSmallSize must remain; with expandable segments, kMinBlockSize."""
+    assert replay([(1, 11 * MIB)]).allocated_bytes == 12 * MIB
+    assert replay([(1, 11 * MIB - 512)]).allocated_bytes == 11 * MIB - 512
+    assert replay([(1, 11 * MIB)], expandable=True).allocated_bytes == 11 * MIB
+
+
+def test_the_smallest_block_that_fits_is_taken() -> None:
+    """BlockComparatorSize, get_free_block."""
+    freed = [(1, 30 * MIB), (2, 20 * MIB), (1, 0), (2, 0)]
+    assert replay([*freed, (3, 20 * MIB), (4, 30 * MIB)]).reserved_bytes == 50 * MIB
+    assert replay([*freed, (3, 21 * MIB), (4, 30 * MIB)]).reserved_bytes == 80 * MIB
+
+
+def test_segments_do_not_merge_but_the_pages_of_one_do() -> None:
+    """try_merge_blocks: neighbours are of one segment."""
+    events = [(1, 20 * MIB), (2, 20 * MIB), (1, 0), (2, 0), (3, 30 * MIB)]
+    assert replay(events).reserved_bytes == 70 * MIB
+    assert replay(events, expandable=True).reserved_bytes == 40 * MIB
+
+
+def test_a_hole_is_preferred_to_the_end_that_can_grow() -> None:
+    """get_free_block compares what blocks can expand to."""
+    allocator = CachingAllocator(expandable=True)
+    _, hole, _ = (allocator.allocate(size * MIB) for size in (4, 8, 4))
+    allocator.free(hole)
+    assert allocator.allocate(3 * MIB).address == 4 * MIB  # the end, of 4 MiB, would fit better
+
+
+def test_an_expandable_segment_grows_beside_what_is_free_at_its_end() -> None:
+    """find_expandable_block starts at the free block before the unmapped one."""
+    assert reserved(12 * MIB, 25 * MIB, expandable=True) == 40 * MIB
+
+
+def test_a_full_device_gets_whole_free_segments_back_once() -> None:
+    """release_cached_blocks, and num_alloc_retries of the second alloc_block."""
+    events = [(1, 20 * MIB), (2, 20 * MIB), (1, 0), (2, 0), (3, 30 * MIB)]
+    replayed = replay(events, device_bytes=50 * MIB)
+    assert (replayed.reserved_bytes, replayed.retries, replayed.ran_out) == (40 * MIB, 1, False)
+    in_use = [(1, 20 * MIB), (2, 20 * MIB), (1, 0), (3, 40 * MIB)]
+    replayed = replay(in_use, device_bytes=50 * MIB)
+    assert (replayed.reserved_bytes, replayed.retries, replayed.ran_out) == (40 * MIB, 1, True)
+
+
+def test_a_full_device_gets_whole_free_pages_back() -> None:
+    """release_blocks unmaps the pages within a free block; the next request that fits is mapped at the lowest gap."""
+    allocator = CachingAllocator(expandable=True, device_bytes=100 * MIB)
+    first, _ = allocator.allocate(40 * MIB), allocator.allocate(20 * MIB)
+    allocator.free(first)
+    assert allocator.allocate(50 * MIB).address == 60 * MIB  # too long for the gap
+    assert (allocator.retries, allocator.reserved_bytes) == (1, 80 * MIB)
+    assert allocator.allocate(20 * MIB).address == 0
+    assert allocator.reserved_bytes == 100 * MIB
+
+
+def test_what_lies_between_storages_in_use_is_stuck() -> None:
+    """Every other 2 MiB storage is let go of: nothing larger fits, and no page is free."""
+    keys = range(100)
+    events = [*((key, 2 * MIB) for key in keys), *((key, 0) for key in keys if key % 2 == 0), (1000, 21 * MIB)]
+    for expandable, grown in ((False, 22 * MIB), (True, 40 * MIB)):
+        replayed = replay(events, expandable)
+        assert replayed.reserved_bytes == 200 * MIB + grown
+        assert replayed.stuck_bytes >= 100 * MIB
+        assert replayed.idle_bytes - replayed.stuck_bytes < 20 * MIB
+
+
+def test_sizes_that_grow_a_little_each_step_waste_segments_of_their_own() -> None:
+    """Note [Expandable Segments]: what the setting is for."""
+    steps = [
+        [*((key, (20 + 2 * step) * MIB) for key in range(10)), *((key, 0) for key in range(10))] for step in range(10)
+    ]
+    events = [event for step in steps for event in step]
+    live = 10 * 38 * MIB
+    assert replay(events, expandable=True).reserved_bytes - live < 20 * MIB
+    assert replay(events).reserved_bytes == sum(10 * (20 + 2 * step) * MIB for step in range(10))

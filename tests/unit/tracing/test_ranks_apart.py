@@ -1,0 +1,120 @@
+"""Whatever becomes of the process of one rank, there is an answer for each, and nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE, Popen
+
+import pytest
+
+from llmlaunch.tracing import TRACER
+
+PROGRAM = """
+import json, os, signal, sys, time
+sys.path.insert(0, {tracer!r})
+from apart import ReaderLeft, answers_of, end_on_signals
+
+def work(job):
+    if "file" in job:
+        with open(job["file"], "w") as out:
+            out.write(str(os.getpid()))
+        os.rename(job["file"], job["file"] + ".done")
+    for number in job.get("signals", []):
+        os.kill(os.getpid(), number)
+    if "code" in job:
+        os._exit(job["code"])
+    time.sleep(job.get("sleep", 0))
+    return {{"name": job["name"], "trace": "x" * job.get("size", 1)}}
+
+end_on_signals()
+jobs = [json.loads(line) for line in sys.stdin]
+try:
+    for answer in answers_of(jobs, work, 2, {seconds}, sys.stdout.fileno()):
+        print(json.dumps(answer), flush=True)
+except ReaderLeft:
+    os._exit(1)
+"""
+LONG = 600  # seconds that no test waits
+MORE_THAN_A_PIPE_HOLDS = 2**20
+
+
+def words(seconds: float = LONG) -> list[str]:
+    return [sys.executable, "-c", PROGRAM.format(tracer=str(TRACER.parent), seconds=seconds)]
+
+
+def answers(*jobs: dict[str, object], seconds: float = LONG) -> dict[str, dict[str, object]]:
+    told = "".join(json.dumps(job) + "\n" for job in jobs)
+    done = subprocess.run(words(seconds), input=told, capture_output=True, text=True, timeout=LONG, check=True)
+    return {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
+
+
+@contextmanager
+def sleeping(tmp_path: Path) -> Iterator[tuple[Popen[str], list[int]]]:
+    """A tracer of two ranks that take for ever, and the processes of both."""
+    files = [tmp_path / name for name in ("one", "two")]
+    with Popen(words(), stdin=PIPE, stdout=PIPE, text=True) as tracer:
+        assert tracer.stdin is not None
+        for file in files:
+            tracer.stdin.write(json.dumps({"name": file.name, "sleep": LONG, "file": str(file)}) + "\n")
+        tracer.stdin.close()
+        while not all(file.with_suffix(".done").exists() for file in files):
+            assert tracer.poll() is None
+        yield tracer, [int(file.with_suffix(".done").read_text()) for file in files]
+        tracer.wait(LONG)
+
+
+def gone(process: int) -> bool:
+    """Ended, and at most waiting for its new parent to notice."""
+    try:
+        return ") Z" in Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_every_rank_answers_however_much_it_says() -> None:
+    jobs = [{"name": str(number), "size": MORE_THAN_A_PIPE_HOLDS} for number in range(4)]
+    said = answers(*jobs)
+    assert {name: len(str(answer["trace"])) for name, answer in said.items()} == dict.fromkeys(
+        "0123", MORE_THAN_A_PIPE_HOLDS
+    )
+
+
+def test_a_rank_that_the_kernel_ends_fails_alone() -> None:
+    said = answers({"name": "killed", "signals": [signal.SIGKILL]}, {"name": "left", "code": 3}, {"name": "well"})
+    assert said["well"]["trace"] == "x"
+    killed, left = (said[name]["failure"] for name in ("killed", "left"))
+    assert isinstance(killed, dict)
+    assert isinstance(left, dict)
+    assert (killed["kind"], left["kind"]) == ("error", "error")
+    assert "was ended by SIGKILL, as the kernel does where memory runs out" in killed["what"]
+    assert "ended with code 3 and without an answer" in left["what"]
+
+
+def test_a_rank_that_hangs_has_its_time() -> None:
+    said = answers({"name": "hangs", "sleep": LONG}, {"name": "stopped", "signals": [signal.SIGSTOP]}, seconds=1.0)
+    for answer in said.values():
+        assert isinstance(answer["failure"], dict)
+        assert "it took longer than the time that a rank has" in answer["failure"]["what"]
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_ends_all_that_runs(number: signal.Signals, tmp_path: Path) -> None:
+    with sleeping(tmp_path) as (tracer, processes):
+        tracer.send_signal(number)
+    while not all(gone(process) for process in processes):  # the kernel's own part, after a SIGKILL
+        pass
+
+
+def test_a_reader_who_leaves_ends_all_that_runs(tmp_path: Path) -> None:
+    with sleeping(tmp_path) as (tracer, processes):
+        assert tracer.stdout is not None
+        tracer.stdout.close()
+    while not all(gone(process) for process in processes):
+        pass

@@ -1,0 +1,189 @@
+"""Ranks traced on this machine: the tracer of tracing/ under the trace environment's own Python."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from llmlaunch.backends.base import Rendered
+from llmlaunch.errors import UserError
+from llmlaunch.launchers.rehearsing.environment import TraceEnvironment, refuse_another_version
+from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rehearsal.attribution import terms_at_peak
+from llmlaunch.rehearsal.rehearsed import ON_TRACE, AskedRank, RehearsedRank
+from llmlaunch.rehearsal.traced_job import traced_job
+from llmlaunch.tracing import TRACER
+
+__all__ = ["traced"]
+
+Say = Callable[[str], None]
+LAST_WORDS = 12  # lines
+
+_WHY = {
+    "refused": "Megatron-LM refuses these arguments",
+    "dishonest": "the trace would not have been true, so it says nothing",
+    "unsupported": "this cannot be traced",
+}
+
+
+def traced(
+    environment: TraceEnvironment,
+    recipe: Recipe,
+    plan: Plan,
+    rendered: Rendered,
+    asked: Sequence[AskedRank],
+    say: Say,
+) -> Iterator[RehearsedRank]:
+    """Each of `asked` as it is done. Whoever stops asking, or is interrupted, ends the tracer and all it has started.
+
+    Raises:
+        UserError: the environment's Megatron core is not the job's, or a rank cannot be traced; with the reason.
+    """
+    notes = refuse_another_version(environment, recipe)
+    jobs = [traced_job(recipe, rendered, one.pipeline_rank) for one in asked]
+    ranks = {str(one.pipeline_rank): one for one in asked}
+    side_by_side = min(len(ranks), os.cpu_count() or 1)
+    say(f"Tracing {_named(asked)} of {plan.layout.describe()} with {environment.folder}, a minute or so each...")
+    for done, answer in enumerate(_answers(environment, jobs, side_by_side), start=1):
+        one = ranks[answer["name"]]
+        found = _rehearsed(one, recipe, rendered, answer, environment, notes)
+        say(f"pipeline rank {one.pipeline_rank}: traced in {found.seconds:.0f} s ({done} of {len(ranks)})")
+        yield found
+
+
+def _named(asked: Sequence[AskedRank]) -> str:
+    ranks = ", ".join(str(one.pipeline_rank) for one in asked)
+    return f"pipeline rank{'s' if len(asked) > 1 else ''} {ranks}"
+
+
+def _answers(
+    environment: TraceEnvironment, jobs: Sequence[Mapping[str, Any]], side_by_side: int
+) -> Iterator[Mapping[str, Any]]:
+    command = [str(environment.python), str(TRACER), "--processes", str(side_by_side)]
+    missing = {job["name"] for job in jobs}
+    with tempfile.TemporaryFile("w+", errors="replace") as complaints:
+        tracer = _started(command, environment, complaints)
+        try:
+            assert tracer.stdin is not None
+            assert tracer.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # it ended at once: its last words say why
+                tracer.stdin.write("".join(json.dumps(job) + "\n" for job in jobs))
+                tracer.stdin.close()
+            for line in tracer.stdout:
+                answer = _read(line)
+                if answer is not None and answer.get("name") in missing:
+                    missing.discard(answer["name"])
+                    yield answer
+            code = tracer.wait()
+        finally:
+            _end(tracer)
+        if missing:
+            raise UserError(_ended_early(environment, code, complaints))
+
+
+def _started(command: Sequence[str], environment: TraceEnvironment, complaints: IO[str]) -> subprocess.Popen[str]:
+    """In a session of its own, so that Ctrl-C reaches it from here alone and takes its children along."""
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            env=environment.variables(),
+            start_new_session=True,
+        )
+    except OSError as failure:
+        raise UserError(f"{command[0]}: cannot be run: {failure.strerror}") from None
+
+
+def _end(tracer: subprocess.Popen[str]) -> None:
+    """All of its session; nothing is lost, since a trace writes no file."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(tracer.pid, signal.SIGKILL)
+    for stream in (tracer.stdin, tracer.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+    tracer.wait()
+
+
+def _read(line: str) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        answer = json.loads(line)
+        return answer if isinstance(answer, dict) else None
+    return None
+
+
+def _ended_early(environment: TraceEnvironment, code: int, complaints: IO[str]) -> str:
+    complaints.seek(0)
+    said = [line.rstrip() for line in complaints if line.strip()][-LAST_WORDS:]
+    how = f"was killed by signal {-code} ({_SIGNALS.get(-code, 'unknown')})" if code < 0 else f"ended with code {code}"
+    words = "".join(f"\n  {line}" for line in said)
+    return f"the tracer of {environment.folder} {how} before it was done" + (
+        f"; its last words:{words}" if said else ""
+    )
+
+
+_SIGNALS = {number.value: number.name for number in signal.Signals}
+
+
+def _rehearsed(
+    one: AskedRank,
+    recipe: Recipe,
+    rendered: Rendered,
+    answer: Mapping[str, Any],
+    environment: TraceEnvironment,
+    notes: tuple[str, ...],
+) -> RehearsedRank:
+    if "trace" not in answer:
+        raise UserError(_failure(recipe, one, answer.get("failure")))
+    trace = answer["trace"]
+    return RehearsedRank(
+        pipeline_rank=one.pipeline_rank,
+        on=ON_TRACE,
+        predicted=one.predicted,
+        allocated_bytes=trace["peak_bytes"],
+        reserved_bytes=_replayed(rendered, trace),
+        stands_for=one.stands_for,
+        terms=terms_at_peak(trace, one.predicted),
+        versions=trace.get("versions") or environment.versions,
+        seconds=float(trace["seconds"]),
+        remarks=(*notes, *_fewer(trace)),
+        tracer_bytes=trace.get("resident_peak_bytes"),
+    )
+
+
+def _fewer(trace: Mapping[str, Any]) -> Iterator[str]:
+    """The tracer runs no more micro-batches than it takes to have as many alive as ever are."""
+    asked, run = trace.get("microbatches", 0), max(trace.get("microbatches_run") or [0])
+    if 0 < run < asked:
+        yield f"{run} of {asked} micro-batches a step were run: the rank keeps no more alive with all of them"
+
+
+def _replayed(rendered: Rendered, trace: Mapping[str, Any]) -> int | None:
+    """What the allocator's replay reserved, under the way to make segments that the job asks for."""
+    told = trace.get("allocator")
+    if not told:
+        return None
+    expandable = "expandable_segments:True" in rendered.environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    found: int | None = told["reserved_bytes"]["expandable" if expandable else "default"]
+    return found
+
+
+def _failure(recipe: Recipe, one: AskedRank, failure: Any) -> str:
+    """What went wrong, in one message: the framework's own words, and for our own bug where it happened."""
+    told = failure if isinstance(failure, dict) else {"kind": "error", "what": "", "detail": str(failure)}
+    kind, what, detail = told.get("kind"), str(told.get("what") or ""), str(told.get("detail") or "")
+    lines = [line for line in detail.splitlines() if line.strip()]
+    if kind in _WHY:
+        return f"{recipe.path}: pipeline rank {one.pipeline_rank}: {_WHY[kind]}: {what or (lines or ['?'])[-1].strip()}"
+    tail = "".join(f"\n  {line}" for line in lines[-LAST_WORDS:])
+    return f"{recipe.path}: pipeline rank {one.pipeline_rank}: the trace failed: {what or 'no reason was given'}{tail}"

@@ -1,0 +1,119 @@
+"""One run as a person watches it, put together from its small files, its logs and its monitors' files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmlaunch.launchers.attempts import read_attempt
+from llmlaunch.launchers.base import Submission
+from llmlaunch.launchers.gauges import Gauges, monitor_remarks, predicted_of
+from llmlaunch.launchers.look import Look
+from llmlaunch.launchers.monitor_tails import MonitorTails
+from llmlaunch.launchers.recent_steps import RecentSteps
+from llmlaunch.launchers.run_files import latest_attempt
+from llmlaunch.launchers.steps import run_facts
+from llmlaunch.report.watched import Gauge, Watched
+
+__all__ = ["RunReader"]
+
+_MEMORY_SECONDS = 5.0
+"""Between two looks at the monitors' files: they write every 10 s at most."""
+
+
+@dataclass
+class _Attempt:
+    """What is read of one attempt."""
+
+    name: str
+    steps: RecentSteps
+    gauges: Gauges
+    nodes: tuple[str, ...]
+
+
+@dataclass
+class RunReader:
+    """Look again and again with `read`. Nothing is raised for a file that is missing or torn."""
+
+    submission: Submission
+    turn: tuple[str, bool] = ("", False)
+    """The newest attempt, and whether it has left a word of its end: where this changes, the launcher may know more."""
+    _tails: MonitorTails = field(init=False)
+    _attempt: _Attempt | None = None
+    _memory_at: float = float("-inf")
+    _gauges: tuple[Gauge, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._tails = MonitorTails(self.submission.run_dir)
+
+    @property
+    def files(self) -> int:
+        """How many monitors' files there are."""
+        return self._tails.files
+
+    def read(self, look: Look) -> Watched:
+        """The run as it is now; `look` is what was last said of it, and may be some seconds old."""
+        name = latest_attempt(self.submission)
+        progress = self._of_attempt(name) if name is not None else {}
+        steps = self._attempt.steps if self._attempt else None
+        last = steps.last if steps else None
+        facts = steps.facts if steps else run_facts(self.submission.run_dir, "")
+        if look.state.ended or time.monotonic() - self._memory_at >= _MEMORY_SECONDS:
+            self._look_at_memory()
+        said = look.cells()
+        return Watched(
+            name=self.submission.run_dir.name,
+            job=said[1],
+            phase=look.state.phase,
+            because=said[-1],
+            ended=look.state.ended,
+            step=last.step if last and last.step is not None else _whole(progress.get("step")),
+            steps=(last.steps if last else None) or _whole(progress.get("steps")) or facts.steps,
+            loss=last.loss if last and last.loss is not None else _number(progress.get("loss")),
+            step_seconds=last.seconds if last and last.seconds else _number(progress.get("step_seconds")),
+            tokens_per_second=(last.tokens_per_second if last else None) or _number(progress.get("tokens_per_second")),
+            devices=facts.devices,
+            step_at=_number(progress.get("at")),
+            losses=tuple(step.loss for step in steps.steps if step.loss is not None) if steps else (),
+            peak_kind=facts.peak_kind,
+            gauges=self._gauges,
+            remarks=self._remarks(look),
+        )
+
+    def _of_attempt(self, name: str) -> Mapping[str, Any]:
+        """Its progress; what was read of an earlier attempt is forgotten."""
+        files = read_attempt(self.submission.run_dir, name)
+        known = self._attempt
+        if known is None or known.name != name or (files.nodes and not known.nodes):
+            run_dir = self.submission.run_dir
+            steps = RecentSteps(self.submission, name, run_facts(run_dir, files.layout))
+            gauges = Gauges(run_dir / "attempts" / name, predicted_of(run_dir, files.layout))
+            self._attempt = _Attempt(name, steps, gauges, tuple(files.nodes))
+            self._memory_at = float("-inf")
+        if self._attempt is not None:
+            self._attempt.steps.look()
+        self.turn = (name, bool(files.status))
+        return files.progress
+
+    def _look_at_memory(self) -> None:
+        self._memory_at = time.monotonic()
+        self._tails.look()
+        if self._attempt is not None:
+            self._gauges = self._attempt.gauges.of(self._tails.of(self._attempt.name))
+
+    def _remarks(self, look: Look) -> tuple[str, ...]:
+        if look.state.ended or self._attempt is None:
+            return ()
+        attempt = self._attempt
+        resident = attempt.gauges.predicted.resident
+        return tuple(monitor_remarks(self._tails.of(attempt.name), attempt.nodes, resident, time.time()))
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and type(value) is not bool else None

@@ -1,0 +1,157 @@
+"""Rehearsed ranks as measurement records, and records as rehearsed ranks. Pure: no database, no clock.
+
+A rehearsal speaks for its own shape and framework version and for nothing else: its records are of a family and an
+evidence of their own, which nothing that learns from runs takes in (llmlaunch.calibration.selection).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from llmlaunch.backends.base import Rendered
+from llmlaunch.calibration.selection import REHEARSED
+from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rehearsal.rehearsed import ON_GPU, ON_TRACE, RehearsedRank
+from llmlaunch.rehearsal.shape import OF_SHAPE, shape_of
+from llmlaunch.runs.run_json import measurement_template
+
+__all__ = ["PACKAGES", "place_of", "rank_of", "records_in", "records_of"]
+
+Record = Mapping[str, Any]
+
+PACKAGES = {"megatron-lm": "megatron-core", "deepspeed": "deepspeed"}  # whose version is the backend's
+ALLOCATED, RESERVED, DEVICE, OOM = "allocated", "reserved", "device", "oom"
+# kind of peak -> what `observed` calls it, the counter of torch's allocator, and who says so on a GPU
+KINDS = {
+    ALLOCATED: ("allocated_peak_bytes", "allocated_bytes.all.peak", "torch, one rank alone"),
+    RESERVED: ("reserved_peak_bytes", "reserved_bytes.all.peak", "torch, one rank alone"),
+    DEVICE: ("process_peak_bytes", None, "nvml process, one rank alone"),
+}
+TRACED = "live tensors of the real framework under fake tensors, one rank alone"
+REPLAYED = "replayed_reserved_bytes"  # never a peak: no GPU has said yet that the replay is right
+NOTES = {
+    ON_TRACE: "counted under fake tensors on a CPU: no CUDA context, no NCCL; the reserved bytes are an unvalidated "
+    "replay of torch's allocator",
+    ON_GPU: "one rank alone over a fake process group: NCCL's memory is not in it",
+}
+
+
+def records_of(
+    recipe: Recipe,
+    plan: Plan,
+    rendered: Rendered,
+    rehearsed: Iterable[RehearsedRank],
+    at: float,
+    command: str,
+) -> list[dict[str, Any]]:
+    """Of each rank one record for each kind of peak that was seen: `allocated` of a trace; `allocated`, `reserved` and
+    `device` on a GPU; one of kind `oom` without bytes where it ran out of memory.
+
+    `recipe` is as planned, `at` unix seconds, `command` what the person typed. The same rehearsal made again has the
+    same ids.
+    """
+    common = measurement_template(recipe, plan, rendered)
+    shape = shape_of(recipe, plan, rendered)
+    return [record for rank in rehearsed for record in _of_rank(common, shape, rank, recipe.backend.name, at, command)]
+
+
+def records_in(run: Record, rank: RehearsedRank, at: float) -> list[dict[str, Any]]:
+    """The same of a rank that ran in a directory of its own; `run` is its run.json. What the person typed is not known
+    there."""
+    said = run["rehearsal"]
+    shape = {name: said[name] for name in OF_SHAPE}
+    return _of_rank(run["measurement"], shape, rank, str(run["backend"]), at, None)
+
+
+def place_of(shape: str, on: str, versions: Mapping[str, str], pipeline_rank: int) -> str:
+    """What the ids of a rank's records begin with, up to the kind of peak."""
+    which = ",".join(f"{name}-{version}" for name, version in sorted(versions.items())) or "unknown"
+    return f"{REHEARSED}/{shape}/{on}/{which}/rank{pipeline_rank}"
+
+
+def rank_of(records: Sequence[Record], predicted: RankEstimate) -> RehearsedRank:
+    """The rank that the records of one rehearsal of it show, beside what is predicted of it now."""
+    one = records[-1]
+    said, seen = one["rehearsal"], one["observed"]
+    return RehearsedRank(
+        pipeline_rank=int(one["pipeline_rank"]),
+        on=said["on"],
+        predicted=predicted,
+        allocated_bytes=seen.get(KINDS[ALLOCATED][0]),
+        reserved_bytes=seen.get(REPLAYED if said["on"] == ON_TRACE else KINDS[RESERVED][0]),
+        process_bytes=seen.get(KINDS[DEVICE][0]),
+        ran_out=any(record["peak_kind"] == OOM for record in records),
+        stands_for=tuple(said["stands_for"]),
+        terms=dict(said.get("terms") or {}),
+        versions=dict(said["versions"]),
+        seconds=float(said.get("seconds") or 0.0),
+        remarks=tuple(said.get("remarks") or ()),
+    )
+
+
+def _of_rank(
+    common: Record, shape: Record, rank: RehearsedRank, backend: str, at: float, command: str | None
+) -> list[dict[str, Any]]:
+    of_rank = {
+        **common,
+        "schema": 1,
+        "family": REHEARSED,
+        "backend_version": rank.versions.get(PACKAGES[backend], common["backend_version"]),
+        "pipeline_rank": rank.pipeline_rank,
+        "rank_scope": "stage",
+        "started_at": at,
+        "source": {
+            "citation": "llmlaunch rehearse",
+            "license": None,
+            "evidence": REHEARSED,
+            "note": NOTES[rank.on],
+        },
+        "rehearsal": {
+            **shape,
+            "on": rank.on,
+            "stands_for": list(rank.stands_for or (rank.pipeline_rank,)),
+            "versions": dict(sorted(rank.versions.items())),
+            "command": command,
+            "seconds": rank.seconds,
+            "terms": dict(rank.terms),
+            "remarks": list(rank.remarks),
+        },
+        "observed": _observed(rank),
+    }
+    prefix = place_of(shape["shape"], rank.on, rank.versions, rank.pipeline_rank)
+    return [{**of_rank, "id": f"{prefix}/{kind}", "peak_kind": kind, **_peak(rank, kind)} for kind in _kinds_of(rank)]
+
+
+def _kinds_of(rank: RehearsedRank) -> list[str]:
+    """What a rank had reached when it ran out is not what it needs: then there is no peak."""
+    if rank.ran_out:
+        return [OOM]
+    kinds = (ALLOCATED,) if rank.on == ON_TRACE else tuple(KINDS)
+    return [kind for kind in kinds if _bytes(rank)[kind] is not None]
+
+
+def _peak(rank: RehearsedRank, kind: str) -> dict[str, Any]:
+    predicted = rank.predicted
+    by_kind = {ALLOCATED: predicted.allocated_bytes, RESERVED: predicted.reserved_bytes}
+    _, statistic, source = KINDS.get(kind, ("", None, "message"))
+    return {
+        "peak_bytes": _bytes(rank).get(kind),
+        "allocator_statistic": statistic,
+        "peak_source": TRACED if kind == ALLOCATED and rank.on == ON_TRACE else source,
+        "predicted_bytes": by_kind.get(kind, predicted.device_bytes),
+    }
+
+
+def _bytes(rank: RehearsedRank) -> dict[str, int | None]:
+    return {ALLOCATED: rank.allocated_bytes, RESERVED: rank.reserved_bytes, DEVICE: rank.process_bytes}
+
+
+def _observed(rank: RehearsedRank) -> dict[str, int]:
+    """All that was seen of the rank, what it had reached where it ran out included."""
+    named = {KINDS[kind][0]: size for kind, size in _bytes(rank).items()}
+    if rank.on == ON_TRACE:
+        named[REPLAYED] = named.pop(KINDS[RESERVED][0])
+    return {name: size for name, size in named.items() if size is not None}

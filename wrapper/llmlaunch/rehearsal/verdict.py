@@ -1,0 +1,153 @@
+"""What rehearsed ranks do to the verdict of a plan, and to the margin of this very shape.
+
+A trace replaces the estimate of what torch's allocator hands out, which it counts exactly. The allocator's cache is the
+larger of its replay and the estimate, because no GPU has validated the replay; context, NCCL and what no trace sees
+stay the estimate's. The limit stays as well: what the 80 % rule covers beyond the estimate, no trace measures.
+
+A GPU measures the whole process but NCCL. There the rule, which covers errors of an estimate, gives way to what remains
+unknown of this shape, never below the recipe's fixed floor: NCCL's own memory, which may be 30 % above its estimate
+(688 MB were seen of a communicator estimated at 537; memory/constants.json), and what runs of the same job differ by,
+5 % of what was measured (the repeats behind memory/constants.json). A recipe that says another limit than the rule's,
+or asks for a risk, keeps it. Ranks that were not rehearsed, and for which none stands in, keep estimate and limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.memory.terms import OUTSIDE_TORCH
+from llmlaunch.planner.limit import RULE
+from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.types import MemoryPolicy
+from llmlaunch.rehearsal.comparison import CACHE
+from llmlaunch.rehearsal.rehearsed import ON_TRACE, RehearsedRank
+
+__all__ = ["SAFE", "UNSAFE", "Judged", "JudgedRank", "judged"]
+
+SAFE, UNSAFE = "safe", "unsafe"
+GIB = 2**30
+COMMUNICATORS = "communicators"
+COMMUNICATORS_MAY_EXCEED = 0.30
+RUNS_DIFFER = 0.05
+
+Unseen = Sequence[Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class JudgedRank:
+    """One pipeline rank of the plan. `parts` sum to `device_bytes`: "allocated", "allocator_cache", what a trace cannot
+    see by what it is for, "context", "communicators"; on a GPU "process" and "communicators". `rehearsed` is the rank
+    that was run for it, None where the estimate stands."""
+
+    pipeline_rank: int
+    predicted: RankEstimate
+    rehearsed: RehearsedRank | None
+    parts: Mapping[str, int]
+    limit_bytes: int
+    limit_reason: str
+
+    @property
+    def device_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def ran_out(self) -> bool:
+        return self.rehearsed is not None and self.rehearsed.ran_out
+
+    @property
+    def safe(self) -> bool:
+        return not self.ran_out and self.device_bytes <= self.limit_bytes
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The plan's ranks in order, and `sentences` for a person: why the verdict is what it is, and what is not in it."""
+
+    verdict: str
+    ranks: tuple[JudgedRank, ...]
+    sentences: tuple[str, ...]
+
+    @property
+    def safe(self) -> bool:
+        return self.verdict == SAFE
+
+    @property
+    def worst(self) -> JudgedRank:
+        """The rank nearest to its limit, or farthest beyond it; one that ran out of memory before all others."""
+        return max(self.ranks, key=lambda rank: (rank.ran_out, rank.device_bytes - rank.limit_bytes))
+
+
+def judged(plan: Plan, rehearsed: Sequence[RehearsedRank], policy: MemoryPolicy, unseen: Unseen) -> Judged:
+    """`rehearsed` on one place or on both; a GPU's word goes before a trace's. `unseen` is of every pipeline rank what
+    a trace cannot see (`unseen.unseen_by_a_trace`)."""
+    best: dict[int, RehearsedRank] = {}
+    for one in sorted(rehearsed, key=lambda one: one.on != ON_TRACE):  # traces first: what comes later wins
+        best |= dict.fromkeys((*one.stands_for, one.pipeline_rank), one)
+    ranks = tuple(
+        _judged_rank(plan, policy, rank, best.get(rank.pipeline_rank), unseen[rank.pipeline_rank])
+        for rank in plan.estimate.ranks
+    )
+    safe = all(rank.safe for rank in ranks) and not plan.host_bytes_beyond
+    found = Judged(SAFE if safe else UNSAFE, ranks, ())
+    return Judged(found.verdict, ranks, tuple(_sentences(plan, found)))
+
+
+def _judged_rank(
+    plan: Plan,
+    policy: MemoryPolicy,
+    predicted: RankEstimate,
+    rehearsed: RehearsedRank | None,
+    unseen: Mapping[str, int],
+) -> JudgedRank:
+    outside = {name: predicted.terms.get(name, 0) for name in OUTSIDE_TORCH}
+    cache = predicted.terms.get(CACHE, 0)
+    limit, reason = plan.limit.limit_bytes, plan.limit.reason
+    allocated = predicted.allocated_bytes
+    if rehearsed is not None and rehearsed.process_bytes is not None:
+        parts = {"process": rehearsed.process_bytes, COMMUNICATORS: outside[COMMUNICATORS]}
+        if not rehearsed.ran_out:
+            limit, reason = _measured_limit(plan, policy, parts)
+        return JudgedRank(predicted.pipeline_rank, predicted, rehearsed, parts, limit, reason)
+    if rehearsed is not None and rehearsed.allocated_bytes is not None:
+        allocated = rehearsed.allocated_bytes
+        replayed = 0 if rehearsed.reserved_bytes is None else rehearsed.reserved_bytes - allocated
+        cache = replayed if rehearsed.on != ON_TRACE and rehearsed.reserved_bytes is not None else max(cache, replayed)
+        outside = {**(unseen if rehearsed.on == ON_TRACE else {}), **outside}
+    parts = {"allocated": allocated, CACHE: cache, **outside}
+    return JudgedRank(predicted.pipeline_rank, predicted, rehearsed, parts, limit, reason)
+
+
+def _measured_limit(plan: Plan, policy: MemoryPolicy, parts: Mapping[str, int]) -> tuple[int, str]:
+    """Of a rank that a GPU measured: all but the floor and what remains unknown; never less than the rule allows."""
+    limit = plan.limit
+    if policy.limit != RULE or limit.risk is not None:
+        return limit.limit_bytes, limit.reason
+    unknown = round(COMMUNICATORS_MAY_EXCEED * parts[COMMUNICATORS] + RUNS_DIFFER * parts["process"])
+    measured = limit.memory_bytes - policy.floor_bytes - unknown
+    if measured <= limit.limit_bytes:
+        return limit.limit_bytes, limit.reason
+    reason = (
+        f"{policy.floor_bytes / GIB:.1f} GiB stay free, and {unknown / GIB:.1f} GiB for what one GPU alone does not "
+        "show: NCCL beyond its estimate, and what runs of one job differ by"
+    )
+    return measured, reason
+
+
+def _sentences(plan: Plan, found: Judged) -> list[str]:
+    worst = found.worst
+    where = f"pipeline rank {worst.pipeline_rank}"
+    over = worst.device_bytes - worst.limit_bytes
+    lines = []
+    if worst.ran_out:
+        lines.append(f"{where} ran out of memory")
+    elif over > 0:
+        lines.append(f"{where} needs {over / GIB:.2f} GiB more than the limit")
+    else:
+        lines.append(f"{where} is the nearest to its limit, with {-over / GIB:.2f} GiB to spare")
+    if plan.host_bytes_beyond:
+        lines.append(f"a node needs {plan.host_bytes_beyond / GIB:.1f} GiB more host memory than it may use")
+    if found.safe != plan.safe_by_estimate:
+        lines.append(f"the estimate alone said {SAFE if plan.safe_by_estimate else UNSAFE}")
+    return lines

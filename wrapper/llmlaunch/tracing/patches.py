@@ -1,0 +1,215 @@
+"""What of torch and Megatron needs a device, a value or another process, answered without."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed
+
+from live_storages import STORAGES
+
+__all__ = ["CALLS", "in_phase", "install_apex_kernel", "patch_megatron", "patch_torch"]
+
+
+def compile_as_one_kernel(function: Any = None, **options: Any) -> Any:
+    """In place of `torch.compile`: the function runs eagerly, but only what outlives it counts."""
+    if function is None:
+        return compile_as_one_kernel
+
+    def fused(*args: Any, **kwargs: Any) -> Any:
+        with STORAGES.fused():
+            return function(*args, **kwargs)
+
+    fused.__name__ = getattr(function, "__name__", "fused")
+    return fused
+
+
+def _convert(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+    """`Module._apply`, which would swap fake tensors and refuses where a weak reference watches them."""
+    for child in module.children():
+        _convert(child, convert)
+    for name, parameter in module._parameters.items():
+        if parameter is None:
+            continue
+        converted = convert(parameter.data)
+        if (converted.device, converted.dtype) != (parameter.device, parameter.dtype):
+            module._parameters[name] = moved = torch.nn.Parameter(converted, parameter.requires_grad)
+            moved.__dict__.update(parameter.__dict__ | moved.__dict__)  # Megatron marks its parameters
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = convert(buffer)
+    return module
+
+
+_make_tensor = torch.tensor
+
+
+def _tensor(data: Any, *args: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+    """`torch.tensor`, which reads fake scalars in a list below the dispatcher."""
+    if isinstance(data, list):
+        data = [item.item() if isinstance(item, torch.Tensor) else item for item in data]
+    return _make_tensor(data, *args, **options)
+
+
+def patch_torch() -> None:
+    """Before TransformerEngine and Megatron are imported: they bind some of these names."""
+    torch.nn.Module._apply = _convert
+    torch.compile = compile_as_one_kernel
+    torch.tensor = _tensor
+    resize = torch.UntypedStorage.resize_
+
+    def release_or_resize(storage: torch.UntypedStorage, size: int) -> Any:
+        if size == 0:
+            STORAGES.release(storage)
+        return resize(storage, size)
+
+    torch.UntypedStorage.resize_ = release_or_resize
+    _patch_collectives()
+
+
+def install_apex_kernel() -> None:
+    """Apex's fused weight gradient, which accumulates into the gradient buffer and allocates nothing."""
+    kernel = types.ModuleType("fused_weight_gradient_mlp_cuda")
+    kernel.wgrad_gemm_accum_fp32 = kernel.wgrad_gemm_accum_fp16 = lambda *args: None  # type: ignore[attr-defined]
+    sys.modules[kernel.__name__] = kernel
+
+
+def _gather_objects(into: list[Any], value: Any, group: Any = None) -> None:
+    into[:] = [value] * len(into)
+
+
+def _patch_collectives() -> None:
+    dist = torch.distributed
+    dist.all_gather_object = _gather_objects
+    dist.broadcast_object_list = lambda *args, **options: None
+    dist.barrier = lambda *args, **options: None
+
+
+class _Done:
+    def wait(self, *args: Any) -> bool:
+        return True
+
+
+def _point_to_point(**tensors: Any) -> dict[str, _Done]:
+    """Nothing is sent: the receive buffers were allocated by the caller."""
+    return {
+        name.removeprefix("tensor_"): _Done()
+        for name, value in tensors.items()
+        if name.startswith("tensor_") and value is not None
+    }
+
+
+@contextlib.contextmanager
+def _one_generator(tracker: Any, name: str = "") -> Iterator[None]:
+    yield
+
+
+def _share_storage(output: torch.Tensor, recomputed: torch.Tensor) -> None:
+    """Megatron compiles this in C++: the discarded output's storage takes over the recomputed one's memory."""
+    kept, source = output.untyped_storage(), recomputed.untyped_storage()
+    kept.resize_(source.nbytes())
+    kept.shares = source  # alive as long as either name is
+    if hasattr(source, "live_key"):  # an empty one is not counted
+        kept.live_key = source.live_key  # and counted once
+
+
+def patch_megatron() -> None:
+    """After Megatron is imported."""
+    from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
+    from megatron.core.pipeline_parallel import p2p_communication, schedules
+    from megatron.core.tensor_parallel import random
+    from megatron.core.transformer import transformer_block
+
+    p2p_communication._batched_p2p_ops = lambda **tensors: list(_point_to_point(**tensors).values())
+    p2p_communication._p2p_ops = _point_to_point
+    random.CudaRNGStatesTracker.fork = _one_generator
+    random._get_cuda_rng_state = lambda *args, **options: torch.zeros(16, dtype=torch.uint8)
+    random._set_cuda_rng_state = lambda *args, **options: None
+    random._get_share_storage = lambda: _share_storage
+    _mark_recomputation(random)
+    _mark_inputs(transformer_block.TransformerBlock)
+    unscale = MixedPrecisionOptimizer._unscale_main_grads_and_check_for_nan
+    MixedPrecisionOptimizer._unscale_main_grads_and_check_for_nan = _without_overflow(unscale)
+    for name, phase in (("forward_step", "forward"), ("backward_step", "backward")):
+        setattr(schedules, name, in_phase(getattr(schedules, name), phase))
+
+
+def _mark_recomputation(random: Any) -> None:
+    """What both kinds of checkpoints run again in the backward pass has a phase of its own."""
+    forward, checkpoint = random.CheckpointFunction.forward, random.CheckpointWithoutOutput.checkpoint
+
+    def forward_marked(context: Any, function: Callable[..., Any], *rest: Any) -> Any:
+        return forward(context, _recomputed(function), *rest)
+
+    def checkpoint_marked(self: Any, function: Callable[..., Any], *rest: Any) -> Any:
+        return checkpoint(self, _recomputed(function), *rest)
+
+    random.CheckpointFunction.forward = staticmethod(forward_marked)
+    random.CheckpointWithoutOutput.checkpoint = checkpoint_marked
+
+
+def _mark_inputs(block: Any) -> None:
+    """What enters a chunk's layers, which no layer has made, and what enters the norm behind the last."""
+    forward = block.forward
+
+    def mark_norm_input(_: Any, inputs: Any) -> None:
+        """Gives nothing: what a hook gives takes the place of the input."""
+        STORAGES.mark(inputs[:1], "final_norm_input")
+
+    def marked(self: Any, hidden_states: Any, *args: Any, **options: Any) -> Any:
+        given = hidden_states if self.pre_process else self.input_tensor
+        if isinstance(given, torch.Tensor):
+            STORAGES.mark([given], "layer_input")
+        norm = self.final_layernorm
+        if norm is None:
+            return forward(self, hidden_states, *args, **options)
+        with norm.register_forward_pre_hook(mark_norm_input):
+            return forward(self, hidden_states, *args, **options)
+
+    block.forward = marked
+
+
+def _recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **options: Any) -> Any:
+        before = STORAGES.phase
+        if before == "backward":
+            STORAGES.phase = "recompute"
+        try:
+            return function(*args, **options)
+        finally:
+            STORAGES.phase = before
+
+    return run
+
+
+def _without_overflow(unscale: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    """Gradients of fp16 are looked through for infinities, and a number that is read from a fake tensor is one."""
+
+    def run(optimizer: Any) -> bool:
+        unscale(optimizer)
+        return False
+
+    return run
+
+
+CALLS: Counter[str] = Counter()
+
+
+def in_phase(function: Callable[..., Any], phase: str) -> Callable[..., Any]:
+    """The function, counted, and what it allocates marked with the phase."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        before, STORAGES.phase = STORAGES.phase, phase
+        CALLS[phase] += 1
+        try:
+            return function(*args, **options)
+        finally:
+            STORAGES.phase = before
+
+    return run
