@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
-from test_memory_laws import layouts
+from test_memory_laws import CORRECTIONS, layouts
 
 from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.facts.fsdp import (
@@ -24,6 +24,7 @@ from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.facts.megatron_deepspeed import megatron_deepspeed_facts
 from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
 from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.halves import distinct_held, held_fields, held_half, running_half, worst_of_halves
@@ -121,7 +122,15 @@ def stripped(job: Job, chosen: LayoutColumns) -> LayoutColumns:
 
 @pytest.mark.parametrize("backend", PAIRS)
 @settings(max_examples=FEWER)
-@given(shape=SHAPES, data=st.data(), node=NODES, running=RUNNING_WORDS, held=HELD_WORDS, both=FOR_ALL)
+@given(
+    shape=SHAPES,
+    data=st.data(),
+    node=NODES,
+    running=RUNNING_WORDS,
+    held=HELD_WORDS,
+    both=FOR_ALL,
+    correction=CORRECTIONS,
+)
 def test_the_halves_of_a_layout_price_it_to_the_byte(
     backend: str,
     shape: ModelShape,
@@ -130,11 +139,12 @@ def test_the_halves_of_a_layout_price_it_to_the_byte(
     running: Techniques,
     held: dict[str, object],
     both: dict[str, object],
+    correction: Correction,
 ) -> None:
     columns = LayoutColumns.of(data.draw(st.lists(any_layouts(shape), min_size=1, max_size=5)))
     runs, holds = PAIRS[backend]
     words = replace(running, **both)  # type: ignore[arg-type]
-    job = Job(shape, Workload(4096, 1024), holds, techniques=replace(words, **held))  # type: ignore[arg-type]
+    job = Job(shape, Workload(4096, 1024), holds, techniques=replace(words, **held), correction=correction)  # type: ignore[arg-type]
     running_job = replace(job, facts=runs, techniques=words)
     held_job = replace(job, techniques=Techniques(**both, **held))  # type: ignore[arg-type]
 
@@ -150,12 +160,12 @@ def test_the_halves_of_a_layout_price_it_to_the_byte(
 
 @pytest.mark.parametrize("backend", PAIRS)
 @settings(max_examples=FEWER)
-@given(shape=SHAPES, data=st.data(), words=RUNNING_WORDS)
+@given(shape=SHAPES, data=st.data(), words=RUNNING_WORDS, correction=CORRECTIONS)
 def test_the_worst_rank_of_every_backend_is_the_maximum_over_all_ranks(
-    backend: str, shape: ModelShape, data: st.DataObject, words: Techniques
+    backend: str, shape: ModelShape, data: st.DataObject, words: Techniques, correction: Correction
 ) -> None:
     layout = data.draw(any_layouts(shape))
-    job = Job(shape, Workload(4096, 1024), PAIRS[backend][1], techniques=words)
+    job = Job(shape, Workload(4096, 1024), PAIRS[backend][1], techniques=words, correction=correction)
     found, worst = worst_ranks(job, LayoutColumns.of([layout])), estimate(job, layout).worst
     assert (found.device_bytes[0], found.pipeline_rank[0]) == (worst.device_bytes, worst.pipeline_rank)
 

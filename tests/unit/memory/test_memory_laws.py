@@ -13,6 +13,7 @@ from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
 from llmlaunch.backends.facts.deepspeed import deepspeed_facts
 from llmlaunch.backends.facts.megatron import megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.job import Job
@@ -22,6 +23,12 @@ from llmlaunch.workload import Workload
 FACTS = megatron_facts()
 STATIC = ("parameters", "gradients", "optimizer_states")
 SHAPES = st.sampled_from([LLAMA3_8B, LLAMA2_7B, MIXTRAL, ALTERNATING])
+GIB = 2**30
+# what measured runs may add to a prediction, or take away
+CORRECTIONS = st.one_of(
+    st.just(NO_CORRECTION),
+    st.builds(Correction, torch_share=st.floats(-0.9, 1.5), outside_bytes=st.floats(-3.0 * GIB, 8.0 * GIB)),
+)
 
 
 @st.composite

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -10,12 +12,18 @@ from shapes import LLAMA3_8B
 from llmlaunch.backends.facts.megatron import megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 from llmlaunch.memory.schedule import in_flight
+from llmlaunch.models.presets import load_preset
+from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.workload import Workload
 
+Layers = TypeVar("Layers", int, float)  # or their weights
 
-def most_layers_alive(layers_by_chunk: list[int], pipeline: int, rank: int, microbatches: int, group: int) -> int:
-    """Run one rank's forward and backward steps in Megatron's order and count layers whose activations are alive.
+
+def most_layers_alive(layers_by_chunk: list[Layers], pipeline: int, rank: int, microbatches: int, group: int) -> Layers:
+    """Run one rank's forward and backward steps in Megatron's order and count layers whose activations are alive, or
+    weigh them.
 
     Forward steps take the chunks in turn, `group` micro-batches each; backward steps take them in reverse. One forward
     step more than the warm-up runs before the first backward.
@@ -25,7 +33,7 @@ def most_layers_alive(layers_by_chunk: list[int], pipeline: int, rank: int, micr
     order = [(step // group) % chunks for step in range(total)]
     warmup = pipeline - rank - 1 if chunks == 1 else 2 * (pipeline - rank - 1) + (chunks - 1) * group
     warmup = min(warmup, total)
-    alive = most = 0
+    alive = most = layers_by_chunk[0] * 0
     forward, backward = 0, 0
     while backward < total:
         if forward < total and forward <= warmup + backward:
@@ -87,6 +95,33 @@ def test_uneven_stages_keep_what_the_schedule_keeps(
             assert estimated(layout, rank, pipeline * turns) == most
         else:
             assert sum(own) <= estimated(layout, rank, pipeline * turns) <= most
+
+
+@given(data=st.data(), pipeline=st.sampled_from([2, 4]), chunks=st.sampled_from([2, 4]), turns=st.integers(1, 4))
+def test_of_chunks_of_different_kinds_it_keeps_the_most_bytes(
+    data: st.DataObject, pipeline: int, chunks: int, turns: int
+) -> None:
+    """A layer of a mixture keeps several times what a dense one does."""
+    pattern = tuple(data.draw(st.lists(st.integers(0, 1), min_size=16, max_size=16)))
+    shape = ModelShape("mixed", 16, 2048, 2048, 16, 16, 128, 1024, 4096, moe=MoeShape(8, 2, 8192, 0, pattern))
+    job = Job(shape, Workload(4096, pipeline * turns), megatron_facts())
+    rows = all_ranks(job, LayoutColumns.of([Layout(pipeline=pipeline, virtual_pipeline=chunks)]))
+    alive = in_flight(job, rows)
+    dense, mixture = (layer.total[0] for layer in (saved_by_dense_layer(job, rows), saved_by_mixture_layer(job, rows)))
+    size = 16 // (pipeline * chunks)
+    for rank in range(pipeline - 1):
+        own = [pattern[stage * size : stage * size + size] for stage in range(rank, pipeline * chunks, pipeline)]
+        weights = [float(sum(mixture if kind else dense for kind in layers)) for layers in own]
+        most = most_layers_alive(weights, pipeline, rank, pipeline * turns, group=pipeline)
+        assert alive.dense[rank] * dense + alive.mixture[rank] * mixture == pytest.approx(most)
+
+
+def test_dense_layers_of_a_first_chunk_are_kept_longer_than_the_mixtures_behind_them() -> None:
+    """DeepSeek-V3 on 16 ranks of two chunks: traced, the first rank keeps 31 dense layers and 32 of mixtures."""
+    layout = Layout(pipeline=16, data=2, virtual_pipeline=2, layers_by_stage=(1, *(2,) * 30, 0))
+    job = Job(load_preset("deepseek-v3"), Workload(4096, 512), megatron_facts())
+    alive = in_flight(job, all_ranks(job, LayoutColumns.of([layout])))
+    assert (alive.dense[0], alive.mixture[0]) == (31, 32)
 
 
 BOTH_ENDS = (3, 4, 4, 4, 4, 4, 4, 3)

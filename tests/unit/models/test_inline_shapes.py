@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,9 +77,45 @@ def test_a_base_keeps_its_family_while_only_its_size_is_changed() -> None:
     assert find_model({"base": "llama3-8b", "qkv_bias": True}).family == "qwen2"
 
 
+def test_of_a_mixture_only_what_differs_from_the_base_is_written() -> None:
+    base, shape = (
+        load_preset("deepseek-v2-lite"),
+        find_model({"base": "deepseek-v2-lite", "moe": {"capacity_factor": 1.5, "router": {"aux_loss_coeff": 0.1}}}),
+    )
+    assert base.moe is not None
+    router = replace(base.moe.router, aux_loss_coeff=0.1)
+    assert shape.moe == replace(base.moe, capacity_factor=1.5, router=router)
+    assert find_model({"base": "deepseek-v2-lite", "moe": {}}).moe == base.moe
+    assert find_model({"base": "deepseek-v3", "mla": {"q_lora_rank": 768}}).mla == MlaShape(768, 512, 128, 64, 128)
+
+
+@pytest.mark.parametrize(
+    ("base", "layers", "pattern"),
+    [
+        ("deepseek-v3", 5, (0, 0, 0, 1, 1)),
+        ("deepseek-v2-lite", 29, (0, *(1,) * 28)),
+        ("mixtral-8x7b", 2, (1, 1)),
+    ],
+)
+def test_dense_layers_before_the_mixtures_stay_where_a_base_is_cut_or_continued(
+    base: str, layers: int, pattern: tuple[int, ...]
+) -> None:
+    shape = find_model({"base": base, "num_layers": layers})
+    assert shape.moe is not None
+    assert shape.moe.layer_pattern == pattern
+
+
+def test_a_pattern_that_is_written_must_fit() -> None:
+    with pytest.raises(BadKey, match="give one per layer"):
+        find_model({"base": "deepseek-v3", "num_layers": 4, "moe": {"layer_pattern": [0, 1]}})
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
+        ({"moe": {}}, "moe"),
+        ({"moe": {"num_experts": 8, "topk": 2}}, "moe"),
+        ({"mla": {"kv_lora_rank": 16}}, "mla"),
         ({"moe": MOE | {"shared_expert_gate": True}}, "moe.shared_expert_gate"),
         ({"moe": MOE | {"router": {"groups": 4}}}, "moe.router.group_topk"),
         ({"moe": MOE | {"router": {"group_topk": 1}}}, "moe.router.groups"),

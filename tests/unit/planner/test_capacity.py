@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MoeShape
@@ -46,17 +47,27 @@ def rank_bytes(job: Job, layout: Layout, rank: int, layers: int) -> int:
     micro=st.sampled_from([1, 2, 4]),
     recompute=st.integers(0, 2),
     limit_gib=st.floats(5, 140),
+    share=st.sampled_from([0.0, 0.07, -0.12, 0.6]),
+    outside_gib=st.sampled_from([0.0, 2.5, -0.4, -9.0]),
 )
 def test_one_more_layer_would_not_fit(
-    data: st.DataObject, pipeline: int, tensor: int, micro: int, recompute: int, limit_gib: float
+    data: st.DataObject,
+    pipeline: int,
+    tensor: int,
+    micro: int,
+    recompute: int,
+    limit_gib: float,
+    share: float,
+    outside_gib: float,
 ) -> None:
+    job = replace(JOB, correction=Correction(share, outside_gib * GIB))
     layout = Layout(tensor, pipeline, data=8, micro_batch_size=micro, zero_stage=1, recompute=recompute)
     limit = limit_gib * GIB
     rank = data.draw(st.integers(0, pipeline - 1))
-    most = int(capacities(JOB, LayoutColumns.of([layout]), limit)[0, rank])
+    most = int(capacities(job, LayoutColumns.of([layout]), limit)[0, rank])
     top = LAYERS - pipeline + 1
-    assert most == 0 or rank_bytes(JOB, layout, rank, most) <= limit
-    assert most == top or rank_bytes(JOB, layout, rank, most + 1) > limit
+    assert most == 0 or rank_bytes(job, layout, rank, most) <= limit
+    assert most == top or rank_bytes(job, layout, rank, most + 1) > limit
 
 
 @pytest.mark.parametrize("method", ["uniform", "block"])
@@ -84,7 +95,8 @@ def test_layers_of_two_kinds_are_each_counted() -> None:
     """The table says of every stage what the estimator says of a layout with that stage."""
     pattern = (0, 0, 0, *(1,) * 9)
     moe = MoeShape(8, 2, 14336, 0, pattern)
-    job = replace(JOB, shape=replace(RECIPE.model, num_layers=12, moe=moe))
+    correction = Correction(torch_share=-0.05, outside_bytes=1.5 * GIB)
+    job = replace(JOB, shape=replace(RECIPE.model, num_layers=12, moe=moe), correction=correction)
     layout = Layout(8, 3, data=2, sequence_parallel=1, zero_stage=1)
     fits = fitting(job, LayoutColumns.of([layout]), 60 * GIB)
     assert fits.shape == (3, 13, 13)

@@ -9,6 +9,8 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
+from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
+from llmlaunch.memory.correction import Correction
 from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, WORTH, can_load, find_fallbacks
 from llmlaunch.planner.plan import Candidate, Fallbacks, Plan
 from llmlaunch.planner.plan_json import plan_json
@@ -16,17 +18,24 @@ from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
 
+CORRECTED = Lessons(correction=Correction(0.06, 2.0 * 2**30, "measured"))
 
-def fallbacks_of(name: str, *overrides: str, count: int = 2) -> tuple[Setting, Plan, Fallbacks]:
+
+def fallbacks_of(
+    name: str, *overrides: str, count: int = 2, lessons: Lessons = NO_LESSONS
+) -> tuple[Setting, Plan, Fallbacks]:
     recipe = load_recipe(asset("recipes", f"{name}.yaml"), (*overrides, "on_oom=fallback"))
     backend = backend_for(recipe)
-    setting, plan = setting_of(recipe, backend), make_plan(recipe, backend)
+    setting, plan = setting_of(recipe, backend, lessons=lessons), make_plan(recipe, backend, lessons=lessons)
     return setting, plan, find_fallbacks(setting, plan, count)
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "llama2-7b-deepspeed"])
-def test_each_leaves_a_step_more_free_and_none_with_as_much_is_faster(name: str) -> None:
-    setting, plan, found = fallbacks_of(name)
+@pytest.mark.parametrize(
+    ("name", "lessons"),
+    [("llama3-8b", NO_LESSONS), ("llama2-7b-deepspeed", NO_LESSONS), ("llama3-8b", CORRECTED)],
+)
+def test_each_leaves_a_step_more_free_and_none_with_as_much_is_faster(name: str, lessons: Lessons) -> None:
+    setting, plan, found = fallbacks_of(name, lessons=lessons)
     assert (len(found.layouts), found.missing) == (2, None)
     searched = setting.search()
     before = plan

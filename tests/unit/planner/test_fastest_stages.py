@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.capacity import capacities, fitting
@@ -29,6 +30,7 @@ from llmlaunch.timing.step import step_time
 RECIPE = load_recipe(asset("recipes", "llama3-8b.yaml"), ())
 JOB = setting_of(RECIPE, MegatronLM()).job
 MIXTURE = load_recipe(asset("recipes", "mixtral-8x7b.yaml"), ())
+CORRECTIONS = [NO_CORRECTION, Correction(0.11, 3.0 * 2**30), Correction(-0.2, -0.7 * 2**30)]
 UPDATE = 1e-3  # of the step: what the update may be longer
 
 
@@ -69,8 +71,9 @@ def limit_of(job: Job, layout: Layout, share: float) -> float:
 @pytest.mark.parametrize("layers", [8, 10, 11])
 @pytest.mark.parametrize("layout", [Layout(1, 2, data=4, zero_stage=1), Layout(1, 4, data=2, micro_batch_size=2)])
 @pytest.mark.parametrize("share", [0.75, 0.9, 2.0])
-def test_alike_layers(layers: int, layout: Layout, share: float) -> None:
-    job = replace(JOB, shape=replace(JOB.shape, num_layers=layers))
+@pytest.mark.parametrize("correction", CORRECTIONS, ids=["uncorrected", "more", "less"])
+def test_alike_layers(layers: int, layout: Layout, share: float, correction: Correction) -> None:
+    job = replace(JOB, shape=replace(JOB.shape, num_layers=layers), correction=correction)
     limit, one = limit_of(job, layout, share), LayoutColumns.of([layout])
     costs, most = stage_seconds(job, RECIPE.cluster, one), capacities(job, one, limit)
     table, feasible = uneven(costs.dense_layer, costs.first, costs.last, one.pipeline, layers, most)
@@ -79,11 +82,12 @@ def test_alike_layers(layers: int, layout: Layout, share: float) -> None:
 
 @pytest.mark.parametrize("pattern", [(0, 1) * 5, (0, 0, 0, *(1,) * 7), (1,) * 9])
 @pytest.mark.parametrize("share", [0.8, 2.0])
-def test_dense_layers_and_mixtures(pattern: tuple[int, ...], share: float) -> None:
+@pytest.mark.parametrize("correction", CORRECTIONS, ids=["uncorrected", "more", "less"])
+def test_dense_layers_and_mixtures(pattern: tuple[int, ...], share: float, correction: Correction) -> None:
     moe = MIXTURE.model.moe
     assert moe is not None
     shape = replace(MIXTURE.model, num_layers=len(pattern), moe=replace(moe, layer_pattern=pattern))
-    job = replace(setting_of(MIXTURE, MegatronLM()).job, shape=shape)
+    job = replace(setting_of(MIXTURE, MegatronLM()).job, shape=shape, correction=correction)
     layout = Layout(1, 3, data=8, expert=8, zero_stage=1)
     limit, one = limit_of(job, layout, share), LayoutColumns.of([layout])
     costs = stage_seconds(job, RECIPE.cluster, one)

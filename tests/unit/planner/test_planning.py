@@ -7,6 +7,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
+from llmlaunch.calibration.lessons import Lessons
 from llmlaunch.calibration.margins import Margin, no_margin
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.layout import LayoutColumns
@@ -139,7 +140,7 @@ def test_with_enough_measured_runs_they_decide_and_the_floor_stays_free(ratio: f
     assert limit.limit_bytes == int(memory * share - 2 * GIB)
     assert limit.limit_bytes <= memory
     assert limit.reason.startswith(said.sentence)
-    plan = plan_json(make_plan(recipe, backend_for(recipe), margin=said))
+    plan = plan_json(make_plan(recipe, backend_for(recipe), lessons=Lessons(margin=said)))
     assert (plan["memory"]["risk"], plan["memory"]["runs"]) == (0.05, 30)
     assert plan["memory"]["limit_bytes"] == limit.limit_bytes
 
@@ -147,7 +148,9 @@ def test_with_enough_measured_runs_they_decide_and_the_floor_stays_free(ratio: f
 def test_measured_runs_change_nothing_where_no_risk_is_asked_for() -> None:
     recipe = recipe_of("llama3-8b")
     said = Margin(0.05, 30, 19, 1.01, "risk 0.05 by 30 comparable runs")
-    assert plan_json(make_plan(recipe, backend_for(recipe), margin=said)) == plan_json(plan_of("llama3-8b"))
+    assert plan_json(make_plan(recipe, backend_for(recipe), lessons=Lessons(margin=said))) == plan_json(
+        plan_of("llama3-8b")
+    )
 
 
 def test_host_memory_refuses_with_the_term_and_the_way_out() -> None:

@@ -27,6 +27,11 @@ def test_several_values_of_several_keys_are_every_combination(path: str) -> None
     ]
 
 
+def test_words_that_are_not_split_stay_in_their_order_since_the_last_on_a_key_wins(path: str) -> None:
+    words = ("model={base: llama2-7b, num_layers: 4}", "model.num_layers=7", "slurm.exclude=a,b", "nodes=1")
+    assert variants(path, words) == [words]
+
+
 @pytest.mark.parametrize(
     "word",
     [

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Argument", "NodeVariable", "Reason", "Word", "argument", "number", "words_of"]
+__all__ = ["Argument", "NodeVariable", "Reason", "Word", "argument", "flag_groups", "flag_of", "number", "words_of"]
 
 
 @dataclass(frozen=True)
@@ -60,3 +60,20 @@ def number(value: float) -> str:
 def words_of(arguments: Iterable[Argument]) -> tuple[Word, ...]:
     """The words of a command line, in order."""
     return tuple(word for each in arguments for word in each.words)
+
+
+def flag_groups(words: Iterable[Word]) -> Iterator[list[Word]]:
+    """Each flag with the words up to the next one, which are its values."""
+    group: list[Word] = []
+    for word in words:
+        if isinstance(word, str) and word.startswith("--") and group:
+            yield group
+            group = []
+        group.append(word)
+    if group:
+        yield group
+
+
+def flag_of(group: Sequence[Word]) -> str:
+    """The flag of such a group, also where its value is behind an equals sign."""
+    return str(group[0]).split("=", 1)[0]

@@ -11,7 +11,7 @@ from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Backend", "HeldWords", "NodeVariable", "ProgressLines", "Rendered", "RunningWords", "Space"]
+__all__ = ["Backend", "HeldWords", "NodeVariable", "ProgressLines", "RankAlone", "Rendered", "RunningWords", "Space"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Rendered:
     asks the framework there, before that, whether it takes the arguments; it fails where it does not. `arguments` are
     those words of `program` that llmlaunch chose, `variables` the reasons of those of `environment`, `settings` those
     of the keys of the JSON file `settings_file`, dotted ("zero_optimization.stage"). `notes` are sentences for the
-    person who renders: what was left out, and what nobody here can check.
+    person who renders: what was left out, and what nobody here can check. `by_itself`: the
+    program is one process, which finds its place among the ranks in its environment; else torchrun starts the ranks.
     """
 
     program: tuple[Word, ...]
@@ -96,6 +97,31 @@ class Rendered:
     settings: Mapping[str, Reason] = field(default_factory=dict)
     settings_file: str = ""
     notes: tuple[str, ...] = ()
+    by_itself: bool = False
+
+
+@dataclass(frozen=True)
+class RankAlone:
+    """One pipeline rank of a rendered job, started by itself: one process, without the others.
+
+    `program` is in place of the job's own (`Rendered.program`), and so are `arguments`, those of its words that
+    llmlaunch chose: the job's, where this does not need them otherwise; `own_words` are those of the person's own
+    (`backend.extra_args`) that stay. `environment` is exported beside the job's, and names the place of the rank
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"). `files` are written beside the job's. `notes` are sentences for the person:
+    what runs otherwise than in the job, and why.
+    """
+
+    program: tuple[Word, ...]
+    environment: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    arguments: tuple[Argument, ...] = ()
+    own_words: tuple[str, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """Its number among all of the job."""
+        return int(self.environment["RANK"])
 
 
 class Backend(Protocol):

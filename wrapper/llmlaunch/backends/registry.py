@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.base import Backend
+from llmlaunch.backends.base import Backend, RankAlone, Rendered
+from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["BACKENDS", "backend_for", "recorded_name"]
+__all__ = ["BACKENDS", "backend_for", "rank_alone", "recorded_name"]
 
 BACKENDS = ("megatron-lm", "deepspeed")
 
@@ -19,6 +20,17 @@ def backend_for(recipe: Recipe) -> Backend:
     from llmlaunch.backends.megatron.backend import MegatronLM
 
     return MegatronLM()
+
+
+def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank: int, steps: int) -> RankAlone:
+    """A pipeline rank of the rendered job by itself, for so many steps. Raises UserError where it cannot be."""
+    if recipe.backend.name == "deepspeed":
+        from llmlaunch.backends.deepspeed import alone as deepspeed
+
+        return deepspeed.rank_alone(recipe, layout, rendered, pipeline_rank, steps)
+    from llmlaunch.backends.megatron import alone as megatron
+
+    return megatron.rank_alone(recipe, layout, rendered, pipeline_rank, steps)
 
 
 def recorded_name(recipe: Recipe) -> str:

@@ -39,7 +39,7 @@ Kept = tuple[FloatColumn, FloatColumn]  # bytes of one dense and of one mixture 
 # and the norms are in `_recomputed_norms`.
 RECOMPUTED: dict[str, tuple[str, ...]] = {
     "core_attn": ("attn_scores",),
-    "mla_up_proj": ("attn_qkv",),
+    "mla_up_proj": ("attn_latents_normed", "attn_qkv"),
     "mlp": ("mlp_fc1_output", "mlp_fc2_input"),
     "moe": (
         "moe_router",
@@ -58,7 +58,7 @@ DEFAULT_MODULES = ("core_attn",)
 # What each of Megatron's `--offload-modules` moves to the host: all that autograd saves inside the module
 # (pipeline_parallel/fine_grained_activation_offload.py, core 0.19).
 OFFLOADED: dict[str, tuple[str, ...]] = {
-    "qkv_linear": ("attn_norm_output", "attn_latents"),
+    "qkv_linear": ("attn_norm_output", "attn_latents", "attn_latents_normed"),
     "core_attn": ("attn_qkv", "attn_qk_norm", "attn_scores"),
     "attn_proj": ("attn_output", "attn_proj_input"),
     "expert_fc1": ("expert_fc1_input",),
@@ -161,7 +161,16 @@ def kept_activations(job: Job, rows: RankColumns) -> FloatColumn:
         kept = kept + alive.mixture * mixture * share_mixture
     layers = kept * _checkpointed_share(job.techniques, rows) + _block(job, rows, alive.depth)
     layers = on_device(job, rows, layers, alive.depth) + _reloaded(job, rows)
-    return np.asarray(layers + _stage_output(job, rows) * alive.depth)
+    return np.asarray(layers + _stage_output(job, rows) * alive.depth + _routing_of_last(job, rows))
+
+
+def _routing_of_last(job: Job, rows: RankColumns) -> FloatColumn | float:
+    """What the dispatcher of every layer still has of the micro-batch it saw last."""
+    moe = job.shape.moe
+    if moe is None or not job.facts.router_last_bytes:
+        return 0.0
+    each = tokens(job, rows) / sequence_split(job, rows) * moe.num_experts
+    return rows.moe_layers * each * job.facts.router_last_bytes
 
 
 def _trained_share(job: Job, rows: RankColumns) -> tuple[FloatColumn | float, FloatColumn | float]:

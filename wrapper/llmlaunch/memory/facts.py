@@ -130,6 +130,7 @@ class MemoryFacts:
     flat_step: bool = False  # the step's temporaries are single tensors, which no freed activation can give room to
     cut_checkpoints: bool = False  # kept layer inputs are cut from freed MLP tensors, whole ones to a block
     secondary_parameter_bytes: float = 0.0  # ZeRO 3: a second shard of the compute copy, per parameter of the rank
+    moved_to_buffers: bool = False  # from ZeRO 1 on parameters are made one by one and then moved into whole buffers
     placed_whole: bool = False  # ZeRO 3 is given a model that already lies whole on every device
     activation_bytes: float = 2.0
     gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved
@@ -139,7 +140,9 @@ class MemoryFacts:
     embedding_norm: bool = False  # a norm after the embedding, outside what is recomputed, keeps its input
     stage_output_bytes: float = 0.0  # per hidden element / tensor: this rank's share of the output it sent, kept
     attention_scores_saved: bool = False  # unfused attention keeps the s x s probabilities
+    score_gradient_bytes: float = 0.0  # per score: more alive in its backward pass than it has let go of by then
     logit_bytes: float = 6.0  # per token and vocabulary/tensor element, alive around the loss
+    kept_logit_bytes: float = 4.0  # of the same, from the loss to its backward pass
     logit_gradient_bytes: float = 2.0  # of the same, while the head runs backward
     deferred_head_gradients: int = 0  # micro-batches whose logit gradients wait for the end of the step
     fused_loss: FusedLoss | None = None
@@ -156,6 +159,12 @@ class MemoryFacts:
     context_all_to_all: bool = False  # context parallelism is by all-to-all: then the attention output is kept twice
     combine_bytes: float = 0.0  # per routed token and hidden element, kept to combine expert outputs
     expert_output_weighted: bool = False  # the router's weight multiplies what experts put out, not their activation
+    router_bytes: float = 8.0  # per token and expert: the router's logits and probabilities
+    router_last_bytes: float = 0.0  # the same, but of one micro-batch whatever is in flight
+    router_scores_bytes: float = 0.0  # the same: scores of all experts where the chosen ones' are not made anew
+    query_input_normed: bool = False  # latent attention without a latent of queries has a norm before them
+    exchanges_held: bool = False  # what exchanges of routed tokens make lives until the mixture has run forward
+    fp32_router_experts: int = 0  # from so many experts on the router computes in fp32
     router_input_bytes: float = 0.0  # per token and hidden element: a wider copy the router computes from
     expert_imbalance: float = 1.0  # tokens of the busiest device's experts over the mean, dropless routing
     quantized: Quantized | None = None

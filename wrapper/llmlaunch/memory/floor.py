@@ -21,4 +21,7 @@ def least_bytes(job: Job, layouts: LayoutColumns) -> FloatColumn:
     state = states(job, rows)
     held = state.parameters + state.weight_copies + state.gradients + state.optimizer
     mean = np.bincount(rows.layout_index, weights=held, minlength=len(layouts)) / layouts.pipeline
-    return np.where(layouts.zero_stage < 3, np.maximum(mean - ROUNDING_BYTES, 0.0) + job.facts.context_bytes, 0.0)
+    factor = job.correction.torch_factor
+    torch = np.maximum(mean * factor - ROUNDING_BYTES * max(factor, 1.0), 0.0)
+    outside = max(job.facts.context_bytes + job.correction.outside_bytes, 0.0)
+    return np.where(layouts.zero_stage < 3, torch + outside, 0.0)

@@ -35,8 +35,9 @@ FIELDS = ("tensor", "pipeline", "context", "data", "expert", "expert_tensor", "z
 
 def held_fields(job: Job, layouts: LayoutColumns) -> tuple[str, ...]:
     """The fields of a layout that what is held depends on. The chunks of a pipeline decide which layers a rank holds
-    where layers differ or stages are uneven."""
-    return (*FIELDS, "virtual_pipeline") if all_are_candidates(job, layouts) else FIELDS
+    where layers differ or stages are uneven, and how many of them are moved into their buffers at a time."""
+    by_chunk = job.facts.moved_to_buffers or all_are_candidates(job, layouts)
+    return (*FIELDS, "virtual_pipeline") if by_chunk else FIELDS
 
 
 def distinct_held(job: Job, layouts: LayoutColumns) -> tuple[LayoutColumns, IntColumn]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.layout import LAYOUT_FIELDS, LayoutColumns
+from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -25,7 +26,9 @@ __all__ = [
     "all_ranks",
     "candidate_ranks",
     "chunk_ranges",
+    "layer_kinds",
     "once_for_rows",
+    "pattern_is_uniform",
 ]
 
 FloatColumn = NDArray[np.float64]
@@ -43,6 +46,7 @@ class Job:
     facts: MemoryFacts
     microbatch_group: int | None = None
     techniques: Techniques = NO_TECHNIQUES
+    correction: Correction = NO_CORRECTION
 
     @cached_property
     def without_words(self) -> Job:
@@ -174,7 +178,7 @@ def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn
     """Dense and mixture layers each row's rank holds, over all its model chunks."""
     shape = job.shape
     layers = shape.num_layers / rows.pipeline
-    pattern = _pattern(shape)
+    pattern = layer_kinds(shape)
     if pattern_is_uniform(shape) and not np.any(rows.uneven):
         share = float(pattern[0]) if len(pattern) else 0.0
         return layers * (1.0 - share), layers * share
@@ -187,7 +191,8 @@ def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn
     return layers - moe, moe
 
 
-def _pattern(shape: ModelShape) -> Sequence[int]:
+def layer_kinds(shape: ModelShape) -> Sequence[int]:
+    """1 for each mixture layer, 0 for each dense one."""
     return shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
 
 

@@ -8,7 +8,7 @@ from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.saved import STATISTIC_BYTES, sequence_split, tokens
 from llmlaunch.memory.weights import vocabulary
 
-__all__ = ["cached_logits", "final_norm", "logits", "logits_split", "loss_piece", "step_logits"]
+__all__ = ["cached_logits", "final_norm", "logits", "logits_split", "loss_piece", "step_logits", "waiting_logits"]
 
 
 def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
@@ -18,7 +18,7 @@ def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
     copies = 2.0 if job.techniques.adapters is None else 1.0
     per_token = (copies * facts.activation_bytes + facts.norm_extra_bytes) * h + STATISTIC_BYTES
     more = facts.activation_bytes * h * (split - 1.0) if facts.gathered_inputs_kept else 0.0
-    kept = tokens(job, rows) * (per_token + more) / split * (1 + job.shape.mtp_num_layers)
+    kept = tokens(job, rows) * (per_token + more) / split
     return np.where(rows.last, kept, 0.0)
 
 
@@ -28,11 +28,10 @@ def logits_split(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def logits(job: Job, rows: RankColumns) -> FloatColumn:
-    """Last rank: the logits and whatever the loss keeps beside them at its worst moment, for every prediction head; of
-    a loss fused with the head, the gradients it makes already."""
+    """Last rank: the logits and whatever the loss keeps beside them at its worst moment, and what the losses of
+    prediction heads before it keep; of a loss fused with the head, the gradients it makes already."""
     t = logits_split(job, rows)
-    heads = 1 + job.shape.mtp_num_layers
-    per_logit: FloatColumn | float = job.facts.logit_bytes * heads
+    per_logit: FloatColumn | float = job.facts.logit_bytes + waiting_bytes(job)
     if job.facts.deferred_head_gradients:
         waiting = np.minimum(job.facts.deferred_head_gradients, rows.microbatches)
         per_logit = per_logit + waiting * job.facts.logit_gradient_bytes
@@ -41,8 +40,20 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
     fused = job.facts.fused_loss
     if fused is not None:
         per_hidden = fused.weight_bytes * vocabulary(job, rows) / t + fused.hidden_bytes * tokens(job, rows)
-        alive = alive + per_hidden * job.shape.hidden_size * heads
+        alive = alive + per_hidden * job.shape.hidden_size
     return np.where(rows.last, alive, 0.0)
+
+
+def waiting_bytes(job: Job) -> float:
+    """Bytes per logit that the losses of all prediction heads keep until their backward passes, which come after that
+    of the decoder's own head."""
+    return job.shape.mtp_num_layers * job.facts.kept_logit_bytes
+
+
+def waiting_logits(job: Job, rows: RankColumns) -> FloatColumn:
+    """Last rank: the same in bytes."""
+    alive = tokens(job, rows) * waiting_bytes(job) * vocabulary(job, rows) / logits_split(job, rows)
+    return np.where(rows.last, alive * loss_piece(job, rows), 0.0)
 
 
 def cached_logits(job: Job, rows: RankColumns) -> FloatColumn:

@@ -11,19 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
+from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import kept_activations, kept_embedding, returned_key_values
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
-from llmlaunch.memory.loss import cached_logits, final_norm, logits, step_logits
+from llmlaunch.memory.loss import cached_logits, final_norm, logits, step_logits, waiting_logits
+from llmlaunch.memory.prediction import embedded_again, kept_by_heads, tables_of_heads
 from llmlaunch.memory.states import States, weight_versions
+from llmlaunch.memory.tables import waiting_table
 from llmlaunch.memory.working import (
     delayed_weight_gradients,
+    embedding_backward,
     head_backward,
     layer_backward,
-    lone_embedding_backward,
+    mixture_forward,
     passing_buffers,
     recomputed_layer,
     weight_gradient_stubs,
@@ -48,20 +53,25 @@ class Half:
 def running_terms(job: Job, rows: RankColumns) -> Half:
     """Reads neither the ZeRO stage nor anything said of gradients and optimizer."""
     facts = job.facts
-    activations = kept_activations(job, rows)
-    always = {"embedding": kept_embedding(job, rows), **_trainers_own(job, rows)}
-    norm = final_norm(job, rows)
-    layer = {
-        "layer_backward": np.maximum(layer_backward(job, rows), lone_embedding_backward(job, rows)),
-        "recomputed_layer": recomputed_layer(job, rows),
-        **delayed_weight_gradients(job, rows),
-    }
+    heads, embedded, norm = kept_by_heads(job, rows), embedded_again(job, rows), final_norm(job, rows)
+    activations = kept_activations(job, rows) + heads
+    always = {"embedding": kept_embedding(job, rows) + embedded, **_trainers_own(job, rows)}
+    beside = {"recomputed_layer": recomputed_layer(job, rows), **delayed_weight_gradients(job, rows)}
+    # a prediction head's layer is the first to run backward, before the norm of the decoder
+    first = {"logits_and_loss": norm} if job.shape.mtp_num_layers else {}
+    made = layer_backward(job, rows)
+    made = np.maximum(made, made + waiting_table(job, rows) - heads - embedded - sum(first.values()))
+    gone = reduce(np.add, beside.values())
+    tables = np.maximum(embedding_backward(job, rows, activations), tables_of_heads(job, rows) - heads)
+    again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, 0.0, gone)  # where a mixture runs forward a second time
+    made = np.maximum(made, mixture_forward(job, rows) - again)
+    layer = {**first, "layer_backward": np.maximum(made, tables - gone), **beside}
     whole = _Whole()
     kept = {**always, "activations": activations}
     holes = {HOLES: cached_logits(job, rows)} if facts.cached_logit_bytes else {}
     moments: list[Moment] = [
         {**kept, "logits_and_loss": norm + logits(job, rows), **holes},
-        {**kept, "logits_and_loss": norm, "head_backward": head_backward(job, rows)},
+        {**kept, "logits_and_loss": norm + waiting_logits(job, rows), "head_backward": head_backward(job, rows)},
         {**kept, **layer},
     ]
     if _gradients_come_and_go(facts):
@@ -75,7 +85,7 @@ def running_terms(job: Job, rows: RankColumns) -> Half:
 
 
 def held_terms(job: Job, rows: RankColumns, state: States) -> Half:
-    """Reads neither micro-batch nor chunks nor recompute; of `rows.microbatches`, whether there is more than one."""
+    """Reads neither micro-batch nor recompute; of `rows.microbatches`, whether there is more than one."""
     facts = job.facts
     # none while the only micro-batch of a step runs forward, where the step frees gradients
     before = np.where(facts.gradients_freed & (rows.microbatches == 1), 0.0, state.gradients)

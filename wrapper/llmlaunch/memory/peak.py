@@ -18,6 +18,7 @@ __all__ = [
     "HeldSums",
     "RunningSums",
     "cache_bytes",
+    "corrected",
     "device_bytes",
     "moment_totals",
     "outside_torch",
@@ -45,12 +46,14 @@ class RunningSums:
 
 @dataclass(frozen=True)
 class HeldSums:
-    """Whole bytes of what is held: of each moment, the lasting ones included, and what it needs beside torch."""
+    """Whole bytes of what is held: of each moment, the lasting ones included, and what it needs beside torch.
+    `torch_factor` is what measured runs say torch's bytes are to be multiplied by; `outside` has its part already."""
 
     cache_share: float
+    torch_factor: float
     moments: tuple[FloatColumn, ...]
     outside: FloatColumn
-    placed: FloatColumn | None  # a model that lies whole on the device before it is sharded, a moment of its own
+    placed: FloatColumn | None  # before the first step, a moment of its own
     flat: FloatColumn | None  # room of the step's single tensors
     other_streams: tuple[FloatColumn, ...]  # by moment, that of the whole model last: cached though not alive
 
@@ -59,9 +62,10 @@ class HeldSums:
         facts = job.facts
         return cls(
             cache_share=_cache_share(job),
+            torch_factor=job.correction.torch_factor,
             moments=_moments(terms),
             outside=sum_of(outside_torch(job, rows).values()),
-            placed=np.rint(state.placed) if facts.placed_whole else None,
+            placed=np.rint(state.placed) if facts.placed_whole or facts.moved_to_buffers else None,
             flat=np.rint(state.flat) if facts.flat_step else None,
             other_streams=() if facts.full_sharding is None else _other_streams(state, terms),
         )
@@ -74,6 +78,7 @@ class HeldSums:
 
         return HeldSums(
             cache_share=self.cache_share,
+            torch_factor=self.torch_factor,
             moments=tuple(map(rows, self.moments)),
             outside=rows(self.outside),
             placed=None if self.placed is None else rows(self.placed),
@@ -90,10 +95,9 @@ def rank_sums(job: Job, rows: RankColumns) -> tuple[RunningSums, HeldSums]:
 
 
 def outside_torch(job: Job, rows: RankColumns) -> Moment:
-    return {
-        "context": np.full(len(rows), float(round(job.facts.context_bytes))),
-        "communicators": np.rint(communicators(job, rows)),
-    }
+    context = np.full(len(rows), float(round(job.facts.context_bytes)))
+    names = ("context", "communicators")
+    return dict(zip(names, job.correction.outside(context, np.rint(communicators(job, rows))), strict=True))
 
 
 def moment_totals(running: RunningSums, held: HeldSums) -> list[FloatColumn]:
@@ -107,10 +111,16 @@ def device_bytes(running: RunningSums, held: HeldSums) -> FloatColumn:
     totals = moment_totals(running, held)
     most = reduce(np.maximum, totals)
     if running.holes is None and not held.other_streams:  # the same whichever moment is the worst
-        return most + _reserved(held, most, _apart(running, held, totals, most)) + held.outside
-    worst = np.argmax(totals, axis=0)
-    free = _holes(running, worst)
-    return most - free + cache_bytes(running, held, totals, worst) + held.outside
+        reserved = most + _reserved(held, most, _apart(running, held, totals, most))
+    else:
+        worst = np.argmax(totals, axis=0)
+        reserved = most - _holes(running, worst) + cache_bytes(running, held, totals, worst)
+    return corrected(reserved, held.torch_factor) + held.outside
+
+
+def corrected(torch_bytes: FloatColumn, torch_factor: float) -> FloatColumn:
+    """Whole bytes of torch as measured runs say. More bytes never become fewer than less do."""
+    return torch_bytes if torch_factor == 1.0 else np.rint(torch_bytes * torch_factor)
 
 
 def cache_bytes(running: RunningSums, held: HeldSums, totals: Sequence[FloatColumn], worst: IntColumn) -> FloatColumn:

@@ -16,6 +16,7 @@ import numpy as np
 
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns, once_for_rows
 from llmlaunch.memory.spared import spared
+from llmlaunch.models.shape import MoeShape
 
 __all__ = [
     "Layer",
@@ -27,7 +28,6 @@ __all__ = [
     "tokens",
 ]
 
-ROUTER_BYTES = 8.0  # router logits and probabilities, fp32 each
 STATISTIC_BYTES = 4.0  # softmax and norm statistics are fp32
 
 
@@ -89,7 +89,7 @@ def saved_by_mixture_layer(job: Job, rows: RankColumns) -> Layer:
     shared = n * moe.shared_expert_ffn_hidden_size / rows.tensor
     mixture = {
         **_norm(job, rows, "mlp_norm"),
-        "moe_router": n * (ROUTER_BYTES * moe.num_experts + facts.router_input_bytes * shape.hidden_size) / split,
+        "moe_router": n * (_routing(job, moe) + facts.router_input_bytes * shape.hidden_size) / split,
         # expert-tensor parallelism gathers the tokens of its group and splits the width: only the inputs grow
         "expert_fc1_input": routed * facts.linear_input_bytes * shape.hidden_size * lay.expert_tensor,
         "expert_fc1_output": width * (projected_bytes(job) + _scaled(job)),
@@ -101,6 +101,12 @@ def saved_by_mixture_layer(job: Job, rows: RankColumns) -> Layer:
     if moe.shared_expert_gate:
         mixture["shared_expert_output"] = n * facts.activation_bytes * shape.hidden_size / split
     return Layer(spared(job, n, {**_attention(job, rows), **mixture}))
+
+
+def _routing(job: Job, moe: MoeShape) -> float:
+    """Bytes per token of scores, probabilities and of the order experts take tokens in."""
+    all_scored = moe.router.score_function != "softmax" or not moe.router.normalize_topk
+    return (job.facts.router_bytes + job.facts.router_scores_bytes * all_scored) * moe.num_experts
 
 
 def routed_tokens(job: Job, rows: RankColumns) -> FloatColumn:
@@ -201,16 +207,21 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
 
 def _latents(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     """Multi-latent attention keeps the latents and their norms' outputs, whole on every device, and the up-projected
-    Q, K and V (megatron/core/transformer/multi_latent_attention.py, core 0.19)."""
+    Q, K and V (megatron/core/transformer/multi_latent_attention.py, core 0.19). The norms are fused into the
+    up-projections and belong to them."""
     shape, e, n = job.shape, job.facts.activation_bytes, tokens(job, rows)
     mla = shape.mla
     assert mla is not None
     heads, head = shape.num_attention_heads, mla.qk_head_dim + mla.qk_pos_emb_head_dim
     ranks = (mla.q_lora_rank or 0) + mla.kv_lora_rank
-    kept = (e + job.facts.linear_input_bytes) * (ranks + mla.qk_pos_emb_head_dim) + job.facts.norm_extra_bytes * ranks
+    kept = e * ranks + (e + job.facts.linear_input_bytes) * mla.qk_pos_emb_head_dim
+    normed = (job.facts.linear_input_bytes + job.facts.norm_extra_bytes) * ranks
     copied = mla.qk_head_dim + mla.v_head_dim if job.facts.key_values_expanded else 0
+    if job.facts.query_input_normed and mla.q_lora_rank is None:
+        normed += job.facts.linear_input_bytes * shape.hidden_size + STATISTIC_BYTES
     return {
         "attn_latents": n * kept / sequence_split(job, rows),
+        "attn_latents_normed": n * normed / sequence_split(job, rows),
         "attn_qkv": n * e * heads * (2.0 * head + mla.v_head_dim + copied) / rows.tensor,
     }
 

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns, chunk_ranges, once_for_rows
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.job import (
+    FloatColumn,
+    IntColumn,
+    Job,
+    RankColumns,
+    chunk_ranges,
+    layer_kinds,
+    once_for_rows,
+    pattern_is_uniform,
+)
+from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 
 __all__ = ["InFlight", "in_flight"]
 
@@ -34,22 +45,20 @@ def in_flight(job: Job, rows: RankColumns) -> InFlight:
     group = p if job.microbatch_group is None else job.microbatch_group
     chunks = np.minimum(2 * (p - rows.rank - 1) + (v - 1) * group + 1, m * v)
     depth = np.where(v > 1, chunks / v, plain).astype(np.float64)
-    layers = rows.dense_layers + rows.moe_layers
-    kept = layers * depth
-    uneven = rows.layouts.uneven & (v > 1)
-    if np.any(uneven):
+    dense, mixture = rows.dense_layers * depth, rows.moe_layers * depth
+    apart = (rows.layouts.uneven | (not pattern_is_uniform(job.shape))) & (v > 1)
+    if np.any(apart):
         group = np.broadcast_to(np.asarray(group), chunks.shape)
-        kept[uneven] = _uneven_chunks(job, rows, group, chunks, np.flatnonzero(uneven))
-    if job.shape.moe is None:
-        return InFlight(kept, np.zeros(len(rows)), depth)
-    mixture = np.divide(rows.moe_layers, layers, out=np.zeros(len(rows)), where=layers > 0)
-    return InFlight(kept * (1.0 - mixture), kept * mixture, depth)
+        dense[apart], mixture[apart] = _by_chunk(job, rows, group, chunks, np.flatnonzero(apart))
+    return InFlight(dense, mixture, depth)
 
 
-def _uneven_chunks(job: Job, rows: RankColumns, group: IntColumn, chunks: IntColumn, which: IntColumn) -> FloatColumn:
-    """Layers kept by the rows `which`, whose chunks differ. The last rank's count is that of its first loss; when later
-    ones leave it more, it has no logits. Few rows differ in what decides it: the split, the rank, and how many groups
-    of micro-batches there are, up to four."""
+def _by_chunk(
+    job: Job, rows: RankColumns, group: IntColumn, chunks: IntColumn, which: IntColumn
+) -> tuple[FloatColumn, FloatColumn]:
+    """(dense, mixture) layers kept by the rows `which`, whose chunks differ, when they hold most bytes. The last rank's
+    count is that of its first loss; when later ones leave it more, it has no logits. Few rows differ in what decides
+    it: the split, the rank, and how many groups of micro-batches there are, up to four."""
     lay, few = rows.layouts, np.minimum(rows.microbatches, 4 * group)
     key = np.zeros(len(which), dtype=np.int64)
     for column in (lay.partition, lay.pipeline, lay.virtual_pipeline, rows.rank, few, group):
@@ -57,22 +66,46 @@ def _uneven_chunks(job: Job, rows: RankColumns, group: IntColumn, chunks: IntCol
     _, example, same = np.unique(key, return_index=True, return_inverse=True)
     row = which[example]
     v, g, m = lay.virtual_pipeline[row], group[row], few[row]
-    layers = [stop - start for start, stop in chunk_ranges(job.shape, lay.take(row), rows.rank[row])]
+    kinds = _layers_of_chunks(job, lay.take(row), rows.rank[row])
     first = np.minimum(chunks[row], m * v)
-    most = _alive(layers, v, g, first, np.zeros_like(first))
+    moments = [_alive(kinds, v, g, first, np.zeros_like(first))]
     for turn in range(int(v.max())):
         for later in (turn * g, -first % g + turn * g):  # a forward or a backward pass is the first of its group
             later = np.where(rows.last[row], 0, np.minimum(later, m * v - first))
-            most = np.maximum(most, _alive(layers, v, g, first + later, later))
-    return most[same]
+            moments.append(_alive(kinds, v, g, first + later, later))
+    return _heaviest(job, rows, np.stack(moments), same, which)
+
+
+def _heaviest(
+    job: Job, rows: RankColumns, moments: FloatColumn, same: IntColumn, which: IntColumn
+) -> tuple[FloatColumn, FloatColumn]:
+    """Of `moments` (moment, kind, distinct row) that in which the layers of a row keep most, whole."""
+    if job.shape.moe is None:
+        dense = moments[:, 0].max(axis=0)[same]
+        return dense, np.zeros_like(dense)
+    weights = saved_by_dense_layer(job, rows).total[which], saved_by_mixture_layer(job, rows).total[which]
+    alive = moments[:, :, same]
+    best = (alive[:, 0] * weights[0] + alive[:, 1] * weights[1]).argmax(axis=0)
+    dense, mixture = np.take_along_axis(alive, best[None, None, :], axis=0)[0]
+    return dense, mixture
+
+
+def _layers_of_chunks(job: Job, layouts: LayoutColumns, rank: IntColumn) -> list[IntColumn]:
+    """Chunk by chunk the (dense, mixture) layers of each row's rank."""
+    mixtures = np.concatenate(([0], np.cumsum(layer_kinds(job.shape))))
+    found = []
+    for start, stop in chunk_ranges(job.shape, layouts, rank):
+        mixture = mixtures[stop] - mixtures[start]
+        found.append(np.stack((stop - start - mixture, mixture)))
+    return found
 
 
 def _alive(
     layers: Sequence[IntColumn], chunks: IntColumn, group: IntColumn, forward: IntColumn, backward: IntColumn
 ) -> FloatColumn:
-    """Layers alive after so many forward and backward passes of chunks. Forward passes take the chunks in turn, a group
-    of micro-batches each, backward passes in reverse."""
-    alive = np.zeros(len(chunks))
+    """Layers of each kind alive after so many forward and backward passes of chunks. Forward passes take the chunks in
+    turn, a group of micro-batches each, backward passes in reverse."""
+    alive = np.zeros((2, len(chunks)))
     for place, count in enumerate(layers):
         alive += (_passes(forward, place, chunks, group) - _passes(backward, chunks - 1 - place, chunks, group)) * count
     return alive

@@ -34,7 +34,7 @@ class States:
     final: FloatColumn
     unreduced: FloatColumn
     step: FloatColumn
-    placed: FloatColumn  # the whole compute copy, where it lies on the device before it is sharded
+    placed: FloatColumn  # most that is there before the first step: the model, on its way to where it is trained
     norm: FloatColumn  # the largest parameter's gradient in the type its norm is taken in, just before the step
     flat: FloatColumn  # room the single tensors of reduction, norm and step take
 
@@ -85,7 +85,7 @@ def states(job: Job, rows: RankColumns) -> States:
         final=made.final,
         unreduced=unreduced_gradients(job, rows, dense_group),
         step=step,
-        placed=np.where((stage >= 3) & facts.placed_whole, facts.parameter_bytes * (counts.dense + counts.expert), 0.0),
+        placed=_placed(job, rows, counts, trained, made.lasting),
         norm=norm,
         flat=np.maximum(
             # the norm's copy fits where the fp32 gradients of the last step were, if it is no larger
@@ -93,6 +93,23 @@ def states(job: Job, rows: RankColumns) -> States:
             np.where(dense_group > 1, facts.flat_bucket_bytes, 0.0),
         ),
     )
+
+
+def _placed(
+    job: Job, rows: RankColumns, counts: RankParameters, trained: RankParameters, lasting: FloatColumn
+) -> FloatColumn:
+    """ZeRO 3 may be given a whole model. Megatron's distributed optimizer makes its buffers of parameters and gradients
+    beside the parameters that then move there, chunk by chunk, the experts' last
+    (megatron/core/distributed/param_and_grad_buffer.py `_ParamAndGradBuffer.__init__`, core 0.19; traced)."""
+    facts, stage, chunks = job.facts, rows.layouts.zero_stage, rows.layouts.virtual_pipeline
+    whole = facts.parameter_bytes * (counts.dense + counts.expert)
+    if facts.placed_whole:
+        return np.where(stage >= 3, whole, 0.0)
+    if not facts.moved_to_buffers:
+        return np.zeros_like(whole)
+    experts = facts.parameter_bytes * trained.expert
+    before = facts.parameter_bytes * trained.dense - facts.gradient_bytes * trained.expert
+    return np.where(stage >= 1, whole + lasting + np.maximum(experts, before) / chunks, 0.0)
 
 
 def _optimizer(job: Job, rows: RankColumns, sharded: FloatColumn, whole: FloatColumn) -> FloatColumn:

@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 
 from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns
 from llmlaunch.memory.moments import HOLES, Moment, held_terms, running_terms
-from llmlaunch.memory.peak import HeldSums, RunningSums, cache_bytes, moment_totals, outside_torch, sum_of
+from llmlaunch.memory.peak import HeldSums, RunningSums, cache_bytes, corrected, moment_totals, outside_torch, sum_of
 from llmlaunch.memory.states import states
 
-__all__ = ["OUTSIDE_TORCH", "Terms", "rank_terms"]
+__all__ = ["OUTSIDE_TORCH", "RESIDUAL", "Terms", "rank_terms"]
 
 CACHE = "allocator_cache"
+RESIDUAL = (
+    "measured_residual"  # what measured runs allocate beyond what is predicted; negative where they allocate less
+)
 STATE = ("parameters", "weight_copies", "gradients", "optimizer_states")  # shown first, whatever moment is the worst
 OUTSIDE_TORCH = ("context", "communicators")
 
@@ -53,12 +56,26 @@ def rank_terms(job: Job, rows: RankColumns) -> Terms:
     lasting = {**holds.lasting, **runs.lasting}
     alternatives: list[Moment] = [{**a, **b} for a, b in zip(runs.moments, holds.moments, strict=True)]
     if held.placed is not None:
-        alternatives.append({"whole_model": np.maximum(held.placed - sum_of(lasting.values()), 0.0)})
+        alternatives.append(_before_the_first_step(job, held.placed, lasting, holds.moments[-1]))
     terms = {**lasting, **_of_moment(worst, alternatives)}
     terms.pop(HOLES, None)
     terms = {name: terms[name] for name in dict.fromkeys((*STATE, *terms))}
-    terms[CACHE] = cache_bytes(running, held, totals, worst)
-    return Terms({**terms, **outside_torch(job, rows)})
+    cache = cache_bytes(running, held, totals, worst)
+    residual = {} if held.torch_factor == 1.0 else _residual(sum_of(terms.values()), cache, held.torch_factor)
+    return Terms({**terms, CACHE: cache, **residual, **outside_torch(job, rows)})
+
+
+def _before_the_first_step(job: Job, placed: FloatColumn, lasting: Moment, step: Moment) -> Moment:
+    """What lies there beyond what later lasts."""
+    there = {"gradients": step["gradients"]} if job.facts.moved_to_buffers else {}
+    return {**there, "whole_model": np.maximum(placed - sum_of([*lasting.values(), *there.values()]), 0.0)}
+
+
+def _residual(allocated: FloatColumn, cache: FloatColumn, torch_factor: float) -> Moment:
+    """What measured runs allocate beside the terms, and the cache in the same proportion: together exactly the
+    corrected reserved bytes of `device_bytes`."""
+    with_it = corrected(allocated, torch_factor)
+    return {RESIDUAL: with_it - allocated, CACHE: corrected(allocated + cache, torch_factor) - with_it}
 
 
 def _of_moment(worst: IntColumn, alternatives: Sequence[Moment]) -> Moment:

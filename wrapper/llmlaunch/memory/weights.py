@@ -83,6 +83,12 @@ def _norms(shape: ModelShape) -> float:
     return shape.hidden_size * (2.0 if shape.normalization == "LayerNorm" else 1.0)
 
 
+def _query_norms(job: Job) -> int:
+    """A norm as wide as the residual stream before queries that have no latent, where a backend has one."""
+    mla = job.shape.mla
+    return int(job.facts.query_input_normed and mla is not None and mla.q_lora_rank is None)
+
+
 def _mlp(shape: ModelShape, width: float, tensor: FloatColumn) -> FloatColumn:
     count = shape.hidden_size * width * (3.0 if shape.gated_mlp else 2.0) / tensor
     if shape.linear_bias:
@@ -95,7 +101,7 @@ def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
     """(dense layer, dense part of a mixture layer, expert part of a mixture layer), per device."""
     shape, lay = job.shape, rows.layouts
     tensor = rows.tensor
-    common = _attention(shape, tensor) + shape.norms_per_layer * _norms(shape)
+    common = _attention(shape, tensor) + (shape.norms_per_layer + _query_norms(job)) * _norms(shape)
     dense = common + _mlp(shape, shape.ffn_hidden_size, tensor)
     if shape.moe is None:
         return dense, np.zeros(len(rows)), np.zeros(len(rows))
@@ -129,7 +135,7 @@ def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
     last = second_table + _norms(shape)
     if shape.mtp_num_layers:
         extra, extra_experts = _mtp(job, rows, dense_layer, moe_layer, experts)
-        last = last + extra
+        last = last + extra + np.where((lay.pipeline > 1) & (not shape.tied_embeddings), first, 0.0)
         expert = expert + rows.last * extra_experts
     dense = dense + rows.first * first + rows.last * last
     largest = np.maximum(np.maximum(dense_layer, moe_layer + experts), embedding)
@@ -144,7 +150,8 @@ def _mtp(
     job: Job, rows: RankColumns, dense: FloatColumn, moe: FloatColumn, experts: FloatColumn
 ) -> tuple[FloatColumn, FloatColumn]:
     """Multi-token-prediction heads, on the last stage: a layer like the last one, a 2h x h projection, three norms
-    (megatron/core/transformer/multi_token_prediction.py, core 0.19)."""
+    (megatron/core/transformer/multi_token_prediction.py, core 0.19). They embed tokens, so that the last of several
+    stages has a table of its own (models/gpt/gpt_model.py GPTModel.__init__), unless the head's is one already."""
     shape = job.shape
     mixture = shape.moe is not None and bool(shape.moe.layer_pattern[-1])
     layer = moe if mixture else dense
@@ -189,6 +196,7 @@ def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
         return distinct
     one = shape.hidden_size * shape.moe.ffn_hidden_size / rows.layouts.expert_tensor
     shared = shape.hidden_size * shape.moe.shared_expert_ffn_hidden_size / tensor
+    shared = np.where(shared == one, 0.0, shared)  # as wide as one of the others
     return np.asarray(distinct + matrix * (one + shared) * (rows.moe_layers > 0))
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.memory.activations import RECOMPUTED, layer_input
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.memory.loss import logits_split, loss_piece
+from llmlaunch.memory.prediction import made_again_of_head, projection
 from llmlaunch.memory.recompute import by_recompute
 from llmlaunch.memory.saved import (
     gathered_tokens,
@@ -18,17 +20,22 @@ from llmlaunch.memory.saved import (
     sequence_split,
     tokens,
 )
+from llmlaunch.memory.schedule import in_flight
+from llmlaunch.memory.tables import table_gradient, table_sum
 from llmlaunch.memory.weights import distinct_matrices, matrices, vocabulary
 
 __all__ = [
     "delayed_weight_gradients",
+    "embedding_backward",
     "head_backward",
     "layer_backward",
-    "lone_embedding_backward",
+    "mixture_forward",
     "passing_buffers",
     "recomputed_layer",
     "weight_gradient_stubs",
 ]
+
+FP32_BYTES = 4.0
 
 
 def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
@@ -47,11 +54,14 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     piece = 1.0 / job.techniques.mlp_chunks
     width = n * shape.ffn_hidden_size / t * piece
     dense = _mlp_backward(job, n, width, n * shape.hidden_size, matrices(job, rows).dense) + _piece_again(job, width)
+    if job.facts.score_gradient_bytes:
+        dense = np.maximum(dense, _unfused_attention_backward(job, rows))
     if shape.moe is None:
         return np.asarray(stream + dense)
     routed = routed_tokens(job, rows)
     inputs = routed * shape.hidden_size * rows.layouts.expert_tensor
-    expert = _mlp_backward(job, n, routed * shape.moe.ffn_hidden_size * piece, inputs, matrices(job, rows).expert)
+    expert_width = routed * shape.moe.ffn_hidden_size * piece
+    expert = _mlp_backward(job, n, expert_width, inputs, matrices(job, rows).expert, _activation_again(job, rows))
     # an exchange holds the permuted copy, the exchanged one and the sorted one (traced); where tokens are gathered, the
     # permuted copy and one of all of them
     gathered = gathered_tokens(job, rows)
@@ -61,21 +71,82 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     return np.asarray(stream + np.maximum(dense, np.where(rows.moe_layers > 0, mixture, 0.0)))
 
 
-def lone_embedding_backward(job: Job, rows: RankColumns) -> FloatColumn:
-    """The gradient of the embedding table, before it is added to the buffer, and of its output: where the first chunk
-    holds the embedding alone, its backward pass comes while all layers of the other chunks are kept. Elsewhere those of
-    its own chunk have just been let go of, which is more."""
-    alone = np.array([split[:1] == (0,) for split in rows.layouts.partitions])
-    if not np.any(alone):
-        return np.zeros(len(rows))
-    table = vocabulary(job, rows) / rows.tensor * job.shape.hidden_size * job.facts.parameter_bytes
-    return np.where(rows.first & alone[rows.layouts.partition], table + layer_input(job, rows), 0.0)
+def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
+    """Tokens on their way to the experts and back, whose names last until all of that is done: permuted, exchanged, put
+    out by the experts, and sorted again where there are several; over expert-tensor ranks this rank's part of the sum,
+    and where the router computes in fp32 a copy in that of all their tokens. Beside it the shared expert's output
+    (megatron/core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher, core 0.19; traced)."""
+    moe, lay, facts, e = job.shape.moe, rows.layouts, job.facts, job.facts.activation_bytes
+    if moe is None or not facts.exchanges_held or moe.token_dispatcher not in (None, "alltoall"):
+        return 0.0
+    routed, over = routed_tokens(job, rows), lay.expert_tensor > 1
+    gathered = routed * lay.expert_tensor
+    sorts = moe.num_experts > lay.expert
+    narrow = routed * (1.0 + (lay.expert > 1)) + gathered * (1.0 + sorts)
+    shared = tokens(job, rows) / sequence_split(job, rows) * (moe.shared_expert_ffn_hidden_size > 0)
+    wide = FP32_BYTES * (gathered + routed) if moe.num_experts >= facts.fp32_router_experts else e * routed
+    held = job.shape.hidden_size * (e * (narrow + shared) + wide * over)
+    return np.where(rows.moe_layers > 0, held, 0.0)
+
+
+def _unfused_attention_backward(job: Job, rows: RankColumns) -> FloatColumn:
+    """Gradients of the scores, when all that the layer's MLP kept is gone."""
+    scores = job.shape.num_attention_heads / rows.tensor * tokens(job, rows) * job.workload.sequence_length
+    mlp = ("mlp_norm_input", "mlp_norm_output", *RECOMPUTED["mlp"])
+    return np.asarray(job.facts.score_gradient_bytes * scores - saved_by_dense_layer(job, rows).of(*mlp))
+
+
+def embedding_backward(job: Job, rows: RankColumns, activations: FloatColumn) -> FloatColumn:
+    """First rank: the gradient of the embedding table, which is whole before it is added to the buffer, and of its
+    output, less what the chunk before it has just let go of (`activations` are those of all micro-batches in flight).
+    It runs last of its micro-batch, while other micro-batches are kept (traced, core 0.19.2: tables of 1 GiB beside
+    chunks of one layer, where this is the peak). Without a table to train, nothing."""
+    table = table_gradient(job, rows)
+    if not np.any(table):
+        return table
+    made = table + table_sum(job, rows) + layer_input(job, rows)
+    return np.where(rows.first, made - activations * _let_go_by_first_chunk(job, rows), 0.0)
+
+
+def _let_go_by_first_chunk(job: Job, rows: RankColumns) -> FloatColumn:
+    """The share of the activations in flight that is gone when the first chunk has run backward for the first time.
+
+    An interleaved schedule runs it after a group's backward passes of each other chunk; where no forward passes are
+    left to take their places, theirs are gone too (`in_flight` says how many chunks are alive at most)."""
+    lay, alive = rows.layouts, in_flight(job, rows)
+    v, m, g = (
+        lay.virtual_pipeline,
+        rows.microbatches,
+        lay.pipeline if job.microbatch_group is None else job.microbatch_group,
+    )
+    first = (rows.dense_layers + rows.moe_layers) / v
+    if np.any(lay.uneven):
+        of_partition = np.array([split[0] if split else 0 for split in lay.partitions], dtype=np.float64)
+        first = np.where(lay.uneven, of_partition[lay.partition], first)
+    kept = np.maximum(alive.dense + alive.mixture, 1.0)
+    chunks = alive.depth * v
+    replaced = np.where(v > 1, m * v - (v - 1) * g, chunks)
+    return np.asarray(np.minimum(first / kept + np.maximum(chunks - replaced, 0.0) / chunks, 1.0))
+
+
+def _activation_again(job: Job, rows: RankColumns) -> FloatColumn | float:
+    """1 where experts' activations are made again, which holds them until the activation function has run backward
+    (megatron/core/tensor_parallel/random.py CheckpointWithoutOutput, core 0.19; traced)."""
+    if "moe_act" not in job.techniques.recompute_modules:
+        return 0.0
+    return np.where(rows.layouts.recompute == RECOMPUTE_SELECTIVE, 1.0, 0.0)
 
 
 def _mlp_backward(
-    job: Job, n: FloatColumn, width: FloatColumn, hidden: FloatColumn, matrix: tuple[FloatColumn, FloatColumn]
+    job: Job,
+    n: FloatColumn,
+    width: FloatColumn,
+    hidden: FloatColumn,
+    matrix: tuple[FloatColumn, FloatColumn],
+    held: FloatColumn | float = 0.0,
 ) -> FloatColumn:
-    """`width` and `hidden` are elements of one ffn-wide and one hidden-wide tensor, `matrix` those of both weights."""
+    """`width` and `hidden` are elements of one ffn-wide and one hidden-wide tensor, `matrix` those of both weights;
+    `held` is the share of the second linear's input that outlives its backward."""
     e, w = job.facts.activation_bytes, job.facts.linear_input_bytes * _inputs_kept(job)
     projected = 2.0 if job.shape.gated_mlp else 1.0
     no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
@@ -84,7 +155,7 @@ def _mlp_backward(
     second_linear = e * (output + width) + second
     made = 0.0 if job.facts.gated_gradient_in_place and job.shape.gated_mlp else projected
     kept = w * width
-    activation = e * (1.0 + made) * width - kept
+    activation = e * (1.0 + made) * width - kept * (1.0 - held)
     first_linear = e * (projected * width + hidden) + first - kept - e * projected * width
     return np.maximum(second_linear, np.maximum(activation, first_linear))
 
@@ -132,6 +203,7 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
 
     def full() -> FloatColumn:
         whole = _whole_layer(job, rows) - layer_input(job, rows)  # which is kept already
+        whole = whole + made_again_of_head(job, rows)
         count = rows.layouts.recompute_layers
         if job.techniques.recompute_method == "uniform":
             return whole * np.maximum(count, 1)
@@ -155,14 +227,14 @@ def _made_again(job: Job, rows: RankColumns) -> FloatColumn:
     if job.facts.operators_kept:
         return np.maximum(_whole_layer(job, rows) - kept_operators(job, rows), 0.0)
     modules, dense = job.techniques.recompute_modules, saved_by_dense_layer(job, rows)
-    part = dense.of("attn_scores")
+    part = np.zeros(len(rows))
     if "mlp" in modules:
-        part = part + np.where(rows.dense_layers > 0, dense.of("mlp_norm_output", *RECOMPUTED["mlp"]), 0.0)
+        part = np.where(rows.dense_layers > 0, dense.of("mlp_norm_output", *RECOMPUTED["mlp"]), 0.0)
     wider = next((name for name in ("moe", "moe_act") if name in modules), None)
     if job.shape.moe is not None and wider is not None:
         mixture = saved_by_mixture_layer(job, rows).of(*RECOMPUTED[wider])
-        part = part + np.where(rows.moe_layers > 0, mixture, 0.0)
-    return part
+        part = np.maximum(part, np.where(rows.moe_layers > 0, mixture, 0.0))
+    return dense.of("attn_scores") + part
 
 
 def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
@@ -185,7 +257,7 @@ def weight_gradient_stubs(job: Job, rows: RankColumns) -> FloatColumn:
     (megatron/core/tensor_parallel/layers.py, core 0.19). They are made once and kept."""
     if not (job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs):
         return np.zeros(len(rows))
-    return job.facts.parameter_bytes * distinct_matrices(job, rows)
+    return job.facts.parameter_bytes * (distinct_matrices(job, rows) + projection(job, rows))
 
 
 def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:

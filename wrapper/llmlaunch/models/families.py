@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["FAMILIES", "MARKS", "Family", "family_of"]
+__all__ = ["FAMILIES", "MARKS", "OF_FAMILIES", "Family", "family_of", "kind_of"]
 
 Family = Literal[
     "llama",
@@ -24,6 +24,10 @@ Family = Literal[
     "gpt2",
 ]
 FAMILIES: tuple[str, ...] = get_args(Family)
+# What few families have and memory depends on: records of measured runs tell it where a model has it, by these names.
+OF_FAMILIES = (
+    *("family", "qkv_bias", "zero_centered_norm", "post_norms", "attention_softcap", "logit_softcap", "sliding_window"),
+)
 # the fields families differ in; sizes are everybody's
 MARKS = frozenset(
     {
@@ -50,3 +54,10 @@ def family_of(shape: ModelShape) -> str:
         "mistral": shape.sliding_window is not None,
     }
     return next((family for family, bears in marks.items() if bears), "llama")
+
+
+def kind_of(shape: ModelShape) -> str:
+    """The family as far as measured records tell it too (they know no biases, caps or norms of heads), and as far as
+    it decides what is in memory: what runs of one kind were off by says little of another kind."""
+    layers, mlp = "mixture" if shape.moe else "dense", "gated" if shape.gated_mlp else "ungated"
+    return f"latent-attention {layers} {mlp}" if shape.mla else f"{layers} {mlp}"

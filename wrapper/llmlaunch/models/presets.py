@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,11 @@ _GROUPS: Mapping[str, type[MlaShape | RopeScaling | SlidingWindow]] = {
     "rope_scaling": RopeScaling,
     "sliding_window": SlidingWindow,
 }
+_PARTS = {
+    "moe": ("num_experts", "topk", "ffn_hidden_size"),
+    "mla": ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+}
+"""What a mixture and latent attention cannot be without."""
 _REQUIRED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
 
 
@@ -86,6 +91,9 @@ def _complete(
     values: dict[str, Any], written: dict[str, Any], base: str | None, default_positions: int | None
 ) -> ModelShape:
     """Base values and written ones together, with what follows from them."""
+    held = values.get("moe")
+    parts = [name for name in _PARTS if written.get(name) is not None]
+    written = written | {name: _part(name, values.get(name), written[name]) for name in parts}
     values = values | {key: value for key, value in written.items() if value is not None}
     for key in _REQUIRED:
         if key not in values:
@@ -109,18 +117,37 @@ def _complete(
         if default_positions is None:
             raise BadKey((), "is missing `max_position_embeddings`")
         values["max_position_embeddings"] = default_positions
-    if values.get("moe") is not None and (written.get("moe") is not None or "num_layers" in written):
-        values["moe"] = dict(values["moe"])
-        explicit = (written.get("moe") or {}).get("layer_pattern")
-        pattern = values["moe"].get("layer_pattern") or ()
-        if explicit is None and len(pattern) != values["num_layers"] and all(pattern):
-            values["moe"]["layer_pattern"] = (1,) * values["num_layers"]
+    moe = values.get("moe")
+    if moe is not None and held is not None and moe.get("layer_pattern") == held["layer_pattern"]:
+        values["moe"] = moe | {"layer_pattern": _as_deep(held["layer_pattern"], values["num_layers"])}
     if written.get("activation") is None and "gated_mlp" in written:
         values.pop("activation", None)
     if written.get("family") is None and MARKS & written.keys():  # the base's family may not be able to say it
         values.pop("family", None)
     values["name"] = f"{base} changed" if base else "inline"
     return check_shape(_shape(values))
+
+
+def _part(name: str, held: Mapping[str, Any] | None, written: Mapping[str, Any]) -> dict[str, Any]:
+    """What is written of a part of the model, over what the base has of it."""
+    whole = {**(held or {}), **written}
+    if held is not None and written.get("router") is not None:
+        whole["router"] = {**held["router"], **written["router"]}
+    if written.get("layer_pattern") is None and held is not None and "layer_pattern" in held:
+        whole["layer_pattern"] = held["layer_pattern"]
+    for key in _PARTS[name]:
+        if whole.get(key) is None:
+            raise BadKey((name,), f"is missing `{key}`; give it, or `base:` with a preset that has it")
+    return whole
+
+
+def _as_deep(pattern: Sequence[int], layers: int) -> tuple[int, ...]:
+    """The pattern of so many layers: cut, or continued where its mixtures follow its dense layers. Any other stays as
+    it is, for the person to say."""
+    if len(pattern) >= layers:
+        return tuple(pattern[:layers])
+    more = (pattern[-1],) * (layers - len(pattern)) if list(pattern) == sorted(pattern) else ()
+    return (*pattern, *more)
 
 
 def _shape(values: Mapping[str, Any]) -> ModelShape:

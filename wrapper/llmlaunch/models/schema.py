@@ -39,16 +39,17 @@ class RouterFile(StrictModel):
 
 
 class MoeFile(StrictModel):
-    """Mixture of experts."""
+    """Mixture of experts. Over a base that is one, only what differs from it."""
 
-    num_experts: Annotated[int, Field(ge=1, le=2**16)] = Field(description="Experts in one layer")
-    topk: Annotated[int, Field(ge=1, le=2**16)] = Field(description="Experts each token goes to")
-    ffn_hidden_size: Size = Field(description="Inner width of one expert")
+    num_experts: Annotated[int, Field(ge=1, le=2**16)] | None = Field(None, description="Experts in one layer")
+    topk: Annotated[int, Field(ge=1, le=2**16)] | None = Field(None, description="Experts each token goes to")
+    ffn_hidden_size: Size | None = Field(None, description="Inner width of one expert")
     shared_expert_ffn_hidden_size: Annotated[int, Field(ge=0, le=2**24)] = Field(
         0, description="Inner width of the shared expert; 0 = none"
     )
     layer_pattern: list[Literal[0, 1]] | None = Field(
-        None, description="1 for each mixture layer, 0 for each dense one; absent = every layer is a mixture"
+        None,
+        description="1 for each mixture layer, 0 for each dense one; absent = as in the base, else all are mixtures",
     )
     capacity_factor: Annotated[float, Field(gt=0, le=1000)] | None = Field(
         None, description="Tokens an expert takes, relative to an even share; absent = none is dropped"
@@ -58,13 +59,13 @@ class MoeFile(StrictModel):
 
 
 class MlaFile(StrictModel):
-    """Multi-latent attention (DeepSeek-V2 and V3)."""
+    """Multi-latent attention (DeepSeek-V2 and V3). Over a base that has it, only what differs."""
 
     q_lora_rank: Size | None = Field(None, description="Width of the queries' latent; absent = queries have none")
-    kv_lora_rank: Size = Field(description="Width of the latent of keys and values")
-    qk_head_dim: Size = Field(description="Width of a query's and a key's head, without rotary positions")
-    qk_pos_emb_head_dim: Size = Field(description="Width of the part with rotary positions")
-    v_head_dim: Size = Field(description="Width of a value's head")
+    kv_lora_rank: Size | None = Field(None, description="Width of the latent of keys and values")
+    qk_head_dim: Size | None = Field(None, description="Width of a query's and a key's head, without rotary positions")
+    qk_pos_emb_head_dim: Size | None = Field(None, description="Width of the part with rotary positions")
+    v_head_dim: Size | None = Field(None, description="Width of a value's head")
 
 
 class RopeScalingFile(StrictModel):

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MlaShape", "ModelShape", "MoeShape", "RopeScaling", "Router", "SlidingWindow", "natural_activation"]
+__all__ = [
+    "OF_MEMORY",
+    "MlaShape",
+    "ModelShape",
+    "MoeShape",
+    "RopeScaling",
+    "Router",
+    "SlidingWindow",
+    "natural_activation",
+]
 
 
 def natural_activation(gated_mlp: bool) -> str:
@@ -40,9 +49,12 @@ class SlidingWindow:
     rotary_base: float | None = None
 
 
+OF_MEMORY = ("score_function", "normalize_topk")  # of a router: whether scores of all experts are kept
+
+
 @dataclass(frozen=True)
 class Router:
-    """How a mixture of experts chooses: nothing here changes what a step holds, all of it what is trained."""
+    """How a mixture of experts chooses: all of it changes what is trained, and OF_MEMORY what a step holds."""
 
     score_function: str = "softmax"  # or "sigmoid"
     groups: int | None = None  # experts stand in so many groups, of which group_topk are chosen first

@@ -12,6 +12,7 @@ from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.planner.host import node_of
 from llmlaunch.planner.pricing import situation
+from llmlaunch.planner.rehearsed import REHEARSED, lifts, rehearsal_of
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
@@ -24,8 +25,8 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Refusal:
-    """`key` is a rule's key, "memory" or "host_memory"; `reason` the rule's sentence, or what overflows and by how
-    much."""
+    """`key` is a rule's key, "memory", "host_memory" or "rehearsed"; `reason` the rule's sentence, what overflows and
+    by how much, or what a rehearsal showed."""
 
     key: str
     reason: str
@@ -88,7 +89,10 @@ def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[Judged]:
 def _by_memory(setting: Setting, layout: Layout) -> Refusal | None:
     found = estimate(setting.job, layout, node=node_of(setting.recipe))
     worst, limit, host = found.worst, setting.limit.limit_bytes, setting.host_limit.limit_bytes
-    if worst.device_bytes > limit:
+    rehearsed = rehearsal_of(setting.lessons.rehearsals, setting.recipe, layout)
+    if rehearsed is not None and not rehearsed.safe:
+        return Refusal(REHEARSED, rehearsed.sentence)
+    if worst.device_bytes > limit and not (rehearsed is not None and lifts(rehearsed, setting.limit)):
         over = (worst.device_bytes - limit) / GIB
         return Refusal(
             MEMORY,

@@ -26,6 +26,9 @@ def memory_limit(accelerator: Accelerator, policy: MemoryPolicy, margin: Margin 
         return replace(by_rule, reason=f"{found.sentence}: {decides}", risk=policy.risk, runs=found.runs)
     # predictions that were too high never let a plan past the card: no run up there is among the comparable ones
     held = accelerator.memory_bytes / max(found.upper_ratio, 1.0) - _floor(accelerator, policy)
+    if found.widened is not None and by_rule.limit_bytes < held:
+        said = f"{found.sentence}: {by_rule.reason}"
+        return replace(by_rule, reason=said, risk=policy.risk, runs=found.runs)
     free = f", and {_floor(accelerator, policy) / GIB:.1f} GiB stay free" if _floor(accelerator, policy) else ""
     return replace(
         by_rule, limit_bytes=max(int(held), 0), reason=found.sentence + free, risk=policy.risk, runs=found.runs

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from llmlaunch.calibration.lessons import Rehearsal
+from llmlaunch.calibration.support import Support
 from llmlaunch.layout import Layout
+from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimate import Estimate
 from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -30,7 +33,8 @@ NO_LAYOUT = "no_layout"  # why a number of nodes was refused
 @dataclass(frozen=True)
 class Limit:
     """The bytes a device or a node may be filled to, and the reason for that number. `risk` is what the recipe asks
-    for and `runs` the comparable measured runs behind it; both None where it asks for none."""
+    for and `runs` the comparable measured runs behind it; both None where it asks for none. `support` is what measured
+    runs say of predictions of this kind, whatever decides; None where nobody looked."""
 
     limit_bytes: int
     memory_bytes: int
@@ -38,6 +42,7 @@ class Limit:
     reason: str
     risk: float | None = None
     runs: int | None = None
+    support: Support | None = None
 
 
 @dataclass(frozen=True)
@@ -87,9 +92,10 @@ class JobLength:
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of one number of nodes. `refused` is "no_layout", "memory", "host_memory", "days" or "gpu_hours", and
-    None where the fastest safe layout stays within the budget. `device_bytes` is the worst rank's of the best layout,
-    None where none is legal; `length` is None where none is safe. Both are None where nothing was searched."""
+    """What became of one number of nodes. `refused` is "no_layout", "memory", "host_memory", "rehearsed", "days" or
+    "gpu_hours", and None where the fastest safe layout stays within the budget. `device_bytes` is the worst rank's of
+    the best layout, None where none is legal; `length` is None where none is safe. Both are None where nothing was
+    searched."""
 
     nodes: int
     refused: str | None
@@ -115,7 +121,8 @@ class Plan:
     """`verdict` is "safe" or "unsafe", by memory alone. An unsafe plan carries the closest layout, and in `advice` the
     smallest change that would fit; `changes` are its keys with what to write there, None to take a key away.
     `beyond_budget` says what a safe plan takes more than the recipe allows, and the nearest that would do. `fallbacks`
-    follow where a device runs out of memory; None where the recipe does not ask for any."""
+    follow where a device runs out of memory; None where the recipe does not ask for any. `rehearsed` is what ranks of
+    this very layout showed that ran alone: the verdict is theirs."""
 
     recipe: str
     verdict: str
@@ -126,7 +133,7 @@ class Plan:
     mfu: float | None  # model FLOPs over the devices' dense peak; None: the peak of this precision is not known
     length: JobLength
     searched: int
-    refused: Mapping[str, int]  # rule key, "memory" or "host_memory" -> layouts refused
+    refused: Mapping[str, int]  # rule key, "memory", "host_memory" or "rehearsed" -> layouts refused
     refusal_sentences: Mapping[str, str]  # rule key -> its sentence and where it is checked
     alternatives: tuple[Candidate, ...]
     not_modelled: tuple[str, ...]
@@ -138,6 +145,8 @@ class Plan:
     budget: Budget = NO_BUDGET
     beyond_budget: str | None = None
     fallbacks: Fallbacks | None = None
+    correction: Correction = NO_CORRECTION  # by measured runs; in every number of bytes here
+    rehearsed: Rehearsal | None = None  # None: nobody rehearsed it
 
     @property
     def layout(self) -> Layout:
@@ -153,6 +162,11 @@ class Plan:
     @property
     def safe(self) -> bool:
         return self.verdict == "safe"
+
+    @property
+    def safe_by_estimate(self) -> bool:
+        """What the verdict would be had nobody rehearsed it."""
+        return self.estimate.worst.device_bytes <= self.limit.limit_bytes and not self.host_bytes_beyond
 
     @property
     def good(self) -> bool:

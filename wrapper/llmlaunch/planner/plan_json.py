@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from llmlaunch.memory.estimate import Estimate
+from llmlaunch.memory.correction import Correction
 from llmlaunch.planner.neighbour import Neighbour
-from llmlaunch.planner.plan import Candidate, Fallbacks, JobLength, Limit, Plan, Sizing
+from llmlaunch.planner.plan import Candidate, Fallbacks, JobLength, Plan, Sizing
 from llmlaunch.recipe.types import NO_BUDGET
 
 __all__ = ["candidates_json", "neighbours_json", "plan_json"]
@@ -21,7 +21,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "verdict": plan.verdict,
         "layout": plan.layout.as_json(),
         **_words(plan.chosen),
-        "memory": _memory(plan.estimate, plan.limit, plan.host_limit),
+        "memory": _memory(plan),
         "step_seconds": plan.chosen.step_seconds,
         "step_terms": dict(plan.step_terms),
         "mfu": plan.mfu,
@@ -45,7 +45,8 @@ def _fallbacks(found: Fallbacks) -> list[dict[str, Any]]:
     return [_candidate(one.plan.chosen) | {"keeps_checkpoints": one.keeps_checkpoints} for one in found.layouts]
 
 
-def _memory(estimate: Estimate, limit: Limit, host: Limit | None) -> dict[str, Any]:
+def _memory(plan: Plan) -> dict[str, Any]:
+    estimate, limit, host = plan.estimate, plan.limit, plan.host_limit
     return {
         "peak_kind": estimate.peak_kind,
         "limit_bytes": limit.limit_bytes,
@@ -54,6 +55,8 @@ def _memory(estimate: Estimate, limit: Limit, host: Limit | None) -> dict[str, A
         "margin": limit.reason,
         "risk": limit.risk,
         "runs": limit.runs,
+        "evidence": None if limit.support is None else limit.support.as_json(),
+        "correction": _correction(plan.correction),
         "worst_pipeline_rank": estimate.worst.pipeline_rank,
         "ranks": [
             {
@@ -69,7 +72,13 @@ def _memory(estimate: Estimate, limit: Limit, host: Limit | None) -> dict[str, A
         "host_terms": dict(estimate.host_terms),
         "host_limit_bytes": None if host is None else host.limit_bytes,
         "host_margin": None if host is None else host.reason,
+        "rehearsed": None if plan.rehearsed is None else dict(plan.rehearsed.told),
     }
+
+
+def _correction(correction: Correction) -> dict[str, Any] | None:
+    """Of the calibration in use, as far as it holds for the recipe."""
+    return None if correction.calibration_id is None else asdict(correction)
 
 
 def _words(candidate: Candidate) -> dict[str, Any]:
@@ -115,8 +124,8 @@ def candidates_json(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
 
 
 def neighbours_json(found: Iterable[Neighbour]) -> list[dict[str, Any]]:
-    """`refused` is a rule's key, "memory" or "host_memory", null where the layout is safe; a layout that a rule refuses
-    has no figures."""
+    """`refused` is a rule's key, "memory", "host_memory" or "rehearsed", null where the layout is safe; a layout that a
+    rule refuses has no figures."""
     return [_neighbour(one) for one in found]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmlaunch.backends.base import Backend
-from llmlaunch.calibration.margins import Margin
+from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
 from llmlaunch.memory.job import Job
@@ -15,6 +15,7 @@ from llmlaunch.planner.host import node_of
 from llmlaunch.planner.host_link import host_link_said
 from llmlaunch.planner.length import job_length, time_limit_said
 from llmlaunch.planner.plan import Limit, Plan, as_planned
+from llmlaunch.planner.rehearsed import REHEARSED
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY, OUTPACED, Found
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.types import Recipe
@@ -31,17 +32,17 @@ GIB = 2**30
 
 
 def make_plan(
-    recipe: Recipe, backend: Backend, baseline_bytes: int | None = None, margin: Margin | None = None
+    recipe: Recipe, backend: Backend, baseline_bytes: int | None = None, lessons: Lessons = NO_LESSONS
 ) -> Plan:
     """The fastest safe layout, or the closest unsafe one with advice.
 
     `baseline_bytes` replaces what the facts hold outside torch: on a CPU, the measured resident memory of a trainer
-    that has imported everything and does nothing. `margin` is what measured runs say at the recipe's risk.
+    that has imported everything and does nothing. `lessons` is what measured runs say of the recipe's plans.
 
     Raises:
         UserError: no layout is legal at all; the message names the rule that refuses the most.
     """
-    setting = setting_of(recipe, backend, baseline_bytes, margin)
+    setting = setting_of(recipe, backend, baseline_bytes, lessons)
     found = setting.search()
     if not len(found.points):
         from llmlaunch.planner.empty import no_layout  # what explains a failure is imported only then
@@ -85,6 +86,8 @@ def plan_of(setting: Setting, found: Found, place: int, change: Change | None = 
         ),
         advice=None if safe else _advice(change),
         changes=None if change is None else change.settings,
+        correction=setting.lessons.correction,
+        rehearsed=found.rehearsed.get(int(found.first[place])),
     )
 
 
@@ -129,4 +132,7 @@ def _sentences(found: Found, limit: Limit, host: Limit) -> dict[str, str]:
         said[OUTPACED] = "uneven stages that take longer than the layouts shown even if cut into equal times"
     if HOST_MEMORY in found.refused:
         said[HOST_MEMORY] = f"a node's processes need more than {host.limit_bytes / GIB:.1f} GiB: {host.reason}"
+    if REHEARSED in found.refused:
+        refuted = {one.layout.describe(): one.sentence for one in found.rehearsed.values() if not one.safe}
+        said[REHEARSED] = "; ".join(f"{layout}: {sentence}" for layout, sentence in refuted.items())
     return said

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.calibration.lessons import Rehearsal
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.planner.enumerate import enumerate_splits, enumerate_uneven
 from llmlaunch.planner.opening import open_uneven
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.points import Points
 from llmlaunch.planner.pricing import first_failed, is_safe, price, situation
+from llmlaunch.planner.rehearsed import REHEARSED, lifts, refutable, rehearsed_points
 from llmlaunch.planner.variants import recipe_with, words_of
 from llmlaunch.recipe.types import Recipe
 
@@ -40,6 +42,7 @@ class Found:
     `first` are the first of the ranking, `order` all of it: the safe ones, fastest first, or, where none is safe, all
     legal ones by how full they make the fullest memory, of a device or of a node (`filled`). Of what is `searched`, all
     are safe or `refused` for one reason; OUTPACED are uneven stages that cannot be among the EXACT fastest.
+    `rehearsed` are the layouts of which a rehearsal decides, by their place among the columns.
     """
 
     points: Points
@@ -49,6 +52,7 @@ class Found:
     searched: int
     refused: Mapping[str, int]
     rules: Sequence[Rule]
+    rehearsed: Mapping[int, Rehearsal] = field(default_factory=dict)
 
     @cached_property
     def layouts(self) -> LayoutColumns:
@@ -106,15 +110,14 @@ def search(setting: Setting) -> Found:
     uneven = _legal(recipe, rules, enumerate_uneven(recipe, space), len(fixed) * len(words.held), refused)
     opened = open_uneven(setting, uneven, words, of_words, _fastest(setting, points))
     points = points.beside(opened.splits, opened.blocks)
-    fits = points.rows.device_bytes <= setting.limit.limit_bytes
-    safe = is_safe(setting, points.rows.device_bytes, points.rows.host_bytes)
-    over, over_host = int(np.count_nonzero(~fits)), int(np.count_nonzero(fits & ~safe))
-    refused = refused + by_words + opened.refused
-    refused += Counter({MEMORY: over + opened.overfull, HOST_MEMORY: over_host, OUTPACED: opened.outpaced})
     filled = np.maximum(
         points.rows.device_bytes / max(setting.limit.limit_bytes, 1),
         points.rows.host_bytes / max(setting.host_limit.limit_bytes, 1),
     )
+    rehearsed = rehearsed_points(setting.lessons.rehearsals, recipe, points)
+    safe, by_memory = _judged(setting, points, rehearsed, filled)
+    refused = refused + by_words + opened.refused + by_memory
+    refused += Counter({MEMORY: opened.overfull, OUTPACED: opened.outpaced})
     return Found(
         points=points,
         safe=safe,
@@ -123,7 +126,30 @@ def search(setting: Setting) -> Found:
         searched=sum(refused.values()) + int(np.count_nonzero(safe)),
         refused=dict(refused),
         rules=rules,
+        rehearsed=rehearsed,
     )
+
+
+def _judged(
+    setting: Setting, points: Points, rehearsed: Mapping[int, Rehearsal], filled: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], Counter[str]]:
+    """Which points are safe, by the estimate, and by a rehearsal where there is one; how many of the others are refused
+    for what. What a rehearsal refuses counts as `filled` as it showed."""
+    rows = points.rows
+    fits, of_node = rows.device_bytes <= setting.limit.limit_bytes, rows.host_bytes <= setting.host_limit.limit_bytes
+    safe = is_safe(setting, rows.device_bytes, rows.host_bytes)
+    refuted, lifted = np.zeros(len(points), dtype=np.bool_), np.zeros(len(points), dtype=np.bool_)
+    for row, one in rehearsed.items():
+        refuted[row] = not one.safe
+        lifted[row] = lifts(one, setting.limit) and of_node[row]
+        if not one.safe:
+            filled[row] = max(filled[row], one.device_bytes / max(setting.limit.limit_bytes, 1), 1.0)
+    refused = {
+        MEMORY: int(np.count_nonzero(~fits & ~lifted)),
+        HOST_MEMORY: int(np.count_nonzero(fits & ~safe)),
+        REHEARSED: int(np.count_nonzero(safe & refuted)),
+    }
+    return (safe | lifted) & ~refuted, Counter(refused)
 
 
 def _legal(
@@ -139,10 +165,12 @@ def _legal(
 
 
 def _fastest(setting: Setting, points: Points) -> NDArray[np.float64]:
-    """Step times of the EXACT fastest safe points, infinite where there are fewer."""
+    """Step times of the EXACT fastest safe points, infinite where there are fewer; of more where a rehearsal may refuse
+    some of them."""
+    exact = EXACT + refutable(setting.lessons.rehearsals, setting.recipe)
     safe = is_safe(setting, points.rows.device_bytes, points.rows.host_bytes)
-    seconds = np.concatenate([points.rows.step_seconds[safe], np.full(EXACT, np.inf)])
-    return np.sort(np.partition(seconds, EXACT)[:EXACT] if len(seconds) > EXACT else seconds)
+    seconds = np.concatenate([points.rows.step_seconds[safe], np.full(exact, np.inf)])
+    return np.sort(np.partition(seconds, exact)[:exact] if len(seconds) > exact else seconds)
 
 
 def _ranking(points: Points, safe: NDArray[np.bool_], filled: NDArray[np.float64], count: int) -> NDArray[np.int64]:

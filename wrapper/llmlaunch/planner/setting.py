@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from llmlaunch.backends.base import Backend
-from llmlaunch.calibration.margins import Margin
+from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
+from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.host import host_limit
 from llmlaunch.planner.limit import memory_limit
@@ -21,7 +22,7 @@ __all__ = ["Setting", "setting_of"]
 class Setting:
     """One recipe with its backend, the job its layouts are priced as, and how far devices and nodes may be filled.
 
-    `baseline_bytes` and `margin` are kept to make the setting of a changed recipe.
+    `baseline_bytes` and `lessons` are kept to make the setting of a changed recipe.
     """
 
     recipe: Recipe
@@ -30,25 +31,25 @@ class Setting:
     limit: Limit
     host_limit: Limit
     baseline_bytes: int | None
-    margin: Margin | None
+    lessons: Lessons
 
     def of(self, recipe: Recipe) -> Setting:
         """The same for another recipe."""
-        return setting_of(recipe, self.backend, self.baseline_bytes, self.margin)
+        return setting_of(recipe, self.backend, self.baseline_bytes, self.lessons)
 
     def job_of(self, recipe: Recipe) -> Job:
         """The job of the same recipe with other words."""
-        return _job(recipe, self.backend, self.baseline_bytes)
+        return _job(recipe, self.backend, self.baseline_bytes, self.lessons.correction)
 
     def search(self) -> Found:
         return search(self)
 
 
 def setting_of(
-    recipe: Recipe, backend: Backend, baseline_bytes: int | None = None, margin: Margin | None = None
+    recipe: Recipe, backend: Backend, baseline_bytes: int | None = None, lessons: Lessons = NO_LESSONS
 ) -> Setting:
     """`baseline_bytes` replaces what the facts hold outside torch: on a CPU, the measured resident memory of a trainer
-    that has imported everything and does nothing. `margin` is what measured runs say at the recipe's risk.
+    that has imported everything and does nothing. `lessons` is what measured runs say of the recipe's plans.
 
     Raises:
         UserError: the recipe asks SLURM for what is no amount of memory.
@@ -56,20 +57,21 @@ def setting_of(
     return Setting(
         recipe,
         backend,
-        _job(recipe, backend, baseline_bytes),
-        memory_limit(recipe.cluster.accelerator, recipe.memory, margin),
+        _job(recipe, backend, baseline_bytes, lessons.correction),
+        replace(memory_limit(recipe.cluster.accelerator, recipe.memory, lessons.margin), support=lessons.support),
         host_limit(recipe),
         baseline_bytes,
-        margin,
+        lessons,
     )
 
 
-def _job(recipe: Recipe, backend: Backend, baseline_bytes: int | None) -> Job:
+def _job(recipe: Recipe, backend: Backend, baseline_bytes: int | None, correction: Correction) -> Job:
     facts = backend.facts(recipe)
     if baseline_bytes is not None:
         facts = replace(facts, context_bytes=float(baseline_bytes))
     on_cpu = recipe.cluster.accelerator.kind == "cpu"
-    return Job(recipe.model, recipe.workload, facts, techniques=_at_home(recipe) if on_cpu else recipe.techniques)
+    techniques = _at_home(recipe) if on_cpu else recipe.techniques
+    return Job(recipe.model, recipe.workload, facts, techniques=techniques, correction=correction)
 
 
 def _at_home(recipe: Recipe) -> Techniques:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmlaunch.backends.base import Backend
-from llmlaunch.calibration.margins import Margin
+from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan, Sizing, Tried
 from llmlaunch.planner.planning import make_plan
@@ -18,7 +18,7 @@ __all__ = ["make_sized_plan"]
 
 
 def make_sized_plan(
-    recipe: Recipe, backend: Backend, baseline_bytes: int | None = None, margin: Margin | None = None
+    recipe: Recipe, backend: Backend, baseline_bytes: int | None = None, lessons: Lessons = NO_LESSONS
 ) -> tuple[Recipe, Plan]:
     """The recipe with its number of nodes, and its plan; for `nodes: auto` the fewest that are safe and within the
     budget, or the nearest to it. The other arguments are `make_plan`'s.
@@ -26,12 +26,12 @@ def make_sized_plan(
     Raises:
         UserError: no layout is legal at all, on any number of nodes.
     """
-    setting = setting_of(replace(recipe, nodes=recipe.nodes or 1), backend, baseline_bytes, margin)
+    setting = setting_of(replace(recipe, nodes=recipe.nodes or 1), backend, baseline_bytes, lessons)
     sizing = None
     if recipe.nodes == AUTO_NODES:
         sizing = smallest_cluster(setting, 1, most_nodes(recipe))
         recipe = _with_nodes(recipe, sizing.nodes or _nearest(recipe, sizing).nodes)
-    plan = replace(make_plan(recipe, backend, baseline_bytes, margin), sizing=sizing, budget=recipe.budget)
+    plan = replace(make_plan(recipe, backend, baseline_bytes, lessons), sizing=sizing, budget=recipe.budget)
     if not plan.safe or beyond(recipe.budget, plan.length) is None:
         return recipe, plan
     return recipe, replace(plan, beyond_budget=_beyond(setting.of(recipe), plan))

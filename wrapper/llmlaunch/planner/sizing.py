@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from llmlaunch.planner.enumerate import MOST_CONTEXT, offered_values
 from llmlaunch.planner.length import DAY, duration, job_length
 from llmlaunch.planner.plan import NO_LAYOUT, JobLength, Sizing, Tried
+from llmlaunch.planner.rehearsed import REHEARSED
 from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.variants import pinned_numbers
@@ -151,6 +152,9 @@ def _try(setting: Setting) -> Tried:
         return Tried(recipe.nodes, NO_LAYOUT, _no_legal(found))
     best = found.candidate(recipe, 0)
     if not np.any(found.safe):
+        rehearsed = found.rehearsed.get(int(found.first[0]))
+        if rehearsed is not None and not rehearsed.safe:
+            return Tried(recipe.nodes, REHEARSED, rehearsed.sentence, best.device_bytes)
         if best.device_bytes <= setting.limit.limit_bytes:
             return Tried(recipe.nodes, HOST_MEMORY, "fits the devices, not the host memory", best.device_bytes)
         needs, limit = best.device_bytes / GIB, setting.limit.limit_bytes / GIB

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from llmlaunch.errors import NothingSafe
+from llmlaunch.memory.terms import RESIDUAL
 from llmlaunch.planner.plan import Plan
 
-__all__ = ["explain_unsafe", "refuse"]
+__all__ = ["correction_text", "explain_unsafe", "refuse"]
 
 GIB = 2**30
 
@@ -25,6 +26,11 @@ def refuse(plan: Plan) -> None:
 def explain_unsafe(plan: Plan) -> NothingSafe:
     """The error for a plan that is not safe: the closest layout, what overflows it, what would fit."""
     rank = plan.estimate.worst
+    if plan.rehearsed is not None and not plan.rehearsed.safe and plan.safe_by_estimate:
+        return NothingSafe(
+            f"{plan.recipe}: no layout is safe. Closest: {plan.layout.describe()}, which the estimate lets pass; but "
+            f"{plan.rehearsed.sentence}. {plan.advice or ''}".rstrip()
+        )
     if rank.device_bytes <= plan.limit.limit_bytes and plan.host_bytes_beyond:
         return _explain_host(plan)
     term, term_bytes = max(rank.terms.items(), key=lambda item: item[1])
@@ -32,8 +38,25 @@ def explain_unsafe(plan: Plan) -> NothingSafe:
     return NothingSafe(
         f"{plan.recipe}: no layout is safe. Closest: {plan.layout.describe()}, pipeline rank {rank.pipeline_rank} "
         f"needs {needs:.1f} GiB of {limit:.1f} GiB ({needs - limit:.1f} GiB too much), "
-        f"most of it {term} with {term_bytes / GIB:.1f} GiB. {plan.advice or ''}".rstrip()
+        f"most of it {term} with {term_bytes / GIB:.1f} GiB{_measured(plan)}. {plan.advice or ''}".rstrip()
     )
+
+
+def correction_text(plan: Plan) -> str:
+    """What measured runs add to the worst rank, or take off it."""
+    terms, correction = plan.estimate.worst.terms, plan.correction
+    support = plan.limit.support
+    runs = "" if support is None else f", {support.runs} runs"
+    outside = f", {correction.outside_bytes / GIB:+.2f} GiB outside torch" if correction.outside_bytes else ""
+    return (
+        f"measured residual {terms.get(RESIDUAL, 0) / GIB:+.2f} GiB allocated, {correction.torch_share:+.1%} of "
+        f"torch's memory{outside} (calibration {correction.calibration_id}{runs})"
+    )
+
+
+def _measured(plan: Plan) -> str:
+    added = plan.correction.torch_share > 0 or plan.correction.outside_bytes > 0
+    return f", and {correction_text(plan)}" if added else ""
 
 
 def _explain_host(plan: Plan) -> NothingSafe:

@@ -23,6 +23,7 @@ _NOTES = frozenset({"memory_source", "bandwidth", "found_version", "family"})  #
 # came after the first digests were stored: these values still mean what absent meant, so those digests hold
 _LATER = {
     "risk": None,
+    "calibration": "in-use",
     "techniques": NO_TECHNIQUES,
     "gradient_dtype": None,
     "numbers": NO_NUMBER_FORMATS,
@@ -64,6 +65,7 @@ _LATER = {
     "sliding_window": None,
     "shared_expert_gate": False,
     "router": Router(),
+    "memory_probe": True,
 }
 
 

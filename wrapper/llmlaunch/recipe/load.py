@@ -21,7 +21,7 @@ from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.numbers import number_formats, number_notes, number_problems, schedule, schedule_problems
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.recovery import on_oom, restart, watchdog
-from llmlaunch.recipe.schema import HINTS, BackendFile, BudgetFile, PinsFile, RecipeFile, TrainingFile
+from llmlaunch.recipe.schema import HINTS, BackendFile, BudgetFile, MemoryFile, PinsFile, RecipeFile, TrainingFile
 from llmlaunch.recipe.techniques import dispatched, fixed_words, technique_problems, techniques
 from llmlaunch.recipe.types import (
     BackendChoice,
@@ -110,7 +110,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         training=_training(file.training),
         data=data(file.data),
         pins=_pins(file.layout) if isinstance(file.layout, PinsFile) else {},
-        memory=MemoryPolicy(float(file.memory.limit), int(file.memory.floor_gib * _GIB), file.memory.risk),
+        memory=_memory(file.memory),
         slurm={**cluster.slurm, **file.slurm},
         environment=file.environment,
         secrets=tuple(dict.fromkeys(file.secrets)),
@@ -118,6 +118,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         container=container(file.container, cluster.site, base_dir),
         code=Code(snapshot=True) if isinstance(code, str) else Code(code.path, code.snapshot),
         monitor_interval_seconds=float(file.monitor.interval_seconds),
+        memory_probe=file.monitor.probe,
         path=str(document.name),
         text="",
         assumptions=(
@@ -194,6 +195,10 @@ def _steps(file: TrainingFile) -> int:
 def _budget(file: BudgetFile) -> Budget:
     days, hours = file.days, file.gpu_hours
     return Budget(None if days is None else float(days), None if hours is None else float(hours), file.max_nodes)
+
+
+def _memory(file: MemoryFile) -> MemoryPolicy:
+    return MemoryPolicy(float(file.limit), int(file.floor_gib * _GIB), file.risk, file.calibration)
 
 
 def _pins(file: PinsFile) -> dict[str, Any]:

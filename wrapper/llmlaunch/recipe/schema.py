@@ -405,6 +405,10 @@ class MemoryFile(StrictModel):
     risk: Annotated[float, Field(gt=0, le=0.5)] | None = Field(
         None, description="Share of runs that may need more; measured runs then set the limit, `limit` until they do"
     )
+    calibration: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$")] = Field(
+        "in-use",
+        description="What measured runs say of predictions: in-use (for its backend and accelerator), none, or an id",
+    )
 
 
 class BudgetFile(StrictModel):
@@ -430,6 +434,7 @@ class MonitorFile(StrictModel):
     """The monitor beside the training."""
 
     interval_seconds: Annotated[float, Field(ge=0.1, le=3600)] = Field(1.0, description="Seconds between two samples")
+    probe: bool = Field(True, description="Each rank's Python writes down torch's own memory peaks (GPU clusters)")
 
 
 def _auto_or_pins(value: object) -> str:

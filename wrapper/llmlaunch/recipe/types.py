@@ -13,9 +13,11 @@ from llmlaunch.workload import Workload
 
 __all__ = [
     "AUTO_NODES",
+    "IN_USE",
     "MOST_NODES",
     "MOST_STEPS",
     "NO_BUDGET",
+    "NO_CALIBRATION",
     "BackendChoice",
     "BlendPart",
     "Budget",
@@ -34,6 +36,7 @@ __all__ = [
 Scalar = str | int | float | bool
 MOST_STEPS = 10**9
 MOST_NODES = 100_000
+IN_USE, NO_CALIBRATION = "in-use", "none"
 AUTO_NODES = 0  # a recipe whose number of nodes the planner has not chosen yet
 
 
@@ -122,11 +125,13 @@ class Data:
 @dataclass(frozen=True)
 class MemoryPolicy:
     """Safe means device bytes <= `limit` x device memory, and at least `floor_bytes` free. With a `risk`, the share of
-    runs that may need more than the plan says, measured runs set the limit where there are enough of them."""
+    runs that may need more than the plan says, measured runs set the limit where there are enough of them. Predictions
+    take the `calibration` of that id, the one in use, or none."""
 
     limit: float = 0.80
     floor_bytes: int = 4 * 2**30
     risk: float | None = None
+    calibration: str = IN_USE
 
 
 @dataclass(frozen=True)
@@ -233,6 +238,7 @@ class Recipe:
     layers_by_stage: tuple[int, ...] | None = None  # as in `Layout`: () is even; None is llmlaunch's to choose
     restart: Restart | None = None  # None: a job that ended early stays ended
     on_oom: OnOom = OnOom()
+    memory_probe: bool = True  # torch's own peaks, written down in each rank's Python
     watchdog: Watchdog | None = Watchdog()  # None: nobody looks whether it hangs
     preflight: bool = False  # the nodes are tried for a minute before the training
     spare_nodes: int = 0  # allocated beside `nodes`, to take the place of those preflight finds bad

@@ -32,12 +32,15 @@ def variants(path: str, words: Sequence[str], grid: Sequence[str] = ()) -> list[
     choices = [_split_anyway(word) for word in grid]
     listed = [word for word in words if "," in word.partition("=")[2]]
     single = [word for word in words if word not in listed]
+    split = set()
     for word in listed:
         parts = _parts(word)
         if parts and not _taken(written, [*single, word]) and all(_taken(written, [*single, part]) for part in parts):
             choices.append(parts)
+            split.add(word)
         else:
             single.append(word)
+    single = [word for word in words if word not in split]  # as they were given: the last word on a key wins
     _refuse_twice(choices, single)
     count = 1
     for parts in choices:

@@ -163,7 +163,8 @@ HALF = OptimizerFormats(first_moment="bf16", second_moment="bf16")
 def test_what_the_optimizer_weighs(options: MegatronOptions, kept: float, step: float) -> None:
     facts = megatron_facts(options)
     assert facts.optimizer_bytes == kept
-    assert facts.step_bytes_sharded == (step,) * 4
+    assert facts.step_bytes_sharded == (0.0, step, step, step)
+    assert facts.step_bytes == (step, 0.0, 0.0, 0.0)  # without the distributed optimizer: of all parameters
 
 
 def test_the_estimate_knows_what_is_rendered() -> None:

@@ -13,10 +13,10 @@ from llmlaunch.backends.deepspeed.arguments import (
     RUN_DIR,
     TRAINER_FILE,
 )
-from llmlaunch.backends.deepspeed.config import bucket_bytes, bucket_elements, live_parameters, to_json
+from llmlaunch.backends.deepspeed.config import bucket_elements, live_parameters, to_json
 from llmlaunch.backends.deepspeed.environment import REASONS, environment
 from llmlaunch.backends.deepspeed.model_config import model_config, refuse_what_the_trainer_cannot_build
-from llmlaunch.backends.deepspeed.model_facts import with_family
+from llmlaunch.backends.deepspeed.model_facts import SHIPPED_TRAINER, bucket_bytes, shipped_facts
 from llmlaunch.backends.deepspeed.scripts import kind_of
 from llmlaunch.backends.deepspeed.settings import settings
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
@@ -64,13 +64,10 @@ class DeepSpeed:
     def facts(self, recipe: Recipe) -> MemoryFacts:
         """On a CPU the peak is resident memory: the idle trainer stands where a GPU has its context, and nothing is
         held by drivers or communicators."""
-        facts = replace(
-            kind_of(recipe).facts(deepspeed_facts(_options(recipe)), recipe), bucket_bytes=bucket_bytes(recipe)
-        )
+        bucket = bucket_bytes(bucket_elements(recipe), recipe.workload.precision)
+        facts = replace(kind_of(recipe).facts(deepspeed_facts(_options(recipe)), recipe), bucket_bytes=bucket)
         if recipe.backend.script is None:
-            # Our loss lets go of the logits; left are the fp32 log-softmax, its gradient and that of its input (counted
-            # in a profile of the backward pass, torch 2.13).
-            facts = with_family(replace(facts, logit_bytes=12.0), recipe.model, recipe.workload.sequence_length)
+            facts = shipped_facts(facts, recipe.model, recipe.workload.sequence_length)
         if recipe.cluster.accelerator.kind == "gpu":
             return facts
         return replace(
@@ -141,13 +138,19 @@ def _states_leave(recipe: Recipe) -> bool:
 
 def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
     known: dict[str, dict[str, object]] = {
-        "optimizer": {"gradient_dtype": recipe.training.gradient_dtype or recipe.workload.precision}
+        "optimizer": {"gradient_dtype": recipe.training.gradient_dtype or recipe.workload.precision},
+        # so that the record prices the job that ran
+        "implementation": {
+            "trainer": SHIPPED_TRAINER if recipe.backend.script is None else recipe.backend.script_kind,
+            "reduce_bucket_elements": bucket_elements(recipe),
+            "live_elements": live_parameters(recipe),
+            "expandable_segments": recipe.cluster.accelerator.kind == "gpu",
+        },
     }
     if recipe.backend.script is None:
-        known["implementation"] = {
+        known["implementation"] |= {
             "attention": "auto",  # torch's scaled_dot_product_attention chooses
             "gated_activation_fused": False,
             "gradient_accumulation_fusion": False,
-            "expandable_segments": recipe.cluster.accelerator.kind == "gpu",
         }
     return known

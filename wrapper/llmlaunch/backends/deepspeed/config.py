@@ -11,12 +11,11 @@ from typing import Any
 
 from llmlaunch.backends.deepspeed.splits import split_sections
 from llmlaunch.backends.deepspeed.techniques import checkpointing_section, offload_sections, wide_gradients
-from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["bucket_bytes", "bucket_elements", "ds_config", "live_parameters", "to_json"]
+__all__ = ["bucket_elements", "ds_config", "live_parameters", "to_json"]
 
 Json = dict[str, Any]
 
@@ -99,12 +98,6 @@ def _parameters(recipe: Recipe) -> int:
 def bucket_elements(recipe: Recipe) -> int:
     """Elements in one collective."""
     return min(MOST_BUCKET, max(_parameters(recipe) // 10, LEAST_BUCKET))
-
-
-def bucket_bytes(recipe: Recipe) -> float:
-    """Three buckets: gradients being collected, gradients being reduced, parameters being gathered (counted in CPU
-    runs for each stage; zero/stage_1_and_2.py and stage3.py, 0.19.8)."""
-    return float(3 * bucket_elements(recipe) * ELEMENT_BYTES[recipe.workload.precision])
 
 
 def live_parameters(recipe: Recipe) -> int:

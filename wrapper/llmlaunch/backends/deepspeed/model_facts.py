@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["with_family"]
+__all__ = ["SHIPPED_TRAINER", "bucket_bytes", "shipped_facts", "with_family"]
+
+SHIPPED_TRAINER = "llmlaunch"  # as records of measured runs call it
+
+
+def bucket_bytes(elements: float, precision: str) -> float:
+    """Three buckets: gradients being collected, gradients being reduced, parameters being gathered (counted in CPU
+    runs for each stage; zero/stage_1_and_2.py and stage3.py, 0.19.8)."""
+    return float(3 * elements * ELEMENT_BYTES[precision])
+
+
+def shipped_facts(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:
+    """Our loss lets go of the logits; left are the fp32 log-softmax, its gradient and that of its input (counted in a
+    profile of the backward pass, torch 2.13)."""
+    return with_family(replace(facts, logit_bytes=12.0), shape, sequence_length)
 
 
 def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:

@@ -9,7 +9,7 @@ from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import HostFacts, MemoryFacts, Quantized
 from llmlaunch.number_formats import OptimizerFormats
 
-__all__ = ["MegatronOptions", "megatron_facts", "optimizer_bytes"]
+__all__ = ["FP32_ROUTER_EXPERTS", "MegatronOptions", "megatron_facts", "optimizer_bytes"]
 
 HOPPER = 9.0
 # Forward and backward multiplications of a layer that `--tp-comm-overlap` overlaps, each with a buffer of its own and
@@ -24,6 +24,17 @@ BLACKWELL = 10.0
 # (tests/data/measurements/fit.jsonl, A100, H100 and GB200).
 # te: the gradient overwrites the logits (transformer_engine/pytorch/cross_entropy.py, 2.20).
 LOSS_BYTES = {"none": 4.0, "native": 8.0, "te": 0.0}
+# Per token and expert: scores of the balancing loss, fp32, and the order of all choices as int64, of which experts read
+# the first part (transformer/moe/moe_utils.py compute_routing_scores_for_aux_loss, permute, core 0.19; traced). Softmax
+# before the choice and sigmoid keep fp32 scores of all experts besides (topk_routing_with_score_function). Of the last
+# micro-batch the dispatcher has the probabilities scattered among all experts, and which ones are chosen
+# (token_dispatcher.py MoEAlltoAllTokenDispatcher.dispatch_preprocess).
+ROUTER_BYTES = 4.0 + 8.0
+ROUTER_LAST_BYTES = 4.0 + 1.0
+# From so many on, Megatron itself warns that scores in less than fp32 are unstable (transformer_config.py, core 0.19):
+# then we write `--moe-router-dtype fp32`.
+FP32_ROUTER_EXPERTS = 32
+WITHOUT_QUERY_NORM = ("0.16",)  # mla_qk_norm_config.py came later
 STATE_BYTES = {**ELEMENT_BYTES, "fp8": 1.0}
 WIDE_STATES = (
     12.0  # a checkpoint holds master and moments in fp32, whatever they are kept in (fused_adam.py state_dict)
@@ -61,7 +72,8 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
 
     The gradient buffer accumulates in fp32 with --bf16 unless --grad-reduce-in-bf16 (megatron/training/arguments.py,
     core 0.19); Adam keeps an fp32 master and two fp32 moments (megatron/core/optimizer/optimizer.py). Gradients
-    narrower than fp32 are copied to fp32 shards in the step (distrib_optimizer.py, `_copy_model_grads_to_main_grads`).
+    narrower than fp32 are copied to fp32 in the step: shards (distrib_optimizer.py, `_copy_model_grads_to_main_grads`),
+    or all of them where the optimizer is not distributed (optimizer.py, the same; traced).
     Where a share of the optimizer is on the host, its class is first made over the whole parameters and clones what
     stays in fp32, before the distributed optimizer makes it anew over the shards; the first one is part of a reference
     cycle, and its clones last until Python collects it (cpu_offloading/hybrid_optimizer.py, core 0.19; traced).
@@ -71,6 +83,9 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
     kept = optimizer_bytes(options)
     step = _gradient_copy(options, gradients) + _widened(options.optimizer)
     engine = _engine_workspace(options)
+    # neither flash nor fused attention takes fp32 (transformer_engine/pytorch/attention/dot_product_attention/utils.py
+    # get_attention_backend, 2.20): the softmax of the scores is kept, and its backward pass holds four more at once
+    unfused = options.precision == "fp32"
     return MemoryFacts(
         backend="megatron-lm",
         version=options.version,
@@ -84,18 +99,29 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
         optimizer_instances=options.optimizer_instances,
         optimizer_bytes_over_data=options.optimizer_bytes_over_data,
         partly_offloaded_bytes=4.0,
-        step_bytes_sharded=(step, step, step, step),
+        step_bytes=(step, 0.0, 0.0, 0.0),
+        step_bytes_sharded=(0.0, step, step, step),
         activation_bytes=width,
+        attention_scores_saved=unfused,
+        score_gradient_bytes=3.0 * width if unfused else 0.0,
         logit_bytes=width + (LOSS_BYTES if options.compiled else EAGER_LOSS_BYTES)[options.loss],
+        kept_logit_bytes=width if options.loss == "te" else 4.0,
         logit_gradient_bytes=width,
         # --wgrad-deferral-limit is not recorded with the runs we have; Megatron's own tests set 2
         deferred_head_gradients=2 if options.defer_embedding_wgrad else 0,
+        moved_to_buffers=True,
         weight_gradient_fused=options.gradient_accumulation_fusion,
         weight_gradient_stubs=options.transformer_engine,
         sequence_gather="last" if options.transformer_engine else "all",
         user_buffers=USER_BUFFERS if options.tp_comm_overlap else 0,
         pipeline_buffers=1,
         context_all_to_all=options.context_all_to_all,
+        router_bytes=ROUTER_BYTES,
+        router_last_bytes=ROUTER_LAST_BYTES,
+        exchanges_held=True,
+        fp32_router_experts=FP32_ROUTER_EXPERTS,
+        router_scores_bytes=4.0,
+        query_input_normed=options.version not in WITHOUT_QUERY_NORM,
         expert_imbalance=constant("expert_imbalance"),
         quantized=_quantized(options),
         workspace_bytes=constant("workspace_bytes") + engine * (1.0 + 3.0 * options.tp_comm_overlap),

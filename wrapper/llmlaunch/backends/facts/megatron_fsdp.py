@@ -34,6 +34,7 @@ def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
         backend="megatron-fsdp",
         source="megatron/core/distributed/fsdp/src/megatron_fsdp, core 0.19",
         quantized=None if base.quantized is None else replace(base.quantized, weight_copy_bytes=0.0),
+        moved_to_buffers=False,
         full_sharding=FullSharding(
             gathered_bytes=copies if narrow else base.parameter_bytes + copies,
             root_bytes=base.parameter_bytes,

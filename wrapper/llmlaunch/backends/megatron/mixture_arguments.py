@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from llmlaunch.backends.argument import Argument, argument, number
+from llmlaunch.backends.facts.megatron import FP32_ROUTER_EXPERTS
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import Techniques
 
 __all__ = ["mixture_arguments"]
 
-# From so many on, Megatron itself warns that scores in less than fp32 are unstable (transformer_config.py, core 0.19).
-MANY_EXPERTS = 32
 ROUTER = "model.moe.router"
 
 
@@ -35,9 +34,9 @@ def _dispatcher(moe: MoeShape, ways: Techniques) -> list[Argument]:
     if kind == "flex":
         backend = ways.flex_backend or "deepep"
         made += [argument("--moe-flex-dispatcher-backend", backend, of="layout.flex_backend")]
-    if kind == "flex" or moe.num_experts >= MANY_EXPERTS:
-        wide = "the flex dispatcher sends fp32" if kind == "flex" else f"{MANY_EXPERTS} experts and more want fp32"
-        made += [argument("--moe-router-dtype", "fp32", why=f"{wide} scores")]
+    if kind == "flex" or moe.num_experts >= FP32_ROUTER_EXPERTS:
+        who = "the flex dispatcher sends" if kind == "flex" else f"{FP32_ROUTER_EXPERTS} experts and more want"
+        made += [argument("--moe-router-dtype", "fp32", why=f"{who} fp32 scores")]
     if moe.grouped_gemm is not False:
         made += [argument("--moe-grouped-gemm", why="all experts of a rank in one kernel")]
     return made

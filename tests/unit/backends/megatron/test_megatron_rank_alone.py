@@ -1,0 +1,121 @@
+"""One rank of a Megatron-LM job by itself: the job's words, but for what that needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.base import NodeVariable, RankAlone
+from llmlaunch.backends.megatron.alone import LEFT_OUT, REFUSED, rank_alone
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
+from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.load import load_recipe
+
+STEPS = 3
+FOUR_STAGES = Layout(tensor=8, pipeline=4, data=16, sequence_parallel=1, zero_stage=1)  # 512 devices
+
+
+def alone(pipeline_rank: int, *overrides: str, layout: Layout = FOUR_STAGES, name: str = "llama3-70b") -> RankAlone:
+    recipe = load_recipe(asset("recipes", f"{name}.yaml"), overrides)
+    return rank_alone(recipe, layout, MegatronLM().render(recipe, layout), pipeline_rank, STEPS)
+
+
+def test_it_is_told_the_place_of_its_stages_first_rank() -> None:
+    assert [alone(rank).rank for rank in range(4)] == [0, 128, 256, 384]
+    assert alone(2).environment == {"WORLD_SIZE": "512", "RANK": "256", "LOCAL_RANK": "0"}
+
+
+def test_where_stages_are_not_outermost_its_place_is_another() -> None:
+    mapped = "backend.extra_args=[--use-tp-pp-dp-mapping]"
+    assert [alone(rank, mapped).rank for rank in range(4)] == [0, 8, 16, 24]
+
+
+def test_a_rank_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UserError, match="no pipeline rank 4: ranks are 0 to 3"):
+        alone(4)
+
+
+def test_all_other_words_are_the_jobs_in_its_order() -> None:
+    recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ("data.mock=true",))
+    job = [str(word) for word in MegatronLM().render(recipe, FOUR_STAGES).program[1:]]
+    for flag in ("--train-iters", "--log-interval"):
+        place = job.index(flag)
+        del job[place : place + 2]
+    ours = ["--fake-process-group", "--train-iters", "3", "--lr-decay-iters", str(recipe.training.steps)]
+    assert list(alone(0, "data.mock=true").program[2:]) == [*job, *ours, "--log-interval", "1"]
+
+
+def test_nothing_is_saved_loaded_or_read() -> None:
+    asked = ("training.checkpoint_path=/c", "training.save_interval=100", "training.start_from=/w", "data={path: /d}")
+    one = alone(1, *asked, "training.tensorboard=/t")
+    assert not {"--save", "--load", "--pretrained-checkpoint", "--data-path", "--tensorboard-dir"} & set(one.program)
+    assert not {"/c", "/w", "/d", "/t", "99,1,0"} & set(one.program)
+    assert "--mock-data" in one.program
+    assert any("dataset is not read" in note for note in one.notes)
+    assert any("--save" in note and "nothing is saved" in note for note in one.notes)
+
+
+def test_a_persons_own_words_stay_but_for_those_in_the_way() -> None:
+    own = "backend.extra_args=[--rampup-batch-size, '16', '16', '98765', --no-bias-swiglu-fusion, --exit-interval=5]"
+    words = alone(0, own).program
+    assert "--no-bias-swiglu-fusion" in words
+    assert not {"--rampup-batch-size", "98765", "--exit-interval=5"} & set(words)
+
+
+def test_a_persons_own_horizon_of_the_learning_rate_stays() -> None:
+    words = list(alone(0, "backend.extra_args=[--lr-decay-iters, '77']").program)
+    assert words.count("--lr-decay-iters") == 1
+    assert words[words.index("--lr-decay-iters") + 1] == "77"
+
+
+def test_experts_get_even_shares_where_no_router_can_learn_to_share() -> None:
+    mixture = Layout(pipeline=4, data=16, expert=8, zero_stage=1)
+    one = alone(0, layout=mixture, name="mixtral-8x7b")
+    assert "--moe-router-force-load-balancing" in one.program
+    assert any("random experts" in note for note in one.notes)
+    assert "--moe-router-force-load-balancing" not in alone(0).program
+
+
+def test_in_fp16_the_first_step_is_not_skipped() -> None:
+    words = list(alone(0, "training.precision=fp16", "training.gradient_dtype=fp32").program)
+    assert words[words.index("--initial-loss-scale") + 1] == "1"
+    assert "--initial-loss-scale" not in alone(0).program
+
+
+def test_every_word_it_adds_has_a_reason_and_every_argument_is_in_the_program() -> None:
+    one = alone(0, "data={path: /d}")
+    assert all(each.reason.keys or each.reason.why for each in one.arguments)
+    assert {each.flag for each in one.arguments} <= set(one.program)
+
+
+def test_it_is_started_by_the_script_that_makes_up_the_others() -> None:
+    one = alone(0)
+    assert one.program[0] == NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/rank_alone.py")
+    assert one.program[1] == NodeVariable("MEGATRON_LM_PATH", "/pretrain_gpt.py")
+    assert b"FakeStore" in one.files["trainer/rank_alone.py"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "layout", "name", "why"),
+    [
+        (("layout.token_dispatcher=flex",), Layout(data=16, expert=8, zero_stage=1), "mixtral-8x7b", "flex dispatcher"),
+        (("layout.tp_comm_overlap=true",), FOUR_STAGES, "llama3-70b", "real NCCL or MPI"),
+        (("backend.extra_args=[--use-nccl-ub]",), FOUR_STAGES, "llama3-70b", "--use-nccl-ub"),
+    ],
+)
+def test_what_no_rank_can_do_alone_is_refused_with_the_reason(
+    overrides: tuple[str, ...], layout: Layout, name: str, why: str
+) -> None:
+    with pytest.raises(UserError, match=why):
+        alone(0, *overrides, layout=layout, name=name)
+
+
+@pytest.mark.parametrize("version", KNOWN_VERSIONS)
+def test_every_version_knows_the_flag_that_makes_it_possible(version: str) -> None:
+    assert "--fake-process-group" in core_parser(version).flags
+
+
+def test_flags_left_out_or_refused_are_flags_of_megatron() -> None:
+    assert {*LEFT_OUT, *REFUSED} <= set(core_parser("0.19").flags)

@@ -1,0 +1,169 @@
+"""One pipeline rank of a Megatron-LM job by itself, on one device: the job's words, but for what that needs.
+
+Megatron has a flag for it (--fake-process-group, core 0.16 and 0.19): it takes WORLD_SIZE and RANK for what they say,
+sends nothing, checks no number for NaN and makes no Gloo groups (training/arguments.py, training/initialize.py, 0.19).
+What the others would have sent is made up by trainers/rank_alone.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from llmlaunch.backends.argument import Argument, NodeVariable, Word, argument, flag_groups, flag_of, words_of
+from llmlaunch.backends.base import RankAlone, Rendered
+from llmlaunch.backends.megatron.versions import core_parser, spoken_version
+from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.trainers import RANK_ALONE
+
+__all__ = ["LEFT_OUT", "REFUSED", "rank_alone"]
+
+FAKE = "--fake-process-group"
+STARTER_FILE = "trainer/rank_alone.py"
+
+_CHECKPOINTS = "nothing is saved or loaded: weights take the same memory whatever their values"
+_DATA = "the dataset is not read: its loader takes memory of the host alone"
+_VALUES = "what the other ranks would have sent is made up, and so are the values this would judge"
+_SHORT = "it ends after its few steps"
+
+LEFT_OUT: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "--save",
+            "--load",
+            "--save-interval",
+            "--save-retain-interval",
+            "--pretrained-checkpoint",
+            "--exit-on-missing-checkpoint",
+            "--async-save",
+            "--exit-signal-handler",
+        ),
+        _CHECKPOINTS,
+    ),
+    **dict.fromkeys(
+        (
+            "--data-path",
+            "--data-args-path",
+            "--per-split-data-args-path",
+            "--train-data-path",
+            "--valid-data-path",
+            "--test-data-path",
+            "--split",
+            "--data-cache-path",
+        ),
+        _DATA,
+    ),
+    **dict.fromkeys(
+        ("--tensorboard-dir", "--wandb-project", "--wandb-entity", "--wandb-exp-name", "--wandb-save-dir"),
+        "it is no training to be followed",
+    ),
+    **dict.fromkeys(("--check-for-spiky-loss", "--check-for-large-grads", "--log-straggler"), _VALUES),
+    **dict.fromkeys(("--exit-duration-in-mins", "--exit-interval", "--enable-ft-package"), _SHORT),
+    "--rampup-batch-size": "its first steps would run fewer micro-batches than the job's later ones",
+    "--nccl-communicator-config-path": "there is no NCCL to be set up",
+    "--use-sharp": "there is no network to be used",
+}
+"""Flags a rank alone is started without, and why."""
+
+REFUSED: Mapping[str, str] = {
+    "--tp-comm-overlap": "Transformer Engine sets its buffers up by real NCCL or MPI between the tensor ranks",
+    "--use-nccl-ub": "its buffers are NCCL's own, which is not there",
+    "--use-torch-fsdp2": "torch's FSDP gathers below torch.distributed, where nothing is made up",
+}
+"""Flags no rank can be run alone with, and why."""
+
+FLEX = "Megatron itself refuses it there, since its kernels write into the memory of other devices"
+
+
+@dataclass(frozen=True)
+class _Added:
+    """A flag that a rank alone is started with, and why a person should know of it. The job's own word of that name is
+    taken out, or stays in its place where it `gives_way`."""
+
+    argument: Argument
+    note: str = ""
+    gives_way: bool = False
+
+
+def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank: int, steps: int) -> RankAlone:
+    """The rank of a stage that is first in its tensor, context, expert and data groups, for so many `steps`.
+
+    Raises UserError for a rank that does not exist, and for what no rank can be run alone with.
+    """
+    if not 0 <= pipeline_rank < layout.pipeline:
+        raise UserError(f"{recipe.path}: no pipeline rank {pipeline_rank}: ranks are 0 to {layout.pipeline - 1}")
+    script, *words = rendered.program
+    groups = list(flag_groups(words))
+    _refuse(recipe, groups)
+    said = {flag_of(group) for group in groups}
+    added = [each for each in _added(recipe, said, steps) if not (each.gives_way and each.argument.flag in said)]
+    out = {*LEFT_OUT, *(each.argument.flag for each in added)}
+    kept = _without(out, groups)
+    mine = tuple(each.argument for each in added)
+    return RankAlone(
+        program=(NodeVariable("LLMLAUNCH_RUN_DIR", f"/{STARTER_FILE}"), script, *kept, *words_of(mine)),
+        environment={
+            "WORLD_SIZE": str(layout.world_size),
+            "RANK": str(pipeline_rank * _ranks_between_stages(layout, said)),
+            "LOCAL_RANK": "0",
+        },
+        notes=(*_notes_of_left_out(said), *(each.note for each in added if each.note)),
+        arguments=(*(each for each in rendered.arguments if each.flag not in out), *mine),
+        own_words=tuple(map(str, _without(out, flag_groups(recipe.backend.extra_args)))),
+        files={STARTER_FILE: RANK_ALONE.read_bytes()},
+    )
+
+
+def _without(out: Collection[str], groups: Iterable[Sequence[Word]]) -> list[Word]:
+    return [word for group in groups if flag_of(group) not in out for word in group]
+
+
+def _refuse(recipe: Recipe, groups: Sequence[Sequence[Word]]) -> None:
+    version = spoken_version(recipe)
+    cannot = f"{recipe.path}: no rank of this job can be run alone on a device"
+    if FAKE not in core_parser(version).flags:
+        raise UserError(f"{cannot}: Megatron core {version} has no {FAKE}; name a newer backend.version")
+    for group in groups:
+        flag, values = flag_of(group), [str(word) for word in group]
+        if flag in REFUSED:
+            raise UserError(f"{cannot} with {flag}: {REFUSED[flag]}; rehearse without it, or --on trace")
+        if flag == "--moe-token-dispatcher-type" and "flex" in (*values[1:], values[0].partition("=")[2]):
+            raise UserError(f"{cannot} with the flex dispatcher: {FLEX}; try layout.token_dispatcher=alltoall")
+
+
+def _ranks_between_stages(layout: Layout, said: Collection[str]) -> int:
+    """Stages are outermost (order tp-cp-ep-dp-pp), unless Megatron was told otherwise (training/initialize.py)."""
+    inner = layout.tensor * layout.context
+    return inner if "--use-tp-pp-dp-mapping" in said else layout.world_size // layout.pipeline
+
+
+def _added(recipe: Recipe, said: Collection[str], steps: int) -> Iterator[_Added]:
+    lone = "this rank runs alone: it takes part in all of the job's groups, and nothing is sent"
+    yield _Added(argument(FAKE, why=lone))
+    yield _Added(argument("--train-iters", steps, why="the peak is reached in the first steps"))
+    horizon = argument(
+        "--lr-decay-iters", recipe.training.steps, of="training.steps", why="of the job, not of these few"
+    )
+    yield _Added(horizon, gives_way=True)
+    yield _Added(argument("--log-interval", 1, why="every step is looked at"))
+    if "--mock-data" not in said:
+        yield _Added(argument("--mock-data", why=_DATA), f"made-up data: {_DATA}")
+    if "--num-experts" in said:
+        yield _Added(
+            argument("--moe-router-force-load-balancing", why="what a router makes of made-up values is no balance"),
+            "the router sends tokens to random experts: in the job, an expert may get more than its share",
+        )
+    if "--fp16" in said and "--loss-scale" not in said:
+        scale = "the usual first one, 2**32, skips the first steps, and with them the optimizer's states"
+        yield _Added(argument("--initial-loss-scale", 1, why=scale))
+
+
+def _notes_of_left_out(said: Collection[str]) -> Iterator[str]:
+    by_reason: dict[str, list[str]] = {}
+    for flag, why in LEFT_OUT.items():
+        if flag in said and why != _DATA:
+            by_reason.setdefault(why, []).append(flag)
+    for why, flags in by_reason.items():
+        yield f"without {', '.join(flags)}: {why}"
