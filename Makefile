@@ -6,13 +6,16 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
-# Real Megatron core and Transformer Engine for the tests that trace them, apart from .venv. It wants a CPU build of torch:
+# Real Megatron core and Transformer Engine for `llmlaunch rehearse` and the tests, apart from .venv. It wants a CPU build of torch:
 #   make test TRACED_TORCH="--index-url https://download.pytorch.org/whl/cpu torch==2.13.0"
 TRACED_TORCH ?= $(TORCH)
 FRAMEWORKS := .venv-frameworks
+TRACING := wrapper/llmlaunch/tracing
 FRAMEWORKS_INSTALLED := $(FRAMEWORKS)/.installed
 
 ORACLE_EXAMPLES ?= 3000
+# Tests that run at once in `make test` (tests/conftest.py says which); 0: one after another, in the order of their names.
+AT_ONCE ?= 2
 
 .PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table flags-table clean
 
@@ -21,13 +24,15 @@ quickstart: install  ## plan, train and measure a small model on this machine
 
 test: install install-frameworks  ## everything but what needs a GPU
 	./.ci/prerequisites test
-	$(RUN) -m pytest -m "not gpu"
+	$(RUN) -m pytest -m "not gpu" --numprocesses $(AT_ONCE) --timeout 1200 --durations 25
 
-unit: install  ## what needs no server, no framework and no SLURM: seconds
-	$(RUN) -m pytest -m "not gpu and not slurm and not frameworks and not postgres and not browser"
+unit: install  ## what needs no server, no framework, no SLURM and breaks nothing: seconds
+	$(RUN) -m pytest -m "not gpu and not slurm and not frameworks and not postgres and not browser and not faults"
 
-soak: install  ## long repeats: property tests with many examples
-	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not frameworks and not postgres and not browser"
+soak: install install-frameworks  ## long repeats: property tests with many examples, faults twenty times; results in benchmarks/SOAK.md
+	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not frameworks and not postgres and not browser and not faults"
+	LLMLAUNCH_FAULT_REPEATS=20 $(RUN) -m pytest -m "faults and not gpu" --junitxml=.soak.xml; code=$$?; \
+	$(RUN) benchmarks/soak.py .soak.xml benchmarks/SOAK.md; exit $$code
 
 oracle-full: install install-frameworks  ## thousands of random jobs before real Megatron core and DeepSpeed (ORACLE_EXAMPLES=3000)
 	LLMLAUNCH_ORACLE_EXAMPLES=$(ORACLE_EXAMPLES) $(RUN) -m pytest tests/frameworks/test_megatron_oracle.py tests/frameworks/test_deepspeed_oracle.py
@@ -36,7 +41,8 @@ lint: install
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy --strict wrapper
-	$(RUN) -m mypy --strict -m train
+	$(RUN) -m mypy --strict --explicit-package-bases wrapper/llmlaunch/trainers/deepspeed/[a-z]*.py
+	$(RUN) -m mypy --strict --python-version 3.11 --explicit-package-bases $(TRACING)/[a-z]*.py
 
 benchmark: install  ## ratios for benchmarks/RESULTS.md
 	$(RUN) benchmarks/check_startup.py
@@ -46,6 +52,11 @@ benchmark: install  ## ratios for benchmarks/RESULTS.md
 	$(RUN) benchmarks/regret.py
 	$(RUN) benchmarks/placement.py
 	$(RUN) benchmarks/slurm_commands.py
+	$(RUN) benchmarks/collect_runs.py
+	$(RUN) benchmarks/monitor_cost.py
+	$(RUN) benchmarks/watch_refresh.py
+	$(RUN) benchmarks/calibrate.py
+	$(RUN) benchmarks/last_act.py
 
 flags-table: install  ## the tables of docs/megatron-flags.md
 	PYTHONPATH=tests/frameworks $(RUN) tests/frameworks/flags_table.py
@@ -61,20 +72,18 @@ $(INSTALLED): pyproject.toml tests/constraints.txt .ci/prerequisites
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt --editable '.[local,dev,postgres]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt --editable '.[local,dev,postgres,prometheus,mlflow,wandb]'
 	touch $(INSTALLED)
 
 install-frameworks: $(FRAMEWORKS_INSTALLED)  ## what the traced tests run: needs no GPU, and no network afterwards
 
-$(FRAMEWORKS_INSTALLED): tests/frameworks/requirements.txt tests/frameworks/requirements-no-deps.txt \
+$(FRAMEWORKS_INSTALLED): $(TRACING)/requirements.txt $(TRACING)/requirements-no-deps.txt \
 		tests/frameworks/requirements-megatron-0.16.txt .ci/prerequisites
 	./.ci/prerequisites test
-	$(PYTHON) -m venv --clear $(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check $(TRACED_TORCH) -r tests/frameworks/requirements.txt
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python -r tests/frameworks/requirements-no-deps.txt
+	LLMLAUNCH_TRACED_TORCH="$(TRACED_TORCH)" PYTHONPATH=wrapper \
+		$(PYTHON) -m llmlaunch.launchers.rehearsing.install --unmarked $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
 		--target $(FRAMEWORKS)/megatron-0.16 -r tests/frameworks/requirements-megatron-0.16.txt
-	$(FRAMEWORKS)/bin/python tests/frameworks/traced/fake_cuda.py
 	touch $(FRAMEWORKS_INSTALLED)
 
 clean:

@@ -1,10 +1,11 @@
-"""What every test shares: a home of its own, and repeatable property tests in CI."""
+"""What every test shares: a home of its own, repeatable property tests in CI, a lane where two run at once."""
 
 from __future__ import annotations
 
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,8 +14,49 @@ settings.register_profile("ci", derandomize=True, deadline=None, suppress_health
 settings.register_profile("soak", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-# A shell's background job is started with SIGINT ignored, and so is all it starts: the tests about Ctrl-C would hang.
+FAULT_REPEATS = int(os.environ.get("LLMLAUNCH_FAULT_REPEATS", "3"))
+
+# A shell's background job is started with SIGINT ignored, one under nohup with SIGHUP, and so is all they start: the
+# tests about Ctrl-C and closed terminals would hang.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# `make test` runs two tests at once (pytest-xdist). The clusters mostly wait and the frameworks mostly compute, so
+# these two lanes go side by side; within a lane one test follows another, in one process: they share its cluster, its
+# traces, or the runs that are broken side by side. Every other module is a lane of its own.
+LANES = ("slurm", "frameworks", "quickstart", "faults")
+
+
+def lane(nodeid: str) -> str:
+    """The name of the lane of tests/PART/.../MODULE.py::TEST."""
+    part = nodeid.split("/")[1]
+    return part if part in LANES else nodeid.partition("::")[0]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long lanes begin first where two tests run at once; the short ones then fill what is left."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: LANES.index(lane(item.nodeid)) if lane(item.nodeid) in LANES else len(LANES))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Lanes(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return lane(nodeid)
+
+    config.option.loadscopereorder = False
+    return Lanes(config, log)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What breaks things is done several times, since what a fault meets is chance; the number is a test's seed."""
+    if metafunc.definition.get_closest_marker("faults"):
+        if "repeat" not in metafunc.fixturenames:
+            metafunc.fixturenames.append("repeat")
+        metafunc.parametrize("repeat", range(FAULT_REPEATS), ids=lambda number: f"repeat{number}")
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +65,6 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     home = tmp_path_factory.mktemp("home")
     for variable, folder in (("XDG_DATA_HOME", "data"), ("XDG_CACHE_HOME", "cache"), ("XDG_CONFIG_HOME", "config")):
         monkeypatch.setenv(variable, str(home / folder))
-    for variable in ("LLMLAUNCH_STORE", "LLMLAUNCH_TEMPLATES", "LLMLAUNCH_RUNS"):
-        monkeypatch.delenv(variable, raising=False)
+    for variable in ("STORE", "TEMPLATES", "RUNS", "PROMETHEUS", "MLFLOW", "WANDB"):
+        monkeypatch.delenv(f"LLMLAUNCH_{variable}", raising=False)
     return home

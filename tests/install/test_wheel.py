@@ -91,3 +91,12 @@ def test_the_node_side_runs_from_the_rendered_directory(installed: Path, empty: 
     assert llmlaunch(installed, empty, "render", "r.yaml", "-o", "run").returncode == 0
     answer = run(["python3", "-I", "-S", "run/node.pyz", "--help"], empty)
     assert "monitor" in answer.stdout + answer.stderr
+
+
+def test_what_traces_a_rank_came_with_it(installed: Path, empty: Path) -> None:
+    """Its programs, the source of the stand-in for CUDA, and what to install beside them."""
+    program = "import llmlaunch.tracing as t; print('\\n'.join(sorted(p.name for p in t.TRACER.parent.iterdir())))"
+    listed = run([str(installed.parent / "python"), "-c", program], empty).stdout.split()
+    source = {path.name for path in (ROOT / "wrapper" / "llmlaunch" / "tracing").iterdir() if path.is_file()}
+    assert {"trace_ranks.py", "fake_cuda.cpp", "requirements.txt", "requirements-no-deps.txt"} <= source
+    assert source <= set(listed)

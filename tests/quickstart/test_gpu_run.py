@@ -1,6 +1,7 @@
 """A GPU job from recipe to store: everything real but the driver, which is a scripted libnvidia-ml.so.1.
 
-The trainer is a person's own script that drives the scripted GPUs instead of training; torchrun, the rank wrapper, the
+The trainer is a person's own script that drives the scripted GPUs, and the counters of torch's allocator, instead of
+training; torchrun, the rank wrapper, the
 monitor with the real pynvml, `finish`, `collect` and the store are what a cluster runs.
 """
 
@@ -24,12 +25,22 @@ SECONDS = 300
 TRAINER = """
 import os, sys, time
 from pathlib import Path
+import torch, fake_allocator
 scenario, rank = Path(os.environ["FAKE_NVML_SCENARIO"]), int(os.environ["RANK"])
 time.sleep(3)  # the monitor sees the idle GPUs first
 if rank == 0:
     fresh = scenario.with_suffix(".new")
     fresh.write_text("gpu uuid=GPU-a used=40G\\ngpu uuid=GPU-b used=41G\\n")
     fresh.replace(scenario)
+fake_allocator.install()
+torch.cuda.set_device(rank)
+torch.cuda.init()
+spike = (30 + rank) * 2**30
+fake_allocator.hold(spike, rank)
+time.sleep(0.02)
+fake_allocator.release(spike, rank)
+fake_allocator.empty_cache(rank)
+torch.cuda.reset_peak_memory_stats()
 time.sleep(4)
 """
 
@@ -48,7 +59,8 @@ def environment(place: Path) -> dict[str, str]:
     scenario.write_text("gpu uuid=GPU-a used=1G\ngpu uuid=GPU-b used=1G\nslow nvmlDeviceGetMemoryInfo_v2 us=20000\n")
     driver = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML_SCENARIO": str(scenario)}
     places = {"XDG_DATA_HOME": str(place / "data"), "XDG_CACHE_HOME": str(place / "cache")}
-    return {**os.environ, **driver, **places, "LLMLAUNCH_PYTHON": sys.executable}
+    path = ":".join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT / "tests" / "probe"))))
+    return {**os.environ, **driver, **places, "LLMLAUNCH_PYTHON": sys.executable, "PYTHONPATH": path}
 
 
 def llmlaunch(place: Path, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
@@ -87,6 +99,18 @@ def test_each_ranks_device_peak_is_the_true_one(measured: dict[int, dict[str, An
     assert measured[1]["peak_bytes"] == 40 * GIB
 
 
+def test_a_spike_of_20_ms_that_the_trainer_forgot_is_in_the_store(
+    measured: dict[int, dict[str, Any]], place: Path
+) -> None:
+    """Between two samples of the monitor, before a reset of torch's counters: the probe banked it."""
+    (path,) = (place / "run" / "attempts").glob("*/summary.json")
+    ranks = {one["rank"]: one for one in json.loads(path.read_text())["ranks"]}
+    for rank in (0, 1):
+        assert ranks[rank]["allocated_peak_bytes"] == (30 + rank) * GIB
+        assert ranks[rank]["reserved_peak_bytes"] == (31 + rank) * GIB
+        assert measured[rank]["observed"]["allocated_peak_bytes"] == (30 + rank) * GIB
+
+
 def test_the_record_is_complete_enough_to_score_a_prediction(measured: dict[int, dict[str, Any]], place: Path) -> None:
     record = measured[0]
     assert record["predicted_bytes"] > 0
@@ -100,6 +124,29 @@ def test_the_record_is_complete_enough_to_score_a_prediction(measured: dict[int,
     )  # fmt: skip
     (result,) = json.loads(scored.stdout)["records"]
     assert result["supported"], result["reason"]
+
+
+def test_the_job_wrote_the_account_of_each_gpu_and_rank(measured: dict[int, dict[str, Any]], place: Path) -> None:
+    status = json.loads((place / "run" / "status.json").read_text())
+    account = json.loads((place / "run" / "attempts" / status["attempt"] / "summary.json").read_text())
+    assert [(rank["rank"], rank["pipeline_rank"], rank["gpu_uuid"]) for rank in account["ranks"]] == [
+        (0, 0, "GPU-a"),
+        (1, 0, "GPU-b"),
+    ]
+    for rank in account["ranks"]:
+        record = measured[rank["rank"]]
+        assert (rank["peak_bytes"], rank["peak_source"]) == (record["peak_bytes"], "nvml device - baseline")
+        assert rank["sources"]["gpu_uuid"] == "local rank, in PCI order"
+        assert rank["sources"]["device_peak_bytes"] == "nvml device"
+        assert rank["sources"]["resident_peak_bytes"] in ("ru_maxrss", "monitor, resident")
+        assert rank["device_peak_bytes"] - rank["baseline_bytes"] == rank["peak_bytes"]
+        assert record["observed"]["device_peak_bytes"] == rank["device_peak_bytes"]
+        assert record["observed"]["sources"] == rank["sources"]
+    (node,) = account["nodes"]
+    assert (node["ended"], node["gpus"], node["remarks"]) == (True, 2, [])
+    assert 0 < node["host_peak_bytes"] < node["host_total_bytes"]
+    assert account["damaged"] == {}
+    assert f"peaks/{node['node']}.jsonl" in account["files"]
 
 
 def test_a_slow_driver_did_not_slow_the_job(run: subprocess.CompletedProcess[str], place: Path) -> None:

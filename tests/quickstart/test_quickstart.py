@@ -44,11 +44,17 @@ def losses(quickstart: subprocess.CompletedProcess[str]) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def measured(home: Path, quickstart: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+def recorded(home: Path, quickstart: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
     listed = llmlaunch(home, "measurements", "list", "--json")
     assert listed.returncode == 0, listed.stderr
     records: list[dict[str, object]] = json.loads(listed.stdout)["measurements"]
     return records
+
+
+@pytest.fixture(scope="module")
+def measured(recorded: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Of the ranks."""
+    return [record for record in recorded if "global_rank" in record]
 
 
 def test_it_succeeds_and_says_so(quickstart: subprocess.CompletedProcess[str]) -> None:
@@ -67,6 +73,7 @@ def test_it_ends_with_predicted_against_measured_and_where_the_record_lies(
     tail = quickstart.stdout[quickstart.stdout.index("Memory, predicted against measured") :]
     assert "rank 0" in tail
     assert "rank 1" in tail
+    assert re.search(r"^\W*node \S+\W+host\b", tail, re.MULTILINE)
     assert str(home / "data" / "llmlaunch" / "store.db") in tail
 
 
@@ -75,6 +82,23 @@ def test_both_ranks_have_a_resident_peak_in_the_store(measured: list[dict[str, o
     for record in measured:
         assert record["peak_kind"] == "resident"
         assert record["gpu"] == "cpu"
+
+
+def test_the_nodes_main_memory_is_in_the_store(recorded: list[dict[str, object]]) -> None:
+    (host,) = [record for record in recorded if record["peak_kind"] == "host"]
+    assert isinstance(host["peak_bytes"], int)
+    assert isinstance(host["host_memory_bytes"], int)
+    assert 0 < host["peak_bytes"] < host["host_memory_bytes"]
+
+
+def test_the_job_wrote_the_account_of_itself(home: Path, measured: list[dict[str, object]]) -> None:
+    (path,) = home.rglob("summary.json")
+    account = json.loads(path.read_text())
+    assert {rank["rank"]: rank["peak_bytes"] for rank in account["ranks"]} == {
+        record["global_rank"]: record["peak_bytes"] for record in measured
+    }
+    assert account["damaged"] == {}
+    assert account["step_seconds"] > 0
 
 
 def test_the_prediction_is_within_a_fifth_of_the_true_peak(measured: list[dict[str, object]]) -> None:

@@ -75,6 +75,22 @@ def test_from_the_queue_to_the_last_step(slurm: Cluster, tmp_path: Path) -> None
     assert any(line.startswith(f"Attempt 1 ({submission.job_id}.0) begins") for line in lines)
 
 
+def test_watching_shows_the_queue_s_reason_then_steps_until_the_end(slurm: Cluster, tmp_path: Path) -> None:
+    submission = SlurmLauncher().submit(run_directory(tmp_path / "run", STEPS + "finish 0"), ["--hold"])
+    looking = subprocess.Popen(
+        [sys.executable, "-m", "llmlaunch", "status", "--watch", "--interval", "0.3", str(submission.run_dir)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert looking.stdout is not None
+    assert "pending: JobHeldUser" in looking.stdout.readline()
+    slurm.ask("scontrol", "release", submission.job_id)
+    rest, _ = looking.communicate(timeout=120)
+    assert looking.returncode == 0
+    assert re.search(r" step 3/3 \| loss 2\.5000 \| 0\.1 s/step \| 100 tokens/s", rest)
+    assert rest.splitlines()[-1].endswith(f"[{submission.job_id}] succeeded")
+
+
 def test_what_happened_before_a_requeue_is_said_and_the_next_attempt_followed(slurm: Cluster, tmp_path: Path) -> None:
     """A job that puts itself back, as job.sbatch does, with the words it leaves behind."""
     body = (
@@ -166,7 +182,7 @@ def test_a_closed_terminal_ends_neither_the_job_nor_its_recording(slurm: Cluster
     wait_until(follower.ended, "who follows has seen the end", 120)
     assert os.waitstatus_to_exitcode(follower.code) == 0
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "succeeded"
-    (record,) = listed(tmp_path)
+    (record,) = [record for record in listed(tmp_path) if record["peak_kind"] == "resident"]
     assert record["run_state"] == "succeeded"
 
 

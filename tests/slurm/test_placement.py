@@ -107,11 +107,7 @@ def test_placement_that_fails_leaves_slurms_order_and_the_job_succeeds(slurm: Cl
     assert rendered.returncode == 0, rendered.stderr
     run = tmp_path / "run"
     (run / "placement.json").write_text('{"schema": 1, "layout": {"surprise": 1}, "bytes": {}}')
-    done = subprocess.run(
-        ["sbatch", "--wait", "job.sbatch"],
-        cwd=run, env=slurm.environment, capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert slurm.run(run, "job.sbatch") == "0:0"
     assert decision(run)["why"].startswith("placing failed")
     assert nodes_by_rank(run) == slurm.nodes[:4]
 
@@ -121,11 +117,8 @@ def test_the_network_is_measured_in_an_allocation_and_the_next_job_is_placed_by_
 ) -> None:
     site(tmp_path, slurm.nodes, None)
     doctor = f"{sys.executable} -m llmlaunch doctor --network --message-mib 1 --save ./site.yaml"
-    done = subprocess.run(
-        ["sbatch", "--wait", "--nodes=4", "--ntasks-per-node=1", "--output=doctor.out", f"--wrap={doctor}"],
-        cwd=tmp_path, env=slurm.environment, capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr + (tmp_path / "doctor.out").read_text()
+    on_four = ("--nodes=4", "--ntasks-per-node=1", "--output=doctor.out")
+    assert slurm.run(tmp_path, *on_four, f"--wrap={doctor}") == "0:0", (tmp_path / "doctor.out").read_text()
     saved = json.loads((tmp_path / "site.links.json").read_text())
     assert saved["nodes"] == slurm.nodes[:4]
     assert saved["measured"]["devices_per_node"] == 1

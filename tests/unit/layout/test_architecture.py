@@ -7,18 +7,22 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
 FLOORS = (
-    ("errors", "assets", "causes", "documents"),
+    ("errors", "assets", "causes", "documents", "peaks", "user_data"),
     ("models", "cluster", "layout", "placement", "number_formats", "techniques", "workload"),
     ("recipe", "memory", "timing"),
     ("backends", "planner", "calibration"),
-    ("runs", "report"),
-    ("launchers", "store"),
+    ("runs", "report", "rehearsal"),
+    ("launchers", "store", "sinks"),
     ("cli",),
 )
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-APART = {"node", "trainers"}
+APART = {"node", "trainers", "tracing"}
 # know where their files lie: to copy them into the run directory, or to start them under another interpreter
-CARRIERS = {("runs", "node"), ("runs", "trainers"), ("backends", "trainers"), ("launchers", "trainers")}
+CARRIERS = {
+    ("runs", "node"),
+    ("launchers", "tracing"),
+    *((room, "trainers") for room in ("runs", "backends", "launchers")),
+}
 
 
 def imports(path: Path) -> set[str]:
@@ -55,8 +59,8 @@ def test_no_two_rooms_import_each_other() -> None:
 
 
 def test_nodes_and_trainers_know_nothing_of_the_login_side() -> None:
-    packed = {"causes", "placement"}  # into node.pyz, with `node`
-    for room in ("node", "trainers", *packed):
+    packed = {"causes", "peaks", "placement"}  # into node.pyz, with `node`
+    for room in ("node", "trainers", "tracing", *packed):
         for path in PACKAGE.glob(f"{room}/*.py"):
             assert imports(path) <= {room, *(packed if room == "node" else ())}, path
 

@@ -7,9 +7,14 @@ from itertools import pairwise
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
+from llmlaunch.calibration.calibrations import Score
+from llmlaunch.calibration.lessons import Lessons
+from llmlaunch.calibration.support import Asked, support_of
+from llmlaunch.memory.correction import Correction
 from llmlaunch.planner.pareto import pareto
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
+from llmlaunch.planner.unsafe import explain_unsafe
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.report.choices_text import front_text
 from llmlaunch.report.plan_text import check_text, plan_text
@@ -49,6 +54,42 @@ def test_ranked_layouts_say_the_words_that_tell_them_apart() -> None:
 def test_a_plan_that_is_not_safe_calls_its_layouts_the_closest() -> None:
     recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ["model=llama3-405b", "nodes=1"])
     assert "Closest layouts, none of them safe" in plan_text(recipe, make_plan(recipe, backend_for(recipe)))
+
+
+def lessons(torch_share: float, outside_gib: float, highest: float = 1.02) -> Lessons:
+    scores = [Score(ratio, "device", "dense gated", None, 0.7) for ratio in (0.98, 1.0, highest)]
+    support = support_of(scores, Asked("h100-80gb", "dense gated", None), "an id")
+    return Lessons(None, Correction(torch_share, outside_gib * 2**30, "an id"), support)
+
+
+def test_what_measured_runs_add_is_a_term_and_a_line() -> None:
+    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"))
+    text = check_text(recipe, make_plan(recipe, backend_for(recipe), lessons=lessons(0.02, -0.31)))
+    assert re.search(r"^  measured residual +\d", text, flags=re.MULTILINE)
+    assert re.search(
+        r"  measured residual \+[\d.]+ GiB allocated, \+2\.0% of torch's memory, -0\.31 GiB outside torch "
+        r"\(calibration an id, 3 runs\)",
+        text,
+    )
+    assert "  measured runs: 3 runs on h100-80gb, 3 of this family of models (dense gated): none peaked" in text
+    assert "more than the limit leaves free" not in text
+    assert "measured residual" not in check_text(recipe, make_plan(recipe, backend_for(recipe)))
+
+
+def test_runs_that_exceeded_their_predictions_by_more_than_the_limit_leaves_are_pointed_out() -> None:
+    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"))
+    text = check_text(recipe, make_plan(recipe, backend_for(recipe), lessons=lessons(0.0, 0.0, highest=1.4)))
+    assert "none peaked more than 40.0 % above its prediction (calibration an id); that is more than the limit" in text
+
+
+def test_a_refusal_says_what_of_it_was_measured() -> None:
+    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), ("nodes=1", "layout={tensor: 1, pipeline: 1, context: 1}"))
+    plan = make_plan(recipe, backend_for(recipe), lessons=lessons(0.9, 9.0))
+    assert not plan.safe
+    said = str(explain_unsafe(plan))
+    assert "GiB too much), most of it" in said
+    assert "and measured residual +" in said
+    assert "+9.00 GiB outside torch (calibration an id, 3 runs)" in said
 
 
 def test_the_front_is_thinned_for_a_person_and_says_so() -> None:

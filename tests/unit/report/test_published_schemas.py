@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import jsonschema
@@ -11,8 +12,12 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.accuracy import scored
+from llmlaunch.calibration.calibrations import Score
+from llmlaunch.calibration.lessons import Lessons
 from llmlaunch.calibration.machines import clusters_by_gpu
 from llmlaunch.calibration.read import read_records
+from llmlaunch.calibration.support import Asked, margin_of, support_of
+from llmlaunch.memory.correction import Correction
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.sized import make_sized_plan
@@ -29,24 +34,44 @@ def published(name: str) -> dict[str, object]:
     return found
 
 
+@cache
+def shape(name: str) -> jsonschema.Draft202012Validator:
+    """Of the published schema of that name, checked once to be one."""
+    jsonschema.Draft202012Validator.check_schema(published(name))
+    return jsonschema.Draft202012Validator(published(name))
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=[path.stem for path in RECIPES])
 def test_every_shipped_recipe_is_safe_and_its_plan_has_the_published_shape(path: Path) -> None:
     recipe = load_recipe(path)
     plan = make_plan(recipe, backend_for(recipe))
     assert plan.safe
-    jsonschema.validate(plan_json(plan), published("plan"))
+    shape("plan").validate(plan_json(plan))
 
 
 def test_an_unsafe_plan_has_the_same_shape() -> None:
     recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ["nodes=1"])
-    jsonschema.validate(plan_json(make_plan(recipe, backend_for(recipe))), published("plan"))
+    shape("plan").validate(plan_json(make_plan(recipe, backend_for(recipe))))
+
+
+@pytest.mark.parametrize("share", [0.4, -0.1])
+def test_a_plan_that_measured_runs_correct_has_the_same_shape(share: float) -> None:
+    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), ["nodes=1", "memory.risk=0.05", "on_oom=fallback"])
+    scores = [Score(1.0, "device", "dense gated", None, 0.7) for _ in range(20)]
+    asked = Asked("h100-80gb", "mixture gated", None)
+    lessons = Lessons(
+        margin_of(scores, asked, 0.05, "an id"), Correction(share, -1e8, "an id"), support_of(scores, asked, "an id")
+    )
+    plan = plan_json(make_plan(recipe, backend_for(recipe), lessons=lessons))
+    shape("plan").validate(plan)
+    assert {rank["terms"]["measured_residual"] > 0 for rank in plan["memory"]["ranks"]} == {share > 0}
 
 
 @pytest.mark.parametrize("budget", ["{days: 14}", "{gpu_hours: 1, max_nodes: 4}", "{max_nodes: 2}"])
 def test_a_plan_with_its_nodes_chosen_has_the_same_shape(budget: str) -> None:
     recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ["nodes=auto", f"budget={budget}"])
     _, plan = make_sized_plan(recipe, backend_for(recipe))
-    jsonschema.validate(plan_json(plan), published("plan"))
+    shape("plan").validate(plan_json(plan))
 
 
 @pytest.mark.parametrize("anchors", [False, True])
@@ -57,7 +82,7 @@ def test_accuracy_has_the_published_shape(anchors: bool) -> None:
         for record in read_records(ROOT / "tests" / "data" / "measurements" / f"{name}.jsonl")
     ]
     answer = accuracy_json(found, clusters_by_gpu(), anchors)
-    jsonschema.validate(json.loads(json.dumps(answer)), published("accuracy"))
+    shape("accuracy").validate(json.loads(json.dumps(answer)))
 
 
 def test_the_recipe_schema_in_the_docs_is_the_one_the_program_has() -> None:

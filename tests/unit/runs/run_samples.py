@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.backends.base import NodeVariable, RankAlone, Rendered
 from llmlaunch.cluster.profile import Accelerator, Cluster, Link, Site
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimate import Estimate, RankEstimate
@@ -14,6 +14,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.length import job_length
 from llmlaunch.planner.plan import Candidate, Limit, Plan
 from llmlaunch.recipe.types import BackendChoice, Code, Container, Data, MemoryPolicy, Recipe, Restart, Training
+from llmlaunch.runs.lone_rank import LoneRank, lone_rank
 from llmlaunch.runs.scripts import job_script
 from llmlaunch.workload import Workload
 
@@ -153,6 +154,26 @@ def megatron_70b() -> tuple[Recipe, Plan, Rendered]:
     )
     layout = Layout(tensor=8, pipeline=4, data=16, sequence_parallel=1, zero_stage=1)
     return of, plan(of, layout), rendered
+
+
+def rank_by_itself() -> LoneRank:
+    """The last stage of the 70B job on one device, of a site that shares nodes out by the memory asked for. The job
+    saves, comes back, tries its nodes and takes whole ones."""
+    of, planned, rendered = tried_first()
+    of = replace(
+        of,
+        slurm={**of.slurm, "mem": 0, "gres": "gpu:h100:8,lscratch:100", "qos": "long", "nodelist": "node[1-64]"},
+        restart=Restart(),
+        training=replace(of.training, save_interval=100, checkpoint_path="/checkpoints/70b"),
+    )
+    alone = RankAlone(
+        program=(NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/rank_alone.py"), *rendered.program, "--train-iters", "3"),
+        environment={"WORLD_SIZE": "512", "RANK": "384", "LOCAL_RANK": "0"},
+        notes=("made-up data",),
+        files={"trainer/rank_alone.py": b"print('alone')\n"},
+    )
+    about = {"pipeline_rank": 3, "stands_for": [3], "on": "gpu"}
+    return lone_rank(of, planned, rendered, alone, about, steps=3)
 
 
 def deepspeed_cpu() -> tuple[Recipe, Plan, Rendered]:

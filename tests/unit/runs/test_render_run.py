@@ -24,6 +24,7 @@ from run_samples import (
     deepspeed_cpu,
     megatron_70b,
     nasty_job,
+    rank_by_itself,
     recipe,
     script_of,
     tried_first,
@@ -48,6 +49,7 @@ JOBS = {
     "coming-back": coming_back(),
     "tried-first": tried_first(),
     "nasty": nasty_job(Path("/opt/train.py")),
+    "rank-by-itself": (rank_by_itself().recipe, rank_by_itself().plan, rank_by_itself().rendered),
 }
 
 

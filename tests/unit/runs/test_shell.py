@@ -156,6 +156,7 @@ TRAIN_CONTEXT = {
     "monitor_interval_seconds": 1.0,
     "snapshot": False,
     "flight_recorder": False,
+    "by_itself": False,
     "preflight": False,
     "check": [],
     "prepare": [],

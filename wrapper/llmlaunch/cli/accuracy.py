@@ -18,21 +18,37 @@ FILE = click.Path(path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print every record and family as JSON.")
 @click.option("--records", "each", is_flag=True, help="Also a line for each record.")
 @click.option("--anchors", is_flag=True, help="Beside it Fujii's formula and Megatron's own theory, same records.")
+@click.option(
+    "--calibration",
+    default="none",
+    show_default=True,
+    metavar="ID|in-use|none",
+    help="Price with what was learned: the calibration of that id, or the one in use for each backend and accelerator.",
+)
 @click.option("--plot", type=FILE, help="Also plot predicted against measured to this .svg file.")
 @click.option("--markdown", type=FILE, help="Also write the table, with anchors, between the markers of this file.")
 def command(
-    files: tuple[Path, ...], as_json: bool, each: bool, anchors: bool, plot: Path | None, markdown: Path | None
+    files: tuple[Path, ...],
+    as_json: bool,
+    each: bool,
+    anchors: bool,
+    calibration: str,
+    plot: Path | None,
+    markdown: Path | None,
 ) -> int:
     """Score the estimator on each FILE, measured records as JSON lines (docs/store.md says the format)."""
     from llmlaunch.calibration.accuracy import scored
     from llmlaunch.calibration.machines import clusters_by_gpu
     from llmlaunch.calibration.read import read_records
+    from llmlaunch.cli.corrections import Corrections
     from llmlaunch.report.accuracy_json import accuracy_json
     from llmlaunch.report.accuracy_text import accuracy_text, records_text
 
     clusters = clusters_by_gpu()
-    found = [scored(record, clusters) for file in files for record in read_records(file)]
-    answer = accuracy_json(found, clusters, anchors or markdown is not None)
+    corrections = Corrections(calibration, clusters)
+    records = [record for file in files for record in read_records(file)]
+    found = [scored(record, clusters, corrections.of(record)) for record in records]
+    answer = accuracy_json(found, clusters, anchors or markdown is not None) | corrections.said()
     if plot is not None:
         from llmlaunch.report.accuracy_plot import write_accuracy_plot
 
@@ -45,4 +61,6 @@ def command(
         print_json(answer)
     else:
         click.echo((records_text(answer) + "\n\n" if each else "") + accuracy_text(answer))
+        for line in corrections.lines():
+            click.echo(line)
     return 0

@@ -6,7 +6,8 @@ import click
 
 from llmlaunch.cli.planned import Planned, planned, recipe_arguments
 from llmlaunch.cli.printed import print_json
-from llmlaunch.store.location import store_exists
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.store.location import Location, store_exists, where
 
 __all__ = ["command"]
 
@@ -36,8 +37,24 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
 
 def _seen_before(result: Planned) -> list[str]:
     """The last true peaks of this recipe; the store is opened only where there is one."""
-    if not store_exists():
+    place = where()
+    if not store_exists(place) or not _has_run(place, result.recipe):
         return []
     from llmlaunch.cli.history import last_peaks_text
 
     return last_peaks_text(result.recipe, result.plan)
+
+
+def _has_run(place: Location, recipe: Recipe) -> bool:
+    """Asked of a file directly: the database library takes as long to import as half a check. What is wrong with the
+    file is for the library to say."""
+    if place.path is None:
+        return True
+    import sqlite3
+
+    from llmlaunch.store.sqlite_file import knows_runs_of
+
+    try:
+        return knows_runs_of(place.path, recipe.digest, recipe.name)
+    except sqlite3.Error:
+        return True

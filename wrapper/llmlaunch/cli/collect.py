@@ -10,6 +10,10 @@ import click
 from llmlaunch.cli.printed import print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmlaunch.sinks.chosen import Chosen
+    from llmlaunch.sinks.passing import Passed
     from llmlaunch.store.collect import Outcome
     from llmlaunch.store.database import Store
 
@@ -20,37 +24,56 @@ UNREADABLE = 2
 
 @click.command("collect")
 @click.argument("words", nargs=-1, metavar="[RUN|DIR]...")
+@click.option(
+    "--sink",
+    "sinks",
+    multiple=True,
+    metavar="NAME[=PLACE]",
+    help="Pass on to this sink alone: prometheus, mlflow, wandb.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was done about each run as JSON.")
-def command(words: tuple[str, ...], as_json: bool) -> int:
+def command(words: tuple[str, ...], sinks: tuple[str, ...], as_json: bool) -> int:
     """Take the measured peaks of finished runs into the store: of all known ones, or of those named.
 
     A named run that is still going on is collected as far as it got. A run directory that was submitted with bare
     `sbatch job.sbatch` becomes known by naming it. Exit code 2: a named one could not be read.
+
+    What was collected is then passed on to the sinks of LLMLAUNCH_PROMETHEUS, LLMLAUNCH_MLFLOW and LLMLAUNCH_WANDB, or
+    those named.
     """
-    outcomes = _collected(words)
+    from llmlaunch.sinks.chosen import chosen_sinks
+
+    outcomes, passed = _collected(words, chosen_sinks(sinks))
     if as_json:
-        print_json({"runs": [outcome.as_json() for outcome in outcomes]})
+        told = {"sinks": [one.as_json() for one in passed]} if passed else {}
+        print_json({"runs": [outcome.as_json() for outcome in outcomes], **told})
     for outcome in outcomes:
         unreadable = outcome.did == "unreadable"
         if unreadable or not as_json:
             click.echo(("error: " if words and unreadable else "") + outcome.sentence(), err=unreadable)
+    for one in passed:
+        if sentence := one.sentence():
+            click.echo(sentence, err=as_json or one.why is not None)
     if not outcomes:
         click.echo("no runs to collect; name a run directory", err=True)
     return UNREADABLE if words and any(outcome.did == "unreadable" for outcome in outcomes) else 0
 
 
-def _collected(words: tuple[str, ...]) -> list[Outcome]:
+def _collected(words: tuple[str, ...], sinks: Sequence[Chosen]) -> tuple[list[Outcome], list[Passed]]:
     from llmlaunch.store.location import store_exists
 
     if not words and not store_exists():
-        return []
+        return [], []
+    from llmlaunch.sinks.passing import pass_on
     from llmlaunch.store.collect import collect
     from llmlaunch.store.open import open_store
 
     with open_store() as store:
         for warning in store.warnings:
             click.echo(f"warning: {warning}", err=True)
-        return collect(store, [_directory(store, word) for word in words] if words else None)
+        outcomes = collect(store, [_directory(store, word) for word in words] if words else None)
+        only = {outcome.run_id for outcome in outcomes if outcome.run_id} if words else None
+        return outcomes, pass_on(store, sinks, only)
 
 
 def _directory(store: Store, word: str) -> Path:

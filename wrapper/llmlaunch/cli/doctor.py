@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 GIGA = 1e9
+ONE_THING = "look at one thing at a time: --network, --container, --frameworks or --rehearsal"
 
 
 @click.command("doctor")
@@ -27,6 +28,7 @@ GIGA = 1e9
 @click.option(
     "--frameworks", is_flag=False, flag_value="", metavar="[PYTHON|RECIPE]", help="The same of an interpreter."
 )
+@click.option("--rehearsal", is_flag=True, help="Say what `rehearse` can trace ranks with here, and in which versions.")
 @click.option("--save", metavar="PROFILE", help="Save it to a cluster profile: a path, or a shipped one by name.")
 @click.option("--nodes", metavar="LIST", help="Only these nodes of the allocation, as SLURM writes them: n[1-4].")
 @click.option(
@@ -48,6 +50,7 @@ def command(
     network: bool,
     container: str | None,
     frameworks: str | None,
+    rehearsal: bool,
     save: str | None,
     nodes: str | None,
     local: int | None,
@@ -64,15 +67,21 @@ def command(
     With --container or --frameworks: start one process where a training would run, and say which torch, CUDA,
     Megatron core, Transformer Engine, DeepSpeed and Transformers are there. It is kept, and recipes that run there are
     rendered for those versions.
+
+    With --rehearsal: say where the environment is that `llmlaunch rehearse` traces ranks in, or how to get one.
     """
+    if rehearsal and (network or container is not None or frameworks is not None):
+        raise UserError(ONE_THING)
+    if rehearsal:
+        return _say_what_traces(as_json)
     if container is not None or frameworks is not None:
         if network or (container is not None and frameworks is not None):
-            raise UserError("look at one thing at a time: --network, --container or --frameworks")
+            raise UserError(ONE_THING)
         from llmlaunch.cli.probing import look_at
 
         return look_at(container, frameworks, python, local is not None, as_json)
     if not network:
-        raise UserError("say what to look at: --network, --container IMAGE or --frameworks")
+        raise UserError("say what to look at: --network, --container IMAGE, --frameworks or --rehearsal")
     from llmlaunch.cluster.save_matrix import destination
     from llmlaunch.launchers.network import Probe, allocated_nodes, default_python, measure_allocation, measure_locally
 
@@ -95,6 +104,21 @@ def command(
         print_json(_json(measured))
     else:
         click.echo(_summary(measured))
+    return 0
+
+
+def _say_what_traces(as_json: bool) -> int:
+    from llmlaunch.launchers.rehearsing.environment import find_trace_environment, how_to_get_one
+
+    found = find_trace_environment()
+    if as_json:
+        folder, versions = (None, {}) if found is None else (str(found.folder), dict(found.versions))
+        print_json({"folder": folder, "versions": versions})
+    elif found is None:
+        click.echo(f"nothing to trace ranks with: {how_to_get_one()}")
+    else:
+        versions_said = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+        click.echo(f"ranks are traced in {found.folder}: {versions_said}")
     return 0
 
 

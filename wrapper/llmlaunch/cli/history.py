@@ -39,6 +39,7 @@ def last_peaks_text(recipe: Recipe, plan: Plan) -> list[str]:
         today = now.get(peak.pipeline_rank) if peak.pipeline_rank is not None else None
         today_text = gib(today) if today is not None and peak.peak_kind == plan.estimate.peak_kind else "-"
         rank = "worst rank" if peak.pipeline_rank is None else f"rank {peak.pipeline_rank}"
+        rank = "worst node" if peak.peak_kind == "host" else rank
         lines.append(
             f"  {rank} {peak.peak_kind}: {gib(peak.peak_bytes)}, {then}, {today_text} GiB ({peak.peak_source})"
         )

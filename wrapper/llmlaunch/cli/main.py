@@ -20,6 +20,7 @@ COMMANDS = {
     "check": "Validate and plan a recipe, show its memory and time; submit nothing.",
     "plan": "Show the ranked layouts and why others were refused.",
     "render": "Write the run directory.",
+    "rehearse": "Run or trace single ranks of the planned job before it is submitted.",
     "submit": "Render, submit and record a run.",
     "status": "Say what became of runs.",
     "logs": "Print what the nodes of a run have printed.",
@@ -30,6 +31,7 @@ COMMANDS = {
     "collect": "Take the peaks of finished runs into the store.",
     "measurements": "List, import and export measurements.",
     "accuracy": "Score predictions against measured records.",
+    "calibrate": "Learn from measured runs what predictions leave out; list, show, go back.",
     "explain-args": "Say what each rendered argument and variable of a run follows from.",
     "doctor": "Look at the site: its network, and what its containers hold.",
 }

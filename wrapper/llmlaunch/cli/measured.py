@@ -1,27 +1,157 @@
-"""The margin that the store's measured runs give a recipe."""
+"""What the store's measured runs say of a recipe's plans: the calibration in use, and the margin at its risk."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from llmlaunch.backends.registry import recorded_name
-from llmlaunch.calibration.margins import Margin, no_margin
+from llmlaunch.calibration.calibrations import Calibration, calibration_of_json
+from llmlaunch.calibration.digest import estimator_digest
+from llmlaunch.calibration.lessons import Lessons
+from llmlaunch.calibration.support import (
+    BOUNDING,
+    RESIDENT,
+    Asked,
+    Support,
+    believed,
+    margin_of,
+    nothing_measured,
+    outdated,
+    support_of,
+)
+from llmlaunch.calibration.tables import TABLES_OF_BACKENDS
+from llmlaunch.cli.printed import warn_once
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.models.families import kind_of
+from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
 
-__all__ = ["stored_margin"]
+if TYPE_CHECKING:
+    from llmlaunch.calibration.calibrations import Score
+    from llmlaunch.store.location import Location
+
+__all__ = ["lessons_of", "stored_calibration"]
 
 
-def stored_margin(recipe: Recipe, risk: float) -> Margin:
-    """From all comparable runs in the store; finished runs are collected first. A store that cannot be read must not
-    keep anybody from planning: that is one warning, and the rule decides."""
+def lessons_of(recipe: Recipe) -> Lessons:
+    """From the calibration that the recipe names or that is in use. Without one nothing is corrected, and a risk is
+    bounded by all comparable runs in the store. A store that cannot be read must not keep anybody from planning: that
+    is one warning, and the rule decides.
+
+    Raises:
+        UserError: the calibration that the recipe names cannot be had.
+    """
+    backend, asked, risk = _backend(recipe), _asked(recipe), recipe.memory.risk
+    calibration = _calibration(recipe, backend)
+    if calibration is not None:
+        support = support_of(calibration.scores, asked, calibration.id, risk)
+        if calibration.estimator != estimator_digest():
+            return _of_earlier_formula(calibration, support, asked, risk)
+        margin = None if risk is None else margin_of(calibration.scores, asked, risk, calibration.id)
+        return Lessons(margin, believed(calibration.correction, support), support)
+    if risk is None:
+        by_choice = recipe.memory.calibration == NO_CALIBRATION
+        said = f"no calibration is in use for {backend} on {asked.accelerator}"
+        return Lessons(support=nothing_measured(asked, "the recipe takes no calibration" if by_choice else said))
+    scores = _scores_in_store(backend, asked.accelerator)
+    return Lessons(margin_of(scores, asked, risk), support=support_of(scores, asked, risk=risk))
+
+
+def _of_earlier_formula(calibration: Calibration, support: Support, asked: Asked, risk: float | None) -> Lessons:
+    """Its scores are of predictions that are not made any more, so they bound none. Runs priced anew do: what is added
+    to their predictions only makes the bound safer."""
+    warn_once([f"calibration {calibration.id} was made for an earlier version of the formula: `llmlaunch calibrate`"])
+    support = outdated(support)
+    margin = None if risk is None else margin_of(_scores_in_store(calibration.backend, asked.accelerator), asked, risk)
+    return Lessons(margin, believed(calibration.correction, support), support)
+
+
+def stored_calibration(backend: str, accelerator: str, named: str | None = None) -> Calibration | None:
+    """That of the id `named`, else the one in use for `backend` (a value of TABLES) on `accelerator`; None where there
+    is none.
+
+    Raises:
+        UserError: the store cannot be read.
+    """
+    from llmlaunch.store.location import store_exists, where
+
+    place = where()
+    if not store_exists(place):
+        return None
+    try:
+        return _read(place, backend, accelerator, named)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"store {place.shown}: a calibration of {backend} on {accelerator} is damaged: {error}"
+        ) from None
+
+
+def _backend(recipe: Recipe) -> str:
+    """As calibrations name it."""
+    name = recorded_name(recipe)
+    return TABLES_OF_BACKENDS.get(name, name)
+
+
+def _asked(recipe: Recipe) -> Asked:
+    accelerator = recipe.cluster.accelerator
+    kinds = RESIDENT if accelerator.kind == "cpu" else BOUNDING
+    return Asked(accelerator.name, kind_of(recipe.model), recipe.backend.runs_version, kinds)
+
+
+def _calibration(recipe: Recipe, backend: str) -> Calibration | None:
+    asked, accelerator = recipe.memory.calibration, recipe.cluster.accelerator.name
+    if asked == NO_CALIBRATION:
+        return None
+    if asked == IN_USE:
+        try:
+            return stored_calibration(backend, accelerator)
+        except UserError as failure:
+            warn_once([f"measured runs are not used: {failure}"])
+            return None
+    found = stored_calibration(backend, accelerator, asked)
+    where = f"{recipe.path}: memory.calibration: {asked}"
+    if found is None:
+        raise UserError(f"{where}: the store holds no such calibration; `llmlaunch calibrate list` shows all of them")
+    if (found.backend, found.accelerator) != (backend, accelerator):
+        raise UserError(
+            f"{where} is of {found.backend} on {found.accelerator}; this recipe runs {backend} on {accelerator}"
+        )
+    return found
+
+
+def _read(place: Location, backend: str, accelerator: str, named: str | None) -> Calibration | None:
+    """The database library is imported for a server alone, and for a file that somebody left in the middle of a write,
+    which it can mend or explain."""
+    if place.path is not None:
+        import sqlite3
+
+        from llmlaunch.store.sqlite_file import calibration_in_file
+
+        try:
+            content = calibration_in_file(place.path, backend, accelerator, named)
+            return None if content is None else calibration_of_json(json.loads(content))
+        except sqlite3.Error as error:
+            if "locked" in str(error):
+                raise UserError(f"store {place.shown} is in use by another program ({error})") from None
+    from llmlaunch.store.calibrations import all_calibrations, in_use
+    from llmlaunch.store.open import open_store
+
+    with open_store(place) as store, store.read() as connection:
+        if named is None:
+            return in_use(connection, backend, accelerator)
+        return next((one for one in all_calibrations(connection) if one.id == named), None)
+
+
+def _scores_in_store(backend: str, accelerator: str) -> Sequence[Score]:
+    """Of all runs in the store; finished ones are collected first."""
     from llmlaunch.store.location import store_exists
 
     if not store_exists():
-        return no_margin(risk, 0)
-    from llmlaunch.calibration.comparable import margin_for
+        return []
+    from llmlaunch.calibration.comparable import scores_of
     from llmlaunch.calibration.machines import clusters_by_gpu
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.measurements import contents
@@ -30,8 +160,6 @@ def stored_margin(recipe: Recipe, risk: float) -> Margin:
         with open_collected(lambda line: click.echo(line, err=True)) as store:
             texts = contents(store)
     except UserError as failure:
-        click.echo(f"warning: measured runs are not used: {failure}", err=True)
-        return no_margin(risk, 0)
-    records = [json.loads(text) for text in texts]
-    name = recipe.cluster.accelerator.name
-    return margin_for(records, clusters_by_gpu(), recorded_name(recipe), name, recipe.backend.runs_version, risk)
+        warn_once([f"measured runs are not used: {failure}"])
+        return []
+    return scores_of((json.loads(text) for text in texts), clusters_by_gpu(), backend, accelerator)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from llmlaunch.cli.printed import print_json
+from llmlaunch.errors import UserError
 
 __all__ = ["command"]
 
@@ -26,6 +27,14 @@ def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         function = click.option(f"--{name}", metavar="TEXT", help=f"Only records {what}.")(function)
     return function
+
+
+_FORMAT = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "csv"]),
+    help="One JSON object a line, or a table; without it the file's ending says which, and else it is jsonl.",
+)
 
 
 @click.group("measurements")
@@ -50,37 +59,52 @@ def list_command(as_json: bool, **filters: str | None) -> None:
 @command.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--replace", is_flag=True, help="Take the file's record where the store holds its id with other content.")
+@click.option("--skip-bad", is_flag=True, help="Take the good records, and say which lines were left out and why.")
+@_FORMAT
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
-def import_command(file: Path, replace: bool, as_json: bool) -> None:
-    """Take over every record of FILE (one JSON object a line), all or none. Importing twice changes nothing."""
+def import_command(file: Path, replace: bool, skip_bad: bool, form: str | None, as_json: bool) -> None:
+    """Take over every record of FILE, all or none. Importing twice changes nothing."""
     from llmlaunch.store.measurements import import_file
     from llmlaunch.store.open import open_store
 
     with open_store() as store:
         for warning in store.warnings:
             click.echo(f"warning: {warning}", err=True)
-        done = import_file(store, file, replace)
+        done = import_file(store, file, replace, form, skip_bad)
         place = store.location.shown
+    for one in done.bad:
+        click.echo(f"warning: {file}, line {one.number}: {one.why}; left out", err=True)
+    counts = {"added": done.added, "replaced": done.replaced, "unchanged": done.unchanged}
     if as_json:
-        print_json({"added": done.added, "replaced": done.replaced, "unchanged": done.unchanged, "store": place})
+        print_json({**counts, "bad": [vars(one) for one in done.bad], "store": place})
     else:
-        click.echo(f"{done.added} added, {done.replaced} replaced, {done.unchanged} unchanged in {place}")
+        told = ", ".join(f"{count} {what}" for what, count in counts.items())
+        click.echo(f"{told}{f', {len(done.bad)} bad' if done.bad else ''} in {place}")
 
 
 @command.command("export")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @_filters
+@_FORMAT
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of one record a line.")
-def export_command(file: Path | None, as_json: bool, **filters: str | None) -> None:
+def export_command(file: Path | None, form: str | None, as_json: bool, **filters: str | None) -> None:
     """Write the records to FILE, or to stdout, as they came in: the same JSON, in the same order.
 
-    Runs that have finished since are collected first. With FILE, --json prints how many records were written.
+    Runs that have finished since are collected first. With FILE, --json prints how many records were written. As CSV, a
+    table with a column for each value; docs/store.md says how it keeps their types.
     """
+    if file is None and as_json and form == "csv":
+        raise UserError("measurements export: --format csv and --json are two forms of the output; give one")
     contents = _contents(filters)
+    lines: Iterable[str] = contents
+    if form == "csv" or (form is None and file is not None and file.suffix.lower() == ".csv"):
+        from llmlaunch.store.export import csv_lines
+
+        lines = csv_lines(contents)
     if file is not None:
         from llmlaunch.store.export import write_lines
 
-        write_lines(contents, file)
+        write_lines(lines, file)
         if as_json:
             print_json({"exported": len(contents), "file": str(file)})
         else:
@@ -88,8 +112,8 @@ def export_command(file: Path | None, as_json: bool, **filters: str | None) -> N
     elif as_json:
         _echo_json(contents)
     else:
-        for content in contents:
-            click.echo(content)
+        for line in lines:
+            click.echo(line)
 
 
 def _contents(filters: dict[str, str | None]) -> list[str]:

@@ -21,6 +21,8 @@ __all__ = ["ending", "tell_outcome"]
 def tell_outcome(run_dir: Path, state: JobState, screen: Screen, warn: Screen) -> None:
     """Collect the run; say how it ended and what to type next, predicted against measured by rank, and where the
     record lies. `warn` takes what the store has to say."""
+    from llmlaunch.sinks.chosen import chosen_sinks
+    from llmlaunch.sinks.passing import pass_on
     from llmlaunch.store.collect import collect
     from llmlaunch.store.location import where
     from llmlaunch.store.measurements import Filters, contents
@@ -32,6 +34,9 @@ def tell_outcome(run_dir: Path, state: JobState, screen: Screen, warn: Screen) -
     with open_store() as store:
         for outcome in collect(store, [run_dir]):
             warn.say(outcome.sentence())
+            for passed in pass_on(store, chosen_sinks(), {str(outcome.run_id)}):
+                if sentence := passed.sentence():
+                    warn.say(sentence)
             found = [json.loads(t) for t in contents(store, Filters(run=outcome.run_id))] if outcome.run_id else []
             if found:
                 screen.say(_comparison(found))
@@ -69,8 +74,15 @@ def _has_checkpoint(run_dir: Path) -> bool:
     return isinstance(read_object(run_dir / "run.json").get("checkpoint"), dict)
 
 
+def _whose(record: dict[str, Any]) -> str:
+    """A record of main memory is a node's, one of the allocator the worst rank's of a pipeline rank."""
+    if record.get("global_rank") is None:
+        return f"node {record.get('node')}"
+    return f"rank {record.get('global_rank')} on {record.get('node')} (pipeline rank {record.get('pipeline_rank')})"
+
+
 def _comparison(records: list[dict[str, Any]]) -> str:
-    """One row for each rank with a measured peak; the error is the prediction's, of the layout its attempt ran."""
+    """One row for each measured peak; the error is the prediction's, of the layout its attempt ran."""
     rows, attempts = [], list(dict.fromkeys(record.get("attempt") for record in records))
     for record in records:
         measured, predicted = record.get("peak_bytes"), record.get("predicted_bytes")
@@ -79,7 +91,7 @@ def _comparison(records: list[dict[str, Any]]) -> str:
         figures = ["-", gib(measured), "-"]
         if predicted is not None:
             figures = [gib(predicted), gib(measured), f"{100 * (predicted / measured - 1):+.1f} %"]
-        who = f"rank {record.get('global_rank')} on {record.get('node')} (pipeline rank {record.get('pipeline_rank')})"
+        who = _whose(record)
         if len(attempts) > 1:
             who = f"attempt {attempts.index(record.get('attempt')) + 1}, {who}"
         rows.append([who, record["peak_kind"], *figures])

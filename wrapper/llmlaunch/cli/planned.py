@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmlaunch.backends.base import Backend, Rendered
+from llmlaunch.cli.printed import warn_once
 from llmlaunch.planner.plan import Plan, Sizing
 from llmlaunch.recipe.types import Recipe
 
 if TYPE_CHECKING:
-    from llmlaunch.calibration.margins import Margin
     from llmlaunch.planner.placement import ExpectedPlacement
     from llmlaunch.planner.setting import Setting
 
@@ -50,6 +50,11 @@ class Planned:
             click.echo(f"note: {note}", err=True)
         return rendered
 
+    def say_what_was_rehearsed(self) -> None:
+        """Of this very layout, if anybody did."""
+        if self.plan.rehearsed is not None:
+            click.echo(self.plan.rehearsed.sentence, err=True)
+
     def warn_of_missing_fallbacks(self) -> None:
         """Where fewer layouts than the recipe asks for would follow one that runs out of memory."""
         if self.plan.fallbacks is not None and self.plan.fallbacks.missing is not None:
@@ -69,33 +74,26 @@ def planned(path: str, overrides: tuple[str, ...]) -> Planned:
     from llmlaunch.recipe.load import load_recipe
 
     found = with_found_version(load_recipe(path, overrides), os.environ, probed_packages)
-    _warn_once(found.warnings)
+    warn_once(found.warnings)
     return plan_loaded(found.recipe)
-
-
-def _warn_once(warnings: Iterable[str]) -> None:
-    """Several runs of one command share what there is to be warned of."""
-    context = click.get_current_context(silent=True)
-    said = set() if context is None else context.meta.setdefault("llmlaunch.warned", set())
-    for warning in warnings:
-        if warning not in said:
-            click.echo(f"warning: {warning}", err=True)
-        said.add(warning)
 
 
 def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizing | None = None) -> Planned:
     """Choose the backend, search. `baseline_bytes` as `make_plan` takes it; `sizing` is how an earlier plan chose the
     nodes the recipe now has."""
     from llmlaunch.backends.registry import backend_for
+    from llmlaunch.cli.measured import lessons_of
+    from llmlaunch.cli.rehearsals import with_rehearsals
     from llmlaunch.planner.plan import as_planned
     from llmlaunch.planner.plan_json import plan_json
     from llmlaunch.planner.setting import setting_of
     from llmlaunch.planner.sized import make_sized_plan
 
-    backend, margin = backend_for(recipe), _margin(recipe)
-    recipe, plan = make_sized_plan(recipe, backend, baseline_bytes, margin)
+    backend = backend_for(recipe)
+    lessons = with_rehearsals(recipe, backend, baseline_bytes, lessons_of(recipe))
+    recipe, plan = make_sized_plan(recipe, backend, baseline_bytes, lessons)
     plan = plan if sizing is None else replace(plan, sizing=sizing)
-    setting = setting_of(recipe, backend, baseline_bytes, margin)
+    setting = setting_of(recipe, backend, baseline_bytes, lessons)
     if recipe.on_oom.layouts and plan.good:
         from llmlaunch.planner.fallbacks import find_fallbacks
 
@@ -110,12 +108,3 @@ def _placement(recipe: Recipe, backend: Backend, plan: Plan) -> ExpectedPlacemen
     from llmlaunch.planner.placement import expected_placement
 
     return expected_placement(recipe, plan.layout, backend)
-
-
-def _margin(recipe: Recipe) -> Margin | None:
-    """What the store's runs say at the recipe's risk; the store is opened only where one is asked for."""
-    if recipe.memory.risk is None:
-        return None
-    from llmlaunch.cli.measured import stored_margin
-
-    return stored_margin(recipe, recipe.memory.risk)

@@ -12,6 +12,7 @@ from llmlaunch.cli.submitted import directory_of, note_ends, submission_in
 from llmlaunch.errors import UserError
 
 if TYPE_CHECKING:
+    from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.look import Look
 
 __all__ = ["command"]
@@ -20,13 +21,20 @@ __all__ = ["command"]
 @click.command("status")
 @click.argument("runs", metavar="[RUN|DIR]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print the states as JSON.")
-def command(runs: tuple[str, ...], as_json: bool) -> int:
+@click.option("--watch", is_flag=True, help="Go on looking until all have ended, with memory by GPU, steps and loss.")
+@click.option(
+    "--interval",
+    metavar="SECONDS",
+    type=click.FloatRange(0.2, 3600),
+    help="With --watch: between two looks at the files [2].",
+)
+def command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: float | None) -> int:
     """Say whether each RUN waits, runs or has ended, how far it got, and why; without one, of all that have not ended.
 
-    SLURM is asked once for all of them.
+    SLURM is asked once for all of them. With --watch the exit code is 1 where a run ended without success.
     """
-    from llmlaunch.launchers.look import look_at
-
+    if interval is not None and not watch:
+        raise UserError("--interval: is for --watch")
     several = len(runs) != 1
     directories = [directory_of(run) for run in runs] if runs else _not_ended()
     submissions = []
@@ -37,6 +45,16 @@ def command(runs: tuple[str, ...], as_json: bool) -> int:
             if not several:
                 raise
             click.echo(f"warning: {failure}", err=True)
+    if watch and submissions:
+        from llmlaunch.cli.status_watch import watch_runs
+
+        return watch_runs(submissions, as_json, 2.0 if interval is None else interval)
+    return _say(submissions, several, as_json, hint=not runs)
+
+
+def _say(submissions: list[Submission], several: bool, as_json: bool, hint: bool) -> int:
+    from llmlaunch.launchers.look import look_at
+
     looks = look_at(submissions, lambda line: click.echo(line, err=True))
     note_ends((look.submission, look.state) for look in looks)
     if as_json:
@@ -46,7 +64,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> int:
         click.echo(looks[0].sentence())
     elif looks:
         click.echo(_table(looks))
-    elif not runs:
+    elif hint:
         click.echo("no run is going on; llmlaunch runs lists those that have ended", err=True)
     return 0
 

@@ -78,6 +78,7 @@ def command(
     result = planned(recipe, variants[0].overrides)
     _refuse(result)
     result.warn_of_missing_fallbacks()
+    result.say_what_was_rehearsed()
     if dry_run:
         return _show(result, choice.why, as_json)
     if test_only:

@@ -104,7 +104,10 @@ def note_ends(states: Iterable[tuple[Submission, JobState]]) -> None:
     from llmlaunch.store.open import open_store
     from llmlaunch.store.runs import set_state
 
-    with open_store() as store:
-        for submission, state in news:
-            name = run_files.name_run(submission.run_dir)
-            set_state(store, name, state.phase, state.reason or state.state or None)
+    try:
+        with open_store() as store:
+            for submission, state in news:
+                name = run_files.name_run(submission.run_dir)
+                set_state(store, name, state.phase, state.reason or state.state or None)
+    except UserError as failure:  # what a person asked for is an answer, and that needs no store
+        click.echo(f"warning: how runs ended was not noted: {failure}", err=True)

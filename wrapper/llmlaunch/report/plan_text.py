@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.planner.length import duration
-from llmlaunch.planner.plan import NO_LAYOUT, Candidate, JobLength, Plan
+from llmlaunch.planner.plan import NO_LAYOUT, Candidate, JobLength, Limit, Plan
+from llmlaunch.planner.unsafe import correction_text
 from llmlaunch.recipe.types import Budget, Recipe
 from llmlaunch.report.fallback_text import fallback_text
 from llmlaunch.report.text import gib, table
@@ -103,7 +104,27 @@ def _memory(plan: Plan) -> list[str]:
         table(["pipeline rank", *(str(r.pipeline_rank) for r in ranks)], rows),
         f"  limit: {plan.limit.reason}; device memory is {gib(plan.limit.memory_bytes)} GiB by "
         f"{plan.limit.memory_source.split(':')[0]}",
+        *_measured(plan),
     ]
+
+
+def _measured(plan: Plan) -> list[str]:
+    """What measured runs say of predictions of this kind, and what of it is in the numbers."""
+    support, correction = plan.limit.support, plan.correction
+    lines = [] if support is None else [f"  measured runs: {support.sentence}{_beyond(plan.limit)}"]
+    if support is not None and support.runs and support.widened is not None:
+        lines.append(f"  new: {support.widened}")
+    if correction.torch_share or correction.outside_bytes:
+        lines.append(f"  {correction_text(plan)}")
+    if plan.rehearsed is not None:
+        lines.append(f"  {plan.rehearsed.sentence}")
+    return lines
+
+
+def _beyond(limit: Limit) -> str:
+    """That runs exceeded their predictions by more than the limit leaves."""
+    most = 0.0 if limit.support is None else limit.support.highest or 0.0
+    return "; that is more than the limit leaves free" if most * limit.limit_bytes > limit.memory_bytes else ""
 
 
 def _host(plan: Plan) -> list[str]:

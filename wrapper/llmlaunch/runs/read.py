@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
+from llmlaunch.peaks.summarize import whole_summary
+from llmlaunch.peaks.summary import AttemptSummary
 
 __all__ = ["Attempt", "RunFiles", "read_run"]
 
@@ -23,7 +25,7 @@ Record = Mapping[str, Any]
 class Attempt:
     """One start of the job. `ranks` are the rank records by global rank, `done` the nodes whose marker exists, `layout`
     the folder of the layout it ran ("" = the planned one), `status` its own verdict, None while it has none, `cluster`
-    what SLURM calls itself there."""
+    what SLURM calls itself there, `summary` the job's own account of it where no file says more by now."""
 
     name: str
     ranks: tuple[Record, ...]
@@ -31,6 +33,7 @@ class Attempt:
     layout: str = ""
     status: Record | None = None
     cluster: str | None = None
+    summary: AttemptSummary | None = None
 
 
 @dataclass(frozen=True)
@@ -109,12 +112,26 @@ def _attempts(folder: Path, problems: list[str]) -> tuple[Attempt, ...]:
 
 
 def _attempt(folder: Path, problems: list[str]) -> Attempt:
-    records = [_optional(path, problems) for path in (folder / "ranks").glob("*.json")]
-    ranks = sorted((r for r in records if r is not None), key=_rank_of)
-    done = sorted(path.name for path in (folder / "done").glob("*"))
     began, status = (_optional(folder / name, problems) for name in ("attempt.json", "status.json"))
+    summary = whole_summary(folder.parents[1], folder.name)
+    copies = _copies(status, summary) if status is not None and summary is not None else None
+    if copies is None:
+        records = [_optional(path, problems) for path in (folder / "ranks").glob("*.json")]
+        copies = [record for record in records if record is not None]
+    ranks = sorted(copies, key=_rank_of)
+    done = sorted(path.name for path in (folder / "done").glob("*"))
     layout, cluster = (str((began or {}).get(name) or "") for name in ("layout", "cluster"))
-    return Attempt(folder.name, tuple(ranks), tuple(done), layout, status, cluster or None)
+    return Attempt(folder.name, tuple(ranks), tuple(done), layout, status, cluster or None, summary)
+
+
+def _copies(status: Record, summary: AttemptSummary) -> list[Record] | None:
+    """The rank records as the verdict repeats them, so that thousands of small files stay closed; None where one of
+    the files that the summary saw has no copy."""
+    listed = status.get("ranks")
+    copies: list[Record] = [copy for copy in listed if isinstance(copy, dict)] if isinstance(listed, list) else []
+    folder = f"attempts/{summary.attempt}/ranks/"
+    wanted = {name[len(folder) : -len(".json")] for name in summary.files if name.startswith(folder)}
+    return copies if wanted <= {str(copy.get("rank")) for copy in copies} else None
 
 
 def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[str]) -> dict[str, Record]:

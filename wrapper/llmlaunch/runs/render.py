@@ -22,7 +22,7 @@ from llmlaunch.runs.recovery_json import FALLBACK_FOLDER
 from llmlaunch.runs.run_json import run_description
 from llmlaunch.runs.scripts import SNAPSHOT_FOLDER, job_script, train_script
 from llmlaunch.runs.snapshot import copy_snapshot
-from llmlaunch.trainers import HOOK, PREFLIGHT
+from llmlaunch.trainers import HOOK, MEMORY_PROBE, PREFLIGHT
 
 __all__ = ["render_run", "run_files"]
 
@@ -37,8 +37,10 @@ def run_files(
     plan_json: Mapping[str, object],
     rendered: Rendered,
     provenance: Provenance,
+    described: Mapping[str, object] | None = None,
 ) -> dict[str, bytes]:
-    """Every file of the run directory by relative path, except the copied code of a snapshot.
+    """Every file of the run directory by relative path, except the copied code of a snapshot. `described` is run.json,
+    where it is not `run_description`'s.
 
     Pure: the same inputs give the same bytes (LLMLAUNCH_TEMPLATES is one of them). Raises UserError for a recipe
     value that fits neither a directive nor a shell word.
@@ -47,7 +49,7 @@ def run_files(
     files = {
         "recipe.yaml": as_text(recipe.text),
         "plan.json": as_json(plan_json),
-        "run.json": as_json(run_description(recipe, plan, rendered)),
+        "run.json": as_json(described or run_description(recipe, plan, rendered)),
         "arguments.json": as_json(arguments_json(recipe, plan, rendered)),
         "job.sbatch": as_text(job_script(recipe, plan, prepares=bool(rendered.check or rendered.prepare))),
         "train.sh": as_text(train_script(recipe, rendered, code_root)),
@@ -56,8 +58,11 @@ def run_files(
     }
     if recipe.preflight:
         files["trainer/preflight.py"] = PREFLIGHT.read_bytes()
-    if recipe.watchdog is not None:
+    probed = recipe.memory_probe and recipe.cluster.accelerator.kind == "gpu"
+    if recipe.watchdog is not None or probed:
         files["hook/sitecustomize.py"] = HOOK.read_bytes()
+    if probed:
+        files["hook/llmlaunch_memory_probe.py"] = MEMORY_PROBE.read_bytes()
     if is_placed(recipe):
         files["placement.json"] = placement_json(recipe, plan.layout)
     if provenance.diff:
@@ -71,9 +76,14 @@ def run_files(
 
 
 def render_run(
-    recipe: Recipe, plan: Plan, plan_json: Mapping[str, object], rendered: Rendered, directory: Path
+    recipe: Recipe,
+    plan: Plan,
+    plan_json: Mapping[str, object],
+    rendered: Rendered,
+    directory: Path,
+    described: Mapping[str, object] | None = None,
 ) -> None:
-    """Writes the run directory, for its owner alone (0700, files 0600).
+    """Writes the files of `run_files`, and the copied code, for their owner alone (0700, files 0600).
 
     Built beside its final place and renamed, so that a run directory is whole or absent. Raises UserError where
     `directory` holds something already, cannot be written, or a recipe value does not fit.
@@ -81,7 +91,7 @@ def render_run(
     target = directory.resolve()
     _refuse_occupied(target)
     provenance = gather_provenance(recipe)
-    files = run_files(recipe, plan, plan_json, rendered, provenance)
+    files = run_files(recipe, plan, plan_json, rendered, provenance, described)
     building: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

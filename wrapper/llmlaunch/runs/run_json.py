@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.registry import recorded_name
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.models.families import OF_FAMILIES
+from llmlaunch.models.shape import OF_MEMORY, ModelShape, Router
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.progress_json import progress_json
@@ -52,6 +53,11 @@ def run_description(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str,
         "pipeline": plan.layout.pipeline,
         "peak_kind": plan.estimate.peak_kind,
         "predicted_bytes": [rank.device_bytes for rank in plan.estimate.ranks],
+        "predicted_by_kind": {
+            "allocated": [rank.allocated_bytes for rank in plan.estimate.ranks],
+            "reserved": [rank.reserved_bytes for rank in plan.estimate.ranks],
+            "host": plan.estimate.host_bytes_per_node,
+        },
         "monitor_interval_seconds": recipe.monitor_interval_seconds,
         "progress": progress_json(recipe, plan, rendered),
         **recovery(recipe, plan),
@@ -88,6 +94,7 @@ def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict
         "implementation": dict.fromkeys(_IMPLEMENTATION),
         **_techniques(recipe, plan.layout),
         "source": {"citation": "llmlaunch", "license": None, "evidence": "measured", "note": None},
+        **_calibration(plan),
     }
     for section, known in rendered.measurement.items():
         held = record[section]
@@ -97,12 +104,19 @@ def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict
     return record
 
 
+def _calibration(plan: Plan) -> dict[str, object]:
+    """The one behind what was predicted; absent where there is none."""
+    named = plan.correction.calibration_id
+    return {} if named is None else {"calibration_id": named}
+
+
 def _model(recipe: Recipe, plan: Plan) -> dict[str, object]:
     shape: ModelShape = recipe.model
     pads = recipe.backend.name == "megatron-lm"  # Hugging Face models keep the vocabulary as it is
     moe = None
-    if shape.moe is not None:  # how the router chooses is no matter of memory
+    if shape.moe is not None:
         moe = {name: value for name, value in asdict(shape.moe).items() if name != "router"}
+        moe |= _router(shape.moe.router)
         moe["layer_pattern"] = list(shape.moe.layer_pattern)
     return {
         "name": shape.name,
@@ -126,7 +140,21 @@ def _model(recipe: Recipe, plan: Plan) -> dict[str, object]:
         "mtp_num_layers": shape.mtp_num_layers,
         "moe": moe,
         "mla": None if shape.mla is None else asdict(shape.mla),
+        **_of_family(shape),
     }
+
+
+def _router(router: Router) -> dict[str, object]:
+    """What of a router's ways is a matter of memory, only where it is not the usual one's."""
+    said = {name: getattr(router, name) for name in OF_MEMORY}
+    return {} if said == {name: getattr(Router(), name) for name in OF_MEMORY} else {"router": said}
+
+
+def _of_family(shape: ModelShape) -> dict[str, object]:
+    """What few families have, only where this one has it: the format of measurements has no place for it, and what is
+    in memory depends on it."""
+    said = asdict(shape)
+    return {f.name: said[f.name] for f in fields(shape) if f.name in OF_FAMILIES and said[f.name] != f.default}
 
 
 def _split(recipe: Recipe, plan: Plan) -> dict[str, object]:

@@ -75,6 +75,7 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
                 "program": [_in_snapshot(word, code_root) for word in rendered.program],
                 "preflight": recipe.preflight,
                 "kind": recipe.cluster.accelerator.kind,
+                "by_itself": rendered.by_itself,
                 "check": [_in_snapshot(word, code_root) for word in rendered.check],
                 "prepare": [_in_snapshot(word, code_root) for word in rendered.prepare],
                 "monitor_interval_seconds": recipe.monitor_interval_seconds,

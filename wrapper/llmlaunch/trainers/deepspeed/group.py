@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+from datetime import timedelta
 from typing import NoReturn
 
 import deepspeed
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+
+MEETING = timedelta(seconds=10)
+"""How long a rank that ends waits for the others to get there."""
 
 
 def join() -> None:
@@ -39,8 +44,24 @@ def leave() -> NoReturn:
 
 
 def refuse(message: str) -> NoReturn:
-    """Ends every rank; one of them says why."""
-    raise SystemExit(message if dist.get_rank() == 0 else 1)
+    """Ends this rank. Of all ranks that get here the first says why, be it the only one.
+
+    They wait for each other: one that still connects to a rank already gone would end with a traceback of its own.
+    """
+    store, ranks = dist.distributed_c10d._get_default_store(), dist.get_world_size()
+    place = store.add("refused", 1)
+    if place == 1:
+        print(message, file=sys.stderr, flush=True)
+    if place == ranks:
+        store.set("all refused", "")
+    elif dist.get_backend() != "fake":
+        try:
+            store.wait(["all refused"], MEETING)
+        except RuntimeError:  # a rank of another opinion, or the one that keeps the store is gone
+            if place == 1:
+                where = f"rank {dist.get_rank()} on {socket.gethostname()}"
+                print(f"Said by {where}; not all {ranks} ranks find it so", file=sys.stderr, flush=True)
+    raise SystemExit(1)
 
 
 def report(line: str) -> None:

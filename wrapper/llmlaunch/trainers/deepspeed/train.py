@@ -12,6 +12,9 @@ They stand alone: Python >= 3.9, torch, DeepSpeed and Transformers, and nothing 
 With --save it saves every --save-interval steps and after the last, and goes on from the last checkpoint when started
 again. Told by SIGTERM, it saves after the step that runs, prints `saved step N after SIGTERM` and ends.
 
+With --alone it is rank 0 of so many ranks that do not exist, started by rank_alone.py: it trains a few steps to be
+looked at, saves nothing, and fails where it did less than a rank of such a job.
+
 Exit code 0 after the last step or after a save it was told to make; anything else is a failure, and a loss that is not
 finite is one.
 """
@@ -33,9 +36,10 @@ import torch
 import torch._dynamo  # Transformers needs it later, and it cannot be imported under zero.Init (torch 2.13)
 import torch.distributed as dist
 
+from alone import check_place, check_work, spare_the_vote
 from checkpoints import resume, save
 from data import Batches, make_batches
-from group import join, leave, report
+from group import join, leave, refuse, report
 from learning import add_learning, learning_rate
 from model import build_engine, micro_batch_loss
 from parallel import Split, gradient_share, split_of
@@ -84,22 +88,27 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--trained-layers", type=int, default=0, help="train the last so many layers and the head only")
     parser.add_argument("--save", type=Path, help="folder for checkpoints; training resumes from its latest")
     parser.add_argument("--save-interval", type=int, default=0, help="steps between checkpoints")
+    parser.add_argument("--alone", type=int, default=0, metavar="RANKS", help="be rank 0 of so many that do not exist")
     parser.add_argument("--measure-baseline", action="store_true", help="print the idle trainer's memory")
     parser.add_argument("--deepspeed", action="store_true", help="accepted for DeepSpeed's own launcher")
     parser.add_argument("--deepspeed_config", "--deepspeed-config", type=Path)
     parsed = parser.parse_args(words)
     if not parsed.measure_baseline and not (parsed.model and parsed.deepspeed_config):
         parser.error("--model and --deepspeed_config are needed")
+    if parsed.alone and (parsed.save or parsed.weights):
+        parser.error("--alone neither saves nor loads: leave out --save and --weights")
     return parsed
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every step is told alike."""
+    """What every step is told alike. `losses` are those of whole samples that the all-reduce of the loss adds up: a
+    rank without peers has its own, or its share of one."""
 
     seed: int
     split: Split
     gradient_share: float = 1.0
+    losses: float = 1.0
 
 
 class Notice:
@@ -135,7 +144,7 @@ def train_step(engine: Any, batches: Batches, step: int, notice: Notice, job: Jo
     shared[1] = float(notice.heard)
     dist.all_reduce(shared)
     total, told = shared.tolist()
-    return total / (split.data * split.tensor), told > 0
+    return total / job.losses, told > 0
 
 
 def set_learning_rate(engine: Any, args: argparse.Namespace, step: int) -> None:
@@ -148,17 +157,20 @@ def train(args: argparse.Namespace, notice: Notice) -> None:
     settings = json.loads(args.deepspeed_config.read_text(encoding="utf-8"))
     config = json.loads(args.model.read_text(encoding="utf-8"))
     split = split_of(settings, args.sequence_length)
-    job = Job(args.seed, split, gradient_share(settings, split))
+    losses = 1 / split.sequence if args.alone else split.data * split.tensor
+    job = Job(args.seed, split, gradient_share(settings, split), losses)
     engine = build_engine(args, config, settings, split)
+    if args.alone:
+        spare_the_vote(engine)
     batches = make_batches(args, int(config["vocab_size"]), engine.train_micro_batch_size_per_gpu(), split)
-    tokens_per_step = engine.train_batch_size() * args.sequence_length
+    tokens_per_step = engine.train_batch_size() * args.sequence_length // (split.data if args.alone else 1)
     done = resume(engine, args.save)
     logged, clock = done, time.perf_counter()
     for step in range(done, args.steps):
         set_learning_rate(engine, args, step)
         loss, told = train_step(engine, batches, step, notice, job)
         if not math.isfinite(loss):
-            raise SystemExit(f"step {step + 1}: the loss is {loss}; lower the learning rate or check the data")
+            refuse(f"step {step + 1}: the loss is {loss}; lower the learning rate or check the data")
         finished = step + 1
         if finished % args.log_interval == 0 or finished == args.steps or told:
             seconds = (time.perf_counter() - clock) / (finished - logged)
@@ -171,6 +183,8 @@ def train(args: argparse.Namespace, notice: Notice) -> None:
         if keep(engine, args, finished, told, notice):
             return
         clock += time.perf_counter() - began  # seconds per step are those of training
+    if args.alone:
+        check_work(engine, args.steps, split)
 
 
 def keep(engine: Any, args: argparse.Namespace, finished: int, told: bool, notice: Notice) -> bool:
@@ -218,6 +232,8 @@ def main(words: list[str] | None = None) -> NoReturn:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     torch.manual_seed(args.seed)
     join()
+    if args.alone:
+        check_place(args.alone)
     if args.measure_baseline:
         measure_baseline(args)
     else:

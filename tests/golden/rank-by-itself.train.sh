@@ -1,0 +1,205 @@
+#!/bin/bash
+# Rendered by llmlaunch. Trains on one node; job.sbatch starts it once per node and sets what it needs.
+# USR1 or TERM: the trainers save a checkpoint and end. USR2: they write down where they are.
+# Everything it prints is in logs/<attempt>.<node>.log of the run directory.
+
+# -u: a misspelt variable ends the script. Not -e: every exit code is looked at where it arises.
+set -u
+
+: "${LLMLAUNCH_RUN_DIR:?job.sbatch sets it; start that instead}"
+: "${LLMLAUNCH_ATTEMPT:?job.sbatch sets it; start that instead}"
+: "${MASTER_ADDR:?job.sbatch sets it; start that instead}"
+: "${MASTER_PORT:?job.sbatch sets it; start that instead}"
+
+# SLURM's number of this node, or what job.sbatch made of it.
+LLMLAUNCH_NODE_RANK=${SLURM_NODEID:-0}
+if [[ -n ${LLMLAUNCH_NODE_RANKS:-} ]]; then
+  read -ra node_ranks <<<"$LLMLAUNCH_NODE_RANKS"
+  LLMLAUNCH_NODE_RANK=${node_ranks[LLMLAUNCH_NODE_RANK]}
+fi
+export LLMLAUNCH_NODE_RANK
+export LLMLAUNCH_NODE=${SLURMD_NODENAME:-${HOSTNAME%%.*}}
+
+# Told before the trainers run: there is nothing to save yet.
+told=
+trap 'told=USR1' USR1
+trap 'told=TERM' TERM INT HUP
+trap '' USR2
+
+say() { printf 'train.sh on %s: %s\n' "$LLMLAUNCH_NODE" "$*"; }
+
+die() {
+  say "$*" >&2
+  exit 1
+}
+
+cd -- "$LLMLAUNCH_RUN_DIR" || die "cannot enter the run directory $LLMLAUNCH_RUN_DIR"
+
+# Rank 0 listens here, and the others will look for it on MASTER_ADDR: better said now than after a time-out.
+if [[ -n ${SLURMD_NODENAME:-} && $LLMLAUNCH_NODE_RANK = 0 && $SLURMD_NODENAME != "$MASTER_ADDR" ]]; then
+  die "this is node rank 0, but the others were told to meet on $MASTER_ADDR"
+fi
+
+# --- environment of the trainers --------------------------------------------------------------------------------------
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+export LOCAL_RANK=0
+export NCCL_DEBUG=WARN
+export NCCL_SOCKET_IFNAME=ib0
+export PYTHONUNBUFFERED=1
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+export RANK=384
+export WORLD_SIZE=512
+: "${MEGATRON_LM_PATH:?is needed on every node; set it in the environment or the setup lines of the recipe, or where you submit}"
+
+# --- which Python trains ----------------------------------------------------------------------------------------------
+# The recipe's python, else $LLMLAUNCH_PYTHON, else the first on PATH that has torch.
+
+recipe_python=''
+if [[ -n $recipe_python ]]; then
+  pythons=("$recipe_python")
+elif [[ -n ${LLMLAUNCH_PYTHON:-} ]]; then
+  pythons=("$LLMLAUNCH_PYTHON")
+else
+  pythons=(python3 python)
+fi
+python=
+for candidate in "${pythons[@]}"; do
+  if "$candidate" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null; then
+    python=$(command -v "$candidate")
+    break
+  fi
+done
+[[ -n $python ]] || die "no torch in ${pythons[*]}: name the training environment's interpreter (python: in the recipe, or LLMLAUNCH_PYTHON)"
+say "training with $python"
+
+# --- the last collectives of each rank ----------------------------------------------------------------------------------
+# PyTorch's flight recorder: what each rank's NCCL was doing, written to attempts/<attempt>/flight/ after a time-out, and
+# when the rank wrapper writes to the rank's pipe (USR2). What is set already stays. The pipes are in a folder of this
+# node: not every shared file system has pipes, and a trainer that cannot make its own is ended by PyTorch.
+
+flight=$LLMLAUNCH_RUN_DIR/attempts/$LLMLAUNCH_ATTEMPT/flight
+pipes=
+if mkdir -p "$flight"; then
+  # each has an old name; who set either meant both
+  dumps=${TORCH_FR_DUMP_TEMP_FILE:-${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$flight/rank_}}
+  events=${TORCH_FR_BUFFER_SIZE:-${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}}
+  export TORCH_FR_DUMP_TEMP_FILE="$dumps" TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$dumps"
+  export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
+  torch_minor=$("$python" -c 'import importlib.metadata as m; v = m.version("torch").split("."); print(int(v[0]) * 100 + int(v[1]))' 2>/dev/null)
+  # the new name since 2.8; the old one is read for the pipe until 2.10, and warned of after that
+  [[ ${torch_minor:-0} -lt 208 ]] || export TORCH_FR_BUFFER_SIZE="$events"
+  [[ ${torch_minor:-0} -ge 211 ]] || export TORCH_NCCL_TRACE_BUFFER_SIZE="$events"
+  pipes=$(mktemp -d "${TMPDIR:-/tmp}/llmlaunch-flight.XXXXXX" 2>/dev/null)
+  trap '[[ -z $pipes ]] || rm -rf -- "$pipes"' EXIT
+  if [[ -n $pipes ]] && mkfifo "$pipes/probe" 2>/dev/null; then
+    export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-$pipes/rank_}"
+  fi
+fi
+
+# --- the node side: monitor and rank wrapper ----------------------------------------------------------------------------
+# node.pyz wants Python 3.8 or newer and nothing else. Without it the training runs the same, only unwatched.
+
+node_python=
+for candidate in "$python" python3 python; do
+  if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then
+    node_python=$candidate
+    break
+  fi
+done
+
+program=("$python" "${LLMLAUNCH_RUN_DIR}"/trainer/rank_alone.py "${MEGATRON_LM_PATH}"/pretrain_gpt.py --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --num-layers 80 --bf16 --mock-data --train-iters 3)
+monitor=
+if [[ -n $node_python ]]; then
+  node_side=(--run-dir "$LLMLAUNCH_RUN_DIR" --attempt "$LLMLAUNCH_ATTEMPT" --node "$LLMLAUNCH_NODE")
+  # A log of its own: a monitor that hangs must not hold this script's output open.
+  monitor_log=logs/$LLMLAUNCH_ATTEMPT.$LLMLAUNCH_NODE.monitor.log
+  # Signals for the trainers are none of the monitor's business, and it ends when it is told to by its own pid.
+  (trap '' USR1 USR2
+  exec "$node_python" -I -S node.pyz monitor "${node_side[@]}" --interval 1.0 \
+    </dev/null >>"$monitor_log" 2>&1) &
+  monitor=$!
+  disown # its end is nobody's business: no message, no waiting
+  "$node_python" node.pyz diagnose "${node_side[@]}" --before
+  # The wrapper notes each rank's own exit code or signal, which torchrun and srun blur.
+  program=("$node_python" "$LLMLAUNCH_RUN_DIR/node.pyz" rank "${node_side[@]}" -- "${program[@]}")
+else
+  say "no Python 3.8 or newer here: no peaks and no exit codes of single ranks will be known of this node"
+fi
+
+# TERM, five seconds, KILL; never waited for, since a process stuck in the driver cannot be waited for.
+stop_monitor() {
+  [[ -n $monitor ]] || return 0
+  # it may end between any two of these words
+  is_ours() { { tr '\0' ' ' <"/proc/$monitor/cmdline" | grep -q 'node.pyz monitor'; } 2>/dev/null; }
+  if is_ours; then
+    kill -TERM "$monitor" 2>/dev/null
+    for _ in {1..50}; do
+      is_ours || break
+      sleep 0.1
+    done
+    is_ours && kill -KILL "$monitor" 2>/dev/null
+  fi
+  [[ -s $monitor_log ]] || rm -f -- "$monitor_log"
+}
+
+# --- the training -------------------------------------------------------------------------------------------------------
+
+torchrun=
+interrupted=0
+
+# The trainers themselves are told, by way of their wrappers: torchrun hands on no USR1, and after a TERM it kills its
+# workers in 30 seconds, saved or not. Where SLURM signals every process of a step, torchrun gets the signal, too; so it
+# is started deaf to all three.
+tell() { # SIGNAL
+  [[ -n $torchrun ]] || return 0
+  if [[ -n $node_python ]]; then
+    kill -s "$1" "$torchrun" 2>/dev/null
+  elif [[ $1 = USR1 ]]; then
+    kill -TERM "$torchrun" 2>/dev/null
+  fi
+}
+
+save_and_stop() { # SIGNAL
+  interrupted=1
+  told=$1
+  say "told to stop ($told); asking the trainers to save"
+  mkdir -p "attempts/$LLMLAUNCH_ATTEMPT/told" && printf '%s\n' "$told" >"attempts/$LLMLAUNCH_ATTEMPT/told/$LLMLAUNCH_NODE"
+  tell USR1
+}
+[[ -z $told ]] || die "told to stop ($told) before the training began"
+trap 'save_and_stop USR1' USR1
+trap 'save_and_stop TERM' TERM INT HUP
+trap 'interrupted=1; tell USR2' USR2
+[[ -z $node_python ]] || export PET_SIGNALS_TO_HANDLE=SIGQUIT # of torchrun; those before 2.8 do not read it
+
+# One rank by itself: no other is waited for, and there is no torchrun. Below, its wrapper goes by that name.
+(
+  [[ -z $node_python ]] || trap '' TERM USR1 USR2 # until the wrapper hears them
+  exec "${program[@]}"
+) &
+torchrun=$!
+# A signal that came before the line above had nobody to be passed on to.
+[[ -z $told ]] || tell USR1
+
+# wait returns early when a trapped signal arrives; torchrun's own code comes from the wait that nothing interrupted.
+while :; do
+  interrupted=0
+  wait "$torchrun"
+  code=$?
+  [[ $interrupted = 1 ]] || break
+done
+
+# --- how it ended ---------------------------------------------------------------------------------------------------------
+
+if [[ $code = 0 ]]; then
+  if ! { mkdir -p "attempts/$LLMLAUNCH_ATTEMPT/done" && : >"attempts/$LLMLAUNCH_ATTEMPT/done/$LLMLAUNCH_NODE"; }; then
+    say "cannot write the done marker; the job will count as failed"
+  fi
+  say "done"
+else
+  say "the rank ended with exit code $code"
+  [[ -z $node_python ]] || "$node_python" node.pyz diagnose "${node_side[@]}" --code "$code"
+fi
+stop_monitor
+exit "$code"

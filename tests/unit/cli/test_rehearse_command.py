@@ -1,0 +1,349 @@
+"""`llmlaunch rehearse` around its tracer: what it is given, what becomes of every answer, and of none.
+
+The tracer's Python is a few lines that answer as the real one would, too slow for here: what real frameworks answer is
+in tests/frameworks/test_rehearse_traced.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pynvml
+import pytest
+
+from llmlaunch.errors import UserError
+from llmlaunch.launchers.rehearsing import at_hand, environment, place
+from llmlaunch.recipe.load import load_recipe
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+DENSE = str(RECIPES / "llama3-8b.yaml")
+PIPELINE = "layout={tensor: 4, pipeline: 4, virtual_pipeline: 1, context: 1, micro_batch_size: 1}"
+GIB = 2**30
+SCHEMA = json.loads((RECIPES.parent / "docs" / "schemas" / "rehearse.schema.json").read_text())
+
+ANSWERS = """\
+import json, os, sys
+for line in sys.stdin:
+    job = json.loads(line)
+    trace = {"peak_bytes": PEAK, "seconds": 1.5, "microbatches": 64, "microbatches_run": [4, 6],
+             "versions": {"megatron-core": "0.19.2"}, "allocator": {"reserved_bytes": {"default": 0, "expandable": 1}},
+             "at_peak": [], "state": {}, "lasting": [], "peak_phase": "backward"}
+    print("a line of somebody else's")
+    print(json.dumps({"name": job["name"], "trace": trace}), flush=True)
+"""
+
+
+def frameworks(folder: Path, program: str = ANSWERS, peak: int = 30 * GIB, core: str = "0.19.2") -> Path:
+    """An environment whose Python runs `program` whatever it is asked to."""
+    made = folder / "frameworks"
+    packages = made / "lib" / "python3.11" / "site-packages" / f"megatron_core-{core}.dist-info"
+    packages.mkdir(parents=True)
+    (packages / "METADATA").write_text(f"Metadata-Version: 2.1\nName: megatron-core\nVersion: {core}\n")
+    (made / "bin").mkdir()
+    python = made / "bin" / "python"
+    python.write_text(f"#!{sys.executable}\n{program.replace('PEAK', str(peak))}")
+    python.chmod(0o755)
+    return made
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "llmlaunch", "rehearse", *words]
+
+
+def rehearse(made: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "LLMLAUNCH_FRAMEWORKS": str(made), **variables}
+    return subprocess.run(command(*words), env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def one_message(answer: subprocess.CompletedProcess[str], code: int = 2) -> str:
+    """The mistake, alone, beside what was said on the way."""
+    assert answer.returncode == code, answer.stderr
+    assert answer.stdout == ""
+    assert "Traceback (most recent call last)" not in answer.stderr
+    said = answer.stderr.partition("error: ")[2]
+    assert said
+    return said
+
+
+def test_the_result_alone_is_on_stdout_in_its_stable_shape(tmp_path: Path) -> None:
+    answer = rehearse(frameworks(tmp_path), DENSE, PIPELINE, "--on", "trace", "--rank", "all", "--json")
+    assert answer.returncode == 0, answer.stderr
+    told = json.loads(answer.stdout)
+    jsonschema.validate(told, SCHEMA)
+    assert told["verdict"] == told["predicted_verdict"] == "safe"
+    assert [rank["pipeline_rank"] for rank in told["ranks"]] == [0, 1, 2, 3]
+    for rank in told["ranks"]:
+        assert (rank["on"], rank["peak_kind"], rank["rehearsed_bytes"]) == ("trace", "allocated", 30 * GIB)
+        assert rank["predicted_bytes"] > 0
+        assert rank["stands_for"] == [rank["pipeline_rank"]]
+        assert sum(rank["device_parts"].values()) == rank["device_bytes"] <= rank["limit_bytes"]
+    assert "pipeline rank 3: traced in 2 s" in answer.stderr
+
+
+def test_a_person_reads_predicted_against_rehearsed_what_is_missing_and_what_is_next(tmp_path: Path) -> None:
+    answer = rehearse(frameworks(tmp_path), DENSE, PIPELINE, "--on", "trace")
+    assert answer.returncode == 0, answer.stderr
+    lines = answer.stdout.splitlines()
+    assert lines[0].startswith("llama3-8b: safe  TP4 PP4")
+    for part in (
+        "predicted  rehearsed  difference",
+        "allocated peak",
+        "communicators *",
+        "* from the estimate: no single rank shows it",
+        "a replay, which no GPU has validated yet",
+        "6 of 64 micro-batches a step were run",
+        "3 pipeline ranks keep their estimate",
+        "Verdict: safe.",
+        "megatron-core 0.19.2",
+    ):
+        assert part in answer.stdout, part
+    assert lines[-1] == f"Next: llmlaunch submit {DENSE} '{PIPELINE}'"
+
+
+def test_what_was_rehearsed_before_is_shown_and_what_it_refuted_is_not_chosen_again(tmp_path: Path) -> None:
+    variables = {"XDG_DATA_HOME": str(tmp_path / "data")}
+    made = frameworks(tmp_path)
+    rehearse(made, DENSE, PIPELINE, "--on=trace", "--rank=1", **variables)
+    again = rehearse(made, DENSE, PIPELINE, "--on=trace", "--rank=2", "--json", **variables)
+    shown = rehearse(made, DENSE, PIPELINE, "--on=trace", "--rank=2", **variables)
+    assert "Rehearsed before, GiB per device: pipeline rank 1" in shown.stdout
+    (tmp_path / "much").mkdir()
+    too_much = frameworks(tmp_path / "much", peak=75 * GIB)
+    over = rehearse(too_much, DENSE, PIPELINE, "--on=trace", "--rank=0", "--json", **variables)
+    assert over.returncode == 3, over.stderr
+    assert json.loads(over.stdout)["layout"] == json.loads(again.stdout)["layout"]
+    another = rehearse(made, DENSE, PIPELINE, "--on=trace", "--json", **variables)
+    assert another.returncode == 0, another.stderr
+    assert json.loads(another.stdout)["layout"] != json.loads(over.stdout)["layout"]
+    assert "1 layout is left out, which a rehearsal refuted" in another.stderr
+
+
+def test_more_than_the_limit_is_exit_code_3_with_the_next_layout(tmp_path: Path) -> None:
+    made = frameworks(tmp_path, peak=70 * GIB)
+    answer = rehearse(made, DENSE, "--on", "trace", "--rank", "0", "--json")
+    assert answer.returncode == 3, answer.stderr
+    told = json.loads(answer.stdout)
+    jsonschema.validate(told, SCHEMA)
+    assert (told["predicted_verdict"], told["verdict"]) == ("safe", "unsafe")
+    assert told["next_layout"]["layout"] != told["layout"]
+    shown = rehearse(made, DENSE, "--on", "trace", "--rank", "0")
+    assert "Next layout: " in shown.stdout
+    assert "llmlaunch submit" not in shown.stdout
+
+
+def test_a_plan_that_is_unsafe_is_rehearsed_all_the_same(tmp_path: Path) -> None:
+    pins = "layout={tensor: 1, pipeline: 1, context: 1, micro_batch_size: 2, recompute: none}"
+    stays = rehearse(frameworks(tmp_path, peak=90 * GIB), DENSE, pins, "--on", "trace", "--json")
+    assert (stays.returncode, json.loads(stays.stdout)["verdict"]) == (3, "unsafe")
+    (tmp_path / "less").mkdir()
+    fits = rehearse(frameworks(tmp_path / "less", peak=40 * GIB), DENSE, pins, "--on", "trace", "--json")
+    assert (fits.returncode, json.loads(fits.stdout)["verdict"]) == (0, "safe")
+    assert "the estimate alone said unsafe" in json.loads(fits.stdout)["reasons"]
+
+
+def failing(kind: str) -> str:
+    failure = {"kind": kind, "what": "unrecognized arguments: --x (megatron/training/arguments.py:9)", "detail": "a\nb"}
+    return (
+        "import json, sys\n"
+        "for line in sys.stdin:\n"
+        f"    print(json.dumps({{'name': json.loads(line)['name'], 'failure': {failure!r}}}))\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("refused", "Megatron-LM refuses these arguments: unrecognized arguments: --x"),
+        ("dishonest", "the trace would not have been true"),
+        ("unsupported", "this cannot be traced: unrecognized"),
+        ("error", "the trace failed: unrecognized"),
+    ],
+)
+def test_why_a_rank_was_not_traced_is_one_message(tmp_path: Path, kind: str, said: str) -> None:
+    answer = rehearse(frameworks(tmp_path, failing(kind)), DENSE, PIPELINE, "--on", "trace", "--json")
+    assert f"pipeline rank 0: {said}" in one_message(answer)
+
+
+def test_a_tracer_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
+    for number, (program, said) in enumerate(
+        (
+            ("import sys; print('no room left', file=sys.stderr); sys.exit(7)", "ended with code 7 before it was done"),
+            ("import os; os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL) before it was done"),
+        )
+    ):
+        (tmp_path / str(number)).mkdir()
+        answer = rehearse(frameworks(tmp_path / str(number), program), DENSE, PIPELINE, "--on", "trace")
+        message = one_message(answer)
+        assert said in message
+        assert "no room left" in message or number == 1
+
+
+def test_ctrl_c_ends_the_tracer_and_all_it_has_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    program = (
+        "import os, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        f"open({str(pids) + '.new'!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        f"os.rename({str(pids) + '.new'!r}, {str(pids)!r})\n"
+        "time.sleep(600)\n"
+    )
+    env = {**os.environ, "LLMLAUNCH_FRAMEWORKS": str(frameworks(tmp_path, program))}
+    words = command(DENSE, PIPELINE, "--on", "trace")
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        wait_for(pids.exists)
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    for pid in pids.read_text().split():
+        wait_for(lambda pid=pid: not lives(int(pid)))
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(happened: Any) -> None:
+    for _ in range(1200):
+        if happened():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen within a minute")
+
+
+def test_the_tracers_python_gets_nothing_of_this_one(tmp_path: Path) -> None:
+    seen = tmp_path / "seen.json"
+    program = f"import json, os\njson.dump(dict(os.environ), open({str(seen)!r}, 'w'))\n{ANSWERS}"
+    leaks = {"PYTHONPATH": os.pathsep.join(sys.path), "VIRTUAL_ENV": "/somewhere"}
+    answer = rehearse(frameworks(tmp_path, program), DENSE, PIPELINE, "--on", "trace", **leaks)
+    assert answer.returncode == 0, answer.stderr
+    variables = json.loads(seen.read_text())
+    assert not {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"} & set(variables)
+    assert variables["OMP_NUM_THREADS"] == "1"
+
+
+def test_mistakes_are_one_message_before_anything_is_traced(tmp_path: Path) -> None:
+    made = frameworks(tmp_path, "raise SystemExit('it was started')")
+    deepspeed = str(RECIPES / "llama2-7b-deepspeed.yaml")
+    for words, said in (
+        ((DENSE, PIPELINE, "--rank", "4"), "pipeline ranks are 0 to 3; or say worst or all"),
+        ((DENSE, 'backend={name: megatron-lm, version: "0.16"}'), "the job runs Megatron core 0.16, and"),
+        ((deepspeed,), "a trace runs Megatron-LM alone"),
+        ((DENSE, "-o", "run"), "a trace leaves no run directory"),
+        (("nowhere.yaml",), "nowhere.yaml"),
+    ):
+        answer = rehearse(made, *words, "--on", "trace", "--json")
+        message = one_message(answer)
+        assert said in message, message
+        assert len(message.strip().splitlines()) == 1
+        assert "it was started" not in answer.stderr
+
+
+def test_a_store_that_cannot_be_written_costs_the_record_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    answer = rehearse(
+        frameworks(tmp_path),
+        DENSE,
+        PIPELINE,
+        "--on",
+        "trace",
+        "--json",
+        LLMLAUNCH_STORE=str(tmp_path / "file" / "store.db"),
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["recorded"] is None
+    assert "warning: not recorded: " in answer.stderr
+
+
+def test_what_is_named_must_be_an_environment_with_megatron(tmp_path: Path) -> None:
+    assert "is no such environment" in one_message(rehearse(tmp_path / "nowhere", DENSE, PIPELINE, "--on", "trace"))
+    empty = frameworks(tmp_path)
+    for file in empty.glob("lib/*/site-packages/*/METADATA"):
+        file.unlink()
+        file.parent.rmdir()
+    assert "holds no megatron-core" in one_message(rehearse(empty, DENSE, PIPELINE, "--on", "trace"))
+
+
+@pytest.mark.parametrize("asked", ["auto", "trace", "gpu"])
+def test_where_nothing_is_at_hand_both_ways_to_have_something_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.delenv("LLMLAUNCH_FRAMEWORKS", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(environment, "CHECKOUT", tmp_path)
+    recipe = load_recipe(DENSE, ())
+    with pytest.raises(UserError) as mistake:
+        place.chosen_place(recipe, asked, print)
+    said = str(mistake.value)
+    assert "llmlaunch rehearse --install-frameworks makes one" in said
+    assert "on a machine that has a h100-80gb or its like, or --on gpu where there is SLURM" in said
+    (tmp_path / "Makefile").touch()
+    with pytest.raises(UserError, match="make install-frameworks in "):
+        place.chosen_place(recipe, asked, print)
+
+
+def test_the_checkouts_environment_goes_before_the_persons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLMLAUNCH_FRAMEWORKS", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(environment, "CHECKOUT", tmp_path / "checkout")
+    assert environment.find_trace_environment() is None
+    for folder in (tmp_path / "data" / "llmlaunch", tmp_path / "checkout"):
+        folder.mkdir(parents=True)
+        made = frameworks(folder)
+        if folder.name == "checkout":
+            made = made.rename(folder / ".venv-frameworks")
+        before = environment.find_trace_environment()
+        assert before is None or before.folder != made, "its installation was interrupted"
+        (made / ".installed").touch()
+        found = environment.find_trace_environment()
+        assert found is not None
+        assert (found.folder, found.versions) == (made, {"megatron-core": "0.19.2"})
+
+
+def test_a_gpu_of_this_machine_is_taken_where_it_is_like_the_planned_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """auto asks SLURM for none, and a card that is smaller or of another kind would show another peak."""
+    cards = {"NVIDIA H100 80GB HBM3": (79 * GIB, (9, 0))}
+    for name, answer in {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(cards),
+        "nvmlDeviceGetHandleByIndex": lambda index: list(cards)[index],
+        "nvmlDeviceGetName": lambda card: card,
+        "nvmlDeviceGetCudaComputeCapability": lambda card: cards[card][1],
+        "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(total=cards[card][0]),
+    }.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    planned = load_recipe(DENSE, ()).cluster.accelerator
+    found = at_hand.gpu_at_hand(planned)
+    assert found is not None
+    assert found.name == "NVIDIA H100 80GB HBM3"
+    for other in ({}, {"NVIDIA A100": (80 * GIB, (8, 0))}, {"NVIDIA H100 PCIe": (47 * GIB, (9, 0))}):
+        cards.clear()
+        cards.update(other)
+        assert at_hand.gpu_at_hand(planned) is None
+
+
+def test_a_recipe_for_cpus_has_no_gpus_memory_to_rehearse(tmp_path: Path) -> None:
+    answer = rehearse(frameworks(tmp_path), str(RECIPES / "quickstart.yaml"))
+    assert "trains on CPUs" in one_message(answer)
+
+
+def test_a_version_nobody_knows_is_rehearsed_as_the_one_it_is_rendered_for(tmp_path: Path) -> None:
+    words = (DENSE, 'backend={name: megatron-lm, version: "0.99"}', "--on", "trace", "--json")
+    answer = rehearse(frameworks(tmp_path), *words)
+    assert answer.returncode == 0, answer.stderr
+    remarks = json.loads(answer.stdout)["ranks"][0]["remarks"]
+    assert remarks[0] == "the job runs Megatron core 0.99; this is 0.19.2, whose arguments were rendered for it"

@@ -1,0 +1,220 @@
+"""What is read of a run that is watched: over a real monitor and the scripted driver, whatever is missing."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_rig import ATTEMPT, GIB, NODE, NodeRig, until
+
+from llmlaunch.launchers import watched_run
+from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.look import Look
+from llmlaunch.launchers.monitor_tails import MonitorTails
+from llmlaunch.launchers.watched_run import RunReader
+from llmlaunch.report.watched import Gauge, Watched
+
+STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
+JOB = ATTEMPT.partition(".")[0]
+RUN: dict[str, Any] = {
+    "schema": 1,
+    "name": "sample",
+    "nodes": 1,
+    "devices_per_node": 2,
+    "pipeline": 2,
+    "peak_kind": "device",
+    "predicted_bytes": [40 * GIB, 50 * GIB],
+    "measurement": {"global_batch_size": 16, "sequence_length": 1000, "world_size": 2},
+    "progress": {"step_patterns": [STEP], "slow_patterns": [], "steps": 100},
+}
+PLAN = {"memory": {"limit_bytes": 64 * GIB}}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_run, "_MEMORY_SECONDS", 0.0)
+
+
+def write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+def prepared(directory: Path, attempt: str = ATTEMPT, **changes: Any) -> Submission:
+    write(directory / "run.json", {**RUN, **changes})
+    write(directory / "plan.json", PLAN)
+    write(directory / "attempts" / attempt / "attempt.json", {"attempt": attempt, "layout": "", "nodes": [NODE]})
+    return Submission("slurm", JOB, directory, 0.0)
+
+
+def look(submission: Submission, phase: Any = "running") -> Look:
+    return Look(submission, JobState(phase), ATTEMPT, {}, {}, stopping=False)
+
+
+def read(reader: RunReader) -> Watched:
+    return reader.read(look(reader.submission))
+
+
+def test_a_gpu_has_its_rank_its_stage_and_its_stage_s_prediction(gpu_node: NodeRig) -> None:
+    reader = RunReader(prepared(gpu_node.run_directory))
+    sleepers = [gpu_node.rank("sleep", "60", rank=rank) for rank in (0, 1)]
+    pids = [gpu_node.until_record(rank)["program_pid"] for rank in (0, 1)]
+    idle = "gpu uuid=GPU-a\ngpu uuid=GPU-b\n"
+    gpu_node.scenario(idle)
+    monitor = gpu_node.monitor()
+    gpu_node.until_event("start")
+    gpu_node.scenario(f"{idle}proc 1 pid={pids[0]} mem=30G\nproc 0 pid={pids[1]} mem=55G\n")
+    gpu_node.until_line(
+        "both processes",
+        lambda line: all(gpu["process_peak_bytes"] for gpu in line.get("gpus") or [{"process_peak_bytes": 0}]),
+    )
+    gpu_node.scenario(f"{idle}proc 1 pid={pids[0]} mem=20G\nproc 0 pid={pids[1]} mem=70G\n")
+    gpu_node.until_used(70.5)
+
+    def both_gauges() -> list[Gauge] | None:
+        gauges = read(reader).gauges
+        return list(gauges) if {gauge.used_bytes for gauge in gauges} == {20 * GIB, 70 * GIB} else None
+
+    first, second = until(both_gauges, "gauges")
+    assert (first.ranks, first.device, first.uuid, first.pipeline_rank) == ((0,), "1", "GPU-b", 0)
+    assert (first.used_bytes, first.peak_bytes) == (20 * GIB, 30 * GIB)
+    assert (first.predicted_bytes, first.limit_bytes, first.total_bytes) == (40 * GIB, 64 * GIB, 80 * GIB)
+    assert (second.ranks, second.pipeline_rank, second.predicted_bytes) == ((1,), 1, 50 * GIB)
+    assert second.share == pytest.approx(70 / 50)
+    assert read(reader).fullest == second
+    gpu_node.stop(monitor)
+    assert read(reader).remarks == ()
+    for sleeper in sleepers:
+        sleeper.kill()
+
+
+def test_a_gpu_without_named_processes_is_given_to_a_rank_by_its_record(gpu_node: NodeRig) -> None:
+    reader = RunReader(prepared(gpu_node.run_directory))
+    for rank in (0, 1):
+        gpu_node.rank("sleep", "60", rank=rank)
+        gpu_node.until_record(rank)
+    gpu_node.scenario("gpu uuid=GPU-a used=1G\ngpu uuid=GPU-b used=1G\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_event("start")
+    gpu_node.scenario("gpu uuid=GPU-a used=31G\ngpu uuid=GPU-b used=41G\n")
+    gpu_node.until_used(41.5, index=1)
+    gpu_node.stop(monitor)
+    assert [(gauge.ranks, gauge.peak_bytes) for gauge in read(reader).gauges] == [((0,), 30 * GIB), ((1,), 40 * GIB)]
+
+
+def test_a_lost_gpu_and_a_silent_monitor_are_said(gpu_node: NodeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = RunReader(prepared(gpu_node.run_directory))
+    gpu_node.scenario("gpu uuid=GPU-a used=1G\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_event("start")
+    gpu_node.scenario("gpu uuid=GPU-a used=1G\nfail nvmlDeviceGetMemoryInfo_v2 gpu=0 code=15\n")
+    gpu_node.until_event("gpu_lost")
+    gpu_node.until_line("the lost one", lambda line: line.get("gpus") and line["gpus"][0]["lost"])
+    (gauge,) = read(reader).gauges
+    assert gauge.note == "lost (NVML code 15)"
+    monitor.kill()
+    monitor.wait()
+    later = time.time() + 300
+    monkeypatch.setattr(time, "time", lambda: later)
+    (remark,) = read(reader).remarks
+    assert remark.startswith(f"{NODE}: monitor silent for")
+
+
+def test_resident_memory_of_ranks_on_a_machine_without_gpus(cpu_node: NodeRig) -> None:
+    reader = RunReader(prepared(cpu_node.run_directory, peak_kind="resident", predicted_bytes=[GIB], pipeline=1))
+    cpu_node.rank("sleep", "60", rank=1)
+    pid = cpu_node.until_record(1)["program_pid"]
+    monitor = cpu_node.monitor()
+    cpu_node.until_line("a process", lambda line: any(p["resident_bytes"] for p in line.get("processes") or ()))
+    (gauge,) = read(reader).gauges
+    assert (gauge.ranks, gauge.uuid, gauge.total_bytes, gauge.predicted_bytes) == ((1,), None, None, GIB)
+    assert 0 < (gauge.used_bytes or 0) <= (gauge.peak_bytes or 0)
+    assert Path(f"/proc/{pid}").exists()
+    assert read(reader).remarks == ()  # that there is no NVML is no news here
+    cpu_node.stop(monitor)
+
+
+def test_steps_come_from_the_log_of_the_node_that_speaks_alone(tmp_path: Path) -> None:
+    submission = prepared(tmp_path, nodes=2)
+    reader = RunReader(submission)
+    for node in ("n1", "n2"):
+        write(tmp_path / "logs" / f"{ATTEMPT}.{node}.log", "loading\n")
+    assert read(reader).step is None
+    time.sleep(0.2)  # of two logs nobody speaks in, a look is due every 0.1 s
+    with (tmp_path / "logs" / f"{ATTEMPT}.n2.log").open("a") as log:
+        log.write(
+            "it 1/100 loss=4.0 took 1000 ms\nit 2/100 loss=3.0 took 2000 ms\nit 2/100 loss=3.0 took 2000 ms\nit 3/"
+        )
+    run = read(reader)
+    assert (run.step, run.steps, run.losses, run.loss) == (2, 100, (4.0, 3.0), 3.0)
+    assert (run.step_seconds, run.tokens_per_second, run.seconds_left) == (2.0, 8000.0, 196.0)
+    (tmp_path / "logs" / f"{ATTEMPT}.n1.log").unlink()
+    with (tmp_path / "logs" / f"{ATTEMPT}.n2.log").open("a") as log:
+        log.write("100 loss=2.0 took 1000 ms\n")
+    assert read(reader).losses == (4.0, 3.0, 2.0)
+
+
+def test_without_logs_that_can_be_read_the_watchdog_s_word_counts(tmp_path: Path) -> None:
+    reader = RunReader(prepared(tmp_path))
+    progress = {"step": 7, "steps": 90, "loss": 1.5, "tokens_per_second": 10.0, "step_seconds": 3.0, "at": 5.0}
+    write(tmp_path / "attempts" / ATTEMPT / "progress.json", progress)
+    run = read(reader)
+    assert (run.step, run.steps, run.loss, run.tokens_per_second, run.step_seconds) == (7, 90, 1.5, 10.0, 3.0)
+    assert run.step_at == 5.0
+
+
+def test_another_attempt_begins_from_nothing_with_its_own_layout_s_prediction(tmp_path: Path) -> None:
+    reader = RunReader(prepared(tmp_path))
+    write(tmp_path / "logs" / f"{ATTEMPT}.{NODE}.log", "it 50/100 loss=4.0 took 1000 ms\n")
+    gpu = {"uuid": "GPU-a", "index": 0, "pci": "1", "total_bytes": 80 * GIB, "used_bytes": 9 * GIB}
+    line = {"attempt": ATTEMPT, "node": NODE, "time": time.time(), "processes": []}
+    write(tmp_path / "peaks" / f"{NODE}.jsonl", json.dumps({**line, "gpus": [gpu]}) + "\n")
+    assert [gauge.predicted_bytes for gauge in read(reader).gauges] == [50 * GIB]  # of no rank: the worst stage's
+    again = f"{JOB}.1"
+    write(tmp_path / "fallback/1/run.json", {**RUN, "predicted_bytes": [20 * GIB, 20 * GIB]})
+    write(tmp_path / "attempts" / again / "attempt.json", {"attempt": again, "layout": "fallback/1", "nodes": [NODE]})
+    run = read(reader)
+    assert (run.step, run.losses, run.gauges) == (None, (), ())
+    with (tmp_path / "peaks" / f"{NODE}.jsonl").open("a") as peaks:
+        peaks.write(json.dumps({**line, "attempt": again, "gpus": [gpu]}) + "\n")
+    assert [gauge.predicted_bytes for gauge in read(reader).gauges] == [20 * GIB]
+
+
+def test_mig_slices_have_a_bar_each_and_their_gpu_none(tmp_path: Path) -> None:
+    reader = RunReader(prepared(tmp_path))
+    whole = {"uuid": "GPU-a", "index": 2, "pci": "1", "used_bytes": 9 * GIB}
+    slices = [{**whole, "uuid": f"MIG-{n}", "mig": "GPU-a", "total_bytes": 20 * GIB} for n in "xy"]
+    held = {"process_peak_bytes": {"71": 5 * GIB}}
+    line = {"attempt": ATTEMPT, "node": NODE, "time": time.time(), "gpus": [whole, slices[0], {**slices[1], **held}]}
+    processes = [{"rank": 1, "pid": 71, "resident_bytes": GIB, "resident_peak_bytes": GIB}]
+    write(tmp_path / "peaks" / f"{NODE}.jsonl", json.dumps({**line, "processes": processes}) + "\n")
+    gauges = read(reader).gauges
+    assert [(gauge.device, gauge.uuid, gauge.ranks) for gauge in gauges] == [
+        ("2.1", "MIG-y", (1,)),
+        ("2.0", "MIG-x", ()),
+    ]
+    assert gauges[0].peak_bytes == 5 * GIB
+
+
+def test_only_what_is_new_of_a_monitor_s_file_is_read_and_torn_lines_cost_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "peaks" / "n1.jsonl"
+
+    def line(peak: int) -> str:
+        gpu = {"uuid": "GPU-a", "index": 0, "pci": "1", "device_peak_bytes": peak, "used_bytes": peak}
+        return json.dumps({"attempt": "1.0", "node": "n1", "time": 5.0, "gpus": [gpu]}) + "\n"
+
+    write(path, "x" * 600_000 + "\n" + line(1) + line(2)[:40])
+    tails = MonitorTails(tmp_path)
+    tails.look()
+    assert tails.of("1.0")["n1"].peaks.gpus["GPU-a"].device_peak_bytes == 1
+    with path.open("a") as file:
+        file.write(line(2)[40:] + "{torn\n[1]\n" + line(7))
+    tails.look()
+    assert tails.of("1.0")["n1"].peaks.gpus["GPU-a"].device_peak_bytes == 7
+    path.write_text(line(9))  # begun again, and shorter
+    tails.look()
+    assert tails.of("1.0")["n1"].peaks.gpus["GPU-a"].device_peak_bytes == 9
+    assert tails.of("2.0") == {}

@@ -1,0 +1,128 @@
+"""A rehearsal for a person: what was predicted of each rank, what it held, the verdict, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from llmlaunch.planner.plan import Plan
+from llmlaunch.rehearsal.attribution import FORWARD, REMAINDER
+from llmlaunch.rehearsal.comparison import CACHE, compared, headline
+from llmlaunch.rehearsal.next_layout import NextLayout
+from llmlaunch.rehearsal.rehearsed import ON_TRACE, RehearsedRank
+from llmlaunch.rehearsal.verdict import Judged, JudgedRank
+from llmlaunch.report.text import gib, table
+
+__all__ = ["rehearsal_text"]
+
+GIB = 2**30
+SHOWN_BYTES = 0.005 * GIB  # less is 0.00
+
+
+def rehearsal_text(plan: Plan, rehearsed: Sequence[RehearsedRank], found: Judged, following: NextLayout | None) -> str:
+    """What `llmlaunch rehearse` prints."""
+    judged = {rank.pipeline_rank: rank for rank in found.ranks}
+    parts = [[f"{plan.recipe}: {found.verdict}  {plan.layout.describe()}"]]
+    parts += [_rank(one, judged[one.pipeline_rank]) for one in rehearsed]
+    parts += [_others(found, rehearsed), _verdict(found, following, plan), _small_print(rehearsed)]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _rank(one: RehearsedRank, rank: JudgedRank) -> list[str]:
+    others = [str(number) for number in one.stands_for if number != one.pipeline_rank]
+    also = f", as {', '.join(others)} would" if others else ""
+    how = "traced under real Megatron-LM code" if one.on == ON_TRACE else "run on one GPU"
+    lines = (line for line in compared(one) if max(line.predicted_bytes, line.rehearsed_bytes or 0) >= SHOWN_BYTES)
+    rows = [_row(line.term, line.predicted_bytes, line.rehearsed_bytes) for line in lines]
+    rows += [_row("allocated peak", one.predicted.allocated_bytes, one.allocated_bytes, share=True)]
+    rows += _beside(one, rank)
+    rows += [_row("device peak", one.predicted.device_bytes, rank.device_bytes, share=True)]
+    ended = ["  ran out of memory: the numbers are what it had reached"] if one.ran_out else []
+    return [
+        f"Pipeline rank {one.pipeline_rank}{also}: {how} in {one.seconds:.0f} s, GiB per device",
+        table(["", "predicted", "rehearsed", "difference"], rows),
+        *ended,
+        f"  limit: {gib(rank.limit_bytes)} GiB, {rank.limit_reason}",
+    ]
+
+
+def _beside(one: RehearsedRank, rank: JudgedRank) -> list[list[str]]:
+    """What makes a device peak of an allocated one, each with whose word it is."""
+    predicted = {**one.predicted.terms, "process": headline(one).predicted_bytes}
+    rows = []
+    for name, count in rank.parts.items():
+        if name == "allocated":
+            continue
+        mark = "" if name in ("process", CACHE) else " *"
+        rows.append(_row(f"{_plain(name)}{mark}", predicted.get(name, 0), count))
+    return rows
+
+
+def _row(name: str, predicted: int, rehearsed: int | None, share: bool = False) -> list[str]:
+    if rehearsed is None:
+        return [_plain(name), gib(predicted), "-", ""]
+    difference = f"{(rehearsed - predicted) / GIB:+.2f}"
+    if share and predicted:
+        difference = f"{rehearsed / predicted - 1.0:+.2%}"
+    return [_plain(name), gib(predicted), gib(rehearsed), difference]
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _others(found: Judged, shown: Collection[RehearsedRank]) -> list[str]:
+    """Ranks rehearsed before, and those that keep their estimate, a line each."""
+    before = [rank for rank in found.ranks if rank.rehearsed is not None and rank.rehearsed not in shown]
+    left = [rank for rank in found.ranks if rank.rehearsed is None]
+    lines = []
+    if before:
+        ranks = ", ".join(f"{rank.pipeline_rank} ({gib(rank.device_bytes)})" for rank in before)
+        lines.append(f"Rehearsed before, GiB per device: pipeline rank{'s' if len(before) > 1 else ''} {ranks}")
+    if left:
+        most = max(left, key=lambda rank: rank.device_bytes)
+        others = f"{len(left)} pipeline ranks keep their" if len(left) > 1 else "1 pipeline rank keeps its"
+        at_most = f"{gib(most.device_bytes)} GiB{' at most' if len(left) > 1 else ''} (rank {most.pipeline_rank})"
+        lines.append(f"{others} estimate, {at_most}; --rank all runs every one")
+    return lines
+
+
+def _verdict(found: Judged, following: NextLayout | None, plan: Plan) -> list[str]:
+    worst = found.worst
+    lines = [
+        f"Verdict: {found.verdict}. {gib(worst.device_bytes)} of {gib(worst.limit_bytes)} GiB; "
+        f"{'; '.join(found.sentences)}"
+    ]
+    if following is not None:
+        chosen = following.plan.chosen
+        lines.append(
+            f"Next layout: {chosen.describe()}, {gib(chosen.device_bytes)} GiB on its worst rank, "
+            f"{chosen.step_seconds:.2f} s a step, {following.why}"
+        )
+    elif not found.safe and plan.advice:
+        lines.append(plan.advice)
+    return lines
+
+
+def _unpredicted(rehearsed: Sequence[RehearsedRank]) -> list[str]:
+    """What the terms are that no estimate has."""
+    held = {line.term for one in rehearsed for line in compared(one) if (line.rehearsed_bytes or 0) >= SHOWN_BYTES}
+    lines = {
+        FORWARD: "what passes through a layer's forward pass, in which this peak lies: the estimate has no such moment",
+        REMAINDER: "what could not be told apart",
+    }
+    return [f"{_plain(name)}: {said}" for name, said in lines.items() if name in held]
+
+
+def _small_print(rehearsed: Sequence[RehearsedRank]) -> list[str]:
+    lines = ["* from the estimate: no single rank shows it"]
+    if any(one.on == ON_TRACE for one in rehearsed):
+        lines.append(
+            "A trace counts what is allocated exactly. The allocator's cache is the larger of a replay, which no GPU "
+            "has validated yet, and the estimate"
+        )
+    versions = {name: version for one in rehearsed for name, version in one.versions.items()}
+    if versions:
+        lines.append("Run: " + ", ".join(f"{name} {version}" for name, version in versions.items()))
+    lines += _unpredicted(rehearsed)
+    lines += dict.fromkeys(f"Note: {remark}" for one in rehearsed for remark in one.remarks)
+    return lines

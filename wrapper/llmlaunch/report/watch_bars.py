@@ -1,0 +1,86 @@
+"""A bar of memory against its prediction and limit, and a line of small bars. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmlaunch.report.spans import Line
+from llmlaunch.report.watched import Gauge
+
+__all__ = ["ASCII", "BLOCKS", "Glyphs", "alarm", "bar", "sparkline"]
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """What bars are drawn with; `steps` are of a sparkline, the lowest first."""
+
+    used: str
+    peak: str
+    empty: str
+    predicted: str
+    limit: str
+    steps: str
+
+
+BLOCKS = Glyphs("█", "▒", "·", "┆", "┃", "▁▂▃▄▅▆▇█")
+ASCII = Glyphs("#", "=", ".", ":", "|", "_.-=*#")
+
+
+def alarm(gauge: Gauge) -> str:
+    """The style of a gauge: red above the limit or lost, yellow above the prediction, else green."""
+    peak = gauge.peak_bytes or 0
+    if gauge.note or (gauge.limit_bytes is not None and peak > gauge.limit_bytes):
+        return "bold red"
+    return "yellow" if gauge.share is not None and gauge.share > 1.0 else "green"
+
+
+def scale_bytes(gauges: Sequence[Gauge]) -> int:
+    """What a whole bar stands for: the largest device, or, without devices, the largest number to be drawn."""
+    sizes = [size for gauge in gauges for size in (gauge.total_bytes, gauge.limit_bytes, gauge.predicted_bytes)]
+    return max((size for size in (*sizes, *(gauge.peak_bytes for gauge in gauges)) if size), default=1)
+
+
+def bar(gauge: Gauge, whole_bytes: int, width: int, glyphs: Glyphs) -> Line:
+    """One bar of `width` characters: now, up to the peak, empty; the prediction and the limit marked."""
+    used, peak = (_cells(size, whole_bytes, width) for size in (gauge.used_bytes, gauge.peak_bytes))
+    cells = [(glyphs.used, alarm(gauge))] * min(used, width)
+    cells += [(glyphs.peak, alarm(gauge))] * (min(peak, width) - len(cells))
+    cells += [(glyphs.empty, "dim")] * (width - len(cells))
+    for size, mark, style in (
+        (gauge.predicted_bytes, glyphs.predicted, "cyan"),
+        (gauge.limit_bytes, glyphs.limit, "bold magenta"),
+    ):
+        if size:
+            cells[min(_cells(size, whole_bytes, width), width - 1)] = (mark, style)
+    return _joined(cells)
+
+
+def sparkline(values: Sequence[float], width: int, glyphs: Glyphs) -> str:
+    """The last `width` values as small bars between their least and greatest; what is not finite is an x."""
+    shown = values[-width:] if width > 0 else ()
+    finite = [value for value in shown if math.isfinite(value)]
+    if not finite:
+        return "x" * len(shown)
+    least, span = min(finite), max(finite) - min(finite)
+    top = len(glyphs.steps) - 1
+    heights = [round((value - least) / span * top) if math.isfinite(value) and span else 0 for value in shown]
+    return "".join(
+        glyphs.steps[height] if math.isfinite(value) else "x" for value, height in zip(shown, heights, strict=True)
+    )
+
+
+def _cells(size: int | None, whole_bytes: int, width: int) -> int:
+    return round((size or 0) / whole_bytes * width)
+
+
+def _joined(cells: Sequence[tuple[str, str]]) -> Line:
+    """Neighbours of one style as one piece."""
+    pieces: list[tuple[str, str]] = []
+    for text, style in cells:
+        if pieces and pieces[-1][1] == style:
+            pieces[-1] = (pieces[-1][0] + text, style)
+        else:
+            pieces.append((text, style))
+    return tuple(pieces)
