@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 CLUSTER_SH = Path(__file__).parents[2] / "slurm" / "one_machine" / "cluster.sh"
@@ -96,6 +97,19 @@ class Cluster:
 
     def pid(self, name: str) -> int:
         return int((self.directory / "run" / f"{name}.pid").read_text())
+
+    def kill(self, name: str) -> None:
+        """SIGKILL for a daemon, and its end: until then it still takes connections."""
+        daemon = psutil.Process(self.pid(name))
+        daemon.kill()
+
+        def gone() -> bool:
+            try:
+                return daemon.status() == psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:
+                return True
+
+        wait_until(gone, f"{name} is gone")
 
 
 def install(*, accounting: bool = False) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -36,7 +35,7 @@ def accounted(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def forget_every_job(cluster: Cluster) -> None:
     """A controller started with -c knows no job, as one does MinJobAge after a job's end."""
-    os.kill(cluster.pid("slurmctld"), signal.SIGKILL)
+    cluster.kill("slurmctld")
     environment = {**cluster.environment, "LLMLAUNCH_SLURM_DAEMON": "controller"}
     environment["PATH"] += ":/usr/sbin:/sbin"
     subprocess.run(["slurmctld", "-c"], env=environment, check=True, capture_output=True)

@@ -234,7 +234,7 @@ def test_a_controller_that_is_down_is_said_plainly(alone: Cluster, tmp_path: Pat
     wait_for(ended, "failed")
     running = submit(run_directory(tmp_path / "running", WAIT_FOR_GO))
     wait_for(running, "running")
-    os.kill(alone.pid("slurmctld"), signal.SIGKILL)
+    alone.kill("slurmctld")
     run_dir = run_directory(tmp_path / "run", "finish 0")
     with pytest.raises(SchedulerRefused, match="Unable to contact slurm controller"):
         SlurmLauncher(tries=1).submit(run_dir)

@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from one_machine import Cluster, new_cluster, run_directory, throw_away, wait_until
 
@@ -404,7 +406,7 @@ def test_a_scheduler_that_hangs_is_said_and_the_job_is_submitted_once(
     monkeypatch.setattr(late, "_SILENCE_SECONDS", 1.0)
     os.kill(controller, signal.SIGSTOP)
     try:
-        with pytest.raises(SchedulerRefused, match="SLURM did not answer in time") as silence:
+        with pytest.raises(SchedulerRefused, match="SLURM did not say whether it took the job") as silence:
             SlurmLauncher(timeout_seconds=2.0, tries=1, say=said.append).submit(run_dir)
     finally:
         os.kill(controller, signal.SIGCONT)
@@ -415,6 +417,52 @@ def test_a_scheduler_that_hangs_is_said_and_the_job_is_submitted_once(
     assert jobs_of(alone, run_dir) == list(submission.jobs)
     assert len(submission.jobs) == 1
     (run_dir / "go").touch()
+    wait_for(submission, "succeeded")
+
+
+def test_a_controller_that_dies_while_it_is_spoken_to_is_asked_whether_it_took_the_job(
+    alone: Cluster, tmp_path: Path
+) -> None:
+    """sbatch says "Connection reset by peer" and exits 1: the request was sent, and nobody says whether it was read."""
+    run_dir = run_directory(tmp_path / "run", "finish 0")
+    controller = psutil.Process(alone.pid("slurmctld"))
+    controller.suspend()  # the kernel takes sbatch's connection for it, and resets it when the controller is killed
+    said: list[str] = []
+
+    def spoken_to() -> bool:
+        """What sbatch sent lies unread at the controller's end of its connection."""
+        try:
+            callers = [child for child in psutil.Process().children() if child.name() == "sbatch"]
+            from_ports = {each.laddr.port for caller in callers for each in caller.net_connections("tcp4")}
+        except psutil.Error:  # it has ended meanwhile: it only asked for a version
+            return False
+        rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return any(
+            int(mine.split(":")[1], 16) == alone.port
+            and int(theirs.split(":")[1], 16) in from_ports
+            and int(queues.split(":")[1], 16) > 0
+            for _, mine, theirs, _, queues, *_ in rows
+        )
+
+    def kill_it() -> None:
+        wait_until(spoken_to, "sbatch has connected")
+        alone.kill("slurmctld")
+
+    def say(line: str) -> None:
+        if not said:
+            start_controller(alone)
+        said.append(line)
+
+    killer = threading.Thread(target=kill_it)
+    killer.start()
+    with pytest.raises(SchedulerRefused, match=r"SLURM did not say whether it took the job \(.*reset by peer\)"):
+        SlurmLauncher(say=say).submit(run_dir)
+    killer.join()
+    assert "looking for a job" in said[0]
+    assert (run_dir / "submitting").exists()
+    submission = SlurmLauncher().submit(run_dir)
+    assert jobs_of(alone, run_dir) == list(submission.jobs)
+    assert len(submission.jobs) == 1
     wait_for(submission, "succeeded")
 
 
@@ -431,7 +479,7 @@ def test_a_controller_that_is_down_is_waited_for_and_that_is_said(alone: Cluster
     running = SlurmLauncher().submit(run_directory(tmp_path / "running", WAIT_FOR_GO))
     wait_for(running, "running")
     wait_until_saved(alone, running.job_id)
-    os.kill(alone.pid("slurmctld"), signal.SIGKILL)
+    alone.kill("slurmctld")
     said: list[str] = []
 
     def say(line: str) -> None:

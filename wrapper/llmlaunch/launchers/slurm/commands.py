@@ -13,10 +13,14 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers import environment
 from llmlaunch.launchers.slurm.text import complaint
 
-__all__ = ["LATE", "Answer", "Call", "SlurmCommands"]
+__all__ = ["Answer", "Call", "SlurmCommands"]
 
-LATE = ("timed out", "Zero Bytes were transmitted", "Unexpected message received")
-"""After these words of a command the controller may still do what it was asked."""
+# After these words of a command the controller may have heard it, and may still do what it was asked. The second line:
+# the connection broke after it was made (slurm_recv_timeout and _remap_slurmctld_errno of SLURM's slurm_protocol_*.c).
+_LATE = (
+    *("timed out", "Zero Bytes were transmitted", "Unexpected message received"),
+    *("Connection reset", "Broken pipe", "No route to host", "is unreachable", "receive failure", "shutdown failure"),
+)
 
 _UNREACHED = ("Unable to contact",)
 _PAUSES_SECONDS = (1.0, 2.0, 5.0)
@@ -33,12 +37,12 @@ class Answer:
     @property
     def late(self) -> bool:
         """It may have been heard: nothing can be said of what became of it."""
-        return self.code is None or any(words in self.words for words in LATE)
+        return self.code is None or any(words in self.words for words in _LATE)
 
     @property
     def unreached(self) -> bool:
         """It was not heard."""
-        return any(words in self.words for words in _UNREACHED)
+        return not self.late and any(words in self.words for words in _UNREACHED)
 
 
 @dataclass

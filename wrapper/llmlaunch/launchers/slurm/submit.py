@@ -1,7 +1,8 @@
 """Hands a run directory to sbatch, so that no job is ever handed in twice and none is lost.
 
-Traps seen with SLURM 22.05.8: a controller that answers late has taken the job although sbatch exits 1; one that is
-killed or cut off right after sbatch leaves a job that nobody has written down.
+Traps seen with SLURM 22.05.8: a controller that answers late has taken the job although sbatch exits 1; one that dies
+or is cut off while sbatch speaks with it may have taken it; a submit that is killed right after sbatch leaves a job
+that nobody has written down.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def submit(
         return _HandIn(slurm, cancel, wanted, script).all(extra, jobs, before)
     except _MayBeTaken as late:  # the mark stays: the next command looks for the job again
         raise SchedulerRefused(
-            f"SLURM did not answer in time ({late}), and the job is not seen in the queue; it may still turn up. "
+            f"SLURM did not say whether it took the job ({late}), which is not in the queue and may still turn up. "
             f"The run directory is kept; llmlaunch resume {run_dir} looks for the job again, and submits it only "
             "where there is none"
         ) from late
