@@ -26,9 +26,11 @@ def test_the_training_line() -> None:
     iteration = next(text for text in formats if "iteration {" in text)
     elapsed = next(text for text in formats if "elapsed time per iteration" in text)
     other = next(text for text in formats if re.fullmatch(r" \{\}: \{:\.6E\} \|", text))
-    line = iteration.format(12, 40) + elapsed.format(1250.0) + other.format("lm loss", 3.5)
-    (step,) = Words(asdict(megatron_lines())).read([line.encode()]).steps
-    assert (step.step, step.steps, step.seconds, step.loss) == (12, 40, 1.25, 3.5)
+    begin, words = iteration.format(12, 40) + elapsed.format(1250.0), Words(asdict(megatron_lines()))
+    lines = [begin + other.format("lm loss", loss) for loss in (3.5, 0.0)]  # 0.0: every step of it was skipped
+    one, none = words.read(line.encode() for line in lines).steps
+    assert (one.step, one.steps, one.seconds, one.loss) == (12, 40, 1.25, 3.5)
+    assert (none.step, none.steps, none.seconds, none.loss) == (12, 40, 1.25, None)
 
 
 def test_a_save_and_an_evaluation() -> None:

@@ -26,6 +26,12 @@ def test_megatrons_line() -> None:
     )
 
 
+def test_a_line_of_skipped_steps_alone_has_no_loss() -> None:
+    """Megatron-LM prints the mean of nothing as 0.0."""
+    skipped = parse_progress(MEGATRON.replace("lm loss: 1.000000E+01", "lm loss: 0.000000E+00"))
+    assert skipped == Progress(step=2, steps=10, seconds_per_step=1.25, tflops_per_gpu=401.5)
+
+
 def test_fields_a_flag_switches_off_are_unknown_not_wrong() -> None:
     bare = parse_progress(
         " iteration      100/     200 | consumed samples:  1 | elapsed time per iteration (ms): 10.0 |"

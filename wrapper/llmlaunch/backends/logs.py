@@ -18,11 +18,12 @@ OURS = (
     r" \| (?P<seconds>[\d.]+) s/step \| (?P<tokens_per_second>\d+) tokens/s"
 )
 # Megatron-LM's training line (training_log of megatron/training/training.py, core 0.16 to 0.19). Which fields appear
-# depends on the flags; loss is there on every line but the first after a skipped step.
+# depends on the flags; the loss lacks until one step was not skipped, and is 0.0 where every step since the line
+# before was (fp16's loss scale): no loss at all.
 MEGATRON = (
     r"\biteration +(?P<step>\d+)/ *(?P<steps>\d+) \|"
     r"(?:.*? elapsed time per iteration \(ms\): (?P<milliseconds>[\d.]+) \|)?"
-    r"(?:.*? lm loss: (?P<loss>\S+) \|)?"
+    r"(?:.*? lm loss: (?!0\.0+E\+00 )(?P<loss>\S+) \|)?"
 )
 # DeepSpeed's pipeline engine (runtime/pipe/engine.py), every steps_per_print steps.
 DEEPSPEED_PIPELINE = r"\bsteps: (?P<step>\d+) loss: (?P<loss>\S+) (?:.*?iter time \(s\): (?P<seconds>[\d.]+))?"
