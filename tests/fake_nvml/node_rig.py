@@ -122,12 +122,12 @@ class NodeRig:
         return {"LD_PRELOAD": str(library), "FAULTY_UNDER": under, "FAULTY_HOW": str(self.disk_path)}
 
     def spooled(self) -> list[Line]:
-        """The whole lines that lie in the spool."""
+        """The whole lines that lie in the spool, as they were written: in two files where a delivery did not end."""
         lines = []
         for path in self.spool.glob("*/peaks/*.jsonl"):
             with contextlib.suppress(FileNotFoundError):  # delivered in this moment
                 lines += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line[-1:] == "\n"]
-        return lines
+        return sorted(lines, key=lambda line: float(line["time"]))
 
     def all_delivered(self) -> bool:
         """Whether no run has anything left in the spool."""

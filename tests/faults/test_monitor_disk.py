@@ -108,6 +108,27 @@ def test_a_file_server_that_is_gone_does_not_keep_it(gpu_node: NodeRig, faulty_d
     assert_whole_and_once(gpu_node)
 
 
+def test_a_file_server_that_is_gone_amid_a_delivery(gpu_node: NodeRig, faulty_disk: Path) -> None:
+    """What was on its way waits in a file of its own, and arrives before what was said after it."""
+    gpu_node.scenario("gpu used=1G\n")
+    monitor = gpu_node.monitor(*HANG, **gpu_node.faulty(faulty_disk))
+    gpu_node.until_used(1.5)
+    gpu_node.disk(str(REFUSALS["EIO"]))
+    gpu_node.until_sampled("gpu used=30G\n")
+    until(lambda: any(peak_gib(line) > 30 for line in gpu_node.spooled()), "a line in the spool")
+    gpu_node.disk("hang")
+    until(lambda: any(gpu_node.spool.glob("*/peaks/*.taken.jsonl")), "a delivery")
+    gpu_node.until_sampled("gpu used=70G\n")
+    until(lambda: any(peak_gib(line) > 70 for line in gpu_node.spooled()), "a line after it")
+    monitor.terminate()
+    monitor.communicate()
+    gpu_node.disk("")
+    successor(gpu_node)
+    assert [peak_gib(line) for line in gpu_node.lines() if line["event"] != "start"] == [30.5, 70.5, 70.5]
+    assert gpu_node.lines()[-1]["event"] == "end"
+    assert_whole_and_once(gpu_node)
+
+
 def test_a_file_server_that_is_gone_from_the_start(gpu_node: NodeRig, faulty_disk: Path) -> None:
     gpu_node.scenario("gpu used=7G\n")
     gpu_node.disk("hang")
