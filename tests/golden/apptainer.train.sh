@@ -70,11 +70,12 @@ say "training with $python"
 # --- the last collectives of each rank ----------------------------------------------------------------------------------
 # PyTorch's flight recorder: what each rank's NCCL was doing, written to attempts/<attempt>/flight/ after a time-out, and
 # when the rank wrapper writes to the rank's pipe (USR2). What is set already stays. The pipes are in a folder of this
-# node: not every shared file system has pipes, and a trainer that cannot make its own is ended by PyTorch.
+# node: not every shared file system has pipes, and a trainer that cannot make its own is ended by PyTorch. Whoever is not
+# to train yet needs none.
 
 flight=$LLMLAUNCH_RUN_DIR/attempts/$LLMLAUNCH_ATTEMPT/flight
 pipes=
-if mkdir -p "$flight"; then
+if (($# == 0)) && mkdir -p "$flight"; then
   # each has an old name; who set either meant both
   dumps=${TORCH_FR_DUMP_TEMP_FILE:-${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$flight/rank_}}
   events=${TORCH_FR_BUFFER_SIZE:-${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}}

@@ -31,7 +31,8 @@ if rank == "0":
 def test_the_variables_of_this_torch_and_a_place_for_the_pipes(tmp_path: Path) -> None:
     of, plan, rendered = deepspeed_cpu()
     of = replace(of, cluster=cluster(H100, 2), environment={"TORCH_NCCL_TRACE_BUFFER_SIZE": "50"})
-    rendered = replace(rendered, program=("trainer/train.py",), files={"trainer/train.py": TRAINER})
+    files = {"trainer/train.py": TRAINER, "trainer/prepare.py": b""}
+    rendered = replace(rendered, program=("trainer/train.py",), prepare=("trainer/prepare.py",), files=files)
     run = tmp_path / "run"
     render_run(of, plan, {}, rendered, run)
     scratch = tmp_path / "scratch"
@@ -53,7 +54,7 @@ def test_the_variables_of_this_torch_and_a_place_for_the_pipes(tmp_path: Path) -
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "50",
     }
     assert pipes.startswith(str(scratch))
-    assert not Path(pipes).parent.exists()
+    assert list(scratch.glob("llmlaunch*")) == []  # of the trainer, and of what was prepared before it
     assert sorted(path.name for path in (attempt / "flight").iterdir()) == ["rank_0", "rank_1"]
 
 
