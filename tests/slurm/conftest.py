@@ -7,10 +7,11 @@ a cluster of his own, in each of these four ways; or `anyone_at_both_ends`, in t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
-from one_machine import Cluster, install, new_cluster, throw_away
+from one_machine import Cluster, install, new_cluster, throw_away, what_it_says
 from person import BOTH_ENDS, WAYS, Person, person_with_a_cluster
 
 
@@ -51,3 +52,15 @@ def anyone_at_both_ends(request: pytest.FixtureRequest, slurm_packages: None) ->
     """Eleven nodes, for many jobs side by side."""
     with person_with_a_cluster(request.param, 11) as person:
         yield person
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A failed test shows what its clusters say: they are gone when someone reads of it."""
+    report = yield
+    if report.failed and report.when == "call":
+        for value in getattr(item, "funcargs", {}).values():
+            cluster = value.cluster if isinstance(value, Person) else value
+            if isinstance(cluster, Cluster):
+                report.sections.append((f"the cluster below {cluster.directory}", what_it_says(cluster)))
+    return report

@@ -21,6 +21,11 @@ import pytest
 
 CLUSTER_SH = Path(__file__).parents[2] / "slurm" / "one_machine" / "cluster.sh"
 _PORT_OFFSETS = (0, 1, *range(11, 23))
+_PORTS = 23
+_CLAIMS: dict[int, ExitStack] = {}
+"""By first port: what tells other processes that a cluster of this one has them."""
+
+_SAID_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,17 @@ class Cluster:
     def pid(self, name: str) -> int:
         return int((self.directory / "run" / f"{name}.pid").read_text())
 
+    def daemons(self, name: str) -> list[psutil.Process]:
+        """Its processes of that name: slurmctld, slurmd, munged."""
+        found = []
+        for process in psutil.process_iter(["name"]):
+            try:
+                if process.info["name"] == name and process.environ().get("SLURM_CONF") == str(self.conf):
+                    found.append(process)
+            except psutil.Error:  # it has ended meanwhile, or is another user's
+                continue
+        return found
+
     def kill(self, name: str) -> None:
         """SIGKILL for a daemon, and its end: until then it still takes connections."""
         daemon = psutil.Process(self.pid(name))
@@ -129,19 +145,44 @@ def new_cluster(settings: Mapping[str, str], **other: object) -> Cluster:
 def throw_away(cluster: Cluster) -> None:
     cluster.do("down")
     shutil.rmtree(cluster.directory.parent)
+    _CLAIMS.pop(cluster.port).close()
+
+
+def what_it_says(cluster: Cluster) -> str:
+    """Its queue, its nodes, and the ends of its logs; for who looks into a test that failed. Never raises."""
+    said = []
+    for argv in (
+        ["squeue", "-h", "-a", "-t", "all", "-O", "JobID,State,RestartCnt,StartTime,Reason"],
+        ["sinfo", "-N", "-l"],
+    ):
+        try:
+            done = subprocess.run(argv, env=cluster.environment, capture_output=True, text=True, timeout=10)
+            said += [" ".join(argv), *(done.stdout + done.stderr).splitlines()[-_SAID_LINES:]]
+        except (OSError, subprocess.TimeoutExpired) as error:
+            said.append(str(error))
+    for log in sorted((cluster.directory / "log").glob("slurm*.log")):
+        lines = log.read_text(errors="replace").splitlines()
+        said += [log.name, *lines[-_SAID_LINES if log.name == "slurmctld.log" else -5 :]]
+    return "\n".join(said)
 
 
 def _free_ports() -> int:
     """The first of 23 ports. Above those jobs choose (20000 to 29999), below those the kernel hands out."""
-    for base in random.sample(range(30000, 32700), 200):
-        with ExitStack() as stack:
+    bases = list(range(30000, 32768 - _PORTS, _PORTS))
+    for base in random.sample(bases, len(bases)):
+        with ExitStack() as taken:
             try:
-                for offset in _PORT_OFFSETS:
-                    stack.enter_context(socket.socket()).bind(("", base + offset))
+                # One who starts a cluster at this moment has bound no port yet, and one whose node is off has not now.
+                claim = taken.enter_context(socket.socket(socket.AF_UNIX))
+                claim.bind(f"\0llmlaunch-slurm-ports-{base}")
+                with ExitStack() as ports:
+                    for offset in _PORT_OFFSETS:
+                        ports.enter_context(socket.socket()).bind(("", base + offset))
             except OSError:
                 continue
+            _CLAIMS[base] = taken.pop_all()
             return base
-    pytest.fail("no 23 free ports between 30000 and 32722")
+    pytest.fail("no 23 free ports between 30000 and 32767")
 
 
 # What every job.sbatch does around its training: a name for the attempt, a log, a last word.
@@ -173,9 +214,15 @@ def run_directory(path: Path, body: str, nodes: int = 1) -> Path:
     return path
 
 
-def wait_until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    """Returns when `true()` is; fails after a time no healthy machine needs."""
+def wait_until(
+    true: Callable[[], bool], what: str, seconds: float = 180.0, instead: Callable[[], object] = lambda: "still not so"
+) -> None:
+    """Returns when `true()` is; fails after a time no healthy machine needs, and says what is so `instead`.
+
+    A node that did not answer within MessageTimeout is told again that a job has ended, but only after 60 seconds
+    (RPC_RETRY_INTERVAL of SLURM 22.05's slurmctld.h): so long the job is COMPLETING.
+    """
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, f"waited in vain until {what}"
+        assert time.monotonic() < end, f"waited in vain until {what}: {instead()}"
         time.sleep(0.1)

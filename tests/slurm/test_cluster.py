@@ -153,6 +153,15 @@ def test_a_wrong_setting_is_named(small: Cluster, settings: dict[str, str], mess
     assert not small.directory.exists()
 
 
+def test_clusters_made_at_once_share_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("random.sample", lambda bases, count: bases)  # as chance may have it: both begin at the same
+    clusters = [new_cluster({}), new_cluster({})]
+    first, second = (cluster.port for cluster in clusters)
+    for cluster in clusters:
+        throw_away(cluster)
+    assert abs(first - second) >= 23
+
+
 def test_a_taken_port_is_named(slurm: Cluster, small: Cluster) -> None:
     done = replace(small, port=slurm.port).call("up")
     assert f"port {slurm.port} is taken" in done.stderr

@@ -14,6 +14,7 @@ from one_machine import Cluster, new_cluster, run_directory, throw_away, wait_un
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.follow import follow
+from llmlaunch.launchers.look import look_at
 from llmlaunch.launchers.run_files import read_submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 
@@ -31,7 +32,11 @@ def state(submission: Submission) -> JobState:
 
 
 def wait_for(submission: Submission, *phases: str) -> JobState:
-    wait_until(lambda: state(submission).phase in phases, f"the job is {' or '.join(phases)}")
+    wait_until(
+        lambda: state(submission).phase in phases,
+        f"the job is {' or '.join(phases)}",
+        instead=lambda: state(submission),
+    )
     return state(submission)
 
 
@@ -75,6 +80,25 @@ def test_pending_tells_the_reason_then_runs(slurm: Cluster, tmp_path: Path) -> N
     slurm.ask("scontrol", "release", submission.job_id)
     assert wait_for(submission, "running").state == "RUNNING"
     (run_dir / "go").touch()
+    wait_for(submission, "succeeded")
+
+
+def test_a_node_that_is_silent_when_the_job_ends_keeps_it_for_a_while(slurm: Cluster, tmp_path: Path) -> None:
+    submission = submit(run_directory(tmp_path / "run", "touch began\nsleep 1\nfinish 0"))
+    wait_until((submission.run_dir / "began").exists, "the job runs")
+    daemons = slurm.daemons("slurmd")
+    for daemon in daemons:
+        daemon.suspend()
+    try:
+        wait_until(
+            lambda: state(submission).state == "COMPLETING", "SLURM clears up", instead=lambda: state(submission)
+        )
+        (look,) = look_at([submission], lambda line: None)
+        assert look.state.phase == "running"
+        assert "SLURM has yet to hear of its end from each node" in look.sentence()
+    finally:
+        for daemon in daemons:
+            daemon.resume()
     wait_for(submission, "succeeded")
 
 

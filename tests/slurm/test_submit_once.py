@@ -50,7 +50,7 @@ def state(submission: Submission) -> JobState:
 
 
 def wait_for(submission: Submission, phase: str) -> JobState:
-    wait_until(lambda: state(submission).phase == phase, f"the job is {phase}")
+    wait_until(lambda: state(submission).phase == phase, f"the job is {phase}", instead=lambda: state(submission))
     return state(submission)
 
 

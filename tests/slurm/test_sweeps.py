@@ -46,7 +46,11 @@ def phases(submissions: Sequence[Submission]) -> list[str]:
 
 
 def wait_for(submissions: Sequence[Submission], *wanted: str) -> None:
-    wait_until(lambda: phases(submissions) == list(wanted), f"the runs are {', '.join(wanted)}")
+    wait_until(
+        lambda: phases(submissions) == list(wanted),
+        f"the runs are {', '.join(wanted)}",
+        instead=lambda: phases(submissions),
+    )
 
 
 def test_an_array_is_one_job_and_each_task_a_run_of_its_own(slurm: Cluster, tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ class Look:
         parts += [f"link {state.link} of {of}"] if of > 1 else []
         parts += [f"restarted {state.restarts} time{'' if state.restarts == 1 else 's'}"] if state.restarts else []
         parts += ["told to stop"] if self.stopping else []
+        parts += ["SLURM has yet to hear of its end from each node"] if state.state == "COMPLETING" else []
         if state.phase == "running" and isinstance(self.progress.get("hung"), dict):
             parts.append(f"hangs: {self.progress['hung'].get('what') or 'no step'}")
         if state.phase == "pending" and state.expected_start:
