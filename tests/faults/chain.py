@@ -23,7 +23,7 @@ from node_rig import GIB, alive
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "llama2-7b-deepspeed.yaml"
 TRAINER = Path(__file__).with_name("trainer.py")
-PATIENCE_SECONDS = 120.0  # nothing is judged by how long it took
+PATIENCE_SECONDS = 240.0  # nothing is judged by how long it took
 # Of a call, as measured on a real driver (MangoHud pull request 2104); none of these is asked for the fan, 137 us.
 LATENCIES = """\
 slow nvmlDeviceGetComputeRunningProcesses_v3 us=4491

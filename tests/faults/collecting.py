@@ -35,7 +35,7 @@ folder, _, moment = os.environ.get("LLMLAUNCH_PAUSE", "").partition("|")
 def pause():
     if not Path(folder, "here").exists():
         Path(folder, "here").touch()
-        until = time.monotonic() + 120
+        until = time.monotonic() + 240
         while not Path(folder, "go").exists() and time.monotonic() < until:
             time.sleep(0.01)
 
@@ -69,7 +69,7 @@ def start(store: str, *words: str | Path, prepare: Callable[[], None] | None = N
 
 def said(process: Any, code: int) -> tuple[str, str]:
     """stdout and stderr of a program that must end with `code`, and never with a traceback."""
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert "Traceback" not in err, err
     assert "hush" not in out + err
     assert process.returncode == code, err

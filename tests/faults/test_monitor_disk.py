@@ -182,7 +182,7 @@ def test_a_rank_record_on_a_server_that_is_gone_does_not_keep_it(gpu_node: NodeR
     monitor = gpu_node.monitor(*HANG, **gpu_node.faulty(faulty_disk))
     gpu_node.until_used(1.5)
     gpu_node.disk("hang")
-    gpu_node.rank("sleep", "60")
+    gpu_node.rank("sleep", "600")
     gpu_node.until_sampled("gpu used=70G\n")
     monitor.terminate()
     monitor.communicate()

@@ -32,7 +32,7 @@ def test_latency_in_every_call_neither_delays_nor_stops_it(gpu_node: NodeRig) ->
 
 def test_a_hung_driver_does_not_keep_it(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu used=40G\n")
-    gpu_node.rank("sleep", "60")
+    gpu_node.rank("sleep", "600")
     monitor = gpu_node.monitor(*SHORT_STALL)
     gpu_node.until_used(40.5)
     gpu_node.scenario("gpu used=40G\n" + HANG)
@@ -47,7 +47,7 @@ def test_a_hung_driver_does_not_keep_it(gpu_node: NodeRig) -> None:
 
 def test_a_driver_that_hangs_from_the_start(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu\n" + HANG)
-    gpu_node.rank("sleep", "60")
+    gpu_node.rank("sleep", "600")
     monitor = gpu_node.monitor(*SHORT_STALL)
     gpu_node.until_line("the rank", lambda line: line.get("processes"))
     end = gpu_node.stop(monitor)

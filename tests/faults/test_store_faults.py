@@ -26,7 +26,7 @@ def assert_sound(store: Path) -> None:
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_for(what: Callable[[], bool], seconds: float = 240.0) -> None:
     until = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < until

@@ -38,7 +38,7 @@ def url(server: PostgresServer) -> str:
 
 
 def wait_for(path: Path) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not path.exists():
         assert time.monotonic() < until
         time.sleep(0.005)

@@ -195,7 +195,7 @@ group.join()
 if os.environ["RANK"] in sys.argv[2].split(","):
     time.sleep(int(os.environ["RANK"]))
     group.refuse("the data has gone")
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -73,7 +73,7 @@ class ProbeRig(NodeRig):
     def trained(self, text: str, *words: str, code: int = 0, **more: Any) -> str:
         """What a trainer said that ended with `code`."""
         process = self.train(text, *words, **more)
-        said, errors = process.communicate(timeout=120)
+        said, errors = process.communicate(timeout=300)
         assert process.returncode == code, errors
         return str(said)
 

@@ -120,7 +120,7 @@ def test_the_record_is_complete_enough_to_score_a_prediction(measured: dict[int,
     exported.write_text(json.dumps(record) + "\n")
     scored = subprocess.run(
         [sys.executable, "-m", "llmlaunch", "accuracy", str(exported), "--json"],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
     (result,) = json.loads(scored.stdout)["records"]
     assert result["supported"], result["reason"]

@@ -74,7 +74,7 @@ class Cluster:
 
     def ask(self, *argv: str) -> str:
         """A SLURM command against this cluster, which must succeed; what it printed."""
-        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False, timeout=180)
         if done.returncode != 0:
             pytest.fail(f"{' '.join(argv)}: {done.stderr}")
         return done.stdout
@@ -88,7 +88,7 @@ class Cluster:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
         if done.returncode != 0:
             pytest.fail(f"sbatch {' '.join(words)}: {done.stderr}")
@@ -215,7 +215,7 @@ def run_directory(path: Path, body: str, nodes: int = 1) -> Path:
 
 
 def wait_until(
-    true: Callable[[], bool], what: str, seconds: float = 180.0, instead: Callable[[], object] = lambda: "still not so"
+    true: Callable[[], bool], what: str, seconds: float = 240.0, instead: Callable[[], object] = lambda: "still not so"
 ) -> None:
     """Returns when `true()` is; fails after a time no healthy machine needs, and says what is so `instead`.
 

@@ -85,7 +85,7 @@ def test_watching_shows_the_queue_s_reason_then_steps_until_the_end(slurm: Clust
     assert looking.stdout is not None
     assert "pending: JobHeldUser" in looking.stdout.readline()
     slurm.ask("scontrol", "release", submission.job_id)
-    rest, _ = looking.communicate(timeout=120)
+    rest, _ = looking.communicate(timeout=300)
     assert looking.returncode == 0
     assert re.search(r" step 3/3 \| loss 2\.5000 \| 0\.1 s/step \| 100 tokens/s", rest)
     assert rest.splitlines()[-1].endswith(f"[{submission.job_id}] succeeded")
@@ -101,7 +101,7 @@ if [ ${SLURM_RESTART_COUNT:-0} = 0 ]; then
   printf '{"attempt": "%s", "state": "failed", "step": 3,
     "cause": {"kind": "nccl", "node": "n1", "line": "NCCL timeout"},
     "next": {"action": "requeue", "seconds": 0, "why": "1 of 20"}}' "$attempt" > attempts/$attempt/status.json
-  scontrol requeue $SLURM_JOB_ID; sleep 60
+  scontrol requeue $SLURM_JOB_ID; sleep 600
 fi
 finish 0
 """
@@ -132,7 +132,7 @@ class Terminal:
             os.execve(sys.executable, argv, {**os.environ, **places})
         self.text = ""
 
-    def read_until(self, words: str, seconds: float = 120.0) -> None:
+    def read_until(self, words: str, seconds: float = 240.0) -> None:
         end = time.monotonic() + seconds
         while words not in self.text:
             assert time.monotonic() < end, f"waited in vain for {words!r} in {self.text[-2000:]!r}"
@@ -179,7 +179,7 @@ def test_a_closed_terminal_ends_neither_the_job_nor_its_recording(slurm: Cluster
     assert SlurmLauncher().states([submission])[submission.job_id].phase == "running"
     assert not follower.ended()
     (tmp_path / "go").touch()
-    wait_until(follower.ended, "who follows has seen the end", 120)
+    wait_until(follower.ended, "who follows has seen the end")
     assert os.waitstatus_to_exitcode(follower.code) == 0
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "succeeded"
     (record,) = [record for record in listed(tmp_path) if record["peak_kind"] == "resident"]

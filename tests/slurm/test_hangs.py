@@ -49,7 +49,7 @@ class Run:
         path = of / "status.json"
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
-    def wait(self, holds: Callable[[], object], what: str, seconds: float = 180.0) -> None:
+    def wait(self, holds: Callable[[], object], what: str, seconds: float = 240.0) -> None:
         try:
             wait_until(lambda: bool(holds()), what, seconds)
         except AssertionError:

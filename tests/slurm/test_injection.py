@@ -217,7 +217,7 @@ def test_nothing_in_a_recipe_runs_on_a_cluster_and_what_is_taken_arrives(
     folder = person.folder(f"{attack.name}-together")
     job = submitted(person, together, folder)
     shown = person.ask("scontrol", "show", "job", job)
-    wait_until(lambda: not person.ask("squeue", "-h"), "every job has ended", 180)
+    wait_until(lambda: not person.ask("squeue", "-h"), "every job has ended", 300)
     logs = "\n".join(path.read_text() for path in folder.glob("run/logs/*"))
     assert (folder / "run" / "arrived.json").exists(), logs
     told = json.loads((folder / "run" / "arrived.json").read_text())

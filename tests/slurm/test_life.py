@@ -71,7 +71,7 @@ def a_job_out_of_time_saves_and_goes_on_from_there(person: Person, folder: Path,
     training.wait_for_step(2)
     # Little more than the warning's time is left: the job is told at one of SLURM's next looks.
     person.ask("scontrol", "update", f"JobId={training.job}", f"TimeLimit={3 if seconds > 60 else 2}")
-    training.wait(lambda it: it.status("0"), "the first attempt has ended", 200)
+    training.wait(lambda it: it.status("0"), "the first attempt has ended", 300)
     assert training.status("0")["state"] == "stopped", training.status("0")
     saved = training.saved_step()
     assert f"saved step {saved} after SIGTERM" in training.log("0")
@@ -254,7 +254,7 @@ def test_life(lives: Mapping[str, Future[None]], way: str, life: Life) -> None:
 def stop_controller(person: Person) -> None:
     controller = psutil.Process(person.cluster.pid("slurmctld"))
     controller.terminate()
-    controller.wait(30)
+    controller.wait(120)
 
 
 def start_controller(person: Person) -> None:

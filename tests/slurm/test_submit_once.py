@@ -42,7 +42,7 @@ STOPPED = (
 def llmlaunch(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
     argv = [sys.executable, "-m", "llmlaunch", *words]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 def state(submission: Submission) -> JobState:
@@ -340,7 +340,7 @@ def limited(*words: str, folder: Path, size: int) -> subprocess.CompletedProcess
         return llmlaunch(*words)
     environment = {**os.environ, "PYTHONPATH": str(SOURCES), "PYTHONDONTWRITEBYTECODE": "1"}
     argv = ["prlimit", f"--fsize={size}", sys.executable, "-m", "llmlaunch", *words]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_on_a_full_disk_nothing_is_submitted(slurm: Cluster, small_disk: Path) -> None:

@@ -188,13 +188,13 @@ def test_a_grid_from_the_command_line_followed_to_the_end(slurm: Cluster, tmp_pa
     def log(run: Path) -> str:
         return "".join(path.read_text() for path in run.glob("logs/*.log"))
 
-    wait_until(lambda: "step 3/" in log(good) and "step 3/" in log(told), "both train", 200)
+    wait_until(lambda: "step 3/" in log(good) and "step 3/" in log(told), "both train")
     task = read_submission(told)
     assert task is not None
     slurm.ask("scancel", "--batch", "--signal=TERM", task.job_id)
-    wait_until((told / "status.json").exists, "it has stopped", 100)
+    wait_until((told / "status.json").exists, "it has stopped")
     (tmp_path / "go").touch()
-    out, err = follower.communicate(timeout=200)
+    out, err = follower.communicate(timeout=300)
     assert follower.returncode == 1, out + err
     states = {run.name[2:]: json.loads((run / "status.json").read_text()) for run in (good,)}
     assert states["quickstart"]["state"] == "succeeded"

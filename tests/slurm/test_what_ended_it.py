@@ -88,7 +88,7 @@ def test_a_lost_node_is_left_out_by_name_until_it_is_forgiven(slurm: Cluster, tm
 
     try:
         slurm.do("kill-node", number)
-        wait_until(lambda: (tmp_path / "run" / "status.json").exists(), "SLURM has noticed", 120)
+        wait_until(lambda: (tmp_path / "run" / "status.json").exists(), "SLURM has noticed")
         cause = status(tmp_path, "run")["cause"]
         assert (cause["kind"], cause["node"], cause["sick"]) == ("node_fail", lost, True)
     finally:
@@ -110,7 +110,7 @@ def test_a_job_that_comes_back_leaves_its_faulty_node_out(slurm: Cluster, tmp_pa
     saved = f"training.checkpoint_path={tmp_path / 'checkpoints'}"
     submitted(tmp_path, "run", FAULTY, saved, "training.save_interval=2", "restart={backoff_seconds: 1}")
     again = tmp_path / "run" / "attempts"
-    wait_until(lambda: len(list(again.glob("*.1/ranks/1.json"))) == 1, "it started again", 120)
+    wait_until(lambda: len(list(again.glob("*.1/ranks/1.json"))) == 1, "it started again")
     first = json.loads(next(again.glob("*.0/status.json")).read_text())
     assert (first["cause"]["kind"], first["cause"]["sick"], first["next"]["action"]) == ("ecc", True, "requeue")
     faulty = first["cause"]["node"]

@@ -31,7 +31,7 @@ if os.environ["RANK"] == "0":
         time.sleep(0.5)
     latest.write_text(f"step-{step}")
     sys.exit(3)
-time.sleep(60)
+time.sleep(600)
 """
 # The same, but it fails only when there is a file `fail` beside its checkpoints.
 FAILS_WHEN_TOLD = FAILS_AFTER_SAVING.replace(
@@ -85,7 +85,7 @@ class Training:
             "squeue", "-h", "-j", self.job, "-t", "pending,running,completing", "-o", "%T %r"
         ).strip()
 
-    def wait(self, true: Callable[[Training], object], what: str, seconds: float = 120.0) -> None:
+    def wait(self, true: Callable[[Training], object], what: str, seconds: float = 240.0) -> None:
         def there() -> bool:
             return bool(true(self))
 
@@ -97,7 +97,7 @@ class Training:
     def wait_for_step(self, step: int, attempt: str = "*") -> None:
         self.wait(lambda it: max(it.steps(attempt), default=0) >= step, f"step {step} of attempt {attempt}")
 
-    def wait_for_end(self, seconds: float = 120.0) -> None:
+    def wait_for_end(self, seconds: float = 240.0) -> None:
         self.wait(lambda it: it.in_queue() == "", "the job has left the queue", seconds)
 
 

@@ -303,7 +303,7 @@ def test_a_bug_of_ours_is_a_traceback_with_a_hint_to_report_it(tmp_path: Path) -
         "main()\n"
     )
     command = [sys.executable, "-c", program, "check", "recipe.yaml"]
-    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
     assert answer.returncode == 1
     assert "Traceback" in answer.stderr
     assert "Please report it" in answer.stderr

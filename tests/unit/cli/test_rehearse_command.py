@@ -202,7 +202,7 @@ def test_ctrl_c_ends_the_tracer_and_all_it_has_started(tmp_path: Path) -> None:
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         wait_for(pids.exists)
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=60)
+        _, said = running.communicate(timeout=180)
     assert running.returncode == 130
     assert "Traceback" not in said
     for pid in pids.read_text().split():
@@ -217,11 +217,11 @@ def lives(pid: int) -> bool:
 
 
 def wait_for(happened: Any) -> None:
-    for _ in range(1200):
+    for _ in range(3600):
         if happened():
             return
         time.sleep(0.05)
-    raise AssertionError("it did not happen within a minute")
+    raise AssertionError("it did not happen within three minutes")
 
 
 def test_the_tracers_python_gets_nothing_of_this_one(tmp_path: Path) -> None:

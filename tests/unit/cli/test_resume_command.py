@@ -25,7 +25,7 @@ exit "$code"
 def llmlaunch(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
     argv = [sys.executable, "-m", "llmlaunch", *words]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=180)
 
 
 def phase(run_dir: Path) -> str:
@@ -33,7 +33,7 @@ def phase(run_dir: Path) -> str:
 
 
 def wait_for(run_dir: Path, wanted: str) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while phase(run_dir) != wanted:
         assert time.monotonic() < end, "waited in vain"
 

@@ -29,7 +29,7 @@ def run_directory(path: Path, body: str, nodes: int = 1) -> Path:
     return path
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 120.0) -> None:
     """Returns when `true()` is; fails after a time no healthy machine needs."""
     end = time.monotonic() + seconds
     while not true():

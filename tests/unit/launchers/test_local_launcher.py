@@ -133,7 +133,7 @@ def test_cancel_leaves_an_ended_job_and_strangers_alone(tmp_path: Path) -> None:
     LocalLauncher().cancel(submission)
     assert state(submission).phase == "succeeded"
     # The same process id, started at another time: someone else's.
-    stranger = subprocess.Popen(["sleep", "60"])
+    stranger = subprocess.Popen(["sleep", "600"])
     reused = replace(submission, job_id=f"local-{int(submission.submitted_at) - 1000}-{stranger.pid}")
     LocalLauncher().cancel(reused)
     assert stranger.poll() is None
@@ -143,7 +143,7 @@ def test_cancel_leaves_an_ended_job_and_strangers_alone(tmp_path: Path) -> None:
 
 
 def test_killed_from_outside_is_failed(tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", "echo $$ > pid\nexec sleep 60")
+    run_dir = run_directory(tmp_path / "run", "echo $$ > pid\nexec sleep 600")
     submission = LocalLauncher().submit(run_dir)
     process_of(run_dir, "pid").kill()
     assert wait_for_end(submission).phase == "failed"

@@ -93,7 +93,7 @@ def test_done_markers_alone_are_enough(cpu_node: NodeRig) -> None:
 
 
 def test_a_rank_without_an_end_did_not_fail_by_that(cpu_node: NodeRig) -> None:
-    wrapper = cpu_node.rank("sleep", "60")
+    wrapper = cpu_node.rank("sleep", "600")
     cpu_node.until_record()
     wrapper.kill()
     cpu_node.done(NODE)

@@ -60,7 +60,7 @@ def test_accounting_sees_the_spike_that_no_sample_saw(gpu_node: NodeRig) -> None
 
 
 def test_accounting_of_a_rank_is_asked_after_it_ended(gpu_node: NodeRig) -> None:
-    trainer = gpu_node.rank("sleep", "60")
+    trainer = gpu_node.rank("sleep", "600")
     pid = gpu_node.until_record()["program_pid"]
     gpu_node.scenario("gpu accounting=1\n")
     monitor = gpu_node.monitor()
@@ -74,7 +74,7 @@ def test_accounting_of_a_rank_is_asked_after_it_ended(gpu_node: NodeRig) -> None
 
 def test_the_spike_of_a_rank_that_is_gone_is_asked_for_at_once(gpu_node: NodeRig) -> None:
     """Twenty milliseconds at 66 GiB between two samples and the end of the process: accounting alone knows."""
-    trainer = gpu_node.rank("sleep", "60")
+    trainer = gpu_node.rank("sleep", "600")
     pid = gpu_node.until_record()["program_pid"]
     gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={pid} mem=1G\n")
     monitor = gpu_node.monitor("--list-interval", "3600")
@@ -117,7 +117,7 @@ def test_the_process_list_is_asked_rarely_and_when_memory_rose(gpu_node: NodeRig
 def test_only_processes_of_this_job_with_amounts_that_can_be(gpu_node: NodeRig) -> None:
     """One number is of no process here, as in another pid namespace, one of another job's, here our own parent's."""
     mine, parent = os.getpid(), os.getppid()
-    unknown = gpu_node.rank("sleep", "60").pid
+    unknown = gpu_node.rank("sleep", "600").pid
     gpu_node.scenario(
         f"gpu\nproc 0 pid=4194300 mem=1G\nproc 0 pid={parent} mem=4G\n"
         f"proc 0 pid={mine} mem=2G\nproc 0 pid={unknown} mem=na\n"
@@ -130,7 +130,7 @@ def test_only_processes_of_this_job_with_amounts_that_can_be(gpu_node: NodeRig) 
 
 def test_a_trainer_below_a_rank_is_of_this_job(gpu_node: NodeRig) -> None:
     # the shell waits for the trainer below it, and ends it with itself
-    shell = gpu_node.rank("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!; trap 'kill $!' TERM; wait")
+    shell = gpu_node.rank("sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!; trap 'kill $!' TERM; wait")
     trainer = int(shell.stdout.readline())
     gpu_node.scenario(f"gpu\nproc 0 pid={trainer} mem=2G\n")
     monitor = gpu_node.monitor()
@@ -141,7 +141,7 @@ def test_a_trainer_below_a_rank_is_of_this_job(gpu_node: NodeRig) -> None:
 
 
 def test_a_shifted_process_list_is_not_believed(gpu_node: NodeRig) -> None:
-    mine, other = os.getpid(), gpu_node.rank("sleep", "60").pid
+    mine, other = os.getpid(), gpu_node.rank("sleep", "600").pid
     gpu_node.scenario(f"gpu shifted=1\nproc 0 pid={mine} mem=2G\nproc 0 pid={other} mem=3G\n")
     monitor = gpu_node.monitor()
     gpu_node.until_used(5.5)

@@ -14,7 +14,7 @@ SPIKE = "import sys; block = b'x' * (96 << 20); del block; print('ready', flush=
 
 
 def test_without_an_nvml_library_resident_memory_goes_on(cpu_node: NodeRig) -> None:
-    trainer = cpu_node.rank("sleep", "60")
+    trainer = cpu_node.rank("sleep", "600")
     pid = cpu_node.until_record()["program_pid"]
     monitor = cpu_node.monitor()
     cpu_node.until_line("a sample", lambda line: line.get("processes"))
@@ -51,7 +51,7 @@ def test_a_rank_that_ended_between_two_samples_has_its_peak_from_its_record(cpu_
 
 def test_both_are_recorded_where_there_are_gpus(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu used=1G\n")
-    gpu_node.rank("sleep", "60")
+    gpu_node.rank("sleep", "600")
     monitor = gpu_node.monitor()
     line = gpu_node.until_line("ranks and GPUs", lambda line: line.get("processes") and line.get("gpus"))
     assert line["processes"][0]["resident_peak_bytes"] > 0
@@ -59,8 +59,8 @@ def test_both_are_recorded_where_there_are_gpus(gpu_node: NodeRig) -> None:
 
 
 def test_ranks_of_other_nodes_are_left_to_their_monitors(cpu_node: NodeRig) -> None:
-    cpu_node.rank("sleep", "60", rank=0)
-    cpu_node.rank("sleep", "60", rank=1, node="node2")
+    cpu_node.rank("sleep", "600", rank=0)
+    cpu_node.rank("sleep", "600", rank=1, node="node2")
     cpu_node.until_record(1)
     monitor = cpu_node.monitor()
     cpu_node.until_line("own rank", lambda line: line.get("processes"))
@@ -72,7 +72,7 @@ def test_a_large_job_is_not_listed_by_every_node(cpu_node: NodeRig) -> None:
     cpu_node.run_directory.mkdir()
     (cpu_node.run_directory / "run.json").write_text(json.dumps({"schema": 1, "devices_per_node": 2}))
     for rank in range(5):
-        cpu_node.rank("sleep", "60", rank=rank)
+        cpu_node.rank("sleep", "600", rank=rank)
         cpu_node.until_record(rank)
     monitor = cpu_node.monitor(LLMLAUNCH_NODE_RANK="1")
     cpu_node.until_line("two ranks", lambda line: len(line.get("processes", [])) == 2)

@@ -45,7 +45,7 @@ def marker(rig: NodeRig) -> dict[str, Any]:
 
 def test_a_node_that_is_well_says_so(gpu_node: NodeRig) -> None:
     process = start(gpu_node, [ALL, ALL])
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=180)
     assert process.returncode == 0, said
     assert (marker(gpu_node)["stage"], marker(gpu_node)["bad"]) == ("reduced", None)
     assert marker(gpu_node)["matmul_seconds"] == [0.5, 1.5]
@@ -61,19 +61,19 @@ def test_the_slowest_device_says_how_far_the_node_came(gpu_node: NodeRig) -> Non
 
 def test_a_device_that_hangs_is_given_up(gpu_node: NodeRig) -> None:
     process = start(gpu_node, ["devices hang", ALL], seconds="1.5")
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     assert process.returncode == 0
     assert marker(gpu_node)["stage"] == "devices"
 
 
 @pytest.mark.parametrize(("script", "stage"), [("die", "started"), ("devices matmul joined die", "joined")])
 def test_a_device_whose_process_dies_came_no_further(gpu_node: NodeRig, script: str, stage: str) -> None:
-    start(gpu_node, [script, ALL]).communicate(timeout=60)
+    start(gpu_node, [script, ALL]).communicate(timeout=180)
     assert (marker(gpu_node)["stage"], marker(gpu_node)["bad"]) == (stage, None)
 
 
 def test_a_device_that_computes_wrong_makes_the_node_bad(gpu_node: NodeRig) -> None:
-    start(gpu_node, ["devices hang", "devices bad"]).communicate(timeout=60)
+    start(gpu_node, ["devices hang", "devices bad"]).communicate(timeout=180)
     assert marker(gpu_node)["bad"] == "device 1 computed a wrong product"
 
 
@@ -90,12 +90,12 @@ def test_a_device_that_computes_wrong_makes_the_node_bad(gpu_node: NodeRig) -> N
 )
 def test_what_nvml_knows_of_a_gpu_makes_the_node_bad(gpu_node: NodeRig, gpus: str, bad: str) -> None:
     gpu_node.scenario(gpus + "\n")
-    start(gpu_node, [ALL, ALL], kind="gpu").communicate(timeout=60)
+    start(gpu_node, [ALL, ALL], kind="gpu").communicate(timeout=180)
     assert bad in marker(gpu_node)["bad"]
 
 
 def test_gpus_of_others_and_errors_a_driver_does_not_count_are_nobodys_problem(gpu_node: NodeRig) -> None:
     """Of four GPUs the job has the last two; the driver knows nothing of ECC."""
     gpu_node.scenario("gpu used=20G\ngpu ecc=1\ngpu\ngpu\nfail nvmlDeviceGetTotalEccErrors code=3 gpu=2\n")
-    start(gpu_node, [ALL, ALL], kind="gpu", CUDA_VISIBLE_DEVICES="2,3").communicate(timeout=60)
+    start(gpu_node, [ALL, ALL], kind="gpu", CUDA_VISIBLE_DEVICES="2,3").communicate(timeout=180)
     assert (marker(gpu_node)["stage"], marker(gpu_node)["bad"]) == ("reduced", None)

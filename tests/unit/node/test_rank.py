@@ -43,7 +43,7 @@ def test_ends_by_the_signal_that_ended_the_program(cpu_node: NodeRig, number: si
 
 def test_the_record_is_there_from_start_to_end(cpu_node: NodeRig) -> None:
     before = time.time()
-    wrapper = cpu_node.rank("sleep", "60", rank=5, CUDA_VISIBLE_DEVICES="2,3")
+    wrapper = cpu_node.rank("sleep", "600", rank=5, CUDA_VISIBLE_DEVICES="2,3")
     start = cpu_node.until_record(5)
     assert start["pid"] == wrapper.pid
     until(lambda: Path(f"/proc/{start['program_pid']}/comm").read_text() == "sleep\n", "the program")
@@ -101,7 +101,7 @@ def test_a_program_may_save_at_another_signal(cpu_node: NodeRig) -> None:
 
 def test_a_wrapper_started_deaf_to_term_still_ends_its_program(cpu_node: NodeRig) -> None:
     """torchrun is started so, and ends its workers by TERM when one of them failed."""
-    wrapper = cpu_node.rank("sleep", "60", setup=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+    wrapper = cpu_node.rank("sleep", "600", setup=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
     cpu_node.until_record()
     wrapper.send_signal(signal.SIGTERM)
     assert wrapper.wait() == -signal.SIGTERM
@@ -140,7 +140,7 @@ def test_the_program_starts_as_without_the_wrapper(cpu_node: NodeRig) -> None:
 
 
 def test_the_program_dies_with_its_wrapper(cpu_node: NodeRig) -> None:
-    wrapper = cpu_node.rank("sleep", "60")
+    wrapper = cpu_node.rank("sleep", "600")
     program = cpu_node.until_record()["program_pid"]
     wrapper.kill()
     until(lambda: not alive(program), "the end of the program")

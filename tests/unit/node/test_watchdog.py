@@ -83,7 +83,7 @@ class Watched:
 
     def ended(self) -> str:
         """Wait for the watchdog; what it said."""
-        _, said = self.watchdog.communicate(timeout=30)
+        _, said = self.watchdog.communicate(timeout=120)
         assert self.watchdog.returncode == 0, said
         return str(said)
 

@@ -58,8 +58,8 @@ def training_log(run: Path) -> str:
 
 
 def ends_soon(pid: int) -> bool:
-    """Whether the process is gone, or a zombie nobody has waited for, within ten seconds: a KILL is not instant."""
-    for _ in range(100):
+    """Whether the process is gone, or a zombie nobody has waited for, within a minute: a KILL is not instant."""
+    for _ in range(600):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True
@@ -162,7 +162,7 @@ def test_the_job_fails_when_one_rank_does_and_its_own_code_is_kept(tmp_path: Pat
 
 @pytest.mark.frameworks
 def test_a_killed_rank_is_known_by_its_signal(tmp_path: Path) -> None:
-    run = render(tmp_path, "rank or os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")
+    run = render(tmp_path, "rank or os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
     assert start(run).returncode != 0
     _, ranks = only_attempt(run)
     assert (ranks[0]["exit_code"], ranks[0]["signal"]) == (None, "SIGKILL")
@@ -202,7 +202,7 @@ def test_told_to_stop_it_stops_the_ranks_and_still_judges(tmp_path: Path) -> Non
             assert job.poll() is None, training_log(run)
             time.sleep(0.1)
         job.send_signal(signal.SIGTERM)
-        assert job.wait(timeout=90) != 0
+        assert job.wait(timeout=240) != 0
     files, ranks = only_attempt(run)
     assert files.status is not None
     assert files.status["state"] == "failed"

@@ -28,10 +28,10 @@ class Terminal:
             environment.pop(name, None)
         size = ("-x", str(columns), "-y", str(rows))
         shell = ("new-session", "-d", *size, "bash", "--norc", "--noprofile")
-        subprocess.run([*self._tmux, *shell], env=environment, check=True, timeout=30)
+        subprocess.run([*self._tmux, *shell], env=environment, check=True, timeout=120)
 
     def command(self, *words: str) -> str:
-        return subprocess.run([*self._tmux, *words], capture_output=True, text=True, check=True, timeout=30).stdout
+        return subprocess.run([*self._tmux, *words], capture_output=True, text=True, check=True, timeout=120).stdout
 
     def type(self, line: str) -> None:
         self.command("send-keys", "-l", line)
@@ -59,7 +59,7 @@ class Terminal:
         return self.command("display-message", "-p", "#{alternate_on} #{cursor_flag}").split() == ["0", "1"]
 
     def close(self) -> None:
-        subprocess.run([*self._tmux, "kill-server"], check=False, capture_output=True, timeout=30)
+        subprocess.run([*self._tmux, "kill-server"], check=False, capture_output=True, timeout=120)
 
 
 @pytest.fixture

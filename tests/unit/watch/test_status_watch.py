@@ -191,7 +191,7 @@ def test_a_pipe_gets_plain_lines_and_the_exit_code_of_a_failed_run(gpu_node: Nod
     assert looking.stdout is not None
     lines = [looking.stdout.readline() for _ in range(4)]
     going.end(3)
-    rest, said = looking.communicate(timeout=60)
+    rest, said = looking.communicate(timeout=180)
     name = f"{going.directory.name} [{going.submission.job_id}]"
     assert looking.returncode == 1, said
     assert lines[0] == f"{name} running\n"
@@ -206,7 +206,7 @@ def test_json_is_an_object_a_line(gpu_node: NodeRig, going: Going) -> None:
     assert looking.stdout is not None
     first = json.loads(looking.stdout.readline())
     going.end()
-    rest, said = looking.communicate(timeout=60)
+    rest, said = looking.communicate(timeout=180)
     assert looking.returncode == 0, said
     (run,) = first["runs"]
     assert (run["phase"], run["peak_kind"], run["run_dir"]) == ("running", "device", str(going.directory))
@@ -229,12 +229,12 @@ def test_a_terminal_that_cannot_draw_gets_lines(terminal: Terminal, going: Going
 
 def test_interval_alone_is_a_mistake(going: Going) -> None:
     looking = piped("status", "--interval", "3", going.directory)
-    _, said = looking.communicate(timeout=60)
+    _, said = looking.communicate(timeout=180)
     assert looking.returncode == 2
     assert said == "error: --interval: is for --watch\n"
 
 
 def test_an_interval_must_be_more_than_nothing(going: Going) -> None:
     looking = piped("status", "--watch", "--interval", "0", going.directory)
-    looking.communicate(timeout=60)
+    looking.communicate(timeout=180)
     assert looking.returncode == 2

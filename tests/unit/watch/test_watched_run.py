@@ -60,7 +60,7 @@ def read(reader: RunReader) -> Watched:
 
 def test_a_gpu_has_its_rank_its_stage_and_its_stage_s_prediction(gpu_node: NodeRig) -> None:
     reader = RunReader(prepared(gpu_node.run_directory))
-    sleepers = [gpu_node.rank("sleep", "60", rank=rank) for rank in (0, 1)]
+    sleepers = [gpu_node.rank("sleep", "600", rank=rank) for rank in (0, 1)]
     pids = [gpu_node.until_record(rank)["program_pid"] for rank in (0, 1)]
     idle = "gpu uuid=GPU-a\ngpu uuid=GPU-b\n"
     gpu_node.scenario(idle)
@@ -94,7 +94,7 @@ def test_a_gpu_has_its_rank_its_stage_and_its_stage_s_prediction(gpu_node: NodeR
 def test_a_gpu_without_named_processes_is_given_to_a_rank_by_its_record(gpu_node: NodeRig) -> None:
     reader = RunReader(prepared(gpu_node.run_directory))
     for rank in (0, 1):
-        gpu_node.rank("sleep", "60", rank=rank)
+        gpu_node.rank("sleep", "600", rank=rank)
         gpu_node.until_record(rank)
     gpu_node.scenario("gpu uuid=GPU-a used=1G\ngpu uuid=GPU-b used=1G\n")
     monitor = gpu_node.monitor()
@@ -125,7 +125,7 @@ def test_a_lost_gpu_and_a_silent_monitor_are_said(gpu_node: NodeRig, monkeypatch
 
 def test_resident_memory_of_ranks_on_a_machine_without_gpus(cpu_node: NodeRig) -> None:
     reader = RunReader(prepared(cpu_node.run_directory, peak_kind="resident", predicted_bytes=[GIB], pipeline=1))
-    cpu_node.rank("sleep", "60", rank=1)
+    cpu_node.rank("sleep", "600", rank=1)
     pid = cpu_node.until_record(1)["program_pid"]
     monitor = cpu_node.monitor()
     cpu_node.until_line("a process", lambda line: any(p["resident_bytes"] for p in line.get("processes") or ()))
