@@ -84,12 +84,13 @@ def test_pending_tells_the_reason_then_runs(slurm: Cluster, tmp_path: Path) -> N
 
 
 def test_a_node_that_is_silent_when_the_job_ends_keeps_it_for_a_while(slurm: Cluster, tmp_path: Path) -> None:
-    submission = submit(run_directory(tmp_path / "run", "touch began\nsleep 1\nfinish 0"))
+    submission = submit(run_directory(tmp_path / "run", f"touch began\n{WAIT_FOR_GO}"))
     wait_until((submission.run_dir / "began").exists, "the job runs")
     daemons = slurm.daemons("slurmd")
     for daemon in daemons:
         daemon.suspend()
     try:
+        (submission.run_dir / "go").touch()
         wait_until(
             lambda: state(submission).state == "COMPLETING", "SLURM clears up", instead=lambda: state(submission)
         )
