@@ -11,7 +11,7 @@ import pytest
 from llmlaunch.calibration.accuracy import score
 from llmlaunch.calibration.defaults import DEFAULTS, with_defaults
 from llmlaunch.calibration.read import read_records
-from llmlaunch.calibration.records import TABLES
+from llmlaunch.calibration.records import TABLES, case_of
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"
 RECORDS = [r for name in ("fit", "outcomes") for r in read_records(DATA / f"{name}.jsonl") if r["backend"] in TABLES]
@@ -90,3 +90,38 @@ def test_one_row_alone_answers_for_each_null_and_names_its_source() -> None:
 def test_a_record_that_says_nothing_is_still_priced(backend: str) -> None:
     record = forgotten(one_of(backend), *{row.field for row in DEFAULTS})
     assert score(record, {}).supported
+
+
+def _bridge(flag: str | None = None, **changes: Any) -> dict[str, Any]:
+    """A record of NVIDIA's performance summary in 8 or 4 bits; with `flag`, one that somebody else wrote down."""
+    record = one_of("megatron-bridge")
+    record["precision"].update(fp8_recipe=changes.pop("recipe", "fp8_mx"), fp8_param_gather=False)
+    if flag is not None:
+        record["source"] = {**record["source"], "citation": "our own run"}
+        record["precision"][flag] = changes.pop("gathers")
+    record["model"]["name"] = changes.pop("model", record["model"]["name"])
+    return {**record, **changes}
+
+
+def _gathers(record: dict[str, Any]) -> bool:
+    quantized = case_of(record).job.facts.quantized
+    assert quantized is not None
+    return quantized.replaces_parameters
+
+
+def test_a_record_that_says_that_parameters_stay_wide_is_believed_and_a_summary_that_says_nothing_is_not() -> None:
+    assert _gathers(_bridge())
+    assert not _gathers(_bridge("fp8_param_gather", gathers=False))
+    assert _gathers(_bridge("fp8_param_gather", gathers=True))
+    assert not _gathers(_bridge(recipe="fp8_sc"))  # blockwise: the number format does not gather
+    # Megatron-Bridge's perf_recipes/kimi says `fp8_param_gather = False`
+    assert not _gathers(_bridge(model="kimi_k2", gpu="GB200"))
+    assert _gathers(_bridge(model="kimi_k2", gpu="B200"))
+
+
+def test_four_bit_parameters_are_gathered_since_bridge_26_06_or_where_a_record_says_so() -> None:
+    assert _gathers(_bridge(recipe="nvfp4", backend_version="release 26.06"))
+    assert not _gathers(_bridge(recipe="nvfp4", backend_version="release 26.04.01"))
+    assert _gathers(_bridge("fp4_param_gather", gathers=True, recipe="nvfp4"))
+    assert not _gathers(_bridge("fp4_param_gather", gathers=False, recipe="nvfp4", backend_version="release 26.06"))
+    assert not _gathers(_bridge("fp8_param_gather", gathers=True, recipe="nvfp4"))

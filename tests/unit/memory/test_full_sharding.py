@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from shapes import LLAMA2_7B, LLAMA3_8B
+from shapes import LLAMA2_7B, LLAMA3_8B, LLAMA3_70B
 
 from llmlaunch.backends.facts.fsdp import (
     atorch_facts,
@@ -15,7 +15,7 @@ from llmlaunch.backends.facts.fsdp import (
     torchtitan_facts,
     torchtune_facts,
 )
-from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+from llmlaunch.backends.facts.megatron import MegatronOptions
 from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimate import RankEstimate
@@ -155,11 +155,48 @@ def test_megatron_fsdp_gathers_and_reduces_up_to_its_limits(gradients: str) -> N
     assert terms["unreduced_gradients"] == (4 if gradients == "fp32" else 2) * 1_000_000_000
 
 
-def test_megatron_fsdp_keeps_narrow_weights_no_longer_than_their_unit() -> None:
-    options = MegatronOptions(fp8_recipe="tensorwise")
-    layout = sharded(64)
-    assert peak(megatron_facts(options), layout).terms["weight_copies"] > 0
-    assert peak(megatron_fsdp_facts(options), layout).terms["weight_copies"] == 0
+LINEAR_WEIGHTS = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)  # of Llama 3 8B's blocks
+
+
+@pytest.mark.parametrize(
+    ("recipe", "capability", "shard_bytes", "scale_bytes", "gathered_bytes"),
+    [
+        ("tensorwise", 10.0, 1.0, 0.0, 1.0),
+        ("tensorwise", 9.0, 1.0, 0.0, 2.0),  # Hopper's transposed weights are made when a unit is gathered
+        ("mxfp8", 10.0, 2.0, 2 / 32, 2 + 2 / 32),  # both orientations rest in shards, their scales whole
+    ],
+)
+def test_narrow_parameters_of_megatron_fsdp_rest_in_shards(
+    recipe: str, capability: float, shard_bytes: float, scale_bytes: float, gathered_bytes: float
+) -> None:
+    options = MegatronOptions(fp8_recipe=recipe, fp8_parameters=True, compute_capability=capability)
+    facts, others = megatron_fsdp_facts(options), LLAMA3_8B_PARAMETERS - LINEAR_WEIGHTS
+    assert facts.full_sharding is not None
+    assert facts.full_sharding.gathered_bytes == gathered_bytes
+    terms = peak(facts, sharded(64)).terms
+    assert terms["parameters"] == round(2 * others / 64)
+    assert terms["weight_copies"] == round(shard_bytes * LINEAR_WEIGHTS / 64 + scale_bytes * LINEAR_WEIGHTS)
+    # ZeRO 2 shards gradients alone
+    whole = peak(facts, Layout(data=64, zero_stage=2)).terms
+    assert whole["parameters"] == 2 * others
+    assert whole["weight_copies"] == gathered_bytes * LINEAR_WEIGHTS
+
+
+def test_narrow_copies_beside_sharded_parameters_are_cached_whole() -> None:
+    """Transformer Engine's linear layers cache them for the next micro-batch and know nothing of units
+    (transformer_engine/pytorch/module/linear.py `_fp8_workspaces`, 2.20)."""
+    options = MegatronOptions(fp8_recipe="tensorwise", compute_capability=10.0)
+    for layout in (sharded(64), Layout(data=64, zero_stage=2)):
+        assert peak(megatron_fsdp_facts(options), layout).terms["weight_copies"] == LINEAR_WEIGHTS
+
+
+def test_narrow_parameters_in_shards_do_not_hide_a_death() -> None:
+    """Llama 3 70B on 64 B200 without recompute was priced at 55.6 GiB, with -125.4 GiB of parameters: 145 GiB of
+    activations, 17 of gradients and states, 17 gathered or not reduced yet, the cache and the context are 186."""
+    options = MegatronOptions(fp8_recipe="tensorwise", fp8_parameters=True, compute_capability=10.0)
+    rank = peak(megatron_fsdp_facts(options), sharded(64), length=8192, shape=LLAMA3_70B)
+    assert rank.device_bytes / GIB == pytest.approx(186, abs=2)
+    assert min(rank.terms.values()) >= 0
 
 
 def test_outputs_that_hold_keys_and_values_hold_them_through_the_backward_pass() -> None:

@@ -32,7 +32,7 @@ OPTIONAL = {
     "parallelism": ("tensor", "pipeline", "virtual_pipeline", "context", "expert", "expert_tensor", "data"),
     "optimizer": ("name", "zero_stage", "gradient_dtype", "parameter_dtype"),
     "recompute": ("granularity", "method", "num_layers", "modules"),
-    "precision": ("compute", "fp8_recipe", "fp8_param_gather"),
+    "precision": ("compute", "fp8_recipe", "fp8_param_gather", "fp4_param_gather"),
 }
 NEEDED_OF = {
     "moe": ("num_experts", "topk"),

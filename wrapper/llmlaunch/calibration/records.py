@@ -43,9 +43,14 @@ FP8_RECIPES = {
     "nvfp4": "nvfp4",
 }
 MUON = ("muon", "dist_muon")  # the second is the first with its layers' states spread over data parallel ranks
-# Megatron-Bridge's number formats gather narrow parameters, whatever the model's own flag says
-# (src/megatron/bridge/training/mixed_precision.py, perf_recipes/_common.py, 2026-08).
+# Records of NVIDIA's performance summary have the flag of Megatron-Bridge's model, which says false; what decides is
+# the number format, and those gather narrow parameters (src/megatron/bridge/training/mixed_precision.py,
+# perf_recipes/_common.py, 2026-08), fp4 from a release on, but for the runs whose own recipe says false
+# (perf_recipes/deepseek, perf_recipes/kimi). Any other record means what it says.
+SUMMARY = "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary"
 BRIDGE_GATHERS = ("delayed", "tensorwise", "mxfp8")
+BRIDGE_GATHERS_FP4_SINCE = "release 26.06"
+BRIDGE_KEEPS_WIDE = (("deepseek_v3", "H100"), ("kimi_k2", "GB200"))
 # Bytes of the optimizer a version shards over data parallelism alone, by (version, card); elsewhere none. Every branch
 # of this fork reads `get_data_parallel_group(with_context_parallel=True)`, and its 94 GB grid agrees. Its 40 GB grid
 # does not: so priced, two runs that died need 29 and 30 GiB of 40. With 12 or 8 of the 12 bytes over data alone, runs
@@ -282,9 +287,6 @@ def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOption
     optimizer, implementation, precision = record["optimizer"], record["implementation"], record["precision"]
     local = implementation.get("transformer_impl") == "local"
     recipe = FP8_RECIPES[precision["fp8_recipe"]] if precision.get("fp8_recipe") else None
-    narrow = bool(precision.get("fp8_param_gather"))
-    if record["backend"] == "megatron-bridge" and recipe in BRIDGE_GATHERS:
-        narrow = assumed["precision.fp8_param_gather"] = True
     return MegatronOptions(
         precision=precision["compute"],
         gradient_dtype=optimizer["gradient_dtype"],
@@ -295,7 +297,7 @@ def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOption
         loss=implementation["cross_entropy_fusion"],
         compiled=(record.get("source") or {}).get("evidence") != "traced",  # under fake tensors nothing is
         fp8_recipe=recipe,
-        fp8_parameters=narrow,
+        fp8_parameters=_gathers_narrow(record, recipe, assumed),
         optimizer_bytes_over_data=OVER_DATA.get((str(record.get("backend_version")), record["gpu"]), 0.0),
         transformer_engine=not local,
         gradient_accumulation_fusion=implementation["gradient_accumulation_fusion"],
@@ -304,6 +306,18 @@ def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOption
         tp_comm_overlap=bool(implementation.get("tp_comm_overlap")),
         compute_capability=CAPABILITY.get((record["gpu"] or "").upper().split("-")[0].split(" ")[0]),
     )
+
+
+def _gathers_narrow(record: Record, recipe: str | None, assumed: dict[str, Any]) -> bool:
+    """Whether parameters are kept and gathered in the narrow format."""
+    flag = "fp4_param_gather" if recipe == "nvfp4" else "fp8_param_gather"
+    if record["precision"].get(flag) or not str((record.get("source") or {}).get("citation")).startswith(SUMMARY):
+        return bool(record["precision"].get(flag))
+    fp4 = recipe == "nvfp4" and str(record.get("backend_version")) >= BRIDGE_GATHERS_FP4_SINCE
+    if not (fp4 or recipe in BRIDGE_GATHERS) or (record["model"]["name"], record["gpu"]) in BRIDGE_KEEPS_WIDE:
+        return False
+    assumed[f"precision.{flag}"] = True
+    return True
 
 
 def _layout(record: Record) -> Layout:

@@ -64,6 +64,8 @@ class FullSharding:
     reduced_elements: float = 0.0  # or wait to be reduced, up to so many elements
     first_stage: int = 2  # the ZeRO stage from which on the parameters rest in shards
     keeps_stage: bool = False  # a pipeline rank gathers and reduces once a step, not once a micro-batch
+    narrow_bytes: float = 0.0  # per weight of a narrow copy that replaces parameters: what rests in shards of it
+    narrow_scale_bytes: float = 0.0  # and of its scales, which rest whole on every device
 
 
 @dataclass(frozen=True)

@@ -89,12 +89,14 @@ def _checkpoints(job: Job, rows: RankColumns, kept: FloatColumn, one: FloatColum
 
 
 def _first_layers(rows: RankColumns, layers: FloatColumn, kept: FloatColumn, one: FloatColumn) -> FloatColumn:
-    """The first layers of each rank on the host, whole, one of them on its way (KARMA, Wahib et al. 2020; Megatron
-    `--cpu-offloading-num-layers`; transformer_engine/pytorch/cpu_offload.py DefaultOffloadSynchronizer, 2.20)."""
+    """The first layers of each rank on the host, whole (KARMA, Wahib et al. 2020; Megatron
+    `--cpu-offloading-num-layers`). Of L layers, N offloaded, layer i has left before layer L - N + i runs forward and
+    comes back when that layer has run backward, so that never more than L - N layers are on the device
+    (transformer_engine/pytorch/cpu_offload.py DefaultOffloadSynchronizer, 2.20); the one that runs always is."""
     if not np.any(rows.layouts.offload_layers):
         return kept
     moved = np.minimum(rows.layouts.offload_layers, layers)
-    return np.where(moved > 0, np.minimum(kept, kept * (1.0 - moved / layers) + one), kept)
+    return np.where(moved > 0, np.maximum(kept * (1.0 - moved / layers), np.minimum(kept, one)), kept)
 
 
 def _swapped(job: Job, kept: FloatColumn, one: FloatColumn) -> FloatColumn:

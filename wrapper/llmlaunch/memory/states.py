@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmlaunch.memory.gathering import gathered_parameters, unreduced_gradients
 from llmlaunch.memory.gradients import by_stage, gradients
@@ -67,7 +68,6 @@ def states(job: Job, rows: RankColumns) -> States:
     step = _updated_on_host(job, step, np.minimum(sharded, largest_parameter(job, rows)))
     return States(
         parameters=_resting(job, rows, counts, dense_group, expert_group)
-        - _replaced(job, rows)
         + _gathered(job, rows, counts, dense_group)
         + np.where(stage >= 3, facts.secondary_parameter_bytes * whole, 0.0),
         gradients=made.lasting,
@@ -78,7 +78,7 @@ def states(job: Job, rows: RankColumns) -> States:
             - _spared_by_matrices(job, rows, dense_group, expert_group)
         )
         + _partly_offloaded(job, whole),
-        weight_copies=_weight_copies(job, rows),
+        weight_copies=_weight_copies(job, rows, dense_group, expert_group),
         gathered=gathered_parameters(job, rows, dense_group),
         forward=made.forward,
         backward=made.backward,
@@ -122,12 +122,21 @@ def _resting(
 ) -> FloatColumn:
     """The compute copy between its uses: all parameters, trained or not, and adapters beside them. With
     `offload_parameters` ZeRO 3 keeps the shards on the host (ZeRO-Infinity, Rajbhandari et al. 2021, section 5.1)."""
-    stage, (dense, expert) = rows.layouts.zero_stage, adapter_parameters(job, rows)
+    dense, expert = adapter_parameters(job, rows)
     dense, expert = counts.dense + dense, counts.expert + expert
+    if job.facts.quantized is not None and job.facts.quantized.replaces_parameters:  # those rest as `_weight_copies`
+        weights, experts = linear_weights(job, rows)
+        dense, expert = dense - weights, expert - experts
     sharded = dense / dense_group + expert / expert_group
     here = 0.0 if job.techniques.offload_parameters else 1.0
+    return job.facts.parameter_bytes * np.where(_in_shards(job, rows), here * sharded, dense + expert)
+
+
+def _in_shards(job: Job, rows: RankColumns) -> NDArray[np.bool_]:
+    """Where the compute copy of the parameters rests in shards."""
     shard_from = 3 if job.facts.full_sharding is None else job.facts.full_sharding.first_stage
-    return job.facts.parameter_bytes * np.where(stage >= shard_from, here * sharded, dense + expert)
+    in_shards: NDArray[np.bool_] = rows.layouts.zero_stage >= shard_from
+    return in_shards
 
 
 def _partly_offloaded(job: Job, whole: FloatColumn) -> FloatColumn:
@@ -174,20 +183,19 @@ def _spared_by_matrices(job: Job, rows: RankColumns, dense: FloatColumn, expert:
     return fewer * held
 
 
-def _weight_copies(job: Job, rows: RankColumns) -> FloatColumn:
-    """Narrow copies of the weights, made once a step and kept through its micro-batches."""
-    if job.facts.quantized is None:
+def _weight_copies(job: Job, rows: RankColumns, dense_group: FloatColumn, expert_group: FloatColumn) -> FloatColumn:
+    """Narrow copies of the weights, made once a step and kept through its micro-batches: each linear layer caches its
+    own, whole, even where the wider parameters it was made from rest in shards (transformer_engine/pytorch/module/
+    linear.py `_fp8_workspaces`, 2.20). Copies that replace the parameters rest in shards like those."""
+    quantized, sharding = job.facts.quantized, job.facts.full_sharding
+    if quantized is None:
         return np.zeros(len(rows))
     weights, experts = linear_weights(job, rows)
-    return job.facts.quantized.weight_copy_bytes * (weights + experts)
-
-
-def _replaced(job: Job, rows: RankColumns) -> FloatColumn:
-    """Bytes of the compute copy that narrow parameters make superfluous."""
-    if job.facts.quantized is None or not job.facts.quantized.replaces_parameters:
-        return np.zeros(len(rows))
-    weights, experts = linear_weights(job, rows)
-    return job.facts.parameter_bytes * (weights + experts)
+    whole = quantized.weight_copy_bytes * (weights + experts)
+    if sharding is None or not quantized.replaces_parameters:
+        return whole
+    shards = sharding.narrow_bytes * (weights / dense_group + experts / expert_group)
+    return np.where(_in_shards(job, rows), shards + sharding.narrow_scale_bytes * (weights + experts), whole)
 
 
 def _gathered(job: Job, rows: RankColumns, counts: RankParameters, group: FloatColumn) -> FloatColumn:

@@ -90,8 +90,10 @@ def _travelling_bytes(job: Job) -> tuple[float, float]:
         gradient = facts.full_sharding.reduced_bytes
     elif facts.gradient_life is not None:
         gradient = facts.parameter_bytes
-    narrow = facts.quantized is not None and facts.quantized.replaces_parameters
-    return gradient, 1.0 if narrow else facts.parameter_bytes
+    if facts.quantized is None or not facts.quantized.replaces_parameters:
+        return gradient, facts.parameter_bytes
+    four_bits = facts.quantized.input_bytes < 1.0
+    return gradient, 0.5 if four_bits else 1.0
 
 
 def _on_the_fullest_stage(job: Job, layouts: LayoutColumns) -> tuple[RankParameters, RankParameters]:

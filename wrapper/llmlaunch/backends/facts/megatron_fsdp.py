@@ -12,6 +12,7 @@ __all__ = ["megatron_fsdp_facts"]
 
 PREFETCHED_ELEMENTS = 5e8
 QUEUED_ELEMENTS = 1e9
+MXFP8_SCALE_BYTES = 2.0 / 32.0  # a byte for every 32 elements, in both orientations
 
 
 def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
@@ -23,7 +24,12 @@ def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
     Gathering runs ahead by whole units until half of max(1e9, two units) elements are on their way, gradients wait for
     their reduction up to max(1e9, two units) elements (`suggested_AG_prefetch_size`, `suggested_RS_queue_capacity`).
     The embedding and the head are no units and stay gathered. A linear's gradient is copied into the unit's bucket
-    unless it is accumulated there. Narrow copies of weights live as long as their gathered unit.
+    unless it is accumulated there.
+
+    Narrow parameters rest in shards of one byte an element, mxfp8 in a second orientation too, which other recipes make
+    when a unit is gathered (`_init_each_parameter_group_buffers`, `transpose_weight_buffer`); the buffers hold raw data
+    alone, and scales stay whole beside the parameters (mixed_precision.py `fp8_set_raw_data`). Without narrow
+    parameters, narrow weights are Transformer Engine's cache, which knows of no unit.
     """
     base = megatron_facts(options)
     copies = 0.0 if base.quantized is None else base.quantized.weight_copy_bytes
@@ -33,10 +39,9 @@ def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
         base,
         backend="megatron-fsdp",
         source="megatron/core/distributed/fsdp/src/megatron_fsdp, core 0.19",
-        quantized=None if base.quantized is None else replace(base.quantized, weight_copy_bytes=0.0),
         moved_to_buffers=False,
         full_sharding=FullSharding(
-            gathered_bytes=copies if narrow else base.parameter_bytes + copies,
+            gathered_bytes=copies if narrow else base.parameter_bytes,
             root_bytes=base.parameter_bytes,
             gradient_bytes=made,
             reduced_bytes=base.gradient_bytes,
@@ -45,6 +50,8 @@ def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
             reduced_blocks=2.0,
             reduced_elements=QUEUED_ELEMENTS,
             first_stage=3,
+            narrow_bytes=2.0 if options.fp8_recipe == "mxfp8" else 1.0,
+            narrow_scale_bytes=MXFP8_SCALE_BYTES if options.fp8_recipe == "mxfp8" else 0.0,
         ),
         weight_gradient_fused=True,
         weight_gradient_stubs=options.gradient_accumulation_fusion and base.weight_gradient_stubs,
