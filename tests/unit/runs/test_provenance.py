@@ -42,6 +42,8 @@ def test_a_clean_checkout_is_its_commit(checkout: Path) -> None:
         "dirty": False,
         "diff_left_out": False,
         "untracked_files": 0,
+        "not_compared": [],
+        "changed_submodules": [],
     }
     assert found.diff == b""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import tempfile
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["GitState", "read_git", "run_git", "tracked_files"]
+from llmlaunch.runs.git_program import BorrowedCheckout, GitFailed, borrowed, run_git
+
+__all__ = ["GitState", "read_git", "tracked_files"]
 
 DIFF_LIMIT_BYTES = 8 * 2**20
-_TIMEOUT_SECONDS = 120
-_DIFF_OPTIONS = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv")  # no program of the checkout's config
+_MOST_NAMES = 20  # of a sentence; code.json lists all
+_DIFF = ("diff", "--no-color", "--no-renames", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+_SUBMODULE = b"160000 "
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,16 @@ class GitState:
     diff: bytes = b""
     diff_left_out: bool = False
     untracked_files: int = 0
+    not_compared: tuple[str, ...] = ()  # files a filter converts: whether they were changed, only the filter knows
+    changed_submodules: tuple[str, ...] = ()
     note: str = ""
+
+    @property
+    def dirty(self) -> bool | None:
+        """Whether tracked files were changed; None where only a filter could say."""
+        if self.diff or self.diff_left_out or self.changed_submodules:
+            return True
+        return None if self.not_compared else False
 
     def as_json(self) -> dict[str, object] | None:
         if self.commit is None:
@@ -34,14 +43,12 @@ class GitState:
         return {
             "commit": self.commit,
             "branch": self.branch,
-            "dirty": bool(self.diff) or self.diff_left_out,
+            "dirty": self.dirty,
             "diff_left_out": self.diff_left_out,
             "untracked_files": self.untracked_files,
+            "not_compared": list(self.not_compared),
+            "changed_submodules": list(self.changed_submodules),
         }
-
-
-class GitFailed(Exception):
-    """git is not here, refuses, or takes too long; the message is its own."""
 
 
 def read_git(root: Path) -> GitState:
@@ -51,57 +58,99 @@ def read_git(root: Path) -> GitState:
         if not tracked_files(root):
             return GitState(note=f"{root} lies inside a git checkout that tracks nothing of it")
         branch = run_git(root, "rev-parse", "--abbrev-ref", "HEAD").decode().strip()
-        # HEAD against the working tree: staged and unstaged changes of tracked files, binary ones too, of the
-        # whole checkout, so that `git apply` at its top restores it
-        diff = run_git(root, "diff", "HEAD", *_DIFF_OPTIONS, limit_bytes=DIFF_LIMIT_BYTES)
         others = run_git(root, "ls-files", "--others", "--exclude-standard", "-z")
+        with borrowed(root) as checkout:
+            changes = _changes(checkout)
+            submodules = _changed_submodules(checkout.top)
     except GitFailed as error:
         return GitState(note=str(error))
-    too_long = len(diff) > DIFF_LIMIT_BYTES
     return GitState(
         commit=commit,
         branch=None if branch == "HEAD" else branch,
-        diff=b"" if too_long else diff,
-        diff_left_out=too_long,
+        diff=changes.diff or b"",
+        diff_left_out=changes.diff is None,
         untracked_files=others.count(b"\0"),
-        note=f"the changes are more than {DIFF_LIMIT_BYTES} bytes and are not kept" if too_long else "",
+        not_compared=changes.not_compared,
+        changed_submodules=submodules,
+        note="; ".join(filter(None, (changes.note, *_notes(changes.not_compared, submodules)))),
     )
 
 
 def tracked_files(root: Path) -> list[str]:
     """Tracked files below `root`, relative to it, submodules included. Raises GitFailed."""
-    names = run_git(root, "ls-files", "-z", "--recurse-submodules")
-    return sorted(os.fsdecode(name) for name in names.split(b"\0") if name)
+    return sorted(_names(run_git(root, "ls-files", "-z", "--recurse-submodules")))
 
 
-def run_git(root: Path, *arguments: str, limit_bytes: int | None = None) -> bytes:
-    """git's stdout in `root`, without locks or another repository's variables; of a longer one the first
-    `limit_bytes` + 1 bytes. Raises GitFailed."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-    command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments]
-    with tempfile.TemporaryFile() as errors:
-        try:
-            git = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
-            )
-        except FileNotFoundError:
-            raise GitFailed("git is not installed here") from None
-        assert git.stdout is not None
-        patience = threading.Timer(_TIMEOUT_SECONDS, git.kill)
-        patience.start()
-        try:
-            output = git.stdout.read() if limit_bytes is None else git.stdout.read(limit_bytes + 1)
-            if limit_bytes is not None and len(output) > limit_bytes:
-                git.kill()
-                return output
-            code = git.wait()
-        finally:
-            patience.cancel()
-            git.stdout.close()
-            git.wait()
-        if code != 0:
-            errors.seek(0)
-            words = errors.read().decode(errors="replace").strip().splitlines()
-            raise GitFailed(f"git in {root}: {words[0] if words else f'ended with {code}'}")
-    return output
+@dataclass(frozen=True)
+class _Changes:
+    """`diff` is None where there are changes that are not kept, and `note` says why."""
+
+    diff: bytes | None
+    not_compared: tuple[str, ...] = ()
+    note: str = ""
+
+
+def _changes(checkout: BorrowedCheckout) -> _Changes:
+    """HEAD against the working tree: staged and unstaged changes of tracked files, binary ones too, of the whole
+    checkout, so that `git apply` at its top restores it."""
+    listed = _names(checkout.run(*_DIFF, "--raw", "-z", "HEAD"))
+    changed = {name: status[-1] for status, name in zip(listed[::2], listed[1::2], strict=True) if status[-1] != "U"}
+    unknown = _filtered(checkout, list(changed))
+    names = [name for name in changed if name not in unknown]
+    if not names:
+        return _Changes(b"", unknown)
+    apart = [f":(exclude,top,literal){name}" for name in unknown]
+    diff = checkout.run(*_DIFF, "--binary", "HEAD", "--", ".", *apart, limit_bytes=DIFF_LIMIT_BYTES)
+    if len(diff) > DIFF_LIMIT_BYTES:
+        return _Changes(None, unknown, f"the changes are more than {DIFF_LIMIT_BYTES} bytes and are not kept")
+    return _Changes(diff, unknown)
+
+
+def _filtered(checkout: BorrowedCheckout, names: list[str]) -> tuple[str, ...]:
+    """Those of `names` that a filter converts on their way into the repository. As they lie in the working tree they
+    differ from what is committed, changed or not; a file whose size and times git knows is not among `names`."""
+    if not checkout.filters or not names:
+        return ()
+    given = b"\0".join(map(os.fsencode, names)) + b"\0"
+    answer = _names(run_git(checkout.top, "check-attr", "-z", "--stdin", "filter", given=given))
+    return tuple(
+        name
+        for name, driver in zip(answer[::3], answer[2::3], strict=True)
+        if driver in checkout.filters and os.path.lexists(checkout.top / name)
+    )
+
+
+def _changed_submodules(top: Path) -> tuple[str, ...]:
+    """Submodules that are checked out and were changed, or may have been."""
+    entries = run_git(top, "ls-files", "-s", "-z").split(b"\0")
+    names = [os.fsdecode(entry.partition(b"\t")[2]) for entry in entries if entry.startswith(_SUBMODULE)]
+    return tuple(name for name in names if _is_changed_submodule(top, name))
+
+
+def _is_changed_submodule(top: Path, name: str) -> bool:
+    folder = (top / name).resolve()
+    if not (folder / ".git").exists() or top.resolve() not in folder.parents:
+        return False
+    shown = run_git(folder, "rev-parse", "--show-toplevel")
+    return Path(os.fsdecode(shown).rstrip("\n")).resolve() == folder and read_git(folder).dirty is not False
+
+
+def _notes(not_compared: tuple[str, ...], submodules: tuple[str, ...]) -> list[str]:
+    notes = []
+    if not_compared:
+        notes.append(
+            "a git filter converts these files and is not run here, so whether they were changed is not known, and "
+            f"code.diff leaves them out: {_listed(not_compared)}"
+        )
+    if submodules:
+        notes.append(f"code.diff does not hold the changes inside these submodules: {_listed(submodules)}")
+    return notes
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def _names(output: bytes) -> list[str]:
+    return [os.fsdecode(name) for name in output.split(b"\0") if name]

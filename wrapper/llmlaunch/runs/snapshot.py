@@ -9,7 +9,8 @@ from pathlib import Path
 
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.runs.git import GitFailed, tracked_files
+from llmlaunch.runs.git import tracked_files
+from llmlaunch.runs.git_program import GitFailed
 
 __all__ = ["Snapshot", "copy_snapshot", "list_snapshot"]
 
