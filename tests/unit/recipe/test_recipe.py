@@ -271,7 +271,14 @@ def test_the_digest_is_of_the_meaning_not_of_the_writing(good: str, write: Write
 
 @pytest.mark.parametrize(
     "override",
-    ["nodes=8", "training.seed=1", "model.num_layers=31", "cluster.devices_per_node=4", "layout.tensor=2", "slurm.a=b"],
+    [
+        "nodes=8",
+        "training.seed=1",
+        "model.num_layers=31",
+        "cluster.devices_per_node=4",
+        "layout.tensor=2",
+        "slurm.qos=b",
+    ],
 )
 def test_any_change_of_meaning_changes_the_digest(override: str, good: str, write: Write) -> None:
     path = write(good)

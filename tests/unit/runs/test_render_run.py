@@ -158,6 +158,14 @@ def test_values_no_job_script_can_hold_are_refused_with_file_and_key(changes, me
         script_of(recipe(**changes))
 
 
+def test_cpus_are_asked_for_in_one_form_only() -> None:
+    node = replace(cluster(H100, 8), cpus_per_node=96)
+    assert "--cpus-per-task=96\n" in script_of(recipe(cluster=node))
+    asked = script_of(recipe(cluster=node, slurm={"cpus-per-gpu": 8}))
+    assert "--cpus-per-gpu=8\n" in asked
+    assert "#SBATCH --cpus-per-task" not in asked
+
+
 @pytest.mark.parametrize(
     ("changes", "slurm", "line"),
     [

@@ -135,7 +135,7 @@ def _cluster(values: Mapping[str, Any], name: str) -> Cluster:
         domain_link=_link(links, "domain") if links.get("domain") else node,
         fabric_link=_link(links, "fabric"),
         cpus_per_node=values.get("cpus_per_node"),
-        slurm=values.get("slurm") or {},
+        slurm={**(values.get("slurm") or {}), **(values.get("slurm_plugins") or {})},
         gpu_request=values.get("gpu_request") or ("none" if accelerator.kind == "cpu" else "gpus-per-node"),
         environment=values.get("environment") or {},
         nodes_per_switch=values.get("nodes_per_switch"),

@@ -18,6 +18,7 @@ from llmlaunch.documents.text import (
     MpiType,
     Name,
     PathText,
+    PluginOptions,
     SetupLine,
     SlurmOptions,
     SrunOption,
@@ -124,6 +125,9 @@ class ClusterFile(StrictModel):
     )
     slurm: SlurmOptions | None = Field(
         None, description="sbatch options of this site (partition, account, mem, exclusive ...); a recipe's win"
+    )
+    slurm_plugins: PluginOptions | None = Field(
+        None, description="Options that plugins of this site (SPANK) add to sbatch; a recipe's win"
     )
     srun: dict[SrunOption, SrunValue] | None = Field(None, description="srun options of this site")
     mpi: MpiType | None = Field(None, description="--mpi of srun; absent = the site's own default")

@@ -1,18 +1,29 @@
-"""Options of sbatch and srun: which a person may set, and which would break the job they belong to.
+"""Options of sbatch and srun: which exist, which a person may set, and which values break the job they belong to.
 
-Any long option passes through but those listed here. Read in SLURM's sources: src/common/slurm_opt.c (which options
-take a value, 22.05 and 26.05), src/sbatch/opt.c and sbatch.c (what `#SBATCH` lines do). Seen with 22.05.8: a directive
-`--comment` without its value makes `--exclusive` of the next line the comment; `--tasks-per-n=3` starts three tasks;
-`--test-only` submits nothing; `--wrap`, `--quiet`, `--help` and `--version` do nothing as directives.
+sbatch's options and the forms of their values are data (slurm/sbatch-options.json, which names its sources). Read in
+SLURM's sources: src/sbatch/opt.c and sbatch.c (what `#SBATCH` lines do). Seen with 22.05.8: a directive `--comment`
+without its value makes `--exclusive` of the next line the comment; `--tasks-per-n=3` starts three tasks; `--test-only`
+submits nothing; `--wrap`, `--quiet`, `--help` and `--version` do nothing as directives.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["sbatch_option_problem", "sbatch_value_problem", "srun_option_problem"]
+from llmlaunch.assets import asset
+
+__all__ = [
+    "plugin_option_problem",
+    "refused_sbatch_option",
+    "sbatch_option_problem",
+    "sbatch_value_problem",
+    "srun_option_problem",
+]
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -59,52 +70,127 @@ _SRUN = {
     "container-name": "a named container outlives its job and is shared with others; every step has one of its own",
 }
 
-# Given without its value, such an option would take the next directive for it.
-_NEEDING = """
-account acctg-freq array batch bb bbf begin chdir cluster cluster-constraint clusters comment constraint container
-container-id context core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
-distribution error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node
-gpus-per-socket gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep licenses mail-type mail-user
-mcs-label mem mem-bind mem-per-cpu mem-per-gpu mem-update mincpus network nodefile nodelist ntasks-per-core
-ntasks-per-socket open-mode output partition prefer priority profile qos reservation resources runtime segment
-signal sockets-per-node switches thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid
-wait-all-nodes wckey
-"""
-_TAKES_A_VALUE = frozenset(_NEEDING.split())
+_CONFLICTS = (
+    ("mem", "mem-per-cpu", "mem-per-gpu"),  # src/common/slurm_opt.c, _validate_memory_options
+    ("core-spec", "thread-spec"),  # _validate_spec_cores_options
+    ("exclusive", "oversubscribe"),  # _validate_share_options, from 23.11 on; before, the last one wins
+    ("cpus-per-task", "cpus-per-gpu"),  # _validate_cpus_per_gres
+    ("requeue", "no-requeue"),  # the last one wins, which nobody can see in a mapping
+    ("bb", "bbf"),  # src/sbatch/opt.c, _opt_verify
+)
 
 
-def sbatch_option_problem(name: str) -> str | None:
-    """Why no recipe and no profile may set this option of sbatch, with the remedy; None where they may."""
+def refused_sbatch_option(name: str) -> str | None:
+    """Say why no recipe and no profile may set this option of sbatch, with the remedy; None if they may.
+
+    An option that sbatch does not know is not refused here: a plugin of the site may have added it.
+    """
     return _problem(name, _SBATCH, "sbatch")
 
 
+def sbatch_option_problem(name: str) -> str | None:
+    """Say why `slurm:` may not hold this option; None if it may. Only real options of sbatch are allowed."""
+    if name in _options():
+        return _problem(name, _SBATCH, "sbatch")
+    problem = _misspelt(name, "sbatch")
+    if problem is not None:
+        return problem
+    near = difflib.get_close_matches(name, _options(), cutoff=0.7) or [
+        option for option in _options() if option.startswith(name)
+    ]
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"is no option of sbatch; {hint}An option that a plugin of the site adds goes under slurm_plugins:"
+
+
+def plugin_option_problem(name: str) -> str | None:
+    """Say why `slurm_plugins:` may not hold this option; None if it may."""
+    if name in _options() and name not in _SBATCH:
+        return "is an option of sbatch itself; write it under slurm:"
+    return refused_sbatch_option(name)
+
+
 def srun_option_problem(name: str) -> str | None:
-    """The same of srun."""
+    """Say why a profile's `srun:` may not hold this option, with the remedy; None if it may."""
     return _problem(name, _SRUN, "srun")
 
 
 def sbatch_value_problem(options: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The first option whose value would break the job, and why."""
+    """Return the first option whose value sbatch would refuse or that would break the job, and why."""
     for name, value in options.items():
-        if value is True and name in _TAKES_A_VALUE:
-            return name, "needs a value: without one it would swallow the option after it"
-        if name == "array" and value is not False and not str(value).endswith("%1"):
-            return name, (
-                f"the tasks of {value} would train into one run directory at the same time; write them one after the "
-                "other, such as 1-4%1"
+        problem = None if value is False else _value_problem(name, value)
+        if problem is not None:
+            return name, problem
+    for group in _CONFLICTS:
+        asked = [name for name in group if options.get(name, False) is not False]
+        if len(asked) > 1:
+            return asked[1], (
+                f"contradicts {asked[0]}: sbatch takes one of the two; remove one, or leave out the cluster profile's "
+                f"with {asked[0]}: false"
             )
     return None
+
+
+def _value_problem(name: str, value: Any) -> str | None:
+    option = _options().get(name)
+    takes = None if option is None else option["takes"]
+    if value is True:
+        return "needs a value: without one it would swallow the option after it" if takes == "value" else None
+    if name == "array" and not str(value).endswith("%1"):
+        return (
+            f"the tasks of {value} would train into one run directory at the same time; write them one after the "
+            "other, such as 1-4%1"
+        )
+    if takes == "flag":
+        return f"takes no value, not {_shown(value)}; write true, or false to leave it out"
+    form = _forms().get((option or {}).get("form", ""))
+    if form is None or form[0].fullmatch(str(value)):
+        return None
+    return f"{_shown(value)} is no form that sbatch takes; write {form[1]}"
+
+
+def _shown(value: Any) -> str:
+    text = ascii(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@functools.cache
+def _options() -> Mapping[str, Mapping[str, str]]:
+    options: Mapping[str, Mapping[str, str]] = _data()["options"]
+    return options
+
+
+@functools.cache
+def _forms() -> Mapping[str, tuple[re.Pattern[str], str]]:
+    """Return the pattern of each form and how to write it."""
+    return {name: (re.compile(form["pattern"], re.ASCII), form["write"]) for name, form in _data()["forms"].items()}
+
+
+@functools.cache
+def _data() -> Mapping[str, Any]:
+    data: Mapping[str, Any] = json.loads(asset("slurm", "sbatch-options.json").read_text(encoding="utf-8"))
+    return data
 
 
 def _problem(name: str, refused: Mapping[str, str], command: str) -> str | None:
     if name in refused:
         return f"is not set here: {refused[name]}; remove it"
-    if not _OPTION.fullmatch(name):
-        fixed = name.lower().lstrip("-").replace("_", "-")
-        hint = f"write {fixed}" if _OPTION.fullmatch(fixed) else "use letters, digits and '-'"
-        return f"is not a long option of {command} without its dashes; {hint}"
+    problem = _misspelt(name, command)
+    if problem is not None:
+        return problem
     meant = next((long for long in refused if long.startswith(name)), None)
-    ambiguous = any(long.startswith(name) for long in _TAKES_A_VALUE if long != meant)
-    if meant is not None and not ambiguous:  # getopt_long takes any beginning of an option that fits no other
+    # getopt_long takes any beginning of an option that fits no other
+    if (
+        meant is not None
+        and name not in _options()
+        and not any(long.startswith(name) for long in _options() if long != meant)
+    ):
         return f"is short for {meant}, which is not set here: {refused[meant]}; remove it"
     return None
+
+
+def _misspelt(name: str, command: str) -> str | None:
+    if _OPTION.fullmatch(name):
+        return None
+    fixed = name.lower().lstrip("-").replace("_", "-")
+    hint = f"write {fixed}" if _OPTION.fullmatch(fixed) else "use letters, digits and '-'"
+    return f"is not a long option of {command} without its dashes; {hint}"

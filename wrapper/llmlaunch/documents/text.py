@@ -11,7 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, WithJsonSchema
 
-from llmlaunch.documents.slurm_options import sbatch_option_problem, sbatch_value_problem, srun_option_problem
+from llmlaunch.documents.slurm_options import (
+    plugin_option_problem,
+    sbatch_option_problem,
+    sbatch_value_problem,
+    srun_option_problem,
+)
 
 __all__ = [
     "CudaCapability",
@@ -25,6 +30,7 @@ __all__ = [
     "MpiType",
     "Name",
     "PathText",
+    "PluginOptions",
     "SecretName",
     "SetupLine",
     "SlurmOption",
@@ -32,6 +38,7 @@ __all__ = [
     "SlurmValue",
     "SrunOption",
     "SrunValue",
+    "WrongEntry",
     "looks_secret",
     "secret_in",
 ]
@@ -83,6 +90,14 @@ def _path(text: str) -> str:
     return _line(text)
 
 
+class WrongEntry(ValueError):
+    """A wrong value of one entry of a mapping; the message is shown at the place of that entry."""
+
+    def __init__(self, entry: str, problem: str) -> None:
+        super().__init__(problem)
+        self.entry = entry
+
+
 def _slurm_option(text: str) -> str:
     problem = sbatch_option_problem(text)
     if problem is not None:
@@ -99,8 +114,15 @@ def _slurm_value(value: Any) -> Any:
 def _slurm_options(options: dict[str, Any]) -> dict[str, Any]:
     problem = sbatch_value_problem(options)
     if problem is not None:
-        raise ValueError(": ".join(problem))
+        raise WrongEntry(*problem)
     return options
+
+
+def _plugin_option(text: str) -> str:
+    problem = plugin_option_problem(text)
+    if problem is not None:
+        raise ValueError(problem)
+    return text
 
 
 def _srun_option(text: str) -> str:
@@ -175,6 +197,7 @@ PathText = Annotated[str, AfterValidator(_path)]
 SlurmOption = Annotated[str, AfterValidator(_slurm_option)]
 SlurmValue = Annotated[Any, AfterValidator(_slurm_value), WithJsonSchema({"type": ["string", "integer", "boolean"]})]
 SlurmOptions = Annotated[dict[SlurmOption, SlurmValue], AfterValidator(_slurm_options)]
+PluginOptions = dict[Annotated[str, AfterValidator(_plugin_option)], SlurmValue]
 SrunOption = Annotated[str, AfterValidator(_srun_option)]
 SrunValue = Annotated[Any, AfterValidator(_srun_value), WithJsonSchema({"type": ["string", "integer", "boolean"]})]
 SetupLine = Annotated[str, AfterValidator(_setup_line)]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from llmlaunch.documents.text import WrongEntry
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 from llmlaunch.errors import UserError
 
@@ -111,7 +112,8 @@ def _problem(
         about = f" ({_first_sentence(field.description)})" if field is not None and field.description else ""
         return path, f"is missing; add `{path[-1]}:`{about}"
     if kind == "value_error":
-        return path, str(error["ctx"]["error"])
+        mistake = error["ctx"]["error"]
+        return (*path, mistake.entry) if isinstance(mistake, WrongEntry) else path, str(mistake)
     shown = "" if any(p in _PRIVATE for p in path) else f", not {_describe(value)}"
     return path, f"{_expected(kind, error, field)}{shown}{_trap(document, path, kind, value)}"
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from math import prod
 
+from llmlaunch.cluster.slurm_site import host_count
+from llmlaunch.documents.slurm_options import sbatch_value_problem
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.recipe.types import AUTO_NODES, MOST_STEPS, Recipe
 
@@ -24,6 +26,7 @@ def disagreements(recipe: Recipe) -> list[Problem]:
         *_model_and_training(recipe),
         *_nodes_and_budget(recipe),
         *_coming_back(recipe),
+        *_slurm(recipe),
         *_pins_and_model(recipe),
         *_stages(recipe),
         *_pins_and_world(recipe),
@@ -95,6 +98,24 @@ def _pins_and_model(recipe: Recipe) -> Iterator[Problem]:
     if expert and all(experts % size for size in expert):
         have = f"{experts} experts are" if shape.moe is not None else "a model without experts is"
         yield ("layout", "expert"), f"{have} not divisible by {_listed(expert)}; use a divisor of {experts}"
+
+
+def _slurm(recipe: Recipe) -> Iterator[Problem]:
+    """Options of recipe and profile that sbatch takes one by one but not together."""
+    contradiction = sbatch_value_problem(recipe.slurm)
+    if contradiction is not None:
+        option, problem = contradiction
+        yield ("slurm", option), problem
+    hosts = recipe.slurm.get("nodelist", False)
+    nodes = recipe.nodes + recipe.spare_nodes
+    # a range with a character that is no digit is the site's own; sbatch reads it
+    if isinstance(hosts, str) and recipe.nodes != AUTO_NODES and "/" not in hosts:
+        count = host_count(hosts)
+        if count > nodes:
+            yield (
+                ("slurm", "nodelist"),
+                f"names {count} nodes, and the job takes {nodes}; shorten the list or raise nodes:",
+            )
 
 
 def _stages(recipe: Recipe) -> Iterator[Problem]:

@@ -111,7 +111,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         data=data(file.data),
         pins=_pins(file.layout) if isinstance(file.layout, PinsFile) else {},
         memory=_memory(file.memory),
-        slurm={**cluster.slurm, **file.slurm},
+        slurm={**cluster.slurm, **file.slurm, **file.slurm_plugins},
         environment=file.environment,
         secrets=tuple(dict.fromkeys(file.secrets)),
         setup=tuple(file.setup),

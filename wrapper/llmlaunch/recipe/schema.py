@@ -25,6 +25,7 @@ from llmlaunch.documents.text import (
     Line,
     Name,
     PathText,
+    PluginOptions,
     SecretName,
     SetupLine,
     SlurmOptions,
@@ -471,6 +472,9 @@ class RecipeFile(StrictModel):
     memory: MemoryFile = Field(MemoryFile.model_construct(), description="When a plan is called safe")
     slurm: SlurmOptions = Field(
         {}, description="Any long option of sbatch without its dashes; true = without a value, false = leave it out"
+    )
+    slurm_plugins: PluginOptions = Field(
+        {}, description="Options that plugins of the site (SPANK) add to sbatch, without their dashes; not checked"
     )
     environment: dict[EnvironmentName, EnvironmentValue] = Field(
         {}, description="Variables exported to the trainers; no secrets"

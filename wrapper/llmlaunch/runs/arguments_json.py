@@ -106,7 +106,8 @@ def _of_directive(recipe: Recipe, name: str, origins: Origins) -> Reason:
     ours = DIRECTIVE_REASONS.get(name)
     if ours is not None and (name not in recipe.slurm or name in ("exclude", "gres")):
         return ours
-    return Reason((f"slurm.{name}" if origins.written(f"slurm.{name}") else f"cluster.slurm.{name}",))
+    written = (key for key in (f"slurm.{name}", f"slurm_plugins.{name}") if origins.written(key))
+    return Reason((next(written, f"cluster.slurm.{name}"),))
 
 
 def _entry(file: str, kind: str, name: str, value: str, reason: Reason, origins: Origins) -> Entry:

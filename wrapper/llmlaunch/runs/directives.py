@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmlaunch.backends.argument import Reason
-from llmlaunch.documents.slurm_options import sbatch_option_problem, sbatch_value_problem
+from llmlaunch.documents.slurm_options import refused_sbatch_option, sbatch_value_problem
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.recovery_json import restart_by
@@ -48,7 +48,7 @@ def sbatch_options(recipe: Recipe, warning_seconds: int | None) -> dict[str, Opt
     what none of them may say.
     """
     for option in recipe.slurm:
-        problem = sbatch_option_problem(option)
+        problem = refused_sbatch_option(option)
         if problem is not None:
             raise UserError(f"slurm.{option}: {problem}")
     wrong = sbatch_value_problem(recipe.slurm)
@@ -82,7 +82,8 @@ def _excluded(recipe: Recipe) -> Option:
 
 def _cpu_request(recipe: Recipe) -> dict[str, Option]:
     cpus = recipe.cluster.cpus_per_node
-    return {"cpus-per-task": cpus} if cpus else {}
+    # sbatch refuses both (src/common/slurm_opt.c, _validate_cpus_per_gres)
+    return {"cpus-per-task": cpus} if cpus and not recipe.slurm.get("cpus-per-gpu") else {}
 
 
 def _gpu_request(recipe: Recipe) -> dict[str, Option]:

@@ -1,0 +1,84 @@
+"""`slurm:` of a recipe takes the options and the forms of values that sbatch takes, and says what is wrong with others.
+
+tests/slurm/test_sbatch_options.py asks a real sbatch the same.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.load import load_recipe
+
+VALUES = json.loads((Path(__file__).parents[2] / "data" / "sbatch_values.json").read_text(encoding="utf-8"))
+QUICKSTART = str(asset("recipes", "quickstart.yaml"))
+
+
+@pytest.mark.parametrize(("option", "value"), VALUES["taken"])
+def test_a_value_that_sbatch_takes_passes(option: str, value: str) -> None:
+    assert load_recipe(QUICKSTART, [f"slurm={{{option}: '{value}'}}"]).slurm[option] == value
+
+
+@pytest.mark.parametrize(("option", "value"), VALUES["refused"])
+def test_a_value_that_sbatch_refuses_is_refused_with_its_place(option: str, value: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_recipe(QUICKSTART, [f"slurm={{{option}: '{value}'}}"])
+    assert f"slurm.{option}: " in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("tiem", "did you mean time?"),
+        ("partiton", "did you mean partition?"),
+        ("mem-per-node", "did you mean gpus-per-node?"),
+        ("part", "did you mean partition?"),
+        ("frobnicate", "slurm_plugins:"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(UserError, match=f"slurm.{name}: is no option of sbatch; ") as caught:
+        load_recipe(QUICKSTART, [f"slurm={{{name}: '1'}}"])
+    assert hint in str(caught.value)
+
+
+def test_an_option_of_a_plugin_passes_under_its_own_key_from_recipe_and_profile(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("base: cpu-x1\nslurm_plugins: {bee-ond: 4, tunnel: a}\n", encoding="utf-8")
+    words = [f"cluster={tmp_path / 'site.yaml'}", "slurm_plugins={tunnel: b, no-proxy: true}"]
+    assert load_recipe(QUICKSTART, words).slurm == {"bee-ond": 4, "tunnel": "b", "no-proxy": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("{mem: 4G, mem-per-cpu: 1G}", "slurm.mem-per-cpu: contradicts mem"),
+        ("{exclusive: true, oversubscribe: true}", "slurm.oversubscribe: contradicts exclusive"),
+        ("{requeue: true, no-requeue: true}", "slurm.no-requeue: contradicts requeue"),
+        ("{nodelist: 'n[1-4]'}", "slurm.nodelist: names 4 nodes, and the job takes 1"),
+        ("{contiguous: '3'}", "slurm.contiguous: takes no value, not '3'"),
+        ("{time: 1.5}", "slurm.time: must be text, a whole number"),
+    ],
+)
+def test_options_that_contradict_each_other_or_the_recipe_are_refused(options: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_recipe(QUICKSTART, [f"slurm={options}"])
+    assert message in str(caught.value)
+
+
+def test_what_the_recipe_adds_to_the_profile_is_checked_with_it(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("base: cpu-x1\nslurm: {mem: 0}\n", encoding="utf-8")
+    site = f"cluster={tmp_path / 'site.yaml'}"
+    with pytest.raises(UserError, match=r"contradicts mem: .* with mem: false"):
+        load_recipe(QUICKSTART, [site, "slurm={mem-per-cpu: 2G}"])
+    assert load_recipe(QUICKSTART, [site, "slurm={mem-per-cpu: 2G, mem: false}"]).slurm["mem"] is False
+
+
+def test_every_option_that_came_with_a_release_is_known() -> None:
+    options = json.loads(asset("slurm", "sbatch-options.json").read_text(encoding="utf-8"))["options"]
+    features = json.loads(asset("slurm", "versions.json").read_text(encoding="utf-8"))["features"]
+    assert {entry["option"] for entry in features if entry["option"]} - {"checkpoint"} <= set(options)
