@@ -108,3 +108,11 @@ def test_the_clock_alone_ends_a_long_search() -> None:
     found = place(job(64, 8), inverse(uneven(64, 2)), budget_seconds=200.0, clock=lambda: float(next(ticks)))
     assert found.seconds < found.before_seconds
     assert next(ticks) < 400
+
+
+def test_links_a_million_times_slower_than_others_are_searched_too() -> None:
+    """A path's seconds to the power of 128 are more than a float holds."""
+    speeds = [[20e9 if i // 6 == j // 6 else 2e4 for j in range(12)] for i in range(12)]
+    ticks = itertools.count()
+    best = place(job(12, 2), inverse(speeds), 1e4, clock=lambda: float(next(ticks)))
+    assert best.seconds <= best.before_seconds

@@ -23,6 +23,14 @@ def test_two_stages_of_two_nodes_are_two_pipelines_and_two_rings() -> None:
     assert set(terms["data"]) == {((0, 1, 7.0),), ((1, 0, 7.0),), ((2, 3, 9.0),), ((3, 2, 9.0),)}
 
 
+def test_the_members_of_a_ring_in_a_node_share_what_leaves_it() -> None:
+    sizes, sent = Sizes(tensor=2, data=8), Volumes(data=(8.0,), expert_data=(6.0,))
+    assert traffic(sizes, sent, 4)["data"] == tuple(((a, b, 4.0),) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0)))
+    rack = traffic(sizes, sent, 4, nvlink_domain_devices=8)  # two nodes to a domain
+    assert {path[0][2] for path in rack["data"]} == {2.0}
+    assert {path[0][2] for path in rack["expert_data"]} == {6.0 / 8}
+
+
 def test_stages_that_share_a_node_hop_only_where_they_leave_it() -> None:
     # four stages of four ranks on two nodes of eight
     terms = traffic(Sizes(tensor=4, pipeline=4), Volumes(pipeline=1.0, data=(1.0,) * 4), 8)

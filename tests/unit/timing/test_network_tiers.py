@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from timed_jobs import BASE, H100, MIXTRAL, RACK, job, term
 
+from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.cluster.profile import Link
 from llmlaunch.layout import Layout
 from llmlaunch.timing.constants import constant
@@ -105,3 +106,26 @@ def test_the_context_ring_hides_behind_long_sequences() -> None:
         of = job(work=Workload(length, 2**21 // length))
         shares.append(term("context_parallel", apart, of) / term("attention", apart, of))
     assert shares[1] < 0.05 < shares[0]
+
+
+def on_matrix(speed: float) -> object:
+    """Sixteen nodes that all reach each other at one measured speed."""
+    matrix = BandwidthMatrix(tuple(f"n{i:02}" for i in range(16)), tuple(((speed,) * 16,) * 16))
+    return replace(H100, bandwidth=matrix).between(16)
+
+
+def test_an_even_measured_network_is_a_measured_fabric() -> None:
+    fabric = replace(H100, fabric_link=replace(H100.fabric_link, bytes_per_second=7e9, measured=True))
+    for layout in (BASE, replace(BASE, pipeline=1, data=BASE.data * BASE.pipeline)):
+        for name in ("data_parallel", "pipeline_transfer", "tensor_parallel"):
+            assert term(name, layout, cluster=on_matrix(7e9)) == pytest.approx(term(name, layout, cluster=fabric))
+    spread = Layout(data=128, expert=16, zero_stage=1)
+    assert term("expert_parallel", spread, job(MIXTRAL), cluster=on_matrix(7e9)) == pytest.approx(
+        term("expert_parallel", spread, job(MIXTRAL), cluster=fabric)
+    )
+
+
+def test_a_slow_measured_network_makes_steps_long() -> None:
+    layout = Layout(data=128, zero_stage=1)
+    slow, fast = (term("data_parallel", layout, cluster=on_matrix(speed)) for speed in (1e8, 1e10))
+    assert slow > 50 * fast

@@ -180,8 +180,8 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
     Technique(
         ("what_if.swapped_share",),
         "MEMO (Zhao et al. 2025)",
-        "the share of each layer's activations, but two layers' rounding buffers",
-        "the link must carry a layer's share while the layer computes; the plan says whether it can",
+        "all activations but two layers' rounding buffers",
+        "the rest is recomputed; the link must carry the share while a layer computes; the plan says whether it can",
         None,
         None,
     ),

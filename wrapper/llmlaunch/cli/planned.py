@@ -41,7 +41,7 @@ class Planned:
             return []
         from llmlaunch.report.placement_text import placement_text
 
-        return [placement_text(self.placement, self.plan.chosen.step_seconds)]
+        return [placement_text(self.placement)]
 
     def rendered(self) -> Rendered:
         """What the backend makes of it; its notes go to stderr."""
@@ -99,12 +99,12 @@ def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizin
 
         plan = replace(plan, fallbacks=find_fallbacks(setting, plan, recipe.on_oom.layouts))
     recipe = as_planned(recipe, plan.chosen)
-    placement = None if recipe.cluster.bandwidth is None else _placement(recipe, backend, plan)
+    placement = None if recipe.cluster.bandwidth is None else _placement(setting.of(recipe), plan)
     whole = plan_json(plan) | {"placement": None if placement is None else placement.as_json()}
     return Planned(recipe, backend, plan, whole, setting, placement)
 
 
-def _placement(recipe: Recipe, backend: Backend, plan: Plan) -> ExpectedPlacement | None:
+def _placement(setting: Setting, plan: Plan) -> ExpectedPlacement | None:
     from llmlaunch.planner.placement import expected_placement
 
-    return expected_placement(recipe, plan.layout, backend)
+    return expected_placement(setting, plan.layout)

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.cluster.profile import Accelerator
+from llmlaunch.cluster.profile import Accelerator, HostLink
 from llmlaunch.documents.validate import known_and_nearest
 from llmlaunch.errors import UserError
 
@@ -40,6 +40,7 @@ def find_accelerator(name: str) -> Accelerator:
         flops_per_second=row["flops_per_second"],
         memory_bytes_per_second=row["memory_bytes_per_second"],
         compute_capability=row["compute_capability"],
+        host_link=HostLink(**row["host_link"]) if "host_link" in row else None,
     )
 
 

@@ -13,7 +13,7 @@ from llmlaunch.documents.json_places import place_of
 from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
 
-__all__ = ["BandwidthMatrix", "matrix_text", "read_matrix"]
+__all__ = ["BandwidthMatrix", "matrix_text", "read_matrix", "slurm_order"]
 
 _GIGA = 1e9
 _MAX_BYTES = 64 << 20  # 2,500 nodes
@@ -32,6 +32,12 @@ class BandwidthMatrix:
     nodes: tuple[str, ...]
     bytes_per_second: tuple[tuple[float, ...], ...]
     path: str = field(default="", compare=False)
+
+
+def slurm_order(matrix: BandwidthMatrix, nodes: int) -> list[int]:
+    """Rows of the nodes that a job of so many is priced on, in SLURM's order: the first by name, since which ones SLURM
+    will give is not known. Fewer where the matrix knows fewer."""
+    return sorted(range(len(matrix.nodes)), key=lambda i: matrix.nodes[i])[:nodes]
 
 
 def matrix_text(

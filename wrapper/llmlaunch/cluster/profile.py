@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from llmlaunch.cluster.matrix import BandwidthMatrix
 
-__all__ = ["Accelerator", "Cluster", "Link", "Site"]
+if TYPE_CHECKING:
+    from llmlaunch.cluster.measured_network import MeasuredNetwork
+
+__all__ = ["Accelerator", "Cluster", "HostLink", "Link", "Site"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,16 @@ class Link:
     bytes_per_second: float
     latency_seconds: float
     measured: bool = False
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """Nominal bytes a second between one device and its node's memory, each direction, and what that memory carries for
+    each device while all of the node use it."""
+
+    name: str
+    bytes_per_second: float
+    memory_bytes_per_second: float
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,7 @@ class Accelerator:
     flops_per_second: Mapping[str, float]
     memory_bytes_per_second: float
     compute_capability: str | None = None  # "9.0" = Hopper; None where it has no meaning
+    host_link: HostLink | None = None  # of processor and device in one package; None = PCI Express
 
 
 @dataclass(frozen=True)
@@ -74,3 +89,13 @@ class Cluster:
     bandwidth: BandwidthMatrix | None = None  # measured between every two nodes
     node_mesh: bool = False
     site: Site = Site()
+    network: MeasuredNetwork | None = field(default=None, compare=False)  # of `bandwidth`, between the nodes of one job
+
+    def between(self, nodes: int, order: Sequence[int] | None = None) -> Cluster:
+        """The same with the network between so many nodes of the measured matrix, if there is one: what a job on them
+        is timed with. `order` as `measured_network` takes it."""
+        if self.bandwidth is None or nodes < 2:
+            return self
+        from llmlaunch.cluster.measured_network import measured_network  # loads NumPy
+
+        return replace(self, network=measured_network(self.bandwidth, nodes, self.devices_per_node, order))

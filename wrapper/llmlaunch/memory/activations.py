@@ -31,6 +31,7 @@ __all__ = [
     "kept_embedding",
     "layer_input",
     "returned_key_values",
+    "swapped_bytes",
 ]
 
 Kept = tuple[FloatColumn, FloatColumn]  # bytes of one dense and of one mixture layer, one micro-batch
@@ -133,6 +134,16 @@ def _named(table: dict[str, tuple[str, ...]], modules: tuple[str, ...]) -> tuple
 def layer_input(job: Job, rows: RankColumns) -> FloatColumn:
     """Bytes of one layer's input for one micro-batch."""
     return tokens(job, rows) * job.facts.residual_bytes * job.shape.hidden_size / sequence_split(job, rows)
+
+
+def swapped_bytes(job: Job, rows: RankColumns, kept: FloatColumn) -> FloatColumn:
+    """Bytes of one layer and micro-batch that wait in host memory, where the layer keeps `kept` bytes: its input and
+    the attention's output whole, since no single token's can be recomputed, and of the rest the swapped share of the
+    tokens (MEMO, Zhao et al. 2025, section 4.1)."""
+    share, width = job.techniques.swapped_share, job.shape.query_width
+    attention = tokens(job, rows) * job.facts.activation_bytes * width / rows.tensor
+    whole = np.minimum(layer_input(job, rows) + attention, kept)
+    return whole + share * (kept - whole)
 
 
 def _uncopied_values(job: Job, rows: RankColumns) -> FloatColumn:

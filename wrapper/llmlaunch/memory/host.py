@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.activations import kept_activations
+from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns, candidate_ranks
 from llmlaunch.memory.peak import sum_of
 from llmlaunch.memory.saved import tokens
@@ -142,9 +142,20 @@ def _activations(job: Job, rows: RankColumns, node: Node) -> FloatColumn:
         here = rows.with_layouts(replace(rows.layouts, offload_layers=np.zeros_like(rows.layouts.offload_layers)))
     moved = kept_activations(replace(job, techniques=nothing), here) - kept_activations(job, rows)
     moved = np.maximum(moved, 0.0)
+    if ways.swapped_share:
+        moved = moved * _swapped_part(job, rows)
     if not job.facts.host.activations_pinned:
         return moved
     return _pinned(moved, job.facts.activation_bytes * tokens(job, rows) * job.shape.hidden_size, node)
+
+
+def _swapped_part(job: Job, rows: RankColumns) -> FloatColumn:
+    """Of what leaves the device, the part that waits on the host and is not recomputed."""
+    counts = (rows.dense_layers, rows.moe_layers)
+    kept = kept_by_layer(job, rows)
+    whole = sum(count * each for count, each in zip(counts, kept, strict=True))
+    swapped = sum(count * swapped_bytes(job, rows, each) for count, each in zip(counts, kept, strict=True))
+    return np.asarray(np.where(whole > 0, swapped / np.where(whole > 0, whole, 1.0), 0.0))
 
 
 def _data_loader(job: Job, rows: RankColumns) -> FloatColumn:

@@ -77,7 +77,10 @@ def on_device(job: Job, rows: RankColumns, kept: FloatColumn, depth: FloatColumn
         return kept
     layers = np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
     one = kept / np.maximum(layers * depth, 1.0)  # one layer, one micro-batch
-    return _swapped(job, _first_layers(rows, layers, _checkpoints(job, rows, kept, one), one), one)
+    left = _first_layers(rows, layers, _checkpoints(job, rows, kept, one), one)
+    # The rounding buffers hold a layer each; what is not swapped is recomputed into them (MEMO, Zhao et al. 2025,
+    # section 4): whatever the share, nothing else of a layer stays. What-if.
+    return np.minimum(left, ROUNDING_BUFFERS * one) if ways.swapped_share else left
 
 
 def _checkpoints(job: Job, rows: RankColumns, kept: FloatColumn, one: FloatColumn) -> FloatColumn:
@@ -97,13 +100,3 @@ def _first_layers(rows: RankColumns, layers: FloatColumn, kept: FloatColumn, one
         return kept
     moved = np.minimum(rows.layouts.offload_layers, layers)
     return np.where(moved > 0, np.maximum(kept * (1.0 - moved / layers), np.minimum(kept, one)), kept)
-
-
-def _swapped(job: Job, kept: FloatColumn, one: FloatColumn) -> FloatColumn:
-    """A share of each layer's activations swapped to the host by tokens, through two buffers that hold one layer's
-    share each (MEMO, Zhao et al. 2025, section 4: token-wise swapping, rounding buffers). The rest stays; with full
-    recompute it is made again, as MEMO does. What-if."""
-    share = job.techniques.swapped_share
-    if share == 0.0:
-        return kept
-    return kept - share * np.maximum(kept - ROUNDING_BUFFERS * one, 0.0)

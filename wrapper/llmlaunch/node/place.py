@@ -84,7 +84,8 @@ def _terms(job: Record) -> dict[str, Term]:
     sent = Volumes(
         float(volumes["pipeline"]), tuple(volumes["data"]), tuple(volumes["expert_data"]), float(volumes["expert"])
     )
-    return traffic(Sizes(**job["layout"]), sent, int(job["devices_per_node"]))
+    devices = int(job["devices_per_node"])
+    return traffic(Sizes(**job["layout"]), sent, devices, int(job.get("nvlink_domain_devices", devices)))
 
 
 def _placed(nodes: list[str], terms: dict[str, Term], source: Source, found: Placement) -> Record:

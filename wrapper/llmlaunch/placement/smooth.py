@@ -7,6 +7,7 @@ larger p is, and with growing p it becomes the maximum itself.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from .objective import path_seconds
@@ -55,7 +56,7 @@ class SmoothOrder:
             for a, b, size in paths[path]:
                 seconds += size * cost[order[a]][order[b]]
             term = self._term_of[path]
-            power = (seconds / self._longest[term]) ** self.exponent
+            power = _power(seconds / self._longest[term], self.exponent)
             changed.append((path, power))
             sums[term] += power - self._powers[path]
         norms = self._norms(sums)
@@ -74,6 +75,14 @@ class SmoothOrder:
         for longest, total in zip(self._longest, sums):
             norms += longest * float(max(total, 0.0) ** root)
         return norms
+
+
+def _power(ratio: float, exponent: float) -> float:
+    """Infinite where a path became so much longer that no float holds it: such an exchange is not taken."""
+    try:
+        return float(ratio**exponent)
+    except OverflowError:
+        return math.inf
 
 
 def _paths_of_ranks(paths: Sequence[Path], ranks: int) -> list[set[int]]:

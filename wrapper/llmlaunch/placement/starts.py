@@ -17,7 +17,7 @@ def starts(terms: Mapping[str, Term], cost: Matrix) -> Iterator[list[int]]:
     neighbours."""
     nodes = len(cost)
     yield list(range(nodes))
-    chain = _nearest_neighbours(cost)
+    chain = nearest_neighbours(cost)
     for name in sorted(terms, key=lambda name: -_heaviest(terms[name])):
         passed = _passed(terms[name], nodes)
         for sequence in (list(range(nodes)), chain):
@@ -48,7 +48,7 @@ def _passed(term: Term, ranks: int) -> list[int]:
     return list(seen)
 
 
-def _nearest_neighbours(cost: Matrix) -> list[int]:
+def nearest_neighbours(cost: Matrix) -> list[int]:
     """From node 0 always on to the nearest node not yet met, both directions counted."""
     left = set(range(1, len(cost)))
     chain = [0]

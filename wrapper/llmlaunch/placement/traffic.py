@@ -47,17 +47,23 @@ class Volumes:
     expert: float = 0.0
 
 
-def traffic(sizes: Sizes, volumes: Volumes, devices_per_node: int) -> dict[str, Term]:
-    """What crosses from node to node, by term; a term that stays inside nodes is absent.
+def traffic(
+    sizes: Sizes, volumes: Volumes, devices_per_node: int, nvlink_domain_devices: int | None = None
+) -> dict[str, Term]:
+    """Bytes that one device's share of a node's adapters carries from node to node, by term; a term that stays inside
+    nodes is absent. A domain is a node where none is named.
 
     Ranks lie in Megatron's order tp-cp-ep-dp-pp, tensor innermost and pipeline outermost (megatron/core/
     parallel_state.py, core 0.19: `RankGenerator`; experts have a generator of their own, without context). DeepSpeed
     jobs here are data parallel alone, which is the same with one stage.
     """
+    devices, domain = devices_per_node, max(nvlink_domain_devices or 0, devices_per_node)
+    apart = sizes.expert * sizes.expert_tensor
+    members = sizes.data * sizes.context
     terms = {
         "pipeline": _pipelines(sizes, volumes.pipeline, devices_per_node),
-        "data": _rings(sizes, volumes.data, sizes.tensor, devices_per_node),
-        "expert_data": _rings(sizes, volumes.expert_data, sizes.expert * sizes.expert_tensor, devices_per_node),
+        "data": _rings(sizes, _shared(volumes.data, members, sizes.tensor, domain), sizes.tensor, devices),
+        "expert_data": _rings(sizes, _shared(volumes.expert_data, sizes.stage // apart, apart, domain), apart, devices),
         "expert": _exchanges(sizes, volumes.expert, devices_per_node),
     }
     return {name: term for name, term in terms.items() if term}
@@ -81,6 +87,13 @@ def _way(nodes: Sequence[int], volume: float, chunks: int) -> Path:
         there.append((nodes[-1], nodes[0], volume * (chunks - 1)))
     hops = [(a, b, size) for a, b, size in there if a != b]
     return tuple(hops + [(b, a, size) for a, b, size in hops])
+
+
+def _shared(volumes: Sequence[float], members: int, stride: int, domain_devices: int) -> list[float]:
+    """What passes over each adapter of a ring's link: its members in an NVLink domain, `stride` ranks apart, share what
+    leaves it, each with its own adapter (the same in `timing/network.py`, `links`)."""
+    together = min(max(domain_devices // stride, 1), max(members, 1))
+    return [volume / together for volume in volumes]
 
 
 def _rings(sizes: Sizes, volumes: Sequence[float], stride: int, devices: int) -> Term:

@@ -75,11 +75,11 @@ def _by_rule(rules: Sequence[Rule], failed: NDArray[np.bool_]) -> Refusal:
 
 
 def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[Judged]:
-    recipe, columns = setting.recipe, LayoutColumns.of(layouts)
+    columns = LayoutColumns.of(layouts)
     if not layouts:
         return []
     device = worst_ranks(setting.job, columns).device_bytes
-    seconds = step_time(setting.job, recipe.cluster, columns).total
+    seconds = step_time(setting.job, setting.cluster, columns).total
     return [
         Judged(layout, float(seconds[i]), int(device[i]), _by_memory(setting, layout))
         for i, layout in enumerate(layouts)

@@ -114,7 +114,7 @@ def _least(setting: Setting, way: RunningWords, words: Words, splits: LayoutColu
     recipe = setting.recipe
     layouts = splits.with_words(0, way.recompute, way.recompute_layers, way.offload_layers)
     job = setting.job_of(recipe_with(recipe, way, words.held[0]))
-    return running(job, recipe.cluster, layouts, in_balance=True).total
+    return running(job, setting.cluster, layouts, in_balance=True).total
 
 
 def _batches(
@@ -124,7 +124,7 @@ def _batches(
     which of the splits they are."""
     said, layouts = spoken(setting.recipe, words, places, splits)
     job = setting.job_of(said)
-    cluster = setting.recipe.cluster
+    cluster = setting.cluster
     costs, least = costs_of(job, cluster, layouts), _least(setting, words.running[places[0]], words, splits)
     waiting = np.argsort(least, kind="stable")
     while len(waiting := waiting[least[waiting] < opened.to_beat]):
@@ -175,7 +175,7 @@ def _fit(setting: Setting, words: Words, places: tuple[int, int], splits: Layout
     """Adds the best that memory allows of `splits`; which of them have such stages."""
     said, layouts = spoken(setting.recipe, words, places, splits)
     job = setting.job_of(said)
-    costs = costs_of(job, setting.recipe.cluster, layouts)
+    costs = costs_of(job, setting.cluster, layouts)
     fitting, cut = balanced_within(job, layouts, costs, setting.limit.limit_bytes)
     if len(fitting):
         way, few = _way(setting, words, places, cut)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from llmlaunch.backends.base import Backend
+from llmlaunch.cluster.matrix import slurm_order
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
@@ -17,7 +17,9 @@ from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.placement.objective import inverse
 from llmlaunch.placement.search import place
 from llmlaunch.placement.traffic import Sizes, Volumes, traffic
+from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.timing.step import step_time
 
 __all__ = ["ExpectedPlacement", "expected_placement", "layout_sizes", "step_volumes"]
 
@@ -27,25 +29,28 @@ BUDGET_ORDERS = 30_000.0
 
 @dataclass(frozen=True)
 class ExpectedPlacement:
-    """Seconds of a step between nodes in SLURM's order and in the best found, on `nodes` of the profile's matrix. The
-    nodes SLURM will give are not known: these are the first of the matrix by name."""
+    """What the order of the nodes is worth on `nodes` of the profile's matrix, the first by name: which ones SLURM will
+    give is not known.
+
+    `slurm_order_seconds` and `seconds` are what is minimised: seconds of a step between nodes, nothing of them hidden,
+    in SLURM's order and in the best order found; `proved` where no order takes less. `slurm_order_step_seconds` and
+    `step_seconds` are whole steps in these orders, timed as every layout is: with what computation hides.
+    """
 
     nodes: tuple[str, ...]
     slurm_order_seconds: float
     seconds: float
     proved: bool
+    slurm_order_step_seconds: float
+    step_seconds: float
 
     @property
     def gain_seconds(self) -> float:
-        return self.slurm_order_seconds - self.seconds
+        """What a step is shorter in the best order; never more than the whole step in SLURM's."""
+        return max(self.slurm_order_step_seconds - self.step_seconds, 0.0)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "nodes": len(self.nodes),
-            "slurm_order_seconds": self.slurm_order_seconds,
-            "seconds": self.seconds,
-            "proved": self.proved,
-        }
+        return {**asdict(self), "nodes": len(self.nodes)}
 
 
 def layout_sizes(layout: Layout) -> Sizes:
@@ -107,17 +112,22 @@ def _ring_bytes_per_parameter(facts: MemoryFacts, zero_stage: int, microbatches:
     return 2.0 * facts.gradient_bytes  # an all-reduce is a reduce-scatter and an all-gather
 
 
-def expected_placement(recipe: Recipe, layout: Layout, backend: Backend) -> ExpectedPlacement | None:
+def expected_placement(setting: Setting, layout: Layout) -> ExpectedPlacement | None:
     """None without a measured matrix of at least as many nodes as the job takes, and where the recipe keeps SLURM's
     order."""
-    matrix = recipe.cluster.bandwidth
+    recipe, cluster, matrix = setting.recipe, setting.recipe.cluster, setting.recipe.cluster.bandwidth
     if matrix is None or recipe.placement != "auto" or not 1 < recipe.nodes <= len(matrix.nodes):
         return None
-    volumes = step_volumes(recipe, layout, backend.facts(recipe))
-    terms = traffic(layout_sizes(layout), volumes, recipe.cluster.devices_per_node)
-    chosen = sorted(range(len(matrix.nodes)), key=lambda i: matrix.nodes[i])[: recipe.nodes]
-    speeds = [[matrix.bytes_per_second[i][j] for j in chosen] for i in chosen]
+    volumes = step_volumes(recipe, layout, setting.job.facts)
+    terms = traffic(layout_sizes(layout), volumes, cluster.devices_per_node, cluster.nvlink_domain_devices)
+    rows = slurm_order(matrix, recipe.nodes)
+    speeds = [[matrix.bytes_per_second[i][j] for j in rows] for i in rows]
     orders = count()
-    found = place(terms, inverse(speeds), BUDGET_ORDERS, clock=lambda: float(next(orders)))
-    names = tuple(matrix.nodes[i] for i in chosen)
-    return ExpectedPlacement(names, found.before_seconds, found.seconds, found.proved)
+    best = place(terms, inverse(speeds), BUDGET_ORDERS, clock=lambda: float(next(orders)))
+    columns = LayoutColumns.of([layout])
+    before, after = (
+        float(step_time(setting.job, cluster.between(recipe.nodes, order), columns).total[0])
+        for order in (rows, [rows[index] for index in best.order])
+    )
+    names = tuple(matrix.nodes[i] for i in rows)
+    return ExpectedPlacement(names, best.before_seconds, best.seconds, best.proved, before, after)

@@ -8,6 +8,7 @@ import numpy as np
 
 from llmlaunch.backends.base import Backend
 from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
+from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
 from llmlaunch.memory.job import Job
@@ -70,7 +71,7 @@ def plan_of(setting: Setting, found: Found, place: int, change: Change | None = 
         estimate=detail,
         limit=limit,
         host_limit=host,
-        step_terms=_step_terms(recipe, job, chosen.layout),
+        step_terms=_step_terms(setting.cluster, job, chosen.layout),
         mfu=_utilisation(recipe, chosen.step_seconds),
         length=length,
         searched=found.searched,
@@ -117,9 +118,9 @@ def _utilisation(recipe: Recipe, step_seconds: float) -> float | None:
     return None if peak is None else flops / step_seconds / recipe.world_size / peak
 
 
-def _step_terms(recipe: Recipe, job: Job, layout: Layout) -> dict[str, float]:
+def _step_terms(cluster: Cluster, job: Job, layout: Layout) -> dict[str, float]:
     columns = LayoutColumns.of([layout])
-    terms = step_time(job, recipe.cluster, columns).terms
+    terms = step_time(job, cluster, columns).terms
     return {name: float(column[0]) for name, column in terms.items()}
 
 

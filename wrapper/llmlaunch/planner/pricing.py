@@ -75,7 +75,7 @@ class Way:
 
     @cached_property
     def passes(self) -> Running:
-        return running(self.job, self.setting.recipe.cluster, self.layouts)
+        return running(self.job, self.setting.cluster, self.layouts)
 
     @cached_property
     def with_none(self) -> Way:
@@ -167,7 +167,7 @@ def held_at(setting: Setting, words: Words, place: int, few: LayoutColumns) -> H
 def update_at(setting: Setting, words: Words, place: int, few: LayoutColumns) -> Update:
     """The held words' seconds alone."""
     return update(
-        held_job(setting, words, place), setting.recipe.cluster, few.with_words(words.held[place].zero_stage, 0, 0, 0)
+        held_job(setting, words, place), setting.cluster, few.with_words(words.held[place].zero_stage, 0, 0, 0)
     )
 
 

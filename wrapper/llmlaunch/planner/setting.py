@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from llmlaunch.backends.base import Backend
 from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
+from llmlaunch.cluster.matrix import slurm_order
+from llmlaunch.cluster.profile import Cluster
 from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.host import host_limit
@@ -15,12 +17,13 @@ from llmlaunch.planner.search import Found, search
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
-__all__ = ["Setting", "setting_of"]
+__all__ = ["Setting", "setting_of", "timed_cluster"]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One recipe with its backend, the job its layouts are priced as, and how far devices and nodes may be filled.
+    """One recipe with its backend, the job its layouts are priced as, the cluster they are timed on, and how far
+    devices and nodes may be filled.
 
     `baseline_bytes` and `lessons` are kept to make the setting of a changed recipe.
     """
@@ -28,6 +31,7 @@ class Setting:
     recipe: Recipe
     backend: Backend
     job: Job
+    cluster: Cluster
     limit: Limit
     host_limit: Limit
     baseline_bytes: int | None
@@ -58,11 +62,21 @@ def setting_of(
         recipe,
         backend,
         _job(recipe, backend, baseline_bytes, lessons.correction),
+        timed_cluster(recipe),
         replace(memory_limit(recipe.cluster.accelerator, recipe.memory, lessons.margin), support=lessons.support),
         host_limit(recipe),
         baseline_bytes,
         lessons,
     )
+
+
+def timed_cluster(recipe: Recipe) -> Cluster:
+    """The recipe's cluster with the measured network between the nodes of the job, in the order in which it will use
+    them: SLURM's where the recipe keeps that."""
+    cluster = recipe.cluster
+    if cluster.bandwidth is None or recipe.placement == "auto":
+        return cluster.between(recipe.nodes)
+    return cluster.between(recipe.nodes, slurm_order(cluster.bandwidth, recipe.nodes))
 
 
 def _job(recipe: Recipe, backend: Backend, baseline_bytes: int | None, correction: Correction) -> Job:

@@ -26,6 +26,7 @@ def placement_json(recipe: Recipe, layout: Layout) -> bytes:
         "schema": 1,
         "nodes": recipe.nodes,
         "devices_per_node": cluster.devices_per_node,
+        "nvlink_domain_devices": cluster.nvlink_domain_devices,
         "layout": asdict(layout_sizes(layout)),
         "bytes": asdict(volumes),
         "fabric_gigabytes_per_second": cluster.fabric_link.bytes_per_second / 1e9,

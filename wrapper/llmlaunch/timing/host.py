@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.cluster.profile import Cluster
+from llmlaunch.cluster.profile import Cluster, HostLink
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
-from llmlaunch.memory.activations import kept_by_layer, layer_input
+from llmlaunch.memory.activations import kept_by_layer, layer_input, swapped_bytes
 from llmlaunch.memory.job import Job, candidate_ranks
 from llmlaunch.timing.constants import constant
 
@@ -19,22 +19,25 @@ FloatColumn = NDArray[np.float64]
 
 HOPPER = 9.0
 # Nominal bytes a second of 16 lanes, one direction (PCI Express Base Specification: 16 and 32 GT/s, 128b/130b).
-HOST_LINKS = {"PCIe 4.0": 31.5e9, "PCIe 5.0": 63.0e9}
+PCIE_4, PCIE_5 = ("16 lanes of PCIe 4.0", 31.5e9), ("16 lanes of PCIe 5.0", 63.0e9)
 
 
-def host_link(cluster: Cluster) -> tuple[str, float]:
-    """Name and nominal bytes a second of 16 lanes of the accelerator's generation."""
-    capability = cluster.accelerator.compute_capability
+def host_link(cluster: Cluster) -> HostLink:
+    """The accelerator's own link to its processor, else 16 lanes of PCI Express of its generation."""
+    accelerator = cluster.accelerator
+    if accelerator.host_link is not None:
+        return accelerator.host_link
+    capability = accelerator.compute_capability
     newer = capability is not None and float(capability) >= HOPPER
-    name = "PCIe 5.0" if newer else "PCIe 4.0"
-    return name, HOST_LINKS[name]
+    memory = constant("host_memory_bytes_per_second") / cluster.devices_per_node
+    return HostLink(*(PCIE_5 if newer else PCIE_4), memory)
 
 
 def host_link_bytes_per_second(cluster: Cluster) -> float:
     """What transfers of each device reach, each direction, while all devices of the node copy: a share of the link, and
     no more than their share of what the node's memory takes."""
-    link = constant("host_link_efficiency") * host_link(cluster)[1]
-    return min(link, constant("host_memory_bytes_per_second") / cluster.devices_per_node)
+    link = host_link(cluster)
+    return min(constant("host_link_efficiency") * link.bytes_per_second, link.memory_bytes_per_second)
 
 
 def moves_activations(job: Job, layouts: LayoutColumns) -> bool:
@@ -55,7 +58,8 @@ def moving_seconds(
     first = np.argsort(rows.layout_index, kind="stable")[first]  # a row of each layout: layers cost the same on all
     here = replace(job, techniques=replace(ways, offload_modules=()))
     whole, left = kept_by_layer(here, rows), kept_by_layer(job, rows)
-    moved = [(a - b + ways.swapped_share * b)[first] for a, b in zip(whole, left, strict=True)]
+    swapped = [swapped_bytes(job, rows, b) if ways.swapped_share else 0.0 * b for b in left]
+    moved = [(a - b + c)[first] for a, b, c in zip(whole, left, swapped, strict=True)]
     if ways.offload_checkpoints:
         inputs = layer_input(job, rows)[first]
         moved = [np.where(layouts.recompute == RECOMPUTE_FULL, inputs, column) for column in moved]

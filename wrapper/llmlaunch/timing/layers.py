@@ -165,6 +165,10 @@ def _layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatCol
         made = kept * (mlp.rates.work(at.tokens, at.share, at.per_tensor).forward + activation)
         kernels, backward = kernels + MLP_SHARE * mlp.kernels[0] * kept, backward + made
         again = made if again is None else again + made
+    if job.techniques.swapped_share:
+        made = _tokens_again(job, at, forward - scores.forward)
+        kernels, backward = kernels + np.where(made > 0, mlp.kernels[0], 0.0), backward + made
+        again = made if again is None else again + made
     device, waits = forward + backward, tensor.exposed(linears.backward)
     launches = _launches(kernels, device)
     seconds = device + waits + launches
@@ -179,6 +183,13 @@ def _layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatCol
 def _chunks_again(job: Job, mlp: _Mlp) -> bool:
     """A chunked MLP of some backends is computed again before its backward pass (Luo et al. 2024, MsT)."""
     return job.techniques.mlp_chunks > 1 and job.facts.mlp_chunks_recomputed and mlp.copies is None
+
+
+def _tokens_again(job: Job, at: Split, forward: FloatColumn) -> FloatColumn:
+    """Of the tokens whose activations are not swapped, `forward` is done once more: all of a layer but attention, whose
+    output is swapped whole (MEMO, Zhao et al. 2025, section 4.1). Full recompute does it anyway. What-if."""
+    share = (1.0 - job.techniques.swapped_share) * (at.layouts.recompute != RECOMPUTE_FULL)
+    return np.asarray(share * forward)
 
 
 def _launches(kernels: float | FloatColumn, device: FloatColumn) -> FloatColumn:

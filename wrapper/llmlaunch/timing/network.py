@@ -3,7 +3,8 @@
 Ranks are numbered tensor fastest, then context, data and pipeline (Megatron `tp-cp-ep-dp-pp`,
 megatron/core/parallel_state.py, core 0.19); experts have an order of their own, expert-tensor fastest, then expert,
 then their data parallelism. So a group is `size` ranks, `stride` apart. Three tiers: devices of a node, of an NVLink
-domain, and the fabric between domains, which every device reaches at the speed of its share of the adapters.
+domain, and the fabric between domains, which every device reaches at the speed of its share of the adapters. Where the
+network between the job's nodes was measured (`Cluster.network`), each group runs at the speed of the links it crosses.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.timing.constants import constant
 
-__all__ = ["Links", "all_to_all", "links", "neighbour", "ring"]
+__all__ = ["Links", "all_to_all", "links", "neighbour", "pipeline_hop", "ring"]
 
 FloatColumn = NDArray[np.float64]
 
@@ -38,7 +39,10 @@ def links(cluster: Cluster, size: FloatColumn, stride: FloatColumn) -> Links:
     B200: an all-reduce runs at ten times the speed of one device's adapter).
     """
     node, domain = cluster.devices_per_node, max(cluster.nvlink_domain_devices, cluster.devices_per_node)
-    inside, rack, far = _tiers(cluster)
+    inside, rack, fabric = _tiers(cluster)
+    far: float | FloatColumn = fabric
+    if cluster.network is not None:
+        far = _speeds(cluster.network.ring(size, stride), fabric)
     near: float | FloatColumn = inside
     if cluster.node_mesh:
         # no switch: each pair of devices has its own share of the links, and a group only those between its members
@@ -72,6 +76,12 @@ def _tiers(cluster: Cluster) -> tuple[float, float, float]:
     )
 
 
+def _speeds(seconds_per_byte: FloatColumn, otherwise: float) -> FloatColumn:
+    """Bytes a second; `otherwise` where no group leaves its node, so that nothing was measured."""
+    crosses = seconds_per_byte > 0
+    return np.where(crosses, 1.0 / np.where(crosses, seconds_per_byte, 1.0), otherwise)
+
+
 def by_tier(
     cluster: Cluster,
     span: FloatColumn,
@@ -98,7 +108,10 @@ def all_to_all(cluster: Cluster, size: FloatColumn, stride: FloatColumn, message
     """Seconds until every rank has sent `message_bytes` in equal parts to all of its group, itself included. What
     leaves the NVLink domain and what stays inside travel at the same time."""
     domain = max(cluster.nvlink_domain_devices, cluster.devices_per_node)
-    inside, rack, far = _tiers(cluster)
+    inside, rack, fabric = _tiers(cluster)
+    far: float | FloatColumn = fabric
+    if cluster.network is not None:
+        far = _speeds(cluster.network.exchange(size, stride), fabric)
     near = min(inside, rack)
     together = np.minimum(np.maximum(np.floor(domain / stride), 1.0), size)
     share = message_bytes / size
@@ -109,10 +122,30 @@ def all_to_all(cluster: Cluster, size: FloatColumn, stride: FloatColumn, message
 
 
 def neighbour(cluster: Cluster, stride: FloatColumn, count: FloatColumn, message_bytes: FloatColumn) -> FloatColumn:
-    """Seconds of sending `message_bytes` to the next of `count` ranks in a row, `stride` apart; the slowest boundary
+    """Seconds of sending `message_bytes` to the next of `count` ranks in a ring, `stride` apart; the slowest boundary
     decides, which one device's links or adapter carry. Zero where there is no next."""
-    inside, rack, far = _tiers(cluster)
+    measured = None if cluster.network is None else cluster.network.ring(count, stride)
+    return _hop(cluster, stride, count, message_bytes, measured)
+
+
+def pipeline_hop(cluster: Cluster, stride: FloatColumn, count: FloatColumn, message_bytes: FloatColumn) -> FloatColumn:
+    """Seconds of sending `message_bytes` from one of `count` stages to the next or back. On a measured network the
+    slowest of the pipelines decides, and its hops add up: this is their mean (Pipette, Yim et al. 2024, T_pp)."""
+    measured = None if cluster.network is None else cluster.network.chain(count, stride)
+    return _hop(cluster, stride, count, message_bytes, measured)
+
+
+def _hop(
+    cluster: Cluster,
+    stride: FloatColumn,
+    count: FloatColumn,
+    message_bytes: FloatColumn,
+    measured: FloatColumn | None,
+) -> FloatColumn:
+    """`measured` is the seconds per byte between nodes, where they are known."""
+    inside, rack, fabric = _tiers(cluster)
     pair = inside / max(cluster.devices_per_node - 1, 1) if cluster.node_mesh else inside
+    far: float | FloatColumn = fabric if measured is None else _speeds(measured, fabric)
     span = stride * count
     each = by_tier(cluster, span, 1.0 / pair, 1.0 / rack, 1.0 / far)
     tiers = (cluster.node_link, cluster.domain_link, cluster.fabric_link)

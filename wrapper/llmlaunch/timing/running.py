@@ -14,7 +14,7 @@ from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.host import moves_activations, moving_seconds
 from llmlaunch.timing.layers import KINDS
-from llmlaunch.timing.network import neighbour
+from llmlaunch.timing.network import pipeline_hop
 from llmlaunch.timing.overlap import exposed
 from llmlaunch.timing.split import Split, split_of
 from llmlaunch.timing.stages import Pieces, Stages, pieces, stages, stages_in_balance
@@ -139,7 +139,7 @@ def _transfer(job: Job, cluster: Cluster, at: Split, m: FloatColumn, found: Stag
     if not np.any(at.layouts.pipeline > 1):
         return np.zeros(len(at))
     message = (job.facts.residual_bytes * job.shape.hidden_size) * at.stream
-    hop = neighbour(cluster, at.tensor * at.context * at.data, p, message)
+    hop = pipeline_hop(cluster, at.tensor * at.context * at.data, p, message)
     trips = 2.0 * (p - 1.0) * hop
     plain: FloatColumn = np.ceil(m / p) * trips
     if not np.any(at.layouts.virtual_pipeline > 1):

@@ -13,7 +13,7 @@ from llmlaunch.memory.job import Job, candidate_ranks
 from llmlaunch.memory.trained import trained_parameters
 from llmlaunch.memory.weights import RankParameters, rank_parameters
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.host import host_link_bytes_per_second
+from llmlaunch.timing.host import host_link, host_link_bytes_per_second
 from llmlaunch.timing.network import links, ring
 
 __all__ = ["Update", "update"]
@@ -120,7 +120,7 @@ def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
     rate = constant("element_wise_efficiency") * cluster.accelerator.memory_bytes_per_second
     seconds = here * OPTIMIZER_BYTES / rate * mine
     if job.techniques.offload_optimizer:
-        host = HOST_OPTIMIZER_BYTES * cluster.devices_per_node / constant("host_memory_bytes_per_second")
+        host = HOST_OPTIMIZER_BYTES / host_link(cluster).memory_bytes_per_second
         link = (job.facts.gradient_bytes + job.facts.parameter_bytes) / host_link_bytes_per_second(cluster)
         seconds = seconds + job.techniques.offload_optimizer * (host + link) * mine
     return np.asarray(seconds)

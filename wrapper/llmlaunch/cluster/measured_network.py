@@ -1,0 +1,107 @@
+"""What a measured matrix of bandwidths is worth to the groups of a job whose nodes stand in a known order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.cluster.matrix import BandwidthMatrix, slurm_order
+from llmlaunch.placement.objective import inverse
+from llmlaunch.placement.starts import nearest_neighbours
+
+__all__ = ["MeasuredNetwork", "measured_network"]
+
+FloatColumn = NDArray[np.float64]
+IntTable = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MeasuredNetwork:
+    """`seconds_per_byte[a, b]` is what one device of node rank `a` takes for a byte to its like on node rank `b` while
+    all devices send; the diagonal is 0. Node rank n holds the global ranks from n x `devices_per_node` on.
+
+    A group is `size` ranks, `stride` apart, as in `timing/network.py`. Every method takes columns of both and returns a
+    column of seconds per byte; 0 where no group leaves its node.
+    """
+
+    seconds_per_byte: FloatColumn
+    devices_per_node: int
+    _known: dict[tuple[str, int, int], float] = field(default_factory=dict, compare=False, repr=False)
+
+    def ring(self, size: FloatColumn, stride: FloatColumn) -> FloatColumn:
+        """The slowest link of any of the groups' rings, which go from node to node in the order of ranks and back to
+        the first (nccl src/graph/connect.cc, connectRings)."""
+        return self._by_group("ring", self._slowest_link, size, stride)
+
+    def chain(self, size: FloatColumn, stride: FloatColumn) -> FloatColumn:
+        """One hop of the slowest way there and back through all ranks of a group, on average (Pipette's T_pp)."""
+        return self._by_group("chain", self._slowest_way, size, stride)
+
+    def exchange(self, size: FloatColumn, stride: FloatColumn) -> FloatColumn:
+        """A byte to a rank of another node, on average over those a rank sends to, from the slowest node."""
+        return self._by_group("exchange", self._slowest_sender, size, stride)
+
+    def _by_group(
+        self, name: str, worst: Callable[[IntTable], float], size: FloatColumn, stride: FloatColumn
+    ) -> FloatColumn:
+        """The groups of each different (size, stride), looked at once for all layouts that have them."""
+        pairs = np.stack(np.broadcast_arrays(size, stride)).astype(np.int64)
+        different, which = np.unique(pairs, axis=1, return_inverse=True)
+        values = np.zeros(different.shape[1])
+        for place, (members, apart) in enumerate(different.T.tolist()):
+            key = (name, members, apart)
+            if key not in self._known:
+                self._known[key] = worst(self._nodes_of_groups(members, apart))
+            values[place] = self._known[key]
+        return values[which.reshape(-1)]
+
+    def _nodes_of_groups(self, size: int, stride: int) -> IntTable:
+        """Node ranks, one row for each different group. Sizes that do not divide the job, which no layout has, are
+        looked at as far as the job goes."""
+        world = len(self.seconds_per_byte) * self.devices_per_node
+        size = max(min(size, world // stride), 1)
+        block = size * stride
+        first = np.arange(max(world // block, 1))[:, None] * block + np.arange(stride)[None, :]
+        ranks = first.reshape(-1, 1) + np.arange(size)[None, :] * stride
+        nodes = np.minimum(ranks // self.devices_per_node, len(self.seconds_per_byte) - 1)
+        return np.unique(nodes, axis=0)
+
+    def _slowest_link(self, nodes: IntTable) -> float:
+        return float(self.seconds_per_byte[nodes, np.roll(nodes, -1, axis=1)].max(initial=0.0))
+
+    def _slowest_way(self, nodes: IntTable) -> float:
+        here, there = nodes[:, :-1], nodes[:, 1:]
+        hops = self.seconds_per_byte[here, there] + self.seconds_per_byte[there, here]
+        crossing = np.maximum((here != there).sum(axis=1), 1)
+        return float((hops.sum(axis=1) / (2.0 * crossing)).max(initial=0.0))
+
+    def _slowest_sender(self, nodes: IntTable) -> float:
+        worst = 0.0
+        for group in nodes:
+            members, count = np.unique(group, return_counts=True)
+            away = np.maximum(len(group) - count, 1)
+            sent = self.seconds_per_byte[np.ix_(members, members)] @ count
+            worst = max(worst, float((sent / away).max()))
+        return worst
+
+
+def measured_network(
+    matrix: BandwidthMatrix, nodes: int, devices_per_node: int, order: Sequence[int] | None = None
+) -> MeasuredNetwork:
+    """The network between the nodes of a job. `order[rank]` is the row of the matrix that gets that node rank; None is
+    a chain in which each node is followed by the nearest one left, which no layout of the job decides. Nodes the matrix
+    does not know get the median of the links it does, as at job start (`node/place.py`)."""
+    rows = slurm_order(matrix, nodes) if order is None else list(order)
+    seconds = np.array(inverse([[matrix.bytes_per_second[a][b] for b in rows] for a in rows]))
+    if order is None:
+        chain = nearest_neighbours(seconds.tolist())
+        seconds = seconds[np.ix_(chain, chain)]
+    missing = nodes - len(rows)
+    if missing > 0:
+        links = seconds[~np.eye(len(rows), dtype=bool)]
+        seconds = np.pad(seconds, (0, missing), constant_values=float(np.median(links)))
+        np.fill_diagonal(seconds, 0.0)
+    return MeasuredNetwork(seconds, devices_per_node)
