@@ -22,7 +22,7 @@ class Recorded:
 
     name = "slurm"
 
-    def __init__(self, **states: list[JobState]) -> None:
+    def __init__(self, states: dict[str, list[JobState]]) -> None:
         self.left = states
         self.asked: list[list[str]] = []
 
@@ -58,38 +58,42 @@ def run_of(folder: Path, name: str, job: str) -> Submission:
 
 
 def test_a_line_is_written_when_a_run_s_state_changes(tmp_path: Path) -> None:
-    one, two = run_of(tmp_path, "0-a", "a"), run_of(tmp_path, "1-b", "b")
-    launcher = Recorded(a=[WAITS, RUNS, DONE], b=[RUNS, FAILED])
+    one, two = run_of(tmp_path, "0-a", "11"), run_of(tmp_path, "1-b", "12")
+    launcher = Recorded({"11": [WAITS, RUNS, DONE], "12": [RUNS, FAILED]})
     said = io.StringIO()
     states = follow_all(launcher, [one, two], Screen(said), poll_seconds=0.01)
-    assert (states["a"], states["b"]) == (DONE, FAILED)
+    assert (states["11"], states["12"]) == (DONE, FAILED)
     assert [line for line in said.getvalue().splitlines() if "Attempt" not in line] == [
-        "0-a [a] pending: Resources",
-        "1-b [b] running",
-        "0-a [a] running",
-        "1-b [b] failed: rank 0 exited with 7",
-        "0-a [a] succeeded: 1 node",
+        "0-a [11] pending: Resources",
+        "1-b [12] running",
+        "0-a [11] running",
+        "1-b [12] failed: rank 0 exited with 7",
+        "0-a [11] succeeded: 1 node",
     ]
-    assert launcher.asked == [["a", "b"], ["a", "b"], ["a"]]  # one question for all; none about those that have ended
+    assert launcher.asked == [
+        ["11", "12"],
+        ["11", "12"],
+        ["11"],
+    ]  # none about those that have ended
 
 
 def test_on_a_terminal_each_run_has_a_line_in_place(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path, "0-a", "a"), run_of(tmp_path, "1-b", "b")]
+    runs = [run_of(tmp_path, "0-a", "11"), run_of(tmp_path, "1-b", "12")]
     screen = Terminal()
-    follow_all(Recorded(a=[RUNS, DONE], b=[RUNS, DONE]), runs, Screen(screen), poll_seconds=0.01)
-    table = "0-a [a] step 5/40 | loss 3.1234 | 0.5 s/step | 1,969 tokens/s | 18 s left\n1-b [b] step 5/40 "
+    follow_all(Recorded({"11": [RUNS, DONE], "12": [RUNS, DONE]}), runs, Screen(screen), poll_seconds=0.01)
+    table = "0-a [11] step 5/40 | loss 3.1234 | 0.5 s/step | 1,969 tokens/s | 18 s left\n1-b [12] step 5/40 "
     assert table in screen.getvalue()
 
 
 def test_a_run_nobody_knows_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path, "0-a", "a"), run_of(tmp_path, "1-b", "b")]
-    launcher = Recorded(a=[JobState("unknown", reason="no such job")], b=[RUNS, DONE])
+    runs = [run_of(tmp_path, "0-a", "11"), run_of(tmp_path, "1-b", "12")]
+    launcher = Recorded({"11": [JobState("unknown", reason="no such job")], "12": [RUNS, DONE]})
     states = follow_all(launcher, runs, Screen(io.StringIO()), poll_seconds=0.01, patience_seconds=0.1)
-    assert (states["a"].phase, states["b"].phase) == ("unknown", "succeeded")
+    assert (states["11"].phase, states["12"].phase) == ("unknown", "succeeded")
 
 
 def test_ctrl_c_ends_the_looking_alone(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path, "0-a", "a")]
+    runs = [run_of(tmp_path, "0-a", "11")]
     said = io.StringIO()
 
     def press_ctrl_c() -> None:
@@ -98,7 +102,7 @@ def test_ctrl_c_ends_the_looking_alone(tmp_path: Path) -> None:
 
     presser = threading.Thread(target=press_ctrl_c)
     presser.start()
-    states = follow_all(Recorded(a=[RUNS]), runs, Screen(said), poll_seconds=60.0)
+    states = follow_all(Recorded({"11": [RUNS]}), runs, Screen(said), poll_seconds=60.0)
     presser.join()
-    assert states["a"].phase == "running"
+    assert states["11"].phase == "running"
     assert "the jobs go on" in said.getvalue().splitlines()[-1]

@@ -39,7 +39,7 @@ def test_none_before_it_was_submitted(tmp_path: Path) -> None:
 def test_of_many_writers_one_wins_and_the_others_hear_of_it(tmp_path: Path) -> None:
     def write(number: int) -> bool:
         try:
-            write_submission(submission_of(tmp_path, str(number)))
+            write_submission(submission_of(tmp_path, str(number + 1)))
         except UserError:
             return False
         return True
@@ -49,7 +49,7 @@ def test_of_many_writers_one_wins_and_the_others_hear_of_it(tmp_path: Path) -> N
     assert won.count(True) == 1
     winner = read_submission(tmp_path)
     assert winner is not None
-    assert winner.job_id == str(won.index(True))
+    assert winner.job_id == str(won.index(True) + 1)
     assert [path.name for path in tmp_path.iterdir()] == ["submission.json"]
 
 

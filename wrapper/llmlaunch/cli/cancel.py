@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llmlaunch.cli.submitted import submission_of
+from llmlaunch.cli.submitted import directory_of, submission_in
 from llmlaunch.errors import UserError
 
 __all__ = ["command"]
@@ -31,7 +31,10 @@ def command(runs: tuple[str, ...]) -> int:
 
 def _cancel(run: str) -> None:
     from llmlaunch.launchers.choose import launcher_of
+    from llmlaunch.launchers.run_files import refuse_foreign
 
-    submission = submission_of(run)
+    directory = directory_of(run)
+    refuse_foreign(directory)
+    submission = submission_in(directory)
     launcher_of(submission, lambda line: click.echo(line, err=True)).cancel(submission)
     click.echo(f"told job {', '.join(submission.jobs)} to stop", err=True)

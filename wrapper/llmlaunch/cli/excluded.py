@@ -29,6 +29,7 @@ def excluded_words(run_dir: Path) -> tuple[str, ...]:
     if not sick:
         return ()
     from llmlaunch.launchers import environment
+    from llmlaunch.launchers.run_files import job_script
     from llmlaunch.launchers.slurm.nodes import cluster_name, exclusion, nodes_of_cluster
 
     try:
@@ -39,7 +40,7 @@ def excluded_words(run_dir: Path) -> tuple[str, ...]:
         return ()
     if not listed:
         return ()
-    script = (run_dir / "job.sbatch").read_text(encoding="utf-8")
+    script = job_script(run_dir)
     chosen = exclusion([one.node for one in sick], environment.directives(script), listed)
     _tell([one for one in sick if one.node in chosen.names], chosen.too_few)
     return chosen.words

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.launchers.base import JobState
-from llmlaunch.launchers.small_files import read_object
 from llmlaunch.report.run_words import cause_words
 from llmlaunch.report.screen import Screen
 from llmlaunch.report.text import gib, table
+from llmlaunch.rundir.files import read_object
 
 __all__ = ["ending", "tell_outcome"]
 
@@ -45,7 +45,7 @@ def tell_outcome(run_dir: Path, state: JobState, screen: Screen, warn: Screen) -
 
 def ending(run_dir: Path, state: JobState) -> list[str]:
     """How the run ended, why, and what to type next; the first line is `The run <phase>: <why>`."""
-    status = read_object(run_dir / "status.json") if state.phase in ("failed", "stopped") else {}
+    status = (read_object(run_dir / "status.json") or {}) if state.phase in ("failed", "stopped") else {}
     cause = status.get("cause") if isinstance(status.get("cause"), dict) else None
     why = [state.reason] if state.reason else []
     if cause and cause_words(cause) not in state.reason:
@@ -71,7 +71,7 @@ def _next(run_dir: Path, state: JobState, cause: Mapping[str, Any] | None) -> li
 
 
 def _has_checkpoint(run_dir: Path) -> bool:
-    return isinstance(read_object(run_dir / "run.json").get("checkpoint"), dict)
+    return isinstance((read_object(run_dir / "run.json") or {}).get("checkpoint"), dict)
 
 
 def _whose(record: dict[str, Any]) -> str:

@@ -35,6 +35,7 @@ def command(run: str, options: tuple[str, ...], anyway: bool, local: bool, no_ex
     from llmlaunch.launchers import run_files, submitting
 
     directory = directory_of(run)
+    run_files.refuse_foreign(directory)
     before = run_files.read_submission(directory)
     interrupted = submitting.was_submitting(directory) is not None
     if not interrupted:

@@ -116,6 +116,7 @@ def _taken(output: Path) -> Submission | None:
 
     if not (output / run_files.SCRIPT).is_file():
         return None
+    run_files.refuse_foreign(output)
     if submitting.was_submitting(output) is not None:
         submission = submission_in(output.resolve())
         click.echo(f"job {', '.join(submission.jobs)} in {output}: nothing was submitted again", err=True)

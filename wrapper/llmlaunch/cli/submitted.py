@@ -94,8 +94,9 @@ def note_ends(states: Iterable[tuple[Submission, JobState]]) -> None:
     from llmlaunch.launchers import run_files
 
     news = [(submission, state) for submission, state in states if run_files.note_end(submission, state)]
-    news = [one for one in news if (one[0].run_dir / "run.id").exists()]  # no other can be in the store
-    if not news:
+    known = [(run_files.run_id_in(submission.run_dir), state) for submission, state in news]
+    ends = [(run_id, state) for run_id, state in known if run_id is not None]  # no other can be in the store
+    if not ends:
         return
     from llmlaunch.store.location import store_exists
 
@@ -106,8 +107,7 @@ def note_ends(states: Iterable[tuple[Submission, JobState]]) -> None:
 
     try:
         with open_store() as store:
-            for submission, state in news:
-                name = run_files.name_run(submission.run_dir)
-                set_state(store, name, state.phase, state.reason or state.state or None)
+            for run_id, state in ends:
+                set_state(store, run_id, state.phase, state.reason or state.state or None)
     except UserError as failure:  # what a person asked for is an answer, and that needs no store
         click.echo(f"warning: how runs ended was not noted: {failure}", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,14 @@ from typing import Any
 
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import attempt_order
-from llmlaunch.launchers.small_files import read_object
+from llmlaunch.peaks.values import byte_count
+from llmlaunch.rundir.files import open_regular, parse_json, read_object, read_text
+from llmlaunch.rundir.identifiers import is_attempt, is_fallback, is_host
 
 __all__ = ["AttemptFiles", "HowFar", "attempt_names", "fullest_bytes", "how_far", "read_attempt"]
 
 _LAST_BYTES = 1 << 18
+_WORD_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,14 @@ class AttemptFiles:
 
     @property
     def layout(self) -> str:
-        layout = str(self.began.get("layout") or "")
-        return "" if layout == "." else layout
+        """The folder of the fallback layout it runs; "" is the planned layout, also where the file names neither."""
+        layout = self.began.get("layout")
+        return str(layout) if is_fallback(layout) else ""
 
     @property
     def nodes(self) -> list[str]:
         nodes = self.began.get("nodes")
-        return [str(node) for node in nodes] if isinstance(nodes, list) else []
+        return [node for node in nodes if is_host(node)] if isinstance(nodes, list) else []
 
 
 def attempt_names(submission: Submission) -> list[str]:
@@ -51,15 +54,15 @@ def attempt_names(submission: Submission) -> list[str]:
 def read_attempt(run_dir: Path, name: str) -> AttemptFiles:
     """What there is to read of it now; nothing is raised for a file that is missing or torn."""
     folder = run_dir / "attempts" / name
-    status = read_object(folder / "status.json")
+    status = read_object(folder / "status.json") or {}
     if not status:
-        whole = read_object(run_dir / "status.json")  # of the newest attempt alone
+        whole = read_object(run_dir / "status.json") or {}  # of the newest attempt alone
         status = whole if whole.get("attempt") == name else {}
     return AttemptFiles(
         name=name,
-        began=read_object(folder / "attempt.json"),
+        began=read_object(folder / "attempt.json") or {},
         told={path.name: _first_words(path) for path in sorted((folder / "told").glob("*"))},
-        progress=read_object(folder / "progress.json"),
+        progress=read_object(folder / "progress.json") or {},
         status=status,
         fell=status.get("state") == "failed" or any((folder / "causes").glob("*.json")),
     )
@@ -84,18 +87,19 @@ class HowFar:
 
 def how_far(run_dir: Path) -> HowFar:
     """Of a run directory; nothing is raised for what is missing or torn."""
-    names = sorted((path.name for path in (run_dir / "attempts").glob("*")), key=attempt_order)
+    folders = (run_dir / "attempts").glob("*")
+    names = sorted((path.name for path in folders if is_attempt(path.name)), key=attempt_order)
     read = [read_attempt(run_dir, name) for name in names]
     steps_of = [step for files in read for step in (files.progress.get("step"), files.status.get("step"))]
-    said = [steps for files in read for steps in (files.progress.get("steps"),) if isinstance(steps, int)]
+    said = [steps for files in read for steps in (files.progress.get("steps"),) if type(steps) is int]
     if not said:
-        progress = read_object(run_dir / "run.json").get("progress")
+        progress = (read_object(run_dir / "run.json") or {}).get("progress")
         planned = progress.get("steps") if isinstance(progress, dict) else None
-        said = [planned] if isinstance(planned, int) else []
+        said = [planned] if type(planned) is int else []
     return HowFar(
         attempts=tuple(names),
         layouts=tuple(files.layout for files in read),
-        step=max((step for step in steps_of if isinstance(step, int)), default=None),
+        step=max((step for step in steps_of if type(step) is int), default=None),
         steps=said[-1] if said else None,
     )
 
@@ -121,8 +125,8 @@ def _peaks(line: Mapping[str, Any], peak_kind: str) -> list[int]:
         own = [
             size
             for name in ("process_peak_bytes", "accounting_peak_bytes")
-            for size in (gpu.get(name) or {}).values()
-            if isinstance(size, int) and size <= (gpu.get("total_bytes") or size)
+            for size in _values(gpu.get(name))
+            if type(size) is int and size <= (byte_count(gpu.get("total_bytes")) or size)
         ]
         found += own or _sizes(gpu, "device_peak_bytes")
     return found
@@ -130,7 +134,11 @@ def _peaks(line: Mapping[str, Any], peak_kind: str) -> list[int]:
 
 def _sizes(record: Mapping[str, Any], name: str) -> list[int]:
     value = record.get(name)
-    return [value] if isinstance(value, int) else []
+    return [value] if type(value) is int else []
+
+
+def _values(value: object) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else []
 
 
 def _objects(value: object) -> list[Mapping[str, Any]]:
@@ -140,15 +148,15 @@ def _objects(value: object) -> list[Mapping[str, Any]]:
 def _last_line(path: Path) -> list[Mapping[str, Any]]:
     """The last of a monitor's lines that is whole and has peaks; they are cumulative, so one is enough."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, 2) - _LAST_BYTES))
-            lines = file.read().split(b"\n")
+            lines = file.read(_LAST_BYTES).split(b"\n")
     except OSError:
         return []
     for line in reversed(lines):
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            record = parse_json(line)
+        except ValueError:
             continue
         if isinstance(record, dict) and "gpus" in record:
             return [record]
@@ -157,6 +165,6 @@ def _last_line(path: Path) -> list[Mapping[str, Any]]:
 
 def _first_words(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()[:80]
+        return read_text(path, _WORD_BYTES).strip()[:80]
     except OSError:
         return ""

@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
+from llmlaunch.rundir.identifiers import is_attempt, job_of
+
 __all__ = ["ENDED", "JobState", "Launcher", "Phase", "Submission"]
 
 Phase = Literal["pending", "running", "succeeded", "failed", "cancelled", "stopped", "unknown"]
@@ -42,7 +44,9 @@ class Submission:
         The seconds in a local attempt's name are the script's own clock and may be one later than ours, so there
         the process id decides.
         """
-        job = attempt.rpartition(".")[0]
+        if not is_attempt(attempt):
+            return False
+        job = job_of(attempt)
         if self.launcher == "local":
             return job.startswith("local-") and job.rpartition("-")[2] == self.job_id.rpartition("-")[2]
         return job in self.jobs

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.launchers.monitor_tails import Seen
-from llmlaunch.launchers.small_files import read_object
 from llmlaunch.peaks.attempt_files import AttemptFiles
 from llmlaunch.peaks.monitor_lines import GpuPeaks
 from llmlaunch.peaks.rank_account import rank_account
 from llmlaunch.peaks.summary import RankSummary
 from llmlaunch.peaks.traces import rank_traces
-from llmlaunch.peaks.values import byte_count
+from llmlaunch.peaks.values import byte_count, time_or_none
 from llmlaunch.report.run_words import duration
 from llmlaunch.report.watched import Gauge
+from llmlaunch.rundir.files import read_object
 
 __all__ = ["Gauges", "Predicted", "monitor_remarks", "predicted_of"]
 
@@ -46,7 +46,7 @@ class Predicted:
 
 def predicted_of(run_dir: Path, layout: str) -> Predicted:
     """Reads `run.json` and `plan.json` of the layout; what they do not say is unknown."""
-    run, plan = (read_object(run_dir / layout / name) for name in ("run.json", "plan.json"))
+    run, plan = (read_object(run_dir / layout / name) or {} for name in ("run.json", "plan.json"))
     memory = plan.get("memory")
     return Predicted(run, byte_count(memory.get("limit_bytes")) if isinstance(memory, dict) else None)
 
@@ -134,13 +134,13 @@ class Gauges:
             predicted_bytes=self.predicted.bytes_of(stage),
             limit_bytes=self.predicted.limit_bytes,
             total_bytes=total,
-            seen_at=float(seen.line.get("time") or seen.at),
+            seen_at=time_or_none(seen.line.get("time")) or seen.at,
             note=note,
         )
 
     def _record(self, rank: int) -> Mapping[str, Any]:
         if rank not in self._records:
-            record = read_object(self.folder / "ranks" / f"{rank}.json")
+            record = read_object(self.folder / "ranks" / f"{rank}.json") or {}
             if record.get("rank") != rank:
                 return {}
             self._records[rank] = record

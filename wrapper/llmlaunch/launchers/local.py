@@ -22,6 +22,9 @@ __all__ = ["LocalLauncher"]
 # Boot time, and with it a process's start, moves by a second when the clock is set.
 _START_TOLERANCE_SECONDS = 3
 
+_RUN_DIR = "LLMLAUNCH_RUN_DIR"
+"""In the environment of a local job's script: tells it from any other process that submission.json may name."""
+
 
 @dataclass(frozen=True)
 class LocalLauncher:
@@ -67,6 +70,11 @@ class LocalLauncher:
         leader = _process(submission)
         if leader is None:
             return
+        if not _works_in(leader, submission.run_dir):
+            raise UserError(
+                f"{submission.run_dir / run_files.SUBMISSION}: names process {leader.pid}, which is no job of this "
+                "directory; nothing was stopped. Where it is yours: kill it yourself"
+            )
         with contextlib.suppress(OSError):  # a full disk must not keep a job from being stopped
             run_files.cancel_mark(submission).touch()
         stop_job(leader, self.kill_after_seconds)
@@ -80,7 +88,7 @@ def _start(run_dir: Path) -> Submission:
             child = subprocess.Popen(
                 ["bash", run_files.SCRIPT],
                 cwd=run_dir,
-                env=environment.for_local_job(os.environ),
+                env=environment.for_local_job(os.environ) | {_RUN_DIR: str(run_dir)},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -133,6 +141,16 @@ def _process(submission: Submission) -> psutil.Process | None:
     try:
         process = psutil.Process(int(pid))
         same = abs(process.create_time() - int(started)) <= _START_TOLERANCE_SECONDS
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, OverflowError):  # an id larger than any
         return None
     return process if same and alive([process]) else None
+
+
+def _works_in(process: psutil.Process, run_dir: Path) -> bool:
+    """Whether a process of ours was started as the job of `run_dir`; one that was moved since is told by its folder."""
+    try:
+        started_in = process.environ().get(_RUN_DIR)
+        ours = process.uids().real == os.getuid()
+        return ours and started_in is not None and (started_in == str(run_dir) or run_dir.samefile(process.cwd()))
+    except (psutil.Error, OSError):
+        return False

@@ -10,7 +10,8 @@ from pathlib import Path
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.run_files import node_count
-from llmlaunch.launchers.small_files import read_object
+from llmlaunch.rundir.files import open_regular, read_object
+from llmlaunch.rundir.identifiers import is_host
 
 __all__ = ["JOB", "JobLogs", "LogLine", "attempt_order", "log_files", "other_files", "the_attempts", "the_nodes"]
 
@@ -45,7 +46,7 @@ class _Log:
     def read(self) -> list[LogLine]:
         """The lines completed since the last call. Opened anew each time: so NFS shows what others wrote."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 if file.seek(0, 2) < self.offset:  # begun again
                     self.offset, self.torn = 0, b""
                 file.seek(self.offset)
@@ -189,9 +190,9 @@ def _nodes_by_rank(submission: Submission, attempts: frozenset[str] | None) -> l
     folders = sorted((submission.run_dir / "attempts").glob("*"), key=lambda path: attempt_order(path.name))
     for folder in reversed(folders):
         if submission.owns(folder.name) and (attempts is None or folder.name in attempts):
-            nodes = read_object(folder / "attempt.json").get("nodes")
+            nodes = (read_object(folder / "attempt.json") or {}).get("nodes")
             if isinstance(nodes, list):
-                return [str(node) for node in nodes]
+                return [node for node in nodes if is_host(node)]
     return []
 
 
@@ -210,7 +211,7 @@ def _node_order(node: str) -> tuple[bool, list[tuple[bool, int, str]]]:
 def _start_of_last(path: Path, count: int) -> int:
     """Where the last `count` lines of a file begin, in bytes; reads blocks from the end, no more than these lines."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             at = end = file.seek(0, 2)
             if count == 0:
                 return end

@@ -11,7 +11,8 @@ from llmlaunch.causes import words as cause_words
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of
 from llmlaunch.launchers.run_files import latest_attempt
-from llmlaunch.launchers.small_files import read_object
+from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.identifiers import is_fallback
 
 __all__ = ["Look", "look_at"]
 
@@ -116,7 +117,7 @@ class Look:
 
     def _number(self, name: str) -> float | None:
         value = self.progress.get(name)
-        return value if isinstance(value, (int, float)) else None
+        return value if type(value) in (int, float) else None
 
 
 def look_at(submissions: Sequence[Submission], say: Callable[[str], None]) -> list[Look]:
@@ -183,13 +184,15 @@ def _read(submission: Submission) -> _Files:
     layout = ""
     if attempt is not None:
         folder = submission.run_dir / "attempts" / attempt
-        progress = read_object(folder / "progress.json")
-        status = read_object(folder / "status.json") or read_object(submission.run_dir / "status.json")
+        progress = read_object(folder / "progress.json") or {}
+        status = read_object(folder / "status.json") or read_object(submission.run_dir / "status.json") or {}
         cause = status.get("cause") if status.get("attempt") == attempt else None
-        layout = str(read_object(folder / "attempt.json").get("layout") or "")
+        began = (read_object(folder / "attempt.json") or {}).get("layout")
+        layout = str(began) if is_fallback(began) else ""
     told = (submission.run_dir / "stop").exists()
-    rehearsal = read_object(submission.run_dir / "run.json").get("rehearsal")
-    rehearses = rehearsal.get("pipeline_rank") if isinstance(rehearsal, dict) else None
+    rehearsal = (read_object(submission.run_dir / "run.json") or {}).get("rehearsal")
+    rank = rehearsal.get("pipeline_rank") if isinstance(rehearsal, dict) else None
+    rehearses = rank if type(rank) is int else None
     return _Files(attempt, progress, cause if isinstance(cause, dict) else {}, layout, told, rehearses)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,14 +14,26 @@ from typing import Any, Literal
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import ENDED, JobState, Submission
-from llmlaunch.launchers.small_files import create, read_object
+from llmlaunch.launchers.small_files import create
 from llmlaunch.launchers.small_files import replace as replace_file
+from llmlaunch.peaks.values import time_or_none
+from llmlaunch.rundir.files import read_object, read_text
+from llmlaunch.rundir.identifiers import (
+    is_attempt,
+    is_cluster,
+    is_local_job,
+    is_run_id,
+    is_slurm_job,
+    job_of,
+)
 
 __all__ = [
     "End",
     "cancel_mark",
     "end_noted",
     "follow_ups",
+    "is_foreign",
+    "job_script",
     "latest_attempt",
     "name_run",
     "node_count",
@@ -28,7 +41,9 @@ __all__ = [
     "prepare",
     "read_end",
     "read_submission",
+    "refuse_foreign",
     "remove_stop",
+    "run_id_in",
     "seen_at_work",
     "was_cancelled",
     "write_submission",
@@ -38,17 +53,21 @@ SCRIPT = "job.sbatch"
 SUBMISSION = "submission.json"
 _NOTED = "ended.json"
 _MOST_FOLLOW_UPS = 8
+_MOST_EARLIER = 1000
+_ID_BYTES = 4096
 _ENDS = ("succeeded", "failed", "stopped")
 
 
 def prepare(run_dir: Path, again: bool = False) -> Path:
     """The run directory's resolved path, ready to be submitted: named, with a folder for logs.
 
-    Raises UserError where it is no run directory, was submitted before (unless `again`), or cannot be written into.
+    Raises UserError where it is no run directory, is another user's, was submitted before (unless `again`), or cannot
+    be written into.
     """
     run_dir = run_dir.resolve()
     if not (run_dir / SCRIPT).is_file():
         raise UserError(f"{run_dir}: not a run directory: it has no {SCRIPT}; llmlaunch render writes one")
+    refuse_foreign(run_dir)
     if not again:
         _refuse_second(run_dir)
     try:
@@ -59,20 +78,69 @@ def prepare(run_dir: Path, again: bool = False) -> Path:
     return run_dir
 
 
+def job_script(run_dir: Path) -> str:
+    """The text of job.sbatch. Raises UserError where it cannot be read."""
+    path = run_dir / SCRIPT
+    try:
+        return read_text(path, follow=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def is_foreign(run_dir: Path) -> bool:
+    """Whether a run directory is another user's. On file systems that give every file one owner, none is."""
+    try:
+        owner = run_dir.stat().st_uid
+        if owner == os.geteuid():
+            return False
+        with tempfile.TemporaryFile(dir=run_dir) as probe:  # without a name: it leaves nothing behind
+            return os.fstat(probe.fileno()).st_uid != owner
+    except OSError:
+        return True
+
+
+def refuse_foreign(run_dir: Path) -> None:
+    """Raises UserError for a run directory of another user: it is read, and nothing is done on its word."""
+    if not is_foreign(run_dir):
+        return
+    try:
+        owner = run_dir.owner()
+    except (KeyError, OSError):
+        owner = "another user"
+    raise UserError(
+        f"{run_dir}: belongs to {owner}; llmlaunch reads it, and submits, resumes and cancels only what is yours. Ask "
+        f"{owner}, or render the recipe into a directory of your own"
+    )
+
+
+def run_id_in(run_dir: Path) -> str | None:
+    """What `run.id` holds; None where it is absent, or holds no id."""
+    try:
+        run_id = read_text(run_dir / "run.id", _ID_BYTES).partition("\n")[0].strip()
+    except OSError:
+        return None
+    return run_id if is_run_id(run_id) else None
+
+
 def name_run(run_dir: Path) -> str:
-    """The run's name in the store: what `run.id` holds, written first where it is absent."""
+    """The run's name in the store: what `run.id` holds, written first where it is absent. Raises UserError where the
+    file holds no id, and OSError where it cannot be written."""
     path = run_dir / "run.id"
-    if not path.exists():
-        recipe = str(read_object(run_dir / "run.json").get("name") or run_dir.resolve().name)
+    if not os.path.lexists(path):
+        recipe = str(_described(run_dir).get("name") or run_dir.resolve().name)
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        create(path, f"{recipe}-{stamp}-{os.urandom(2).hex()}\n")
-    return path.read_text(encoding="utf-8").strip()
+        create(path, f"{re.sub(r'[^A-Za-z0-9_.-]', '_', recipe)[:64]}-{stamp}-{os.urandom(2).hex()}\n")
+    run_id = run_id_in(run_dir)
+    if run_id is None:
+        raise UserError(
+            f"{path}: holds no run id (letters, digits, '.', '_', '-'); delete it, and a new one is written"
+        )
+    return run_id
 
 
 def node_count(run_dir: Path) -> int:
     """`nodes` of run.json; 1 where it does not say."""
-    nodes = read_object(run_dir / "run.json").get("nodes", 1)
-    return nodes if isinstance(nodes, int) else 1
+    return _count(_described(run_dir).get("nodes")) or 1
 
 
 def follow_ups(run_dir: Path) -> int:
@@ -81,11 +149,10 @@ def follow_ups(run_dir: Path) -> int:
     Eight at most: each takes a place in the queue for the whole time, and sites bound those. `resume` goes on after
     the last.
     """
-    restart = read_object(run_dir / "run.json").get("restart")
+    restart = _described(run_dir).get("restart")
     if not isinstance(restart, dict) or restart.get("by") != "chain":
         return 0
-    times = restart.get("times")
-    return min(times, _MOST_FOLLOW_UPS) if isinstance(times, int) else 0
+    return min(_count(restart.get("times")), _MOST_FOLLOW_UPS)
 
 
 def remove_stop(run_dir: Path) -> bool:
@@ -116,27 +183,35 @@ def read_submission(run_dir: Path) -> Submission | None:
     Raises UserError where the file is there and cannot be understood.
     """
     path = run_dir / SUBMISSION
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     record = read_object(path)
     directory = run_dir if run_dir.is_absolute() else run_dir.resolve()
     try:
-        earlier = tuple(_submission(one, directory) for one in record.get("earlier", ()))
+        if record is None:
+            raise ValueError("it holds no JSON object that can be read")
+        earlier = tuple(_submission(past, directory) for past in _list(record.get("earlier"))[:_MOST_EARLIER])
         return replace(_submission(record, directory), earlier=earlier)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: damaged; the job's id is also in the names below {run_dir / 'logs'}") from error
+        raise UserError(
+            f"{path}: damaged: {error}; the job's id is also in the names below {run_dir / 'logs'}"
+        ) from error
 
 
 def seen_at_work(run_dir: Path) -> Submission | None:
     """The last job that began an attempt in a directory llmlaunch did not submit: a bare `sbatch job.sbatch`."""
     try:
-        folders = [entry for entry in os.scandir(run_dir / "attempts") if re.fullmatch(r"\d+(_\d+)?\.\d+", entry.name)]
+        times = {
+            entry.name: entry.stat(follow_symlinks=False).st_mtime
+            for entry in os.scandir(run_dir / "attempts")
+            if is_attempt(entry.name) and is_slurm_job(job_of(entry.name))
+        }
     except OSError:
         return None
-    if not folders:
+    if not times:
         return None
-    last = max(folders, key=lambda entry: entry.stat().st_mtime)
-    return Submission("slurm", last.name.rpartition(".")[0], run_dir.resolve(), last.stat().st_mtime)
+    last = max(times, key=times.__getitem__)
+    return Submission("slurm", job_of(last), run_dir.resolve(), times[last])
 
 
 def cancel_mark(submission: Submission) -> Path:
@@ -169,15 +244,15 @@ def read_end(submission: Submission) -> End | None:
 
     A `status.json` left by an attempt before a requeue says nothing about the job.
     """
-    status = read_object(submission.run_dir / "status.json")
+    status = read_object(submission.run_dir / "status.json") or {}
     attempt = str(status.get("attempt", ""))
     latest = latest_attempt(submission, attempt)
     if latest is not None and attempt != latest:  # a later link of a chain has written its own over it
-        status = read_object(submission.run_dir / "attempts" / latest / "status.json")
+        status = read_object(submission.run_dir / "attempts" / latest / "status.json") or {}
     if latest is None or status.get("attempt") != latest or status.get("state") not in _ENDS:
         return None
     code = status.get("exit_code")
-    return End(status["state"], code if isinstance(code, int) else None, str(status.get("why") or ""))
+    return End(status["state"], code if type(code) is int else None, str(status.get("why") or ""))
 
 
 def latest_attempt(submission: Submission, among: str = "") -> str | None:
@@ -186,7 +261,7 @@ def latest_attempt(submission: Submission, among: str = "") -> str | None:
         names = {entry.name for entry in os.scandir(submission.run_dir / "attempts")} | {among}
     except OSError:
         names = {among}
-    ours = [name for name in names if submission.owns(name) and name.rpartition(".")[2].isdecimal()]
+    ours = [name for name in names if submission.owns(name)]
     jobs = submission.jobs
 
     def order(name: str) -> tuple[int, int]:
@@ -198,8 +273,11 @@ def latest_attempt(submission: Submission, among: str = "") -> str | None:
 
 def note_end(submission: Submission, state: JobState) -> bool:
     """Keep in `ended.json` what only the launcher knows: how a job ended that left no status.json of its own. The
-    scheduler forgets it. False, and nothing changed, where that is noted already or there is nothing to note."""
+    scheduler forgets it. False, and nothing changed, where that is noted already, there is nothing to note, or the
+    directory is another user's."""
     if not state.ended or read_end(submission) is not None or end_noted(submission) == state:
+        return False
+    if is_foreign(submission.run_dir):
         return False
     record = {
         "schema": 1,
@@ -220,7 +298,7 @@ def note_end(submission: Submission, state: JobState) -> bool:
 
 def end_noted(submission: Submission) -> JobState | None:
     """What `note_end` kept of this submission."""
-    noted = read_object(submission.run_dir / _NOTED)
+    noted = read_object(submission.run_dir / _NOTED) or {}
     if noted.get("job_id") != submission.jobs[-1] or noted.get("phase") not in ENDED:
         return None
     code = noted.get("exit_code")
@@ -228,14 +306,22 @@ def end_noted(submission: Submission) -> JobState | None:
         noted["phase"],
         str(noted.get("state") or ""),
         str(noted.get("reason") or ""),
-        code if isinstance(code, int) else None,
+        code if type(code) is int else None,
         restarts=_count(noted.get("restarts")),
-        link=_count(noted.get("link")),
+        link=min(_count(noted.get("link")), len(submission.jobs)),
     )
 
 
+def _described(run_dir: Path) -> Mapping[str, Any]:
+    return read_object(run_dir / "run.json") or {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    return value if type(value) is int and value > 0 else 0
 
 
 def _record(submission: Submission) -> dict[str, Any]:
@@ -249,14 +335,21 @@ def _record(submission: Submission) -> dict[str, Any]:
 
 
 def _submission(record: Mapping[str, Any], run_dir: Path) -> Submission:
-    return Submission(
-        launcher=str(record["launcher"]),
-        job_id=str(record["job_id"]),
-        run_dir=run_dir,
-        submitted_at=float(record["submitted_at"]),
-        cluster=None if record["cluster"] is None else str(record["cluster"]),
-        chain=tuple(str(job) for job in record.get("chain", ())),
-    )
+    """Raises ValueError where an id is none by form: each of them becomes an argument of squeue and scancel, a part of
+    a path, or a process to be signalled."""
+    launcher, cluster, at = record["launcher"], record["cluster"], record["submitted_at"]
+    jobs = [record["job_id"], *_list(record.get("chain"))]
+    has_form = {"slurm": is_slurm_job, "local": is_local_job}.get(str(launcher))
+    if has_form is None:
+        raise ValueError(f"launcher is {str(launcher)[:20]!r}; one of slurm, local")
+    wrong = [job for job in jobs if not has_form(job)]
+    if wrong:
+        raise ValueError(f"{str(wrong[0])[:60]!r} is no id of a {launcher} job")
+    if cluster is not None and not is_cluster(cluster):
+        raise ValueError(f"{str(cluster)[:60]!r} is no name of a cluster")
+    if time_or_none(at) is None:
+        raise ValueError(f"submitted_at is {str(at)[:60]!r}, no time in unix seconds")
+    return Submission(str(launcher), jobs[0], run_dir, float(at), cluster, tuple(jobs[1:]))
 
 
 def _refuse_second(run_dir: Path) -> None:

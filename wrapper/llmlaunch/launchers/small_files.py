@@ -1,4 +1,4 @@
-"""Small files that several processes may look for: written whole or not at all, read where they can be."""
+"""Small files that several processes may look for: written whole or not at all (read: rundir/files.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["create", "read_object", "replace"]
+__all__ = ["create", "replace"]
 
 
 def create(path: Path, text: str) -> bool:
@@ -32,15 +32,6 @@ def replace(path: Path, record: Mapping[str, Any], lasting: bool = True) -> None
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; empty where there is none to read (missing, unreadable, damaged)."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _written(path: Path, text: str, lasting: bool = True) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.backends.logs import parse_progress
-from llmlaunch.launchers.small_files import read_object
+from llmlaunch.rundir.files import read_object
 
 __all__ = ["RunFacts", "Step", "run_facts"]
 
@@ -66,12 +66,12 @@ class RunFacts:
 
 def run_facts(run_dir: Path, layout: str) -> RunFacts:
     """Of the layout an attempt runs: "" or "." is the planned one, else `fallback/K`."""
-    run = read_object(run_dir / layout / "run.json")
+    run = read_object(run_dir / layout / "run.json") or {}
     progress = run.get("progress")
     words = progress if isinstance(progress, Mapping) else {}
     record = run.get("measurement") if isinstance(run.get("measurement"), Mapping) else {}
     predicted = run.get("predicted_bytes")
-    listed = [size for size in predicted if isinstance(size, int)] if isinstance(predicted, list) else []
+    listed = [size for size in predicted if type(size) is int] if isinstance(predicted, list) else []
     patterns = _patterns(words.get("step_patterns"))
     return RunFacts(
         step_patterns=patterns or None,

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.small_files import create, read_object
+from llmlaunch.launchers.small_files import create
 from llmlaunch.launchers.small_files import replace as replace_file
+from llmlaunch.peaks.values import time_or_none
+from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.identifiers import is_host
 
 __all__ = ["Mark", "at_work", "begin", "left_behind", "remove", "was_submitting"]
 
@@ -69,10 +72,10 @@ def was_submitting(run_dir: Path) -> Mark | None:
     """The mark in the directory, whoever made it; a damaged one is as old as its file."""
     path = run_dir / _NAME
     try:
-        changed = path.stat().st_mtime
+        changed = path.lstat().st_mtime
     except OSError:
         return None
-    return _mark(read_object(path)) or Mark(changed, "", 0, 0, 0.0)
+    return _mark(read_object(path) or {}) or Mark(changed, "", 0, 0, 0.0)
 
 
 def left_behind(run_dir: Path) -> Mark | None:
@@ -84,7 +87,7 @@ def left_behind(run_dir: Path) -> Mark | None:
 def at_work(mark: Mark) -> bool:
     """Whether the process that made it still runs; of another host's that is believed for ten minutes."""
     if mark.host != os.uname().nodename:
-        return time.time() - mark.touched_at < _OTHER_HOST_SECONDS
+        return abs(time.time() - mark.touched_at) < _OTHER_HOST_SECONDS
     return mark.pid != 0 and _start_of(mark.pid) == mark.started
 
 
@@ -97,16 +100,12 @@ def _refuse_while_at_work(run_dir: Path, mark: Mark) -> None:
 
 
 def _mark(record: Mapping[str, Any]) -> Mark | None:
-    try:
-        return Mark(
-            float(record["since"]),
-            str(record["host"]),
-            int(record["pid"]),
-            int(record["started"]),
-            float(record["touched_at"]),
-        )
-    except (KeyError, TypeError, ValueError):
+    """None where a value is not of its kind: a mark tells how old it is, and a host and process are named to people."""
+    since, touched_at = (time_or_none(record.get(name)) for name in ("since", "touched_at"))
+    host, pid, started = (record.get(name) for name in ("host", "pid", "started"))
+    if since is None or touched_at is None or not is_host(host) or type(pid) is not int or type(started) is not int:
         return None
+    return Mark(since, str(host), pid, started, touched_at)
 
 
 def _start_of(pid: int) -> int | None:

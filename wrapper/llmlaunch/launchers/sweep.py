@@ -13,7 +13,8 @@ from typing import Literal
 from llmlaunch.errors import UserError
 from llmlaunch.launchers import environment, run_files
 from llmlaunch.launchers.base import Launcher, Submission
-from llmlaunch.launchers.small_files import read_object
+from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.identifiers import is_path_component
 
 __all__ = ["How", "after", "complete_array", "max_array_size", "refuse_array", "submit_sweep", "task_submission"]
 
@@ -80,13 +81,20 @@ def complete_array(directory: Path, run_dirs: Sequence[Path], array: Submission)
 
 def task_submission(run_dir: Path) -> Submission | None:
     """Of a run of an array that was submitted, where the writing down of its tasks was interrupted: done now. None for
-    any other directory."""
+    any other directory, and for one of another user, where nothing may be written.
+
+    Raises UserError where sweep.json names a run that is no folder beside it.
+    """
     directory = run_dir.resolve().parent
-    sweep = read_object(directory / "sweep.json")
+    sweep = read_object(directory / "sweep.json") or {}
     array = run_files.read_submission(directory) if sweep.get("how") == "array" else None
-    names = [str(run.get("directory")) for run in sweep.get("runs", []) if isinstance(run, dict)]
-    if array is None or run_dir.resolve().name not in names:
+    runs = sweep.get("runs")
+    names = [str(run.get("directory")) for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+    if array is None or run_dir.resolve().name not in names or run_files.is_foreign(directory):
         return None
+    strange = next((name for name in names if not is_path_component(name)), None)
+    if strange is not None:
+        raise UserError(f"{directory / 'sweep.json'}: damaged: {strange[:60]!r} is no folder beside it")
     return complete_array(directory, [directory / name for name in names], array)[names.index(run_dir.resolve().name)]
 
 

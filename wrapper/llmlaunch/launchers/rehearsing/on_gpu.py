@@ -17,7 +17,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import Choice
 from llmlaunch.launchers.run_files import latest_attempt
-from llmlaunch.launchers.small_files import read_object
 from llmlaunch.peaks.summarize import attempt_summary
 from llmlaunch.peaks.summary import RankSummary
 from llmlaunch.planner.plan import Plan
@@ -26,6 +25,7 @@ from llmlaunch.rehearsal.collected import nothing_shown
 from llmlaunch.rehearsal.rehearsed import ON_GPU, AskedRank, RehearsedRank
 from llmlaunch.rehearsal.shape import shape_of
 from llmlaunch.report.run_words import cause_words, waiting_words
+from llmlaunch.rundir.files import read_object
 from llmlaunch.runs.lone_rank import lone_rank
 from llmlaunch.runs.render import render_run
 
@@ -142,15 +142,17 @@ def _read(run: _Run, state: JobState) -> RehearsedRank:
     """What the job's own account says. Raises UserError where it says nothing of the rank's peak."""
     where, rank = run.submission.run_dir, run.asked.pipeline_rank
     attempt = latest_attempt(run.submission)
-    status = read_object(where / "status.json")
-    cause = status.get("cause") or {}
+    status = read_object(where / "status.json") or {}
+    cause = status.get("cause")
+    cause = cause if isinstance(cause, dict) else {}
     ran_out = state.phase != "succeeded" and cause.get("kind") == OUT_OF_DEVICE_MEMORY
     if attempt is None or not (state.phase == "succeeded" or ran_out):
         why = cause_words(cause) if cause else state.reason or state.state or "no reason is known"
         raise UserError(f"pipeline rank {rank} did not run to its end: {why}; its log is in {where / 'logs'}")
-    account, ran = attempt_summary(where, attempt), read_object(where / "attempts" / attempt / "versions.json")
+    account = attempt_summary(where, attempt)
+    ran = read_object(where / "attempts" / attempt / "versions.json") or {}
     used = next((one for one in account.ranks if one.rank == run.alone.rank), RankSummary(run.alone.rank))
-    missing = nothing_shown(read_object(where / "run.json"), account, ran_out)
+    missing = nothing_shown(read_object(where / "run.json") or {}, account, ran_out)
     if missing is not None:
         raise UserError(f"pipeline rank {rank} shows no peak: {missing}; its log is in {where / 'logs'}")
     return RehearsedRank(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from llmlaunch.launchers.slurm.text import (
     parse_late_jobs,
     parse_past_jobs,
 )
+from llmlaunch.rundir.identifiers import is_attempt, is_slurm_job, job_of
 
 __all__ = ["Wanted", "comment_of", "find_jobs", "look_for_jobs"]
 
@@ -122,7 +122,7 @@ def _attempted(wanted: Wanted) -> list[int]:
     """By the folders jobs make when they start."""
     found = set()
     for folder in wanted.run_dir.glob("attempts/*"):
-        job = re.match(r"(\d+)(_\d+)?\.\d+$", folder.name)
-        if job and folder.stat().st_mtime >= wanted.earliest.timestamp():
-            found.add(int(job[1]))
+        job = job_of(folder.name)
+        if is_attempt(folder.name) and is_slurm_job(job) and folder.lstat().st_mtime >= wanted.earliest.timestamp():
+            found.add(int(job.partition("_")[0]))
     return sorted(found)

@@ -8,17 +8,26 @@ submit.py.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from llmlaunch.errors import SchedulerRefused
+from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers import run_files
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.slurm.commands import Answer, Call, SlurmCommands
 from llmlaunch.launchers.slurm.state import Heard, conclude, is_told
-from llmlaunch.launchers.slurm.text import SACCT_FIELDS, SQUEUE_FORMAT, Row, parse_sacct, parse_squeue
+from llmlaunch.launchers.slurm.text import (
+    OWNER_FORMAT,
+    SACCT_FIELDS,
+    SQUEUE_FORMAT,
+    Row,
+    parse_sacct,
+    parse_squeue,
+    strange_jobs,
+)
 
 __all__ = ["SlurmLauncher"]
 
@@ -70,6 +79,7 @@ class SlurmLauncher:
         return {one.job_id: conclude(one, heard) for group, hear in asked for heard in [hear()] for one in group}
 
     def cancel(self, submission: Submission) -> None:
+        self._refuse_strangers(submission)
         # The last link first: one that waits for another begins as soon as that one ends.
         jobs = submission.jobs[::-1]
         answer = self._commands.ask(["scancel", *_on(submission.cluster), *jobs])
@@ -78,6 +88,26 @@ class SlurmLauncher:
             raise SchedulerRefused(f"scancel did not cancel job {', '.join(jobs)}: {answer.words}")
         with contextlib.suppress(OSError):  # a full disk must not keep a job from being stopped
             run_files.cancel_mark(submission).touch()
+
+    def _refuse_strangers(self, submission: Submission) -> None:
+        """Raises UserError where SLURM knows one of the jobs as another user's, or as none of this run directory:
+        submission.json may name any job, and an operator's scancel obeys. A job that has left the queue is nobody's."""
+        listed = ",".join(submission.jobs)
+        answer = self._commands.ask(
+            ["squeue", *_on(submission.cluster), "-h", "-t", "all", "-j", listed, "-o", OWNER_FORMAT]
+        )
+        if not _answered(answer):
+            raise SchedulerRefused(f"squeue does not say whose job {listed} is ({answer.words}); nothing was cancelled")
+        # A task of an array was submitted in the directory above its own.
+        folders = [submission.run_dir, *([submission.run_dir.parent] if "_" in submission.job_id else [])]
+        marks = [f"llmlaunch={run_id}" for run_id in map(run_files.run_id_in, folders) if run_id]
+        strange = strange_jobs(answer.output, os.geteuid(), marks, folders) if answer.code == 0 else []
+        if strange:
+            raise UserError(
+                f"{submission.run_dir / run_files.SUBMISSION}: names job {', '.join(strange)}, which SLURM shows as "
+                "another user's, or as submitted in another directory under another run id; nothing was cancelled. "
+                "Where it is yours: scancel it yourself"
+            )
 
     @property
     def _commands(self) -> SlurmCommands:

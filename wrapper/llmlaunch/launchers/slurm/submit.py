@@ -29,7 +29,7 @@ def submit(
     """As `Launcher.submit`."""
     run_dir = run_files.prepare(run_dir, again)
     before = run_files.read_submission(run_dir) if again else None
-    script = (run_dir / run_files.SCRIPT).read_text(encoding="utf-8")
+    script = run_files.job_script(run_dir)
     versions.refuse_unknown([*environment.directives(script), *extra], lambda: _version(slurm))
     mark, interrupted = submitting.begin(run_dir)
     wanted = _wanted(run_dir, mark.since, before, _clusters(script, extra))
@@ -50,10 +50,10 @@ def submit(
 def adopt(slurm: SlurmCommands, run_dir: Path) -> Submission | None:
     """As `SlurmLauncher.adopt`."""
     mark = submitting.left_behind(run_dir)
-    if mark is None:
+    if mark is None or run_files.is_foreign(run_dir):
         return run_files.read_submission(run_dir)
     before = run_files.read_submission(run_dir)
-    script = (run_dir / run_files.SCRIPT).read_text(encoding="utf-8")
+    script = run_files.job_script(run_dir)
     wanted = _wanted(run_dir.resolve(), mark.since, before, _clusters(script, ()))
     jobs, _ = find_jobs(slurm, wanted)
     jobs = _with_written(jobs, wanted, before)

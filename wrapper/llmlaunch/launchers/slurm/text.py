@@ -7,7 +7,7 @@ is given explicitly, because SQUEUE_FORMAT and SACCT_FORMAT change the defaults.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from llmlaunch.launchers.base import Phase
 
 __all__ = [
     "LATE_JOB_FORMAT",
+    "OWNER_FORMAT",
     "PAST_JOB_FIELDS",
     "PAST_JOB_FIELDS_BEFORE_21_08",
     "SACCT_FIELDS",
@@ -30,6 +31,7 @@ __all__ = [
     "parse_sacct",
     "parse_squeue",
     "row_of",
+    "strange_jobs",
 ]
 
 SQUEUE_FORMAT = "JobArrayID:|,State:|,RestartCnt:|,StartTime:|,Reason:|"
@@ -38,6 +40,9 @@ SQUEUE_FORMAT = "JobArrayID:|,State:|,RestartCnt:|,StartTime:|,Reason:|"
 
 LATE_JOB_FORMAT = "%F|%V|%Z|%k"
 """For `squeue -o`: job id (an array's tasks share it), when it was submitted, where it works, its comment."""
+
+OWNER_FORMAT = "%F|%U|%Z|%k"
+"""For `squeue -o`: job id (an array's tasks share it), its user's id, where it works, its comment."""
 
 SACCT_FIELDS = "JobID,State,ExitCode"
 
@@ -147,6 +152,21 @@ def _judged(job: Found, at: str, rest: str, mark: str, work_dir: Path, earliest:
         return [replace(job, marked=True)]
     here = rest == str(work_dir) or rest.startswith(f"{work_dir}|")
     return [job] if here and _since(at, earliest) and "llmlaunch=" not in rest.removeprefix(str(work_dir)) else []
+
+
+def strange_jobs(text: str, uid: int, marks: Sequence[str], work_dirs: Sequence[Path]) -> list[str]:
+    """Jobs of `squeue -h -o OWNER_FORMAT` that are another user's, or that neither carry one of `marks` in their
+    comment nor work in one of `work_dirs`."""
+    strange = []
+    for line in text.splitlines():
+        fields = line.split("|", 2)
+        if len(fields) != 3 or not fields[0].isdecimal():
+            continue
+        job, user, rest = fields
+        here = any(rest == str(folder) or rest.startswith(f"{folder}|") for folder in work_dirs)
+        if user.strip() != str(uid) or not (here or any(_has_word(rest, mark) for mark in marks)):
+            strange.append(job)
+    return list(dict.fromkeys(strange))
 
 
 def parse_squeue(text: str) -> dict[str, Row]:

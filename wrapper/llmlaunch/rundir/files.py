@@ -1,0 +1,120 @@
+"""Reads files that anybody may have put into a run directory: regular files alone, within bounds, without waiting.
+
+Opening a FIFO waits for a writer, and /dev/zero has no end; a text of 200,000 brackets exhausts Python's stack, and
+1e400 becomes an infinity that no integer can hold. Everything that reads a run directory reads it with this module.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import BinaryIO
+
+__all__ = ["MOST_BYTES", "object_in", "open_regular", "parse_json", "read_bytes", "read_object", "read_text"]
+
+MOST_BYTES = 32 * 2**20
+"""Of a file read whole. status.json is the largest: some 600 bytes for each rank, 10 MiB for 16,000 of them."""
+
+_MOST_DEPTH = 32
+"""Of nested lists and objects. Our own files nest to about 8; what is read must also be writable again."""
+
+_INT64 = 2**63
+
+
+def open_regular(path: Path, follow: bool = False) -> BinaryIO:
+    """Open a regular file for reading bytes. A symbolic link is refused unless `follow`.
+
+    Raises:
+        OSError: the file is missing, unreadable, a link, or anything but a regular file.
+    """
+    # O_NONBLOCK: opening a FIFO returns at once. O_NOCTTY: a terminal does not become this process's own.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except ValueError as error:  # a NUL byte or a lone surrogate in the path
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bytes(path: Path, most_bytes: int = MOST_BYTES, follow: bool = False) -> bytes:
+    """The content of a regular file. Raises OSError as `open_regular` does, and for more than `most_bytes`."""
+    with open_regular(path, follow) as file:
+        if os.fstat(file.fileno()).st_size <= most_bytes:
+            content = file.read(most_bytes + 1)  # it may have grown since
+            if len(content) <= most_bytes:
+                return content
+    raise OSError(errno.EFBIG, "Larger than the %g MiB allowed here" % (most_bytes / 2**20), str(path))
+
+
+def read_text(path: Path, most_bytes: int = MOST_BYTES, follow: bool = False) -> str:
+    """The same as text, damaged UTF-8 replaced."""
+    return read_bytes(path, most_bytes, follow).decode("utf-8", errors="replace")
+
+
+def parse_json(text: bytes) -> Any:
+    """The value of a JSON text. A number that is not finite, or an integer that does not fit 64 bits, becomes None.
+
+    Raises ValueError for what is no JSON or no UTF-8, and for nesting that exhausts the stack.
+    """
+    try:
+        return json.loads(text, parse_float=_finite, parse_int=_int64, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in `path`; None where there is none to read: missing, damaged, half written, not regular."""
+    try:
+        return object_in(path)
+    except (OSError, ValueError):
+        return None
+
+
+def object_in(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises OSError as `read_bytes` does, and ValueError where it holds none, or one that
+    is nested too deeply."""
+    content = read_bytes(path)
+    value = parse_json(content)
+    if not isinstance(value, dict):
+        raise ValueError("is no JSON object")
+    if content.count(b"[") + content.count(b"{") > _MOST_DEPTH and _depth(value) > _MOST_DEPTH:
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _depth(value: Any) -> int:
+    """How many lists and objects enclose the innermost one, itself included; level by level, not by recursion."""
+    depth, level = 0, [value]
+    while level and depth <= _MOST_DEPTH:
+        depth += 1
+        items = [list(outer.values()) if isinstance(outer, dict) else outer for outer in level]
+        level = [item for listed in items for item in listed if isinstance(item, (dict, list))]
+    return depth
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def _int64(text: str) -> int | None:
+    """Python refuses 4,301 digits, and a database 20."""
+    number = int(text) if len(text) <= 20 else _INT64
+    return number if -_INT64 <= number < _INT64 else None
+
+
+def _no_number(_: str) -> None:
+    """NaN, Infinity and -Infinity, which are no JSON."""
