@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.assets import asset
+from llmlaunch.documents.writing import new_place
 from llmlaunch.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ def _profile(name: str | None, draft: Draft, several: bool) -> Path:
 
 
 def _write(target: Path, content: bytes) -> None:
+    if not target.is_symlink():  # one that exists, as below
+        target = new_place(target)
     try:
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:

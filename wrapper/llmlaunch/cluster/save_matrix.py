@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +11,11 @@ from llmlaunch.cluster.load import profile_path
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.cluster.schema import ClusterFile
 from llmlaunch.documents.validate import validate
+from llmlaunch.documents.writing import new_place, write_whole
 from llmlaunch.documents.yaml_strict import Document, parse_document, read_text
 from llmlaunch.errors import UserError
 
-__all__ = ["Destination", "destination", "merged", "write_whole"]
+__all__ = ["Destination", "destination", "merged"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ def destination(spec: str, base_dir: Path = Path()) -> Destination:
         found = Destination(path, path.with_name(name), f"base: {spec}\nlinks: {{matrix: {name}}}\n")
     else:
         found = _of_profile(path, text, name)
+    for path in (found.profile, found.matrix):
+        new_place(path)
     for folder in {found.profile.parent, found.matrix.parent}:
         if not os.access(folder, os.W_OK):
             raise UserError(f"{folder}: cannot be written to; copy the profile to a folder of yours")
@@ -67,24 +69,6 @@ def merged(old: BandwidthMatrix, new: BandwidthMatrix) -> BandwidthMatrix:
         for j, receiver in enumerate(new.nodes):
             rows[place[sender]][place[receiver]] = new.bytes_per_second[i][j]
     return BandwidthMatrix(old.nodes, tuple(map(tuple, rows)))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """So that a reader sees the old file or the whole new one. Raises `UserError`."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        part = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            part.chmod(0o644 if not path.exists() else path.stat().st_mode & 0o777)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def _of_profile(path: Path, text: str, name: str) -> Destination:

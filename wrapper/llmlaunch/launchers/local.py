@@ -15,6 +15,7 @@ import psutil
 from llmlaunch.errors import UserError
 from llmlaunch.launchers import environment, run_files
 from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.small_files import create
 from llmlaunch.launchers.stop import alive, stop_job
 
 __all__ = ["LocalLauncher"]
@@ -76,14 +77,14 @@ class LocalLauncher:
                 "directory; nothing was stopped. Where it is yours: kill it yourself"
             )
         with contextlib.suppress(OSError):  # a full disk must not keep a job from being stopped
-            run_files.cancel_mark(submission).touch()
+            create(run_files.cancel_mark(submission), "")
         stop_job(leader, self.kill_after_seconds)
 
 
 def _start(run_dir: Path) -> Submission:
     """Start the job in a session of its own, so that no closing terminal and no Ctrl-C reaches it."""
     output = run_dir / "logs" / f".starting.{os.getpid()}"
-    with output.open("wb") as file:
+    with output.open("xb") as file:
         try:
             child = subprocess.Popen(
                 ["bash", run_files.SCRIPT],

@@ -35,7 +35,9 @@ def replace_bytes(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with temporary.open("wb") as file:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()  # a predecessor's of the same number, or a link that somebody else put there
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.documents.writing import write_whole
 from llmlaunch.errors import UserError
 from llmlaunch.report.accuracy_text import signed
 from llmlaunch.report.text import percent
@@ -46,11 +47,11 @@ def write_between_markers(path: Path, text: str) -> None:
         before = path.read_text("utf-8")
         head, rest = before.split(START)
         _, tail = rest.split(END)
-        path.write_text(f"{head}{START}\n{text}\n{END}{tail}", "utf-8")
     except OSError as failure:
-        raise UserError(f"{path}: the accuracy table cannot be written: {failure.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {failure.strerror}") from None
     except ValueError:
         raise UserError(f"{path}: needs a line {START} and after it a line {END}, each once; add them") from None
+    write_whole(path, f"{head}{START}\n{text}\n{END}{tail}")
 
 
 def _peak(name: str, f: Family) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.documents.templates import render
+from llmlaunch.documents.writing import write_whole
 from llmlaunch.errors import UserError
 
 __all__ = ["svg", "write_svg"]
@@ -25,8 +26,4 @@ def write_svg(path: Path, drawn: Callable[[], str]) -> None:
     """
     if path.suffix.lower() != ".svg":
         raise UserError(f"{path}: --plot writes SVG; give a name that ends in .svg")
-    text = drawn()
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as failure:
-        raise UserError(f"{path}: the plot cannot be written: {failure.strerror}") from None
+    write_whole(path, drawn())

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from llmlaunch.backends.base import Rendered
+from llmlaunch.documents.writing import new_place
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
@@ -86,9 +87,9 @@ def render_run(
     """Writes the files of `run_files`, and the copied code, for their owner alone (0700, files 0600).
 
     Built beside its final place and renamed, so that a run directory is whole or absent. Raises UserError where
-    `directory` holds something already, cannot be written, or a recipe value does not fit.
+    `directory` holds something already, is a link, cannot be written, or a recipe value does not fit.
     """
-    target = directory.resolve()
+    target = new_place(directory)
     _refuse_occupied(target)
     provenance = gather_provenance(recipe)
     files = run_files(recipe, plan, plan_json, rendered, provenance, described)

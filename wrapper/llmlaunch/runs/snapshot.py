@@ -42,8 +42,11 @@ def list_snapshot(recipe: Recipe, root: Path | None, why_not: str) -> Snapshot:
         names = []
     files = names or _all_files(root)
     sizes = {}
+    linked: dict[Path, bool] = {}
     for name in files:
         path = root / name
+        if _behind_a_link(path.parent, root, linked):  # for git such a file is deleted; its copy would follow the link
+            continue
         if path.is_symlink() or path.is_file():  # not what is tracked but deleted, nor sockets and pipes
             sizes[name] = path.lstat().st_size
     total = sum(sizes.values())
@@ -55,6 +58,12 @@ def list_snapshot(recipe: Recipe, root: Path | None, why_not: str) -> Snapshot:
             "keep data and checkpoints out of what git tracks"
         )
     return Snapshot(root, tuple(sorted(sizes)), total, bool(names))
+
+
+def _behind_a_link(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
+    if folder not in known:
+        known[folder] = folder != root and (folder.is_symlink() or _behind_a_link(folder.parent, root, known))
+    return known[folder]
 
 
 def copy_snapshot(snapshot: Snapshot, target: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from llmlaunch.documents.writing import new_place, write_whole
 from llmlaunch.errors import UserError
 from llmlaunch.runs.array_script import array_script
 
@@ -35,23 +36,22 @@ def render_sweep(
     Raises UserError where the directory holds something, one of the runs cannot be written, or the runs cannot be one
     array; then nothing is left behind.
     """
-    target = directory.resolve()
+    target = new_place(directory)
     try:
-        target.mkdir(parents=True)
+        target.mkdir(mode=0o700, parents=True)
     except FileExistsError:
         raise UserError(f"{target}: exists already; name a new directory for the sweep") from None
     except OSError as error:
         raise UserError(f"{target}: the sweep cannot be written: {error.strerror}") from error
     try:
-        target.chmod(0o700)
         for run, write in runs.items():
             write(target / run)
         if how == "array":
             scripts = {run: (target / run / "job.sbatch").read_text(encoding="utf-8") for run in runs}
-            (target / "job.sbatch").write_text(array_script(name, scripts, limit), encoding="utf-8")
+            write_whole(target / "job.sbatch", array_script(name, scripts, limit))
         listed = [{"directory": run, **words} for run, words in zip(runs, described, strict=True)]
         sweep = {"schema": SCHEMA, "name": name, "how": how, "runs": listed}
-        (target / "sweep.json").write_text(json.dumps(sweep, indent=2) + "\n", encoding="utf-8")
+        write_whole(target / "sweep.json", json.dumps(sweep, indent=2) + "\n")
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise UserError(f"{target}: the sweep cannot be written: {error.strerror}") from error

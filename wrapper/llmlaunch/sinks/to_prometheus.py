@@ -14,6 +14,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from llmlaunch.documents.writing import replacing
 from llmlaunch.sinks.figures import Figures, Peak
 from llmlaunch.sinks.sink import Mark, unlike
 
@@ -66,13 +67,9 @@ class Prometheus:
 
     def _write(self, path: Path, text: bytes) -> None:
         """Whole or not at all, and readable by node_exporter, whatever the umask."""
-        temporary = path.with_suffix(f".{os.getpid()}")
-        try:
-            temporary.write_bytes(text)
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text.decode())
 
 
 class _Collector:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmlaunch.documents.writing import write_whole
 from llmlaunch.sinks.figures import Figures
 from llmlaunch.sinks.sink import Mark, unlike
 
@@ -72,10 +73,8 @@ class Wandb:
             shutil.rmtree(old, ignore_errors=True)
 
     def _remember(self, run_id: str, mark: str, folder: str) -> None:
-        path = self._marks / f"{_id(run_id)}.json"
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps({"run_id": run_id, "mark": mark, "folder": folder}) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        record = json.dumps({"run_id": run_id, "mark": mark, "folder": folder})
+        write_whole(self._marks / f"{_id(run_id)}.json", f"{record}\n")
 
 
 def _id(run_id: str) -> str:

@@ -35,7 +35,7 @@ def write_stacks_when_asked() -> None:
     if path is None:
         return
     try:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:
         file = sys.stderr.fileno()
     faulthandler.register(signal.SIGURG, file=file, all_threads=True, chain=False)

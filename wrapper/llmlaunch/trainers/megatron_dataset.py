@@ -91,7 +91,8 @@ def alone(place: str) -> Iterator[None]:
     Megatron takes a half-written index for a whole one."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
-            lock = held.enter_context(Path(f"{place}.lock").open("w"))
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            lock = held.enter_context(os.fdopen(os.open(f"{place}.lock", flags, 0o666), "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -28,6 +28,7 @@ from llmlaunch.launchers.slurm.text import (
     parse_squeue,
     strange_jobs,
 )
+from llmlaunch.launchers.small_files import create
 
 __all__ = ["SlurmLauncher"]
 
@@ -87,7 +88,7 @@ class SlurmLauncher:
         if answer.code != 0 and not ended:
             raise SchedulerRefused(f"scancel did not cancel job {', '.join(jobs)}: {answer.words}")
         with contextlib.suppress(OSError):  # a full disk must not keep a job from being stopped
-            run_files.cancel_mark(submission).touch()
+            create(run_files.cancel_mark(submission), "")
 
     def _refuse_strangers(self, submission: Submission) -> None:
         """Raises UserError where SLURM knows one of the jobs as another user's, or as none of this run directory:
