@@ -74,7 +74,7 @@ def saved_by_dense_layer(job: Job, rows: RankColumns) -> Layer:
         "mlp_fc1_output": n * projected_bytes(job) * shape.ffn_hidden_size / t,
         "mlp_fc2_input": n * job.facts.linear_input_bytes * shape.ffn_hidden_size / t,
     }
-    return Layer(spared(job, n, {**_attention(job, rows), **mlp}))
+    return Layer(spared(job, n, n / sequence_split(job, rows), {**_attention(job, rows), **mlp}))
 
 
 @once_for_rows
@@ -100,7 +100,7 @@ def saved_by_mixture_layer(job: Job, rows: RankColumns) -> Layer:
     }
     if moe.shared_expert_gate:
         mixture["shared_expert_output"] = n * facts.activation_bytes * shape.hidden_size / split
-    return Layer(spared(job, n, {**_attention(job, rows), **mixture}))
+    return Layer(spared(job, n, n / split, {**_attention(job, rows), **mixture}))
 
 
 def _routing(job: Job, moe: MoeShape) -> float:

@@ -25,9 +25,10 @@ LINEAR_INPUTS = (
 ROUNDING_BUFFERS = 2.0
 
 
-def spared(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:
-    """The tensors of one layer as the techniques leave them; `n` is the tokens of a micro-batch."""
-    return _sampled(job, n, _adapted(job, n, _chunked(job, tensors)))
+def spared(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
+    """The tensors of one layer as the techniques leave them; `n` is the tokens of a micro-batch, `norm_tokens` those
+    that a norm sees of them."""
+    return _sampled(job, n, _adapted(job, n, norm_tokens, _chunked(job, tensors)))
 
 
 def _chunked(job: Job, tensors: Tensors) -> Tensors:
@@ -39,7 +40,7 @@ def _chunked(job: Job, tensors: Tensors) -> Tensors:
     return {name: column for name, column in tensors.items() if name not in ("mlp_fc1_output", "mlp_fc2_input")}
 
 
-def _adapted(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:
+def _adapted(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
     """Adapters keep their own rank-wide tensor beside the input of every linear layer; with frozen first matrices
     nothing needs that input (LoRA-FA, Zhang et al. 2023, section 3). A frozen unfused norm lets go of the normalized
     copy its weight's gradient would need (transformers/models/llama/modeling_llama.py LlamaRMSNorm, 5.23)."""
@@ -55,7 +56,7 @@ def _adapted(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:
         kept["adapters"] += (3.0 if shape.gated_mlp else 2.0) * shape.moe.topk * e * adapters.rank * n
     if job.facts.norm_extra_bytes >= e:
         for name in ("attn_norm_input", "mlp_norm_input"):
-            kept[name] = kept[name] - n * e * shape.hidden_size
+            kept[name] = kept[name] - norm_tokens * e * shape.hidden_size
     if adapters.frozen_down:
         kept = {name: column for name, column in kept.items() if name not in LINEAR_INPUTS}
     return kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from llmlaunch.memory.gathering import gathered_parameters, unreduced_gradients
 from llmlaunch.memory.gradients import by_stage, gradients
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
-from llmlaunch.memory.trained import adapter_parameters, trained_parameters
+from llmlaunch.memory.trained import adapter_parameters, trained_layers, trained_parameters
 from llmlaunch.memory.weights import RankParameters, largest_parameter, linear_weights, rank_parameters
 
 __all__ = ["States", "states", "weight_versions"]
@@ -75,7 +75,7 @@ def states(job: Job, rows: RankColumns) -> States:
         * (
             _optimizer(job, rows, held(facts.optimizer_bytes, 1), whole)
             + _kept_by_context(job, rows, counts)
-            - _spared_by_matrices(job, rows, dense_group, expert_group)
+            - _spared_by_matrices(job, rows, trained, dense_group, expert_group)
         )
         + _partly_offloaded(job, whole),
         weight_copies=_weight_copies(job, rows, dense_group, expert_group),
@@ -172,12 +172,18 @@ def _kept_by_context(job: Job, rows: RankColumns, counts: RankParameters) -> Flo
     return np.where(lay.zero_stage >= 1, more * counts.dense * (1.0 / once - 1.0 / all_ranks), 0.0)
 
 
-def _spared_by_matrices(job: Job, rows: RankColumns, dense: FloatColumn, expert: FloatColumn) -> FloatColumn:
-    """What an optimizer that keeps fewer states for matrices spares on the blocks' linear layers."""
+def _spared_by_matrices(
+    job: Job, rows: RankColumns, trained: RankParameters, dense: FloatColumn, expert: FloatColumn
+) -> FloatColumn:
+    """What an optimizer that keeps fewer states for matrices spares on the blocks' linear layers, or on their adapters,
+    all of which are matrices."""
     fewer = job.facts.matrix_states_spared_bytes
     if not fewer:
         return np.zeros(len(rows))
-    weights, experts = linear_weights(job, rows)
+    weights, experts = trained.dense, trained.expert
+    if job.techniques.adapters is None:
+        layers, mixtures = trained_layers(job, rows)
+        weights, experts = linear_weights(job, replace(rows, dense_layers=layers, moe_layers=mixtures))
     sharded = rows.layouts.zero_stage >= 1
     held: FloatColumn = weights / np.where(sharded, dense, 1.0) + experts / np.where(sharded, expert, 1.0)
     return fewer * held
