@@ -70,11 +70,10 @@ def test_options_that_contradict_each_other_or_the_recipe_are_refused(options: s
     assert message in str(caught.value)
 
 
-def test_what_the_recipe_adds_to_the_profile_is_checked_with_it(tmp_path: Path) -> None:
+def test_what_contradicts_the_profile_replaces_it(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("base: cpu-x1\nslurm: {mem: 0}\n", encoding="utf-8")
     site = f"cluster={tmp_path / 'site.yaml'}"
-    with pytest.raises(UserError, match=r"contradicts mem: .* with mem: false"):
-        load_recipe(QUICKSTART, [site, "slurm={mem-per-cpu: 2G}"])
+    assert load_recipe(QUICKSTART, [site, "slurm={mem-per-cpu: 2G}"]).slurm == {"mem-per-cpu": "2G"}
     assert load_recipe(QUICKSTART, [site, "slurm={mem-per-cpu: 2G, mem: false}"]).slurm["mem"] is False
 
 

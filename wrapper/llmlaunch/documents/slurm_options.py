@@ -18,6 +18,9 @@ from typing import Any
 from llmlaunch.assets import asset
 
 __all__ = [
+    "GPU_OPTIONS",
+    "other_gres",
+    "over_site_options",
     "plugin_option_problem",
     "refused_sbatch_option",
     "sbatch_option_problem",
@@ -79,6 +82,21 @@ _CONFLICTS = (
     ("bb", "bbf"),  # src/sbatch/opt.c, _opt_verify
 )
 
+GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
+
+
+def over_site_options(site: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the site's sbatch options with a recipe's own over them. An own option also replaces the site's other way
+    to ask for the same thing: `mem-per-gpu` of a recipe a site's `mem`."""
+    asked = {name for name, value in own.items() if value is not False}
+    replaced = {name for group in (GPU_OPTIONS, *_CONFLICTS) if asked.intersection(group) for name in group}
+    return {name: value for name, value in site.items() if name not in replaced} | dict(own)
+
+
+def other_gres(options: Mapping[str, Any]) -> list[str]:
+    """Return the parts of `gres` that are no GPUs."""
+    return [part for part in str(options.get("gres") or "").split(",") if part and not part.startswith("gpu")]
+
 
 def refused_sbatch_option(name: str) -> str | None:
     """Say why no recipe and no profile may set this option of sbatch, with the remedy; None if they may.
@@ -123,10 +141,7 @@ def sbatch_value_problem(options: Mapping[str, Any]) -> tuple[str, str] | None:
     for group in _CONFLICTS:
         asked = [name for name in group if options.get(name, False) is not False]
         if len(asked) > 1:
-            return asked[1], (
-                f"contradicts {asked[0]}: sbatch takes one of the two; remove one, or leave out the cluster profile's "
-                f"with {asked[0]}: false"
-            )
+            return asked[1], (f"contradicts {asked[0]}: sbatch takes one of the two; remove one")
     return None
 
 

@@ -6,6 +6,7 @@ backend's own rules and the planner.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import combinations
 from math import prod
@@ -25,6 +26,7 @@ def disagreements(recipe: Recipe) -> list[Problem]:
     return [
         *_model_and_training(recipe),
         *_nodes_and_budget(recipe),
+        *_gpus_asked_of_slurm(recipe),
         *_coming_back(recipe),
         *_slurm(recipe),
         *_pins_and_model(recipe),
@@ -59,6 +61,39 @@ def _nodes_and_budget(recipe: Recipe) -> Iterator[Problem]:
     most = recipe.budget.max_nodes
     if most is not None and recipe.nodes > most:
         yield ("nodes",), f"{recipe.nodes} are more than budget.max_nodes: {most}; change one of the two"
+
+
+def _gpus_asked_of_slurm(recipe: Recipe) -> Iterator[Problem]:
+    """GPUs that a recipe or a site asks of SLURM in words of its own, fewer than there are trainers. More may be a
+    node's all, but a total is dealt out to the nodes."""
+    devices = recipe.cluster.devices_per_node
+    if recipe.cluster.accelerator.kind != "gpu" or recipe.nodes == AUTO_NODES:
+        return
+    nodes = recipe.nodes + recipe.spare_nodes
+    needed = {
+        "gpus": nodes * devices,
+        **dict.fromkeys(("gpus-per-node", "gpus-per-task", "gres", "tres-per-task"), devices),
+    }
+    for option, count in needed.items():
+        asked = _gpu_count(option, recipe.slurm.get(option, False))
+        if asked is not None and (asked < count or (asked > count and option == "gpus")):
+            what = f"{nodes} nodes of {devices} trainers" if option == "gpus" else f"the {devices} trainers of a node"
+            yield (
+                ("slurm", option),
+                f"{recipe.slurm[option]} asks for {asked} GPUs, but {what} need {count}; change one of the two, or "
+                "leave it out: llmlaunch asks for the devices of each node itself",
+            )
+
+
+def _gpu_count(option: str, value: object) -> int | None:
+    """How many GPUs an sbatch option asks for: 10 of `gpus: h100:8,a100:2`, None of a `gres` without GPUs."""
+    if value is False or value is True:
+        return None
+    parts = str(value).split(",")
+    if option in ("gres", "tres-per-task"):
+        parts = [part for part in parts if re.search(r"(^|[:/])gpu\b", part)]
+    counts = [int(number[0]) if (number := re.search(r"\d+$", part)) else 1 for part in parts]
+    return sum(counts) if counts else None
 
 
 def _coming_back(recipe: Recipe) -> Iterator[Problem]:

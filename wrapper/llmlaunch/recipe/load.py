@@ -9,6 +9,7 @@ from typing import Any
 
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.documents.slurm_options import over_site_options
 from llmlaunch.documents.validate import BadKey, given, report, validate
 from llmlaunch.documents.yaml_strict import Document, KeyPath, read_document
 from llmlaunch.errors import UserError
@@ -111,7 +112,7 @@ def _resolve(file: RecipeFile, document: Document, base_dir: Path) -> Recipe:
         data=data(file.data),
         pins=_pins(file.layout) if isinstance(file.layout, PinsFile) else {},
         memory=_memory(file.memory),
-        slurm={**cluster.slurm, **file.slurm, **file.slurm_plugins},
+        slurm={**over_site_options(cluster.slurm, file.slurm), **file.slurm_plugins},
         environment=file.environment,
         secrets=tuple(dict.fromkeys(file.secrets)),
         setup=tuple(file.setup),

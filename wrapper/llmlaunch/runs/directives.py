@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmlaunch.backends.argument import Reason
-from llmlaunch.documents.slurm_options import refused_sbatch_option, sbatch_value_problem
+from llmlaunch.documents.slurm_options import GPU_OPTIONS, refused_sbatch_option, sbatch_value_problem
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.recovery_json import restart_by
@@ -12,9 +12,6 @@ from llmlaunch.runs.shell import ShellText, directive
 __all__ = ["DIRECTIVE_REASONS", "directives", "sbatch_options"]
 
 Option = str | int | float | bool
-
-_GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
-
 
 DIRECTIVE_REASONS = {
     "job-name": Reason(("name",)),
@@ -81,16 +78,23 @@ def _excluded(recipe: Recipe) -> Option:
 
 
 def _cpu_request(recipe: Recipe) -> dict[str, Option]:
-    cpus = recipe.cluster.cpus_per_node
+    """All cores of the node, where the profile knows them and the recipe does not ask by another measure."""
+    cpus, asked = recipe.cluster.cpus_per_node, recipe.slurm
     # sbatch refuses both (src/common/slurm_opt.c, _validate_cpus_per_gres)
-    return {"cpus-per-task": cpus} if cpus and not recipe.slurm.get("cpus-per-gpu") else {}
+    by_gpu = bool(asked.get("cpus-per-gpu")) or "cpu" in str(asked.get("tres-per-task"))
+    return {"cpus-per-task": cpus} if cpus and not by_gpu else {}
 
 
 def _gpu_request(recipe: Recipe) -> dict[str, Option]:
     """The devices of a node, in the form the cluster profile names; nothing where the recipe asks for them itself."""
     cluster, asked = recipe.cluster, recipe.slurm
+    total = str(asked.get("gpus") or "")
+    if total and not any(asked.get(option) for option in ("gres", *GPU_OPTIONS[1:])) and "," not in total:
+        # SLURM may deal a total out as 1 and 3 (seen with 22.05)
+        of_type, colon, _ = total.rpartition(":")
+        return {"gpus-per-node": f"{of_type}{colon}{cluster.devices_per_node}"}
     gres = str(asked.get("gres") or "")
-    by_name = any(option in asked for option in _GPU_OPTIONS) or "gpu" in f"{gres} {asked.get('tres-per-task')}"
+    by_name = any(option in asked for option in GPU_OPTIONS) or "gpu" in f"{gres} {asked.get('tres-per-task')}"
     if cluster.accelerator.kind == "cpu" or by_name:
         return {}
     kind, count = cluster.site.gpu_type, cluster.devices_per_node

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from llmlaunch.backends.base import RankAlone, Rendered
+from llmlaunch.documents.slurm_options import other_gres
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import OnOom, Recipe
 from llmlaunch.runs.run_json import measurement_template, run_description
@@ -26,7 +27,7 @@ OF_WHOLE_NODES = frozenset(
     (
         *("exclusive", "contiguous", "spread-job", "use-min-nodes", "switches", "segment", "nodelist", "nodefile"),
         *("nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"),
-        *("cpus-per-task", "cpus-per-gpu", "cores-per-socket", "sockets-per-node", "mincpus", "mem", "tmp"),
+        *("cpus-per-task", "cores-per-socket", "sockets-per-node", "mincpus", "mem", "tmp"),
         *("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task", "gres"),
         *("time", "time-min", "deadline", "signal", "requeue", "no-requeue", "array", "dependency"),
     )
@@ -103,7 +104,7 @@ def _slurm(recipe: Recipe, plan: Plan, steps: int) -> dict[str, str | int | floa
     if recipe.slurm.get("mem", False) is not False:  # 0 is all of a node: memory is shared out there
         share = recipe.cluster.host_memory_bytes * 9 // 10 // recipe.cluster.devices_per_node
         options["mem"] = f"{share // 2**20}M"
-    others = [part for part in str(recipe.slurm.get("gres") or "").split(",") if part and not part.startswith("gpu")]
+    others = other_gres(recipe.slurm)
     if others:
         options["gres"] = ",".join(others)
     options["time"] = _minutes(STARTING_SECONDS + SLOWER_ALONE * steps * plan.chosen.step_seconds)

@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from llmlaunch.backends.argument import Reason
 from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.documents.slurm_options import other_gres
 from llmlaunch.documents.text import looks_secret
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
@@ -51,6 +52,8 @@ def job_script(recipe: Recipe, plan: Plan, prepares: bool = False) -> str:
                 "mounted": _mounted(recipe),
                 "checkpoints": _unless_brought(recipe, recipe.training.checkpoint_path, written=True),
                 "gpus": recipe.cluster.accelerator.kind == "gpu",
+                "devices_per_node": recipe.cluster.devices_per_node,
+                "step_gres": _step_gres(recipe),
                 "srun": _srun_options(recipe),
                 "python": recipe.python or "",
                 "placed": is_placed(recipe),
@@ -101,6 +104,12 @@ def _srun_options(recipe: Recipe) -> list[str]:
     asked = {**({"mpi": site.mpi} if site.mpi else {}), **site.srun}
     kept = {name: value for name, value in asked.items() if value is not False}
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in kept.items()]
+
+
+def _step_gres(recipe: Recipe) -> str:
+    """Return the devices of one node as srun's --gres, with the other resources that the recipe names: a step that
+    names any gets no others."""
+    return ",".join([f"gpu:{recipe.cluster.devices_per_node}", *other_gres(recipe.slurm)])
 
 
 def _mounted(recipe: Recipe) -> list[str]:

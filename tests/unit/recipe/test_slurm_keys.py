@@ -1,0 +1,107 @@
+"""What a recipe asks of SLURM over what its site asks, and what a person is told of it before the job waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.cautions import cautions
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.runs.directives import sbatch_options
+
+Write = Callable[[str | bytes], Path]
+
+SITE = "cluster={base: h100-80gb-x8, slurm: {mem: 0, exclusive: true, partition: gpu}}"
+SHARED = "cluster={base: h100-80gb-x8, slurm: {exclusive: false}}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "options"),
+    [
+        ("{mem-per-gpu: 100G}", {"mem-per-gpu": "100G", "exclusive": True, "partition": "gpu"}),
+        ("{oversubscribe: true}", {"mem": 0, "oversubscribe": True, "partition": "gpu"}),
+        ("{mem-per-gpu: false, mem: 1T}", {"mem": "1T", "mem-per-gpu": False, "exclusive": True, "partition": "gpu"}),
+    ],
+)
+def test_another_way_to_ask_for_the_same_replaces_the_sites(
+    good: str, write: Write, asked: str, options: dict[str, object]
+) -> None:
+    """sbatch refuses --mem beside --mem-per-gpu: "mutually exclusive"."""
+    assert load_recipe(write(good), (SITE, f"slurm={asked}")).slurm == options
+
+
+@pytest.mark.parametrize(
+    ("asked", "directives"),
+    [
+        ("{gpus: 32}", {"gpus": 32, "gpus-per-node": "8"}),
+        ("{gpus: 'h100:32'}", {"gpus": "h100:32", "gpus-per-node": "h100:8"}),
+        ("{gpus: 32, gpus-per-task: 8}", {"gpus": 32, "gpus-per-task": 8}),
+    ],
+)
+def test_a_total_of_gpus_is_dealt_out_evenly(
+    good: str, write: Write, asked: str, directives: dict[str, object]
+) -> None:
+    """SLURM 22.05 gave 1 and 3 of `--gpus=4` to two nodes of eight."""
+    options = sbatch_options(load_recipe(write(good), (SITE, f"slurm={asked}")), None)
+    assert {name: value for name, value in options.items() if "gpu" in name} == directives
+
+
+def test_cores_asked_for_by_gpu_replace_those_of_the_profile(good: str, write: Write) -> None:
+    cluster = "cluster={base: h100-80gb-x8, cpus_per_node: 96}"
+    assert sbatch_options(load_recipe(write(good), (cluster,)), None)["cpus-per-task"] == 96
+    options = sbatch_options(load_recipe(write(good), (cluster, "slurm={cpus-per-gpu: 4}")), None)
+    assert "cpus-per-task" not in options
+    assert options["cpus-per-gpu"] == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ("{gpus: 8}", "slurm.gpus: 8 asks for 8 GPUs, but 4 nodes of 8 trainers need 32"),
+        ("{gpus: 'h100:64'}", "slurm.gpus: h100:64 asks for 64 GPUs, but 4 nodes of 8 trainers need 32"),
+        ("{gpus-per-node: 4}", "slurm.gpus-per-node: 4 asks for 4 GPUs, but the 8 trainers of a node need 8"),
+        ("{gres: 'nvme:10,gpu:h100:4'}", "asks for 4 GPUs, but the 8 trainers of a node need 8"),
+        ("{gres: gpu}", "asks for 1 GPUs"),
+        ("{tres-per-task: 'cpu:8,gres/gpu:2'}", "asks for 2 GPUs"),
+    ],
+)
+def test_gpus_that_do_not_fit_the_trainers_are_refused(good: str, write: Write, asked: str, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_recipe(write(good), (SITE, f"slurm={asked}"))
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "asked", ["{gpus: 32}", "{gres: 'nvme:10'}", "{gres: 'gpu:h100:8'}", "{gpus-per-node: 8}", "{gpus: false}"]
+)
+def test_gpus_that_fit_are_taken(good: str, write: Write, asked: str) -> None:
+    load_recipe(write(good), (SITE, f"slurm={asked}"))
+
+
+def core_cautions(path: Path, *overrides: str) -> list[str]:
+    return [sentence for sentence in cautions(load_recipe(path, overrides)) if "core" in sentence]
+
+
+def test_trainers_that_would_share_one_core_are_warned_of(good: str, write: Write) -> None:
+    (sentence,) = core_cautions(write(good), SHARED)
+    assert "the 8 trainers of a node get 1 core between them" in sentence
+    assert "cpus-per-gpu: N" in sentence
+    (sentence,) = core_cautions(write(good), SHARED, "slurm.cpus-per-task=4")
+    assert "the 8 trainers of a node get 4 CPU core(s) between them" in sentence
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (SITE,),
+        (SHARED, "slurm.cpus-per-gpu=4"),
+        (SHARED, "slurm.cpus-per-task=8"),
+        (SHARED, "slurm.tres-per-task='cpu:16,gres/gpu:8'"),
+        ("cluster={base: h100-80gb-x8, cpus_per_node: 96, slurm: {exclusive: false}}",),
+    ],
+)
+def test_whoever_asks_for_cores_is_not_warned(good: str, write: Write, overrides: tuple[str, ...]) -> None:
+    assert core_cautions(write(good), *overrides) == []
