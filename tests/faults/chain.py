@@ -65,7 +65,7 @@ class Driver:
 
     def __init__(self, place: Path, devices: int, sliced: bool = False) -> None:
         self.path, self.sliced = place / "scenario", sliced
-        kind, words = ("MIG", "total=40G") if sliced else ("GPU", "accounting=1")
+        kind, words = ("MIG", "total=80G") if sliced else ("GPU", "accounting=1")
         self.gpus = [Gpu(f"{kind}-{index}", words=words) for index in range(devices)]
         self.rules = LATENCIES
         self.tell()

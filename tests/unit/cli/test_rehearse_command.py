@@ -21,7 +21,8 @@ import pynvml
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.rehearsing import at_hand, environment, place
+from llmlaunch.launchers import local_gpus
+from llmlaunch.launchers.rehearsing import environment, place
 from llmlaunch.recipe.load import load_recipe
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -327,13 +328,13 @@ def test_a_gpu_of_this_machine_is_taken_where_it_is_like_the_planned_one(monkeyp
     }.items():
         monkeypatch.setattr(pynvml, name, answer)
     planned = load_recipe(DENSE, ()).cluster.accelerator
-    found = at_hand.gpu_at_hand(planned)
+    found = local_gpus.gpu_at_hand(planned)
     assert found is not None
     assert found.name == "NVIDIA H100 80GB HBM3"
     for other in ({}, {"NVIDIA A100": (80 * GIB, (8, 0))}, {"NVIDIA H100 PCIe": (47 * GIB, (9, 0))}):
         cards.clear()
         cards.update(other)
-        assert at_hand.gpu_at_hand(planned) is None
+        assert local_gpus.gpu_at_hand(planned) is None
 
 
 def test_a_recipe_for_cpus_has_no_gpus_memory_to_rehearse(tmp_path: Path) -> None:

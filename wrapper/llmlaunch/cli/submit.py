@@ -167,6 +167,7 @@ def _for_this_machine(result: Planned, why: str) -> Planned:
     recipe's, else what LLMLAUNCH_PYTHON names, else this one), and where the peak is resident memory with the idle
     trainer's bytes measured, not guessed."""
     from llmlaunch.launchers.baseline import measured_baseline
+    from llmlaunch.launchers.local_gpus import refuse_missing_gpus
 
     recipe = result.recipe
     if recipe.nodes > 1:
@@ -174,6 +175,9 @@ def _for_this_machine(result: Planned, why: str) -> Planned:
             f"{recipe.path}: nodes: is {recipe.nodes}, and this machine is one; submit where there is SLURM, or try "
             f"nodes=1. {why}"
         )
+    if recipe.cluster.accelerator.kind != "cpu":
+        accelerator = recipe.cluster.accelerator
+        refuse_missing_gpus(recipe.path, accelerator.name, recipe.cluster.devices_per_node, accelerator.memory_bytes)
     python = recipe.python or os.environ.get("LLMLAUNCH_PYTHON") or sys.executable
     if python == sys.executable and importlib.util.find_spec("torch") is not None:
         os.environ["LLMLAUNCH_PYTHON"] = python

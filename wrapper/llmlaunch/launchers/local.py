@@ -15,6 +15,7 @@ import psutil
 from llmlaunch.errors import UserError
 from llmlaunch.launchers import environment, run_files
 from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.local_gpus import refuse_without_gpus_of
 from llmlaunch.launchers.small_files import create
 from llmlaunch.launchers.stop import alive, stop_job
 
@@ -49,6 +50,7 @@ class LocalLauncher:
                 f"{run_dir / 'run.json'}: nodes is {nodes}, and this machine is one; submit it to SLURM, or "
                 "render it with nodes: 1"
             )
+        refuse_without_gpus_of(run_dir)
         run_dir = run_files.prepare(run_dir, again)
         before = run_files.read_submission(run_dir) if again else None
         submission = _start(run_dir)
