@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ SPLIT_RECIPE = load_recipe(
     ("training.sequence_length=64", "training.global_batch_size=1", "training.precision=bf16"),
 )
 COUNTED = [row for row in ENGINES if row.evidence == "counted"]
+ALONE = [row for row in COUNTED if row.stage and (row.precision, row.accumulation) == ("half", "same")]
 
 
 def name_of(row: Engine, microbatches: int) -> str:
@@ -65,11 +67,11 @@ def config(row: Engine, microbatches: int) -> dict[str, Any]:
     return made
 
 
-def run(cases: list[dict[str, Any]]) -> dict[str, Any]:
+def run(cases: list[dict[str, Any]], ranks: int = RANKS) -> dict[str, Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={RANKS}", f"--master_port={port}"]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", f"--master_port={port}"]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*command, str(PROGRAM), json.dumps(cases)],
@@ -102,6 +104,14 @@ def secondary(microbatches: int = 2) -> dict[str, Any]:
     return made | {"name": "hpZ"}
 
 
+def in_sub_groups(layers: int) -> dict[str, Any]:
+    """ZeRO 3 whose shard is stepped so many layers at a time."""
+    row = next(row for row in COUNTED if row.stage == 3)
+    grouped = case(row, 1)
+    grouped["config"]["zero_optimization"]["sub_group_size"] = layers * WIDTH * WIDTH // RANKS
+    return grouped | {"name": f"sub-groups of {layers}"}
+
+
 def split_case(layout: Layout, stage: int) -> dict[str, Any]:
     """Our own ds_config of a small Llama, split over both ranks."""
     recipe = SPLIT_RECIPE
@@ -117,10 +127,18 @@ def split_case(layout: Layout, stage: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def counted() -> dict[str, Any]:
-    """Every row with one and with two micro-batches; ZeRO 3 in a program of its own, because it lets go of little."""
+    """Every row with one and with two micro-batches; ZeRO 3 in a program of its own, because it lets go of little, and
+    the second shard of hpZ after the rest of it, because its groups stay."""
     sharded = [case(row, m) for row in COUNTED for m in (1, 2) if row.stage == 3]
     others = [case(row, m) for row in COUNTED for m in (1, 2) if row.stage < 3]
-    return run([*others, split_case(TENSOR, 1)]) | run([*sharded, secondary(), split_case(CONTEXT, 2)])
+    grouped = [in_sub_groups(4), in_sub_groups(8)]
+    return run([*others, split_case(TENSOR, 1)]) | run([*sharded, *grouped, secondary(), split_case(CONTEXT, 2)])
+
+
+@pytest.fixture(scope="module")
+def counted_alone() -> dict[str, Any]:
+    """Every ZeRO stage in bf16, on one rank."""
+    return run([case(row, 2) for row in ALONE], ranks=1)
 
 
 def bytes_of(*shares: Share) -> float:
@@ -183,3 +201,40 @@ def test_a_second_shard_is_made_in_the_forward_pass(counted: dict[str, Any]) -> 
     row = next(row for row in COUNTED if row.stage == 3)
     plain = counted[name_of(row, 2)]
     assert counted["hpZ"]["accumulated"] - plain["accumulated"] == pytest.approx(2.0 / RANKS, abs=0.01)
+
+
+@pytest.mark.parametrize("layers", [4, 8])
+def test_zero_3_steps_the_parameters_of_one_sub_group_at_a_time(counted: dict[str, Any], layers: int) -> None:
+    """A gradient in fp32 and a flat one in bf16 of the layers of a sub-group, not of the sixteen."""
+    row = next(row for row in COUNTED if row.stage == 3)
+    step = counted[f"sub-groups of {layers}"]["step"] - counted[name_of(row, 1)]["lasting"]
+    assert step == pytest.approx(bytes_of(row.step) * layers / LAYERS, rel=0.02)
+
+
+@pytest.mark.parametrize("row", ALONE, ids=lambda row: f"ZeRO {row.stage}")
+def test_a_single_rank_makes_the_same_buckets(counted_alone: dict[str, Any], row: Engine) -> None:
+    """One while gradients are collected (2 shows what is left of it); that of 3 is there from start to end."""
+    seen = counted_alone[name_of(row, 2)]
+    alone = row.lasting[0] + row.lasting[1]
+    accumulated = alone + row.accumulated[0] + row.accumulated[1]
+    assert seen["final"] - accumulated >= bucket(row)
+    assert (seen["lasting"] - alone >= bucket(row)) == (row.stage == 3)
+    if row.stage == 3:
+        assert seen["step"] == pytest.approx(alone + bucket(row) + sum(row.step), rel=0.01)
+
+
+def test_a_single_rank_copies_parameters_from_the_host_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's own handle, with torch's "meta" as the device."""
+    import torch
+    from deepspeed.runtime.zero import partition_parameters as zero
+
+    class Accelerator:
+        def current_device_name(self) -> str:
+            return "meta"
+
+    monkeypatch.setattr(zero, "get_accelerator", Accelerator)
+    shard = torch.ones(6, dtype=torch.bfloat16)
+    resting = SimpleNamespace(ds_status=zero.ZeroParamStatus.INFLIGHT, ds_tensor=shard, ds_shape=(2, 3), data=None)
+    zero.NoGatherHandle(resting)
+    assert (resting.data.device.type, tuple(resting.data.shape)) == ("meta", (2, 3))
+    assert shard.device.type == "cpu"

@@ -14,6 +14,7 @@ from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job
 from llmlaunch.models.parameters import count_parameters
+from llmlaunch.techniques import Techniques
 from llmlaunch.workload import Workload
 
 PARAMETERS = count_parameters(LLAMA3_8B).total
@@ -114,6 +115,57 @@ def test_checkpoints_cut_from_mlp_blocks_waste_a_part_of_them() -> None:
     )
     inputs = 32 * 65536 * LLAMA3_8B.hidden_size * 2
     assert wasted == pytest.approx(inputs * 0.5 / 3)
+
+
+def step_of(facts: MemoryFacts, layout: Layout, techniques: Techniques | None = None) -> float:
+    """Bytes of the optimizer step's temporaries, where nothing else can be the peak."""
+    alone = replace(facts, **BARE, lasting_bucket_bytes=0.0, logit_bytes=0.0, logit_gradient_bytes=0.0)
+    job = Job(LLAMA3_8B, Workload(SHORT, layout.data), alone, techniques=techniques or Techniques())
+    return estimate(job, layout).ranks[0].terms["optimizer_step"]
+
+
+def test_zero_3_steps_one_sub_group_at_a_time() -> None:
+    """The fp32 gradient and a flat copy of that in bf16, of 1e9 parameters and the last one beyond them."""
+    facts = deepspeed_facts(DeepSpeedOptions(split_from_start=True))
+    assert step_of(facts, Layout(data=2, zero_stage=3)) == pytest.approx(6 * (1e9 + TABLE / 2))
+    assert step_of(facts, Layout(data=16, zero_stage=3)) == pytest.approx(6 * PARAMETERS / 16)
+    assert step_of(facts, Layout(data=2, zero_stage=2)) == pytest.approx(8 * PARAMETERS / 2)
+
+
+def test_a_bucket_of_zero_3_is_there_in_the_step() -> None:
+    facts = replace(deepspeed_facts(DeepSpeedOptions(split_from_start=True)), **BARE)
+    stepping = rank(facts, Layout(data=2, zero_stage=3)).terms
+    assert stepping["optimizer_step"] > 0
+    assert stepping["gradient_buffers"] == 2 * 500_000_000
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_single_device_makes_the_buckets_too(stage: int) -> None:
+    facts = replace(deepspeed_facts(DeepSpeedOptions(split_from_start=True)), step_bytes_sharded=(0.0, 0.0, 0.0, 0.0))
+    assert rank(facts, Layout(zero_stage=stage)).terms["gradient_buffers"] >= 2 * 2 * 500_000_000
+
+
+def test_a_single_device_copies_parameters_from_the_host() -> None:
+    """What it holds of them is what several devices hold: the largest layer or table, and what is prefetched."""
+    facts = replace(deepspeed_facts(DeepSpeedOptions(offload_optimizer=True, split_from_start=True)))
+    streamed = Techniques(offload_optimizer=1.0, offload_parameters=True)
+
+    def parameters(devices: int, techniques: Techniques) -> float:
+        job = Job(LLAMA3_8B, Workload(SHORT, devices), facts, techniques=techniques)
+        return estimate(job, Layout(data=devices, zero_stage=3)).ranks[0].terms["parameters"]
+
+    assert parameters(1, streamed) == parameters(8, streamed) == 2 * (TABLE + 1_000_000_000)
+    assert parameters(1, Techniques(offload_optimizer=1.0)) == 2 * PARAMETERS
+
+
+def test_sub_groups_left_on_the_device_keep_their_fp32_gradients() -> None:
+    """Offload by share: bf16 gradients are on the host, and fp32 ones of what is stepped on the device stay there."""
+    facts = replace(deepspeed_facts(DeepSpeedOptions(offloaded_share=0.25, split_from_start=True)), **BARE)
+    quarter = Techniques(offload_optimizer=0.25)
+    job = Job(LLAMA3_8B, Workload(SHORT, 16), facts, techniques=quarter)
+    terms = estimate(job, Layout(data=16, zero_stage=3)).ranks[0].terms
+    assert terms["optimizer_states"] == pytest.approx(0.75 * 12 * PARAMETERS / 16)
+    assert terms["gradients"] + terms["gradient_buffers"] >= 0.75 * 4 * PARAMETERS / 16
 
 
 def test_ulysses_ranks_share_states_and_reduce_in_fp32() -> None:

@@ -270,13 +270,15 @@ def _deepspeed_options(record: Record) -> DeepSpeedOptions:
     """Liger's Hugging Face model brings all its kernels, the gated activation and the norms among them, whatever the
     record says of those (AutoLigerKernelForCausalLM, liger_kernel/transformers/auto_model.py, 0.8)."""
     optimizer, implementation = record["optimizer"], record["implementation"]
+    share = _techniques(record).offload_optimizer
     return DeepSpeedOptions(
         reduce_bucket_elements=implementation.get("reduce_bucket_elements") or BUCKET_ELEMENTS,
         live_elements=implementation.get("live_elements") or LIVE_ELEMENTS,
         split_from_start="live_elements" in implementation,  # our own runs make the model in shards
         precision=record["precision"]["compute"],
         accumulation=optimizer["gradient_dtype"],
-        offload_optimizer=optimizer.get("offload") is not None,
+        offload_optimizer=share == 1.0,
+        offloaded_share=share % 1.0,
         sequence_ranks=record["parallelism"].get("context") or 1,
         liger=implementation["cross_entropy_fusion"] == "liger",
         expandable_segments=bool(implementation.get("expandable_segments")),

@@ -127,6 +127,7 @@ class MemoryFacts:
     # temporaries of the optimizer step, per parameter of the rank and per sharded parameter
     step_bytes: ByStage = NONE
     step_bytes_sharded: ByStage = NONE
+    sub_group_elements: float | None = None  # ZeRO 3 steps so many parameters of a shard at a time; None: all at once
     gradient_norm_bytes: ByStage = NONE  # per element of the largest parameter: copied to a wider type for its norm
     flat_bucket_bytes: float = 0.0  # gradients are flattened this many bytes at a time to be reduced, before the step
     flat_step: bool = False  # the step's temporaries are single tensors, which no freed activation can give room to
@@ -184,6 +185,7 @@ class MemoryFacts:
     step_logits_bytes: float = 0.0  # of every micro-batch's logits kept to the end of a pipelined step, per logit
     optimizer_instances: int = 1  # groups that shard the optimizer each for itself
     bucket_bytes: float = 0.0  # communication buckets, bytes per rank
+    lasting_bucket_bytes: float = 0.0  # ZeRO 3: of these, what stays through the optimizer step
     live_parameters: float = 0.0  # ZeRO 3: most parameters kept gathered beside the largest layer
     workspace_bytes: float = 0.0  # what kernel libraries hold through torch, bytes per rank
     grouped_workspace_bytes: float = 0.0  # the same for grouped GEMM of experts, beside it

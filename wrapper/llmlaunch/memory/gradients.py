@@ -17,12 +17,13 @@ ALWAYS = GradientLife()
 @dataclass(frozen=True)
 class Gradients:
     """Bytes on one device: `lasting` from start to end, the others beside it, each at its moment: while the last
-    micro-batch runs forward, while it begins backward, and at the end of its backward."""
+    micro-batch runs forward, while it begins backward, at the end of its backward, and in the optimizer step."""
 
     lasting: FloatColumn
     forward: FloatColumn
     backward: FloatColumn
     final: FloatColumn
+    step: FloatColumn
 
 
 def by_stage(table: ByStage, rows: RankColumns) -> FloatColumn:
@@ -31,7 +32,8 @@ def by_stage(table: ByStage, rows: RankColumns) -> FloatColumn:
 
 def gradients(job: Job, rows: RankColumns, whole: FloatColumn, sharded: FloatColumn, group: FloatColumn) -> Gradients:
     """`whole` and `sharded` are parameters of the rank and their share of `group` devices. Without a `gradient_life`,
-    what `gradient_bytes` says is there from start to end, and buckets as long as the activations are."""
+    what `gradient_bytes` says is there from start to end, and buckets as long as the activations are. With one, the
+    buckets are ZeRO's: a single device makes and fills them too (counted on one rank, DeepSpeed 0.19.8)."""
     facts, stage = job.facts, rows.layouts.zero_stage
     life = facts.gradient_life or ALWAYS
     several = rows.microbatches > 1
@@ -46,12 +48,14 @@ def gradients(job: Job, rows: RankColumns, whole: FloatColumn, sharded: FloatCol
     flat = by_stage(life.flattened, rows) * np.minimum(final, facts.flat_bucket_bytes)
     buckets = np.where(group > 1, facts.bucket_bytes, 0.0)
     before = buckets
-    if facts.gradient_life is not None:  # ZeRO's own buckets: made for good (3), or for every backward pass (1, 2)
-        buckets, before = np.where(stage >= 1, buckets, 0.0), np.where(stage >= 3, buckets, 0.0)
+    if facts.gradient_life is not None:  # made for good (3), or for every backward pass (1, 2)
+        buckets = np.where(stage >= 1, facts.bucket_bytes, 0.0)
+        before = np.where(stage >= 3, facts.bucket_bytes, 0.0)
     return Gradients(
         lasting=facts.gradient_bytes * np.where(stage >= 2, sharded, whole)
         + bytes_of(life.lasting, life.lasting_sharded),
         forward=alive + accumulated + before,
         backward=alive + accumulated + buckets,
-        final=alive + final + earlier + buckets + np.where(group > 1, flat, 0.0),
+        final=alive + final + earlier + buckets + flat,
+        step=np.where(stage >= 3, facts.lasting_bucket_bytes, 0.0),
     )

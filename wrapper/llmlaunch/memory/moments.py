@@ -97,7 +97,7 @@ def held_terms(job: Job, rows: RankColumns, state: States) -> Half:
         moments.append({"gradient_buffers": state.final, **gathered, **unreduced, "gradients": state.gradients})
     norm = state.norm >= state.step
     step = {"gradient_norm": np.where(norm, state.norm, 0.0), "optimizer_step": np.where(norm, 0.0, state.step)}
-    moments.append({"gradients": state.gradients, **step})
+    moments.append({"gradient_buffers": state.buckets, "gradients": state.gradients, **step})
     lasting = {
         "parameters": state.parameters,
         "weight_copies": state.weight_copies,

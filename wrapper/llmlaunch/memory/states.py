@@ -33,6 +33,7 @@ class States:
     forward: FloatColumn
     backward: FloatColumn
     final: FloatColumn
+    buckets: FloatColumn  # those that are there in the optimizer step too
     unreduced: FloatColumn
     step: FloatColumn
     placed: FloatColumn  # most that is there before the first step: the model, on its way to where it is trained
@@ -64,7 +65,8 @@ def states(job: Job, rows: RankColumns) -> States:
 
     made = gradients(job, rows, whole, sharded, dense_group)
     norm = by_stage(facts.gradient_norm_bytes, rows) * np.minimum(sharded, largest_parameter(job, rows))
-    step = by_stage(facts.step_bytes, rows) * whole + by_stage(facts.step_bytes_sharded, rows) * sharded
+    step = by_stage(facts.step_bytes, rows) * whole
+    step = step + by_stage(facts.step_bytes_sharded, rows) * _stepped_at_once(job, rows, sharded, dense_group)
     step = _updated_on_host(job, step, np.minimum(sharded, largest_parameter(job, rows)))
     return States(
         parameters=_resting(job, rows, counts, dense_group, expert_group)
@@ -83,6 +85,7 @@ def states(job: Job, rows: RankColumns) -> States:
         forward=made.forward,
         backward=made.backward,
         final=made.final,
+        buckets=made.step,
         unreduced=unreduced_gradients(job, rows, dense_group),
         step=step,
         placed=_placed(job, rows, counts, trained, made.lasting),
@@ -93,6 +96,16 @@ def states(job: Job, rows: RankColumns) -> States:
             np.where(dense_group > 1, facts.flat_bucket_bytes, 0.0),
         ),
     )
+
+
+def _stepped_at_once(job: Job, rows: RankColumns, sharded: FloatColumn, group: FloatColumn) -> FloatColumn:
+    """Parameters of a rank's shard whose step has temporaries at the same time. ZeRO 3 steps one sub-group after the
+    other; a sub-group ends with the parameter that makes it `sub_group_elements` long or longer
+    (deepspeed/runtime/zero/stage3.py `_create_fp16_sub_groups` and `step`, 0.19.8; counted)."""
+    if job.facts.sub_group_elements is None:
+        return sharded
+    longest = job.facts.sub_group_elements + largest_parameter(job, rows) / group
+    return np.where(rows.layouts.zero_stage >= 3, np.minimum(sharded, longest), sharded)
 
 
 def _placed(
@@ -206,8 +219,11 @@ def _weight_copies(job: Job, rows: RankColumns, dense_group: FloatColumn, expert
 
 def _gathered(job: Job, rows: RankColumns, counts: RankParameters, group: FloatColumn) -> FloatColumn:
     """ZeRO 3 gathers what runs now: the largest layer, and what is prefetched or kept up to a limit. The gathered
-    parameters are a copy, the shard stays beside them (counted in CPU runs, DeepSpeed 0.19.8)."""
+    parameters are a copy, the shard stays beside them (counted in CPU runs, DeepSpeed 0.19.8). A single device has
+    nothing to gather, but copies what rests on the host all the same (deepspeed/runtime/zero/partition_parameters.py
+    `NoGatherHandle` and `NoGatherCoalescedHandle`, 0.19.8)."""
     if job.facts.full_sharding is not None:
         return np.zeros(len(rows))
     most = np.minimum(counts.dense + counts.expert, counts.largest_layer + job.facts.live_parameters)
-    return np.where((rows.layouts.zero_stage >= 3) & (group > 1), job.facts.parameter_bytes * most, 0.0)
+    copied = (group > 1) | job.techniques.offload_parameters
+    return np.where((rows.layouts.zero_stage >= 3) & copied, job.facts.parameter_bytes * most, 0.0)

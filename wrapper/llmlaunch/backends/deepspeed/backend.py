@@ -119,21 +119,19 @@ def _held_words(recipe: Recipe, most: int) -> tuple[HeldWords, ...]:
 
 def _options(recipe: Recipe) -> DeepSpeedOptions:
     """What is rendered: a model made in shards, buckets and limits as in ds_config.json. A script of the person's own
-    is taken to make its model under zero.Init, as Hugging Face's Trainer does."""
+    is taken to make its model under zero.Init, as Hugging Face's Trainer does. On a CPU the host is the device: no
+    state leaves it."""
+    leaving = recipe.techniques.offload_optimizer if recipe.cluster.accelerator.kind == "gpu" else 0.0
     return DeepSpeedOptions(
         precision=recipe.workload.precision,
         accumulation="fp32" if wide_gradients(recipe) else None,
-        offload_optimizer=_states_leave(recipe),
+        offload_optimizer=leaving == 1.0,
+        offloaded_share=leaving % 1.0,
         reduce_bucket_elements=bucket_elements(recipe),
         live_elements=live_parameters(recipe),
         split_from_start=True,
         expandable_segments=True,
     )
-
-
-def _states_leave(recipe: Recipe) -> bool:
-    """All optimizer states leave the device. On a CPU the host is the device."""
-    return recipe.techniques.offload_optimizer == 1.0 and recipe.cluster.accelerator.kind == "gpu"
 
 
 def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:

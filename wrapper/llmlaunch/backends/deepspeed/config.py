@@ -11,6 +11,7 @@ from typing import Any
 
 from llmlaunch.backends.deepspeed.splits import split_sections
 from llmlaunch.backends.deepspeed.techniques import checkpointing_section, offload_sections, wide_gradients
+from llmlaunch.backends.facts.deepspeed import OFFLOAD_GROUPS, SUB_GROUP_ELEMENTS
 from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.types import Recipe
@@ -25,8 +26,6 @@ MOST_BUCKET = 50_000_000
 LEAST_BUCKET = 1_000_000
 LIVE_PARAMETERS = 1_000_000_000
 PERSISTENT_PARAMETER = 100_000  # smaller tensors (norms) stay whole on every rank
-SUB_GROUP = 1_000_000_000
-OFFLOAD_GROUPS = 20
 
 
 def ds_config(recipe: Recipe, layout: Layout) -> Json:
@@ -84,10 +83,9 @@ def _zero(recipe: Recipe, layout: Layout) -> Json:
 
 
 def _sub_group(recipe: Recipe, layout: Layout) -> int:
-    """Elements of a rank's shard stepped together. Offload by share sends whole groups to the host (zero/stage3.py,
-    0.19.8), so that a share is kept only where there are many."""
+    """Elements of a rank's shard stepped together: fewer where a share of the groups goes to the host."""
     if recipe.techniques.offload_optimizer in (0.0, 1.0):
-        return SUB_GROUP
+        return SUB_GROUP_ELEMENTS
     return max(_parameters(recipe) // layout.world_size // OFFLOAD_GROUPS, 1)
 
 

@@ -7,18 +7,31 @@ counts the ranks of Ulysses sequence parallelism too; with AutoTP, parameters ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import FusedLoss, GradientLife, HostFacts, MemoryFacts
 
-__all__ = ["BUCKET_ELEMENTS", "ENGINES", "DeepSpeedOptions", "Engine", "Share", "deepspeed_facts", "engine_of"]
+__all__ = [
+    "BUCKET_ELEMENTS",
+    "ENGINES",
+    "OFFLOAD_GROUPS",
+    "SUB_GROUP_ELEMENTS",
+    "DeepSpeedOptions",
+    "Engine",
+    "Share",
+    "deepspeed_facts",
+    "engine_of",
+]
 
 VERSION = "0.19"
 # Defaults of deepspeed/runtime/zero/config.py, 0.19
 BUCKET_ELEMENTS = 500_000_000  # reduce_bucket_size, allgather_bucket_size
 LIVE_ELEMENTS = 1_000_000_000  # stage3_max_live_parameters, stage3_max_reuse_distance
+SUB_GROUP_ELEMENTS = 1_000_000_000  # sub_group_size
+# Offload by share sends whole sub-groups to the host, so that a share needs many of them.
+OFFLOAD_GROUPS = 20
 
 Share = tuple[float, float]  # bytes per parameter: whole, and divided by the ranks that shard
 
@@ -88,6 +101,7 @@ class DeepSpeedOptions:
     precision: str = "bf16"
     accumulation: str | None = None  # data_types.grad_accum_dtype; None: the precision
     offload_optimizer: bool = False
+    offloaded_share: float = 0.0  # of ZeRO 3's sub-groups, where the states of some are on the host and some are not
     reduce_bucket_elements: float = BUCKET_ELEMENTS
     live_elements: float = LIVE_ELEMENTS
     liger: bool = False  # Liger's norm, rotary, SwiGLU and fused linear cross-entropy in place of Hugging Face's
@@ -111,6 +125,13 @@ def engine_of(stage: int, options: DeepSpeedOptions) -> Engine:
     raise LookupError(f"no engine row for ZeRO {stage} and {options}")
 
 
+def _partly_offloaded(row: Engine, share: float) -> Engine:
+    """ZeRO 3 whose gradients arrive on the host because some sub-groups are stepped there; the others keep an fp32
+    gradient on the device from start to end, and torch's AdamW steps them, with one more fp32 temporary of a
+    sub-group (zero/stage3.py `initialize_optimizer_states`, `_release_sub_group`, `backup_optimizer`, 0.19.8)."""
+    return replace(row, gradients=(0.0, 4.0 * (1.0 - share)), accumulated=_NO, step=(0.0, 4.0 / OFFLOAD_GROUPS))
+
+
 def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFacts:
     """DeepSpeed 0.19 with ZeRO and a Hugging Face model of transformers 5.
 
@@ -122,6 +143,8 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
     """
     width = ELEMENT_BYTES[options.precision]
     rows = [engine_of(stage, options) for stage in range(4)]
+    if options.offloaded_share:
+        rows[3] = _partly_offloaded(rows[3], options.offloaded_share)
     zero = rows[1]
     ulysses = options.sequence_ranks > 1
     # seq_parallel_communication_data_type is fp32 unless set (runtime/constants.py, 0.19.8)
@@ -137,6 +160,7 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
         gradient_life=_gradient_life(rows),
         step_bytes=_column([row.step[0] for row in rows]),
         step_bytes_sharded=_column([row.step[1] for row in rows]),
+        sub_group_elements=SUB_GROUP_ELEMENTS,
         flat_step=not options.expandable_segments,
         flat_bucket_bytes=BUCKET_ELEMENTS * width,  # engine.py buffered_allreduce_fallback, 0.19.8: not configurable
         cut_checkpoints=not options.expandable_segments,
@@ -156,6 +180,7 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
         # 1 and 2 make two for every backward pass, to fill one while the other is reduced (overlap_comm); 3 makes one
         # for good, and a flat copy of it to be reduced
         bucket_bytes=2.0 * options.reduce_bucket_elements * bucket_width,
+        lasting_bucket_bytes=options.reduce_bucket_elements * bucket_width,
         context_all_to_all=True,
         # AutoTP (module_inject/auto_tp.py _replace_module, layers.py LinearLayer, 0.19.8)
         embedding_whole=True,
