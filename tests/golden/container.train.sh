@@ -141,7 +141,6 @@ stop_monitor() {
 # --- the training -------------------------------------------------------------------------------------------------------
 
 torchrun=
-interrupted=0
 
 # The trainers themselves are told, by way of their wrappers: torchrun hands on no USR1, and after a TERM it kills its
 # workers in 30 seconds, saved or not. Where SLURM signals every process of a step, torchrun gets the signal, too; so it
@@ -156,7 +155,7 @@ tell() { # SIGNAL
 }
 
 save_and_stop() { # SIGNAL
-  interrupted=1
+  [[ $told != "$1" ]] || return 0 # in an Apptainer container each signal arrives twice
   told=$1
   say "told to stop ($told); asking the trainers to save"
   mkdir -p "attempts/$LLMLAUNCH_ATTEMPT/told" && printf '%s\n' "$told" >"attempts/$LLMLAUNCH_ATTEMPT/told/$LLMLAUNCH_NODE"
@@ -165,7 +164,7 @@ save_and_stop() { # SIGNAL
 [[ -z $told ]] || die "told to stop ($told) before the training began"
 trap 'save_and_stop USR1' USR1
 trap 'save_and_stop TERM' TERM INT HUP
-trap 'interrupted=1; tell USR2' USR2
+trap 'tell USR2' USR2
 [[ -z $node_python ]] || export PET_SIGNALS_TO_HANDLE=SIGQUIT # of torchrun; those before 2.8 do not read it
 
 # Static rendezvous: node ranks are those above. The c10d rendezvous of many examples sorts nodes by address (node10 before
@@ -183,13 +182,11 @@ torchrun=$!
 # A signal that came before the line above had nobody to be passed on to.
 [[ -z $told ]] || tell USR1
 
-# wait returns early when a trapped signal arrives; torchrun's own code comes from the wait that nothing interrupted.
-while :; do
-  interrupted=0
-  wait "$torchrun"
-  code=$?
-  [[ $interrupted = 1 ]] || break
-done
+# A trapped signal makes `wait` return early, sometimes before its trap has run; so only torchrun's end ends the loop. The
+# last `wait` returns the exit code that bash remembers of torchrun, and no signal can interrupt that.
+while kill -0 "$torchrun" 2>/dev/null; do wait "$torchrun"; done
+wait "$torchrun"
+code=$?
 
 # --- how it ended ---------------------------------------------------------------------------------------------------------
 
