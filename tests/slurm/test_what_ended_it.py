@@ -33,6 +33,24 @@ if os.environ["RANK"] == "1" and os.environ["LLMLAUNCH_ATTEMPT"].endswith(".0"):
     print("Traceback (most recent call last):\\nRuntimeError: CUDA error: uncorrectable ECC error encountered")
     raise SystemExit(1)
 """
+# Makes and saves a step; where it is told to it fails, and the next time makes one more.
+SAVES = """
+import os, sys, time
+from pathlib import Path
+if os.environ["RANK"] == "0":
+    folder = Path(sys.argv[1])
+    folder.mkdir(exist_ok=True)
+    latest = folder / "latest"
+    step = 1 + (int(latest.read_text().rpartition("-")[2]) if latest.exists() else 0)
+    latest.write_text(f"step-{step}")
+    print(f"step {step}/6 | loss 1.0 | 0.50 s/step | 1000 tokens/s", flush=True)
+    while not (folder / "fail").exists():
+        time.sleep(0.1)
+    (folder / "fail").unlink()
+    latest.unlink()
+    raise SystemExit(3)
+time.sleep(600)
+"""
 SLEEPS = "import time\ntime.sleep(600)\n"
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
@@ -104,6 +122,35 @@ def test_a_lost_node_is_left_out_by_name_until_it_is_forgiven(slurm: Cluster, tm
 
     assert "1 failure forgiven" in llmlaunch(tmp_path, "nodes", "--forgive", lost).stderr
     assert "left out" not in submitted(tmp_path, "third", SLEEPS).stderr
+
+
+def test_a_checkpoint_that_vanished_ends_the_job_until_a_person_lets_it_begin_again(tmp_path: Path) -> None:
+    (tmp_path / "trainer.py").write_text(SAVES)
+    folder, run = tmp_path / "checkpoints", tmp_path / "run"
+    own = json.dumps(
+        {"name": "deepspeed", "script": str(tmp_path / "trainer.py"), "script_args": [str(folder)]}
+    )  # fmt: skip
+    words = (f"training.checkpoint_path={folder}", "training.save_interval=2", "restart={backoff_seconds: 1}")
+    llmlaunch(tmp_path, "submit", QUICKSTART, *TWO_NODES, f"backend={own}", *words, "-o", "run")
+
+    def seen(attempt: str) -> bool:
+        return any(
+            json.loads(path.read_text())["tracker_step"] for path in run.glob(f"attempts/{attempt}/progress.json")
+        )
+
+    wait_until(lambda: seen("*.0"), "the watchdog has seen step 1 saved")
+    (folder / "fail").touch()
+    wait_until(lambda: len(list(run.glob("attempts/*.1/status.json"))) == 1, "the next attempt has ended")
+    said = json.loads(llmlaunch(tmp_path, "status", "run", "--json").stdout)
+    assert (said["phase"], said["cause"]["kind"]) == ("failed", "checkpoint")
+    assert f"{folder}/latest names no checkpoint, but attempt" in said["reason"]
+    assert f"llmlaunch resume {run} --from-older" in said["reason"]
+    assert not list(run.glob("logs/*.1.node*.log"))  # nothing was trained
+
+    llmlaunch(tmp_path, "resume", "run", "--from-older")
+    job = json.loads((run / "submission.json").read_text())["job_id"]
+    wait_until(lambda: seen(f"{job}.0"), "it trains again")
+    assert not (run / "from_older").exists()
 
 
 def test_a_job_that_comes_back_leaves_its_faulty_node_out(slurm: Cluster, tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +34,21 @@ class Run:
         (self.folder / layout / "run.json").write_text(json.dumps({"checkpoint": checkpoint} | more))
 
     def past(self, attempt: str, layout: str = "", from_step: int = 0, fallback: bool = False, **status: Any) -> None:
-        """An attempt that has been."""
+        """An attempt that has been. `tracker_step` is the last step that it saw saved."""
         folder = self.folder / "attempts" / attempt
         folder.mkdir()
         record = {"attempt": attempt, "layout": layout, "from_step": from_step, "started_at": time.time()}
         (folder / "attempt.json").write_text(json.dumps({**record, "fallback": fallback}))
         if status:
             (folder / "status.json").write_text(json.dumps({"attempt": attempt, **status}))
+
+    def save(self, step: int) -> None:
+        """A checkpoint as our DeepSpeed script leaves it: a file of torch.save, and the tracker that names it."""
+        folder = self.tracker.parent / f"step-{step}"
+        folder.mkdir(exist_ok=True)
+        with zipfile.ZipFile(folder / "mp_rank_00_model_states.pt", "w") as archive:
+            archive.writestr("archive/data.pkl", b"x" * 4096)
+        self.tracker.write_text(f"step-{step}")
 
     def begin(self, attempt: str, *more: str) -> str:
         (self.folder / "attempts" / attempt).mkdir()
@@ -74,7 +85,7 @@ def test_the_first_attempt_trains_from_the_start(run: Run) -> None:
 
 def test_a_requeued_job_knows_the_step_it_goes_on_from(run: Run) -> None:
     run.past("7.0")
-    run.tracker.write_text("step-120")
+    run.save(120)
     assert run.begin("7.1") == "run ."
     assert run.record("7.1")["from_step"] == 120
 
@@ -112,13 +123,13 @@ def test_slurm_s_own_requeues_are_bounded_too(run: Run) -> None:
     """A node that fails again and again takes the job with it without asking anybody."""
     for count in range(4):
         run.past(f"7.{count}", from_step=10 * count)
-    run.tracker.write_text("step-99")
+    run.save(99)
     assert run.begin("7.4") == "end 75"
     assert "restarted 3 times already" in run.status["why"]
 
 
 def test_attempts_that_get_no_further_are_given_up(run: Run) -> None:
-    run.tracker.write_text("step-50")
+    run.save(50)
     run.past("7.0", from_step=20)
     run.past("7.1", from_step=50)
     run.past("7.2", from_step=50)
@@ -166,3 +177,123 @@ def test_where_no_checkpoints_are_written_every_attempt_begins_at_step_0(run: Ru
     run.past("7.0", state="failed", exit_code=1)
     (run.folder / "attempts" / "7.0" / "progress.json").write_text(json.dumps({"step": 40}))
     assert (run.begin("7.1"), run.record("7.1")["from_step"]) == ("run .", 0)
+
+
+def lost(run: Run, attempt: str = "7.1") -> str:
+    """Why the attempt ends: a cause, said with its remedy."""
+    assert run.begin(attempt) == "end 1"
+    assert run.status["state"] == "failed"
+    assert run.status["cause"]["kind"] == "checkpoint"
+    assert not (run.folder / "attempts" / attempt / "attempt.json").exists()
+    assert f"llmlaunch resume {run.folder} --from-older" in run.status["why"]
+    why: str = run.status["why"]
+    return why
+
+
+@pytest.mark.parametrize("seen_by", ["attempt.json", "progress.json", "status.json"])
+def test_a_checkpoint_that_vanished_ends_the_job_and_never_begins_at_step_0(run: Run, seen_by: str) -> None:
+    run.past("7.0", state="failed", exit_code=1)
+    path = run.folder / "attempts" / "7.0" / seen_by
+    seen = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**seen, "tracker_step": 120}))
+    assert f"{run.tracker} names no checkpoint, but attempt 7.0 had saved step 120" in lost(run)
+
+
+def test_a_file_system_that_is_not_mounted_is_named(run: Run) -> None:
+    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
+    run.tracker.parent.rmdir()
+    assert f"the folder {run.tracker.parent} is missing (is its file system mounted on this node?)" in lost(run)
+
+
+def test_a_tracker_that_names_an_older_step_ends_the_job(run: Run) -> None:
+    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
+    run.save(120)
+    run.save(100)
+    assert f"{run.tracker} names step 100, but attempt 7.0 had saved step 120" in lost(run)
+
+
+def test_a_person_may_let_it_go_on_from_an_older_step_once(run: Run) -> None:
+    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
+    run.save(100)
+    (run.folder / "from_older").touch()
+    assert run.begin("7.1") == "run ."
+    assert run.record("7.1")["from_step"] == 100
+    assert not (run.folder / "from_older").exists()
+    run.save(110)
+    assert run.begin("7.2") == "run ."  # 110 is progress since 100, not a way back from 120
+    run.save(90)
+    assert "names step 90, but attempt 7.2 had saved step 110" in lost(run, "7.3")
+
+
+def test_a_person_may_let_it_begin_again_at_step_0(run: Run) -> None:
+    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
+    run.tracker.write_text("step-120")  # the folder is gone
+    assert "there is no whole one before it" in lost(run)
+    (run.folder / "from_older").touch()
+    assert run.begin("7.2") == "run ."
+    assert run.record("7.2")["from_step"] == 0
+    assert not run.tracker.exists()  # it would end the trainers
+
+
+def test_a_lost_tracker_whose_checkpoint_is_whole_is_written_again(run: Run) -> None:
+    run.save(100)
+    run.save(120)
+    run.tracker.unlink()
+    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
+    assert run.begin("7.1") == "run ."
+    assert run.record("7.1")["from_step"] == 120
+    assert run.tracker.read_text() == "step-120"
+    assert "which is there and whole" in run.record("7.1")["note"]
+
+
+def cut_short(run: Run) -> None:
+    path = run.tracker.parent / "step-120" / "mp_rank_00_model_states.pt"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def lose_folder(run: Run) -> None:
+    shutil.rmtree(run.tracker.parent / "step-120")
+
+
+TORN = {"kind": "checkpoint", "source": "log"}
+
+
+def fail_to_load(run: Run) -> None:
+    run.past("7.1", state="failed", exit_code=1, from_step=120, tracker_step=120, cause=TORN)
+
+
+@pytest.mark.parametrize(
+    ("damage", "wrong"),
+    [
+        (cut_short, "step-120/mp_rank_00_model_states.pt is cut short"),
+        (lose_folder, "step-120 is missing"),
+        (fail_to_load, "the trainers of attempt 7.1 could not load it"),
+    ],
+)
+def test_a_damaged_last_checkpoint_is_left_for_the_one_before(
+    run: Run, damage: Callable[[Run], None], wrong: str
+) -> None:
+    run.save(100)
+    run.save(120)
+    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
+    damage(run)
+    assert run.begin("7.2") == "run ."
+    record = run.record("7.2")
+    assert (record["from_step"], record["tracker_step"], run.tracker.read_text()) == (100, 100, "step-100")
+    assert f"is damaged: {wrong}; going on from step 100, the one before it" in record["note"]
+
+
+def test_megatron_s_folders_are_known(run: Run) -> None:
+    tracker = run.tracker.with_name("latest_checkpointed_iteration.txt")
+    run.describe(restart=RESTART, checkpoint={"path": str(tracker.parent), "tracker": tracker.name})
+    for step in (100, 120):
+        folder = tracker.parent / f"iter_{step:07d}"
+        folder.mkdir()
+        for name in ("__0_0.distcp", "metadata.json", ".metadata"):
+            (folder / name).write_bytes(b"x")
+    (folder / ".metadata").unlink()
+    tracker.write_text("120")
+    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
+    assert run.begin("7.1") == "run ."
+    assert (run.record("7.1")["from_step"], tracker.read_text()) == (100, "100")
+    assert "iter_0000120 has no .metadata" in run.record("7.1")["note"]

@@ -64,6 +64,10 @@ class Watched:
         child = ("--child", str(self.child.pid), "--poll", "0.05")
         self.watchdog = self.rig.start("watchdog", *place, *child, *options)
 
+    def begun(self, **record: object) -> None:
+        self.rig.attempt_directory.mkdir(parents=True)
+        (self.rig.attempt_directory / "attempt.json").write_text(json.dumps(record))
+
     def say(self, line: str) -> None:
         with self.log.open("a") as file:
             file.write(f"{line}\n")
@@ -124,6 +128,26 @@ def test_a_hang_is_written_down_asked_for_its_stacks_and_ended(watched: Watched)
     assert hung["what"] == "a step"
     assert hung["since_seconds"] >= hung["allowed_seconds"] >= 0.5
     assert "hung: no news of a step" in said
+
+
+def test_trainers_that_did_not_load_the_checkpoint_are_ended_before_they_save_over_it(watched: Watched) -> None:
+    watched.begun(tracker_step=20)
+    watched.watch()
+    watched.say("step 1/40 | loss 11.0")
+    until(lambda: watched.child.poll() is not None, "its end")
+    assert "SIGTERM" in watched.heard()
+    assert watched.progress()["behind"] == {"first_step": 1, "checkpoint_step": 20}
+
+
+def test_trainers_that_go_on_after_the_checkpoint_are_left_in_peace(watched: Watched) -> None:
+    watched.begun(tracker_step=20)
+    watched.watch(floor_seconds=600.0)
+    watched.steps(21, 22)
+    assert watched.child.poll() is None
+    watched.child.kill()
+    watched.child.wait()
+    assert watched.ended() == ""
+    assert watched.progress()["behind"] is None
 
 
 def test_a_step_that_comes_while_stacks_are_written_saves_the_training(watched: Watched) -> None:

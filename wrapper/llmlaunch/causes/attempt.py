@@ -165,7 +165,12 @@ def _nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> list[str]:
 
 
 def _from_the_watchdog(directory: Path) -> list[Record]:
-    hung = (read_object(directory / "progress.json") or {}).get("hung")
+    progress = read_object(directory / "progress.json") or {}
+    behind, hung = progress.get("behind"), progress.get("hung")
+    if isinstance(behind, dict):
+        step, first = behind.get("checkpoint_step"), behind.get("first_step")
+        line = f"the trainers began at step {first} although there is a checkpoint of step {step}; they were ended"
+        return [cause("checkpoint", None, line, "watchdog")]
     if not isinstance(hung, dict):
         return []
     numbers = {key: hung[key] for key in ("since_seconds", "allowed_seconds") if key in hung}

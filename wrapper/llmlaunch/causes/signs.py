@@ -17,6 +17,7 @@ KINDS = (
     "oom",
     "host_oom",
     "disk_full",
+    "checkpoint",
     "node_fail",
     "bad_arguments",
     "port_taken",
@@ -97,6 +98,19 @@ SIGNS = (
     Sign("oom", r"Workspace can't be allocated, (no|not) enough memory", "DeepSpeed 0.19, csrc/transformer/inference"),
     # --- the disk
     Sign("disk_full", r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]", "errno ENOSPC, EDQUOT"),
+    # --- the checkpoint
+    Sign(
+        "checkpoint",
+        r"PytorchStreamReader failed (reading|locating|finding)|_pickle\.UnpicklingError: |^EOFError: Ran out of input",
+        "torch 2.13, caffe2/serialize/inline_container.cc and torch/serialization.py: a file that is cut short",
+    ),
+    Sign(
+        "checkpoint",
+        r"CheckpointingException: .* is not a distributed checkpoint|NotImplementedError: unknown checkpoint format in"
+        r"|A metadata file exists but unable to load iteration",
+        "Megatron-LM core 0.19, megatron/training/checkpointing.py, core/dist_checkpointing/validation.py",
+    ),
+    Sign("checkpoint", r"/latest names \S+, which (is missing|holds) ", "llmlaunch, trainers/deepspeed/checkpoints.py"),
     # --- the arguments
     Sign("bad_arguments", r"^Megatron-LM refuses its arguments: ", "llmlaunch, trainers/megatron_check.py"),
     Sign(
@@ -155,7 +169,7 @@ TELLING = (
     *("rror", "rrno", "xception", "emory", "MEMORY", "alloc", "ALLOC", "oom", "Xid", "lost", "_LOST", "fallen", "ECC"),
     *("NVLink", "mismatch", "space left", "quota", "NET/IB", "exited", "aborted", "terminated", "imeout", "imed out"),
     *("onitor", "dump signal", "onnection", "pipe", "failed", "peer", "socketProgress", "Interrupt", "closing signal"),
-    *("what()", "EADDRINUSE", "ddress already", "refuses"),
+    *("what()", "EADDRINUSE", "ddress already", "refuses", "unable to load", "/latest names"),
 )
 
 # A line that looks like one of the above and ended nothing.

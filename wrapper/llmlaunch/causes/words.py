@@ -19,6 +19,7 @@ _WORDS = {
     "oom": "out of GPU memory",
     "host_oom": "out of main memory",
     "disk_full": "no space left on a disk",
+    "checkpoint": "the checkpoint cannot be used",
     "node_fail": "the node failed",
     "bad_arguments": "wrong arguments",
     "port_taken": "a port was taken",

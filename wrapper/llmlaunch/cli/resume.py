@@ -24,13 +24,20 @@ __all__ = ["command"]
 @click.argument("options", metavar="[-- SBATCH_OPTION...]", nargs=-1)
 @click.option("--anyway", is_flag=True, help="Also where nobody knows whether the last job has ended, or it succeeded.")
 @click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
+@click.option(
+    "--from-older", is_flag=True, help="Also from an older checkpoint than the last one saved, or from step 0."
+)
 @click.option("--no-exclude", is_flag=True, help="Also on nodes that ended earlier runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
-def command(run: str, options: tuple[str, ...], anyway: bool, local: bool, no_exclude: bool, as_json: bool) -> int:
+def command(
+    run: str, options: tuple[str, ...], anyway: bool, local: bool, from_older: bool, no_exclude: bool, as_json: bool
+) -> int:
     """Submit RUN's directory again when its last job has ended; also one that was never submitted, or whose submit
     was interrupted or refused.
 
-    The training goes on from its last checkpoint. What follows `--` goes to sbatch, where it wins over the script.
+    The training goes on from its last checkpoint. Where that has vanished the job ends and says so; --from-older lets
+    it go on from the newest whole checkpoint there is, or from step 0. What follows `--` goes to sbatch, where it wins
+    over the script.
     """
     from llmlaunch.launchers import run_files, submitting
 
@@ -43,6 +50,8 @@ def command(run: str, options: tuple[str, ...], anyway: bool, local: bool, no_ex
     choice = _choice(before, local)
     if run_files.remove_stop(directory):
         click.echo("removed the file stop, with which the run had been told to end", err=True)
+    if from_older:
+        run_files.allow_older_checkpoint(directory)
     click.echo(choice.why, err=True)
     words = () if no_exclude or choice.launcher.name != "slurm" else excluded_words(directory)
     submission = choice.launcher.submit(directory, (*words, *options), again=before is not None)

@@ -29,6 +29,7 @@ from llmlaunch.rundir.identifiers import (
 
 __all__ = [
     "End",
+    "allow_older_checkpoint",
     "cancel_mark",
     "end_noted",
     "follow_ups",
@@ -162,6 +163,15 @@ def remove_stop(run_dir: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def allow_older_checkpoint(run_dir: Path) -> None:
+    """Let the next attempt go on from an older checkpoint than the last one saved, or begin at step 0:
+    `FROM_OLDER_FILE` of llmlaunch.node.checkpoint. Raises UserError where the directory cannot be written."""
+    try:
+        (run_dir / "from_older").touch()
+    except OSError as error:
+        raise UserError(f"{run_dir}: cannot write into it: {error.strerror}; nothing was submitted") from error
 
 
 def write_submission(submission: Submission, over: bool = False) -> None:

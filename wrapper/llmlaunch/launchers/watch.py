@@ -114,7 +114,8 @@ class RunWatch:
             return  # the job is about to write down which layout it runs, and where
         self._said.add(("began", name))
         self._facts[name] = run_facts(self.submission.run_dir, files.layout)
-        yield News(attempt_began(number, name, files.nodes, files.layout, files.began.get("from_step")))
+        from_step, note = files.began.get("from_step"), files.began.get("note")
+        yield News(attempt_began(number, name, files.nodes, files.layout, from_step, note))
 
     def _of_line(self, entry: LogLine) -> Iterator[News]:
         facts = self._facts.get(entry.attempt, self._planned)

@@ -12,8 +12,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..causes.node_cause import cause
+from ..causes.words import sentence
+from .checkpoint import FROM_OLDER_FILE, choose_start, read_tracker
 from .files import attempt_directory, read_json, replace_json, say
-from .history import FIRST_LAYOUT, attempts_of_run, fruitless, job_of, of_this_submission, saved_step
+from .history import (
+    FIRST_LAYOUT,
+    attempts_of_run,
+    checkpoint_of,
+    fruitless,
+    job_of,
+    latest_in_folder,
+    of_this_submission,
+    saved_step,
+)
 from .status import COMES_BACK_LATER, write_status
 
 if TYPE_CHECKING:
@@ -33,20 +45,37 @@ def main(argv: list[str]) -> int:
     nodes = sys.stdin.read().split()
     earlier = [one for one in attempts_of_run(options.run_dir) if one.name != options.attempt]
     layout = options.layout or _next_layout(earlier)
-    step = saved_step(options.run_dir, layout)
-    ended = None if options.layout else _reason_to_end(options, earlier, layout, step)
+    ended = None if options.layout else _earlier_end(options, earlier)
     if ended is not None:
-        state, code, why = ended
-        say(why)
-        write_status(options.run_dir, _status(options.attempt, state, code, why, layout))
-        print(f"end {code}")
-        return 0
+        return _end(options, layout, *ended)
+    checkpoint = checkpoint_of(options.run_dir, layout)
+    start = choose_start(options.run_dir, checkpoint, latest_in_folder(earlier, options.run_dir, checkpoint))
+    if start.problem:
+        unusable = cause("checkpoint", None, start.problem, "begin")
+        return _end(options, layout, "failed", 1, f"{sentence(unusable)}. {start.remedy}", unusable)
+    if start.note:
+        say(start.note)
+    ended = None if options.layout else _bound(options, earlier, layout)
+    if ended is not None:
+        return _end(options, layout, *ended)
     own = attempt_directory(options.run_dir, options.attempt) / "attempt.json"
     try:
-        replace_json(own, _record(options, nodes, layout, step))
+        replace_json(own, _record(options, nodes, layout, start.note))
+        (options.run_dir / FROM_OLDER_FILE).unlink()
+    except FileNotFoundError:
+        pass
     except OSError as error:
         say(f"attempt {options.attempt} is not written down: {error.strerror}")
     print(f"run {layout}")
+    return 0
+
+
+def _end(
+    options: argparse.Namespace, layout: str, state: str, code: int, why: str, reason: Record | None = None
+) -> int:
+    say(why)
+    write_status(options.run_dir, {**_status(options.attempt, state, code, why, layout), "cause": reason})
+    print(f"end {code}")
     return 0
 
 
@@ -59,10 +88,8 @@ def _next_layout(earlier: list[Attempt]) -> str:
     return str(after["layout"]) if after.get("action") == "fallback" else latest.layout
 
 
-def _reason_to_end(
-    options: argparse.Namespace, earlier: list[Attempt], layout: str, step: int
-) -> tuple[str, int, str] | None:
-    """State, exit code and why; None where the training may go on."""
+def _earlier_end(options: argparse.Namespace, earlier: list[Attempt]) -> tuple[str, int, str] | None:
+    """State, exit code and why, where the run has been finished, stopped or given up; None where it may go on."""
     ours = of_this_submission(earlier, options.run_dir, options.attempt)
     if ours and ours[-1].status.get("state") == "succeeded":
         return "succeeded", 0, f"the training was finished by attempt {ours[-1].name}"
@@ -79,9 +106,17 @@ def _reason_to_end(
             code,
             f"attempt {ours[-1].name} was the last: {last['next'].get('why') or last['why']}",
         )
+    return None
+
+
+def _bound(options: argparse.Namespace, earlier: list[Attempt], layout: str) -> tuple[str, int, str] | None:
+    """State, exit code and which bound of the recipe's `restart` is reached; None where none is."""
+    ours = of_this_submission(earlier, options.run_dir, options.attempt)
     policy = (read_json(options.run_dir / "run.json") or {}).get("restart")
-    if not isinstance(policy, dict):
+    if not ours or not isinstance(policy, dict):
         return None
+    code = int(ours[-1].status.get("exit_code") or COMES_BACK_LATER)
+    step = saved_step(options.run_dir, layout)
     restarts = len([one for one in ours if not one.is_fallback])
     if restarts > int(policy["times"]):
         return "failed", code, f"restarted {policy['times']} times already (restart.times); resume it when you know why"
@@ -91,7 +126,7 @@ def _reason_to_end(
     return None
 
 
-def _record(options: argparse.Namespace, nodes: list[str], layout: str, step: int) -> Record:
+def _record(options: argparse.Namespace, nodes: list[str], layout: str, note: str) -> Record:
     return {
         "schema": 1,
         "attempt": options.attempt,
@@ -100,7 +135,9 @@ def _record(options: argparse.Namespace, nodes: list[str], layout: str, step: in
         "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
         "nodes": nodes,
         "started_at": time.time(),
-        "from_step": step,
+        "from_step": saved_step(options.run_dir, layout),
+        "tracker_step": read_tracker(checkpoint_of(options.run_dir, layout)),
+        "note": note,
     }
 
 

@@ -13,9 +13,18 @@ from ..causes.signs import SAID_BY_SLURM
 from ..causes.words import sentence
 from .begin import STOP_FILE
 from .causes import cause_of
+from .checkpoint import read_tracker
 from .decide import PREEMPTED, Facts, decide
 from .files import attempt_directory, read_json, say
-from .history import FIRST_LAYOUT, attempts_of_run, fruitless, job_of, of_this_submission, saved_step
+from .history import (
+    FIRST_LAYOUT,
+    attempts_of_run,
+    checkpoint_of,
+    fruitless,
+    job_of,
+    of_this_submission,
+    saved_step,
+)
 from .last_act import write_summary
 from .signals import signal_number
 from .status import COMES_BACK_LATER, write_status
@@ -39,7 +48,8 @@ def main(argv: list[str]) -> int:
     code, why = judge(options.code, ranks, nodes)
     progress = read_json(directory / "progress.json") or {}
     told = options.told
-    if not told and not progress.get("hung"):  # what the watchdog ended was not asked to stop
+    ended_by_watchdog = progress.get("hung") or progress.get("behind")
+    if not told and not ended_by_watchdog:  # which did not ask it to stop
         told = PREEMPTED if any((directory / "told").glob("*")) else ""
     state = "succeeded" if code == 0 else "failed"
     if told and code == 0 and not _is_complete(progress):
@@ -66,6 +76,7 @@ def main(argv: list[str]) -> int:
             "cause": cause,
             "step": progress.get("step"),
             "saved_step": facts.saved_step,
+            "tracker_step": read_tracker(checkpoint_of(options.run_dir, facts.layout)),
             "restarts": facts.restarts,
             "fruitless": facts.fruitless,
             "next": follows.as_json(),

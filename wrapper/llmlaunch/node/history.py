@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from .checkpoint import read_tracker
 from .files import attempt_directory, read_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .files import Record
 
 FIRST_LAYOUT = "."
@@ -54,21 +55,21 @@ def job_of(attempt: str) -> str:
 def saved_step(run_directory: Path, layout: str) -> int:
     """The step of the last whole checkpoint this layout would go on from; 0 where there is none.
 
-    The tracker is what the framework writes last: `1200` (Megatron-LM) or `step-1200` (our DeepSpeed script). Of a
-    script that may write another, and wrote none, the last step that was due to be saved stands for it.
+    Of a script that may write another tracker, and wrote none, the last step that was due to be saved stands for it.
     """
-    checkpoint = _checkpoint_of(run_directory, layout)
-    if checkpoint is None:
-        return 0
-    try:
-        tracker = Path(checkpoint["path"]) / checkpoint["tracker"]
-        digits = re.search(r"(\d+)\s*$", tracker.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, KeyError):
-        return 0 if checkpoint.get("promised", True) else _step_due(run_directory, checkpoint)
-    return int(digits[1]) if digits else 0
+    checkpoint = checkpoint_of(run_directory, layout)
+    step = read_tracker(checkpoint)
+    if step is None and checkpoint is not None and not checkpoint.get("promised", True):
+        return _step_due(run_directory, checkpoint)
+    return step or 0
 
 
-def _checkpoint_of(run_directory: Path, layout: str) -> Record | None:
+def latest_in_folder(attempts: list[Attempt], run_directory: Path, checkpoint: Record | None) -> Attempt | None:
+    """The last of `attempts` that saves in the same place."""
+    return next((one for one in reversed(attempts) if checkpoint_of(run_directory, one.layout) == checkpoint), None)
+
+
+def checkpoint_of(run_directory: Path, layout: str) -> Record | None:
     """Where this layout saves; None where no checkpoints are written."""
     described = read_json(run_directory / layout / "run.json") or {}
     checkpoint = described.get("checkpoint")
@@ -80,7 +81,7 @@ def _step_due(run_directory: Path, checkpoint: Record) -> int:
     furthest = 0
     for one in attempts_of_run(run_directory):
         progress = read_json(attempt_directory(run_directory, one.name) / "progress.json") or {}
-        if _checkpoint_of(run_directory, one.layout) == checkpoint:
+        if checkpoint_of(run_directory, one.layout) == checkpoint:
             furthest = max(furthest, int(progress.get("step") or 0))
     return furthest - furthest % int(checkpoint.get("interval") or 1)
 

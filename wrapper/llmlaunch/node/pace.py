@@ -43,6 +43,7 @@ class Pace:
         self._last_sign = now
         self._last_step_at = now
         self.known = False  # at least one step was read
+        self.first_step: int | None = None  # the number of the first step that was read
 
     def hear(self, news: News, now: float) -> bool:
         """Take in what one look brought; whether a new step was in it."""
@@ -56,6 +57,8 @@ class Pace:
 
     def _take(self, step: Step) -> bool:
         """The line's numbers; whether its step is another than the last one's."""
+        if self.first_step is None:
+            self.first_step = step.step
         new = self._last is None or step.step is None or step.step != self._last.step
         if step.step is not None or self._last is None:
             self._last = step

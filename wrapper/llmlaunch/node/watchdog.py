@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .begin import STOP_FILE
+from .checkpoint import read_tracker
 from .descent import Child, kill_tree
 from .files import attempt_directory, read_json, replace_json, say
 from .pace import Pace
@@ -52,6 +53,12 @@ class Watchdog:
         progress = run.get("progress") or {}
         self._stop_file = options.run_dir / STOP_FILE
         self._directory = attempt_directory(options.run_dir, options.attempt)
+        self._checkpoint = run.get("checkpoint")
+        self._saved_step: int | None = None
+        self._behind: Record | None = None
+        begun = read_json(self._directory / "attempt.json") or {}
+        # a script of the person's own may count its steps anew
+        self._from_step = int(begun.get("tracker_step") or 0) if progress.get("promised") else 0
         nodes = int(run.get("nodes") or 1)
         self._ranks = nodes * int(run.get("devices_per_node") or 1)
         self._child = Child(options.child)
@@ -71,6 +78,9 @@ class Watchdog:
             self._look()
             self._obey_stop_file()
             self._say_that_nothing_is_known()
+            if self._began_behind():
+                self._end_child(ends)
+                return
             if self._overdue() and self._hangs(ends):
                 return
             if signal.sigtimedwait(ends, self._poll) is not None:
@@ -109,14 +119,29 @@ class Watchdog:
         hung["where"] = where_they_stand(self._directory, self._ranks)
         self._write(hung)
         say(f"watchdog: ending the training step; {hung['where'] or 'no rank wrote its stacks'}")
+        self._end_child(ends)
+        return True
+
+    def _end_child(self, ends: frozenset[signal.Signals]) -> None:
+        """TERM, and KILL a minute later. Until then one of `ends` leaves the rest to whoever sent it."""
         self._child.signal(signal.SIGTERM)
         give_up_at = time.monotonic() + TERM_SECONDS
         while self._child.alive() and time.monotonic() < give_up_at:
             if signal.sigtimedwait(ends, 0.2) is not None:
-                return True
+                return
         if self._child.alive():
             say(f"watchdog: it did not end in {TERM_SECONDS:.0f} s; killing it")
             kill_tree(self._child)
+
+    def _began_behind(self) -> bool:
+        """Whether the trainers did not load the checkpoint: their first step is one that it holds already. Without this
+        they would train again, and save over it."""
+        first = self._pace.first_step
+        if first is None or first > self._from_step:
+            return False
+        self._behind = {"first_step": first, "checkpoint_step": self._from_step}
+        self._write()
+        say(f"watchdog: the trainers began at step {first}, not after the checkpoint of step {self._from_step}; ending")
         return True
 
     def _wait_for_dumps(self) -> None:
@@ -149,7 +174,17 @@ class Watchdog:
     def _write(self, hung: Record | None = None) -> None:
         if hung is None and not self._pace.known:
             return
-        record = {"schema": 1, **self._pace.record(), "at": self._at, "hung": hung}
+        named = read_tracker(self._checkpoint)
+        if named is not None:  # a tracker that vanishes later does not unsay it
+            self._saved_step = max(named, self._saved_step or 0)
+        record = {
+            "schema": 1,
+            **self._pace.record(),
+            "tracker_step": self._saved_step,
+            "at": self._at,
+            "hung": hung,
+            "behind": self._behind,
+        }
         with contextlib.suppress(OSError):  # full, read-only, gone: the next one may be written
             replace_json(self._directory / "progress.json", record)
         self._unwritten, self._written_at = False, self._clock.now()

@@ -28,11 +28,15 @@ def cause_words(cause: Mapping[str, Any]) -> str:
     return one_line(sentence(cause)).strip()
 
 
-def attempt_began(number: int, name: str, nodes: Sequence[str], layout: str, from_step: object) -> str:
+def attempt_began(
+    number: int, name: str, nodes: Sequence[str], layout: str, from_step: object, note: object = ""
+) -> str:
+    """`note` is what was unusual about the checkpoint it goes on from, as attempt.json has it."""
     where = f" on {_few(nodes)}" if nodes else ""
     what = f", layout {layout}" if layout else ""
     since = f", from step {from_step:,}" if isinstance(from_step, int) and from_step > 0 else ""
-    return f"Attempt {number} ({name}) begins{where}{what}{since}"
+    unusual = f"; {one_line(note).strip()}" if isinstance(note, str) and note else ""
+    return f"Attempt {number} ({name}) begins{where}{what}{since}{unusual}"
 
 
 def attempt_told(number: int, signals: Sequence[str]) -> str:

@@ -1,0 +1,221 @@
+"""The checkpoint an attempt goes on from: what the tracker file names, whether that is whole, and when to refuse.
+
+A trainer that finds no checkpoint begins at step 0 without a word. So what an earlier attempt has seen saved is looked
+for before the training starts.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .files import attempt_directory, read_json, replace_bytes
+
+if TYPE_CHECKING:
+    from .files import Record
+    from .history import Attempt
+
+__all__ = ["FROM_OLDER_FILE", "Start", "choose_start", "reached_step", "read_tracker"]
+
+FROM_OLDER_FILE = "from_older"
+"""In the run directory: the next attempt may go on from an older checkpoint, or begin at step 0. That attempt removes
+the file."""
+
+CHECK_SECONDS = 20.0  # for the files of one checkpoint; there are thousands on a large job
+MOST_TRACKER_BYTES = 4096
+_ZIP_START, _ZIP_END, _ZIP_END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22
+_MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
+# Folder names: Megatron-LM core 0.19, get_checkpoint_name of megatron/training/checkpointing.py; our DeepSpeed script
+# (trainers/deepspeed/checkpoints.py); DeepSpeed 0.19's own tags, save_checkpoint of runtime/engine.py.
+_MEGATRON_FOLDER = re.compile(r"iter_(\d+)")
+_DEEPSPEED_FOLDER = re.compile(r"(?:global_)?step-?(\d+)")
+
+
+class Start(NamedTuple):
+    """`problem` is why the training must not start, and `remedy` what a person can do; else it goes on from `step`, and
+    `note` says what was unusual."""
+
+    step: int
+    note: str = ""
+    problem: str = ""
+    remedy: str = ""
+
+
+def read_tracker(checkpoint: Record | None) -> int | None:
+    """The step that the tracker file of a run.json's "checkpoint" names: `1200` (Megatron-LM) or `step-1200` (our
+    DeepSpeed script). None where no file names one."""
+    try:
+        path = Path(str((checkpoint or {})["path"])) / str((checkpoint or {})["tracker"])
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            digits = re.search(rb"(\d+)\s*$", file.read(MOST_TRACKER_BYTES))
+    except (OSError, KeyError):
+        return None
+    return int(digits[1]) if digits else None
+
+
+def reached_step(run_directory: Path, attempt: Attempt | None) -> int | None:
+    """The furthest step that the tracker named while `attempt` began, ran or ended; None where it never named one."""
+    if attempt is None:
+        return None
+    directory = attempt_directory(run_directory, attempt.name)
+    records = [read_json(directory / name) or {} for name in ("attempt.json", "progress.json", "status.json")]
+    steps = [record.get("tracker_step") for record in records]
+    return max((step for step in steps if isinstance(step, int)), default=None)
+
+
+def choose_start(run_directory: Path, checkpoint: Record | None, latest: Attempt | None) -> Start:
+    """Where the next attempt starts. `latest` is the last attempt that saved in the same folder.
+
+    A last checkpoint that is torn is left for the newest whole one before it, which the tracker then names. A
+    checkpoint that vanished, or a tracker that names an older one than `latest` saw, is refused, unless the file
+    FROM_OLDER_FILE allows it. Only the trainers that llmlaunch knows are looked into; a script of the person's own may
+    lay out its folder as it likes.
+    """
+    named = read_tracker(checkpoint)
+    if checkpoint is None:
+        return Start(0)
+    reached, folder = reached_step(run_directory, latest), _Folder(checkpoint)
+    if named is not None:
+        wrong = folder.fault(named) if checkpoint.get("promised", True) else ""
+        if not wrong and latest is not None and _failed_to_load(latest, named):
+            wrong = f"the trainers of attempt {latest.name} could not load it"
+        if wrong:
+            return _from_the_one_before(run_directory, folder, named, wrong)
+        if reached is None or named >= reached or _is_allowed(run_directory):
+            return Start(named)
+        problem = f"{folder.tracker} names step {named}, but attempt {_name(latest)} had saved step {reached}"
+        return Start(0, problem=problem, remedy=_remedy(run_directory, f"from step {named}"))
+    if not reached:
+        return Start(0)
+    return _without_tracker(run_directory, folder, reached, _name(latest))
+
+
+def _failed_to_load(attempt: Attempt, step: int) -> bool:
+    reason = attempt.status.get("cause") or {}
+    return reason.get("kind") == "checkpoint" and reason.get("source") == "log" and attempt.from_step == step
+
+
+def _from_the_one_before(run_directory: Path, folder: _Folder, named: int, wrong: str) -> Start:
+    problem = f"the last checkpoint, step {named} in {folder.path}, is damaged: {wrong}"
+    before = folder.newest_whole(named - 1)
+    if before is not None:
+        return _renamed(folder, before, f"{problem}; going on from step {before}, the one before it")
+    if _is_allowed(run_directory):
+        return _set_aside(folder, f"{problem}; beginning at step 0, as {FROM_OLDER_FILE} allows")
+    problem = f"{problem}; there is no whole one before it"
+    return Start(0, problem=problem, remedy=_remedy(run_directory, "from step 0"))
+
+
+def _without_tracker(run_directory: Path, folder: _Folder, reached: int, attempt: str) -> Start:
+    problem = f"{folder.tracker} names no checkpoint, but attempt {attempt} had saved step {reached}"
+    whole = folder.newest_whole(reached)
+    if whole == reached:
+        return _renamed(folder, whole, f"{problem}, which is there and whole: going on from it")
+    if _is_allowed(run_directory):
+        if whole is None:
+            return _set_aside(folder, f"{problem}; beginning at step 0, as {FROM_OLDER_FILE} allows")
+        return _renamed(folder, whole, f"{problem}; going on from step {whole}, as {FROM_OLDER_FILE} allows")
+    if not folder.path.is_dir():
+        problem = f"{problem} there; the folder {folder.path} is missing (is its file system mounted on this node?)"
+    older = "from step 0" if whole is None else f"from step {whole}, the newest whole one"
+    return Start(0, problem=problem, remedy=_remedy(run_directory, older))
+
+
+def _renamed(folder: _Folder, step: int, note: str) -> Start:
+    try:
+        folder.name(step)
+    except OSError as error:
+        return Start(0, problem=f"{note}; but {folder.tracker} cannot be written: {error.strerror}")
+    return Start(step, note)
+
+
+def _set_aside(folder: _Folder, note: str) -> Start:
+    """A tracker that names what cannot be loaded would end the trainers."""
+    try:
+        if folder.tracker.exists():
+            folder.tracker.replace(folder.tracker.with_name(f"{folder.tracker.name}.damaged"))
+    except OSError as error:
+        return Start(0, problem=f"{note}; but {folder.tracker} cannot be moved away: {error.strerror}")
+    return Start(0, note)
+
+
+def _is_allowed(run_directory: Path) -> bool:
+    return (run_directory / FROM_OLDER_FILE).exists()
+
+
+def _remedy(run_directory: Path, older: str) -> str:
+    return (
+        f"Nothing was trained. Put the checkpoint back and run llmlaunch resume {run_directory}; "
+        f"or train {older}: llmlaunch resume {run_directory} --from-older"
+    )
+
+
+def _name(attempt: Attempt | None) -> str:
+    return "" if attempt is None else attempt.name
+
+
+class _Folder:
+    """The folder a run saves its checkpoints in."""
+
+    def __init__(self, checkpoint: Record) -> None:
+        self.path = Path(str(checkpoint.get("path")))
+        self.tracker = self.path / str(checkpoint.get("tracker"))
+        self._is_megatron = self.tracker.name == _MEGATRON_TRACKER
+
+    def newest_whole(self, most: int) -> int | None:
+        """The newest step up to `most` whose checkpoint has no fault."""
+        steps = sorted((step for step in self._steps() if 0 < step <= most), reverse=True)
+        return next((step for step in steps if not self.fault(step)), None)
+
+    def fault(self, step: int) -> str:
+        """What is wrong with the checkpoint of a step, as far as its files show; empty where nothing is."""
+        folder = self.path / self._steps().get(step, f"iter_{step:07d}" if self._is_megatron else f"step-{step}")
+        if not folder.is_dir():
+            return f"{folder.name} is missing"
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        if not files:
+            return f"{folder.name} is empty"
+        names = {path.name for path in files}
+        if any(name.endswith(".distcp") for name in names) and ".metadata" not in names:
+            return f"{folder.name} has no .metadata"
+        give_up_at = time.monotonic() + CHECK_SECONDS
+        for path in files:
+            if _is_torn(path):
+                return f"{path.relative_to(self.path)} is cut short"
+            if time.monotonic() > give_up_at:
+                break
+        return ""
+
+    def name(self, step: int) -> None:
+        """Make the tracker name a step. Raises OSError."""
+        text = str(step) if self._is_megatron else self._steps()[step]
+        replace_bytes(self.tracker, text.encode())
+
+    def _steps(self) -> dict[int, str]:
+        """The folder's name of each step that has one."""
+        pattern = _MEGATRON_FOLDER if self._is_megatron else _DEEPSPEED_FOLDER
+        try:
+            matches = [pattern.fullmatch(path.name) for path in self.path.iterdir() if path.is_dir()]
+        except OSError:
+            return {}
+        return {int(match[1]): match[0] for match in matches if match is not None}
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether a file of torch.save lost its end: a zip archive, whose last 22 bytes close its directory (APPNOTE.TXT
+    6.3.10, 4.3.16; torch writes no comment after them). A .distcp file holds one such archive for each tensor. Other
+    files are not judged, but for those that must not be empty."""
+    try:
+        if path.suffix in (".pt", ".distcp"):
+            with path.open("rb") as file:
+                start = file.read(len(_ZIP_START))
+                file.seek(max(0, file.seek(0, 2) - _ZIP_END_BYTES))
+                end = file.read(_ZIP_END_BYTES)
+            return (not start and path.suffix == ".pt") or (start == _ZIP_START and not end.startswith(_ZIP_END))
+        return path.name in (".metadata", "metadata.json") and path.stat().st_size == 0
+    except OSError:
+        return True
