@@ -57,7 +57,7 @@ def test_from_a_rendered_directory_to_success_in_two_goes(tmp_path: Path) -> Non
     options = llmlaunch("status", str(run_dir), str(tmp_path))
     assert options.returncode == 0  # of several the others are shown
     assert "not a run directory" in options.stderr
-    assert options.stdout.split("\n")[1].split()[0] == "run"
+    assert options.stdout.split("\n")[1].split()[0] == (run_dir / "run.id").read_text().strip()
 
     (run_dir / "go").write_text("3\n")
     wait_for(run_dir, "failed")

@@ -135,5 +135,42 @@ def test_where_slurm_cannot_be_asked_the_last_known_state_is_shown(
     llmlaunch("collect", run.path)
     monkeypatch.setenv("PATH", str(tmp_path))
     out, err = llmlaunch("runs")
-    assert out.splitlines()[1].split()[4] == "submitted"
+    assert out.splitlines()[1].split()[4] == "unknown"
     assert "shown as it was last known" in err
+
+
+def test_every_state_of_the_help_can_be_asked_for_and_no_other(llmlaunch: Runs, tmp_path: Path) -> None:
+    llmlaunch("collect", finished(tmp_path / "1", "good").path)
+    shown = " ".join(llmlaunch("runs", "--help")[0].split()).partition("--state S Now ")[2].partition(".")[0]
+    states = shown.split(", ")
+    assert {"pending", "running", "succeeded", "failed", "cancelled", "stopped", "unknown"} <= set(states)
+    for state in states:
+        assert llmlaunch.ids("--state", state) == (["good"] if state == "succeeded" else [])
+    _, refused = llmlaunch("runs", "--state", "suceeded", code=2)
+    assert all(f"'{state}'" in refused for state in states)
+
+
+def test_a_run_has_one_name_and_answers_to_all_it_may_be_called(llmlaunch: Runs, tmp_path: Path, asked: Path) -> None:
+    waits, other = tmp_path / "sweep" / "0-tiny", tmp_path / "other" / "0-small"
+    for path, run_id, job in ((waits, "tiny-1", "901"), (other, "tiny-2", "902")):
+        path.parent.mkdir()
+        llmlaunch("collect", ongoing(path, run_id, job).path)
+    assert [line.split()[0] for line in llmlaunch("status")[0].splitlines()[1:]] == ["tiny-2", "tiny-1"]
+    for word in ("tiny-1", "0-tiny", "0-t", "901", str(waits)):
+        assert json.loads(llmlaunch("status", word, "--json")[0])["run_id"] == "tiny-1"
+        assert json.loads(llmlaunch("collect", word, "--json")[0])["runs"][0]["run_id"] == "tiny-1"
+        assert llmlaunch("measurements", "list", "--run", word) == ("", "no measurements\n")
+    for command in ("status", "logs", "cancel", "resume", "collect", "explain-args"):
+        refused = llmlaunch(command, "tiny-", code=2)[1]
+        assert "'tiny-' is the beginning of the name of 2 runs; name one by its id:" in refused
+        assert f"\n  tiny-1 in {waits}\n" in refused
+
+
+def test_a_folder_that_is_no_run_does_not_hide_a_run_of_that_name(
+    llmlaunch: Runs, tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llmlaunch("collect", ongoing(tmp_path / "runs" / "a", "tiny-1", "901").path)
+    (tmp_path / "tiny-1").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(llmlaunch("status", "tiny-1", "--json")[0])["run_dir"] == str(tmp_path / "runs" / "a")
+    assert "not a run directory" in llmlaunch("status", "./tiny-1", code=2)[1]

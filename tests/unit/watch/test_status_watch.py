@@ -17,7 +17,7 @@ from terminal import PACKAGES, Terminal
 
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.local import LocalLauncher
-from llmlaunch.launchers.run_files import latest_attempt
+from llmlaunch.launchers.run_files import latest_attempt, run_name
 
 STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
 RUN = {
@@ -126,7 +126,7 @@ def test_a_terminal_shows_memory_against_the_prediction_and_steps_until_the_run_
     shown = terminal.until("code-0")
     assert terminal.whole()
     assert "what-was-here" in shown
-    assert f"{going.directory.name} [{going.submission.job_id}] succeeded" in shown
+    assert f"{run_name(going.directory)} [{going.submission.job_id}] succeeded" in shown
     assert "117 %" in shown
 
 
@@ -179,8 +179,8 @@ def test_several_runs_have_a_line_each(terminal: Terminal, gpu_node: NodeRig, go
     other.end(3)
     terminal.llmlaunch("status", "--watch", "--interval", "0.3", going.directory, other.directory)
     shown = until(lambda: (t := terminal.text()) and " failed" in t and " running" in t and t, "both runs")
-    assert re.search(r"^run +local-\S+ +running +\d+/100", str(shown), re.MULTILINE)
-    assert re.search(r"^other +local-\S+ +failed .*as it was told$", str(shown), re.MULTILINE)
+    assert re.search(rf"^{run_name(going.directory)} +local-\S+ +running +\d+/100", str(shown), re.MULTILINE)
+    assert re.search(rf"^{run_name(other.directory)} +local-\S+ +failed .*as it", str(shown), re.MULTILINE)
     going.end()
     terminal.until("code-1")
 
@@ -192,7 +192,7 @@ def test_a_pipe_gets_plain_lines_and_the_exit_code_of_a_failed_run(gpu_node: Nod
     lines = [looking.stdout.readline() for _ in range(4)]
     going.end(3)
     rest, said = looking.communicate(timeout=180)
-    name = f"{going.directory.name} [{going.submission.job_id}]"
+    name = f"{run_name(going.directory)} [{going.submission.job_id}]"
     assert looking.returncode == 1, said
     assert lines[0] == f"{name} running\n"
     assert re.fullmatch(re.escape(name) + r" step \d+/100 \| loss .* \| 70\.0 GiB of 60\.0 predicted.*\n", lines[2])

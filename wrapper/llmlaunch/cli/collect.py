@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.submitted import directory_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from llmlaunch.sinks.chosen import Chosen
     from llmlaunch.sinks.passing import Passed
     from llmlaunch.store.collect import Outcome
-    from llmlaunch.store.database import Store
 
 __all__ = ["command"]
 
@@ -68,17 +67,10 @@ def _collected(words: tuple[str, ...], sinks: Sequence[Chosen]) -> tuple[list[Ou
     from llmlaunch.store.collect import collect
     from llmlaunch.store.open import open_store
 
+    directories = [directory_of(word) for word in words] if words else None
     with open_store() as store:
         for warning in store.warnings:
             click.echo(f"warning: {warning}", err=True)
-        outcomes = collect(store, [_directory(store, word) for word in words] if words else None)
+        outcomes = collect(store, directories)
         only = {outcome.run_id for outcome in outcomes if outcome.run_id} if words else None
         return outcomes, pass_on(store, sinks, only)
-
-
-def _directory(store: Store, word: str) -> Path:
-    """A folder of that name, else the directory of the run that is meant."""
-    from llmlaunch.store.runs import find_run
-
-    path = Path(word).expanduser()
-    return path if path.is_dir() else find_run(store, word).directory

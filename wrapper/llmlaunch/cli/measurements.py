@@ -19,7 +19,7 @@ HEAD = ("id", "family", "backend", "gpu", "kind", "pipeline rank", "peak GiB", "
 
 def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
     for name, what in (
-        ("run", "of one run (its id)"),
+        ("run", "of one run (any of its names)"),
         ("kind", "of one kind of peak, e.g. device"),
         ("gpu", "of one GPU type"),
         ("backend", "of one backend"),
@@ -123,8 +123,11 @@ def _contents(filters: dict[str, str | None]) -> list[str]:
         return []
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.measurements import Filters, contents
+    from llmlaunch.store.runs import find_run
 
     with open_collected(lambda line: click.echo(line, err=True)) as store:
+        if filters["run"] is not None:
+            filters = filters | {"run": find_run(store, filters["run"]).run_id}
         return contents(store, Filters(**filters))
 
 

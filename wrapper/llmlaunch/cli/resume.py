@@ -60,6 +60,7 @@ def command(
     if as_json:
         print_json(
             {
+                "run_id": run_files.run_id_in(directory),
                 "run_dir": str(directory),
                 "launcher": submission.launcher,
                 "job_id": submission.job_id,

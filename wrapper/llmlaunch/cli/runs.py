@@ -13,6 +13,7 @@ import click
 
 from llmlaunch.cli.printed import print_json
 from llmlaunch.errors import UserError
+from llmlaunch.launchers.base import PHASES
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.attempts import HowFar
@@ -30,7 +31,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 @click.command("runs")
 @click.option(
-    "--state", "states", multiple=True, metavar="S", help="pending, running, succeeded, failed, cancelled ..."
+    "--state", "states", multiple=True, type=click.Choice(PHASES), metavar="S", help=f"Now {', '.join(PHASES)}."
 )
 @click.option("--recipe", metavar="R", help="Of the recipe of this name.")
 @click.option("--since", metavar="7d|DATE", help="Submitted since: 30m, 12h, 7d, 2w ago, or a date.")
@@ -111,7 +112,9 @@ def _looks(directories: Sequence[Path]) -> Mapping[Path, Look]:
 
 
 def _state(run: Run, look: Look | None) -> str:
-    return run.state if look is None else look.state.phase
+    """One of PHASES. A run of which no more is known than that it was submitted is `unknown`."""
+    known = run.state if look is None else look.state.phase
+    return known if known in PHASES else "unknown"
 
 
 def _json(run: Run, look: Look | None, far: HowFar) -> dict[str, Any]:

@@ -234,8 +234,11 @@ def _record(result: Planned, submission: Submission) -> None:
 
 
 def _submission_json(result: Planned, submission: Submission) -> dict[str, Any]:
+    from llmlaunch.launchers.run_files import run_id_in
+
     return {
         "recipe": result.recipe.name,
+        "run_id": run_id_in(submission.run_dir),
         "run_dir": str(submission.run_dir),
         "launcher": submission.launcher,
         "job_id": submission.job_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 
 __all__ = ["directory_of", "note_end", "note_ends", "submission_in", "submission_of"]
+
+
+_OF_A_RUN = ("run.json", "job.sbatch", "submission.json", "sweep.json", "run.id")
 
 
 def submission_of(word: str) -> Submission:
@@ -68,19 +72,31 @@ def _aside(line: str) -> None:
 
 
 def directory_of(word: str) -> Path:
-    """The folder of that name, else the directory of the run that is meant. Raises UserError."""
-    path = Path(word).expanduser()
-    if path.is_dir():
-        return path.resolve()
+    """Return the directory of the run that is meant: a run directory by its path, else a run that the store knows by
+    one of its names (`store.runs.find_run`), else any folder of that path: the caller says what it lacks.
+
+    Raises UserError where there is none, and with the candidates where there are several.
+    """
     from llmlaunch.store.location import store_exists
 
+    path = Path(os.path.expanduser(word))  # noqa: PTH111 (pathlib raises where there is no such user)
+    is_folder = os.path.isdir(path)  # noqa: PTH112 (pathlib raises for names that are too long)
+    if is_folder and ("/" in word or any(os.path.lexists(path / name) for name in _OF_A_RUN)):
+        return path.resolve()
     if not store_exists():
+        if is_folder:
+            return path.resolve()
         raise UserError(f"{word}: no such run directory, and there is no store yet to look a run up in")
     from llmlaunch.store.open import open_store
     from llmlaunch.store.runs import find_run
 
-    with open_store() as store:
-        return find_run(store, word).directory
+    try:
+        with open_store() as store:
+            return find_run(store, word).directory
+    except UserError:
+        if is_folder:
+            return path.resolve()
+        raise
 
 
 def note_end(submission: Submission, state: JobState) -> None:

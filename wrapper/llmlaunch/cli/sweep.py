@@ -165,6 +165,7 @@ def _follow(launcher: Launcher, submissions: Sequence[Submission], aside: bool) 
     from llmlaunch.cli.outcome import ending
     from llmlaunch.cli.submitted import note_end
     from llmlaunch.launchers.follow_all import follow_all
+    from llmlaunch.launchers.run_files import run_name
     from llmlaunch.report.screen import Screen, outliving_the_terminal
     from llmlaunch.store.collect import collect
     from llmlaunch.store.open import open_store
@@ -181,7 +182,7 @@ def _follow(launcher: Launcher, submissions: Sequence[Submission], aside: bool) 
                 warn.say(outcome.sentence())
         bad = [one for one in ended if states[one.job_id].phase != "succeeded"]
         for submission in bad:
-            screen.say(f"{submission.run_dir.name}:")
+            screen.say(f"{run_name(submission.run_dir)}:")
             for line in ending(submission.run_dir, states[submission.job_id]):
                 screen.say(f"  {line}")
         screen.say(f"{len(ended) - len(bad)} of {len(submissions)} runs succeeded")
@@ -214,4 +215,11 @@ def _described(variant: Variant, result: Planned) -> dict[str, Any]:
 
 
 def _json(submission: Submission) -> dict[str, Any]:
-    return {"run_dir": str(submission.run_dir), "launcher": submission.launcher, "job_id": submission.job_id}
+    from llmlaunch.launchers.run_files import run_id_in
+
+    return {
+        "run_id": run_id_in(submission.run_dir),
+        "run_dir": str(submission.run_dir),
+        "launcher": submission.launcher,
+        "job_id": submission.job_id,
+    }

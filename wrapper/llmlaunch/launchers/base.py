@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from llmlaunch.rundir.identifiers import is_attempt, job_of
 
-__all__ = ["ENDED", "JobState", "Launcher", "Phase", "Submission"]
+__all__ = ["ENDED", "PHASES", "JobState", "Launcher", "Phase", "Submission"]
 
 Phase = Literal["pending", "running", "succeeded", "failed", "cancelled", "stopped", "unknown"]
 
+PHASES: tuple[Phase, ...] = get_args(Phase)
 ENDED: tuple[Phase, ...] = ("succeeded", "failed", "cancelled", "stopped")
 
 

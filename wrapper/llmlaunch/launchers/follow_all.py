@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from llmlaunch.launchers.base import JobState, Launcher, Submission
+from llmlaunch.launchers.run_files import run_name
 from llmlaunch.launchers.watch import RunWatch
 from llmlaunch.report.screen import Screen
 from llmlaunch.report.text import one_line
@@ -70,7 +71,7 @@ def _words(state: JobState) -> str:
 
 
 def _name(submission: Submission) -> str:
-    return f"{submission.run_dir.name} [{submission.job_id}]"
+    return f"{run_name(submission.run_dir)} [{submission.job_id}]"
 
 
 def _goes_on(state: JobState, known_at: float, patience_seconds: float) -> bool:

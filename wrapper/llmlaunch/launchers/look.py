@@ -10,7 +10,7 @@ from typing import Any
 from llmlaunch.causes import words as cause_words
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of
-from llmlaunch.launchers.run_files import latest_attempt
+from llmlaunch.launchers.run_files import latest_attempt, run_id_in, run_name
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.identifiers import is_fallback
 
@@ -38,6 +38,7 @@ class Look:
         submission, state = self.submission, self.state
         known = ("step", "steps", "loss", "tokens_per_second", "at", "hung")
         return {
+            "run_id": run_id_in(submission.run_dir),
             "run_dir": str(submission.run_dir),
             "launcher": submission.launcher,
             "job_id": submission.job_id,
@@ -73,7 +74,7 @@ class Look:
         """Run, job, phase, step, loss, tokens a second, and why."""
         step, steps, loss, speed = (self._number(name) for name in ("step", "steps", "loss", "tokens_per_second"))
         return [
-            self.submission.run_dir.name,
+            run_name(self.submission.run_dir),
             self._job,
             self.state.phase,
             "-" if step is None else f"{step:.0f}" + (f"/{steps:.0f}" if steps else ""),

@@ -45,6 +45,7 @@ __all__ = [
     "refuse_foreign",
     "remove_stop",
     "run_id_in",
+    "run_name",
     "seen_at_work",
     "was_cancelled",
     "write_submission",
@@ -121,6 +122,11 @@ def run_id_in(run_dir: Path) -> str | None:
     except OSError:
         return None
     return run_id if is_run_id(run_id) else None
+
+
+def run_name(run_dir: Path) -> str:
+    """Return the one name a run is shown by: its id in the store, or its directory's name while it has none."""
+    return run_id_in(run_dir) or run_dir.name
 
 
 def name_run(run_dir: Path) -> str:

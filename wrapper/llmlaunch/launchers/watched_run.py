@@ -13,7 +13,7 @@ from llmlaunch.launchers.gauges import Gauges, monitor_remarks, predicted_of
 from llmlaunch.launchers.look import Look
 from llmlaunch.launchers.monitor_tails import MonitorTails
 from llmlaunch.launchers.recent_steps import RecentSteps
-from llmlaunch.launchers.run_files import latest_attempt
+from llmlaunch.launchers.run_files import latest_attempt, run_name
 from llmlaunch.launchers.steps import run_facts
 from llmlaunch.report.watched import Gauge, Watched
 
@@ -64,7 +64,7 @@ class RunReader:
             self._look_at_memory()
         said = look.cells()
         return Watched(
-            name=self.submission.run_dir.name,
+            name=run_name(self.submission.run_dir),
             job=said[1],
             phase=look.state.phase,
             because=said[-1],

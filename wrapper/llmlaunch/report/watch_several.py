@@ -15,7 +15,7 @@ __all__ = ["several_runs"]
 
 _LEAST_BAR = 10
 _LONGEST_BAR = 30
-_LONGEST_NAME = 36
+_LONGEST_NAME = 60
 _FIRST = ("running", "failed", "unknown", "pending")
 
 

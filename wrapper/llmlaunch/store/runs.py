@@ -172,20 +172,25 @@ def _conditions(which: RunFilter, began: ColumnElement[float]) -> list[ColumnEle
 
 
 def find_run(store: Store, word: str) -> Run:
-    """The run a person means: its id, the unmistakable beginning of one, or its directory.
+    """Return the run that a person means: by its id, its directory's path or name, its job's id, or, where nothing is
+    called exactly so, by the beginning of its id or of its directory's name.
 
-    Raises UserError where there is none or more than one.
+    Raises UserError where there is none, and with the candidates where there is more than one.
     """
     known = list_runs(store)
-    exact = [run for run in known if run.run_id == word]
-    directory = Path(word).expanduser().resolve()
-    meant = exact or [run for run in known if run.directory == directory]
-    meant = meant or [run for run in known if word and run.run_id.startswith(word)]
+    # pathlib raises for names that are too long or of no user
+    directory = Path(os.path.abspath(os.path.expanduser(word)))  # noqa: PTH100, PTH111
+    by_path = (directory, Path(os.path.realpath(directory)))
+    exact = [run for run in known if word in (run.run_id, run.job_id, run.directory.name) or run.directory in by_path]
+    starts = [run for run in known if word and (run.run_id.startswith(word) or run.directory.name.startswith(word))]
+    meant = exact or starts
     if len(meant) == 1:
         return meant[0]
     if meant:
-        names = ", ".join(run.run_id for run in meant[:4])
-        raise UserError(f"{word!r} is the beginning of {len(meant)} runs ({names}): type more of it")
+        shown = "".join(f"\n  {run.run_id} in {run.directory}" for run in meant[:8])
+        more = f"\n  and {len(meant) - 8} more" if len(meant) > 8 else ""
+        how = "is" if exact else "is the beginning of"
+        raise UserError(f"{word!r} {how} the name of {len(meant)} runs; name one by its id:{shown}{more}")
     raise UserError(
         f"no run {word!r} in the store {store.location.shown}; `llmlaunch runs` lists them, and "
         "`llmlaunch collect DIR` takes in a run directory"
