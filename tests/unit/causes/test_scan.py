@@ -130,6 +130,86 @@ def test_what_a_line_means(line: str, kind: str) -> None:
     assert [hit.kind for hit in scan(line) if not hit.consequence] == [kind]
 
 
+CUDA_802 = (
+    "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+    "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized"
+)
+CONFIG = "https://huggingface.co/meta-llama/Meta-Llama-3-8B/resolve/main/config.json"
+NO_IPV6 = (
+    "The IPv6 network addresses of (node1, 29500) cannot be retrieved (gai error: -2 - Name or service not known)."
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "sick"),
+    [
+        ("RuntimeError: No CUDA GPUs are available", "driver", True),
+        ("RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.", "driver", True),
+        ("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", "driver", True),
+        ("RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable", "driver", True),
+        ("torch.AcceleratorError: CUDA error: system not yet initialized", "driver", True),
+        ("torch.AcceleratorError: CUDA error: no CUDA-capable device is detected", "driver", True),
+        (CUDA_802, "driver", True),
+        ("Failed to initialize NVML: Unknown Error", "driver", True),
+        ("NVRM: GPU 0000:06:00.0: RmInitAdapter failed! (0x62:0x40:1777)", "driver", True),
+        ("nvidia-container-cli: initialization error: nvml error: driver not loaded", "driver", True),
+        ("OSError: [Errno 5] Input/output error: '/lustre/data/text_document.bin'", "file_system", True),
+        ("OSError: [Errno 116] Stale file handle", "file_system", True),
+        ("OSError: [Errno 121] Remote I/O error", "file_system", True),
+        ("OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lustre/x'", "file_system", True),
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable: '/nfs/x.lock'", "file_system", True),
+        ("OSError: [Errno 107] Transport endpoint is not connected: '/mnt/gcs'", "file_system", True),
+        ("OSError: [Errno 19] No such device: '/data'", "file_system", True),
+        ("bash: /home/me/train.sh: Stale file handle", "file_system", True),
+        ("socket.gaierror: [Errno -3] Temporary failure in name resolution", "name_resolution", True),
+        (f"torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of "
+         f"(node1, 29500). {NO_IPV6}", "name_resolution", True),
+        ("httpx.ConnectError: [Errno -3] Temporary failure in name resolution", "hub", False),
+        ("urllib3.exceptions.MaxRetryError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded "
+         "with url: /x (Caused by NameResolutionError(\"Failed to resolve 'huggingface.co' ([Errno -2] Name or service "
+         "not known)\"))", "hub", False),
+        (f"requests.exceptions.HTTPError: 429 Client Error: Too Many Requests for url: {CONFIG}", "hub", False),
+        (f"huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Service Unavailable for url: {CONFIG}",
+         "hub", False),
+        (f"httpx.HTTPStatusError: Server error '502 Bad Gateway' for url '{CONFIG}'", "hub", False),
+        (f"429 Too Many Requests for url: {CONFIG}.", "hub", False),
+        ("429 Too Many Requests: you have reached your 'api' rate limit.", "hub", False),
+        ("OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the "
+         "cached files.", "hub", False),
+    ],
+)  # fmt: skip
+def test_what_another_try_elsewhere_may_mend(line: str, kind: str, sick: bool) -> None:
+    hits = [hit for hit in scan(f"Traceback (most recent call last):\n  File\n{line}") if not hit.consequence]
+    assert [(hit.kind, hit.sick) for hit in hits] == [(kind, sick)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "UserWarning: CUDA initialization: Found no NVIDIA driver on your system. Please check that you have an NVIDIA "
+        "GPU and installed a driver (Triggered internally at c10/cuda/CUDAFunctions.cpp:109.)",
+        f"[W1122 12:00:00.1 socket.cpp:755] [c10d] {NO_IPV6}",
+        f"HTTP Error 429 thrown while requesting GET {CONFIG}",
+        "wandb: Network error (ConnectTimeout), entering retry loop.",
+    ],
+)
+def test_a_warning_that_the_program_survives_is_no_cause(line: str) -> None:
+    assert scan(line) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "OSError: [Errno 107] Transport endpoint is not connected",  # of a socket: its peer has gone
+        f"huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error. Repository Not Found for url: {CONFIG}",
+        f"huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for url {CONFIG}",
+    ],
+)
+def test_what_every_node_would_meet_stays_a_crash(line: str) -> None:
+    (hit,) = scan(f"Traceback (most recent call last):\n  File\n{line}")
+    assert (hit.kind, hit.sick) == ("crash", False)
+
+
 @pytest.mark.parametrize(
     "line",
     [

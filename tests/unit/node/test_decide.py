@@ -19,7 +19,7 @@ FALLBACKS = [
 
 
 def facts(described: dict[str, Any] | None = None, **changes: Any) -> Facts:
-    plain = Facts("failed", "nccl", "", False, True, ".", 100, 0, 0, {"restart": RESTART, **(described or {})})
+    plain = Facts("failed", "nccl", "", False, True, False, ".", 100, 0, 0, {"restart": RESTART, **(described or {})})
     return plain._replace(**changes)
 
 
@@ -65,6 +65,18 @@ def test_what_ends_a_job(changes: dict[str, Any], why: str) -> None:
     after = decide(facts(**changes))
     assert after.action == "end"
     assert why in after.why
+
+
+def test_what_has_trained_before_is_not_ended_by_a_crash_before_its_first_step() -> None:
+    crash = facts(kind="crash", made_a_step=False, trained_before=True, fruitless=1)
+    assert decide(crash).action == "requeue"
+    assert decide(crash._replace(fruitless=2)).action == "end"  # and not for ever
+
+
+@pytest.mark.parametrize("kind", ["driver", "file_system", "name_resolution", "hub", "checkpoint"])
+def test_what_another_try_may_mend_is_tried_again_before_the_first_step(kind: str) -> None:
+    assert decide(facts(kind=kind, made_a_step=False, fruitless=1)).action == "requeue"
+    assert decide(facts(kind=kind, made_a_step=False, fruitless=2)).action == "end"
 
 
 def test_the_wait_doubles_with_each_vain_attempt_up_to_an_hour() -> None:
@@ -130,11 +142,16 @@ def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop
                 "disk_full",
                 "node_fail",
                 "bad_arguments",
+                "file_system",
+                "name_resolution",
+                "hub",
+                "checkpoint",
             ]
         ),
         told=st.sampled_from(["", "USR1", "TERM", PREEMPTED]),
         stop_file=st.booleans(),
         made_a_step=st.booleans(),
+        trained_before=st.booleans(),
         layout=st.sampled_from([".", "fallback/1", "fallback/2", "fallback/3"]),
         saved_step=st.integers(0, 10**6),
         restarts=st.integers(0, 100),

@@ -154,6 +154,18 @@ def test_what_srun_told_the_others_after_one_had_failed_is_no_preemption(cpu_nod
     assert (status["cause"]["kind"], status["next"]["action"]) == ("oom", "fallback")
 
 
+def test_a_crash_before_the_first_step_ends_only_what_never_trained(cpu_node: NodeRig) -> None:
+    described = {"restart": {"by": "requeue", "times": 20, "fruitless": 2, "backoff_seconds": 0}}
+    (cpu_node.run_directory / "run.json").write_text(json.dumps({"schema": 1, **described}))
+    run(cpu_node, "exit 1", rank=0)
+    assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "end"
+    before = cpu_node.run_directory / "attempts" / "16.0"  # killed with its node: it left no status.json
+    before.mkdir()
+    (before / "attempt.json").write_text(json.dumps({"attempt": "16.0", "started_at": 1.0}))
+    (before / "progress.json").write_text(json.dumps({"step": 40}))
+    assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "requeue"
+
+
 def test_a_verdict_comes_whatever_the_cause_trips_over(cpu_node: NodeRig) -> None:
     run(cpu_node, "exit 3", rank=0)
     record = cpu_node.attempt_directory / "ranks" / "0.json"

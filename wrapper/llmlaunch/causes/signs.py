@@ -17,10 +17,13 @@ KINDS = (
     "oom",
     "host_oom",
     "disk_full",
+    "file_system",
     "checkpoint",
     "node_fail",
     "bad_arguments",
     "port_taken",
+    "name_resolution",
+    "hub",
     "nccl",
     "crash",
     "preempted",
@@ -54,8 +57,19 @@ SIGNS = (
     Sign("nvlink", r"uncorrectable NVLink error", "CUDA error 220 (cudaErrorNvlinkUncorrectable)", True),
     Sign(
         "driver",
-        r"Driver/library version mismatch|CUDA error: system not yet initialized",
-        "NVML error 18; CUDA error 802 (the fabric manager does not run)",
+        r"Driver/library version mismatch|NVML/RM version mismatch|GPU requires re(start|set)"
+        r"|Failed to initialize NVML: (Unknown Error|Driver Not Loaded)|RmInitAdapter failed|nvidia-container-cli: .*(nvml|driver) error: ",
+        "NVML 13.615 errors 18, 16, 9 and 999 (nvmlErrorString); kernel driver; libnvidia-container",
+        True,
+    ),
+    Sign(
+        # Raised, not warned of: on a machine without GPUs torch warns of the same and goes on.
+        "driver",
+        r"Error: .*(No CUDA GPUs are available|Found no NVIDIA driver|CUDA driver initialization failed"
+        r"|CUDA-capable device(s|\(s\))? (is/)?are busy or unavailable|no CUDA-capable device is detected"
+        r"|system not yet initialized|Unexpected error from cudaGetDeviceCount|CUDA unknown error)",
+        "torch 2.13, c10/cuda/CUDAFunctions.cpp and torch/cuda/__init__.py; CUDA errors 3, 46, 100 and 802 (the fabric "
+        "manager does not run)",
         True,
     ),
     # --- memory of the host. Before the GPU's: some of these lines name CUDA, too.
@@ -98,6 +112,15 @@ SIGNS = (
     Sign("oom", r"Workspace can't be allocated, (no|not) enough memory", "DeepSpeed 0.19, csrc/transformer/inference"),
     # --- the disk
     Sign("disk_full", r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]", "errno ENOSPC, EDQUOT"),
+    # --- a file system that other nodes may still have
+    Sign(
+        "file_system",
+        r"Input/output error|Stale (NFS )?file handle|Remote I/O error|Cannot send after transport endpoint shutdown"
+        r"|\[Errno (11|19|107|112)\] [^:]*: b?['\"]",
+        "glibc 2.36, strerror: EIO, ESTALE, EREMOTEIO, ESHUTDOWN (a Lustre client that was evicted); with a path, for "
+        "sockets say the same: EAGAIN, ENODEV, ENOTCONN, EHOSTDOWN",
+        True,
+    ),
     # --- the checkpoint
     Sign(
         "checkpoint",
@@ -117,6 +140,22 @@ SIGNS = (
         "bad_arguments",
         r"^\S+\.py: error: (unrecognized arguments|the following arguments are required|argument \S+): ",
         "Python's argparse",
+    ),
+    # --- what lies outside the cluster, and the way there
+    Sign(
+        "hub",
+        r"(huggingface\.co|hf\.co).*(Max retries exceeded|timed out|Failed to resolve)"
+        r"|Error: We couldn't connect to '|(on|to) the Hub,? and we cannot find"
+        r"|^429 Too Many Requests(:| for url)|Error: .*(429|50[0234]) (Client|Server) Error"
+        r"|Error: (Client|Server) error '(429|50[0234]) |^httpx2?\.\w+: .*\[Errno -\d\]",
+        "huggingface_hub 0.11 to 2.4 (utils/_http.py, file_download.py), requests, urllib3, httpx, transformers 5.23",
+    ),
+    Sign(
+        "name_resolution",
+        r"([Ee]rror|Exception)\b.*(Temporary failure in name resolution|Name or service not known"
+        r"|No address associated with hostname)",
+        "glibc 2.36, gai_strerror: EAI_AGAIN, EAI_NONAME, EAI_NODATA",
+        True,
     ),
     # --- the network
     Sign(
@@ -170,6 +209,7 @@ TELLING = (
     *("NVLink", "mismatch", "space left", "quota", "NET/IB", "exited", "aborted", "terminated", "imeout", "imed out"),
     *("onitor", "dump signal", "onnection", "pipe", "failed", "peer", "socketProgress", "Interrupt", "closing signal"),
     *("what()", "EADDRINUSE", "ddress already", "refuses", "unable to load", "/latest names"),
+    *("Stale", "Too Many Requests", "on the Hub", "to the Hub"),
 )
 
 # A line that looks like one of the above and ended nothing.
@@ -177,6 +217,10 @@ NO_CAUSES = (
     (
         r"encountered during tensors merging",
         "Megatron-LM, core/transformer/utils.py: the merge goes on",
+    ),
+    (
+        r"^\[[WI]\S* .*socket\.cpp",
+        "torch 2.x, TCPStore: it tries again, and looks for IPv6 addresses that seldom are",
     ),
     (
         r"^llmlaunch: |^(train\.sh on \S+|job\.sbatch): |^monitor: ",

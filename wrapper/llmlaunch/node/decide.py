@@ -25,6 +25,7 @@ class Facts(NamedTuple):
     told: str  # what asked it to stop: USR1 (time limit, stop file), TERM (SLURM or a person), PREEMPTED, or empty
     stop_file: bool
     made_a_step: bool  # in this attempt
+    trained_before: bool  # an earlier attempt of this run made a step
     layout: str
     saved_step: int
     restarts: int  # automatic ones of this submission so far
@@ -96,7 +97,8 @@ def _restart(facts: Facts) -> Next:
         return Next("end", "no restart is asked for")
     if facts.kind in _CERTAIN:
         return Next("end", f"{facts.kind} would come again")
-    if facts.kind in ("crash", "") and not facts.made_a_step and not facts.told:
+    # What has trained once has arguments, data and memory that work; what hits it later may be the node's.
+    if facts.kind in ("crash", "") and not facts.made_a_step and not facts.trained_before and not facts.told:
         return Next("end", "it ended before its first step, and would again")
     if facts.restarts >= int(policy["times"]):
         return Next("end", f"restarted {facts.restarts} times already (restart.times)")

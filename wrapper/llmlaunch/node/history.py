@@ -64,6 +64,12 @@ def saved_step(run_directory: Path, layout: str) -> int:
     return step or 0
 
 
+def made_a_step(run_directory: Path, attempt: Attempt) -> bool:
+    """Whether its trainers have logged a step, or it began after one; also of an attempt that was killed."""
+    progress = read_json(attempt_directory(run_directory, attempt.name) / "progress.json") or {}
+    return attempt.from_step > 0 or attempt.status.get("step") is not None or progress.get("step") is not None
+
+
 def latest_in_folder(attempts: list[Attempt], run_directory: Path, checkpoint: Record | None) -> Attempt | None:
     """The last of `attempts` that saves in the same place."""
     return next((one for one in reversed(attempts) if checkpoint_of(run_directory, one.layout) == checkpoint), None)
