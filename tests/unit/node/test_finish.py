@@ -156,8 +156,8 @@ def test_what_srun_told_the_others_after_one_had_failed_is_no_preemption(cpu_nod
 
 def test_a_crash_before_the_first_step_ends_only_what_never_trained(cpu_node: NodeRig) -> None:
     described = {"restart": {"by": "requeue", "times": 20, "fruitless": 2, "backoff_seconds": 0}}
-    (cpu_node.run_directory / "run.json").write_text(json.dumps({"schema": 1, **described}))
     run(cpu_node, "exit 1", rank=0)
+    (cpu_node.run_directory / "run.json").write_text(json.dumps({"schema": 1, **described}))
     assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "end"
     before = cpu_node.run_directory / "attempts" / "16.0"  # killed with its node: it left no status.json
     before.mkdir()

@@ -58,7 +58,8 @@ SIGNS = (
     Sign(
         "driver",
         r"Driver/library version mismatch|NVML/RM version mismatch|GPU requires re(start|set)"
-        r"|Failed to initialize NVML: (Unknown Error|Driver Not Loaded)|RmInitAdapter failed|nvidia-container-cli: .*(nvml|driver) error: ",
+        r"|Failed to initialize NVML: (Unknown Error|Driver Not Loaded)|RmInitAdapter failed"
+        r"|nvidia-container-cli: .*(nvml|driver) error: ",
         "NVML 13.615 errors 18, 16, 9 and 999 (nvmlErrorString); kernel driver; libnvidia-container",
         True,
     ),
