@@ -11,7 +11,7 @@ from run_samples import NASTY
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable
-from llmlaunch.documents.text import looks_secret
+from llmlaunch.documents.secrets import looks_secret
 from llmlaunch.errors import UserError
 from llmlaunch.runs.shell import (
     ShellText,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["LINE_CHARACTERS", "harmless", "masked", "secret_values"]
+__all__ = ["KNOWN_SECRETS", "LINE_CHARACTERS", "harmless", "masked", "secret_values"]
 
 LINE_CHARACTERS = 400
 SHORTEST_SECRET = 8  # characters; less would hide ordinary words
@@ -31,11 +31,23 @@ _GIVEN = tuple(  # what comes before the secret is kept; every part that repeats
     )
 )
 _PASSWORD_OF_URL = re.compile(r"(://[^\s/:@\"']*):[^\s/@\"']+@")
-_BY_THEIR_LOOKS = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-(?:[a-z]+-){0,3}[A-Za-z0-9_]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
-    r"|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|nvapi-[\w-]{16,}"
-    r"|eyJ[\w-]{10,999}\.[\w-]{10,999}\.[\w-]*)"  # a JSON web token
+KNOWN_SECRETS = (  # what services begin their secrets with; their own documentation, or seen in a token of theirs
+    ("a Hugging Face token", r"\bhf_[A-Za-z0-9]{16,}"),
+    ("an API key of OpenAI or Anthropic", r"\bsk-(?:[a-z0-9]{1,20}-){0,4}[A-Za-z0-9_-]{20,}"),
+    ("a GitHub token", r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,})"),
+    ("a GitLab token", r"\bgl(?:pat|ptt|dt|rt|cbt|soat)-[\w-]{16,}"),
+    ("a Slack token", r"\b(?:xox[abeoprs]-|xapp-\d-)[\w-]{10,}"),
+    ("a Slack webhook", r"\bhooks\.slack\.com/(?:services|workflows)/[\w/]{20,}"),
+    ("an AWS access key", r"\bA(?:KIA|SIA|BIA|CCA)[0-9A-Z]{16}\b"),
+    ("a Google key", r"\b(?:AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,})"),
+    ("an Azure key", r"\bAccountKey=[A-Za-z0-9+/]{40,}|\b[\w~.-]{3}8Q~[\w~.-]{31,}"),
+    ("an NVIDIA key", r"\bnvapi-[\w-]{16,}"),
+    ("a Weights & Biases key", r"\bwandb_v\d_\w{20,}"),
+    ("a package registry's token", r"\b(?:npm_[A-Za-z0-9]{30,}|pypi-AgE[\w-]{20,}|dckr_pat_[\w-]{20,})"),
+    ("a Stripe key", r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"),
+    ("a JSON web token", r"\beyJ[\w-]{10,999}\.[\w-]{10,999}\.[\w-]*"),
 )
+_BY_THEIR_LOOKS = re.compile("|".join(pattern for _, pattern in KNOWN_SECRETS))
 
 
 def harmless(line: str, environment: Mapping[str, str] | None = None) -> str:

@@ -13,6 +13,7 @@ from llmlaunch.cluster.accelerators import find_accelerator
 from llmlaunch.cluster.matrix import BandwidthMatrix, read_matrix
 from llmlaunch.cluster.profile import Accelerator, Cluster, Link, Site
 from llmlaunch.cluster.schema import ClusterFile
+from llmlaunch.documents.secrets import refuse_secrets
 from llmlaunch.documents.validate import BadKey, dotted, given, known_and_nearest, validate
 from llmlaunch.documents.yaml_strict import Document, read_document
 from llmlaunch.errors import UserError
@@ -77,6 +78,7 @@ def _from_file(path: Path) -> Cluster:
 def _merged_file(path: Path, depth: int = 0) -> dict[str, Any]:
     """The values of a profile with those of its bases under them."""
     document = read_document(path)
+    refuse_secrets(document, document.value.get("not_secrets"))
     values = _with_absolute_matrix(given(validate(ClusterFile, document)), path.parent)
     base = values.pop("base", None)
     if base is None:

@@ -145,3 +145,6 @@ class ClusterFile(StrictModel):
     environment: dict[EnvironmentName, EnvironmentValue] | None = Field(
         None, description="Variables exported to the trainers at this site"
     )
+    not_secrets: list[Line] | None = Field(
+        None, description="Keys of this profile whose values look like secrets and are none"
+    )

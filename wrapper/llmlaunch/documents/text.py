@@ -39,31 +39,15 @@ __all__ = [
     "SrunOption",
     "SrunValue",
     "WrongEntry",
-    "looks_secret",
-    "secret_in",
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_SECRET_WORDS = r"TOKEN|API_?KEY|ACCESS_KEY(?:_ID)?|SECRET_KEY|PRIVATE_KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?"
-_SECRET_NAME = re.compile(rf"(.*_)?({_SECRET_WORDS})", re.IGNORECASE)
-_ASSIGNMENT = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=(?=[^\s$,;])(?![\"']?\$)")
 _MAX_LINE = 4096
 
 # set by the launcher and by torchrun on every node; another value would break the rendezvous
 _RESERVED = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a variable's name says that its value is a secret. Judged by the end of the name: the substring "token"
-    would hit TOKENIZERS_PARALLELISM."""
-    return _SECRET_NAME.fullmatch(name) is not None
-
-
-def secret_in(text: str) -> str | None:
-    """The name of a variable in `text` that looks like a secret and is given a literal value, if there is one."""
-    return next((name for name in _ASSIGNMENT.findall(text) if looks_secret(name)), None)
 
 
 def _line(text: str) -> str:
@@ -134,20 +118,10 @@ def _srun_option(text: str) -> str:
 
 def _srun_value(value: Any) -> Any:
     if isinstance(value, str):
-        name = secret_in(value)
-        if name is not None:
-            raise ValueError(f"gives {name} a literal value, which would be written to the job script; {_LIST_IT}")
         return _line(value)
     if isinstance(value, (int, bool)):
         return value
     raise ValueError('must be text, a whole number, or true (an option without a value); quote it: "..."')
-
-
-def _setup_line(text: str) -> str:
-    name = secret_in(text)
-    if name is not None:
-        raise ValueError(f"gives {name} a literal value, which would be written to the run directory; {_LIST_IT}")
-    return _line(text)
 
 
 def _mount(text: str) -> str:
@@ -168,21 +142,12 @@ def _word(pattern: re.Pattern[str], what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-_LIST_IT = "list the name under secrets: and set the variable where you submit"
-
-
 def _environment_name(text: str) -> str:
     if not _VARIABLE.fullmatch(text):
         raise ValueError("is not a name of an environment variable; use letters, digits and '_'")
     if text in _RESERVED or text.startswith("LLMLAUNCH_"):
         raise ValueError("is set by the launcher itself; remove it")
     return text
-
-
-def _literal_name(text: str) -> str:
-    if looks_secret(text):
-        raise ValueError(f"looks like a secret, which must not stand in a recipe; {_LIST_IT}")
-    return _environment_name(text)
 
 
 def _environment_value(value: Any) -> str:
@@ -200,7 +165,7 @@ SlurmOptions = Annotated[dict[SlurmOption, SlurmValue], AfterValidator(_slurm_op
 PluginOptions = dict[Annotated[str, AfterValidator(_plugin_option)], SlurmValue]
 SrunOption = Annotated[str, AfterValidator(_srun_option)]
 SrunValue = Annotated[Any, AfterValidator(_srun_value), WithJsonSchema({"type": ["string", "integer", "boolean"]})]
-SetupLine = Annotated[str, AfterValidator(_setup_line)]
+SetupLine = Line
 Mount = Annotated[str, AfterValidator(_mount)]
 CudaCapability = Annotated[str, _word(re.compile(r"[0-9]{1,2}\.[0-9]"), "a CUDA compute capability, such as 9.0")]
 GpuType = Annotated[str, _word(re.compile(r"[A-Za-z0-9_.-]+"), "the type of a GPU as SLURM has it, such as h100")]
@@ -217,6 +182,6 @@ ModuleName = Annotated[
 MpiType = Annotated[
     str, _word(re.compile(r"(?!list$)[a-z0-9_]+"), "one of those `srun --mpi=list` shows, such as none or pmix")
 ]
-SecretName = Annotated[str, AfterValidator(_environment_name)]
-EnvironmentName = Annotated[str, AfterValidator(_literal_name)]
+EnvironmentName = Annotated[str, AfterValidator(_environment_name)]
+SecretName = EnvironmentName
 EnvironmentValue = Annotated[Any, AfterValidator(_environment_value), WithJsonSchema({"type": ["string", "integer"]})]

@@ -17,7 +17,7 @@ from llmlaunch.techniques import NO_TECHNIQUES
 __all__ = ["recipe_digest"]
 
 # how it was written, what was remarked on it, where a figure was found, and what is measured anew from day to day
-_LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions"})
+_LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions", "not_secrets"})
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
 _NOTES = frozenset({"memory_source", "bandwidth", "found_version", "family"})  # a family is a way to say the shape
 # came after the first digests were stored: these values still mean what absent meant, so those digests hold

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.documents.secrets import refuse_secrets
 from llmlaunch.documents.slurm_options import over_site_options
 from llmlaunch.documents.validate import BadKey, given, report, validate
 from llmlaunch.documents.yaml_strict import Document, KeyPath, read_document
@@ -20,7 +21,7 @@ from llmlaunch.recipe.containers import container, container_problems
 from llmlaunch.recipe.datasets import data, data_problems, with_places_found
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.numbers import number_formats, number_notes, number_problems, schedule, schedule_problems
-from llmlaunch.recipe.overrides import apply_overrides
+from llmlaunch.recipe.overrides import apply_overrides, parse_override
 from llmlaunch.recipe.recovery import on_oom, restart, watchdog
 from llmlaunch.recipe.schema import HINTS, BackendFile, BudgetFile, MemoryFile, PinsFile, RecipeFile, TrainingFile
 from llmlaunch.recipe.techniques import dispatched, fixed_words, technique_problems, techniques
@@ -48,6 +49,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     written = read_document(Path(path))
     document = apply_overrides(written, overrides)
+    passed = _refuse_secrets(written, overrides, document.value.get("not_secrets"))
     file = validate(RecipeFile, document, HINTS)
     recipe = _resolve(file, document, Path(path).parent)
     problems = [
@@ -61,8 +63,21 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     ]
     if problems:
         raise report(document, problems)
-    recipe = replace(recipe, text=written.text, overrides=tuple(overrides))
+    recipe = replace(recipe, text=written.text, overrides=tuple(overrides), not_secrets=passed)
+    if passed:
+        note = f"no secret stands in {', '.join(passed)}, though it looks so (not_secrets)"
+        recipe = replace(recipe, assumptions=(*recipe.assumptions, note))
     return _absolute(replace(recipe, digest=recipe_digest(recipe)), Path(path).parent)
+
+
+def _refuse_secrets(written: Document, overrides: Sequence[str], allowed: Any) -> tuple[str, ...]:
+    """The file and each word are looked at as they stand: both are copied into the run directory, also what a later
+    word replaces."""
+    passed = refuse_secrets(written, allowed)
+    for word in overrides:
+        path, value = parse_override(word)
+        passed += refuse_secrets(value, allowed, tuple(int(part) if part.isdigit() else part for part in path))
+    return tuple(dict.fromkeys(passed))
 
 
 def _absolute(recipe: Recipe, base_dir: Path) -> Recipe:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from llmlaunch.documents.secrets import looks_secret, secret_in
 from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_value
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.schema import RIVALS, SHORTHAND
 
-__all__ = ["apply_overrides", "shown_word"]
+__all__ = ["apply_overrides", "parse_override", "shown_word"]
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
@@ -26,7 +27,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     value = _copy(document.value)
     places, raw = dict(document.places), dict(document.raw)
     for word in overrides:
-        path, parsed = _parse(word)
+        path, parsed = parse_override(word)
         real = _set(value, path, parsed.value, parsed.name)
         if real in RIVALS:
             _remove(value, RIVALS[real])
@@ -40,7 +41,8 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     return replace(document, value=value, places=places, raw=raw)
 
 
-def _parse(word: str) -> tuple[tuple[str, ...], Document]:
+def parse_override(word: str) -> tuple[tuple[str, ...], Document]:
+    """The keys of a `dotted.key=value` word, and its value. Raises `UserError` naming the word."""
     key, equals, text = word.partition("=")
     shown = shown_word(word)
     path = tuple(key.strip().split("."))
@@ -101,8 +103,9 @@ def _copy(value: Any) -> Any:
 
 
 def shown_word(word: str) -> str:
-    """The word for a message; the value of an environment variable is not repeated."""
-    if word.startswith(("environment.", "slurm.export")):
+    """The word for a message; the value of an environment variable, or what looks like a secret, is not repeated."""
+    key, _, value = word.partition("=")
+    if word.startswith(("environment.", "slurm.export")) or looks_secret(key) or secret_in(value) is not None:
         word = word.partition("=")[0] + "=..."
     text = word if word.isprintable() else ascii(word)
     return text if len(text) <= 80 else text[:77] + "..."

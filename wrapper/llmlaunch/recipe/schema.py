@@ -480,6 +480,11 @@ class RecipeFile(StrictModel):
         {}, description="Variables exported to the trainers; no secrets"
     )
     secrets: list[SecretName] = Field([], description="Names of variables that must be set where you submit")
+    not_secrets: list[Line] = Field(
+        [],
+        description="Keys whose values look like secrets and are none, such as environment.BUILD_KEY; comments = all "
+        "comments",
+    )
     setup: list[SetupLine] = Field(
         [],
         description="Shell lines (module load ...) run where the job begins; every node gets their environment",

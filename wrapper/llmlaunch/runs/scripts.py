@@ -8,8 +8,8 @@ from pathlib import PurePath
 
 from llmlaunch.backends.argument import Reason
 from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.documents.slurm_options import other_gres
-from llmlaunch.documents.text import looks_secret
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
@@ -155,8 +155,8 @@ def _folder(path: str | None) -> str | None:
 
 def _environment(recipe: Recipe, rendered: Rendered, code_root: PurePath | None) -> dict[str, str | NodeVariable]:
     """What train.sh exports. Raises UserError for a name that looks like a secret's."""
-    for name in (*recipe.environment, *recipe.cluster.environment):
-        if looks_secret(variable_name(name)):
+    for name, value in recipe.environment.items():
+        if is_secret_variable(variable_name(name), value) and f"environment.{name}" not in recipe.not_secrets:
             raise UserError(
                 f"environment.{name}: looks like a secret, and a run directory holds none; list the name under "
                 "secrets: and export it where you submit"

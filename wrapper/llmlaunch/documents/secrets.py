@@ -1,0 +1,213 @@
+"""What looks like a secret, by its name, by its form, or by where it stands: in recipes, profiles and files of code.
+
+A recipe is copied into every run directory as it is written, comments included, and what it says reaches job scripts,
+which others can often read. So nothing that looks like a secret may stand in one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from llmlaunch.causes.lines import KNOWN_SECRETS
+from llmlaunch.documents.validate import dotted, report
+from llmlaunch.documents.yaml_strict import Document, KeyPath
+
+__all__ = ["is_secret_file", "is_secret_variable", "known_secret", "looks_secret", "refuse_secrets", "secret_in"]
+
+COMMENTS = "comments"  # what `not_secrets` calls the comments of a file
+_NO_PLACE = "must not stand in a recipe; list the name under secrets: and set the variable where you submit"
+
+# A name says that its value is a secret if one of these is its last word, but for what says of which kind it is.
+_STRONG = frozenset({"token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey"})
+_WEAK = frozenset({"key", "pat", "pwd", "auth"})  # with a word before them: WANDB_KEY, GITHUB_PAT
+_RUN_TOGETHER = re.compile(
+    r"(?:pass(?:word|wd|phrase)|(?:api|secret|access)key|(?:auth|access|hf|gh|api)token|sshpass)$"
+)
+_KIND = re.compile(
+    r"rw|ro|r|w|read|write|readonly|admin|prod|production|dev|staging|test|ci|org|backup|old|new|main|default|primary"
+    r"|secondary|b64|base64|value|string|v?\d+"
+)
+_OF_TEXT = re.compile(  # <|endoftext|> and its like are tokens, too
+    r"eos|bos|pad|unk|sep|cls|mask|eod|special|image|video|audio|media|text|begin|end|start|stop|think|chat|tool|per|max"
+    r"|min|num|decoder|next|first|last|prompt|draft|user|assistant|system|vocab|additional"
+)
+_OF_DATA = re.compile(  # and a dataset has keys
+    r"sort|primary|foreign|partition|group|cache|column|image|video|audio|text|label|dict|json|data|dataset|prompt|input"
+    r"|output|field|hot|shard|routing|lookup|completion|response|target|source|chosen|rejected|messages|id|order|ib"
+)
+_NO_SECRET = re.compile(r"|[01]|true|false|yes|no|on|off|none|null|auto|\d{1,5}|[<\[].*|\*+|\.\.\.", re.IGNORECASE)
+_PATH = re.compile(r"(?:/|~/|\.{1,2}/)[\w./~-]*")
+
+_LITERAL = r"[\"']?(?![\"']?[$`])([^\s\"',;&|)}]+)"
+_ASSIGNMENT = re.compile(r"(?<![\w-])([A-Za-z_]\w*)\+?=" + _LITERAL)
+_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=+]" + _LITERAL)
+_OPTION = re.compile(r"(?:^|[\s\"'\[,])--?([A-Za-z][\w-]+)(?:=|[\"']?,?\s+)(?!-)" + _LITERAL)
+_HERE = re.compile(r"\bread\b[^;&|]{0,200}?\s([A-Za-z_]\w*)\s*<<<\s*" + _LITERAL)
+_PRINTF = re.compile(r"\bprintf\s+-v\s+([A-Za-z_]\w*)\s+" + _LITERAL)
+_LOGIN = re.compile(
+    r"\b(?:wandb|weave|comet|neptune)\s+login\b[^;&|]{0,200}\s(?!-)[\"']?(?!\$)[A-Za-z0-9_-]{8,}"
+    r"|\blogin\b[^;&|]{0,200}\s-p\s*[\"']?(?![\"']?[$\s])\S"
+    r"|\b(?:echo|printf)\s+(?:-\w+\s+|[\"']%s[^\s]*\s+)*[\"']?(?![\"']?\$)[\w.~+/-]{8,}[\"']?\s*\|[^;&]*\blogin\b"
+    r"|\blogin\b[^;&|]{0,200}<<<\s*[\"']?(?![\"']?\$)\S"
+)
+_HEADER = re.compile(
+    r"\bauthorization[\"']?\s*[:=]\s*[\"']?(?:basic|bearer|token)\s+(?!\$)\S|\bbearer\s+(?!\$)[\w.~+/=-]{12,}", re.I
+)
+_QUERY = re.compile(r"[?&][\w-]{0,60}(?:token|key|secret|password|signature|sig|credential)=(?!\$)[^\s&#\"']{8,}", re.I)
+_PASSWORD_OF_URL = re.compile(
+    r"[a-z][a-z0-9+.-]{0,20}://(?:[^\s/:@\"']*:(?![$*<{])[^\s/@\"']+|(?!\$)[A-Za-z0-9_-]{20,})@"
+    r"|(?<![\w./#-])[\w.-]{1,100}:(?![$*<{])[^\s/@:\"']{3,}@(?!sha\d)[\w.-]+:\d+",
+    re.IGNORECASE,
+)
+_KEY_FILE = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY|PuTTY-User-Key-File-|AGE-SECRET-KEY-1")
+_KNOWN = tuple((label, re.compile(pattern)) for label, pattern in KNOWN_SECRETS)
+
+_COMMENT = re.compile(r"(?:^|\s)#(.*)")
+_COMMENTED_OUT = re.compile(r"([A-Z][A-Z0-9_]*)[\"']?:\s+[\"']?((?=\S*\d)[^\s\"',}]{8,})[\"',}]?\s*$")
+
+_SECRET_FILE = re.compile(
+    r"\.env(?:\..+|rc)?|.+\.env|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?(?:[._-].*)?(?<!\.pub)"
+    r"|.+\.(?:pem|key|p12|pfx|jks|keystore|kdbx|ppk|ovpn|asc|gpg|kubeconfig)|_?\.?netrc|\.git-credentials|\.pgpass|\.my\.cnf"
+    r"|\.(?:npm|pypi|yarn|docker)rc|\.npmrc|\.pypirc|\.htpasswd|\.vault-token|kubeconfig(?:[._-].*)?"
+    r"|\.?(?:credentials|secrets?)(?:\.(?:json|ya?ml|toml|ini|txt|cfg|conf|env|db))?"
+    r"|(?:.*[._-])?(?:service[_-]account|client_secret)[^/]*\.json|stored_tokens|terraform\.tfstate.*|.*\.tfvars",
+    re.IGNORECASE,
+)
+_SECRET_PLACE = re.compile(
+    r"(?:^|/)(?:\.ssh|\.gnupg|\.aws|\.azure|\.kube)/|(?:^|/)\.docker/config\.json$|(?:^|/)\.?huggingface/(?:token|stored_tokens)$"
+    r"|(?:^|/)\.config/(?:gcloud|gh)/|(?:^|/)\.?(?:hf_|huggingface_?)?token(?:\.txt)?$",
+    re.IGNORECASE,
+)
+
+
+def refuse_secrets(document: Document, allowed: Any, path: KeyPath = ()) -> list[str]:
+    """Raise UserError where a value or a comment of `document` looks like a secret, without repeating it. `path` is
+    where the whole document stands, for a word of the command line.
+
+    `allowed` is what `not_secrets` holds: dotted keys whose values are none, `comments` for all comments. Returns those
+    that were needed.
+    """
+    if path and isinstance(path[-1], str):  # the name decides, too
+        problems = list(_value_problems({path[-1]: document.value}, path[:-1]))
+    else:
+        problems = list(_value_problems(document.value, path))
+    comment = _comment_problem(document.text)
+    if comment is not None:
+        line, text = comment
+        problems.append(((COMMENTS,), text))
+        place = document.where() if path else f"{document.name}:{line}"
+        document = replace(document, places={**document.places, (COMMENTS,): place})
+    passed = allowed if isinstance(allowed, list) else []
+    refused = [
+        (key, f"{text} (where that is wrong: `not_secrets: [{dotted(key)}]`)")
+        for key, text in problems
+        if dotted(key) not in passed
+    ]
+    if refused:
+        raise report(document, refused)
+    return [dotted(key) for key, _ in problems]
+
+
+def _comment_problem(text: str) -> tuple[int, str] | None:
+    """The first line with a comment that holds a secret, and the sentence."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for comment in _COMMENT.findall(line):
+            problem = secret_in(comment) or _commented_out(comment)
+            if problem is not None:
+                return number, f"{problem}, and comments are copied into every run directory; remove it"
+    return None
+
+
+def _value_problems(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if known_secret(name) is not None:
+                yield path, f"a key holds what looks like {known_secret(name)}, which {_NO_PLACE}"
+            elif not isinstance(item, (dict, list)) and is_secret_variable(name, str(item)):
+                yield (*path, name), f"looks like a secret, which {_NO_PLACE}"
+            else:
+                yield from _value_problems(item, (*path, name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            pair = value[index : index + 2]
+            yield from _value_problems(item, (*path, index))
+            if len(pair) == 2 and all(isinstance(word, str) for word in pair) and _is_option(pair[0]):
+                yield from _value_problems(" ".join(pair), (*path, index + 1))
+    elif isinstance(value, str):
+        problem = secret_in(value)
+        if problem is not None:
+            yield path, f"{problem}, which {_NO_PLACE}"
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and "=" not in word and " " not in word
+
+
+def _commented_out(comment: str) -> str | None:
+    match = _COMMENTED_OUT.search(comment)
+    return f"gives {match[1]} a literal value" if match and looks_secret(match[1]) else None
+
+
+def secret_in(text: str) -> str | None:
+    """What in `text` looks like a secret, in words that do not repeat it; None where nothing does."""
+    known = known_secret(text)
+    if known is not None:
+        return f"holds what looks like {known}"
+    for pattern in (_ASSIGNMENT, _DEFAULT, _HERE, _PRINTF):
+        for name, value in pattern.findall(text):
+            if is_secret_variable(name, value):
+                return f"gives {name} a literal value"
+    for name, value in _OPTION.findall(text):
+        if is_secret_variable(name, value):
+            return f"gives --{name} a literal value"
+    if _PASSWORD_OF_URL.search(text):
+        return "holds a password in an address"
+    if _LOGIN.search(text):
+        return "logs in with a literal secret"
+    return "holds a literal secret" if _HEADER.search(text) or _QUERY.search(text) else None
+
+
+def known_secret(text: str) -> str | None:
+    """What kind of secret stands in `text`, by a form that nothing else has: a service's own prefix, the head of a key
+    file."""
+    if _KEY_FILE.search(text):
+        return "a private key"
+    return next((label for label, pattern in _KNOWN if pattern.search(text)), None)
+
+
+def is_secret_variable(name: str, value: str) -> bool:
+    """Whether the name says that `value` is a secret, and `value` may be one: no switch, no small number, and where the
+    name leaves that open no path."""
+    if not looks_secret(name) or _NO_SECRET.fullmatch(value):
+        return False
+    weak = re.split(r"[_.-]+", name.lower())[-1] in _WEAK
+    return not (weak and _PATH.fullmatch(value))
+
+
+def looks_secret(name: str) -> bool:
+    """Whether the name of a variable or option says that its value is a secret: by its last word, since the substring
+    "token" would hit TOKENIZERS_PARALLELISM."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    parts = [part for part in re.split(r"[_.-]+", spaced.lower()) if part]
+    while len(parts) > 1 and _KIND.fullmatch(parts[-1]):
+        parts.pop()
+    if parts[-2:] == ["key", "id"]:
+        parts.pop()
+    if not parts:
+        return False
+    last, before = parts[-1], parts[-2] if len(parts) > 1 else ""
+    if last in _STRONG:
+        return _OF_TEXT.fullmatch(before) is None
+    if last in _WEAK:
+        return bool(before) and _OF_DATA.fullmatch(before) is None
+    return _RUN_TOGETHER.search(last) is not None
+
+
+def is_secret_file(name: str) -> bool:
+    """Whether a file of this name, a path relative to its tree, is known to hold secrets."""
+    path = PurePath(name)
+    return _SECRET_FILE.fullmatch(path.name) is not None or _SECRET_PLACE.search(path.as_posix()) is not None
