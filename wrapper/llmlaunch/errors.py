@@ -6,7 +6,9 @@ reaches the top is a bug of llmlaunch and shows a traceback with a hint to repor
 
 from __future__ import annotations
 
-__all__ = ["NothingSafe", "SchedulerRefused", "UserError"]
+import errno
+
+__all__ = ["NothingSafe", "OutputLost", "SchedulerRefused", "UserError"]
 
 
 class UserError(Exception):
@@ -25,3 +27,17 @@ class SchedulerRefused(UserError):
     """The scheduler did not take the job; the message carries its own words."""
 
     exit_code = 4
+
+
+class OutputLost(Exception):
+    """The result cannot be written where the person wants it. Not an OSError: click would take it for its own."""
+
+    def __init__(self, failure: OSError) -> None:
+        super().__init__(f"the output cannot be written: {failure.strerror or failure}")
+        # EPIPE: the reader of a pipe ended. EIO: the terminal was closed. ENXIO: the same of odder files.
+        self.reader_gone = failure.errno in (errno.EPIPE, errno.EIO, errno.ENXIO)
+
+    @property
+    def exit_code(self) -> int:
+        """That of a program which SIGPIPE ended (128 + 13) if nobody reads any more, else 1."""
+        return 141 if self.reader_gone else 1

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.report.screen import ReaderGone, Screen
+from llmlaunch.errors import OutputLost
+from llmlaunch.report.screen import Screen
 
 
 class Terminal(io.StringIO):
@@ -50,7 +51,8 @@ def test_lines_in_place_are_cut_to_the_terminal(monkeypatch: pytest.MonkeyPatch)
 
 WATCHES = """
 import os, signal, sys, time
-from llmlaunch.report.screen import ReaderGone, Screen, outliving_the_terminal
+from llmlaunch.errors import OutputLost
+from llmlaunch.report.screen import Screen, outliving_the_terminal
 from pathlib import Path
 lasting, out = sys.argv[1] == "lasting", Path(sys.argv[2])
 screen, other = Screen(sys.stdout, lasting), Screen(sys.stderr, lasting)
@@ -65,7 +67,7 @@ try:
             other.say("and more")
         print("what was never asked for", file=sys.stderr, flush=True)
     out.write_text("to the end")
-except ReaderGone:
+except OutputLost:
     out.write_text("nobody reads")
 """
 
@@ -88,6 +90,6 @@ def test_a_reader_that_goes_away(tmp_path: Path, what: str, lasting: str, said: 
 
 
 def test_a_full_disk_is_no_reader_that_went_away() -> None:
-    with open("/dev/full", "w") as full, pytest.raises(OSError, match="No space"):  # noqa: PTH123
+    with open("/dev/full", "w") as full, pytest.raises(OutputLost, match="No space") as lost:  # noqa: PTH123
         Screen(full).say("x" * 10_000)
-    assert ReaderGone is not OSError
+    assert (lost.value.reader_gone, lost.value.exit_code) == (False, 1)

@@ -38,22 +38,19 @@ def command(run: str, node: str, attempt: str, job: bool, tail: int | None, foll
     from llmlaunch.launchers.choose import launcher_of
     from llmlaunch.launchers.follow import follow as follow_job
     from llmlaunch.launchers.follow import follow_steps
-    from llmlaunch.report.screen import ReaderGone, Screen
+    from llmlaunch.report.screen import Screen
 
     submission = submission_of(run)
     screen = Screen(sys.stdout)
-    try:
-        if follow and not raw and (node, attempt, job, tail) == ("all", "last", False, None):
-            launcher = launcher_of(submission)
-            follow_steps(submission.run_dir, launcher, submission, screen, tail=_TAIL_OF_THE_PAST)
-            return 0
-        logs = _wanted(submission, node, attempt, job, tail, follow)
-        if follow:
-            follow_job(submission.run_dir, launcher_of(submission), submission, screen.say, logs=logs)
-        else:
-            _print(submission, logs, screen)
-    except ReaderGone:
+    if follow and not raw and (node, attempt, job, tail) == ("all", "last", False, None):
+        launcher = launcher_of(submission)
+        follow_steps(submission.run_dir, launcher, submission, screen, tail=_TAIL_OF_THE_PAST)
         return 0
+    logs = _wanted(submission, node, attempt, job, tail, follow)
+    if follow:
+        follow_job(submission.run_dir, launcher_of(submission), submission, screen.say, logs=logs)
+    else:
+        _print(submission, logs, screen)
     return 0
 
 

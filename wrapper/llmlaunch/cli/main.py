@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 import sys
 
 import click
 
 from llmlaunch import __version__
-from llmlaunch.errors import UserError
+from llmlaunch.cli.streams import standard_streams
+from llmlaunch.errors import OutputLost, UserError
 
 __all__ = ["cli", "main", "module_of"]
 
@@ -72,13 +72,26 @@ def main() -> None:
     """Entry point. Exit codes: 0 fine, 2 a person's mistake, 3 nothing safe, 4 the scheduler refused, 1 our own bug."""
     # Almost all that a command makes lives to its end; looking for garbage as often as Python does is 7 % of `submit`.
     gc.set_threshold(50_000, 20, 100)
-    sys.exit(_run())
+    with standard_streams():
+        code = _run()
+    sys.exit(code)
 
 
 def _run() -> int:
     try:
+        try:
+            return _command()
+        finally:
+            sys.stdout.flush()
+    except OutputLost as lost:
+        if not lost.reader_gone:  # who closed a pipe knows
+            click.echo(f"error: {lost}", err=True)
+        return lost.exit_code
+
+
+def _command() -> int:
+    try:
         result = cli.main(standalone_mode=False)
-        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except UserError as mistake:
         click.echo(f"error: {mistake}", err=True)
@@ -88,10 +101,8 @@ def _run() -> int:
     except click.ClickException as usage:
         usage.show()
         return usage.exit_code
-    except BrokenPipeError:
-        # the reader (head, less) went away: nothing is wrong, and nothing more can be said
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OutputLost:
+        raise
     except Exception:
         import traceback
 

@@ -12,7 +12,7 @@ from llmlaunch.cli.submitted import note_ends
 from llmlaunch.launchers.asked import Asked
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.watching import JsonView, PlainView, View, watch
-from llmlaunch.report.screen import ReaderGone, Screen
+from llmlaunch.report.screen import Screen
 from llmlaunch.report.watch_screen import TerminalView, can_draw
 
 __all__ = ["watch_runs"]
@@ -31,10 +31,6 @@ def watch_runs(submissions: Sequence[Submission], as_json: bool, interval_second
     else:
         write = Screen(sys.stdout).say
         view = JsonView(write) if as_json else PlainView(write)
-    looks = []
-    try:
-        with shown:
-            looks = watch(asked, view, interval_seconds, note_ends)
-    except ReaderGone:
-        return 0
+    with shown:
+        looks = watch(asked, view, interval_seconds, note_ends)
     return FAILED if any(look.state.ended and look.state.phase != "succeeded" for look in looks) else 0

@@ -7,7 +7,6 @@ caller to say.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -16,21 +15,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+from llmlaunch.errors import OutputLost
 from llmlaunch.report.text import one_line
 
-__all__ = ["ReaderGone", "Screen", "outliving_the_terminal"]
-
-# EPIPE: the reader of a pipe ended. EIO: the terminal was closed. ESTALE, ENXIO: the same of odder files.
-_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)
-
-
-class ReaderGone(Exception):
-    """Nobody reads any more."""
+__all__ = ["Screen", "outliving_the_terminal"]
 
 
 class Screen:
     """`say` writes lines that stay; `show` lines that the next words replace: on a terminal alone, elsewhere they are
-    left out. With `lasting`, a reader that goes away silences the screen; else ReaderGone is raised."""
+    left out. Where it cannot be written any more, OutputLost is raised; with `lasting` the screen falls silent instead,
+    and says so on stderr where the disk is full."""
 
     def __init__(self, stream: TextIO, lasting: bool = False) -> None:
         self.live = stream.isatty()
@@ -68,13 +62,15 @@ class Screen:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except OSError as error:
-            if error.errno not in _GONE:
-                raise
+        except (OSError, OutputLost) as failure:
             self.gone = True
             _into_the_void(self._stream)
+            lost = failure if isinstance(failure, OutputLost) else OutputLost(failure)
             if not self._lasting:
-                raise ReaderGone from error
+                raise lost from failure
+            if not lost.reader_gone and self._stream is not sys.stderr:
+                with contextlib.suppress(OSError):
+                    sys.stderr.write(f"warning: {lost}; the run goes on\n")
 
 
 @contextlib.contextmanager
