@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from llmlaunch.backends.logs import Progress, parse_progress
@@ -30,6 +32,28 @@ def test_a_line_of_skipped_steps_alone_has_no_loss() -> None:
     """Megatron-LM prints the mean of nothing as 0.0."""
     skipped = parse_progress(MEGATRON.replace("lm loss: 1.000000E+01", "lm loss: 0.000000E+00"))
     assert skipped == Progress(step=2, steps=10, seconds_per_step=1.25, tflops_per_gpu=401.5)
+
+
+NAN_LINE = (  # core 0.19 prints no mean that is NaN (training_log: `if avg >= 0.0`)
+    " [2026-08-22 15:22:22.000000] iteration        3/      10 | consumed samples:          384 | "
+    "elapsed time per iteration (ms): 1250.0 | learning rate: 1.000000E-04 | global batch size:   128 | "
+    "loss scale: 1.0 | grad norm: nan | number of skipped iterations:   0 | number of nan iterations:   0 |"
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        NAN_LINE,
+        NAN_LINE.replace("grad norm: nan |", "").replace("nan iterations:   0", "nan iterations:   2"),
+        MEGATRON.replace("1.000000E+01", "NAN"),
+    ],
+)
+def test_megatron_says_in_several_ways_that_the_loss_is_nan(line: str) -> None:
+    progress = parse_progress(line)
+    assert progress is not None
+    assert progress.loss is not None
+    assert math.isnan(progress.loss)
 
 
 def test_fields_a_flag_switches_off_are_unknown_not_wrong() -> None:

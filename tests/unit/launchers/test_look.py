@@ -40,6 +40,17 @@ def test_one_run_is_a_sentence() -> None:
     )
 
 
+@pytest.mark.parametrize(("loss", "words"), [("nan", "NaN since step 1,207"), ("inf", "infinite since step 1,207")])
+def test_a_loss_that_is_no_number_is_said_with_the_step_it_began(loss: str, words: str) -> None:
+    not_finite = {"loss": loss, "since_step": 1207}
+    progress = {"step": 1240, "steps": 5000, "loss": None, "not_finite": not_finite}
+    running = look(JobState("running", "RUNNING"), progress)
+    assert running.sentence() == f"job 12 (slurm): running [RUNNING]; step 1240 of 5000, loss {words}"
+    assert words in running.cells()
+    printed = json.loads(json.dumps(running.as_json(), allow_nan=False))
+    assert (printed["progress"]["loss"], printed["progress"]["not_finite"]) == (None, not_finite)
+
+
 def test_what_is_unusual_is_said() -> None:
     chain = {"chain": ("12", "13", "14")}
     waiting = JobState("pending", "PENDING", "Priority", expected_start=datetime(2026, 11, 21, 13, 4), link=2)

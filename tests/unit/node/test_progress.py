@@ -191,3 +191,25 @@ def test_whoever_speaks_is_read_at_every_look_and_the_others_in_turn(logs: Logs)
     assert logs.reader.look().slow
     logs.write(step(3), nodes[50])
     assert logs.steps(everywhere=True) == [3]
+
+
+@pytest.mark.parametrize(
+    ("lines", "text", "loss"),
+    [
+        (deepspeed_lines(), OURS.replace(b"3.1234", b"nan"), "nan"),
+        (megatron_lines(), MEGATRON.replace(b"1.000000E+01", b"NAN"), "nan"),
+        (megatron_lines(), MEGATRON.replace(b"1.000000E+01", b"INF"), "inf"),
+        (
+            megatron_lines(),
+            MEGATRON.replace(b" lm loss: 1.000000E+01 |", b"").replace(b"norm: 1.000", b"norm: nan"),
+            "nan",
+        ),
+        (any_script_lines(10), b"steps: 20 loss: nan iter time (s): 0.500 samples/sec: 8.0", "nan"),
+        (any_script_lines(10), b"{'loss': 'nan', 'grad_norm': 'nan', 'learning_rate': '1e-05', 'epoch': '0.5'}", "nan"),
+        (any_script_lines(10), b"step 7 | loss=-inf", "-inf"),
+        (any_script_lines(10), b"iter 7: loss NaN, time 250ms", "nan"),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_read_as_what_it_is(lines: ProgressLines, text: bytes, loss: str) -> None:
+    (found,) = read(lines, text)
+    assert str(found.loss) == loss

@@ -118,6 +118,22 @@ def test_progress_is_written_and_the_last_step_too(watched: Watched) -> None:
     assert last["tokens_per_second"] == pytest.approx(4096 / last["step_seconds"], rel=0.01)
 
 
+def test_a_loss_that_is_nan_is_written_from_the_step_it_began(watched: Watched) -> None:
+    watched.watch(floor_seconds=600.0)
+    watched.steps(1, 1)
+    watched.say("step 2/40 | loss nan")
+    until(lambda: watched.progress()["not_finite"], "the loss is NaN")
+    watched.say("step 3/40 | loss nan")
+    watched.child.kill()
+    watched.child.wait()
+    assert watched.ended() == ""
+    progress = json.loads(
+        (watched.rig.attempt_directory / "progress.json").read_text(), parse_constant=lambda word: pytest.fail(word)
+    )
+    assert (progress["step"], progress["loss"]) == (3, None)
+    assert progress["not_finite"] == {"loss": "nan", "since_step": 2}
+
+
 def test_a_hang_is_written_down_asked_for_its_stacks_and_ended(watched: Watched) -> None:
     watched.watch()
     watched.steps(1, 1)

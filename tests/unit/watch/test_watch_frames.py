@@ -73,6 +73,11 @@ def test_one_run_shows_steps_ages_and_a_bar_for_each_gpu() -> None:
     ]
 
 
+def test_a_loss_that_is_nan_is_shown_with_the_step_it_began() -> None:
+    drawn = text(frame([replace(run_of(), loss=float("nan"), loss_since=37)], 100, 24, NOW))
+    assert drawn[1].startswith("step 40/100 | loss NaN since step 37 | ")
+
+
 def test_of_512_gpus_the_fullest_are_shown_and_the_rest_is_counted() -> None:
     gauges = [gauge(n, 30.0 + n % 7) for n in range(512)]
     gauges[300] = gauge(300, 63.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -9,8 +10,9 @@ from llmlaunch.backends.base import ProgressLines
 
 __all__ = ["Progress", "any_script_lines", "deepspeed_lines", "megatron_lines", "parse_progress"]
 
-# Named groups: step, steps, loss, tokens_per_second, seconds or milliseconds (of a step). They are also searched in
-# bytes by Python 3.8 on the node, so nothing newer, and nothing outside ASCII.
+# Named groups: step, steps, loss, tokens_per_second, seconds or milliseconds (of a step), and nan, which says in other
+# words that the loss is NaN. They are also searched in bytes by Python 3.8 on the node, so nothing newer, and nothing
+# outside ASCII.
 
 # Our DeepSpeed script (trainers/deepspeed/train.py).
 OURS = (
@@ -19,22 +21,25 @@ OURS = (
 )
 # Megatron-LM's training line (training_log of megatron/training/training.py, core 0.16 to 0.19). Which fields appear
 # depends on the flags; the loss lacks until one step was not skipped, and is 0.0 where every step since the line
-# before was (fp16's loss scale): no loss at all.
+# before was (fp16's loss scale): no loss at all. A mean that is NaN is not printed (core 0.19: `if avg >= 0.0`): the
+# norm of the gradients is, and iterations that were skipped for it are counted.
 MEGATRON = (
     r"\biteration +(?P<step>\d+)/ *(?P<steps>\d+) \|"
     r"(?:.*? elapsed time per iteration \(ms\): (?P<milliseconds>[\d.]+) \|)?"
     r"(?:.*? lm loss: (?!0\.0+E\+00 )(?P<loss>\S+) \|)?"
+    r"(?:.*? (?P<nan>grad norm: nan \||number of nan iterations: +[1-9]\d* \|))?"
 )
 # DeepSpeed's pipeline engine (runtime/pipe/engine.py), every steps_per_print steps.
 DEEPSPEED_PIPELINE = r"\bsteps: (?P<step>\d+) loss: (?P<loss>\S+) (?:.*?iter time \(s\): (?P<seconds>[\d.]+))?"
 # Its other engines, where the log level shows them (runtime/engine.py, _report_progress).
 DEEPSPEED_ENGINE = r"\bstep=(?P<step>\d+), skipped=\d+, lr="
+_LOSS = r"(?P<loss>(?i:[-+]?nan|[-+]?inf(?:inity)?)|[-+.\deE]+)"
 # Hugging Face's Trainer: the dictionary has no step, the progress bar has; numbers are text since Transformers 5.
-TRAINER = r"\{'loss': '?(?P<loss>[-+.\deE]+|nan|inf)'?, .{0,400}?'epoch': "
+TRAINER = r"\{'loss': '?" + _LOSS + r"'?, .{0,400}?'epoch': "
 # Scripts by hand say it in many ways, some in colours: "step: 12  loss: 3.1", "iter 7: loss 4.2, time 250ms".
 BY_HAND = (
     r"(?:\b|\x1b\[\d+m)(?i:step|iter|iteration|batch)[ =:#]+(?P<step>\d+)(?: ?/ ?(?P<steps>\d+))?\b"
-    r".{0,120}?(?i:loss)[ =:]+(?P<loss>[-+.\deE]+|nan|inf)"
+    r".{0,120}?(?i:loss)[ =:]+" + _LOSS
 )
 
 # Each is said when a save or an evaluation begins: Megatron-LM (megatron/training/checkpointing.py and training.py),
@@ -98,7 +103,7 @@ def parse_progress(line: str) -> Progress | None:
     return Progress(
         step=int(megatron["step"]),
         steps=int(megatron["steps"]),
-        loss=_number(megatron["loss"]),
+        loss=math.nan if megatron["nan"] else _number(megatron["loss"]),
         seconds_per_step=None if milliseconds is None else milliseconds / 1000.0,
         tflops_per_gpu=None if tflops is None else _number(tflops[1]),
     )

@@ -11,6 +11,7 @@ from llmlaunch.causes import words as cause_words
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of
 from llmlaunch.launchers.run_files import latest_attempt, run_id_in, run_name
+from llmlaunch.report.run_words import not_finite_words
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.identifiers import is_fallback
 
@@ -36,7 +37,7 @@ class Look:
 
     def as_json(self) -> dict[str, Any]:
         submission, state = self.submission, self.state
-        known = ("step", "steps", "loss", "tokens_per_second", "at", "hung")
+        known = ("step", "steps", "loss", "not_finite", "tokens_per_second", "at", "hung")
         return {
             "run_id": run_id_in(submission.run_dir),
             "run_dir": str(submission.run_dir),
@@ -78,7 +79,7 @@ class Look:
             self._job,
             self.state.phase,
             "-" if step is None else f"{step:.0f}" + (f"/{steps:.0f}" if steps else ""),
-            "-" if loss is None else f"{loss:.4g}",
+            not_finite_words(self.progress) or ("-" if loss is None else f"{loss:.4g}"),
             "-" if speed is None else f"{speed:,.0f}",
             self._because or (self.state.state if self.state.phase == "failed" else ""),
         ]
@@ -113,7 +114,8 @@ class Look:
         if step is None:
             return []
         figures = [f"step {step:.0f}" + (f" of {steps:.0f}" if steps else "")]
-        figures += [f"loss {loss:.4g}"] if loss is not None else []
+        unusual = not_finite_words(self.progress)
+        figures += [f"loss {unusual}"] if unusual else [f"loss {loss:.4g}"] if loss is not None else []
         return figures + ([f"{speed:,.0f} tokens/s"] if speed is not None else [])
 
     def _number(self, name: str) -> float | None:

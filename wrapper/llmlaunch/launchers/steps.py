@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ def _matched(patterns: tuple[re.Pattern[str], ...], line: str) -> Step | None:
             return Step(
                 step=None if step is None else int(step),
                 steps=None if steps is None else int(steps),
-                loss=_number(groups.get("loss")),
+                loss=math.nan if groups.get("nan") else _number(groups.get("loss")),
                 seconds=_number(groups.get("seconds")) if milliseconds is None else milliseconds / 1000.0,
                 tokens_per_second=_number(groups.get("tokens_per_second")),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -50,6 +51,8 @@ class RunWatch:
     _said: set[tuple[str, str]] = field(default_factory=set)
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_REMEMBERED))
     _attempt: str = ""
+    _loss_since: int | None = None
+    """The step at which the loss became NaN or infinite; None while it is a number."""
     _memory: tuple[float, int | None] = (float("-inf"), None)
     _slow: str = ""
     _step_at: float = 0.0
@@ -136,6 +139,9 @@ class RunWatch:
             return
         if attempt != self._attempt:
             self._seconds.clear()
+            self._loss_since = None
+        if found.loss is not None:
+            self._loss_since = None if math.isfinite(found.loss) else self._loss_since or found.step
         self._attempt, self.step, self._step_at = attempt, found, time.monotonic()
         if found.seconds is not None:
             self._seconds.append(found.seconds)
@@ -150,6 +156,7 @@ class RunWatch:
             self.memory_bytes,
             facts.predicted_bytes,
             self.seconds_left,
+            self._loss_since,
         )
         yield News(self.line, passing=True, is_step=True)
 

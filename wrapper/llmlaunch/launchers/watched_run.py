@@ -63,6 +63,7 @@ class RunReader:
         if look.state.ended or time.monotonic() - self._memory_at >= _MEMORY_SECONDS:
             self._look_at_memory()
         said = look.cells()
+        since = _not_finite(progress).get("since_step")
         return Watched(
             name=run_name(self.submission.run_dir),
             job=said[1],
@@ -71,7 +72,8 @@ class RunReader:
             ended=look.state.ended,
             step=last.step if last and last.step is not None else _whole(progress.get("step")),
             steps=(last.steps if last else None) or _whole(progress.get("steps")) or facts.steps,
-            loss=last.loss if last and last.loss is not None else _number(progress.get("loss")),
+            loss=last.loss if last and last.loss is not None else _loss(progress),
+            loss_since=_whole(since),
             step_seconds=last.seconds if last and last.seconds else _number(progress.get("step_seconds")),
             tokens_per_second=(last.tokens_per_second if last else None) or _number(progress.get("tokens_per_second")),
             devices=facts.devices,
@@ -109,6 +111,17 @@ class RunReader:
         attempt = self._attempt
         resident = attempt.gauges.predicted.resident
         return tuple(monitor_remarks(self._tails.of(attempt.name), attempt.nodes, resident, time.time()))
+
+
+def _loss(progress: Mapping[str, Any]) -> float | None:
+    """The last loss that progress.json knows, NaN and infinity among them."""
+    unusual = _not_finite(progress).get("loss")
+    return float(unusual) if unusual in ("nan", "inf", "-inf") else _number(progress.get("loss"))
+
+
+def _not_finite(progress: Mapping[str, Any]) -> Mapping[str, Any]:
+    record = progress.get("not_finite")
+    return record if isinstance(record, dict) else {}
 
 
 def _whole(value: object) -> int | None:

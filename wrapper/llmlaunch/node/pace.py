@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,6 +36,7 @@ class Pace:
         self._last: Step | None = None
         self._steps = progress.get("steps")
         self._loss: float | None = None
+        self._not_finite: Record | None = None  # that the loss is NaN or infinite, and since when
         self._tokens_per_second: float | None = None
         self._seconds: deque[float] = deque(maxlen=REMEMBERED)
         self._gaps: deque[float] = deque(maxlen=REMEMBERED)
@@ -63,9 +65,19 @@ class Pace:
         if step.step is not None or self._last is None:
             self._last = step
         self._steps = step.steps or self._steps
-        self._loss = self._loss if step.loss is None else step.loss
+        self._take_loss(step)
         self._tokens_per_second = step.tokens_per_second or self._tokens_per_second
         return new
+
+    def _take_loss(self, step: Step) -> None:
+        """A line without a loss leaves what was said before it."""
+        if step.loss is None:
+            return
+        if math.isfinite(step.loss):
+            self._loss, self._not_finite = step.loss, None
+            return
+        since = step.step if self._not_finite is None else self._not_finite["since_step"]
+        self._loss, self._not_finite = None, {"loss": str(step.loss), "since_step": since}
 
     def _advance(self, before: int | None, fresh: list[Step], now: float) -> None:
         gap = now - self._last_step_at
@@ -125,6 +137,7 @@ class Pace:
             "step": None if self._last is None else self._last.step,
             "steps": self._steps,
             "loss": self._loss,
+            "not_finite": self._not_finite,
             "tokens_per_second": None if tokens_per_second is None else round(tokens_per_second, 1),
             "step_seconds": None if seconds is None else round(seconds, 4),
         }

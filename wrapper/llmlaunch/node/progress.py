@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
     step: int | None
     steps: int | None
-    loss: float | None
+    loss: float | None  # NaN and infinity, too
     tokens_per_second: float | None
     seconds: float | None  # of one step
 
@@ -43,7 +43,7 @@ class News(NamedTuple):
 class Words:
     """The regular expressions of `run.json`'s "progress". Raises re.error for what is none.
 
-    Groups of a step pattern: step, steps, loss, tokens_per_second, seconds, milliseconds; any may lack.
+    Groups of a step pattern: step, steps, loss, tokens_per_second, seconds, milliseconds, nan; any may lack.
     """
 
     def __init__(self, progress: Record) -> None:
@@ -161,21 +161,25 @@ def _first(patterns: list[Pattern[bytes]], line: bytes) -> Match[bytes] | None:
 
 def _step(found: Match[bytes]) -> Step:
     groups = found.groupdict()
-    step, steps = _number(groups.get("step")), _number(groups.get("steps"))
-    milliseconds = _number(groups.get("milliseconds"))
+    step, steps = _finite(groups.get("step")), _finite(groups.get("steps"))
+    milliseconds = _finite(groups.get("milliseconds"))
     return Step(
         step=None if step is None else int(step),
         steps=None if steps is None else int(steps),
-        loss=_number(groups.get("loss")),
-        tokens_per_second=_number(groups.get("tokens_per_second")),
-        seconds=_number(groups.get("seconds")) if milliseconds is None else milliseconds / 1000.0,
+        loss=math.nan if groups.get("nan") else _number(groups.get("loss")),
+        tokens_per_second=_finite(groups.get("tokens_per_second")),
+        seconds=_finite(groups.get("seconds")) if milliseconds is None else milliseconds / 1000.0,
     )
 
 
-def _number(text: bytes | None) -> float | None:
+def _finite(text: bytes | None) -> float | None:
     """None for what is no number, and for one JSON cannot hold."""
+    number = _number(text)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _number(text: bytes | None) -> float | None:
     try:
-        number = float(text) if text is not None else math.nan
+        return None if text is None else float(text)
     except ValueError:
         return None
-    return number if math.isfinite(number) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,8 @@ __all__ = [
     "cause_words",
     "duration",
     "hung_words",
+    "loss_words",
+    "not_finite_words",
     "step_line",
     "waiting_words",
 ]
@@ -75,6 +78,22 @@ def _next_words(following: Mapping[str, Any]) -> str:
     return (f"\n  next: {then}" + (f" ({why})" if why else "")) if then else ""
 
 
+def not_finite_words(progress: Mapping[str, Any]) -> str:
+    """`NaN since step 120` by an attempt's progress.json; empty while the loss is a finite number."""
+    record = progress.get("not_finite")
+    if not isinstance(record, dict) or record.get("loss") not in ("nan", "inf", "-inf"):
+        return ""
+    since = record.get("since_step")
+    return loss_words(float(record["loss"]), since if type(since) is int else None)
+
+
+def loss_words(loss: float, since_step: int | None) -> str:
+    if math.isfinite(loss):
+        return f"{loss:.4f}"
+    since = "" if since_step is None else f" since step {since_step:,}"
+    return f"{'NaN' if math.isnan(loss) else 'infinite'}{since}"
+
+
 def step_line(
     step: int | None,
     steps: int | None,
@@ -85,11 +104,13 @@ def step_line(
     fullest_bytes: int | None,
     predicted_bytes: int | None,
     seconds_left: float | None,
+    loss_since: int | None = None,
 ) -> str:
-    """One step in one line; what is not known is left out."""
+    """One step in one line; what is not known is left out. `loss_since` is the step at which a loss that is NaN or
+    infinite became so."""
     parts = [f"step {'?' if step is None else f'{step:,}'}" + (f"/{steps:,}" if steps else "")]
     if loss is not None:
-        parts.append(f"loss {loss:.4f}")
+        parts.append(f"loss {loss_words(loss, loss_since)}")
     if seconds is not None:
         parts.append(f"{_short(seconds)} s/step")
     if tokens_per_second is not None:

@@ -57,6 +57,7 @@ def _steps(run: Watched, columns: int, now: float, glyphs: Glyphs) -> list[Line]
         None,
         None,
         run.seconds_left,
+        run.loss_since,
     )
     parts = words.split(" | ")
     if run.step_at is not None and not run.ended:

@@ -29,6 +29,7 @@ def changes(before: Watched | None, run: Watched) -> list[str]:
             fullest.peak_bytes if fullest else None,
             fullest.predicted_bytes if fullest else None,
             run.seconds_left,
+            run.loss_since,
         )
         lines.append(f"{name} {words}")
     known = before.remarks if before else ()

@@ -54,6 +54,8 @@ class Watched:
     step: int | None = None
     steps: int | None = None
     loss: float | None = None
+    loss_since: int | None = None
+    """The step at which the loss became NaN or infinite; None while it is a number."""
     step_seconds: float | None = None
     tokens_per_second: float | None = None
     devices: int | None = None
