@@ -71,6 +71,15 @@ def test_a_step_is_shown_with_all_that_follows_from_the_job_s_shape(run: Run) ->
     assert run.news == []
 
 
+def test_a_loss_that_is_nan_is_shown_with_the_step_it_began(run: Run) -> None:
+    run.begins("12.0")
+    run.log("12.0", "n1", "it 40/100 loss=3.25 took 2000 ms", "it 41/100 loss=nan took 2000 ms")
+    run.log("12.0", "n1", "it 42/100 loss=NaN took 2000 ms")
+    assert "| loss NaN since step 41 |" in run.news[-1]
+    run.log("12.0", "n1", "it 43/100 loss=3.5 took 2000 ms")
+    assert "| loss 3.5000 |" in run.news[-1]
+
+
 def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     run = Run(tmp_path, progress={"step_patterns": [r"it (?P<step>\d+)"], "slow_patterns": []}, measurement={})
     run.begins("12.0")
