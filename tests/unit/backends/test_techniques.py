@@ -220,6 +220,11 @@ REFUSED = {
     ),
     "whole-optimizer-offload": (DEEPSPEED, ["layout={offload_optimizer: 0.5}"], "write 1.0, or use a script"),
     "whole-or-tiled-loss": (DEEPSPEED, ["layout={loss: native}"], "backend: megatron-lm has native"),
+    "counted-loss": (
+        DEEPSPEED,
+        ["backend={name: deepspeed, script: train.py}", "layout={loss: native}"],
+        "native or te loss spares is not counted",
+    ),
     "dense-tiles": (DEEPSPEED, ["model=mixtral-8x7b", "layout={loss: tiled}"], "a mixture's balancing loss"),
     "dense-chunks": (DEEPSPEED, ["model=mixtral-8x7b", "layout={mlp_chunks: 2}"], "chunks dense MLPs"),
     "dense-adapters": (DEEPSPEED, ["model=mixtral-8x7b", "training.adapters={rank: 2}"], "a mixture's experts"),

@@ -28,6 +28,7 @@ def forgotten(record: dict[str, Any], *fields: str) -> dict[str, Any]:
 def one_of(backend: str, precision: str = "bf16") -> dict[str, Any]:
     record = copy.deepcopy(next(r for r in RECORDS if r["backend"] == backend))
     record["precision"].update(compute=precision, fp8_recipe=None)
+    record["optimizer"].update(parameter_dtype=precision)
     return record
 
 

@@ -83,6 +83,27 @@ def test_the_records_of_a_run_are_priced_as_its_plan_was(name: str) -> None:
     assert (one.reserved + one.outside).tolist() == [rank.device_bytes for rank in plan.estimate.ranks]
 
 
+SCRIPT = "backend={{name: deepspeed, script: /home/me/train.py, script_kind: {}}}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [
+        ("hugging-face", ()),
+        ("own", ("layout={zero_stage: 3, offload_optimizer: 0.5}",)),
+        ("pipeline", ("layout={pipeline: 4, zero_stage: 1}",)),
+        ("megatron-deepspeed", ("layout={pipeline: 2, tensor: 2, zero_stage: 1}",)),
+        ("megatron-deepspeed", ("layout={context: 2, tensor: 2, zero_stage: 1}",)),
+    ],
+)
+def test_the_record_of_a_script_of_ones_own_is_priced_as_its_plan_was(kind: str, overrides: tuple[str, ...]) -> None:
+    data = "data={mock: false, path: /data/tokens, tokenizer: GPT2BPETokenizer}" if "megatron" in kind else "name=x"
+    run, plan = planned("llama2-7b-deepspeed", SCRIPT.format(kind), "cluster=h100-80gb-x8", data, *overrides)
+    (one,) = priced([run["measurement"]])
+    assert isinstance(one, Priced), one
+    assert (one.reserved + one.outside).tolist() == [rank.device_bytes for rank in plan.estimate.ranks]
+
+
 def test_what_runs_of_plans_leave_behind_corrects_the_next_plan(cli: Cli) -> None:
     rng = random.Random(4)
     found = [left_behind(rng, number, *planned(*job, "cluster=h100-80gb-x8")) for number, job in enumerate(JOBS)]

@@ -84,6 +84,7 @@ DEEPSPEED = "backend=deepspeed"
         (("training.fp8=delayed", "training.precision=fp16"), "training.fp8: is for precision: bf16"),
         (("training.optimizer={}", "training.precision=fp32"), "training.optimizer: chooses formats beside half"),
         (("training.fp8=delayed", DEEPSPEED), "training.fp8: is a word of megatron-lm"),
+        (("training.fp8_parameters=true", DEEPSPEED), "training.fp8_parameters: is a word of megatron-lm"),
         (("training.optimizer={}", DEEPSPEED), "training.optimizer: is a word of megatron-lm"),
         (("training.fp8=fp8",), "training.fp8: "),
         (("training.optimizer={main_parameters: bf16}",), "training.optimizer.main_parameters: "),

@@ -42,6 +42,14 @@ def _uniform(record: Record) -> bool:
     return _full(record) and bool(record["recompute"].get("method") == "uniform")
 
 
+def _distributed(record: Record) -> bool:
+    return bool(record["optimizer"].get("distributed_optimizer"))
+
+
+def _not_distributed(record: Record) -> bool:
+    return not _distributed(record)
+
+
 def _tensor(record: Record) -> bool:
     return bool((record["parallelism"]["tensor"] or 1) > 1)
 
@@ -105,7 +113,8 @@ DEFAULTS: tuple[Default, ...] = (
     Default(CORE, "optimizer.gradient_dtype", PRECISION, f"the parameters' own, {ARGUMENTS}", _not_bf16),
     Default(FORK, "optimizer.gradient_dtype", PRECISION, f"the parameters' own, {FORK_ARGUMENTS}", _not_bf16),
     Default(DEEPSPEED, "optimizer.gradient_dtype", PRECISION, f"grad_accum_dtype None, {ENGINE}"),
-    Default(CORE, "optimizer.zero_stage", 0, f"--use-distributed-optimizer is off, {ARGUMENTS}"),
+    Default(CORE, "optimizer.zero_stage", 1, f"of --use-distributed-optimizer, {ARGUMENTS}", _distributed),
+    Default(CORE, "optimizer.zero_stage", 0, f"--use-distributed-optimizer is off, {ARGUMENTS}", _not_distributed),
     Default(FORK, "optimizer.zero_stage", 0, f"stage 0, {ZERO_CONFIG}"),
     Default(DEEPSPEED, "optimizer.zero_stage", 0, f"stage 0, {ZERO_CONFIG}"),
     Default(TITAN + WRAPPED, "optimizer.zero_stage", 3, f"FULL_SHARD, {TORCH_FSDP}"),

@@ -14,7 +14,7 @@ ROOMS = ("memory", "backends/facts", "models")
 MODULES = (
     *("layout.py", "techniques.py", "workload.py", "number_formats.py"),
     "backends/deepspeed/model_facts.py",
-    *(f"calibration/{name}.py" for name in ("complete", "defaults", "pricing", "records", "trainers")),
+    *(f"calibration/{name}.py" for name in ("complete", "defaults", "pricing", "records", "trainers", "unread")),
 )
 
 

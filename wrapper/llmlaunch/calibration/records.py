@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmlaunch.backends.deepspeed.model_facts import SHIPPED_TRAINER, bucket_bytes, shipped_facts
+from llmlaunch.backends.deepspeed.model_facts import SHIPPED_TRAINER, bucket_bytes, script_facts, shipped_facts
 from llmlaunch.backends.facts.deepspeed import BUCKET_ELEMENTS, LIVE_ELEMENTS, DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.facts.megatron_deepspeed import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
@@ -14,6 +14,7 @@ from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
 from llmlaunch.calibration.complete import Unsupported, complete, with_every_field
 from llmlaunch.calibration.tables import TABLES_OF_BACKENDS
 from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split
+from llmlaunch.calibration.unread import refuse_unread
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job
@@ -76,6 +77,7 @@ def case_of(record: Record) -> Case:
     """Raises Unsupported with the reason."""
     record = with_every_field(record)
     _refuse(record)
+    refuse_unread(record, TABLES[record["backend"]])
     record, assumed = complete(record)
     shape = _shape(record)
     facts = _as_we_run_it(record, shape, _facts(record, assumed))
@@ -236,15 +238,15 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
 
 
 def _as_we_run_it(record: Record, shape: ModelShape, facts: MemoryFacts) -> MemoryFacts:
-    """Our own runs of DeepSpeed say which script they ran and how large its buckets were."""
-    implementation = record["implementation"]
-    elements = implementation.get("reduce_bucket_elements")
+    """Our own runs of DeepSpeed say which kind of script they ran and how large its buckets were."""
+    implementation, precision = record["implementation"], record["precision"]["compute"]
+    elements, trainer = implementation.get("reduce_bucket_elements"), implementation.get("trainer")
     if facts.backend != "deepspeed" or not elements:
         return facts
-    facts = replace(facts, bucket_bytes=bucket_bytes(elements, record["precision"]["compute"]))
-    if implementation.get("trainer") == SHIPPED_TRAINER:
-        facts = shipped_facts(facts, shape, record["sequence_length"])
-    return facts
+    if trainer:
+        facts = script_facts(facts, trainer, precision, record["optimizer"]["gradient_dtype"])
+    facts = replace(facts, bucket_bytes=bucket_bytes(elements, precision), pad_vocabulary=False)
+    return shipped_facts(facts, shape, record["sequence_length"]) if trainer == SHIPPED_TRAINER else facts
 
 
 def _offloads_checkpoints(record: Record) -> bool:

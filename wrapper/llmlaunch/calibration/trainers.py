@@ -16,7 +16,7 @@ from llmlaunch.layout import Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["FORMATS", "OFFLOADS_ALL", "OPTIMIZERS", "TRAINERS", "default_split"]
+__all__ = ["FORMATS", "OFFLOADS_ALL", "OPTIMIZERS", "TORCHTITAN", "TORCHTUNE", "TRAINERS", "default_split"]
 
 Record = Mapping[str, Any]
 

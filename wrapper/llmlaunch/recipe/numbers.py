@@ -99,6 +99,8 @@ def number_problems(file: RecipeFile) -> Iterator[Problem]:
         for key in ("fp8", "fp4", "optimizer"):
             if getattr(training, key) is not None:
                 yield ("training", key), f"is a word of megatron-lm; remove it for backend: {backend}"
+        if training.fp8_parameters:
+            yield ("training", "fp8_parameters"), f"is a word of megatron-lm; remove it for backend: {backend}"
         return
     if training.fp8 is not None and training.fp4 is not None:
         yield ("training", "fp4"), "linear layers multiply in one format; remove fp4 or fp8"

@@ -16,11 +16,12 @@ from llmlaunch.backends.deepspeed.arguments import (
 from llmlaunch.backends.deepspeed.config import bucket_elements, live_parameters, to_json
 from llmlaunch.backends.deepspeed.environment import REASONS, environment
 from llmlaunch.backends.deepspeed.model_config import model_config, refuse_what_the_trainer_cannot_build
-from llmlaunch.backends.deepspeed.model_facts import SHIPPED_TRAINER, bucket_bytes, shipped_facts
+from llmlaunch.backends.deepspeed.model_facts import SHIPPED_TRAINER, bucket_bytes, script_facts, shipped_facts
 from llmlaunch.backends.deepspeed.scripts import kind_of
 from llmlaunch.backends.deepspeed.settings import settings
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
 from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.backends.facts.megatron_deepspeed import accumulates_in_fp32
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import Layout, Rule
@@ -64,8 +65,10 @@ class DeepSpeed:
     def facts(self, recipe: Recipe) -> MemoryFacts:
         """On a CPU the peak is resident memory: the idle trainer stands where a GPU has its context, and nothing is
         held by drivers or communicators."""
-        bucket = bucket_bytes(bucket_elements(recipe), recipe.workload.precision)
-        facts = replace(kind_of(recipe).facts(deepspeed_facts(_options(recipe)), recipe), bucket_bytes=bucket)
+        precision, facts = recipe.workload.precision, deepspeed_facts(_options(recipe))
+        if recipe.backend.script is not None:
+            facts = script_facts(facts, recipe.backend.script_kind, precision, recipe.training.gradient_dtype)
+        facts = replace(facts, bucket_bytes=bucket_bytes(bucket_elements(recipe), precision))
         if recipe.backend.script is None:
             facts = shipped_facts(facts, recipe.model, recipe.workload.sequence_length)
         if recipe.cluster.accelerator.kind == "gpu":
@@ -135,8 +138,11 @@ def _options(recipe: Recipe) -> DeepSpeedOptions:
 
 
 def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
+    precision, accumulation = recipe.workload.precision, recipe.training.gradient_dtype
+    if recipe.backend.script is not None and recipe.backend.script_kind == "megatron-deepspeed":
+        accumulation = "fp32" if accumulates_in_fp32(precision, accumulation) else accumulation
     known: dict[str, dict[str, object]] = {
-        "optimizer": {"gradient_dtype": recipe.training.gradient_dtype or recipe.workload.precision},
+        "optimizer": {"gradient_dtype": accumulation or precision},
         # so that the record prices the job that ran
         "implementation": {
             "trainer": SHIPPED_TRAINER if recipe.backend.script is None else recipe.backend.script_kind,

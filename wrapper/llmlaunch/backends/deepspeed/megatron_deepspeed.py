@@ -16,13 +16,11 @@ from llmlaunch.backends.argument import Argument, argument
 from llmlaunch.backends.deepspeed.arguments import config_arguments
 from llmlaunch.backends.deepspeed.config import ds_config
 from llmlaunch.backends.deepspeed.rules import ANY_RULES
-from llmlaunch.backends.facts.megatron_deepspeed import megatron_deepspeed_facts
 from llmlaunch.backends.megatron.data_arguments import data_arguments
 from llmlaunch.backends.megatron.model_arguments import model_arguments
 from llmlaunch.backends.megatron.training_arguments import training_arguments
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
@@ -30,7 +28,6 @@ __all__ = [
     "TAKEN",
     "megatron_deepspeed_arguments",
     "megatron_deepspeed_config",
-    "megatron_facts",
 ]
 
 PARSER = "deepspeedai/Megatron-DeepSpeed megatron/arguments.py, 4efb479"
@@ -187,11 +184,6 @@ def megatron_deepspeed_config(recipe: Recipe, layout: Layout) -> dict[str, Any]:
     config.pop("tensor_parallel", None)
     config.pop("sequence_parallel_size", None)
     return config | {"train_batch_size": recipe.workload.global_batch_size}
-
-
-def megatron_facts(facts: MemoryFacts, recipe: Recipe) -> MemoryFacts:
-    """Of the fork and the DeepSpeed of 2022, whose runs are measured; what changed since is not known."""
-    return megatron_deepspeed_facts(recipe.workload.precision, recipe.training.gradient_dtype)
 
 
 def _divides(field: str, whole: str) -> Any:

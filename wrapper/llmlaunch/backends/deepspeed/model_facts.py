@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmlaunch.backends.facts.elements import ELEMENT_BYTES
+from llmlaunch.backends.facts.megatron_deepspeed import megatron_deepspeed_facts
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["SHIPPED_TRAINER", "bucket_bytes", "shipped_facts", "with_family"]
+__all__ = ["SHIPPED_TRAINER", "bucket_bytes", "script_facts", "shipped_facts", "with_family"]
 
 SHIPPED_TRAINER = "llmlaunch"  # as records of measured runs call it
 
@@ -17,6 +18,16 @@ def bucket_bytes(elements: float, precision: str) -> float:
     """Three buckets: gradients being collected, gradients being reduced, parameters being gathered (counted in CPU
     runs for each stage; zero/stage_1_and_2.py and stage3.py, 0.19.8)."""
     return float(3 * elements * ELEMENT_BYTES[precision])
+
+
+def script_facts(facts: MemoryFacts, kind: str, precision: str, gradient_dtype: str | None) -> MemoryFacts:
+    """Return what a kind of script of one's own changes. A stage of a pipeline holds, beside what its layers keep, the
+    tensor it received and the one it sends (deepspeed/runtime/pipe/engine.py _exec_recv_activations and
+    _exec_send_activations, 0.19.8). Megatron-DeepSpeed is priced as the fork and the DeepSpeed of 2022, whose runs are
+    measured; what changed since is not known."""
+    if kind == "megatron-deepspeed":
+        return megatron_deepspeed_facts(precision, gradient_dtype)
+    return replace(facts, pipeline_buffers=2) if kind == "pipeline" else facts
 
 
 def shipped_facts(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:

@@ -6,7 +6,6 @@ them, one forward and one backward pass in turn (deepspeed/runtime/pipe/schedule
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ from numpy.typing import NDArray
 from llmlaunch.backends.deepspeed.config import ds_config
 from llmlaunch.backends.deepspeed.rules import ANY_RULES, not_split
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["PIPELINE_RULES", "pipeline_config", "pipeline_facts"]
+__all__ = ["PIPELINE_RULES", "pipeline_config"]
 
 ENGINE = "deepspeed/runtime/pipe/engine.py PipelineEngine.__init__, 0.19.8"
 
@@ -29,12 +27,6 @@ def pipeline_config(recipe: Recipe, layout: Layout) -> dict[str, Any]:
     recomputed = 1 if layout.recompute == RECOMPUTE_FULL else 0
     section = {"stages": layout.pipeline, "activation_checkpoint_interval": recomputed}
     return ds_config(recipe, layout) | {"pipeline": section}
-
-
-def pipeline_facts(facts: MemoryFacts, recipe: Recipe) -> MemoryFacts:
-    """Beside what its layers keep a stage holds the tensor it received and the one it sends
-    (deepspeed/runtime/pipe/engine.py _exec_recv_activations, _exec_send_activations, 0.19.8)."""
-    return replace(facts, pipeline_buffers=2)
 
 
 def _low_zero(s: Situation) -> NDArray[np.bool_]:

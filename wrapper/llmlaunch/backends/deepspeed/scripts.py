@@ -15,13 +15,11 @@ from llmlaunch.backends.deepspeed.megatron_deepspeed import (
     MEGATRON_DEEPSPEED_RULES,
     megatron_deepspeed_arguments,
     megatron_deepspeed_config,
-    megatron_facts,
 )
-from llmlaunch.backends.deepspeed.pipeline import PIPELINE_RULES, pipeline_config, pipeline_facts
+from llmlaunch.backends.deepspeed.pipeline import PIPELINE_RULES, pipeline_config
 from llmlaunch.backends.deepspeed.rules import OWN_RULES, RULES
 from llmlaunch.backends.deepspeed.splits import context_sizes, tensor_sizes
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["KINDS", "SHIPPED", "ScriptKind", "kind_of"]
@@ -61,15 +59,11 @@ def _shipped_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     return (*trainer_arguments(recipe, layout), *config_arguments())
 
 
-def _same_facts(facts: MemoryFacts, recipe: Recipe) -> MemoryFacts:
-    return facts
-
-
 @dataclass(frozen=True)
 class ScriptKind:
     """`arguments` are the words after the script's own, `config` is ds_config.json. `tensor`, `context` and `pipeline`
     are the sizes searched (empty = all that divide), `running` the words for activations. `most_zero` is the highest
-    ZeRO stage it runs with, and `facts` changes what memory is counted by."""
+    ZeRO stage it runs with."""
 
     rules: tuple[Rule, ...] = OWN_RULES
     arguments: Callable[[Recipe, Layout], tuple[Argument, ...]] = _only_the_config
@@ -79,7 +73,6 @@ class ScriptKind:
     pipeline: Sizes = _one
     running: Callable[[Recipe], tuple[RunningWords, ...]] = _as_said
     most_zero: int = 3
-    facts: Callable[[MemoryFacts, Recipe], MemoryFacts] = _same_facts
 
 
 SHIPPED = ScriptKind(
@@ -103,7 +96,6 @@ KINDS: dict[str, ScriptKind] = {
         pipeline=_all_divisors,
         running=_layers_again,
         most_zero=1,
-        facts=pipeline_facts,
     ),
     "megatron-deepspeed": ScriptKind(
         rules=MEGATRON_DEEPSPEED_RULES,
@@ -113,7 +105,6 @@ KINDS: dict[str, ScriptKind] = {
         pipeline=_all_divisors,
         running=_layers_again,
         most_zero=1,  # what its memory is known for
-        facts=megatron_facts,
     ),
 }
 

@@ -92,6 +92,13 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         _shipped(lambda r: r.techniques.loss not in (None, "tiled")),
     ),
     Requirement(
+        "counted-loss",
+        "layout.loss",
+        "what a script's native or te loss spares is not counted; write tiled or fused_linear, or leave loss out",
+        "llmlaunch/memory/loss.py",
+        lambda r: r.backend.script is not None and r.techniques.loss in ("native", "te"),
+    ),
+    Requirement(
         "dense-tiles",
         "layout.loss",
         "tiled: the shipped script tiles the loss of dense models; a mixture's balancing loss would be lost",

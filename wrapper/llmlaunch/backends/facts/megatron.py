@@ -9,7 +9,7 @@ from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import HostFacts, MemoryFacts, Quantized
 from llmlaunch.number_formats import OptimizerFormats
 
-__all__ = ["FP32_ROUTER_EXPERTS", "MegatronOptions", "megatron_facts", "optimizer_bytes"]
+__all__ = ["FP32_ROUTER_EXPERTS", "LOSSES", "MegatronOptions", "megatron_facts", "optimizer_bytes"]
 
 HOPPER = 9.0
 # Forward and backward multiplications of a layer that `--tp-comm-overlap` overlaps, each with a buffer of its own and
@@ -24,6 +24,7 @@ BLACKWELL = 10.0
 # (tests/data/measurements/fit.jsonl, A100, H100 and GB200).
 # te: the gradient overwrites the logits (transformer_engine/pytorch/cross_entropy.py, 2.20).
 LOSS_BYTES = {"none": 4.0, "native": 8.0, "te": 0.0}
+LOSSES = tuple(LOSS_BYTES)
 # Per token and expert: scores of the balancing loss, fp32, and the order of all choices as int64, of which experts read
 # the first part (transformer/moe/moe_utils.py compute_routing_scores_for_aux_loss, permute, core 0.19; traced). Softmax
 # before the choice and sigmoid keep fp32 scores of all experts besides (topk_routing_with_score_function). Of the last

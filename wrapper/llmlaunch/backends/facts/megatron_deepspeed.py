@@ -19,7 +19,8 @@ REDUCE_BUCKET_ELEMENTS = 5e8  # deepspeed/runtime/engine.py MEMORY_OPT_ALLREDUCE
 # Groups with a collective of their own. Megatron's: tensor, and data and pipeline (megatron/data/gpt_dataset.py sums
 # over both). DeepSpeed's grid builds its own of the same ranks: data (gradients), pipeline (the loss), the whole model
 # (overflow), the shares of a stage's output; besides the tied embeddings, each neighbour in the pipeline, and all ranks
-# (deepspeed/runtime/pipe/topology.py, engine.py, module.py, 0.6).
+# (deepspeed/runtime/pipe/topology.py, engine.py, module.py, 0.6). Ranks that share a sequence are a group too, and so
+# are these and the data parallel ones, over which gradients are then reduced.
 GROUPS = (
     "world",
     "tensor",
@@ -27,6 +28,8 @@ GROUPS = (
     "pipeline",
     "data",
     "pipeline",
+    "context",
+    "data_and_context",
     "model",
     "stage_output",
     "neighbours",
@@ -58,7 +61,6 @@ def megatron_deepspeed_facts(precision: str, gradient_dtype: str | None = None) 
         parameter_bytes=width,
         gradient_bytes=engine.gradient_bytes,
         optimizer_bytes=12.0,
-        shard_over_context=False,
         backward_gradient_bytes=(engine.narrow_bytes,) * 4,
         step_bytes=(engine.step_bytes, 0.0, 0.0, 0.0),
         step_bytes_sharded=(0.0, engine.step_bytes_sharded, engine.step_bytes_sharded, 0.0),
@@ -72,6 +74,7 @@ def megatron_deepspeed_facts(precision: str, gradient_dtype: str | None = None) 
         logit_bytes=width + 12.0,
         logit_gradient_bytes=width + 4.0,
         pipeline_buffers=2,
+        context_all_to_all=True,
         workspace_bytes=constant("workspace_bytes"),
         # where the step has flat tensors of its own, what they take beside the backward pass is the cache
         cache_share=0.0 if engine.step_bytes_sharded else constant("cache_share"),

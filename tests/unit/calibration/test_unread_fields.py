@@ -1,0 +1,87 @@
+"""What a record says and its formula does not read is refused by the field's name, never passed over."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmlaunch.calibration.accuracy import score
+from llmlaunch.calibration.read import read_records
+from llmlaunch.calibration.records import TABLES, case_of
+from llmlaunch.calibration.unread import UNREAD, Unread
+from llmlaunch.memory.estimator import estimate
+
+DATA = Path(__file__).parents[2] / "data" / "measurements"
+RECORDS = [r for name in ("fit", "outcomes") for r in read_records(DATA / f"{name}.jsonl")]
+ODD = {
+    "optimizer.state_bytes_per_parameter": 6,
+    "optimizer.state_dtype": "fp16",
+    "optimizer.parameter_dtype": "fp64",
+    "optimizer.optimizer_instances": 2,
+    "optimizer.offload": "cpu",
+    "optimizer.zero_stage": 3,
+    "recompute.granularity": "selective",
+    "implementation.cross_entropy_fusion": "somebody's",
+    "implementation.cuda_graph": "local",
+}
+FLAGS = ("precision.fp8_param_gather", "parallelism.sequence_parallel", "implementation.")
+
+
+def of_table(table: str) -> dict[str, Any]:
+    return copy.deepcopy(next(r for r in RECORDS if TABLES.get(r["backend"]) == table))
+
+
+def odd(field: str) -> Any:
+    return ODD.get(field, True if field.startswith(FLAGS) else 2)
+
+
+def changed(record: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
+    section, name = field.split(".")
+    return {**record, section: {**record[section], name: value}}
+
+
+@pytest.mark.parametrize(
+    ("table", "unread"),
+    [(table, unread) for unread in UNREAD for table in unread.tables],
+    ids=lambda one: one if isinstance(one, str) else one.field,
+)
+def test_a_field_that_is_not_read_is_refused_by_name(table: str, unread: Unread) -> None:
+    record = of_table(table)
+    if unread.field == "parallelism.sequence_parallel":
+        record["parallelism"]["tensor"] = 2
+    if unread.field == "recompute.num_layers":
+        record["recompute"]["granularity"] = "full"
+    result = score(changed(record, unread.field, odd(unread.field)), {})
+    assert not result.supported
+    assert str(result.reason).startswith(
+        f"{unread.field} {odd(unread.field)!r} is not priced for {record['backend']}: "
+    )
+    assert score(changed(record, unread.field, None), {}).supported
+
+
+def test_no_measured_run_is_refused_for_a_field_it_has_always_had() -> None:
+    reasons = {str(score(record, {}).reason) for record in RECORDS}
+    assert not [reason for reason in reasons if "is not priced for" in reason]
+
+
+def test_a_distributed_optimizer_is_zero_1_where_no_stage_is_recorded() -> None:
+    record = next(r for r in RECORDS if r["backend"] == "megatron-lm" and r["optimizer"]["zero_stage"] == 1)
+    assert record["optimizer"]["distributed_optimizer"]
+    case = case_of(changed(record, "optimizer.zero_stage", None))
+    assert (case.layout.zero_stage, case.assumed["optimizer.zero_stage"]) == (1, 1)
+
+
+def test_megatron_deepspeed_shards_states_over_ranks_that_share_a_sequence() -> None:
+    """Ulysses: two ranks to a sequence leave the states of half as many parameters, not the same."""
+    record = next(r for r in RECORDS if r["backend"] == "megatron-deepspeed" and r["optimizer"]["zero_stage"] == 1)
+    record = changed(record, "parallelism.context", 2)
+
+    def states(context_sharded: dict[str, Any]) -> float:
+        case = case_of(context_sharded)
+        return estimate(case.job, case.layout, case.num_microbatches).ranks[0].terms["optimizer_states"]
+
+    alone = states(changed(record, "parallelism.context", 1))
+    assert states(record) == pytest.approx(alone / 2)
