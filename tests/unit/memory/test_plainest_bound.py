@@ -290,6 +290,7 @@ def test_no_term_is_negative_and_no_rank_needs_less_than_its_states(
     workload = Workload(4096, microbatches * layout.data * layout.micro_batch_size)
     job = Job(shape, workload, trainer.facts, techniques=techniques)
     priced = estimate(job, layout, microbatches, node=Node(8))
+    assert priced.fault is None  # nor does the guard see what is not there
     assert not negative(priced.host_terms)
     for rank in priced.ranks:
         assert not negative(rank.terms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from llmlaunch.calibration.records import Case, Unsupported, case_of
 from llmlaunch.calibration.timed import timed
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimate import Estimate, RankEstimate
@@ -18,7 +19,7 @@ from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.host import Node
 from llmlaunch.timing.step import step_time
 
-__all__ = ["OUTCOMES", "PRICED", "RULE", "Result", "Scored", "score", "scored"]
+__all__ = ["OUTCOMES", "PRICED", "RULE", "Result", "Scored", "refuse_broken", "score", "scored"]
 
 RULE = 0.80  # Fujii et al.: safe up to this share of device memory
 OUTCOMES = ("oom", "fits", "host_oom")
@@ -29,7 +30,8 @@ DEVICES_PER_NODE = 8  # of a machine without a profile
 
 @dataclass(frozen=True)
 class Result:
-    """One record scored. The field names are the JSON shape of `accuracy --json`."""
+    """One record scored. The field names are the JSON shape of `accuracy --json`. `reason` is why a record is not
+    supported, or the law of memory that its estimate breaks, which is a bug of llmlaunch."""
 
     id: str
     family: str
@@ -95,15 +97,29 @@ def scored(
     result = Result(
         **known,
         supported=True,
-        reason=None,
+        reason=priced.fault,
         assumed=dict(case.assumed),
         predicted_bytes=predicted,
         limit_bytes=limit,
-        verdict=None if limit is None else ("safe" if worst <= limit else "unsafe"),
+        verdict=None if limit is None else ("safe" if worst <= limit and priced.fault is None else "unsafe"),
         predicted_step_seconds=seconds,
         predicted_tokens_per_second_per_gpu=tokens / seconds / case.layout.world_size if seconds else None,
     )
     return Scored(record, result, case, compared, priced.worst)
+
+
+def refuse_broken(found: Sequence[Scored]) -> None:
+    """An estimate that breaks a law of memory says nothing of any record.
+
+    Raises:
+        NothingSafe: there is one; which record, and which law.
+    """
+    for one in found:
+        if one.result.supported and one.result.reason is not None:
+            raise NothingSafe(
+                f"the estimate of record {one.result.id} cannot be right: {one.result.reason}. This is a bug of "
+                "llmlaunch, not yours: please report it with the record"
+            )
 
 
 def _node(record: Mapping[str, Any], case: Case, clusters: Mapping[str, Cluster]) -> Node | None:

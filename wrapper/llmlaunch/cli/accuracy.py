@@ -36,8 +36,11 @@ def command(
     plot: Path | None,
     markdown: Path | None,
 ) -> int:
-    """Score the estimator on each FILE, measured records as JSON lines (docs/store.md says the format)."""
-    from llmlaunch.calibration.accuracy import scored
+    """Score the estimator on each FILE, measured records as JSON lines (docs/store.md says the format).
+
+    Exit code 0. 2: a file is no measurements. 3: an estimate cannot be right, which is a bug of llmlaunch.
+    """
+    from llmlaunch.calibration.accuracy import refuse_broken, scored
     from llmlaunch.calibration.machines import clusters_by_gpu
     from llmlaunch.calibration.read import read_records
     from llmlaunch.cli.corrections import Corrections
@@ -63,4 +66,5 @@ def command(
         click.echo((records_text(answer) + "\n\n" if each else "") + accuracy_text(answer))
         for line in corrections.lines():
             click.echo(line)
+    refuse_broken(found)
     return 0

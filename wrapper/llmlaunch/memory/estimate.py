@@ -22,12 +22,14 @@ class RankEstimate:
 @dataclass(frozen=True)
 class Estimate:
     """All pipeline ranks of one layout. `peak_kind` is what `device_bytes` means: "device" on GPUs, "resident"
-    on a CPU-only machine."""
+    on a CPU-only machine. `fault` is a law of memory that the estimate breaks (memory/guard.py): then llmlaunch is
+    wrong, and nothing may be called safe by it."""
 
     ranks: tuple[RankEstimate, ...]
     host_bytes_per_node: int | None  # null: the nodes are not known
     peak_kind: str = "device"
     host_terms: Mapping[str, int] = field(default_factory=dict)  # they sum to host_bytes_per_node
+    fault: str | None = None
 
     @property
     def worst(self) -> RankEstimate:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimate import Estimate, RankEstimate
+from llmlaunch.memory.guard import broken_law
 from llmlaunch.memory.host import Node, host_terms, node_bytes
 from llmlaunch.memory.job import Job, all_ranks, candidate_ranks
 from llmlaunch.memory.peak import device_bytes, rank_sums
-from llmlaunch.memory.terms import rank_terms
+from llmlaunch.memory.terms import RESIDUAL, Terms, rank_terms
 from llmlaunch.memory.worst import Ranks, WorstRanks, pieces, worst_of
 
 __all__ = ["NOT_MODELLED", "WorstRanks", "estimate", "worst_ranks"]
@@ -58,7 +61,20 @@ def estimate(
         )
         for i in range(len(rows))
     )
+    fault = _fault(ranks, columns)
     if node is None:
-        return Estimate(ranks, host_bytes_per_node=None, peak_kind=peak_kind)
+        return Estimate(ranks, host_bytes_per_node=None, peak_kind=peak_kind, fault=fault)
     total, by_term = node_bytes(host_terms(job, rows, node), node)
-    return Estimate(ranks, host_bytes_per_node=total, peak_kind=peak_kind, host_terms=by_term)
+    of_host = broken_law(by_term, 0.0, 0.0)
+    fault = fault or (None if of_host is None else f"of a node's host memory, {of_host}")
+    return Estimate(ranks, host_bytes_per_node=total, peak_kind=peak_kind, host_terms=by_term, fault=fault)
+
+
+def _fault(ranks: Sequence[RankEstimate], columns: Terms) -> str | None:
+    """The first law that a rank breaks. What measured runs take off may be more than a term."""
+    for i, rank in enumerate(ranks):
+        terms = {name: size for name, size in rank.terms.items() if name != RESIDUAL}
+        law = broken_law(terms, rank.reserved_bytes, float(columns.least[i]))
+        if law is not None:
+            return f"on pipeline rank {rank.pipeline_rank}, {law}"
+    return None

@@ -7,11 +7,13 @@ whole bytes, so the result is that of `worst_ranks` and `worst_hosts`, to the by
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.guard import unless_negative
 from llmlaunch.memory.host import Node, held_host_terms, running_host_terms
 from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns, all_are_candidates, candidate_ranks
 from llmlaunch.memory.moments import held_terms, running_terms
@@ -110,8 +112,12 @@ def _running_piece(job: Job, layouts: LayoutColumns, node: Node, microbatches: I
         ranks=Ranks.of(rows, len(layouts)),
         several=(microbatches > 1).astype(np.int64),
         sums=RunningSums.of(job, rows, running_terms(job, rows)),
-        host=sum_of(running_host_terms(job, rows, node).values()),
+        host=_host_sum(running_host_terms(job, rows, node)),
     )
+
+
+def _host_sum(terms: Mapping[str, FloatColumn]) -> FloatColumn:
+    return unless_negative(sum_of(terms.values()), terms.values())
 
 
 def held_half(job: Job, layouts: LayoutColumns, node: Node) -> HeldHalf:
@@ -128,7 +134,7 @@ def held_half(job: Job, layouts: LayoutColumns, node: Node) -> HeldHalf:
         first_row=first,
         last_row=last,
         sums=HeldSums.of(job, rows, held_terms(job, rows, state), state),
-        host=sum_of(held_host_terms(job, rows, node).values()),
+        host=_host_sum(held_host_terms(job, rows, node)),
     )
 
 

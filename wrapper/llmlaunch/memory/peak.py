@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmlaunch.memory.activations import cut_checkpoints
 from llmlaunch.memory.communicators import communicators
+from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, least_torch_bytes, negative_rows
 from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns
 from llmlaunch.memory.moments import HOLES, Half, Moment, held_terms, running_terms
 from llmlaunch.memory.states import States, states
@@ -29,11 +31,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RunningSums:
-    """Whole bytes of what runs: of each moment, the lasting ones included. None where the facts know no such thing."""
+    """Whole bytes of what runs: of each moment, the lasting ones included. None where the facts know no such thing, and
+    `broken` where no term is negative."""
 
     moments: tuple[FloatColumn, ...]
     holes: FloatColumn | None  # of the first moment's, what is free, in pieces the cache keeps
     cut: FloatColumn | None  # wasted beside the backward pass by kept layer inputs
+    broken: NDArray[np.bool_] | None
 
     @classmethod
     def of(cls, job: Job, rows: RankColumns, terms: Half) -> RunningSums:
@@ -41,13 +45,15 @@ class RunningSums:
             moments=_moments(terms),
             holes=terms.moments[0].get(HOLES),
             cut=np.rint(cut_checkpoints(job, rows)) if job.facts.cut_checkpoints else None,
+            broken=_broken(terms),
         )
 
 
 @dataclass(frozen=True)
 class HeldSums:
     """Whole bytes of what is held: of each moment, the lasting ones included, and what it needs beside torch.
-    `torch_factor` is what measured runs say torch's bytes are to be multiplied by; `outside` has its part already."""
+    `torch_factor` is what measured runs say torch's bytes are to be multiplied by; `outside` has its part already, and
+    so has `least`, below which torch cannot be. `broken` is None where no term is negative."""
 
     cache_share: float
     torch_factor: float
@@ -56,6 +62,8 @@ class HeldSums:
     placed: FloatColumn | None  # before the first step, a moment of its own
     flat: FloatColumn | None  # room of the step's single tensors
     other_streams: tuple[FloatColumn, ...]  # by moment, that of the whole model last: cached though not alive
+    least: FloatColumn
+    broken: NDArray[np.bool_] | None
 
     @classmethod
     def of(cls, job: Job, rows: RankColumns, terms: Half, state: States) -> HeldSums:
@@ -68,6 +76,8 @@ class HeldSums:
             placed=np.rint(state.placed) if facts.placed_whole or facts.moved_to_buffers else None,
             flat=np.rint(state.flat) if facts.flat_step else None,
             other_streams=() if facts.full_sharding is None else _other_streams(state, terms),
+            least=least_torch_bytes(job, rows),
+            broken=_broken(terms),
         )
 
     def take(self, index: IntColumn) -> HeldSums:
@@ -84,6 +94,8 @@ class HeldSums:
             placed=None if self.placed is None else rows(self.placed),
             flat=None if self.flat is None else rows(self.flat),
             other_streams=tuple(map(rows, self.other_streams)),
+            least=rows(self.least),
+            broken=None if self.broken is None else self.broken[index],
         )
 
 
@@ -107,7 +119,8 @@ def moment_totals(running: RunningSums, held: HeldSums) -> list[FloatColumn]:
 
 
 def device_bytes(running: RunningSums, held: HeldSums) -> FloatColumn:
-    """Bytes of the device at its worst moment, with the allocator's cache and what is outside torch."""
+    """Bytes of the device at its worst moment, with the allocator's cache and what is outside torch; impossible where
+    they break a law (`guard`)."""
     totals = moment_totals(running, held)
     most = reduce(np.maximum, totals)
     if running.holes is None and not held.other_streams:  # the same whichever moment is the worst
@@ -115,7 +128,12 @@ def device_bytes(running: RunningSums, held: HeldSums) -> FloatColumn:
     else:
         worst = np.argmax(totals, axis=0)
         reserved = most - _holes(running, worst) + cache_bytes(running, held, totals, worst)
-    return corrected(reserved, held.torch_factor) + held.outside
+    torch = corrected(reserved, held.torch_factor)
+    broken = torch < held.least
+    for negative in (running.broken, held.broken):
+        broken = broken if negative is None else broken | negative
+    total = torch + held.outside
+    return np.where(broken, IMPOSSIBLE_BYTES, total) if broken.any() else total
 
 
 def corrected(torch_bytes: FloatColumn, torch_factor: float) -> FloatColumn:
@@ -175,6 +193,11 @@ def _other_streams(state: States, terms: Half) -> tuple[FloatColumn, ...]:
 def _moments(terms: Half) -> tuple[FloatColumn, ...]:
     lasting = sum_of(terms.lasting.values())
     return tuple(reduce(np.add, moment.values(), lasting) for moment in terms.moments)
+
+
+def _broken(terms: Half) -> NDArray[np.bool_] | None:
+    columns = {id(column): column for moment in (terms.lasting, *terms.moments) for column in moment.values()}
+    return negative_rows(columns.values())
 
 
 def sum_of(columns: Iterable[FloatColumn]) -> FloatColumn:

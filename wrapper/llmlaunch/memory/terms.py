@@ -29,9 +29,10 @@ OUTSIDE_TORCH = ("context", "communicators")
 
 @dataclass(frozen=True)
 class Terms:
-    """Columns of bytes by term. allocated <= reserved <= device."""
+    """Columns of bytes by term. allocated <= reserved <= device. `least` is what torch must hold (`guard`)."""
 
     terms: Mapping[str, FloatColumn]
+    least: FloatColumn
 
     @property
     def allocated(self) -> FloatColumn:
@@ -62,7 +63,7 @@ def rank_terms(job: Job, rows: RankColumns) -> Terms:
     terms = {name: terms[name] for name in dict.fromkeys((*STATE, *terms))}
     cache = cache_bytes(running, held, totals, worst)
     residual = {} if held.torch_factor == 1.0 else _residual(sum_of(terms.values()), cache, held.torch_factor)
-    return Terms({**terms, CACHE: cache, **residual, **outside_torch(job, rows)})
+    return Terms({**terms, CACHE: cache, **residual, **outside_torch(job, rows)}, held.least)
 
 
 def _before_the_first_step(job: Job, placed: FloatColumn, lasting: Moment, step: Moment) -> Moment:

@@ -13,7 +13,7 @@ from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.planner.host import node_of
 from llmlaunch.planner.pricing import situation
 from llmlaunch.planner.rehearsed import REHEARSED, lifts, rehearsal_of
-from llmlaunch.planner.search import HOST_MEMORY, MEMORY
+from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import step_time
@@ -25,8 +25,8 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Refusal:
-    """`key` is a rule's key, "memory", "host_memory" or "rehearsed"; `reason` the rule's sentence, what overflows and
-    by how much, or what a rehearsal showed."""
+    """`key` is a rule's key, "memory", "host_memory", "broken_estimate" or "rehearsed"; `reason` the rule's sentence,
+    what overflows and by how much, which law of memory the estimate breaks, or what a rehearsal showed."""
 
     key: str
     reason: str
@@ -90,6 +90,8 @@ def _by_memory(setting: Setting, layout: Layout) -> Refusal | None:
     found = estimate(setting.job, layout, node=node_of(setting.recipe))
     worst, limit, host = found.worst, setting.limit.limit_bytes, setting.host_limit.limit_bytes
     rehearsed = rehearsal_of(setting.lessons.rehearsals, setting.recipe, layout)
+    if found.fault is not None:
+        return Refusal(BROKEN_ESTIMATE, f"its estimate cannot be right, which is a bug of llmlaunch: {found.fault}")
     if rehearsed is not None and not rehearsed.safe:
         return Refusal(REHEARSED, rehearsed.sentence)
     if worst.device_bytes > limit and not (rehearsed is not None and lifts(rehearsed, setting.limit)):

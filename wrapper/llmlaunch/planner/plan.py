@@ -92,10 +92,10 @@ class JobLength:
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of one number of nodes. `refused` is "no_layout", "memory", "host_memory", "rehearsed", "days" or
-    "gpu_hours", and None where the fastest safe layout stays within the budget. `device_bytes` is the worst rank's of
-    the best layout, None where none is legal; `length` is None where none is safe. Both are None where nothing was
-    searched."""
+    """What became of one number of nodes. `refused` is "no_layout", "memory", "host_memory", "broken_estimate",
+    "rehearsed", "days" or "gpu_hours", and None where the fastest safe layout stays within the budget. `device_bytes`
+    is the worst rank's of the best layout, None where none is legal or its estimate is broken; `length` is None where
+    none is safe. Both are None where nothing was searched."""
 
     nodes: int
     refused: str | None
@@ -133,7 +133,7 @@ class Plan:
     mfu: float | None  # model FLOPs over the devices' dense peak; None: the peak of this precision is not known
     length: JobLength
     searched: int
-    refused: Mapping[str, int]  # rule key, "memory", "host_memory" or "rehearsed" -> layouts refused
+    refused: Mapping[str, int]  # rule key, "memory", "host_memory", "broken_estimate" or "rehearsed" -> layouts
     refusal_sentences: Mapping[str, str]  # rule key -> its sentence and where it is checked
     alternatives: tuple[Candidate, ...]
     not_modelled: tuple[str, ...]
@@ -166,7 +166,8 @@ class Plan:
     @property
     def safe_by_estimate(self) -> bool:
         """What the verdict would be had nobody rehearsed it."""
-        return self.estimate.worst.device_bytes <= self.limit.limit_bytes and not self.host_bytes_beyond
+        fits = self.estimate.worst.device_bytes <= self.limit.limit_bytes and not self.host_bytes_beyond
+        return fits and self.estimate.fault is None
 
     @property
     def good(self) -> bool:

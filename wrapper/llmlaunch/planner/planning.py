@@ -17,7 +17,7 @@ from llmlaunch.planner.host_link import host_link_said
 from llmlaunch.planner.length import job_length, time_limit_said
 from llmlaunch.planner.plan import Limit, Plan, as_planned
 from llmlaunch.planner.rehearsed import REHEARSED
-from llmlaunch.planner.search import HOST_MEMORY, MEMORY, OUTPACED, Found
+from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, OUTPACED, Found
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.flops import model_flops_per_token
@@ -66,7 +66,7 @@ def plan_of(setting: Setting, found: Found, place: int, change: Change | None = 
     others = [i for i in range(min(len(found.first), ALTERNATIVES + 2)) if i != place][:ALTERNATIVES]
     return Plan(
         recipe=recipe.name,
-        verdict="safe" if safe else "unsafe",
+        verdict="safe" if safe and detail.fault is None else "unsafe",
         chosen=chosen,
         estimate=detail,
         limit=limit,
@@ -129,6 +129,11 @@ def _sentences(found: Found, limit: Limit, host: Limit) -> dict[str, str]:
     said = {rule.key: f"{rule.sentence} ({rule.where})" for rule in failed}
     if MEMORY in found.refused:
         said[MEMORY] = f"the worst pipeline rank needs more than {limit.limit_bytes / GIB:.1f} GiB: {limit.reason}"
+    if BROKEN_ESTIMATE in found.refused:
+        said[BROKEN_ESTIMATE] = (
+            "the estimate contradicts itself, so nothing is known of the memory: a bug of llmlaunch, please report it "
+            "with the recipe"
+        )
     if OUTPACED in found.refused:
         said[OUTPACED] = "uneven stages that take longer than the layouts shown even if cut into equal times"
     if HOST_MEMORY in found.refused:

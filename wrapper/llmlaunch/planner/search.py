@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llmlaunch.calibration.lessons import Rehearsal
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
+from llmlaunch.memory.guard import is_impossible
 from llmlaunch.planner.enumerate import enumerate_splits, enumerate_uneven
 from llmlaunch.planner.opening import open_uneven
 from llmlaunch.planner.plan import Candidate
@@ -25,11 +26,12 @@ from llmlaunch.recipe.types import Recipe
 if TYPE_CHECKING:
     from llmlaunch.planner.setting import Setting
 
-__all__ = ["HOST_MEMORY", "MEMORY", "OUTPACED", "Found", "search"]
+__all__ = ["BROKEN_ESTIMATE", "HOST_MEMORY", "MEMORY", "OUTPACED", "Found", "search"]
 
 MEMORY = "memory"
 HOST_MEMORY = "host_memory"  # fits the devices, not the node
 OUTPACED = "outpaced"
+BROKEN_ESTIMATE = "broken_estimate"  # a law of memory is broken: a bug of llmlaunch
 EXACT = 6  # the chosen layout and the runners-up a plan shows
 EQUAL = 1e-3  # shares of a step that no model of time can tell apart
 RANKED = 64  # sorting a million layouts takes longer than pricing them, and few look past the first
@@ -134,19 +136,21 @@ def _judged(
     setting: Setting, points: Points, rehearsed: Mapping[int, Rehearsal], filled: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], Counter[str]]:
     """Which points are safe, by the estimate, and by a rehearsal where there is one; how many of the others are refused
-    for what. What a rehearsal refuses counts as `filled` as it showed."""
+    for what. What a rehearsal refuses counts as `filled` as it showed; an estimate that breaks a law it cannot mend."""
     rows = points.rows
     fits, of_node = rows.device_bytes <= setting.limit.limit_bytes, rows.host_bytes <= setting.host_limit.limit_bytes
     safe = is_safe(setting, rows.device_bytes, rows.host_bytes)
+    broken = is_impossible(np.maximum(rows.device_bytes, rows.host_bytes))
     refuted, lifted = np.zeros(len(points), dtype=np.bool_), np.zeros(len(points), dtype=np.bool_)
     for row, one in rehearsed.items():
         refuted[row] = not one.safe
-        lifted[row] = lifts(one, setting.limit) and of_node[row]
+        lifted[row] = lifts(one, setting.limit) and of_node[row] and not broken[row]
         if not one.safe:
             filled[row] = max(filled[row], one.device_bytes / max(setting.limit.limit_bytes, 1), 1.0)
     refused = {
-        MEMORY: int(np.count_nonzero(~fits & ~lifted)),
-        HOST_MEMORY: int(np.count_nonzero(fits & ~safe)),
+        MEMORY: int(np.count_nonzero(~fits & ~lifted & ~broken)),
+        HOST_MEMORY: int(np.count_nonzero(fits & ~safe & ~broken)),
+        BROKEN_ESTIMATE: int(np.count_nonzero(broken)),
         REHEARSED: int(np.count_nonzero(safe & refuted)),
     }
     return (safe | lifted) & ~refuted, Counter(refused)

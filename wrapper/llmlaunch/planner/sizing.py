@@ -13,11 +13,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.planner.enumerate import MOST_CONTEXT, offered_values
 from llmlaunch.planner.length import DAY, duration, job_length
 from llmlaunch.planner.plan import NO_LAYOUT, JobLength, Sizing, Tried
 from llmlaunch.planner.rehearsed import REHEARSED
-from llmlaunch.planner.search import HOST_MEMORY, MEMORY, Found
+from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, Found
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.variants import pinned_numbers
 from llmlaunch.recipe.types import MOST_NODES, Budget, Recipe
@@ -155,6 +156,8 @@ def _try(setting: Setting) -> Tried:
         rehearsed = found.rehearsed.get(int(found.first[0]))
         if rehearsed is not None and not rehearsed.safe:
             return Tried(recipe.nodes, REHEARSED, rehearsed.sentence, best.device_bytes)
+        if best.device_bytes >= IMPOSSIBLE_BYTES:
+            return Tried(recipe.nodes, BROKEN_ESTIMATE, "its estimate cannot be right, which is a bug of llmlaunch")
         if best.device_bytes <= setting.limit.limit_bytes:
             return Tried(recipe.nodes, HOST_MEMORY, "fits the devices, not the host memory", best.device_bytes)
         needs, limit = best.device_bytes / GIB, setting.limit.limit_bytes / GIB

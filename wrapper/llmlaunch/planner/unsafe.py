@@ -26,6 +26,11 @@ def refuse(plan: Plan) -> None:
 def explain_unsafe(plan: Plan) -> NothingSafe:
     """The error for a plan that is not safe: the closest layout, what overflows it, what would fit."""
     rank = plan.estimate.worst
+    if plan.estimate.fault is not None:
+        return NothingSafe(
+            f"{plan.recipe}: the estimate of {plan.layout.describe()} cannot be right: {plan.estimate.fault}. "
+            f"This is a bug of llmlaunch, not yours: please report it with the recipe. {plan.advice or ''}".rstrip()
+        )
     if plan.rehearsed is not None and not plan.rehearsed.safe and plan.safe_by_estimate:
         return NothingSafe(
             f"{plan.recipe}: no layout is safe. Closest: {plan.layout.describe()}, which the estimate lets pass; but "

@@ -89,7 +89,7 @@ def judged(plan: Plan, rehearsed: Sequence[RehearsedRank], policy: MemoryPolicy,
         _judged_rank(plan, policy, rank, best.get(rank.pipeline_rank), unseen[rank.pipeline_rank])
         for rank in plan.estimate.ranks
     )
-    safe = all(rank.safe for rank in ranks) and not plan.host_bytes_beyond
+    safe = all(rank.safe for rank in ranks) and not plan.host_bytes_beyond and plan.estimate.fault is None
     found = Judged(SAFE if safe else UNSAFE, ranks, ())
     return Judged(found.verdict, ranks, tuple(_sentences(plan, found)))
 
@@ -146,6 +146,8 @@ def _sentences(plan: Plan, found: Judged) -> list[str]:
         lines.append(f"{where} needs {over / GIB:.2f} GiB more than the limit")
     else:
         lines.append(f"{where} is the nearest to its limit, with {-over / GIB:.2f} GiB to spare")
+    if plan.estimate.fault is not None:
+        lines.append(f"the estimate cannot be right, which is a bug of llmlaunch: {plan.estimate.fault}")
     if plan.host_bytes_beyond:
         lines.append(f"a node needs {plan.host_bytes_beyond / GIB:.1f} GiB more host memory than it may use")
     if found.safe != plan.safe_by_estimate:

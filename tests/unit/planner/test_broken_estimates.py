@@ -1,0 +1,165 @@
+"""An estimate that breaks a law of memory is a bug of llmlaunch: never safe, in no command, and the message says so.
+
+Terms are broken on purpose, as a wrong formula would break them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.calibration.accuracy import refuse_broken, score, scored
+from llmlaunch.calibration.read import read_records
+from llmlaunch.cli.main import _run
+from llmlaunch.errors import NothingSafe
+from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
+from llmlaunch.memory import moments, states
+from llmlaunch.memory.estimator import estimate, worst_ranks
+from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, is_impossible
+from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+
+OUTCOMES = Path(__file__).parents[2] / "data" / "measurements" / "outcomes.jsonl"
+PINNED = (
+    "{tensor: 4, pipeline: 2, context: 1, micro_batch_size: 1, zero_stage: 1, recompute: none, "
+    "offload_optimizer: 0.0, offload_layers: 0}"
+)
+RECIPE = """\
+schema: 1
+name: broken
+model: llama3-8b
+backend: megatron-lm
+cluster: h100-80gb-x8
+nodes: 2
+training: {{sequence_length: 8192, global_batch_size: 64, steps: 10}}
+data: {{mock: true}}
+layout: {layout}
+"""
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def without_optimizer_states(patch: pytest.MonkeyPatch) -> None:
+    """A term that was forgotten: nothing is negative, and there is too little of it all."""
+    patch.setattr(states, "_optimizer", lambda job, rows, sharded, whole: np.zeros(len(rows)))
+    # and activations no longer hide it
+    patch.setattr(moments, "kept_activations", lambda job, rows: np.zeros(len(rows)))
+    patch.setattr(moments, "logits", lambda job, rows: np.zeros(len(rows)))
+
+
+def with_whole_weights_replaced(patch: pytest.MonkeyPatch) -> None:
+    """What made a death safe: whole weights were taken from a shard."""
+    resting = states._resting
+
+    def replaced(job: Job, rows: RankColumns, *others: object) -> FloatColumn:
+        return resting(job, rows, *others) - 3e10  # type: ignore[arg-type]
+
+    patch.setattr(states, "_resting", replaced)
+
+
+def with_negative_activations(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(moments, "kept_activations", lambda job, rows: np.full(len(rows), -1e9))
+
+
+BROKEN = {
+    "a forgotten term": (without_optimizer_states, "parameters, gradients and optimizer states alone take"),
+    "a negative state": (with_whole_weights_replaced, "parameters would take -"),
+    "a negative activation": (with_negative_activations, "activations would take -0.93 GiB"),
+}
+each = pytest.mark.parametrize(("breaks", "law"), BROKEN.values(), ids=list(BROKEN))
+
+
+def written(folder: Path, layout: str = PINNED) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(RECIPE.format(layout=layout))
+    return path
+
+
+def loaded(folder: Path, layout: str = PINNED) -> Recipe:
+    return load_recipe(written(folder, layout))
+
+
+@each
+def test_a_broken_law_is_named_by_the_estimate_and_impossible_in_a_search(
+    breaks: Break, law: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = loaded(tmp_path)
+    job = Job(recipe.model, recipe.workload, backend_for(recipe).facts(recipe))
+    layout = Layout(tensor=4, pipeline=2, data=2, zero_stage=1, sequence_parallel=1)
+    assert estimate(job, layout).fault is None
+    assert not is_impossible(worst_ranks(job, LayoutColumns.of([layout])).device_bytes).any()
+    breaks(monkeypatch)
+    fault = estimate(job, layout).fault
+    assert fault is not None
+    assert law in fault
+    assert "pipeline rank" in fault
+    assert worst_ranks(job, LayoutColumns.of([layout])).device_bytes == [IMPOSSIBLE_BYTES]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *(("check", name) for name in BROKEN),
+        *((command, "a negative state") for command in ("plan", "render", "submit")),
+    ],
+)
+def test_no_command_calls_it_safe(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    breaks, law = BROKEN[name]
+    monkeypatch.chdir(tmp_path)
+    words = {"render": ["-o", "run"], "submit": ["--dry-run"]}.get(command, ["--json"])
+    monkeypatch.setattr(sys, "argv", ["llmlaunch", command, str(written(tmp_path)), *words])
+    breaks(monkeypatch)
+    assert _run() == 3
+    out, error = capsys.readouterr()
+    assert law in error
+    assert "This is a bug of llmlaunch, not yours: please report it with the recipe" in error
+    if words == ["--json"]:
+        assert json.loads(out)["verdict"] == "unsafe"
+    assert not (tmp_path / "run").exists()
+
+
+@each
+def test_accuracy_does_not_believe_it(
+    breaks: Break, law: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    records = (r for r in read_records(OUTCOMES) if r["family"] == "fujii-grid-A100-40GB" and r["peak_kind"] == "fits")
+    record = next(r for r in records if score(r, {}).verdict == "safe" and score(r, {}).reason is None)
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps(record) + "\n")
+    breaks(monkeypatch)
+    result = score(record, {})
+    assert result.verdict == "unsafe"
+    assert result.reason is not None
+    assert law.split(" -")[0] in result.reason
+    with pytest.raises(NothingSafe, match="bug of llmlaunch"):
+        refuse_broken([scored(record, {})])
+    monkeypatch.setattr(sys, "argv", ["llmlaunch", "accuracy", str(file)])
+    assert _run() == 3
+    assert "This is a bug of llmlaunch" in capsys.readouterr().err
+
+
+def test_a_bug_of_some_layouts_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = moments.kept_activations
+
+    def broken(job: Job, rows: RankColumns) -> FloatColumn:
+        return np.where(rows.layouts.recompute == RECOMPUTE_FULL, -1e12, kept(job, rows))
+
+    recipe = loaded(tmp_path, "{tensor: 4, pipeline: 1, context: 1}")
+    before = make_plan(recipe, backend_for(recipe))
+    monkeypatch.setattr(moments, "kept_activations", broken)
+    plan = make_plan(recipe, backend_for(recipe))
+    assert plan.safe
+    assert plan.chosen == before.chosen
+    assert plan.layout.recompute != RECOMPUTE_FULL
+    assert plan.refused["broken_estimate"] > 0
+    assert "bug of llmlaunch" in plan.refusal_sentences["broken_estimate"]
+    assert sum(plan.refused.values()) <= plan.searched

@@ -1,0 +1,108 @@
+"""A guard against our own mistakes: an estimate that breaks a law of memory is never safe.
+
+Two laws. No term is negative. No rank's torch memory is below what it must hold when the optimizer steps, however well
+that is shared. The bound reads none of the formula: exact parameter counts, the sizes of the groups, and what the
+backend says that it keeps of a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.models.parameters import count_parameters
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.techniques import Techniques
+
+__all__ = ["IMPOSSIBLE_BYTES", "broken_law", "is_impossible", "least_torch_bytes", "negative_rows", "unless_negative"]
+
+GIB = 2**30
+# What an estimate that breaks a law counts as where layouts are compared: more than any device or node has, whole as a
+# float and as an integer of 64 bits.
+IMPOSSIBLE_BYTES = 2.0**60
+ROUNDING_BYTES = 1024.0  # terms are rounded to whole bytes one by one
+
+
+def is_impossible(column: FloatColumn) -> NDArray[np.bool_]:
+    """Where bytes are those of an estimate that breaks a law."""
+    impossible: NDArray[np.bool_] = column >= IMPOSSIBLE_BYTES
+    return impossible
+
+
+def negative_rows(columns: Iterable[FloatColumn]) -> NDArray[np.bool_] | None:
+    """The rows in which any of the columns is negative; None where there are none, which costs one minimum a column."""
+    negative = [column < 0.0 for column in columns if column.size and column.min() < 0.0]
+    return np.logical_or.reduce(negative) if negative else None
+
+
+def unless_negative(total: FloatColumn, columns: Iterable[FloatColumn]) -> FloatColumn:
+    """The total of the columns, impossible in rows in which any of them is negative."""
+    negative = negative_rows(columns)
+    return total if negative is None else np.where(negative, IMPOSSIBLE_BYTES, total)
+
+
+def broken_law(terms: Mapping[str, int], torch_bytes: float, least: float) -> str | None:
+    """The law that the terms of one rank, or of a node's host memory, break, as a clause; None where all hold.
+    `torch_bytes` is what torch is predicted to hold of them, and `least` what it holds at least."""
+    for name, size in terms.items():
+        if size < 0:
+            return f"{name.replace('_', ' ')} would take {size / GIB:.2f} GiB"
+    if torch_bytes < least:
+        return (
+            f"all of it would take {torch_bytes / GIB:.2f} GiB, where parameters, gradients and optimizer states alone "
+            f"take {least / GIB:.2f} GiB, shared by as many devices as may share them"
+        )
+    return None
+
+
+def least_torch_bytes(job: Job, rows: RankColumns) -> FloatColumn:
+    """Bytes that the rank of each row holds at least when the optimizer steps: its share of the parameters, and of
+    gradients and optimizer states where all parameters are trained, less what is on the host. Corrected as measured
+    runs say."""
+    facts, ways, layouts = job.facts, job.techniques, rows.layouts
+    dense, expert = _parameters(job.shape, rows)
+    ranks = layouts.tensor * layouts.context * layouts.data
+    share = np.minimum(layouts.expert * layouts.expert_tensor / ranks, 1.0)
+    whole, shards = dense + expert, dense / (layouts.data * layouts.context) + expert * share
+    stage, shard_from = layouts.zero_stage, 3 if facts.full_sharding is None else facts.full_sharding.first_stage
+    held: FloatColumn = _parameter_bytes(facts, ways) * np.where(stage >= shard_from, shards, whole)
+    if ways.adapters is None and ways.trained_layers is None:
+        held = held + facts.gradient_bytes * np.where(stage >= 2, shards, whole)
+        held = held + _state_bytes(facts, ways) * np.where(stage >= 1, shards, whole)
+    return np.maximum(held * job.correction.torch_factor - ROUNDING_BYTES, 0.0)
+
+
+def _parameter_bytes(facts: MemoryFacts, ways: Techniques) -> float:
+    if ways.offload_parameters:
+        return 0.0
+    if facts.quantized is not None and facts.quantized.replaces_parameters:
+        return min(facts.quantized.weight_copy_bytes, 1.0)
+    return facts.parameter_bytes
+
+
+def _state_bytes(facts: MemoryFacts, ways: Techniques) -> float:
+    unsharded = facts.optimizer_bytes if facts.optimizer_bytes_unsharded is None else facts.optimizer_bytes_unsharded
+    kept = min(facts.optimizer_bytes, unsharded) - facts.matrix_states_spared_bytes
+    return (1.0 - ways.offload_optimizer) * max(kept, 0.0)
+
+
+def _parameters(shape: ModelShape, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
+    """(dense, expert) parameters of a row's rank on a device, split by as many devices as may split them."""
+    dense_layer, mixture_layer, experts, embedding, head = _counts(shape)
+    layers = rows.dense_layers * dense_layer + rows.moe_layers * mixture_layer
+    dense = (layers + rows.first * embedding + rows.last * head) / rows.tensor
+    return dense, rows.moe_layers * experts / (rows.layouts.expert * rows.layouts.expert_tensor)
+
+
+@cache
+def _counts(shape: ModelShape) -> tuple[int, int, int, int, int]:
+    """Parameters of a dense layer, of a mixture layer without its experts, of its experts, of embedding and head."""
+    count = count_parameters(shape)
+    dense = max((layer.total for layer in count.layers if not layer.experts), default=0)
+    mixture = max((layer.total - layer.experts for layer in count.layers if layer.experts), default=0)
+    return dense, mixture, max(layer.experts for layer in count.layers), count.embedding, count.head
