@@ -33,6 +33,17 @@ die() {
   exit 1
 }
 
+# Each rank keeps two connections to node rank 0, where the ranks find each other; a soft limit of 1,024 starves 512 ranks.
+raise_open_files() {
+  local most=1048576 hard needed=528
+  hard=$(ulimit -Hn)
+  [[ $hard != unlimited && $hard -le $most ]] || hard=$most
+  [[ $(ulimit -Sn) = unlimited || $(ulimit -Sn) -ge $hard ]] || ulimit -Sn "$hard"
+  [[ $LLMLAUNCH_NODE_RANK != 0 || $(ulimit -Sn) = unlimited || $(ulimit -Sn) -ge $needed ]] ||
+    say "warning: this node may have $(ulimit -Sn) files open (ulimit -Hn), and 8 ranks that meet here may need $needed; ask for a higher LimitNOFILE of slurmd"
+}
+raise_open_files
+
 cd -- "$LLMLAUNCH_RUN_DIR" || die "cannot enter the run directory $LLMLAUNCH_RUN_DIR"
 
 # Rank 0 listens here, and the others will look for it on MASTER_ADDR: better said now than after a time-out.

@@ -121,6 +121,57 @@ def test_a_message_that_a_logger_broke_into_lines() -> None:
         ("n1:71:90 [0] NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: port error(10)", "nccl"),
         ("OSError: [Errno 28] No space left on device: '/ckpt/iter_10'", "disk_full"),
         ("OSError: [Errno 122] Disk quota exceeded", "disk_full"),
+        # NCCL 2.30, torch 2.13's DataLoader and MapAllocator, Python
+        ("n1:71:90 [2] misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-Ab12Cd to 33030532 bytes, "
+         "error: "
+         "No space left on device (28)", "shm_full"),
+        ("n1:71:90 [2] NCCL WARN Error while creating shared memory segment /dev/shm/nccl-Ab12Cd (size 9637888), "
+         "error: "
+         "No space left on device (28)", "shm_full"),
+        ("RuntimeError: DataLoader worker (pid 81) is killed by signal: Bus error. It is possible that dataloader's "
+         "workers are out of shared memory. Please try to raise your shared memory limit.", "shm_full"),
+        ("ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+         "shm_full"),
+        ("RuntimeError: unable to open shared memory object </torch_81_3> in read-write mode: No space left on device "
+         "(28)", "shm_full"),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'", "shm_full"),
+        ("RuntimeError: unable to open shared memory object </torch_81_3> in read-write mode: Too many open files (24)",
+         "open_files"),
+        ("OSError: [Errno 24] Too many open files", "open_files"),
+        # enroot 4.1.2 by way of pyxis 0.24.0
+        ("slurmstepd-n1: error: pyxis:     [ERROR] File already exists: /run/enroot/pyxis_7.0", "container_busy"),
+        ("slurmstepd: error: pyxis:     [ERROR] URL https://nvcr.io/v2/x/manifests/1 returned error code: 429 ",
+         "container_busy"),
+        ("slurmstepd: error: pyxis:     [ERROR] URL https://nvcr.io/v2/x/manifests/1 returned error code: 503 Service "
+         "Unavailable", "container_busy"),
+        ("slurmstepd: error: pyxis:     curl: (28) Connection timed out after 30001 milliseconds", "container_busy"),
+        ("slurmstepd: error: pyxis:     curl: (22) The requested URL returned error: 429", "container_busy"),
+        ("slurmstepd: error: pyxis:     [ERROR] URL https://nvcr.io/v2/x/manifests/1 returned error code: 404 Not "
+         "Found",
+         "container"),
+        ("slurmstepd: error: pyxis:     [ERROR] No such file or directory: /images/box.sqsh", "container"),
+        ("slurmstepd: error: pyxis:     enroot-mount: failed to mount: /lustre at /x/lustre: No such file or directory",
+         "container"),
+        ("slurmstepd: error: pyxis: --container-mounts: source path does not exist: /lustre", "container"),
+        ("slurmstepd: error: pyxis:     Write on output file failed because No space left on device", "disk_full"),
+        # Apptainer 1.4
+        ("FATAL:   could not open image /images/box.sif: failed to retrieve path for /images/box.sif: lstat /images: "
+         "no "
+         "such file or directory", "container"),
+        ("FATAL:   container creation failed: mount hook function failure: mount /lustre->/lustre error: while "
+         "mounting "
+         "/lustre: mount source /lustre doesn't exist", "container"),
+        ("FATAL:   Unable to handle docker://x/y uri: failed to get checksum for docker://x/y: reading manifest "
+         "latest in "
+         "docker.io/x/y: errors: denied: requested access to the resource is denied", "container"),
+        ("FATAL:   Unable to handle docker://x/y uri: failed to get checksum for docker://x/y: pinging container "
+         "registry "
+         "registry-1.docker.io: Get \"https://registry-1.docker.io/v2/\": net/http: TLS handshake timeout",
+         "container_busy"),
+        ("FATAL:   Unable to handle docker://x/y uri: while building SIF from layers: conveyor failed to get: reading "
+         "blob: toomanyrequests: You have reached your pull rate limit", "container_busy"),
+        ("FATAL:   Unable to handle docker://x/y uri: while building SIF from layers: packer failed to pack: write "
+         "/home/a/.apptainer/cache: disk quota exceeded", "disk_full"),
         ("Megatron-LM refuses its arguments: unrecognized arguments: --foo 3", "bad_arguments"),
         ("pretrain_gpt.py: error: unrecognized arguments: --foo 3", "bad_arguments"),
         ("deepspeed_llama.py: error: argument --adapter-rank: invalid int value: 'x'", "bad_arguments"),
@@ -208,6 +259,17 @@ def test_a_warning_that_the_program_survives_is_no_cause(line: str) -> None:
 def test_what_every_node_would_meet_stays_a_crash(line: str) -> None:
     (hit,) = scan(f"Traceback (most recent call last):\n  File\n{line}")
     assert (hit.kind, hit.sick) == ("crash", False)
+
+
+def test_pyxis_own_words_on_a_failure_say_less_than_enroots() -> None:
+    """Seen with pyxis 0.24.0 and enroot 4.1.2, where a folder was left behind."""
+    lines = [
+        "slurmstepd-n1: pyxis: creating container filesystem: pyxis_7.0",
+        "slurmstepd-n1: error: pyxis: failed to create container filesystem for image: /box.sqsh",
+        "slurmstepd-n1: error: pyxis: printing enroot log file:",
+        "slurmstepd-n1: error: pyxis:     [ERROR] File already exists: /run/enroot/data/user-0/pyxis_7.0",
+    ]
+    assert [hit.kind for hit in scan("\n".join(lines)) if not hit.consequence] == ["container_busy"]
 
 
 @pytest.mark.parametrize(

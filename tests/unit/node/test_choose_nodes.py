@@ -17,7 +17,7 @@ GOOD: dict[str, Any] = {"stage": "reduced", "bad": None, "kind": "gpu", "matmul_
 def choose(archive: Path, run: Path, wanted: int, **markers: dict[str, Any] | None) -> subprocess.CompletedProcess[str]:
     """The markers of n1 to n4; those not given are good, None is a node that left none."""
     attempt = run / "attempts" / "7.0"
-    (attempt / "preflight").mkdir(parents=True)
+    (attempt / "preflight").mkdir(parents=True, exist_ok=True)
     (attempt / "attempt.json").write_text(json.dumps({"schema": 1, "nodes": NODES, "layout": ""}))
     for node in NODES:
         marker = markers.get(node, {})
@@ -40,6 +40,29 @@ def test_the_first_good_nodes_train_and_the_rest_is_spare(archive: Path, tmp_pat
     assert record(tmp_path)["spare"] == ["n4"]
     assert record(tmp_path)["bad"] == {}
     assert record(tmp_path, "attempt.json")["nodes"] == ["n1", "n2", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("line", "bad"),
+    [
+        ("[ERROR] File already exists: /run/enroot/pyxis_7.0", {}),
+        (
+            "[ERROR] No such file or directory: /images/box.sqsh",
+            {
+                "n2": "its container does not start: slurmstepd-n2: error: pyxis:     "
+                "[ERROR] No such file or directory: /images/box.sqsh"
+            },
+        ),
+    ],
+)
+def test_a_node_whose_container_may_start_next_time_is_not_bad(
+    archive: Path, tmp_path: Path, line: str, bad: dict[str, str]
+) -> None:
+    log = tmp_path / "attempts" / "7.0" / "preflight" / "n2.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(f"slurmstepd-n2: error: pyxis: printing enroot log file:\nslurmstepd-n2: error: pyxis:     {line}\n")
+    assert choose(archive, tmp_path, 3, n2=None).returncode == 0
+    assert record(tmp_path)["bad"] == bad
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,9 @@ def test_where_requeue_is_forbidden_the_next_link_of_the_chain_goes_on() -> None
         ({"kind": "", "made_a_step": False}, "it ended before its first step, and would again"),
         ({"kind": "disk_full"}, "disk_full would come again"),
         ({"kind": "bad_arguments"}, "bad_arguments would come again"),
+        ({"kind": "shm_full"}, "shm_full would come again"),
+        ({"kind": "container"}, "container would come again"),
+        ({"kind": "container_busy", "tries": 3, "fruitless": 2}, "2 attempts in a row"),
         ({"kind": "oom"}, "on_oom: fallback tries layouts with more head-room"),
         ({"restarts": 20}, "restarted 20 times already"),
         ({"fruitless": 2}, "2 attempts in a row got no further than step 100"),
@@ -99,8 +102,15 @@ def test_out_of_memory_falls_back_on_one_layout_after_the_other() -> None:
 def test_a_taken_port_is_answered_with_another_one_at_once_and_not_for_ever() -> None:
     taken = facts({"restart": None}, kind="port_taken", made_a_step=False, layout="fallback/1")
     assert decide(taken) == Next("again", "another program had the port", layout="fallback/1")
-    assert decide(taken._replace(ports=3)).action == "end"
+    assert decide(taken._replace(tries=3)).action == "end"
     assert decide(taken._replace(told="USR1")).action == "end"
+
+
+def test_a_container_that_did_not_start_is_tried_again_at_once_and_not_for_ever() -> None:
+    busy = facts({"restart": None}, kind="container_busy", made_a_step=False)
+    assert decide(busy) == Next("again", "the container did not start this time", layout=".")
+    assert decide(busy._replace(tries=3)).action == "end"
+    assert decide(busy._replace(kind="container")).action == "end"
 
 
 def test_host_memory_is_never_answered_with_head_room_on_the_device() -> None:

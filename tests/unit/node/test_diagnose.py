@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from node_rig import ATTEMPT, NODE
 
+from llmlaunch.causes.words import sentence
 from llmlaunch.node import diagnose
 from llmlaunch.node.cgroup import memory_counters
 from llmlaunch.node.kernel_log import kernel_lines
@@ -112,6 +114,15 @@ def test_the_kernel_names_a_gpu_of_ours_not_a_neighbours(rig: Rig) -> None:
     rig.kernel(["NVRM: Xid (PCI:0000:06:00): 95, pid=1, Uncontained"])
     found = rig.cause()
     assert (found["kind"], found["sick"], found["numbers"]) == ("ecc", True, {"xid": 95})
+
+
+def test_shared_memory_that_is_full_is_named_with_its_size(rig: Rig) -> None:
+    rig.log("RuntimeError: DataLoader worker (pid 81) is killed by signal: Bus error. It is possible that dataloader's")
+    cause = rig.cause()
+    assert cause["kind"] == "shm_full"
+    assert cause["numbers"]["shm_bytes"] == shutil.disk_usage("/dev/shm").total
+    assert "/dev/shm holds" in sentence(cause)
+    assert "--shm-size" in sentence(cause)
 
 
 def test_nothing_known_is_still_a_cause(rig: Rig) -> None:

@@ -16,11 +16,15 @@ KINDS = (
     "preflight",
     "oom",
     "host_oom",
+    "shm_full",
     "disk_full",
     "file_system",
     "checkpoint",
+    "open_files",
     "node_fail",
     "bad_arguments",
+    "container",
+    "container_busy",
     "port_taken",
     "name_resolution",
     "hub",
@@ -111,6 +115,42 @@ SIGNS = (
     Sign("oom", r"cu(BLAS|DNN) Error: .*(alloc|resource allocation)", "TransformerEngine 2.20, common/util/logging.h"),
     Sign("oom", r"cudaMalloc\w* failed|Failed to CUDA [mc]alloc", "NCCL 2.30, src/include/alloc.h; CUDA samples"),
     Sign("oom", r"Workspace can't be allocated, (no|not) enough memory", "DeepSpeed 0.19, csrc/transformer/inference"),
+    # --- the container: enroot's words, which pyxis prints into the step's output, and Apptainer's own
+    Sign("disk_full", r"^FATAL: +.*(no space left on device|disk quota exceeded)", "Apptainer 1.4, on a full cache"),
+    Sign(
+        "container_busy",
+        r"pyxis: +(\[ERROR\] (File already exists|Could not acquire rootfs lock|URL .* error code: (408|429|5\d\d))"
+        r"|curl: \((5|6|7|16|18|28|35|52|55|56|92)\) |curl: \(22\) .*error: (408|429|5\d\d)|Checksum mismatch: )",
+        "enroot 4.1, src/runtime.sh, docker.sh and common.sh; curl(1), EXIT CODES",
+    ),
+    Sign(
+        "container_busy",
+        r"^FATAL: +.*(toomanyrequests|Too Many Requests|status code:? (429|5\d\d)|unexpected HTTP status: 5\d\d"
+        r"|i/o timeout|TLS handshake timeout|Client\.Timeout|connection re(set|fused)|unexpected EOF|server misbehaving"
+        r"|Temporary failure in name resolution)",
+        "Apptainer 1.4 on registries: containers/image, net/http",
+    ),
+    Sign(
+        "container",
+        r"pyxis: +\[ERROR\] |pyxis: +enroot-(mount|switchroot|nsenter): |pyxis: +curl: \("
+        r"|pyxis: (--container-mounts: source path does not exist|couldn't chdir to )",
+        "enroot 4.1, src/runtime.sh, docker.sh and bin/; pyxis 0.24, pyxis_slurmstepd.c",
+    ),
+    Sign(
+        "container",
+        r"^FATAL: +(Unable to handle \S+ uri|container creation failed|.*no such file or directory|.*\bimage\b)",
+        "Apptainer 1.4, cmd/internal/cli/actions.go, internal/pkg/runtime; SingularityCE",
+    ),
+    Sign("container", r"pyxis: (failed to|container start|container exited too soon)", "pyxis 0.24", consequence=True),
+    # --- open files and shared memory
+    Sign("open_files", r"Too many open files|\[Errno 24\]|error: EMFILE", "errno EMFILE: Python, torch, NCCL, gloo"),
+    Sign(
+        "shm_full",
+        r"/dev/shm\b.*No space left on device|No space left on device.*/dev/shm\b|failed to extend /dev/shm/"
+        r"|unable to (open|resize|allocate) shared memory.*No space left|insufficient shared memory \(shm\)"
+        r"|workers are out of shared memory|killed by signal: Bus error",
+        "NCCL 2.30, src/misc/shmutils.cc; torch 2.13, MapAllocator.cpp and DataLoader.cpp",
+    ),
     # --- the disk
     Sign("disk_full", r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]", "errno ENOSPC, EDQUOT"),
     # --- a file system that other nodes may still have
@@ -211,6 +251,7 @@ TELLING = (
     *("onitor", "dump signal", "onnection", "pipe", "failed", "peer", "socketProgress", "Interrupt", "closing signal"),
     *("what()", "EADDRINUSE", "ddress already", "refuses", "unable to load", "/latest names"),
     *("Stale", "Too Many Requests", "on the Hub", "to the Hub"),
+    *("what()", "EADDRINUSE", "ddress already", "refuses", "pyxis", "FATAL", "EMFILE", "shared memory", "open files"),
 )
 
 # A line that looks like one of the above and ended nothing.

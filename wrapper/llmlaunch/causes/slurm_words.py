@@ -9,6 +9,7 @@ __all__ = ["expanded", "failed_nodes", "slurm_word", "words_of_attempt"]
 # SLURM 22.05.8 and 25.05. A step that is CANCELLED AT is no more than `srun --kill-on-bad-exit` at work.
 _WORDS = (
     ("node_fail", re.compile(r"CANCELLED AT .* DUE TO NODE FAILURE|error: Node failure on ")),
+    ("container", re.compile(r"srun: unrecognized option '--container-|srun: error: (spank: )?pyxis: ")),
     ("host_oom", re.compile(r"srun: error: \S+: tasks? \S+: Out Of Memory")),
     ("preempted", re.compile(r"CANCELLED AT .* DUE TO PREEMPTION")),
     ("time_limit", re.compile(r"CANCELLED AT .* DUE TO TIME LIMIT")),

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..causes.node_cause import cause
+from ..causes.node_cause import cause, of_hits
+from ..causes.scan import read_log, scan
 from .files import attempt_directory, read_json, replace_json, say
 from .preflight import STAGES
 
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
     allocated = sys.stdin.read().split()
     directory = attempt_directory(options.run_dir, options.attempt)
     markers = {node: read_json(directory / "preflight" / f"{node}.json") for node in allocated}
-    bad = bad_nodes(markers)
+    bad = _without_container_failures(bad_nodes(markers), directory / "preflight")
     chosen = [node for node in allocated if node not in bad][: options.nodes]
     enough = len(chosen) == options.nodes
     # What is wrong everywhere is seldom the nodes' fault: a wrong recipe, an environment that lacks something.
@@ -82,6 +83,16 @@ def bad_nodes(markers: dict[str, Record | None]) -> dict[str, str]:
             if value > SLOW * median:
                 bad[node] = f"its slowest device takes {value / median:.1f} times as long for a product as others"
     return bad
+
+
+def _without_container_failures(bad: dict[str, str], logs: Path) -> dict[str, str]:
+    """`bad` without nodes whose container may start next time; of one whose container cannot start, its log's words."""
+    judged = {}
+    for node, why in bad.items():
+        hit = of_hits(scan(read_log(logs / f"{node}.log")), node, []) if why == NOT_STARTED else None
+        if hit is None or hit["kind"] != "container_busy":
+            judged[node] = f"its container does not start: {hit['line']}" if hit and hit["kind"] == "container" else why
+    return judged
 
 
 def _reached(marker: Record | None) -> int:

@@ -12,9 +12,15 @@ PREEMPTED = "preempted"
 ends in time ends the job, and SLURM does not put it back."""
 
 # Failures that would come again at once, wherever the job runs.
-_CERTAIN = ("oom", "disk_full", "bad_arguments")
+_CERTAIN = ("oom", "disk_full", "shm_full", "open_files", "bad_arguments", "container")
+# Failures before the first step that may not come again: another port, another word with a registry, and a folder that
+# pyxis left behind is removed by the step that met it.
+_TRIED_AGAIN = {
+    "port_taken": "another program had the port",
+    "container_busy": "the container did not start this time",
+}
 _MOST_BACKOFF_SECONDS = 3600.0
-_MOST_PORTS = 3
+_MOST_TRIES = 3
 
 
 class Facts(NamedTuple):
@@ -31,11 +37,11 @@ class Facts(NamedTuple):
     restarts: int  # automatic ones of this submission so far
     fruitless: int  # attempts in a row, this one included, that got no further than saved_step
     described: Record  # run.json
-    ports: int = 1  # tried in this job, this attempt's included
+    tries: int = 1  # in this job, this attempt's included, that ended for a reason of _TRIED_AGAIN
 
 
 class Next(NamedTuple):
-    """`action` is end, fallback, requeue, chain, or again: the same layout in the same allocation, on another port."""
+    """`action` is end, fallback, requeue, chain, or again: the same layout in the same allocation."""
 
     action: str
     why: str
@@ -56,8 +62,8 @@ def decide(facts: Facts) -> Next:
         return Next("end", "SLURM or a person ended the job; what follows is theirs to say")
     if facts.kind == "oom" and not facts.told:
         return _after_oom(facts)
-    if facts.kind == "port_taken" and not facts.told and not facts.made_a_step and facts.ports < _MOST_PORTS:
-        return Next("again", "another program had the port", layout=facts.layout)
+    if facts.kind in _TRIED_AGAIN and not facts.told and not facts.made_a_step and facts.tries < _MOST_TRIES:
+        return Next("again", _TRIED_AGAIN[facts.kind], layout=facts.layout)
     return _restart(facts)
 
 

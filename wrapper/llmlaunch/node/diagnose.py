@@ -76,7 +76,7 @@ def diagnosed(run_dir: Path, attempt: str, node: str, code: int) -> Record:
     if kernel:
         return cause(kernel[0].kind, node, kernel[0].line, "kernel", numbers=dict(kernel[0].numbers), sick=True)
     if said is not None and not _weak(said):
-        return said
+        return _with_size_of_shared_memory(said) if said["kind"] == "shm_full" else said
     killed = _killed_by_the_kernel(node, ranks, text, before)
     if killed is not None:
         return killed
@@ -98,6 +98,15 @@ def _killed_by_the_kernel(node: str, ranks: Sequence[Record], text: str, before:
     numbers = {"oom_kills": rose, **{key: now[key] for key in ("limit_bytes", "peak_bytes") if now[key] is not None}}
     line = f"the kernel killed {rose} process{'' if rose == 1 else 'es'} of this job for want of main memory"
     return cause("host_oom", node, line, "kernel", rank=victim.get("rank"), numbers=numbers, at=victim.get("ended_at"))
+
+
+def _with_size_of_shared_memory(said: Record) -> Record:
+    """The cause with `shm_bytes`, the size of /dev/shm as this process sees it, in the container if any."""
+    try:
+        status = os.statvfs("/dev/shm")
+    except OSError:
+        return said
+    return {**said, "numbers": {**said["numbers"], "shm_bytes": status.f_blocks * status.f_frsize}}
 
 
 def _weak(said: Record) -> bool:

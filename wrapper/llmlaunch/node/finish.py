@@ -111,7 +111,7 @@ def gather(run_directory: Path, attempt: str, state: str, cause: Record | None, 
         restarts=max(0, len([one for one in ours if not one.is_fallback]) - 1),
         fruitless=fruitless(ours, layout, step),
         described=read_json(run_directory / "run.json") or {},
-        ports=1 + len([one for one in ours if job_of(one.name) == job_of(attempt) and one.was_retried]),
+        tries=1 + len([one for one in ours if job_of(one.name) == job_of(attempt) and one.was_retried]),
     )
 
 

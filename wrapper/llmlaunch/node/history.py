@@ -27,7 +27,7 @@ class Attempt(NamedTuple):
 
     @property
     def was_retried(self) -> bool:
-        """It never began, for want of a port, and was started again on another."""
+        """It never began, for want of a port or a container, and was started again at once."""
         return (self.status.get("next") or {}).get("action") == "again"
 
 

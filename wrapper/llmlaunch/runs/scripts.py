@@ -23,6 +23,8 @@ __all__ = ["OUR_VARIABLES", "SNAPSHOT_FOLDER", "exported", "job_script", "setup_
 SNAPSHOT_FOLDER = "code"
 
 PREFLIGHT_SECONDS = 180
+FILES_OF_A_NODE = 512
+"""Open files of a process beside its connections to other ranks: libraries, data, devices, pipes."""
 
 OUR_VARIABLES = {
     "PYTHONUNBUFFERED": Reason(why="a line of the log appears when it is written"),
@@ -72,6 +74,8 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
             {
                 "nodes": recipe.nodes,
                 "devices_per_node": recipe.cluster.devices_per_node,
+                "world_size": recipe.world_size,
+                "open_files": FILES_OF_A_NODE + 2 * recipe.world_size,
                 "environment": sorted(_environment(recipe, rendered, code_root).items()),
                 "required_variables": rendered.required_variables,
                 "python": recipe.python or "",
