@@ -84,7 +84,19 @@ def test_figures_that_are_none_are_not_shown() -> None:
 def test_the_keys_of_the_json_stay() -> None:
     assert sorted(look(JobState("running")).as_json()) == sorted(
         [
-            *("run_dir", "launcher", "job_id", "phase", "state", "reason", "exit_code", "cluster", "jobs", "link"),
+            *(
+                "run_dir",
+                "run_id",
+                "launcher",
+                "job_id",
+                "phase",
+                "state",
+                "reason",
+                "exit_code",
+                "cluster",
+                "jobs",
+                "link",
+            ),
             *("earlier", "restarts", "expected_start", "attempt", "progress", "cause", "stopping"),
             *("layout", "rehearses"),
         ]
