@@ -44,6 +44,7 @@ def test_a_clean_checkout_is_its_commit(checkout: Path) -> None:
         "untracked_files": 0,
         "not_compared": [],
         "changed_submodules": [],
+        "left_out": [],
     }
     assert found.diff == b""
 

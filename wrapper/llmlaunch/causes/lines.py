@@ -31,23 +31,28 @@ _GIVEN = tuple(  # what comes before the secret is kept; every part that repeats
     )
 )
 _PASSWORD_OF_URL = re.compile(r"(://[^\s/:@\"']*):[^\s/@\"']+@")
-KNOWN_SECRETS = (  # what services begin their secrets with; their own documentation, or seen in a token of theirs
-    ("a Hugging Face token", r"\bhf_[A-Za-z0-9]{16,}"),
-    ("an API key of OpenAI or Anthropic", r"\bsk-(?:[a-z0-9]{1,20}-){0,4}[A-Za-z0-9_-]{20,}"),
-    ("a GitHub token", r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,})"),
-    ("a GitLab token", r"\bgl(?:pat|ptt|dt|rt|cbt|soat)-[\w-]{16,}"),
-    ("a Slack token", r"\b(?:xox[abeoprs]-|xapp-\d-)[\w-]{10,}"),
-    ("a Slack webhook", r"\bhooks\.slack\.com/(?:services|workflows)/[\w/]{20,}"),
-    ("an AWS access key", r"\bA(?:KIA|SIA|BIA|CCA)[0-9A-Z]{16}\b"),
-    ("a Google key", r"\b(?:AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,})"),
-    ("an Azure key", r"\bAccountKey=[A-Za-z0-9+/]{40,}|\b[\w~.-]{3}8Q~[\w~.-]{31,}"),
-    ("an NVIDIA key", r"\bnvapi-[\w-]{16,}"),
-    ("a Weights & Biases key", r"\bwandb_v\d_\w{20,}"),
-    ("a package registry's token", r"\b(?:npm_[A-Za-z0-9]{30,}|pypi-AgE[\w-]{20,}|dckr_pat_[\w-]{20,})"),
-    ("a Stripe key", r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"),
-    ("a JSON web token", r"\beyJ[\w-]{10,999}\.[\w-]{10,999}\.[\w-]*"),
+KNOWN_SECRETS = (  # label, what services begin their secrets with, and the whole form
+    ("a Hugging Face token", ("hf_",), r"\bhf_[A-Za-z0-9]{16,}"),
+    ("an API key of OpenAI or Anthropic", ("sk-",), r"\bsk-(?:[a-z0-9]{1,20}-){0,4}[A-Za-z0-9_-]{20,}"),
+    ("a GitHub token", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"\bgh[pousr]_[A-Za-z0-9]{20,}"),
+    ("a GitHub token", ("github_pat_",), r"\bgithub_pat_\w{20,}"),
+    ("a GitLab token", ("glpat-", "glptt-", "gldt-", "glrt-", "glcbt-", "glsoat-"), r"\bgl[a-z]{2,4}-[\w-]{16,}"),
+    ("a Slack token", ("xox", "xapp-"), r"\b(?:xox[abeoprs]-|xapp-\d-)[\w-]{10,}"),
+    ("a Slack webhook", ("hooks.slack.com/",), r"\bhooks\.slack\.com/(?:services|workflows)/[\w/]{20,}"),
+    ("an AWS access key", ("AKIA", "ASIA", "ABIA", "ACCA"), r"\bA(?:KIA|SIA|BIA|CCA)[0-9A-Z]{16}\b"),
+    ("a Google key", ("AIza", "ya29.", "GOCSPX-"), r"\b(?:AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,})"),
+    ("an Azure key", ("AccountKey=", "8Q~"), r"(?:AccountKey=[A-Za-z0-9+/]{40,}|8Q~[\w~.-]{31,})"),
+    ("an NVIDIA key", ("nvapi-",), r"\bnvapi-[\w-]{16,}"),
+    ("a Weights & Biases key", ("wandb_v",), r"\bwandb_v\d_\w{20,}"),
+    ("an npm token", ("npm_",), r"\bnpm_[A-Za-z0-9]{30,}"),
+    ("a PyPI token", ("pypi-AgE",), r"\bpypi-AgE[\w-]{20,}"),
+    ("a Docker token", ("dckr_pat_",), r"\bdckr_pat_[\w-]{20,}"),
+    ("a Stripe key", ("sk_", "rk_"), r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"),
+    ("a private key", ("-----BEGIN ",), r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY"),
+    ("a private key", ("PuTTY-User-Key-File-", "AGE-SECRET-KEY-1"), r"PuTTY-User-Key-File-|AGE-SECRET-KEY-1"),
+    ("a JSON web token", ("eyJ",), r"\beyJ[\w-]{10,999}\.[\w-]{10,999}\.[\w-]*"),
 )
-_BY_THEIR_LOOKS = re.compile("|".join(pattern for _, pattern in KNOWN_SECRETS))
+_BY_THEIR_LOOKS = re.compile("|".join(pattern for _, _, pattern in KNOWN_SECRETS))
 
 
 def harmless(line: str, environment: Mapping[str, str] | None = None) -> str:

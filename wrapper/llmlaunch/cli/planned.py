@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,6 +50,13 @@ class Planned:
         for note in rendered.notes:
             click.echo(f"note: {note}", err=True)
         return rendered
+
+    def write_run(self, directory: Path) -> None:
+        """Write the run directory; what it leaves out goes to stderr. Raises UserError."""
+        from llmlaunch.runs.render import render_run
+
+        for note in render_run(self.recipe, self.plan, self.json, self.rendered(), directory):
+            click.echo(f"note: {note}", err=True)
 
     def say_what_was_rehearsed(self) -> None:
         """Of this very layout, if anybody did."""

@@ -19,12 +19,11 @@ __all__ = ["command"]
 def command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool) -> int:
     """Plan RECIPE and write its run directory. Nothing is submitted; nothing is written unless it is safe."""
     from llmlaunch.planner.unsafe import refuse
-    from llmlaunch.runs.render import render_run
 
     result = planned(recipe, overrides)
     refuse(result.plan)
     result.warn_of_missing_fallbacks()
-    render_run(result.recipe, result.plan, result.json, result.rendered(), output)
+    result.write_run(output)
     if as_json:
         print_json(result.json)
     click.echo(f"rendered {output}: {result.plan.layout.describe()}; next: sbatch {output}/job.sbatch", err=True)

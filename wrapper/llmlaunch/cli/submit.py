@@ -190,12 +190,10 @@ def _for_this_machine(result: Planned, why: str) -> Planned:
 
 
 def _render(result: Planned, output: Path | None) -> Path:
-    from llmlaunch.runs.render import render_run
-
     stamp = time.strftime("%Y%m%d-%H%M%S")
     runs = Path(os.environ.get("LLMLAUNCH_RUNS", "runs"))
     directory = output or runs / f"{result.recipe.name}-{stamp}-{secrets.token_hex(2)}"
-    render_run(result.recipe, result.plan, result.json, result.rendered(), directory)
+    result.write_run(directory)
     return directory.resolve()
 
 

@@ -118,7 +118,7 @@ def submit_all(
     names = run_names([result.recipe.name for result in results])
     directory = output or _directory(_name(results))
     described = [_described(*both) for both in zip(variants, results, strict=True)]
-    writers = {name: _writer(result) for name, result in zip(names, results, strict=True)}
+    writers = {name: result.write_run for name, result in zip(names, results, strict=True)}
     run_dirs = render_sweep(directory, _name(results), together.how, writers, described, together.array_limit)
     click.echo(choice.why, err=True)
     by_directory = dict(zip(run_dirs, results, strict=True))
@@ -148,16 +148,6 @@ def _refuse_array(variants: Sequence[Variant], results: Sequence[Planned]) -> No
                 "cannot have; say restart.by=requeue, restart=none, or leave out --array"
             )
     refuse_array(len(results), max_array_size())
-
-
-def _writer(result: Planned) -> Callable[[Path], None]:
-    from llmlaunch.runs.render import render_run
-
-    def write(directory: Path) -> None:
-        rendered = result.rendered()
-        render_run(result.recipe, result.plan, result.json, rendered, directory)
-
-    return write
 
 
 def _follow(launcher: Launcher, submissions: Sequence[Submission], aside: bool) -> int:

@@ -9,14 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from llmlaunch.causes.lines import KNOWN_SECRETS
 from llmlaunch.documents.validate import dotted, report
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 
-__all__ = ["is_secret_file", "is_secret_variable", "known_secret", "looks_secret", "refuse_secrets", "secret_in"]
+__all__ = [
+    "holds_secret",
+    "is_secret_file",
+    "is_secret_variable",
+    "known_secret",
+    "looks_secret",
+    "refuse_secrets",
+    "secret_in",
+]
 
 COMMENTS = "comments"  # what `not_secrets` calls the comments of a file
 _NO_PLACE = "must not stand in a recipe; list the name under secrets: and set the variable where you submit"
@@ -63,8 +71,10 @@ _PASSWORD_OF_URL = re.compile(
     r"|(?<![\w./#-])[\w.-]{1,100}:(?![$*<{])[^\s/@:\"']{3,}@(?!sha\d)[\w.-]+:\d+",
     re.IGNORECASE,
 )
-_KEY_FILE = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY|PuTTY-User-Key-File-|AGE-SECRET-KEY-1")
-_KNOWN = tuple((label, re.compile(pattern)) for label, pattern in KNOWN_SECRETS)
+_KNOWN = tuple((label, heads, re.compile(pattern)) for label, heads, pattern in KNOWN_SECRETS)
+
+_BLOCK_BYTES = 1 << 20
+_LONGEST_SECRET = 200  # characters of it that are enough to know it
 
 _COMMENT = re.compile(r"(?:^|\s)#(.*)")
 _COMMENTED_OUT = re.compile(r"([A-Z][A-Z0-9_]*)[\"']?:\s+[\"']?((?=\S*\d)[^\s\"',}]{8,})[\"',}]?\s*$")
@@ -174,9 +184,14 @@ def secret_in(text: str) -> str | None:
 def known_secret(text: str) -> str | None:
     """What kind of secret stands in `text`, by a form that nothing else has: a service's own prefix, the head of a key
     file."""
-    if _KEY_FILE.search(text):
-        return "a private key"
-    return next((label for label, pattern in _KNOWN if pattern.search(text)), None)
+    for label, heads, form in _KNOWN:
+        for head in heads:  # found far sooner than the form itself: whole trees of code are read
+            place = text.find(head)
+            while place >= 0:
+                if form.match(text, place) is not None:
+                    return label
+                place = text.find(head, place + 1)
+    return None
 
 
 def is_secret_variable(name: str, value: str) -> bool:
@@ -186,6 +201,21 @@ def is_secret_variable(name: str, value: str) -> bool:
         return False
     weak = re.split(r"[_.-]+", name.lower())[-1] in _WEAK
     return not (weak and _PATH.fullmatch(value))
+
+
+def holds_secret(path: Path) -> bool:
+    """Whether a file holds a secret of a form that nothing else has. A link holds none, and what cannot be read is not
+    copied either."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    end = ""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            text = end + block.decode("latin-1")
+            if known_secret(text) is not None:
+                return True
+            end = text[-_LONGEST_SECRET:]
+    return False
 
 
 def looks_secret(name: str) -> bool:

@@ -63,7 +63,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     ]
     if problems:
         raise report(document, problems)
-    recipe = replace(recipe, text=written.text, overrides=tuple(overrides), not_secrets=passed)
+    recipe = replace(recipe, text=written.text, overrides=tuple(overrides), not_secrets=tuple(file.not_secrets))
     if passed:
         note = f"no secret stands in {', '.join(passed)}, though it looks so (not_secrets)"
         recipe = replace(recipe, assumptions=(*recipe.assumptions, note))

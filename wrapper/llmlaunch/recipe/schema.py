@@ -482,8 +482,8 @@ class RecipeFile(StrictModel):
     secrets: list[SecretName] = Field([], description="Names of variables that must be set where you submit")
     not_secrets: list[Line] = Field(
         [],
-        description="Keys whose values look like secrets and are none, such as environment.BUILD_KEY; comments = all "
-        "comments",
+        description="What looks like a secret and is none: keys such as environment.BUILD_KEY, comments for all "
+        "comments, files of the trainer's code by their paths",
     )
     setup: list[SetupLine] = Field(
         [],

@@ -242,7 +242,7 @@ class Recipe:
     watchdog: Watchdog | None = Watchdog()  # None: nobody looks whether it hangs
     preflight: bool = False  # the nodes are tried for a minute before the training
     spare_nodes: int = 0  # allocated beside `nodes`, to take the place of those preflight finds bad
-    not_secrets: tuple[str, ...] = ()  # keys whose values look like secrets and are none, by the recipe's own word
+    not_secrets: tuple[str, ...] = ()  # keys and files of the code that look like secrets and are none
     python: str | None = None  # interpreter of the training environment on the nodes; None = the one found there
 
     @property

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BorrowedCheckout", "GitFailed", "borrowed", "run_git"]
+__all__ = ["BorrowedCheckout", "GitFailed", "borrowed", "ignored_without_git", "run_git"]
 
 _TIMEOUT_SECONDS = 120
 _SWITCHED_OFF = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "--no-pager")
@@ -99,9 +99,7 @@ def borrowed(root: Path) -> Iterator[BorrowedCheckout]:
     filters = frozenset(match[1] for name in settings if (match := _FILTER.fullmatch(name)))
     with tempfile.TemporaryDirectory(prefix="llmlaunch-git-") as name:
         folder = Path(name)
-        (folder / "refs").mkdir()
-        (folder / "HEAD").write_bytes(run_git(root, "rev-parse", "--verify", "HEAD"))
-        (folder / "config").write_text(_config(settings))
+        variables = _own_repository(folder, top, run_git(root, "rev-parse", "--verify", "HEAD"), _config(settings))
         try:
             for path in (index, *shared):
                 if path.exists():
@@ -109,17 +107,34 @@ def borrowed(root: Path) -> Iterator[BorrowedCheckout]:
                     shutil.copy2(path, folder / path.name)
         except OSError as error:
             raise GitFailed(f"git in {root}: the index cannot be read: {error.strerror or error}") from None
-        variables = {
-            "GIT_DIR": name,
-            "GIT_WORK_TREE": str(top),
-            "GIT_OBJECT_DIRECTORY": str(objects),
-            "GIT_INDEX_FILE": str(folder / index.name),
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": os.devnull,
-            "HOME": name,  # git before 2.32 knows no GIT_CONFIG_GLOBAL
-            "XDG_CONFIG_HOME": name,
-        }
+        variables |= {"GIT_OBJECT_DIRECTORY": str(objects), "GIT_INDEX_FILE": str(folder / index.name)}
         yield BorrowedCheckout(top, filters, variables)
+
+
+def ignored_without_git(root: Path) -> set[str]:
+    """Return the files below `root`, relative to it, that its .gitignore files name, for a tree that is no checkout: a
+    copy of one, say. Raises GitFailed."""
+    with tempfile.TemporaryDirectory(prefix="llmlaunch-git-") as name:
+        variables = _own_repository(Path(name), root, b"ref: refs/heads/none\n", _config({}))
+        listed = run_git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", variables=variables)
+    return {os.fsdecode(path) for path in listed.split(b"\0") if path}
+
+
+def _own_repository(folder: Path, worktree: Path, head: bytes, config: str) -> dict[str, str]:
+    """Make a repository in `folder`; return the variables with which git uses it on `worktree`, without any other
+    configuration."""
+    for name in ("refs", "objects"):
+        (folder / name).mkdir()
+    (folder / "HEAD").write_bytes(head)
+    (folder / "config").write_text(config)
+    return {
+        "GIT_DIR": str(folder),
+        "GIT_WORK_TREE": str(worktree),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "HOME": str(folder),  # git before 2.32 knows no GIT_CONFIG_GLOBAL
+        "XDG_CONFIG_HOME": str(folder),
+    }
 
 
 def _places(root: Path) -> list[Path]:

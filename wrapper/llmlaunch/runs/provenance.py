@@ -14,7 +14,7 @@ from pathlib import Path
 
 from llmlaunch import __version__
 from llmlaunch.recipe.types import Container, Recipe
-from llmlaunch.runs.git import GitState, read_git
+from llmlaunch.runs.git import GitState, listed, read_git
 from llmlaunch.runs.snapshot import Snapshot, list_snapshot
 
 __all__ = ["Provenance", "gather_provenance"]
@@ -31,6 +31,17 @@ class Provenance:
     code: dict[str, object]
     diff: bytes = b""
     snapshot: Snapshot | None = None
+    left_out: tuple[str, ...] = ()  # files of the tree that look as if they held secrets
+
+    @property
+    def notes(self) -> list[str]:
+        """What the person who renders should know, in sentences."""
+        if not self.left_out:
+            return []
+        return [
+            "these files of the trainer's code look as if they held secrets, and the run directory leaves them or "
+            f"their changes out: {listed(self.left_out)} (where that is wrong, name them under not_secrets:)"
+        ]
 
 
 def gather_provenance(recipe: Recipe) -> Provenance:
@@ -40,7 +51,7 @@ def gather_provenance(recipe: Recipe) -> Provenance:
     tree, or one too large.
     """
     root, why_not = _code_root(recipe)
-    state = read_git(root) if root is not None else GitState(note=why_not)
+    state = read_git(root, recipe.not_secrets) if root is not None else GitState(note=why_not)
     # our own trainer is copied into every run directory as it is
     wanted = recipe.code.snapshot and (root is not None or not _ours(recipe))
     snapshot = list_snapshot(recipe, root, why_not) if wanted else None
@@ -53,7 +64,8 @@ def gather_provenance(recipe: Recipe) -> Provenance:
         "container": _container(recipe.container),
         "snapshot": None if snapshot is None else snapshot.as_json(),
     }
-    return Provenance(code=code, diff=state.diff, snapshot=snapshot)
+    left_out = {*state.left_out, *(snapshot.left_out if snapshot is not None else ())}
+    return Provenance(code=code, diff=state.diff, snapshot=snapshot, left_out=tuple(sorted(left_out)))
 
 
 def code_json(provenance: Provenance) -> bytes:

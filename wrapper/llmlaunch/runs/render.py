@@ -83,10 +83,11 @@ def render_run(
     rendered: Rendered,
     directory: Path,
     described: Mapping[str, object] | None = None,
-) -> None:
+) -> list[str]:
     """Writes the files of `run_files`, and the copied code, for their owner alone (0700, files 0600).
 
-    Built beside its final place and renamed, so that a run directory is whole or absent. Raises UserError where
+    Built beside its final place and renamed, so that a run directory is whole or absent. Returns sentences on what was
+    left out of it. Raises UserError where
     `directory` holds something already, is a link, cannot be written, or a recipe value does not fit.
     """
     target = new_place(directory)
@@ -110,6 +111,7 @@ def render_run(
     finally:
         if building is not None:
             shutil.rmtree(building, ignore_errors=True)
+    return provenance.notes
 
 
 def _refuse_occupied(target: Path) -> None:

@@ -7,10 +7,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmlaunch.documents.secrets import holds_secret, is_secret_file
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.git import tracked_files
-from llmlaunch.runs.git_program import GitFailed
+from llmlaunch.runs.git_program import GitFailed, ignored_without_git
 
 __all__ = ["Snapshot", "copy_snapshot", "list_snapshot"]
 
@@ -26,10 +27,12 @@ class Snapshot:
     files: tuple[str, ...]
     bytes_total: int
     from_git: bool
+    left_out: tuple[str, ...] = ()  # look as if they held secrets
 
     def as_json(self) -> dict[str, object]:
-        kind = "files git tracks, as they lay in the working tree" if self.from_git else "all files"
-        return {"files": len(self.files), "bytes": self.bytes_total, "holds": kind}
+        kind = "files git tracks, as they lay in the working tree" if self.from_git else "all files but ignored ones"
+        left_out = list(self.left_out)
+        return {"files": len(self.files), "bytes": self.bytes_total, "holds": kind, "left_out": left_out}
 
 
 def list_snapshot(recipe: Recipe, root: Path | None, why_not: str) -> Snapshot:
@@ -57,7 +60,16 @@ def list_snapshot(recipe: Recipe, root: Path | None, why_not: str) -> Snapshot:
             f"MiB a run directory takes; the largest: {', '.join(largest)}. Point code.path at the code alone, or "
             "keep data and checkpoints out of what git tracks"
         )
-    return Snapshot(root, tuple(sorted(sizes)), total, bool(names))
+    secret = [name for name in sizes if name not in recipe.not_secrets and _is_secret(root, name)]
+    kept = sorted(sizes.keys() - set(secret))
+    return Snapshot(root, tuple(kept), sum(sizes[name] for name in kept), bool(names), tuple(sorted(secret)))
+
+
+def _is_secret(root: Path, name: str) -> bool:
+    try:
+        return is_secret_file(name) or holds_secret(root / name)
+    except OSError:  # it cannot be copied either, which is said there
+        return False
 
 
 def _behind_a_link(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
@@ -77,7 +89,8 @@ def copy_snapshot(snapshot: Snapshot, target: Path) -> None:
 
 
 def _all_files(root: Path) -> list[str]:
-    """Every file below `root`, without version control's own, caches, and run directories rendered there."""
+    """Every file below `root`, without version control's own, caches, what a .gitignore names, and run directories
+    rendered there."""
     found: list[Path] = []
     for folder, folders, names in os.walk(root):
         if "run.json" in names and "node.pyz" in names:
@@ -87,4 +100,8 @@ def _all_files(root: Path) -> list[str]:
         here = Path(folder)
         found += [here / name for name in names]
         found += [here / name for name in folders if (here / name).is_symlink()]
-    return sorted(str(path.relative_to(root)) for path in found)
+    try:
+        ignored = ignored_without_git(root)
+    except GitFailed:  # no git here
+        ignored = set()
+    return sorted({str(path.relative_to(root)) for path in found} - ignored)
