@@ -60,6 +60,8 @@ AROUND: dict[Place, dict[str, Any]] = {
 NAMES: dict[Place, str] = {
     ("slurm",): "comment",
     ("cluster", "slurm"): "wckey",
+    ("slurm_plugins",): "no-such-plugin",
+    ("cluster", "slurm_plugins"): "no-such-plugin",
     ("cluster", "srun"): "comment",
     ("environment",): "HOSTILE",
     ("cluster", "environment"): "HOSTILE_SITE",
@@ -107,7 +109,8 @@ HARMLESS: dict[str, Any] = {
 # With these no training starts here, or no other field would be left: each is submitted on its own.
 ON_ITS_OWN: set[Place] = {
     ("python",), ("container", "image"), ("container", "mounts", 0), ("backend", "path"), ("data", "tokenizer"),
-    ("data", "blend", 0, "path"), ("data", "cache_path")
+    ("data", "blend", 0, "path"), ("data", "cache_path"), ("slurm_plugins", "no-such-plugin"),
+    ("cluster", "slurm_plugins", "no-such-plugin"),
 }  # fmt: skip
 
 
