@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmlaunch.calibration.calibrations import Bound, Calibration, Errors
 from llmlaunch.report.text import gib, one_line, percent, table
+from llmlaunch.rundir.identifiers import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.memory.correction import Correction
@@ -49,11 +49,10 @@ def _answer(answer: Answer) -> list[str]:
 
 
 def _going_back(answer: Answer) -> str:
-    words = ["llmlaunch", "calibrate", "use"]
     if answer.before is not None:
-        return shlex.join([*words, answer.before.id])
+        return to_type("calibrate", "use", answer.before.id)
     about = ["--backend", answer.outcome.backend, "--accelerator", one_line(answer.outcome.accelerator)]
-    return shlex.join([*words, "none", *about])
+    return to_type("calibrate", "use", "none", *about)
 
 
 def _data(found: Calibration) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 
 from llmlaunch.cli.printed import print_json
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.identifiers import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.cluster.save_matrix import Destination
@@ -123,11 +125,11 @@ def _say_what_traces(as_json: bool) -> int:
 
 
 def _how_to_run(save: str | None) -> str:
-    words = f"llmlaunch doctor --network --save {save or 'PROFILE'}"
+    words = to_type("doctor", "--network", "--save", save or "PROFILE")
     return (
         "not inside a SLURM allocation; give it whole nodes and all their devices:\n"
         f"  salloc --nodes=N --exclusive --gpus-per-node=G {words}\n"
-        f"  sbatch --nodes=N --ntasks-per-node=1 --exclusive --gpus-per-node=G --wrap '{words}'\n"
+        f"  sbatch --nodes=N --ntasks-per-node=1 --exclusive --gpus-per-node=G --wrap {shlex.quote(words)}\n"
         "or try it between processes of this machine: --local 4"
     )
 

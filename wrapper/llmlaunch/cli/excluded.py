@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.identifiers import to_type
 from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _tell(named: Sequence[SickNode], too_few: bool) -> None:
         what = "would be left out, but too few nodes remain" if too_few else f"left out until {until}"
         _say(f"{one.node} {what}: {one.reason} ({one.kind}, {day}, run {one.run_id})")
     if named and not too_few:
-        _say(f"use it again: llmlaunch nodes --forgive {named[0].node}, or submit --no-exclude")
+        _say(f"use it again: {to_type('nodes', '--forgive', named[0].node)}, or submit --no-exclude")
 
 
 def _say(line: str) -> None:

@@ -12,6 +12,7 @@ import click
 from llmlaunch.assets import asset
 from llmlaunch.documents.writing import new_place
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.identifiers import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.cluster.draft import Draft
@@ -47,7 +48,7 @@ def command(name: str | None, output: Path | None, show: bool, site: bool, parti
         raise UserError(f"init: no recipe named {name!r} in the gallery; there are: {', '.join(recipes)}")
     target = output or Path(f"{name}.yaml")
     _write(target, recipes[name].read_bytes())
-    click.echo(f"wrote {target}; next: llmlaunch check {target}", err=True)
+    click.echo(f"wrote {target}; next: {to_type('check', target)}", err=True)
     return 0
 
 

@@ -4,7 +4,6 @@ measured."""
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from llmlaunch.report.run_words import cause_words
 from llmlaunch.report.screen import Screen
 from llmlaunch.report.text import gib, table
 from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.identifiers import to_type
 
 __all__ = ["ending", "tell_outcome"]
 
@@ -54,20 +54,19 @@ def ending(run_dir: Path, state: JobState) -> list[str]:
         why.reverse()
     scheduler = f" [{state.state}]" if state.state and state.phase != "succeeded" else ""
     lines = [f"The run {state.phase}{scheduler}" + (f": {why[0]}" if why else ""), *(f"  {more}" for more in why[1:])]
-    return lines + [f"  {what}: llmlaunch {command}" for what, command in _next(run_dir, state, cause)]
+    return lines + [f"  {what}: {command}" for what, command in _next(run_dir, state, cause)]
 
 
 def _next(run_dir: Path, state: JobState, cause: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """What a person may want to type, with the reason for it."""
-    run = shlex.quote(str(run_dir))
     if state.phase == "succeeded":
         return []
     node = cause.get("node") if cause else None
-    found = [("what was printed", f"logs {run}" + (f" --node {shlex.quote(str(node))}" if node else "") + " --tail 50")]
+    found = [("what was printed", to_type("logs", run_dir, *(("--node", node) if node else ()), "--tail", 50))]
     if cause and cause.get("sick"):
-        found.append(("nodes that are kept away from", "nodes"))
+        found.append(("nodes that are kept away from", to_type("nodes")))
     again = "go on from the last checkpoint" if _has_checkpoint(run_dir) else "start it again"
-    return [*(found if state.phase == "failed" else []), (again, f"resume {run}")]
+    return [*(found if state.phase == "failed" else []), (again, to_type("resume", run_dir))]
 
 
 def _has_checkpoint(run_dir: Path) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import click
 from llmlaunch.cli.planned import Planned, planned, recipe_arguments
 from llmlaunch.cli.printed import print_json
 from llmlaunch.errors import NothingSafe, UserError
+from llmlaunch.rundir.identifiers import to_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -142,7 +142,7 @@ def _record(result: Planned, rendered: Rendered, rehearsed: Sequence[RehearsedRa
     from llmlaunch.store.open import open_store
     from llmlaunch.store.rehearsals import put_rehearsed, rehearsed_of
 
-    typed = shlex.join(["llmlaunch", *sys.argv[1:]])
+    typed = to_type(*sys.argv[1:])
     records = records_of(result.recipe, result.plan, rendered, rehearsed, time.time(), typed)
     try:
         with open_store() as store:
@@ -179,5 +179,5 @@ def _show(
         if found.safe and plan.beyond_budget is not None:
             click.echo(f"Beyond the budget: {plan.beyond_budget}")
         elif found.safe:
-            click.echo(f"Next: {shlex.join(['llmlaunch', 'submit', recipe.path, *recipe.overrides])}")
+            click.echo(f"Next: {to_type('submit', Path(recipe.path), *recipe.overrides)}")
     return 0 if found.safe else NothingSafe.exit_code

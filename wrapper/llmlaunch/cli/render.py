@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -26,5 +27,8 @@ def command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool
     result.write_run(output)
     if as_json:
         print_json(result.json)
-    click.echo(f"rendered {output}: {result.plan.layout.describe()}; next: sbatch {output}/job.sbatch", err=True)
+    click.echo(
+        f"rendered {output}: {result.plan.layout.describe()}; next: sbatch {shlex.quote(str(output / 'job.sbatch'))}",
+        err=True,
+    )
     return 0

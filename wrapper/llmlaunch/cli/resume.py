@@ -11,6 +11,7 @@ from llmlaunch.cli.excluded import excluded_words
 from llmlaunch.cli.printed import print_json
 from llmlaunch.cli.submitted import directory_of, note_end
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.identifiers import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
@@ -68,7 +69,7 @@ def command(
                 "earlier": [job for one in submission.earlier for job in one.jobs],
             }
         )
-    click.echo(f"look again: llmlaunch status {directory}; llmlaunch logs {directory}", err=True)
+    click.echo(f"look again: {to_type('status', directory)}; {to_type('logs', directory)}", err=True)
     return 0
 
 
@@ -94,8 +95,8 @@ def _refuse_unless_ended(directory: Path, submitted: Submission | None, anyway: 
         )
     if state.phase in ("pending", "running"):
         raise UserError(
-            f"{before.run_dir}: its job {job} is {state.phase}; when it has ended it can be submitted again (llmlaunch "
-            f"cancel {before.run_dir} ends it)"
+            f"{before.run_dir}: its job {job} is {state.phase}; when it has ended it can be submitted again "
+            f"({to_type('cancel', before.run_dir)} ends it)"
         )
 
 
@@ -117,7 +118,7 @@ def _record(directory: Path) -> None:
     except UserError as failure:
         click.echo(
             f"warning: the run goes on, but the store does not know it ({failure}); "
-            f"later: llmlaunch collect {directory}",
+            f"later: {to_type('collect', directory)}",
             err=True,
         )
 

@@ -18,6 +18,7 @@ from llmlaunch.cli.planned import Planned, plan_loaded, planned, recipe_argument
 from llmlaunch.cli.printed import print_json
 from llmlaunch.cli.together import SubmitCommand, Together, together_options
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.identifiers import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
@@ -95,7 +96,7 @@ def command(
     if as_json:
         print_json(_submission_json(result, submission))
     if not follow:
-        click.echo(f"look again: llmlaunch status {directory}; llmlaunch logs {directory}", err=True)
+        click.echo(f"look again: {to_type('status', directory)}; {to_type('logs', directory)}", err=True)
         return 0
     return _follow(choice, submission, raw, aside=as_json)
 
@@ -125,10 +126,10 @@ def _taken(output: Path) -> Submission | None:
     if earlier is not None:
         raise UserError(
             f"{output}: already submitted as {earlier.launcher} job {earlier.job_id}; when that has ended, "
-            f"llmlaunch resume {output} submits it again; another -o renders another run"
+            f"{to_type('resume', output)} submits it again; another -o renders another run"
         )
     raise UserError(
-        f"{output}: rendered before, and not submitted; llmlaunch resume {output} submits it as it is; another -o "
+        f"{output}: rendered before, and not submitted; {to_type('resume', output)} submits it as it is; another -o "
         "renders another run"
     )
 
@@ -226,7 +227,7 @@ def _record(result: Planned, submission: Submission) -> None:
     except UserError as failure:
         click.echo(
             f"warning: the run goes on, but the store does not know it ({failure}); "
-            f"later: llmlaunch collect {submission.run_dir}",
+            f"later: {to_type('collect', submission.run_dir)}",
             err=True,
         )
 

@@ -10,6 +10,7 @@ import click
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.rundir.identifiers import to_type
 
 __all__ = ["directory_of", "note_end", "note_ends", "submission_in", "submission_of"]
 
@@ -44,11 +45,11 @@ def submission_in(directory: Path) -> Submission:
         return submission
     if mark is not None:
         raise UserError(
-            f"{directory}: its submit was interrupted, and SLURM shows no job of it; llmlaunch resume {directory} "
+            f"{directory}: its submit was interrupted, and SLURM shows no job of it; {to_type('resume', directory)} "
             "looks again, and submits it where there is none"
         )
     if (directory / SCRIPT).is_file():
-        raise UserError(f"{directory}: was not submitted by llmlaunch; llmlaunch resume {directory} does")
+        raise UserError(f"{directory}: was not submitted by llmlaunch; {to_type('resume', directory)} does")
     raise UserError(f"{directory}: not a run directory (it has no {SCRIPT})")
 
 

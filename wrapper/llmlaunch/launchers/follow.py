@@ -15,6 +15,7 @@ from llmlaunch.launchers.run_files import read_end
 from llmlaunch.launchers.watch import RunWatch
 from llmlaunch.report.run_words import waiting_words
 from llmlaunch.report.screen import Screen
+from llmlaunch.rundir.identifiers import to_type
 
 __all__ = ["follow", "follow_steps"]
 
@@ -119,8 +120,8 @@ def _follow(
         view.close()
     except KeyboardInterrupt:
         say(
-            f"No longer following; job {submission.job_id} goes on. Look again: llmlaunch status {run_dir} or "
-            f"llmlaunch logs {run_dir}; end it: llmlaunch cancel {run_dir}"
+            f"No longer following; job {submission.job_id} goes on. Look again: {to_type('status', run_dir)} or "
+            f"{to_type('logs', run_dir)}; end it: {to_type('cancel', run_dir)}"
         )
     return state
 

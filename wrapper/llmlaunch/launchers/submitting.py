@@ -18,7 +18,7 @@ from llmlaunch.launchers.small_files import create
 from llmlaunch.launchers.small_files import replace as replace_file
 from llmlaunch.peaks.values import time_or_none
 from llmlaunch.rundir.files import read_object
-from llmlaunch.rundir.identifiers import is_host
+from llmlaunch.rundir.identifiers import is_host, to_type
 
 __all__ = ["Mark", "at_work", "begin", "left_behind", "remove", "was_submitting"]
 
@@ -95,7 +95,7 @@ def _refuse_while_at_work(run_dir: Path, mark: Mark) -> None:
     if at_work(mark) and mark.pid != os.getpid():
         raise UserError(
             f"{run_dir}: another llmlaunch is submitting it (process {mark.pid} on {mark.host}); look again with "
-            f"llmlaunch status {run_dir}"
+            f"{to_type('status', run_dir)}"
         )
 
 

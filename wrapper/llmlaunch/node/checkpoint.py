@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..rundir.identifiers import to_type
 from .files import attempt_directory, read_json, replace_bytes
 
 if TYPE_CHECKING:
@@ -149,8 +150,8 @@ def _is_allowed(run_directory: Path) -> bool:
 
 def _remedy(run_directory: Path, older: str) -> str:
     return (
-        f"Nothing was trained. Put the checkpoint back and run llmlaunch resume {run_directory}; "
-        f"or train {older}: llmlaunch resume {run_directory} --from-older"
+        f"Nothing was trained. Put the checkpoint back and run {to_type('resume', run_directory)}; "
+        f"or train {older}: {to_type('resume', run_directory, '--from-older')}"
     )
 
 

@@ -19,6 +19,7 @@ import linecache
 import os
 import re
 import runpy
+import shlex
 import sys
 import threading
 import time
@@ -146,7 +147,7 @@ def refusal(failure: BaseException, said: str, arguments: list[str]) -> str:
             f"  said by {place}, line {frame.lineno} ({frame.name}), Megatron core {version_here()}",
             *([f"  it may be about: {'; '.join(flags)}"] if flags else []),
             "  The arguments were rendered by llmlaunch. From which line of the recipe each follows:",
-            f"    llmlaunch explain-args {run}",
+            f"    llmlaunch explain-args {shlex.quote(run)}",
             "  No step was run.",
         ]
     )

@@ -26,6 +26,7 @@ from llmlaunch.rehearsal.rehearsed import ON_GPU, AskedRank, RehearsedRank
 from llmlaunch.rehearsal.shape import shape_of
 from llmlaunch.report.run_words import cause_words, waiting_words
 from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.identifiers import to_type
 from llmlaunch.runs.lone_rank import lone_rank
 from llmlaunch.runs.render import render_run
 
@@ -133,8 +134,8 @@ def _wait(launcher: Launcher, submission: Submission, say: Say) -> JobState:
             pause = min(pause * 1.3, SLOWEST_POLL_SECONDS)
     except KeyboardInterrupt:
         raise UserError(
-            f"no longer waiting; job {submission.job_id} goes on. Its peak, when it has ended: llmlaunch collect "
-            f"{submission.run_dir}; end it: llmlaunch cancel {submission.run_dir}"
+            f"no longer waiting; job {submission.job_id} goes on. Its peak, when it has ended: "
+            f"{to_type('collect', submission.run_dir)}; end it: {to_type('cancel', submission.run_dir)}"
         ) from None
 
 

@@ -19,6 +19,7 @@ from llmlaunch.launchers.slurm import versions
 from llmlaunch.launchers.slurm.commands import SlurmCommands
 from llmlaunch.launchers.slurm.late import Job, Wanted, comment_of, find_jobs, look_for_jobs
 from llmlaunch.launchers.slurm.text import parse_job_id
+from llmlaunch.rundir.identifiers import to_type
 
 __all__ = ["adopt", "submit", "test"]
 
@@ -39,7 +40,7 @@ def submit(
     except _MayBeTaken as late:  # the mark stays: the next command looks for the job again
         raise SchedulerRefused(
             f"SLURM did not say whether it took the job ({late}), which is not in the queue and may still turn up. "
-            f"The run directory is kept; llmlaunch resume {run_dir} looks for the job again, and submits it only "
+            f"The run directory is kept; {to_type('resume', run_dir)} looks for the job again, and submits it only "
             "where there is none"
         ) from late
     except Exception:  # not Ctrl-C: sbatch may have been at work
@@ -90,7 +91,7 @@ def _taken(slurm: SlurmCommands, wanted: Wanted, before: Submission | None) -> l
     elif answer.code != 0:
         raise SchedulerRefused(
             f"an earlier submit of {wanted.run_dir} was interrupted, and SLURM does not say whether it has the job "
-            f"({answer.words}); nothing was submitted; try again: llmlaunch resume {wanted.run_dir}"
+            f"({answer.words}); nothing was submitted; try again: {to_type('resume', wanted.run_dir)}"
         )
     return jobs
 
@@ -161,7 +162,7 @@ class _HandIn:
         if job is None:
             raise SchedulerRefused(
                 f"sbatch refused the job: {answer.words}; the run directory is kept: {self.wanted.run_dir}; submit it "
-                f"later: llmlaunch resume {self.wanted.run_dir}"
+                f"later: {to_type('resume', self.wanted.run_dir)}"
             )
         return job
 

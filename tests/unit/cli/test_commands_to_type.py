@@ -1,0 +1,75 @@
+"""A command that llmlaunch prints can be copied into a shell, whatever the paths in it are called."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.cli.main import COMMANDS
+from llmlaunch.rundir.identifiers import to_type
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = ROOT / "wrapper"
+UNQUOTED = re.compile(rf"llmlaunch (?:{'|'.join(COMMANDS)})(?: --?[a-z-]+| [A-Z]+)*[ =]$")
+
+
+def values_behind_commands(path: Path) -> Iterator[str]:
+    """Yield each f-string in which a value follows the words of a command without `to_type`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for text, value in zip(node.values, node.values[1:], strict=False):
+            if isinstance(text, ast.Constant) and isinstance(value, ast.FormattedValue) and UNQUOTED.search(text.value):
+                shown = ast.unparse(value.value)
+                if "shlex.quote" not in shown:
+                    yield f"{path.name}:{node.lineno}: {text.value[-40:]}{{{shown}}}"
+
+
+def test_no_message_puts_a_bare_value_into_a_command() -> None:
+    assert [found for path in SOURCES.rglob("*.py") for found in values_behind_commands(path)] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("resume", Path("/my runs/a")),
+        ("logs", Path("it's"), "--node", "a;b"),
+        ("submit", Path("-x.yaml"), "model={a: 'b c'}"),
+    ],
+)
+def test_a_shell_reads_the_words_that_were_meant(words: tuple[object, ...]) -> None:
+    texts = ["llmlaunch", *map(str, words)]
+    assert shlex.split(to_type(*words)) == [f"./{text}" if text == "-x.yaml" else text for text in texts]
+
+
+def test_the_hints_of_a_run_in_an_odd_place_can_be_typed(tmp_path: Path) -> None:
+    place = tmp_path / "my run's $(touch oops) place"
+    place.mkdir()
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data"), "PYTHONPATH": str(SOURCES)}
+
+    def shell(line: str) -> tuple[int, str]:
+        argv = ["bash", "-c", f'llmlaunch() {{ {shlex.quote(sys.executable)} -m llmlaunch "$@"; }}; {line}']
+        done = subprocess.run(
+            argv, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        return done.returncode, done.stderr
+
+    recipe = shlex.quote(str(ROOT / "recipes" / "quickstart.yaml"))
+    code, told = shell(f"llmlaunch render {recipe} -o 'a run'")
+    assert code == 0
+    script = shlex.split(told.partition("next: sbatch ")[2])
+    assert (place / script[0]).is_file()
+    code, told = shell("llmlaunch status 'a run'")
+    assert code == 2
+    hint = told.rpartition("by llmlaunch; ")[2].rpartition(" does")[0]
+    assert shlex.split(hint) == ["llmlaunch", "resume", str(place / "a run")]
+    assert "a local run has no sbatch" in shell(f"{hint} --local -- --partition=x")[1]  # found, and not started
+    assert not (place / "oops").exists()
