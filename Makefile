@@ -27,10 +27,10 @@ test: install install-frameworks  ## everything but what needs a GPU
 	$(RUN) -m pytest -m "not gpu" --numprocesses $(AT_ONCE) --timeout 1200 --durations 25
 
 unit: install  ## what needs no server, no framework, no SLURM and breaks nothing: seconds
-	$(RUN) -m pytest -m "not gpu and not slurm and not frameworks and not postgres and not browser and not faults"
+	$(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
 
 soak: install install-frameworks  ## long repeats: property tests with many examples, faults twenty times; results in benchmarks/SOAK.md
-	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not frameworks and not postgres and not browser and not faults"
+	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
 	LLMLAUNCH_FAULT_REPEATS=20 $(RUN) -m pytest -m "faults and not gpu" --junitxml=.soak.xml; code=$$?; \
 	$(RUN) benchmarks/soak.py .soak.xml benchmarks/SOAK.md; exit $$code
 

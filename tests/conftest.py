@@ -24,7 +24,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # `make test` runs two tests at once (pytest-xdist). The clusters mostly wait and the frameworks mostly compute, so
 # these two lanes go side by side; within a lane one test follows another, in one process: they share its cluster, its
 # traces, or the runs that are broken side by side. Every other module is a lane of its own.
-LANES = ("slurm", "frameworks", "quickstart", "faults")
+LANES = ("slurm", "frameworks", "releases", "quickstart", "faults")
 
 
 def lane(nodeid: str) -> str:

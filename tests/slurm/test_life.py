@@ -223,10 +223,12 @@ def name_of(life: Life) -> str:
 
 
 @pytest.fixture(scope="module")
-def people(slurm_packages: None) -> Iterator[Mapping[str, Person]]:
-    """By their ways; eleven nodes each."""
+def people(slurm_packages: None, request: pytest.FixtureRequest) -> Iterator[Mapping[str, Person]]:
+    """By those of their ways that are asked for; eleven nodes each."""
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    asked = {item.callspec.params["way"] for item in tests if "people" in item.fixturenames}
     with ExitStack() as stack:
-        yield {way: stack.enter_context(person_with_a_cluster(way, 11)) for way in WAYS}
+        yield {way: stack.enter_context(person_with_a_cluster(way, 11)) for way in WAYS if way in asked}
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from node_rig import ATTEMPT, NODE
 
 from llmlaunch.causes.words import sentence
 from llmlaunch.node import diagnose
-from llmlaunch.node.cgroup import memory_counters
 from llmlaunch.node.kernel_log import kernel_lines
 
 SILENT: list[str] = []
@@ -144,38 +143,6 @@ def test_from_the_archive(archive: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "attempts" / ATTEMPT / "causes" / f"{NODE}.json").read_text())["kind"] == "crash"
-
-
-def test_counters_of_cgroup_version_2(tmp_path: Path) -> None:
-    (tmp_path / "proc").write_text("0::/system/job_7/step_0/user/task_0\n")
-    step = tmp_path / "mount" / "system" / "job_7" / "step_0"
-    own = step / "user" / "task_0"
-    own.mkdir(parents=True)
-    (own / "memory.events").write_text("low 0\noom 2\noom_kill 2\noom_group_kill 0\n")
-    (own / "memory.max").write_text("max\n")
-    (own / "memory.peak").write_text("4096\n")
-    (step / "memory.max").write_text("8192\n")
-    (tmp_path / "mount" / "memory.max").write_text("1\n")  # not this job's
-    found = memory_counters(tmp_path / "proc", tmp_path / "mount")
-    assert found == {"oom_kills": 2, "limit_bytes": 8192, "peak_bytes": 4096}
-
-
-def test_counters_of_cgroup_version_1(tmp_path: Path) -> None:
-    (tmp_path / "proc").write_text("9:cpuset:/x\n4:memory:/slurm/uid_0/job_7/step_0/task_0\n0::/\n")
-    own = tmp_path / "mount" / "memory" / "slurm" / "uid_0" / "job_7" / "step_0" / "task_0"
-    own.mkdir(parents=True)
-    (own / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
-    (own / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    (own / "memory.max_usage_in_bytes").write_text("4096\n")
-    assert memory_counters(tmp_path / "proc", tmp_path / "mount") == {
-        "oom_kills": 1,
-        "limit_bytes": None,
-        "peak_bytes": 4096,
-    }
-
-
-def test_no_counters_at_all(tmp_path: Path) -> None:
-    assert memory_counters(tmp_path / "none", tmp_path)["oom_kills"] is None
 
 
 def test_the_kernels_log_from_a_moment_on(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
-from llmlaunch.node.cgroup import memory_now_bytes
 from llmlaunch.node.gpu import Power
 from llmlaunch.node.host import HostMemory
 
@@ -118,19 +117,6 @@ def test_a_cgroup_without_a_maximum_is_sampled(monkeypatch: pytest.MonkeyPatch) 
     counters["peak_bytes"] = 800
     memory.sample_cgroup()
     assert memory.record()["cgroup_peak_bytes"] == 800
-
-
-@pytest.mark.parametrize(
-    ("line", "path"),
-    [("0::/job_7/task_0\n", "job_7/task_0/memory.current"), ("4:memory:/a\n", "memory/a/memory.usage_in_bytes")],
-)
-def test_what_a_cgroup_holds_now(tmp_path: Path, line: str, path: str) -> None:
-    (tmp_path / "cgroup").write_text(line)
-    file = tmp_path / "fs" / path
-    file.parent.mkdir(parents=True)
-    file.write_text("4096\n")
-    assert memory_now_bytes(tmp_path / "cgroup", tmp_path / "fs") == 4096
-    assert memory_now_bytes(tmp_path / "missing", tmp_path / "fs") is None
 
 
 def test_memory_lines_of_the_nodes_own_log(cpu_node: NodeRig) -> None:

@@ -11,14 +11,17 @@ if TYPE_CHECKING:
 UNLIMITED = 2**60  # version 1 says "no limit" with a number near 2**63
 
 
-def memory_counters(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Record:
+def memory_counters(root: Path = Path("/")) -> Record:
     """`{"oom_kills", "limit_bytes", "peak_bytes"}`; a count that cannot be read is None.
+
+    `root` is the root file system, whose /proc and cgroup mounts are read.
 
     Version 2: `memory.events` (oom_kill), `memory.max`, `memory.peak` of cgroups(7). Version 1: `memory.oom_control`
     (oom_kill, Linux 4.13 on), `memory.limit_in_bytes`, `memory.max_usage_in_bytes`. Counted in this process's group
     and in those above it that belong to the same job (SLURM: .../job_7/step_0/user/task_0): the limit may lie there.
+    A container may have only some of them, mounted at another place.
     """
-    folders, version = _folders(proc, mount)
+    folders, version = _folders(root)
     names = (
         ("memory.events", "memory.max", "memory.peak")
         if version == 2
@@ -35,43 +38,69 @@ def memory_counters(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("
     }
 
 
-def memory_now_bytes(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
+def memory_now_bytes(root: Path = Path("/")) -> int | None:
     """What this process's group holds: version 2 counts no maximum before Linux 5.19."""
-    folders, version = _folders(proc, mount)
+    folders, version = _folders(root)
     return _number(folders[0] / ("memory.current" if version == 2 else "memory.usage_in_bytes")) if folders else None
 
 
-def _folders(proc: Path, mount: Path) -> tuple[list[Path], int]:
+def _folders(root: Path) -> tuple[list[Path], int]:
     """The folders to look at, the innermost first, and the version of cgroups that has the memory controller."""
-    try:
-        lines = [line.split(":", 2) for line in proc.read_text(encoding="utf-8", errors="replace").splitlines()]
-    except OSError:
-        return [], 2
-    for _, controllers, path in (line for line in lines if len(line) == 3):
+    groups = [line.split(":", 2) for line in _lines(root / "proc/self/cgroup")]
+    groups = [fields for fields in groups if len(fields) == 3]
+    for _, controllers, path in groups:
         if "memory" in controllers.split(","):
-            return _of_job(mount / "memory", path), 1
-    for number, controllers, path in (line for line in lines if len(line) == 3):
+            return _of_job(path, _mount(root, 1)), 1
+    for number, controllers, path in groups:
         if number == "0" and not controllers:
-            root = mount / "unified" if (mount / "unified").is_dir() else mount
-            return _of_job(root, path), 2
+            return _of_job(path, _mount(root, 2)), 2
     return [], 2
 
 
-def _of_job(root: Path, path: str) -> list[Path]:
-    own = root / path.lstrip("/")
-    if not own.is_dir():
-        own = root  # in a container the path is the host's, the mount our own
-    above = [folder for folder in own.parents if "job_" in folder.name or any("job_" in p.name for p in folder.parents)]
-    return [own, *above]
+def _mount(root: Path, version: int) -> tuple[str, Path]:
+    """Which cgroup is mounted where, for the memory controller. proc_pid_mountinfo(5): fields 4 and 5 are what of the
+    hierarchy is mounted and its place; after the dash, the file system's type and, last, the controllers."""
+    for line in _lines(root / "proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        mount, kind = before.split(), after.split()
+        if len(mount) < 5 or len(kind) < 3:
+            continue
+        if (version == 2 and kind[0] == "cgroup2") or (kind[0] == "cgroup" and "memory" in kind[-1].split(",")):
+            return mount[3], root / mount[4].lstrip("/")
+    place = root / "sys/fs/cgroup"
+    if version == 1:
+        return "/", place / "memory"
+    return "/", place / "unified" if (place / "unified").is_dir() else place
+
+
+def _of_job(path: str, mounted: tuple[str, Path]) -> list[Path]:
+    """The group's folder and those above it, as far as they are of its job and mounted; where its own is not to be
+    seen, the nearest above it that is."""
+    top, place = mounted
+    parts = [part for part in path.split("/") if part]
+    top_parts = [part for part in top.split("/") if part]
+    cuts = list(range(len(parts) + 1))
+    if parts[: len(top_parts)] == top_parts:
+        cuts.insert(0, len(top_parts))
+    # the first guess is what the mount says of itself; another namespace may name the same group otherwise
+    cut = next(cut for cut in cuts if place.joinpath(*parts[cut:]).is_dir() or cut == len(parts))
+    folders: list[Path] = []
+    for depth in range(len(parts), cut - 1, -1):
+        if not folders or any("job_" in part for part in parts[:depth]):
+            folders.append(place.joinpath(*parts[cut:depth]))
+    return folders
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _field(path: Path, name: str) -> int | None:
-    try:
-        lines = path.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.split()[:1] == [name] and len(line.split()) == 2]
-    return int(found[0]) if found and found[0].isdigit() else None
+    counts = [line.split()[1] for line in _lines(path) if line.split()[:1] == [name] and len(line.split()) == 2]
+    return int(counts[0]) if counts and counts[0].isdigit() else None
 
 
 def _number(path: Path) -> int | None:

@@ -1,0 +1,124 @@
+"""Memory counters of a task's cgroup, from /proc and cgroup trees as hosts and containers show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.node.cgroup import memory_counters, memory_now_bytes
+
+TASK = "/slurm/uid_0/job_7/step_0/task_0"
+# Lines of /proc/self/mountinfo, the first as a Debian 12 host shows it. In pyxis' containers the folder above the
+# task's, its step's, is mounted (seen with pyxis 0.24.0 and enroot 4.1.2).
+HOST_V1 = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+STEP_V1 = (
+    "812 800 0:32 /slurm/uid_0/job_7/step_0 /sys/fs/cgroup/memory ro,relatime master:9 - cgroup cgroup rw,memory\n"
+)
+HOST_V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+STEP_V2 = "812 800 0:26 /job_7/step_0 /sys/fs/cgroup ro,relatime - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
+def tree(root: Path, groups: str, mounts: str, files: dict[str, str]) -> Path:
+    """A root file system; `files` are below /sys/fs/cgroup."""
+    (root / "proc" / "self").mkdir(parents=True)
+    (root / "proc" / "self" / "cgroup").write_text(groups)
+    (root / "proc" / "self" / "mountinfo").write_text(
+        "23 1 254:0 / / rw,relatime - ext4 /dev/vda rw\nnot a line of it\n" + mounts
+    )
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def version_1(folder: str, limit: int | str, peak: int, kills: int = 0) -> dict[str, str]:
+    return {
+        f"{folder}/memory.limit_in_bytes": f"{limit}\n",
+        f"{folder}/memory.max_usage_in_bytes": f"{peak}\n",
+        f"{folder}/memory.usage_in_bytes": f"{peak // 2}\n",
+        f"{folder}/memory.oom_control": f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n",
+    }
+
+
+def version_2(folder: str, limit: int | str, peak: int, kills: int = 0) -> dict[str, str]:
+    return {
+        f"{folder}/memory.max": f"{limit}\n",
+        f"{folder}/memory.peak": f"{peak}\n",
+        f"{folder}/memory.current": f"{peak // 2}\n",
+        f"{folder}/memory.events": f"low 0\noom 2\noom_kill {kills}\noom_group_kill 0\n",
+    }
+
+
+UNLIMITED = 9223372036854771712
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files"),
+    [
+        pytest.param(
+            f"9:cpuset:/x\n4:memory:{TASK}\n0::/\n",
+            HOST_V1,
+            {
+                **version_1(f"memory{TASK}", UNLIMITED, 4096, kills=1),
+                **version_1(f"memory{TASK}/..", 8192, 70000, kills=1),
+                **version_1("memory/slurm", 1, 80000, kills=9),  # not this job's
+            },
+            id="version 1 on the host",
+        ),
+        pytest.param(
+            f"4:memory:{TASK}\n0::/\n",
+            STEP_V1,
+            {**version_1("memory/task_0", UNLIMITED, 4096, kills=1), **version_1("memory", 8192, 70000, kills=1)},
+            id="version 1, a container that shows the step's folder",
+        ),
+        pytest.param(
+            f"4:memory:{TASK}\n0::/\n",
+            "",
+            {**version_1("memory/task_0", 8192, 4096, kills=2)},
+            id="version 1, a container that does not tell what it shows",
+        ),
+        pytest.param(
+            "0::/system/job_7/step_0/user/task_0\n",
+            HOST_V2,
+            {
+                **version_2("system/job_7/step_0/user/task_0", "max", 4096, kills=2),
+                "system/job_7/step_0/memory.max": "8192\n",
+                "system/memory.max": "1\n",  # not this job's
+            },
+            id="version 2 on the host",
+        ),
+        pytest.param(
+            "0::/job_7/step_0/task_0\n",
+            STEP_V2,
+            {**version_2("task_0", "max", 4096, kills=1), **version_2(".", 8192, 70000, kills=1)},
+            id="version 2, a container that shows the step's folder",
+        ),
+        pytest.param(
+            "0::/\n", HOST_V2, version_2(".", 8192, 4096, kills=2), id="version 2 in a cgroup namespace of its own"
+        ),
+        pytest.param(
+            "0::/job_7/step_0/task_0\n",
+            HOST_V2,
+            version_2(".", 8192, 4096, kills=2),
+            id="version 2, only the top shown",
+        ),
+    ],
+)
+def test_the_tasks_own_peak_and_the_nearest_limit(
+    tmp_path: Path, groups: str, mounts: str, files: dict[str, str]
+) -> None:
+    root = tree(tmp_path, groups, mounts, files)
+    assert memory_counters(root) == {"oom_kills": 2, "limit_bytes": 8192, "peak_bytes": 4096}
+    assert memory_now_bytes(root) == 2048
+
+
+def test_no_limit_is_none(tmp_path: Path) -> None:
+    root = tree(tmp_path, f"4:memory:{TASK}\n", HOST_V1, version_1(f"memory{TASK}", UNLIMITED, 4096))
+    assert memory_counters(root)["limit_bytes"] is None
+
+
+def test_no_cgroups_at_all(tmp_path: Path) -> None:
+    assert memory_counters(tmp_path) == {"oom_kills": None, "limit_bytes": None, "peak_bytes": None}
+    assert memory_now_bytes(tmp_path) is None
