@@ -95,6 +95,36 @@ done
 [[ -n $python ]] || die "no torch in ${pythons[*]}: name the training environment's interpreter (python: in the recipe, or LLMLAUNCH_PYTHON)"
 say "training with $python"
 
+# --- caches -----------------------------------------------------------------------------------------------------------
+# Where no home can be written, as in most containers, compilers keep their caches on this node while it trains, and what
+# is downloaded stays in the run directory. A person's own setting is kept if its folder exists or can be made.
+
+leftovers=() # removed in the end
+trap 'rm -rf -- ${leftovers[@]+"${leftovers[@]}"}' EXIT
+
+use_cache() { # VARIABLE FOLDER
+  local chosen=${!1:-}
+  if [[ -n $chosen ]]; then
+    [[ ! -d $chosen ]] && ! mkdir -p -- "$chosen" 2>/dev/null || return 0
+    say "$1 is $chosen, which cannot be made here; $2 is used"
+  fi
+  mkdir -p -- "$2" 2>/dev/null && export "$1=$2"
+}
+
+make_caches() {
+  local caches downloads=$LLMLAUNCH_RUN_DIR/cache/huggingface
+  caches=$(mktemp -d "${TMPDIR:-/tmp}/llmlaunch-caches.XXXXXX" 2>/dev/null || mktemp -d /tmp/llmlaunch-caches.XXXXXX) ||
+    caches=$LLMLAUNCH_RUN_DIR/attempts/$LLMLAUNCH_ATTEMPT/caches/$LLMLAUNCH_NODE
+  leftovers+=("$caches")
+  use_cache XDG_CACHE_HOME "$caches"
+  use_cache TRITON_CACHE_DIR "$caches/triton"
+  use_cache TORCHINDUCTOR_CACHE_DIR "$caches/torchinductor"
+  use_cache CUDA_CACHE_PATH "$caches/cuda"
+  use_cache MPLCONFIGDIR "$caches/matplotlib"
+  use_cache HF_HOME "$downloads"
+}
+[[ -w ${HOME:-/nonexistent} || ${1:-} = preflight ]] || make_caches
+
 # --- the node side: monitor and rank wrapper ----------------------------------------------------------------------------
 # node.pyz wants Python 3.8 or newer and nothing else. Without it the training runs the same, only unwatched.
 

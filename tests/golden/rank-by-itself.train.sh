@@ -84,6 +84,36 @@ done
 [[ -n $python ]] || die "no torch in ${pythons[*]}: name the training environment's interpreter (python: in the recipe, or LLMLAUNCH_PYTHON)"
 say "training with $python"
 
+# --- caches -----------------------------------------------------------------------------------------------------------
+# Where no home can be written, as in most containers, compilers keep their caches on this node while it trains, and what
+# is downloaded stays in the run directory. A person's own setting is kept if its folder exists or can be made.
+
+leftovers=() # removed in the end
+trap 'rm -rf -- ${leftovers[@]+"${leftovers[@]}"}' EXIT
+
+use_cache() { # VARIABLE FOLDER
+  local chosen=${!1:-}
+  if [[ -n $chosen ]]; then
+    [[ ! -d $chosen ]] && ! mkdir -p -- "$chosen" 2>/dev/null || return 0
+    say "$1 is $chosen, which cannot be made here; $2 is used"
+  fi
+  mkdir -p -- "$2" 2>/dev/null && export "$1=$2"
+}
+
+make_caches() {
+  local caches downloads=$LLMLAUNCH_RUN_DIR/cache/huggingface
+  caches=$(mktemp -d "${TMPDIR:-/tmp}/llmlaunch-caches.XXXXXX" 2>/dev/null || mktemp -d /tmp/llmlaunch-caches.XXXXXX) ||
+    caches=$LLMLAUNCH_RUN_DIR/attempts/$LLMLAUNCH_ATTEMPT/caches/$LLMLAUNCH_NODE
+  leftovers+=("$caches")
+  use_cache XDG_CACHE_HOME "$caches"
+  use_cache TRITON_CACHE_DIR "$caches/triton"
+  use_cache TORCHINDUCTOR_CACHE_DIR "$caches/torchinductor"
+  use_cache CUDA_CACHE_PATH "$caches/cuda"
+  use_cache MPLCONFIGDIR "$caches/matplotlib"
+  use_cache HF_HOME "$downloads"
+}
+[[ -w ${HOME:-/nonexistent} || ${1:-} = preflight ]] || make_caches
+
 # --- the last collectives of each rank ----------------------------------------------------------------------------------
 # PyTorch's flight recorder: what each rank's NCCL was doing, written to attempts/<attempt>/flight/ after a time-out, and
 # when the rank wrapper writes to the rank's pipe (USR2). What is set already stays. The pipes are in a folder of this
@@ -103,7 +133,7 @@ if (($# == 0)) && mkdir -p "$flight"; then
   [[ ${torch_minor:-0} -lt 208 ]] || export TORCH_FR_BUFFER_SIZE="$events"
   [[ ${torch_minor:-0} -ge 211 ]] || export TORCH_NCCL_TRACE_BUFFER_SIZE="$events"
   pipes=$(mktemp -d "${TMPDIR:-/tmp}/llmlaunch-flight.XXXXXX" 2>/dev/null)
-  trap '[[ -z $pipes ]] || rm -rf -- "$pipes"' EXIT
+  [[ -z $pipes ]] || leftovers+=("$pipes")
   if [[ -n $pipes ]] && mkfifo "$pipes/probe" 2>/dev/null; then
     export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-$pipes/rank_}"
   fi

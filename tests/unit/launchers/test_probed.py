@@ -69,6 +69,28 @@ def test_apptainer_is_started_on_the_node_after_the_setup_lines(folder: Path) ->
     assert words(folder, "apptainer")[: len(entered)] == entered
 
 
+def test_a_recipes_container_is_probed_as_it_will_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the first interpreter that has torch, the recipe's variables, and what it names mounted; not with the one
+    of the login node."""
+    (folder / "data").mkdir()
+    (folder / "data" / "corpus.bin").touch()
+    (folder / "python").write_text(
+        PYTHON.format(folder=folder, answer=ANSWER).replace("||", "|| [[ $2 == *torch* ]] ||")
+    )
+    (folder / "python").chmod(0o755)
+    (folder / "python3").write_text("#!/bin/bash\nexit 1\n")
+    monkeypatch.setenv("LLMLAUNCH_PYTHON", str(folder / "nowhere"))
+    words_of_recipe = (
+        f"container={{image: {folder}/box.sif, runtime: apptainer}}",
+        f"data={{path: {folder}/data/corpus, tokenizer: gpt2}}",
+        "environment={SITE_SAYS: it's here}",
+    )
+    place = environment_of(load_recipe(asset("recipes", "llama3-70b.yaml"), words_of_recipe))
+    assert probe_environment(place, local=True, say=quiet)["packages"]["torch"] == "2.9.1"
+    assert (folder / "site").read_text() == "it's here\n"
+    assert f"{folder}/data:{folder}/data" in words(folder, "apptainer")
+
+
 def test_pyxis_gets_its_image_from_srun_and_the_checkout_comes_along(folder: Path) -> None:
     box = Container("nvcr.io#nvidia/pytorch:25.08-py3", ("/lustre:/lustre",), "pyxis")
     place = Environment(box, None, ("export SITE_SAYS=here",), checkout=str(folder))

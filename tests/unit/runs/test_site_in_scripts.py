@@ -50,7 +50,7 @@ def mounts(folder: Path, of: Recipe, run: str = "runs/1") -> list[str]:
     """What job.sbatch would mount for a run directory in `folder`."""
     script = script_of(of)
     start = script.index("mounts=(")
-    body = script[start : script.index("\n}\n", start) + 3]
+    body = script[start : script.index("[[ -z ${SLURM_JOB_ID:-} ]] || find_mounts", start)]
     tools = 'say() { :; }; die() { echo "$*" >&2; exit 1; }\n'
     (folder / run).mkdir(parents=True, exist_ok=True)
     return bash(f"{tools}{body}find_mounts\nprintf '%s\\0' \"${{mounts[@]}}\"", run_dir=str(folder / run))
@@ -65,15 +65,15 @@ def saving(of: Recipe, path: Path) -> Recipe:
 
 
 def test_what_the_recipe_names_is_in_the_container_at_its_own_place(tmp_path: Path) -> None:
-    for name in ("corpus.bin", "code/pretrain.py"):
+    for name in ("data/corpus.bin", "code/pretrain.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     of = boxed(
-        data=Data(path=str(tmp_path / "corpus")),  # the beginning of corpus.bin and corpus.idx
+        data=Data(path=str(tmp_path / "data" / "corpus")),  # the beginning of corpus.bin and corpus.idx
         backend=BackendChoice("deepspeed", script=str(tmp_path / "code" / "pretrain.py")),
     )
     saved = tmp_path / "ck" / "mine"
-    places = [tmp_path, tmp_path / "ck", tmp_path / "code", tmp_path / "runs" / "1"]
+    places = [tmp_path / name for name in ("ck", "code", "data", "runs/1")]
     assert mounts(tmp_path, saving(of, saved)) == [f"{place}:{place}" for place in places]
     assert saved.is_dir()
 
@@ -90,6 +90,18 @@ def test_a_read_only_mount_leaves_what_is_written_below_it_writable(tmp_path: Pa
     of = saving(boxed(f"{tmp_path}:{tmp_path}:ro", data=Data(path=str(tmp_path / "corpus"))), tmp_path / "ck" / "mine")
     run = tmp_path / "runs" / "1"
     assert mounts(tmp_path, of) == [f"{tmp_path}:{tmp_path}:ro", f"{tmp_path}/ck:{tmp_path}/ck", f"{run}:{run}"]
+
+
+def test_nothing_is_mounted_twice_nor_below_a_mount_that_brings_it_there(tmp_path: Path) -> None:
+    """Saved into the run directory, which lies below a mount of the site."""
+    of = saving(boxed(f"{tmp_path}:{tmp_path}:rw", "/lustre:/data", "/lustre:/data"), tmp_path / "runs" / "1" / "ck")
+    assert mounts(tmp_path, of) == ["/lustre:/data", f"{tmp_path}:{tmp_path}:rw"]
+
+
+def test_what_another_mount_would_hide_is_mounted_in_it(tmp_path: Path) -> None:
+    of = boxed(f"{tmp_path}:{tmp_path}", f"/scratch:{tmp_path}/runs")
+    run = tmp_path / "runs" / "1"
+    assert mounts(tmp_path, of) == [f"{tmp_path}:{tmp_path}", f"/scratch:{tmp_path}/runs", f"{run}:{run}"]
 
 
 def test_paths_no_mount_can_hold_are_refused(tmp_path: Path) -> None:

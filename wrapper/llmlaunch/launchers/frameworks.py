@@ -6,20 +6,22 @@ The script travels in an environment variable and the answer on stdout: node and
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Container, Recipe
 from llmlaunch.runs.directives import sbatch_options
-from llmlaunch.runs.scripts import setup_lines
+from llmlaunch.runs.scripts import paths_to_mount, setup_lines
+from llmlaunch.runs.shell import shell_word
 from llmlaunch.trainers import FRAMEWORK_VERSIONS
 
 __all__ = ["Environment", "environment_named", "environment_of", "probe_environment"]
@@ -30,16 +32,23 @@ WHO_AND_WHERE = ("account", "partition", "qos", "constraint", "reservation", "ex
 GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task")
 APPTAINER_IMAGES = (".sif", "docker://", "oras://", "library://")
 
-_PYTHON = (
-    'exec "${LLMLAUNCH_PROBE_PYTHON:-$(command -v python3 || command -v python)}" '
-    '-c "$LLMLAUNCH_PROBE_SCRIPT" </dev/null'
-)
+# The first interpreter with torch trains (templates/train.sh.j2). Where none has it, the first of them tells
+# what else is there.
+_PYTHON = """python=$LLMLAUNCH_PROBE_PYTHON
+for candidate in python3 python; do
+  [[ -z $python ]] || break
+  if "$candidate" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null; then
+    python=$candidate
+  fi
+done
+exec "${python:-$(command -v python3 || command -v python)}" -c "$LLMLAUNCH_PROBE_SCRIPT" </dev/null"""
 
 
 @dataclass(frozen=True)
 class Environment:
     """Where trainers run. `python` None is the first on PATH there; `setup` are shell lines, `options` those of srun
-    that name a node, `checkout` a Megatron-LM checkout, `gpus` whether a container gets the devices."""
+    that name a node, `checkout` a Megatron-LM checkout, `gpus` whether a container gets the devices. A container also
+    gets the `paths` that the recipe names, and trainers the `variables` of the site and the recipe."""
 
     container: Container | None
     python: str | None
@@ -47,6 +56,8 @@ class Environment:
     options: tuple[str, ...] = ()
     checkout: str | None = None
     gpus: bool = False
+    paths: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def environment_of(recipe: Recipe) -> Environment:
@@ -62,7 +73,9 @@ def environment_of(recipe: Recipe) -> Environment:
     options = tuple(f"--{name}" if value is True else f"--{name}={value}" for name, value in wanted.items())
     checkout = recipe.backend.path or os.environ.get("MEGATRON_LM_PATH")
     python = recipe.python if recipe.container else recipe.python or os.environ.get("LLMLAUNCH_PYTHON")
-    return Environment(recipe.container, python, tuple(setup_lines(recipe)), options, checkout, gpu)
+    variables = {**recipe.cluster.environment, **recipe.environment}
+    paths = tuple(paths_to_mount(recipe))
+    return Environment(recipe.container, python, tuple(setup_lines(recipe)), options, checkout, gpu, paths, variables)
 
 
 def environment_named(image: str | None, python: str | None) -> Environment:
@@ -97,15 +110,16 @@ def _command(place: Environment, local: bool) -> list[str]:
     container."""
     container = place.container
     mounts = _mounts(place)
+    python = _lines(*(f"export {name}={shell_word(value)}" for name, value in place.variables.items()), _PYTHON)
     if not local and shutil.which("srun") is None:
         raise UserError("srun: not found on this host; run it where SLURM's commands are, or look here with --local")
     srun = [] if local else [*_srun(), *place.options]
     if container is None:
-        return [*srun, "bash", "-c", _lines(*place.setup, _PYTHON)]
+        return [*srun, "bash", "-c", _lines(*place.setup, python)]
     if container.runtime == "apptainer":
         enter = ["exec", "--no-home", *(["--nv"] if place.gpus else [])]
         enter += [word for mount in mounts for word in ("--bind", mount)]
-        inside = shlex.join([*enter, container.image, "bash", "-c", _PYTHON])
+        inside = shlex.join([*enter, container.image, "bash", "-c", python])
         find = 'enter=$(command -v apptainer || command -v singularity) || { echo "no apptainer on PATH" >&2; exit 1; }'
         return [*srun, "bash", "-c", _lines(*place.setup, find, f'exec "$enter" {inside}')]
     if local:
@@ -114,7 +128,7 @@ def _command(place: Environment, local: bool) -> list[str]:
         )
     boxed = [*srun, f"--container-image={container.image}", "--no-container-mount-home"]
     boxed += [f"--container-mounts={','.join(mounts)}"] if mounts else []
-    return ["bash", "-c", _lines(*place.setup, f"exec {shlex.join([*boxed, 'bash', '-c', _PYTHON])}")]
+    return ["bash", "-c", _lines(*place.setup, f"exec {shlex.join([*boxed, 'bash', '-c', python])}")]
 
 
 def _srun() -> list[str]:
@@ -124,11 +138,14 @@ def _srun() -> list[str]:
 
 
 def _mounts(place: Environment) -> list[str]:
-    """The container's own, and the checkout at its place, where this host has it and no mount brings it."""
+    """The container's own, and what the recipe names and the checkout, each at its place, where this host has it and no
+    mount brings it."""
     mounts = list(place.container.mounts) if place.container else []
-    brought = any(Path(place.checkout or "/").is_relative_to(mount.split(":")[1]) for mount in mounts)
-    if place.checkout and Path(place.checkout).is_dir() and not brought:
-        mounts.append(f"{place.checkout}:{place.checkout}")
+    for path in (*place.paths, *([place.checkout] if place.checkout else [])):
+        folder = Path(path) if Path(path).is_dir() else Path(path).parent
+        exists = folder.is_dir() and (folder == Path(path) or any(folder.glob(glob.escape(Path(path).name) + "*")))
+        if exists and not any(folder.is_relative_to(mount.split(":")[1]) for mount in mounts):
+            mounts.append(f"{folder}:{folder}")
     return mounts
 
 

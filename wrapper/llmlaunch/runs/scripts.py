@@ -18,7 +18,15 @@ from llmlaunch.runs.placement_json import is_placed
 from llmlaunch.runs.recovery_json import late_end_seconds, warning_seconds
 from llmlaunch.runs.shell import ShellText, render_template, shell_word, variable_name
 
-__all__ = ["OUR_VARIABLES", "SNAPSHOT_FOLDER", "exported", "job_script", "setup_lines", "train_script"]
+__all__ = [
+    "OUR_VARIABLES",
+    "SNAPSHOT_FOLDER",
+    "exported",
+    "job_script",
+    "paths_to_mount",
+    "setup_lines",
+    "train_script",
+]
 
 SNAPSHOT_FOLDER = "code"
 
@@ -51,7 +59,7 @@ def job_script(recipe: Recipe, plan: Plan, prepares: bool = False) -> str:
                 "setup": setup_lines(recipe),
                 "secrets": recipe.secrets,
                 "container": recipe.container,
-                "mounted": _mounted(recipe),
+                "mounted": paths_to_mount(recipe),
                 "checkpoints": _unless_brought(recipe, recipe.training.checkpoint_path, written=True),
                 "gpus": recipe.cluster.accelerator.kind == "gpu",
                 "devices_per_node": recipe.cluster.devices_per_node,
@@ -78,6 +86,7 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
                 "open_files": FILES_OF_A_NODE + 2 * recipe.world_size,
                 "environment": sorted(_environment(recipe, rendered, code_root).items()),
                 "required_variables": rendered.required_variables,
+                "container": recipe.container is not None,
                 "python": recipe.python or "",
                 "program": [_in_snapshot(word, code_root) for word in rendered.program],
                 "preflight": recipe.preflight,
@@ -116,7 +125,7 @@ def _step_gres(recipe: Recipe) -> str:
     return ",".join([f"gpu:{recipe.cluster.devices_per_node}", *other_gres(recipe.slurm)])
 
 
-def _mounted(recipe: Recipe) -> list[str]:
+def paths_to_mount(recipe: Recipe) -> list[str]:
     """What the recipe names by its path and no mount brings into the container. Raises UserError for a path no mount
     can hold."""
     training, data, backend = recipe.training, recipe.data, recipe.backend
