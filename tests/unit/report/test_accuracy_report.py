@@ -118,17 +118,31 @@ def test_a_file_without_its_markers_is_left_alone(tmp_path: Path, content: str) 
 
 def test_the_plot_shows_every_priced_peak_and_where_it_lies(answer: dict[str, Any]) -> None:
     root = ElementTree.fromstring(accuracy_svg(answer))
-    points = [circle for circle in root.iter(f"{SVG}circle") if circle.find(f"{SVG}title") is not None]
+    points = [path for path in root.iter(f"{SVG}path") if path.find(f"{SVG}title") is not None]
     priced = [r for r in answer["records"] if r["measured_bytes"] and r["predicted_bytes"]]
     assert len(points) == len(priced)
-    above = {(circle.findtext(f"{SVG}title") or "").split(":")[0] for circle in points if _above_diagonal(circle)}
+    above = {(path.findtext(f"{SVG}title") or "").split(":")[0] for path in points if _above_diagonal(path)}
     clearly = [r for r in priced if abs(r["predicted_bytes"] / r["measured_bytes"] - 1) > 0.02]
     assert clearly
     assert all((r["id"] in above) == (r["predicted_bytes"] > r["measured_bytes"]) for r in clearly)
 
 
-def _above_diagonal(circle: ElementTree.Element) -> bool:
-    return float(circle.attrib["cx"]) + float(circle.attrib["cy"]) < 560
+def _above_diagonal(path: ElementTree.Element) -> bool:
+    across, down = path.attrib["d"].removeprefix("M").partition("m")[0].split()
+    return float(across) + float(down) < 560
+
+
+def test_no_two_families_look_alike_and_the_first_15_differ_in_grey(answer: dict[str, Any]) -> None:
+    one = next(r for r in answer["records"] if r["measured_bytes"] and r["predicted_bytes"])
+    records = [{**one, "family": f"family {number}"} for number in range(105)]
+    root = ElementTree.fromstring(accuracy_svg({"records": records}))
+    drawn = [(group, path) for group in root.iter(f"{SVG}g") for path in group.findall(f"{SVG}path[{SVG}title]")]
+    shapes = [(path.attrib["d"].partition("m")[2], group.get("fill") == "none") for group, path in drawn]
+    looks = [(shape, group.get("fill"), group.get("stroke")) for shape, (group, _) in zip(shapes, drawn, strict=True)]
+    assert len(set(looks)) == len(records)
+    assert len(set(shapes[:15])) == 15
+    height = float(root.attrib["viewBox"].split()[3])
+    assert all(float(text.get("y", "0")) < height - 50 for text in root.iter(f"{SVG}text"))
 
 
 def test_a_family_is_named_as_text_in_the_plot(answer: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Predicted against measured peaks as an SVG file: logarithmic axes, one colour for each family."""
+"""Predicted against measured peaks as an SVG file: logarithmic axes, a marker and a colour for each family."""
 
 from __future__ import annotations
 
@@ -17,8 +17,24 @@ __all__ = ["accuracy_svg", "write_accuracy_plot"]
 GIB = 2**30
 SIDE, LEFT, TOP = 560.0, 80.0, 50.0  # of the square inside the axes, in SVG units
 BAND = 0.10
-# Okabe and Ito's colours for the colour-blind, without yellow; families beyond them start again
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+# Okabe and Ito's colours for the colour-blind, without yellow, neighbours far apart in lightness.
+COLOURS = ("#0072B2", "#E69F00", "#000000", "#56B4E9", "#D55E00", "#CC79A7", "#009E73")
+_CIRCLE = "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z"
+_SQUARE = "m-3.6 -3.6h7.2v7.2h-7.2z"
+_UP = "m0 -4.8l4.4 7.6h-8.8z"
+_DOWN = "m0 4.8l4.4 -7.6h-8.8z"
+_DIAMOND = "m0 -5l5 5l-5 5l-5 -5z"
+_HOURGLASS = "m-4 -4.4h8l-8 8.8h8z"
+_CROSS = "m-4 -4l8 8m0 -8l-8 8"
+_PLUS = "m-4.8 0h9.6m-4.8 -4.8v9.6"
+_STAR = "m-4.8 0h9.6m-7.2 -4.2l4.8 8.4m0 -8.4l-4.8 8.4"
+# SVG path from the middle of a point, and whether it is filled. 15 markers and 7 colours have no common divisor, so
+# that 105 families differ, the first 15 of them also in grey.
+MARKERS = (
+    *((_CIRCLE, True), (_SQUARE, False), (_UP, True), (_CROSS, False), (_DIAMOND, False)),
+    *((_DOWN, True), (_CIRCLE, False), (_SQUARE, True), (_PLUS, False), (_UP, False)),
+    *((_DIAMOND, True), (_HOURGLASS, False), (_DOWN, False), (_HOURGLASS, True), (_STAR, False)),
+)
 
 
 @dataclass(frozen=True)
@@ -63,11 +79,16 @@ def accuracy_svg(answer: Mapping[str, Any]) -> str:
         ticks=[{"at": axis.along(mark), "text": _label(mark)} for mark in axis.ticks()],
         band=_band(axis),
         percent=round(100 * BAND),
-        families=[
-            {"name": name, "colour": COLOURS[i % len(COLOURS)], "points": _points(shown, name, axis)}
-            for i, name in enumerate(names)
-        ],
+        legend_width=max(300.0, 80.0 + 8.0 * max(map(len, names))),  # a letter is about 7 wide
+        legend_height=40.0 + 24.0 * len(names),
+        families=[{"name": name, **_look(i), "points": _points(shown, name, axis)} for i, name in enumerate(names)],
     )
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Return how the points of family `number` are drawn, unlike those of every other."""
+    marker, filled = MARKERS[number % len(MARKERS)]
+    return {"colour": COLOURS[number % len(COLOURS)], "marker": marker, "filled": filled}
 
 
 def _points(shown: Sequence[Mapping[str, Any]], name: str, axis: Axis) -> list[dict[str, Any]]:
