@@ -35,12 +35,12 @@ die() {
 
 # Each rank keeps two connections to node rank 0, where the ranks find each other; a soft limit of 1,024 starves 512 ranks.
 raise_open_files() {
-  local most=1048576 hard needed=520
+  local most=1048576 hard ranks=4 needed=520
   hard=$(ulimit -Hn)
   [[ $hard != unlimited && $hard -le $most ]] || hard=$most
   [[ $(ulimit -Sn) = unlimited || $(ulimit -Sn) -ge $hard ]] || ulimit -Sn "$hard"
   [[ $LLMLAUNCH_NODE_RANK != 0 || $(ulimit -Sn) = unlimited || $(ulimit -Sn) -ge $needed ]] ||
-    say "warning: this node may have $(ulimit -Sn) files open (ulimit -Hn), and 4 ranks that meet here may need $needed; ask for a higher LimitNOFILE of slurmd"
+    say "warning: this node may have $(ulimit -Sn) files open (ulimit -Hn), and $ranks ranks that meet here may need $needed; ask for a higher LimitNOFILE of slurmd"
 }
 raise_open_files
 

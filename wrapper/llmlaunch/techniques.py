@@ -71,6 +71,11 @@ class Techniques:
         activations = self.offload_modules or self.offload_checkpoints or self.swapped_share
         return bool(activations or self.offload_optimizer or self.offload_parameters)
 
+    @property
+    def steps_on_the_host(self) -> bool:
+        """Whether CPU cores take part in the optimizer step: DeepSpeed's CPU Adam, Megatron's hybrid optimizer."""
+        return self.offload_optimizer > 0
+
     def as_json(self) -> dict[str, object]:
         """What is not neutral, as plain values."""
         held = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}

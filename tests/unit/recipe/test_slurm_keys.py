@@ -105,3 +105,24 @@ def test_trainers_that_would_share_one_core_are_warned_of(good: str, write: Writ
 )
 def test_whoever_asks_for_cores_is_not_warned(good: str, write: Write, overrides: tuple[str, ...]) -> None:
     assert core_cautions(write(good), *overrides) == []
+
+
+@pytest.mark.parametrize(
+    ("box", "mend"),
+    [
+        (
+            "{image: nvcr.io#nvidia/pytorch:25.08-py3}",
+            "enroot import -o box.sqsh docker://nvcr.io#nvidia/pytorch:25.08-py3",
+        ),
+        ("{image: 'docker://nvcr.io#nvidia/pytorch:25.08-py3'}", "enroot import -o box.sqsh docker://nvcr.io#nvidia"),
+        ("{image: 'docker://org/box', runtime: apptainer}", "apptainer pull box.sif docker://org/box"),
+    ],
+)
+def test_an_image_that_every_node_fetches_is_warned_of(good: str, write: Write, box: str, mend: str) -> None:
+    (sentence,) = cautions(load_recipe(write(good), (f"container={box}",)))
+    assert mend in sentence
+
+
+@pytest.mark.parametrize("box", ["{image: box.sqsh}", "{image: /images/box.sif, runtime: apptainer}"])
+def test_an_image_file_is_not_warned_of(good: str, write: Write, box: str) -> None:
+    assert cautions(load_recipe(write(good), (f"container={box}",))) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmlaunch.recipe.containers import is_path
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["cautions"]
@@ -9,7 +10,7 @@ __all__ = ["cautions"]
 
 def cautions(recipe: Recipe) -> list[str]:
     """Return the sentences for `check`, `plan` and `submit`, each with what to write instead."""
-    return [sentence for sentence in (_few_cores(recipe),) if sentence]
+    return [sentence for sentence in (_few_cores(recipe), _image_of_a_registry(recipe)) if sentence]
 
 
 def _few_cores(recipe: Recipe) -> str | None:
@@ -39,3 +40,21 @@ def _cores_asked(recipe: Recipe) -> int | None:
         if value not in (None, False, True) and str(value).isdigit():
             return int(value) * times
     return recipe.cluster.cpus_per_node
+
+
+def _image_of_a_registry(recipe: Recipe) -> str | None:
+    """Read in pyxis 0.24 (pyxis_slurmstepd.c): every step imports the image on each node, unless the site configures an
+    importer that keeps images. Apptainer keeps what it built in a cache folder of each user."""
+    box = recipe.container
+    if box is None or is_path(box.image):
+        return None
+    if box.runtime == "apptainer":
+        return (
+            f"container.image: {box.image}: every node fetches and builds it; build it once (apptainer pull box.sif "
+            f"{box.image}) and name the .sif file"
+        )
+    uri = box.image if "://" in box.image else f"docker://{box.image}"
+    return (
+        f"container.image: {box.image}: each step of the job (preflight, prepare, training) imports it again on every "
+        f"node; import it once (enroot import -o box.sqsh {uri}) and name the .sqsh file"
+    )

@@ -15,7 +15,7 @@ from llmlaunch.documents.validate import StrictModel
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.recipe.types import Container
 
-__all__ = ["ContainerFile", "container", "container_problems"]
+__all__ = ["ContainerFile", "container", "container_problems", "is_path"]
 
 DEFAULT_RUNTIME = "pyxis"
 
@@ -64,7 +64,7 @@ def container_problems(wanted: Container | None, cluster: str) -> Iterator[tuple
 
 
 def _pyxis_problem(image: str) -> str | None:
-    if _is_path(image) and image.endswith(_APPTAINER_FILE):
+    if is_path(image) and image.endswith(_APPTAINER_FILE):
         return "a .sif file is Apptainer's; write runtime: apptainer, or import the image with enroot (.sqsh)"
     url = _URL.match(image)
     if url is not None and url[1] not in _PYXIS_URLS:
@@ -73,7 +73,7 @@ def _pyxis_problem(image: str) -> str | None:
 
 
 def _apptainer_problem(image: str) -> str | None:
-    if _is_path(image):
+    if is_path(image):
         if image.endswith(_ENROOT_FILE):
             return (
                 "a .sqsh file is enroot's; write runtime: pyxis, or build a .sif (apptainer build x.sif docker://...)"
@@ -88,11 +88,12 @@ def _apptainer_problem(image: str) -> str | None:
 _PROBLEM = {"pyxis": _pyxis_problem, "apptainer": _apptainer_problem}
 
 
-def _is_path(image: str) -> bool:
+def is_path(image: str) -> bool:
+    """Whether an image is a file or folder of the cluster, and not a registry's."""
     return _URL.match(image) is None and (
         image.startswith(("/", "./", "../", "~")) or image.endswith((_ENROOT_FILE, _APPTAINER_FILE))
     )
 
 
 def _found(image: str, base_dir: Path) -> str:
-    return str((base_dir / Path(image).expanduser()).absolute()) if _is_path(image) else image
+    return str((base_dir / Path(image).expanduser()).absolute()) if is_path(image) else image

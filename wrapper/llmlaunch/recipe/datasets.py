@@ -12,9 +12,9 @@ from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from llmlaunch.documents.text import Line, PathText
 from llmlaunch.documents.validate import StrictModel
 from llmlaunch.documents.yaml_strict import KeyPath
-from llmlaunch.recipe.types import BlendPart, Data
+from llmlaunch.recipe.types import BlendPart, Data, Recipe
 
-__all__ = ["DataFile", "data", "data_problems", "with_places_found"]
+__all__ = ["DataFile", "data", "data_problems", "hub_tokenizer", "with_places_found"]
 
 Problem = tuple[KeyPath, str]
 SHARES = re.compile(r"(?:[1-9]\d*(?:\.\d+)?|0\.\d*[1-9]\d*)(?:,\d+(?:\.\d+)?){2}")  # something to train on
@@ -133,3 +133,11 @@ def with_places_found(said: Data, found: Callable[[str], str]) -> Data:
         cache_path=None if said.cache_path is None else found(said.cache_path),
         tokenizer=found(str(said.tokenizer)) if in_a_file else said.tokenizer,
     )
+
+
+def hub_tokenizer(recipe: Recipe) -> str | None:
+    """Return the name by which each rank would ask Hugging Face's hub for its tokenizer. None if no rank would: it is
+    named by its path, of another kind, or the script is a person's own."""
+    name, kind = recipe.data.tokenizer, recipe.data.tokenizer_type
+    of_ours = recipe.backend.script is None and not recipe.data.mock and kind in (None, "HuggingFaceTokenizer")
+    return name if name is not None and of_ours and not name.startswith("/") else None

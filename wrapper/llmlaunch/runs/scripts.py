@@ -12,6 +12,7 @@ from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.documents.slurm_options import other_gres
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.datasets import hub_tokenizer
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.runs.directives import directives
 from llmlaunch.runs.placement_json import is_placed
@@ -83,6 +84,8 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
                 "nodes": recipe.nodes,
                 "devices_per_node": recipe.cluster.devices_per_node,
                 "world_size": recipe.world_size,
+                "host_optimizer": recipe.techniques.steps_on_the_host,
+                "tokenizer": hub_tokenizer(recipe) or "",
                 "open_files": FILES_OF_A_NODE + 2 * recipe.world_size,
                 "environment": sorted(_environment(recipe, rendered, code_root).items()),
                 "required_variables": rendered.required_variables,

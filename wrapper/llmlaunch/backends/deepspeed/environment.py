@@ -28,7 +28,9 @@ REASONS = {
 
 def environment(recipe: Recipe) -> dict[str, str]:
     """Raises UserError where the recipe sets one that must be so to something else."""
-    wanted = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    wanted = {"TOKENIZERS_PARALLELISM": "false"}
+    if not recipe.techniques.steps_on_the_host:  # else train.sh shares out the cores of the node
+        wanted["OMP_NUM_THREADS"] = "1"
     if recipe.cluster.accelerator.kind == "gpu":
         return merged_environment(recipe, wanted | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}, "")
     because = f"cluster {recipe.cluster.name}, which has no GPU,"
