@@ -156,7 +156,7 @@ class MemoryFacts:
     user_buffers: int = 0  # buffers of a gathered layer input that overlap tensor parallelism with multiplications
     pipeline_buffers: int = 0  # tensors received or sent that are alive beside what the layers keep
     pipeline_buffers_by_microbatch: bool = False  # those for every micro-batch of a step
-    partly_offloaded_bytes: float = 0.0  # per parameter of the rank, of the share whose states are not on the host
+    partly_offloaded_bytes: float = 0.0  # per parameter whose states stay while others go to the host: set up by clones
     travelling_checkpoints: float = 0.0  # layer inputs on the device while full recompute's others are on the host
     mlp_chunks_recomputed: bool = False  # a chunked MLP keeps its input alone and computes pieces again
     context_all_to_all: bool = False  # context parallelism is by all-to-all: then the attention output is kept twice

@@ -78,8 +78,7 @@ def states(job: Job, rows: RankColumns) -> States:
             _optimizer(job, rows, held(facts.optimizer_bytes, 1), whole)
             + _kept_by_context(job, rows, counts)
             - _spared_by_matrices(job, rows, trained, dense_group, expert_group)
-        )
-        + _partly_offloaded(job, whole),
+        ),
         weight_copies=_weight_copies(job, rows, dense_group, expert_group),
         gathered=gathered_parameters(job, rows, dense_group),
         forward=made.forward,
@@ -88,7 +87,7 @@ def states(job: Job, rows: RankColumns) -> States:
         buckets=made.step,
         unreduced=unreduced_gradients(job, rows, dense_group),
         step=step,
-        placed=_placed(job, rows, counts, trained, made.lasting),
+        placed=_placed(job, rows, counts, trained, made.lasting, sharded),
         norm=norm,
         flat=np.maximum(
             # the norm's copy fits where the fp32 gradients of the last step were, if it is no larger
@@ -109,11 +108,18 @@ def _stepped_at_once(job: Job, rows: RankColumns, sharded: FloatColumn, group: F
 
 
 def _placed(
-    job: Job, rows: RankColumns, counts: RankParameters, trained: RankParameters, lasting: FloatColumn
+    job: Job,
+    rows: RankColumns,
+    counts: RankParameters,
+    trained: RankParameters,
+    lasting: FloatColumn,
+    sharded: FloatColumn,
 ) -> FloatColumn:
     """ZeRO 3 may be given a whole model. Megatron's distributed optimizer makes its buffers of parameters and gradients
     beside the parameters that then move there, chunk by chunk, the experts' last
-    (megatron/core/distributed/param_and_grad_buffer.py `_ParamAndGradBuffer.__init__`, core 0.19; traced)."""
+    (megatron/core/distributed/param_and_grad_buffer.py `_ParamAndGradBuffer.__init__`, core 0.19; traced). Where only a
+    share of it goes to the host, clones of the rest, first of the whole parameters and then of their shards, lie beside
+    the buffers before there are activations."""
     facts, stage, chunks = job.facts, rows.layouts.zero_stage, rows.layouts.virtual_pipeline
     whole = facts.parameter_bytes * (counts.dense + counts.expert)
     if facts.placed_whole:
@@ -122,7 +128,10 @@ def _placed(
         return np.zeros_like(whole)
     experts = facts.parameter_bytes * trained.expert
     before = facts.parameter_bytes * trained.dense - facts.gradient_bytes * trained.expert
-    return np.where(stage >= 1, whole + lasting + np.maximum(experts, before) / chunks, 0.0)
+    share = job.techniques.offload_optimizer
+    clones = facts.partly_offloaded_bytes * (1.0 - share) * (trained.dense + trained.expert + sharded)
+    moved = np.maximum(experts, before) / chunks
+    return np.where(stage >= 1, whole + lasting + np.maximum(moved, clones if 0.0 < share < 1.0 else 0.0), 0.0)
 
 
 def _optimizer(job: Job, rows: RankColumns, sharded: FloatColumn, whole: FloatColumn) -> FloatColumn:
@@ -150,12 +159,6 @@ def _in_shards(job: Job, rows: RankColumns) -> NDArray[np.bool_]:
     shard_from = 3 if job.facts.full_sharding is None else job.facts.full_sharding.first_stage
     in_shards: NDArray[np.bool_] = rows.layouts.zero_stage >= shard_from
     return in_shards
-
-
-def _partly_offloaded(job: Job, whole: FloatColumn) -> FloatColumn:
-    """Clones of what stays where some of the optimizer is on the host and some is not."""
-    share = job.techniques.offload_optimizer
-    return job.facts.partly_offloaded_bytes * (1.0 - share) * whole if 0.0 < share < 1.0 else np.zeros_like(whole)
 
 
 def _updated_on_host(job: Job, step: FloatColumn, largest: FloatColumn) -> FloatColumn:
