@@ -147,6 +147,7 @@ def test_undefined_names_and_ways_out_of_the_sandbox_render_nothing(tmp_path, mo
 
 
 TRAIN_CONTEXT = {
+    "container": False,
     "world_size": 1,
     "open_files": 514,
     "host_optimizer": False,
