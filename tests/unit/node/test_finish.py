@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from node_rig import ATTEMPT, GIB, NODE, NodeRig
@@ -164,6 +165,40 @@ def test_a_crash_before_the_first_step_ends_only_what_never_trained(cpu_node: No
     (before / "attempt.json").write_text(json.dumps({"attempt": "16.0", "started_at": 1.0}))
     (before / "progress.json").write_text(json.dumps({"step": 40}))
     assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "requeue"
+
+
+def told(rig: NodeRig, code: int, order: str = "TERM") -> dict[str, Any]:
+    """The verdict of a job that was told to stop, and whose launcher returned `code`."""
+    place = ("--run-dir", str(rig.run_directory), "--attempt", ATTEMPT, "--nodes", "1", "--wait", "0")
+    rig.start("finish", *place, "--code", str(code), "--told", order).communicate(timeout=120)
+    status: dict[str, Any] = json.loads((rig.run_directory / "status.json").read_text())
+    return status
+
+
+@pytest.mark.parametrize("end", ["kill -TERM $$", "kill -INT $$", "exit 143"])
+@pytest.mark.parametrize("order", ["TERM", "USR1"])
+def test_a_start_that_is_cancelled_is_no_crash(cpu_node: NodeRig, end: str, order: str) -> None:
+    run(cpu_node, end, rank=0)
+    status = told(cpu_node, 143, order)
+    assert (status["state"], status["cause"], status["exit_code"]) == ("stopped", None, 75)
+    assert status["why"] == f"told to stop (SIG{order}) before any step was logged"
+
+
+def test_a_start_that_is_cancelled_before_any_rank_is_no_crash(cpu_node: NodeRig) -> None:
+    cpu_node.attempt_directory.mkdir(parents=True)
+    assert told(cpu_node, 1)["state"] == "stopped"
+
+
+def test_a_crash_of_its_own_stays_one_though_it_was_told_to_stop(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 3", rank=0)
+    assert told(cpu_node, 3)["state"] == "failed"
+
+
+def test_who_is_cancelled_after_a_step_and_does_not_save_was_cancelled(cpu_node: NodeRig) -> None:
+    run(cpu_node, "kill -TERM $$", rank=0)
+    (cpu_node.attempt_directory / "progress.json").write_text(json.dumps({"step": 4}))
+    status = told(cpu_node, 143)
+    assert (status["state"], status["cause"]["kind"]) == ("failed", "cancelled")
 
 
 def test_a_verdict_comes_whatever_the_cause_trips_over(cpu_node: NodeRig) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..causes.node_cause import cause as cause_record
 from ..causes.node_cause import nodes_at_fault
 from ..causes.signs import SAID_BY_SLURM
 from ..causes.words import sentence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from .files import Record
 
 POLL_SECONDS = 0.5
+ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # what a shell makes of them
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -56,6 +58,12 @@ def main(argv: list[str]) -> int:
     if told and code == 0 and not _is_complete(progress):
         state, code, why = "stopped", COMES_BACK_LATER, _stopped(told, progress)
     cause = None if state != "failed" else cause_of(options.run_dir, options.attempt, ranks, code)
+    if state == "failed" and told and _ended_by_order(cause):
+        if progress.get("step") is None:  # it had nothing to save
+            state, code, cause = "stopped", COMES_BACK_LATER, None
+            why = f"{_order(told)} before any step was logged"
+        elif told == "TERM":
+            cause = cause_record("cancelled", None, f"{_order(told)}, and it ended without saving", "job")
     if cause is not None and cause["source"] != "ranks":  # of which `why` tells already
         why = f"{why}; {sentence(cause)}"
     if told == PREEMPTED and cause is not None and not cause["consequence"] and cause["kind"] not in SAID_BY_SLURM:
@@ -123,8 +131,18 @@ def _is_complete(progress: Record) -> bool:
 def _stopped(told: str, progress: Record) -> str:
     step, steps = progress.get("step"), progress.get("steps")
     at = "" if step is None else f" after step {step}" + ("" if steps is None else f" of {steps}")
-    why = "preempted" if told == PREEMPTED else f"told to stop (SIG{told})"
-    return f"{why} and ended in order{at}"
+    return f"{_order(told)} and ended in order{at}"
+
+
+def _order(told: str) -> str:
+    return "preempted" if told == PREEMPTED else f"told to stop (SIG{told})"
+
+
+def _ended_by_order(cause: Record | None) -> bool:
+    """Whether nothing is known but that the trainers were ended from outside, as a job's end ends them."""
+    if cause is None or cause["consequence"]:
+        return True
+    return cause["source"] == "ranks" and cause["numbers"].get("exit_code") in ENDED_FROM_OUTSIDE
 
 
 def _words(follows: Next, at_fault: list[str]) -> list[str]:

@@ -95,11 +95,11 @@ def _step_due(run_directory: Path, checkpoint: Record) -> int:
 def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
     """How many attempts in a row, the latest ones, got with `layout` no further than `step`.
 
-    Where no step is known at all, one that ended in order counts as progress.
+    Where no checkpoint is known at all, one that made steps and ended in order counts as progress.
     """
     count = 0
     for attempt in reversed([one for one in attempts if not one.was_retried]):
-        orderly = step == 0 and attempt.status.get("state") == "stopped"
+        orderly = step == 0 and attempt.status.get("state") == "stopped" and attempt.status.get("step") is not None
         if attempt.layout != layout or attempt.from_step < step or orderly:
             break
         count += 1

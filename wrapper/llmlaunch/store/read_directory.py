@@ -132,6 +132,8 @@ def _attempt_records(
     run = files.run_of(attempt.name)
     if run is None:
         return AttemptRecords((), f"attempt {attempt.name} ran another layout, whose run.json cannot be read")
+    if attempt.state in ("stopped", "cancelled") and not summary.steps_run and _promises_steps(run):
+        return AttemptRecords((), f"attempt {attempt.name} was told to stop before its first step")
     run = {**run, "measurement": json.loads(stored(json.dumps(run.get("measurement")), secrets))}
     made = records_of(run, run_id, summary, attempt.state)
     known = causes.get(attempt.name)
@@ -143,6 +145,12 @@ def _attempt_records(
         found, why = collected_rehearsal(run, run_id, summary, attempt.state, ran_out, versions)
         return AttemptRecords(tuple(stored_row(record, secrets) for record in found), why)
     return AttemptRecords((*made.records, *(stored_row(record, secrets) for record in out)), made.why_none)
+
+
+def _promises_steps(run: Mapping[str, Any]) -> bool:
+    """Whether the log shows every step: that of a person's own script may show none, however long it trained."""
+    progress = run.get("progress")
+    return isinstance(progress, Mapping) and progress.get("promised") is True
 
 
 def _summary(files: RunFiles, attempt: str, spools: Sequence[Path]) -> AttemptSummary:

@@ -1,0 +1,53 @@
+"""A real run that is cancelled while its trainers still start: no crash, and no peak that looks measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_quickstart import ROOT, llmlaunch
+
+sys.path.insert(0, str(ROOT / "tests" / "fake_nvml"))
+
+from node_rig import until
+
+RECIPE = (str(ROOT / "recipes" / "quickstart.yaml"), f"python={sys.executable}")
+
+pytestmark = pytest.mark.frameworks
+
+
+def started(run: Path) -> bool:
+    return len(list(run.glob("attempts/*/ranks/0.json"))) == 1
+
+
+def no_crash_and_no_peak(home: Path) -> None:
+    status = json.loads((home / "run" / "status.json").read_text())
+    assert (status["state"], status["cause"]) == ("stopped", None)
+    assert status["why"] == "told to stop (SIGTERM) before any step was logged"
+    collected = llmlaunch(home, "collect", "run")
+    assert "was told to stop before its first step" in collected.stdout + collected.stderr
+    assert json.loads(llmlaunch(home, "measurements", "list", "--json").stdout) == {"measurements": []}
+
+
+def test_cancel(tmp_path: Path) -> None:
+    assert llmlaunch(tmp_path, "submit", *RECIPE, "--local", "-o", "run").returncode == 0
+    until(lambda: started(tmp_path / "run"), "the trainers have been started")
+    assert llmlaunch(tmp_path, "cancel", "run").returncode == 0
+    until((tmp_path / "run" / "status.json").exists, "the job has ended")
+    assert json.loads(llmlaunch(tmp_path, "status", "run", "--json").stdout)["phase"] == "cancelled"
+    no_crash_and_no_peak(tmp_path)
+
+
+def test_ctrl_c_at_the_script_in_a_terminal(tmp_path: Path) -> None:
+    assert llmlaunch(tmp_path, "render", *RECIPE, "-o", "run").returncode == 0
+    command = ["bash", "run/job.sbatch"]
+    with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL) as job:
+        until(lambda: started(tmp_path / "run"), "the trainers have been started")
+        os.killpg(job.pid, signal.SIGINT)  # as a terminal does: to all of the foreground at once
+        assert job.wait(240) == 75
+    no_crash_and_no_peak(tmp_path)
