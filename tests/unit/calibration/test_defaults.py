@@ -126,3 +126,23 @@ def test_four_bit_parameters_are_gathered_since_bridge_26_06_or_where_a_record_s
     assert _gathers(_bridge("fp4_param_gather", gathers=True, recipe="nvfp4"))
     assert not _gathers(_bridge("fp4_param_gather", gathers=False, recipe="nvfp4", backend_version="release 26.06"))
     assert not _gathers(_bridge("fp8_param_gather", gathers=True, recipe="nvfp4"))
+
+
+@pytest.mark.parametrize(
+    ("layers", "pipeline", "chunks", "split"),
+    [
+        (126, 8, 8, (1, *(2,) * 62, 1)),  # Llama 3.1 405B: embedding and head are two of 128 layers
+        (126, 16, 8, (0, *(1,) * 126, 0)),
+        (94, 8, 4, (2, *(3,) * 30, 2)),  # Qwen3 235B
+        (126, 1, 1, ()),
+        (128, 8, 8, ()),
+        (125, 8, 8, ()),  # not even so: nobody knows
+    ],
+)
+def test_embedding_and_head_stand_for_layers_where_stages_divide_them_only_so(
+    layers: int, pipeline: int, chunks: int, split: tuple[int, ...]
+) -> None:
+    record = one_of("megatron-bridge")
+    record["model"]["num_layers"] = layers
+    record["parallelism"].update(pipeline=pipeline, virtual_pipeline=chunks, layers_per_pipeline_rank=None)
+    assert case_of(record).layout.layers_by_stage == split

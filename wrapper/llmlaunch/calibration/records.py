@@ -110,7 +110,7 @@ def _stages(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...
         return tuple(told)
     uneven = record["parallelism"].get("layers_per_pipeline_rank") or default_split(record["backend"], shape, layout)
     if not uneven:
-        return ()
+        return _ends_for_layers(record, shape, layout)
     ranks, p, v = [int(n) for n in uneven], layout.pipeline, layout.virtual_pipeline
     if len(ranks) != p or sum(ranks) != shape.num_layers:
         raise Unsupported(f"layers_per_pipeline_rank {uneven} does not add up to {shape.num_layers} layers")
@@ -126,6 +126,18 @@ def _stages(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...
             chunks[rank][chunk] -= taken
             missing -= taken
     return tuple(chunks[rank][chunk] for chunk in range(v) for rank in range(p))
+
+
+def _ends_for_layers(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...]:
+    """Megatron refuses layers that its stages do not divide, unless the embedding and the head each stand for one
+    (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`; arguments.py validate_args,
+    core 0.19): where they do then, the first and the last virtual stage have one layer less. Llama 3.1 405B and Qwen3
+    235B, with 126 and 94 layers, are split so in NVIDIA's perf recipes."""
+    stages = layout.pipeline * layout.virtual_pipeline
+    if TABLES[record["backend"]] not in TRANSFORMER_ENGINE or stages == 1 or not shape.num_layers % stages:
+        return ()
+    each, left = divmod(shape.num_layers + 2, stages)
+    return () if left else (each - 1, *(each,) * (stages - 2), each - 1)
 
 
 def _refuse(record: Record) -> None:
