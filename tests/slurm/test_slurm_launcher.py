@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +17,7 @@ from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.follow import follow
 from llmlaunch.launchers.look import look_at
-from llmlaunch.launchers.run_files import read_submission
+from llmlaunch.launchers.run_files import cancel_mark, read_submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 
 pytestmark = pytest.mark.slurm
@@ -106,9 +108,22 @@ def test_a_node_that_is_silent_when_the_job_ends_keeps_it_for_a_while(slurm: Clu
 def test_cancel(slurm: Cluster, tmp_path: Path) -> None:
     submission = submit(run_directory(tmp_path / "run", WAIT_FOR_GO))
     wait_for(submission, "running")
-    SlurmLauncher().cancel(submission)
+    assert SlurmLauncher().cancel(submission) is True
     assert wait_for(submission, "cancelled", "failed").state == "CANCELLED"
-    SlurmLauncher().cancel(submission)  # an ended job is left alone
+    assert SlurmLauncher().cancel(submission) is False  # an ended job is left alone
+
+
+def test_a_job_that_has_succeeded_is_not_told_to_stop(slurm: Cluster, tmp_path: Path) -> None:
+    submission = submit(run_directory(tmp_path / "run", "finish 0"))
+    wait_for(submission, "succeeded")
+    assert SlurmLauncher().cancel(submission) is False
+    assert not cancel_mark(submission).exists()
+    done = subprocess.run(
+        [sys.executable, "-m", "llmlaunch", "cancel", str(submission.run_dir)],
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert "has already finished (succeeded); nothing was cancelled" in done.stderr
+    assert "told" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_cancel_kills_what_does_not_listen_in_whatever_session(tmp_path: Path) -
 def test_cancel_leaves_an_ended_job_and_strangers_alone(tmp_path: Path) -> None:
     submission = LocalLauncher().submit(run_directory(tmp_path / "run", "finish 0"))
     wait_for_end(submission)
-    LocalLauncher().cancel(submission)
+    assert LocalLauncher().cancel(submission) is False
     assert state(submission).phase == "succeeded"
     # The same process id, started at another time: someone else's.
     stranger = subprocess.Popen(["sleep", "600"])

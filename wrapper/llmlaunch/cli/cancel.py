@@ -36,5 +36,10 @@ def _cancel(run: str) -> None:
     directory = directory_of(run)
     refuse_foreign(directory)
     submission = submission_in(directory)
-    launcher_of(submission, lambda line: click.echo(line, err=True)).cancel(submission)
-    click.echo(f"told job {', '.join(submission.jobs)} to stop", err=True)
+    launcher = launcher_of(submission, lambda line: click.echo(line, err=True))
+    jobs = ", ".join(submission.jobs)
+    if launcher.cancel(submission):
+        click.echo(f"told job {jobs} to stop", err=True)
+        return
+    state = launcher.states([submission])[submission.job_id]
+    click.echo(f"job {jobs} has already finished ({state.phase}); nothing was cancelled", err=True)

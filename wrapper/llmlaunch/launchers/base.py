@@ -95,7 +95,7 @@ class Launcher(Protocol):
         """The state of each submission by job id. Never raises for one that is not found: that is `unknown`."""
         ...
 
-    def cancel(self, submission: Submission) -> None:
-        """Stop the job, a chain's every one; one that has ended is left alone. Raises UserError where it cannot be
-        reached."""
+    def cancel(self, submission: Submission) -> bool:
+        """Stop the job, a chain's every one. Returns False where all of it had ended before, and was left alone. Raises
+        UserError where it cannot be reached."""
         ...

@@ -67,12 +67,12 @@ class LocalLauncher:
     def states(self, submissions: Iterable[Submission]) -> Mapping[str, JobState]:
         return {submission.job_id: _state(submission) for submission in submissions}
 
-    def cancel(self, submission: Submission) -> None:
+    def cancel(self, submission: Submission) -> bool:
         if not _here(submission):
             raise UserError(f"job {submission.job_id} runs on host {submission.cluster}; cancel it there")
         leader = _process(submission)
         if leader is None:
-            return
+            return False
         if not _works_in(leader, submission.run_dir):
             raise UserError(
                 f"{submission.run_dir / run_files.SUBMISSION}: names process {leader.pid}, which is no job of this "
@@ -81,6 +81,7 @@ class LocalLauncher:
         with contextlib.suppress(OSError):  # a full disk must not keep a job from being stopped
             create(run_files.cancel_mark(submission), "")
         stop_job(leader, self.kill_after_seconds)
+        return True
 
 
 def _start(run_dir: Path) -> Submission:

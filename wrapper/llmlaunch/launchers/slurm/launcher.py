@@ -79,8 +79,11 @@ class SlurmLauncher:
         asked = [(group, self._ask_about(cluster, group)) for cluster, group in by_cluster.items()]
         return {one.job_id: conclude(one, heard) for group, hear in asked for heard in [hear()] for one in group}
 
-    def cancel(self, submission: Submission) -> None:
+    def cancel(self, submission: Submission) -> bool:
         self._refuse_strangers(submission)
+        # scancel says nothing of a job that ended a moment ago. Of a chain that has succeeded, links may still wait.
+        if not submission.chain and self.states([submission])[submission.job_id].ended:
+            return False
         # The last link first: one that waits for another begins as soon as that one ends.
         jobs = submission.jobs[::-1]
         answer = self._commands.ask(["scancel", *_on(submission.cluster), *jobs])
@@ -89,6 +92,7 @@ class SlurmLauncher:
             raise SchedulerRefused(f"scancel did not cancel job {', '.join(jobs)}: {answer.words}")
         with contextlib.suppress(OSError):  # a full disk must not keep a job from being stopped
             create(run_files.cancel_mark(submission), "")
+        return True
 
     def _refuse_strangers(self, submission: Submission) -> None:
         """Raises UserError where SLURM knows one of the jobs as another user's, or as none of this run directory:

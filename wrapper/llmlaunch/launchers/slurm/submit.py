@@ -25,7 +25,7 @@ __all__ = ["adopt", "submit", "test"]
 
 
 def submit(
-    slurm: SlurmCommands, run_dir: Path, extra: Sequence[str], again: bool, cancel: Callable[[Submission], None]
+    slurm: SlurmCommands, run_dir: Path, extra: Sequence[str], again: bool, cancel: Callable[[Submission], object]
 ) -> Submission:
     """As `Launcher.submit`."""
     run_dir = run_files.prepare(run_dir, again)
@@ -101,7 +101,7 @@ class _HandIn:
     """Hands in the jobs of one directory."""
 
     slurm: SlurmCommands
-    cancel: Callable[[Submission], None]
+    cancel: Callable[[Submission], object]
     wanted: Wanted
     script: str
 
