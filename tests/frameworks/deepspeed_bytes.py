@@ -1,10 +1,10 @@
 """Counts what DeepSpeed's optimizer classes hold: run with torchrun by test_deepspeed_bytes.py, prints one JSON line.
 
-argv: a JSON list of {"name", "precision", "config"}. Every engine trains a stack of square linear layers, or, where a
-case has a "model", the Llama it describes with AutoTP or Ulysses as the config says (such a case must be the last: its
-groups stay); counted are
-live tensors after each phase of the third step, and the most allocated while the last backward and the step ran, all in
-bytes per parameter and beyond what was held before the engine was made. Copies gloo makes of its own are left out.
+argv: a JSON list of {"name", "precision", "config"}, and "fused": false for an AdamW that is not. Every engine trains a
+stack of square linear layers, or, where a case has a "model", the Llama it describes with AutoTP or Ulysses as the
+config says (such a case must be the last: its groups stay). Counted are live tensors after every phase of step three,
+and the most allocated while the last backward and the step ran, all in bytes per parameter and beyond what was held
+before the engine was made. Copies gloo makes of its own are left out.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def counted(case: dict[str, Any]) -> dict[str, Any]:
     dtype = DTYPES[case["precision"]]
     layers = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
     model = torch.nn.Sequential(*layers).to(dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    fused = case.get("fused", True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused, foreach=not fused)
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), optimizer=optimizer, config=case["config"]
     )

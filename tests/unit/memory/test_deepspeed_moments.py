@@ -132,6 +132,15 @@ def test_zero_3_steps_one_sub_group_at_a_time() -> None:
     assert step_of(facts, Layout(data=2, zero_stage=2)) == pytest.approx(8 * PARAMETERS / 2)
 
 
+def test_an_optimizer_that_is_not_fused_takes_two_more_bytes() -> None:
+    """The root of the second moments, 4 bytes, after the flat copy of the gradients is gone."""
+    fused, foreach = (
+        step_of(deepspeed_facts(DeepSpeedOptions(fused_optimizer=is_fused, split_from_start=True)), layout)
+        for is_fused, layout in ((True, Layout(data=16, zero_stage=3)), (False, Layout(data=16, zero_stage=3)))
+    )
+    assert foreach - fused == pytest.approx(2 * PARAMETERS / 16)
+
+
 def test_a_bucket_of_zero_3_is_there_in_the_step() -> None:
     facts = replace(deepspeed_facts(DeepSpeedOptions(split_from_start=True)), **BARE)
     stepping = rank(facts, Layout(data=2, zero_stage=3)).terms

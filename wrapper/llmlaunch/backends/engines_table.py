@@ -12,8 +12,9 @@ PRECISIONS = {"half": "bf16, fp16", "fp32": "fp32"}
 def engines_table() -> str:
     """One Markdown row for each class and case, bytes per parameter by phase."""
     rows = [
-        "| class | ZeRO | precision | lasting | between micro-batches | end of backward | step | where | how known |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| class | ZeRO | precision | lasting | between micro-batches | end of backward | step | step, not fused "
+        "| where | how known |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join(rows + [_row(engine) for engine in ENGINES])
 
@@ -26,7 +27,11 @@ def _row(engine: Engine) -> str:
         precision += ", optimizer offloaded"
     whole, sharded = engine.final
     final = (whole * (2 if engine.flattened else 1), sharded)
-    phases = (engine.lasting, *(_sum(engine.lasting, more) for more in (engine.accumulated, final, engine.step)))
+    foreach = engine.foreach_step or engine.step
+    phases = (
+        engine.lasting,
+        *(_sum(engine.lasting, more) for more in (engine.accumulated, final, engine.step, foreach)),
+    )
     cells = " | ".join(_share(share) for share in phases)
     return f"| {engine.name} | {engine.stage} | {precision} | {cells} | `{engine.where}` | {engine.evidence} |"
 

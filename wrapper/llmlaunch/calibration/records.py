@@ -292,6 +292,7 @@ def _deepspeed_options(record: Record) -> DeepSpeedOptions:
         precision=record["precision"]["compute"],
         accumulation=optimizer["gradient_dtype"],
         offload_optimizer=share == 1.0,
+        fused_optimizer=implementation.get("fused_optimizer") is not False,
         offloaded_share=share % 1.0,
         sequence_ranks=record["parallelism"].get("context") or 1,
         liger=implementation["cross_entropy_fusion"] == "liger",

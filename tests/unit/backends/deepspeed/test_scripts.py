@@ -163,3 +163,23 @@ def test_a_script_of_another_kind_has_no_pipeline() -> None:
 def test_only_a_script_has_a_kind(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="script_kind needs script"):
         load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"), ("backend={name: deepspeed, script_kind: pipeline}",))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "fused"),
+    [
+        ("hugging-face", "[--mine]", True),
+        ("hugging-face", "[--optim, adamw_torch]", False),
+        ("hugging-face", "[--optim=adamw_torch]", False),
+        ("hugging-face", "[--optim, adamw_torch_fused]", True),
+        ("own", "[--mine]", False),
+    ],
+)
+def test_a_script_whose_optimizer_may_not_be_fused_is_priced_with_its_temporary(
+    kind: str, words: str, fused: bool
+) -> None:
+    backend = f"backend={{name: deepspeed, script: /home/me/train.py, script_args: {words}, script_kind: {kind}}}"
+    recipe = load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"), (backend,))
+    assert DeepSpeed().facts(recipe).step_bytes_sharded[3] == (6.0 if fused else 8.0)
+    measured = DeepSpeed().render(recipe, Layout(data=16, zero_stage=3)).measurement
+    assert measured["implementation"]["fused_optimizer"] is fused

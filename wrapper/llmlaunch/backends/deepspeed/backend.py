@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from llmlaunch.backends.argument import NodeVariable, Word, words_of
@@ -129,12 +130,24 @@ def _options(recipe: Recipe) -> DeepSpeedOptions:
         precision=recipe.workload.precision,
         accumulation="fp32" if wide_gradients(recipe) else None,
         offload_optimizer=leaving == 1.0,
+        fused_optimizer=_fused_optimizer(recipe),
         offloaded_share=leaving % 1.0,
         reduce_bucket_elements=bucket_elements(recipe),
         live_elements=live_parameters(recipe),
         split_from_start=True,
         expandable_segments=True,
     )
+
+
+def _fused_optimizer(recipe: Recipe) -> bool:
+    """Whether AdamW is surely fused: the shipped script's is, and that of Hugging Face's Trainer unless it is told
+    otherwise (transformers/training_args.py `default_optim`, 5.23 on torch 2.8 and later). Of other scripts nothing is
+    known, and one that is not fused takes more."""
+    backend = recipe.backend
+    if backend.script is None:
+        return True
+    told = " ".join(map(str, (*backend.script_args, *backend.extra_args)))
+    return backend.script_kind == "hugging-face" and not re.search(r"--optim[= ]adamw_torch(?!_fused)", told)
 
 
 def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
@@ -148,6 +161,7 @@ def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
             "trainer": SHIPPED_TRAINER if recipe.backend.script is None else recipe.backend.script_kind,
             "reduce_bucket_elements": bucket_elements(recipe),
             "live_elements": live_parameters(recipe),
+            "fused_optimizer": _fused_optimizer(recipe),
             "expandable_segments": recipe.cluster.accelerator.kind == "gpu",
         },
     }

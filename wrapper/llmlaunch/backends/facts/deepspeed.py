@@ -57,6 +57,7 @@ class Engine:
     where: str
     evidence: str  # "counted" or "read"
     flattened: bool = False  # `final` is flattened besides, a bucket at a time, to be all-reduced
+    foreach_step: Share | None = None  # `step` with an AdamW that is not fused; None: no other
 
 
 _FUSED = "FP16_Optimizer, FP16_UnfusedOptimizer"
@@ -70,19 +71,33 @@ _BF = "deepspeed/runtime/bf16_optimizer.py, 0.19.8"
 _NO = (0.0, 0.0)
 
 ENGINES: tuple[Engine, ...] = (
-    Engine(_FUSED, 0, "half", "same", False, (14, 0), 2, _NO, (2, 0), (2, 0), (6, 0), _S0, "counted", True),
-    Engine("AdamW", 0, "fp32", "same", False, (12, 0), 4, _NO, (4, 0), (4, 0), (4, 0), _SP, "counted", True),
+    Engine(_FUSED, 0, "half", "same", False, (14, 0), 2, _NO, (2, 0), (2, 0), (6, 0), _S0, "counted", True, (10, 0)),
+    Engine("AdamW", 0, "fp32", "same", False, (12, 0), 4, _NO, (4, 0), (4, 0), (4, 0), _SP, "counted", True, (8, 0)),
     Engine(_ZERO, 1, "half", "same", False, (2, 12), 2, _NO, (2, 0), (2, 2), (0, 8), _S12, "counted"),
     Engine(_ZERO, 1, "fp32", "same", False, (4, 12), 4, _NO, (4, 0), (4, 4), (0, 8), _S12, "counted"),
     Engine(
-        "BF16_Optimizer", 1, "half", "fp32", False, (6, 12), 2, (4, 0), (2, 0), (2, 0), (2, 0), _BF, "counted", True
+        "BF16_Optimizer",
+        1,
+        "half",
+        "fp32",
+        False,
+        (6, 12),
+        2,
+        (4, 0),
+        (2, 0),
+        (2, 0),
+        (2, 0),
+        _BF,
+        "counted",
+        True,
+        (2, 4),
     ),
     Engine(_ZERO, 2, "half", "same", False, (2, 12), 2, _NO, (0, 2), (0, 2), (0, 8), _S12, "counted"),
     Engine(_ZERO, 2, "fp32", "same", False, (4, 12), 4, _NO, (0, 4), (0, 4), (0, 8), _S12, "counted"),
-    Engine(_ZERO, 2, "half", "fp32", False, (2, 12), 2, _NO, (0, 4), (0, 4), (0, 4), _S12, "counted"),
-    Engine(_ZERO3, 3, "half", "same", False, (0, 16), 2, (0, 2), _NO, _NO, (0, 6), _S3, "counted"),
-    Engine(_ZERO3, 3, "fp32", "same", False, (0, 20), 4, (0, 4), _NO, _NO, (0, 4), _S3, "counted"),
-    Engine(_ZERO3, 3, "half", "fp32", False, (0, 18), 2, (0, 4), _NO, _NO, (0, 4), _S3, "counted"),
+    Engine(_ZERO, 2, "half", "fp32", False, (2, 12), 2, _NO, (0, 4), (0, 4), (0, 4), _S12, "counted", False, (0, 8)),
+    Engine(_ZERO3, 3, "half", "same", False, (0, 16), 2, (0, 2), _NO, _NO, (0, 6), _S3, "counted", False, (0, 8)),
+    Engine(_ZERO3, 3, "fp32", "same", False, (0, 20), 4, (0, 4), _NO, _NO, (0, 4), _S3, "counted", False, (0, 8)),
+    Engine(_ZERO3, 3, "half", "fp32", False, (0, 18), 2, (0, 4), _NO, _NO, (0, 4), _S3, "counted", False, (0, 8)),
     # the device's part where optimizer states are on the host: the step copies new parameters back in fp32 (1, 2)
     Engine(_ZERO, 1, "half", "same", True, (2, 0), 2, _NO, (2, 0), (2, 0), (0, 4), _S12, "read"),
     Engine(_ZERO, 1, "fp32", "same", True, (4, 0), 4, _NO, (4, 0), (4, 0), (0, 4), _S12, "read"),
@@ -101,6 +116,7 @@ class DeepSpeedOptions:
     precision: str = "bf16"
     accumulation: str | None = None  # data_types.grad_accum_dtype; None: the precision
     offload_optimizer: bool = False
+    fused_optimizer: bool = True  # DeepSpeed's FusedAdam, which a config's "AdamW" is, or torch's with fused=True
     offloaded_share: float = 0.0  # of ZeRO 3's sub-groups, where the states of some are on the host and some are not
     reduce_bucket_elements: float = BUCKET_ELEMENTS
     live_elements: float = LIVE_ELEMENTS
@@ -140,9 +156,13 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
     object keeps it), the fp32 log-softmax, its gradient and the gradient of its input (loss/loss_utils.py). Liger's
     fused loss makes the head's weight gradient in the forward pass: the sum, one chunk's product and that in fp32
     (liger_kernel/ops/fused_linear_cross_entropy.py, 0.8); all these were seen in profiles of real steps on a CPU.
+    An AdamW that is not fused holds one more fp32 temporary of what it steps, the root of the second moments
+    (torch/optim/adam.py `_multi_tensor_adam`, 2.13; counted).
     """
     width = ELEMENT_BYTES[options.precision]
     rows = [engine_of(stage, options) for stage in range(4)]
+    if not options.fused_optimizer:
+        rows = [row if row.foreach_step is None else replace(row, step=row.foreach_step) for row in rows]
     if options.offloaded_share:
         rows[3] = _partly_offloaded(rows[3], options.offloaded_share)
     zero = rows[1]
