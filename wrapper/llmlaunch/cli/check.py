@@ -31,6 +31,7 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
         print_verdict(check_text(result.recipe, result.plan), result.plan.good)
         for line in (*result.placement_lines, *_seen_before(result)):
             click.echo(line)
+    result.warn_of_missing_inputs()
     refuse(result.plan)
     return 0
 

@@ -12,12 +12,14 @@ import click
 
 from llmlaunch.backends.base import Backend, Rendered
 from llmlaunch.cli.printed import warn_once
+from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan, Sizing
 from llmlaunch.recipe.types import Recipe
 
 if TYPE_CHECKING:
     from llmlaunch.planner.placement import ExpectedPlacement
     from llmlaunch.planner.setting import Setting
+    from llmlaunch.runs.inputs import Inputs
 
 __all__ = ["Planned", "plan_loaded", "planned", "recipe_arguments"]
 
@@ -57,6 +59,25 @@ class Planned:
 
         for note in render_run(self.recipe, self.plan, self.json, self.rendered(), directory):
             click.echo(f"note: {note}", err=True)
+
+    def inputs(self) -> Inputs:
+        """What the job reads, looked for on this machine; what cannot be seen from here is a note on stderr."""
+        from llmlaunch.runs.inputs import inputs_of
+
+        inputs = inputs_of(self.recipe, os.environ)
+        for sentence in inputs.unseen:
+            click.echo(f"note: {sentence}", err=True)
+        return inputs
+
+    def warn_of_missing_inputs(self) -> None:
+        """For commands that submit nothing: what is missing may come before the job does."""
+        warn_once(f"{sentence} (submit refuses without it)" for sentence in self.inputs().missing)
+
+    def refuse_missing_inputs(self) -> None:
+        """Raises UserError where the job would wait in the queue to find that an input is missing."""
+        missing = self.inputs().missing
+        if missing:
+            raise UserError("\n".join(missing))
 
     def say_what_was_rehearsed(self) -> None:
         """Of this very layout, if anybody did."""

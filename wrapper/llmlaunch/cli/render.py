@@ -24,6 +24,7 @@ def command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool
     result = planned(recipe, overrides)
     refuse(result.plan)
     result.warn_of_missing_fallbacks()
+    result.warn_of_missing_inputs()
     result.write_run(output)
     if as_json:
         print_json(result.json)

@@ -81,9 +81,13 @@ def command(
     result.warn_of_missing_fallbacks()
     result.say_what_was_rehearsed()
     if dry_run:
-        return _show(result, choice.why, as_json)
+        shown = _show(result, choice.why, as_json)
+        result.refuse_missing_inputs()
+        return shown
     if test_only:
+        result.warn_of_missing_inputs()
         return _test(result, choice, as_json)
+    result.refuse_missing_inputs()
     if choice.launcher.name == "local":
         result = _for_this_machine(result, choice.why)
     extra = together.sbatch_words()

@@ -40,6 +40,7 @@ def plan_all(variants: Sequence[Variant], together: Together) -> list[Planned]:
         try:
             result = planned(variant.recipe, variant.overrides)
             refuse(result.plan)
+            result.refuse_missing_inputs()
             result.warn_of_missing_fallbacks()
         except UserError as mistake:
             commas = [word for word in variant.overrides if "," in word]
