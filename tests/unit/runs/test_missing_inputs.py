@@ -138,6 +138,27 @@ def asked(command: object, folder: Path, *words: str) -> Result:
     return CliRunner().invoke(command, [str(folder / "recipe.yaml"), *words], standalone_mode=False)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data={python_source: true}"], "data.python_source: is for the DeepSpeed trainer"),
+        (
+            ["container={image: x.sqsh}", "training.save_interval=5", "training.checkpoint_path=/a,b"],
+            "no mount can hold",
+        ),
+        (["backend={name: megatron-lm, extra_args: [--seq-length, 9]}"], "--seq-length"),
+    ],
+)
+def test_check_refuses_what_submit_refuses(words: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(MEGATRON.replace("{path: corpus/text_document}", "{mock: true}"))
+    answers = [asked(check, tmp_path, *words), asked(submit, tmp_path, "--dry-run", *words)]
+    for answer in answers:
+        assert isinstance(answer.exception, UserError)
+        assert message in str(answer.exception)
+    assert str(answers[0].exception) == str(answers[1].exception)
+    assert answers[0].stdout == ""
+
+
 def test_check_and_render_warn_submit_and_its_dry_run_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MY_HUB", raising=False)

@@ -25,6 +25,7 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
     from llmlaunch.report.plan_text import check_text
 
     result = planned(recipe, overrides)
+    result.refuse_unrenderable()
     if as_json:
         print_json(result.json)
     else:

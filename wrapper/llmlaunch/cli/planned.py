@@ -60,6 +60,17 @@ class Planned:
         for note in render_run(self.recipe, self.plan, self.json, self.rendered(), directory):
             click.echo(f"note: {note}", err=True)
 
+    def refuse_unrenderable(self) -> None:
+        """Raises UserError for what render and submit would refuse of a safe plan; techniques that no backend runs are
+        there to be priced."""
+        if not self.plan.good or self.recipe.techniques.what_ifs:
+            return
+        from llmlaunch.runs.scripts import job_script, train_script
+
+        rendered = self.backend.render(self.recipe, self.plan.layout)
+        job_script(self.recipe, self.plan, prepares=bool(rendered.check or rendered.prepare))
+        train_script(self.recipe, rendered, None)
+
     def inputs(self) -> Inputs:
         """What the job reads, looked for on this machine; what cannot be seen from here is a note on stderr."""
         from llmlaunch.runs.inputs import inputs_of
