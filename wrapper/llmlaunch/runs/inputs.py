@@ -54,10 +54,10 @@ def _paths(recipe: Recipe) -> Iterator[tuple[tuple[str | int, ...], list[str]]]:
     """By the key that names them, the files that must be there."""
     data, backend = recipe.data, recipe.backend
     if backend.script is None or backend.script_kind not in _OTHER_READERS:
-        named = [(("data", "path"), data.path)] if data.path is not None else []
-        named += [(("data", "blend", index, "path"), part.path) for index, part in enumerate(data.blend)]
-        for key, path in named:
-            yield key, _files_of(recipe, path)
+        if data.path is not None:
+            yield ("data", "path"), _files_of(recipe, data.path)
+        for index, part in enumerate(data.blend):
+            yield ("data", "blend", index, "path"), _files_of(recipe, part.path)
         if data.tokenizer is not None and data.tokenizer.startswith(("/", "~")):
             yield ("data", "tokenizer"), [str(Path(data.tokenizer).expanduser())]
     if recipe.training.start_from is not None:
