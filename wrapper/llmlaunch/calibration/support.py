@@ -20,6 +20,7 @@ from llmlaunch.calibration.bounds import bound_at
 from llmlaunch.calibration.calibrations import Bound, Score
 from llmlaunch.calibration.margins import DIED, Margin, no_margin, runs_needed, upper_ratio
 from llmlaunch.memory.correction import Correction
+from llmlaunch.rundir.messages import counted
 
 __all__ = [
     "BOUNDING",
@@ -83,7 +84,7 @@ def support_of(
     lived = [one.score for one in pool if one.score != DIED]
     family = sum(one.family == asked.family for one in pool)
     version = sum(same_minor(one.version, asked.version) for one in pool)
-    counted = Support(
+    support = Support(
         runs=len(pool),
         sentence="",
         of_family=family,
@@ -93,7 +94,7 @@ def support_of(
         calibration_id=calibration_id,
         widened=_new(family, version, asked),
     )
-    return replace(counted, sentence=_sentence(counted, asked))
+    return replace(support, sentence=_sentence(support, asked))
 
 
 def nothing_measured(asked: Asked, said: str = "") -> Support:
@@ -218,12 +219,12 @@ def _new(family: int, version: int, asked: Asked) -> str | None:
 def _sentence(found: Support, asked: Asked) -> str:
     version = "" if minor(asked.version) is None else f", {found.of_version} of {_said(asked.version)}"
     family = f"{found.of_family} of this family of models ({asked.family})"
-    counted = f"{found.runs} runs on {asked.accelerator}, {family}{version}"
+    runs = f"{counted(found.runs, 'run')} on {asked.accelerator}, {family}{version}"
     dead = [f"{found.died} ran out of memory"] if found.died else []
     above = None if found.highest is None else max(found.highest - 1.0, 0.0)
     high = [] if above is None else [f"none peaked more than {100 * above:.1f} % above its prediction"]
     by = "" if found.calibration_id is None else f" (calibration {found.calibration_id})"
-    return f"{counted}: {', '.join(dead + high)}{by}"
+    return f"{runs}: {', '.join(dead + high)}{by}"
 
 
 def _said(version: str | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmlaunch.calibration.calibrations import Bound, Calibration, Errors
 from llmlaunch.report.text import gib, one_line, percent, table
-from llmlaunch.rundir.identifiers import to_type
+from llmlaunch.rundir.messages import counted, to_type
 
 if TYPE_CHECKING:
     from llmlaunch.memory.correction import Correction
@@ -58,7 +58,7 @@ def _going_back(answer: Answer) -> str:
 def _data(found: Calibration) -> str:
     data = found.data
     died = f", {data.died} of them ran out of memory" if data.died else ""
-    return f"{data.runs} runs ({data.records} records){died}"
+    return f"{counted(data.runs, 'run')} ({counted(data.records, 'record')}){died}"
 
 
 def _learned(found: Calibration) -> list[str]:
@@ -91,8 +91,8 @@ def _ratio(ratio: float | None) -> str:
 
 def _of(ratio: float | None, runs: int, bound: Bound) -> str:
     if ratio is not None:
-        return f"x {ratio:.3f} ({runs} runs)"
-    return f"{runs} of {bound.needed} runs" if runs < bound.needed else f"too many of {runs} died"
+        return f"x {ratio:.3f} ({counted(runs, 'run')})"
+    return f"{runs} of {counted(bound.needed, 'run')}" if runs < bound.needed else f"too many of {runs} died"
 
 
 def calibration_text(found: Calibration, uses: Sequence[Use], estimator: str) -> str:

@@ -13,6 +13,7 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["Corrections"]
 
@@ -57,4 +58,4 @@ class Corrections:
             return []
         if not self._used:
             return [f"--calibration {self._asked}: no record is of a backend and accelerator that has one"]
-        return [f"Corrected by calibration {name}: {count} records" for name, count in self._used.items()]
+        return [f"Corrected by calibration {name}: {counted(count, 'record')}" for name, count in self._used.items()]

@@ -12,7 +12,7 @@ import click
 
 from llmlaunch.cli.printed import print_json
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.identifiers import to_type
+from llmlaunch.rundir.messages import counted, to_type
 
 if TYPE_CHECKING:
     from llmlaunch.cluster.save_matrix import Destination
@@ -174,7 +174,7 @@ def _summary(measured: Measured) -> str:
     (least, slow), (most, fast) = links[0], links[-1]
     how = measured.how
     return (
-        f"{len(names)} nodes, {how['devices_per_node']} device(s) each, {how['backend']}, messages of "
-        f"{how['message_bytes'] / 2**20:g} MiB\n"
+        f"{counted(len(names), 'node')}, {counted(how['devices_per_node'], 'device')} each, {how['backend']}, "
+        f"messages of {how['message_bytes'] / 2**20:g} MiB\n"
         f"GB/s for each device: median {median:.3g}, from {least:.3g} ({slow}) to {most:.3g} ({fast})"
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.identifiers import to_type
+from llmlaunch.rundir.messages import to_type
 from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:

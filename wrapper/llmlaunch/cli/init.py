@@ -12,7 +12,7 @@ import click
 from llmlaunch.assets import asset
 from llmlaunch.documents.writing import new_place
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.identifiers import to_type
+from llmlaunch.rundir.messages import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.cluster.draft import Draft

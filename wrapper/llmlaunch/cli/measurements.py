@@ -11,6 +11,7 @@ import click
 
 from llmlaunch.cli.printed import print_json
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["command"]
 
@@ -108,7 +109,7 @@ def export_command(file: Path | None, form: str | None, as_json: bool, **filters
         if as_json:
             print_json({"exported": len(contents), "file": str(file)})
         else:
-            click.echo(f"{len(contents)} records written to {file}", err=True)
+            click.echo(f"{counted(len(contents), 'record')} written to {file}", err=True)
     elif as_json:
         _echo_json(contents)
     else:

@@ -9,6 +9,7 @@ import click
 
 from llmlaunch.cli.printed import print_json
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.messages import counted
 from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _collected(forgiven: str | None, cluster: str | None) -> list[SickNode]:
             count = forgive(store, forgiven, time.time(), cluster)
             if count == 0:
                 raise UserError(f"nodes: {forgiven}: no run has failed on it that is not forgiven yet")
-            click.echo(f"{forgiven}: {count} failure{'' if count == 1 else 's'} forgiven; jobs may run there", err=True)
+            click.echo(f"{forgiven}: {counted(count, 'failure')} forgiven; jobs may run there", err=True)
         return sick_nodes_of(store, time.time(), None if cluster is None else [cluster])
 
 

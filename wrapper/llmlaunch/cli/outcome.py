@@ -13,7 +13,7 @@ from llmlaunch.report.run_words import cause_words
 from llmlaunch.report.screen import Screen
 from llmlaunch.report.text import gib, table
 from llmlaunch.rundir.files import read_object
-from llmlaunch.rundir.identifiers import to_type
+from llmlaunch.rundir.messages import to_type
 
 __all__ = ["ending", "tell_outcome"]
 

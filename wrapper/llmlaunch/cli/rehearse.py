@@ -15,7 +15,7 @@ import click
 from llmlaunch.cli.planned import Planned, planned, recipe_arguments
 from llmlaunch.cli.printed import print_json
 from llmlaunch.errors import NothingSafe, UserError
-from llmlaunch.rundir.identifiers import to_type
+from llmlaunch.rundir.messages import counted, to_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -97,10 +97,8 @@ def _say_what_is_left_out(result: Planned) -> None:
     from llmlaunch.planner.rehearsed import REHEARSED
 
     count = result.plan.refused.get(REHEARSED, 0)
-    if count == 1:
-        _say("note: 1 layout is left out, which a rehearsal refuted")
-    elif count:
-        _say(f"note: {count} layouts are left out, which rehearsals refuted")
+    if count:
+        _say(f"note: {counted(count, 'layout')} left out: refuted by a rehearsal")
 
 
 def _say(line: str) -> None:

@@ -11,7 +11,7 @@ from llmlaunch.cli.excluded import excluded_words
 from llmlaunch.cli.printed import print_json
 from llmlaunch.cli.submitted import directory_of, note_end
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.identifiers import to_type
+from llmlaunch.rundir.messages import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission

@@ -18,7 +18,7 @@ from llmlaunch.cli.planned import Planned, plan_loaded, planned, recipe_argument
 from llmlaunch.cli.printed import print_json
 from llmlaunch.cli.together import SubmitCommand, Together, together_options
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.identifiers import to_type
+from llmlaunch.rundir.messages import counted, to_type
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
@@ -215,7 +215,8 @@ def _show(result: Planned, why: str, as_json: bool) -> int:
         if name in files:
             click.echo(f"===== {name}\n{files[name].decode()}")
     click.echo(
-        f"{result.plan.layout.describe()}; {len(files)} files; nothing was written or submitted. {why}", err=True
+        f"{result.plan.layout.describe()}; {counted(len(files), 'file')}; nothing was written or submitted. {why}",
+        err=True,
     )
     return 0
 

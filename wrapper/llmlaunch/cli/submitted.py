@@ -10,7 +10,7 @@ import click
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.rundir.identifiers import to_type
+from llmlaunch.rundir.messages import to_type
 
 __all__ = ["directory_of", "note_end", "note_ends", "submission_in", "submission_of"]
 

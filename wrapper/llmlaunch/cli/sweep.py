@@ -17,6 +17,7 @@ from llmlaunch.cli.printed import print_json
 from llmlaunch.cli.together import RUN, Together, Variant
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.overrides import shown_word
+from llmlaunch.rundir.messages import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +90,9 @@ def show_sweep(
         click.echo(f"{name}: {variant.shown}: {result.plan.layout.describe()}")
     if script is not None:
         click.echo(f"===== job.sbatch\n{script}")
-    click.echo(f"{len(results)} runs, {_how_words(together)}; nothing was written or submitted. {why}", err=True)
+    click.echo(
+        f"{counted(len(results), 'run')}, {_how_words(together)}; nothing was written or submitted. {why}", err=True
+    )
     return 0
 
 
@@ -176,7 +179,7 @@ def _follow(launcher: Launcher, submissions: Sequence[Submission], aside: bool) 
             screen.say(f"{run_name(submission.run_dir)}:")
             for line in ending(submission.run_dir, states[submission.job_id]):
                 screen.say(f"  {line}")
-        screen.say(f"{len(ended) - len(bad)} of {len(submissions)} runs succeeded")
+        screen.say(f"{len(ended) - len(bad)} of {counted(len(submissions), 'run')} succeeded")
     return FAILED if bad else 0
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from llmlaunch.cluster.slurm_site import Gpus, Node, Partition, SlurmSite
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["Draft", "drafts"]
 
@@ -133,7 +134,7 @@ def _head(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Iterator
     others = [other.name for other in site.partitions if any(other.name in node.partitions for node in kind.nodes)]
     yield f"# Partitions that have them: {', '.join(others)}."
     if partition is not None and partition.max_time:
-        most = f", {partition.max_nodes} nodes at most" if partition.max_nodes.isdigit() else ""
+        most = f", {counted(int(partition.max_nodes), 'node')} at most" if partition.max_nodes.isdigit() else ""
         yield f"# Longest job in {partition.name}: {partition.max_time}{most} (slurm: {{time: ...}} of the recipe)."
     preempt = (partition.preempt_mode if partition else "") or config("PreemptMode")
     if preempt and preempt != "OFF":

@@ -12,6 +12,7 @@ from typing import Any
 from llmlaunch.documents.json_places import place_of
 from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["BandwidthMatrix", "matrix_text", "read_matrix", "slurm_order"]
 
@@ -69,7 +70,7 @@ class _Reader:
         nodes = self._nodes(document["nodes"])
         rows = document[_SPEEDS]
         if not isinstance(rows, list) or len(rows) != len(nodes):
-            count = f"{len(rows)} rows" if isinstance(rows, list) else "no list of rows"
+            count = counted(len(rows), "row") if isinstance(rows, list) else "no list of rows"
             raise self._wrong(
                 (_SPEEDS,), f"there are {len(nodes)} nodes but {count}; give one row for each node, {_AGAIN}"
             )
@@ -119,7 +120,7 @@ class _Reader:
     def _check_row(self, nodes: Sequence[str], rows: Sequence[Any], i: int) -> None:
         row = rows[i]
         if not isinstance(row, list):
-            raise self._wrong((_SPEEDS, i), f"the row of {nodes[i]} is no list; give {len(nodes)} numbers")
+            raise self._wrong((_SPEEDS, i), f"the row of {nodes[i]} is no list; give {counted(len(nodes), 'number')}")
         if len(row) != len(nodes):
             raise self._wrong(
                 (_SPEEDS, i),

@@ -15,7 +15,7 @@ from llmlaunch.launchers.run_files import read_end
 from llmlaunch.launchers.watch import RunWatch
 from llmlaunch.report.run_words import waiting_words
 from llmlaunch.report.screen import Screen
-from llmlaunch.rundir.identifiers import to_type
+from llmlaunch.rundir.messages import to_type
 
 __all__ = ["follow", "follow_steps"]
 

@@ -14,6 +14,7 @@ import pynvml
 from llmlaunch.cluster.profile import Accelerator
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["LocalGpu", "gpu_at_hand", "local_gpus", "refuse_missing_gpus", "refuse_without_gpus_of"]
 
@@ -61,7 +62,7 @@ def refuse_missing_gpus(where: str, accelerator: str, devices: int, memory_bytes
         "under slurm/clusters/, with devices_per_node)"
     )
     if len(gpus) < devices:
-        count = "no GPU" if not gpus else f"only {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
+        count = "no GPU" if not gpus else f"only {counted(len(gpus), 'GPU')}"
         hidden = " that CUDA_VISIBLE_DEVICES shows" if os.environ.get("CUDA_VISIBLE_DEVICES") is not None else ""
         raise UserError(f"{planned}, and this machine has {count}{hidden}; {remedy}")
     small = [gpu for gpu in gpus[:devices] if gpu.memory_bytes is not None and gpu.memory_bytes < NEARLY * memory_bytes]

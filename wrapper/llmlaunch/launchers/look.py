@@ -14,6 +14,7 @@ from llmlaunch.launchers.run_files import latest_attempt, run_id_in, run_name
 from llmlaunch.report.run_words import not_finite_words
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.identifiers import is_fallback
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["Look", "look_at"]
 
@@ -99,7 +100,7 @@ class Look:
         parts += [_cause_words(self.cause)] if untold else []
         parts += [f"out of memory before, so with {self.layout}"] if self.layout else []
         parts += [f"link {state.link} of {of}"] if of > 1 else []
-        parts += [f"restarted {state.restarts} time{'' if state.restarts == 1 else 's'}"] if state.restarts else []
+        parts += [f"restarted {counted(state.restarts, 'time')}"] if state.restarts else []
         parts += ["told to stop"] if self.stopping else []
         parts += ["SLURM has yet to hear of its end from each node"] if state.state == "COMPLETING" else []
         if state.phase == "running" and isinstance(self.progress.get("hung"), dict):

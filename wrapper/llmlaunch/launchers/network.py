@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.messages import counted
 from llmlaunch.trainers import NETWORK_BANDWIDTH
 
 __all__ = ["Measured", "Probe", "allocated_nodes", "default_python", "measure_allocation", "measure_locally"]
@@ -87,7 +88,7 @@ def measure_allocation(nodes: Sequence[str], probe: Probe, say: Callable[[str], 
     rendezvous = [f"--master_addr={nodes[0]}", f"--master_port={port}", "--rdzv_backend=static"]
     torchrun = [f"--nnodes={len(nodes)}", f"--nproc_per_node={probe.devices}", *rendezvous]
     links = len(nodes) * (len(nodes) - 1)
-    say(f"Measuring between {len(nodes)} nodes, {probe.devices} device(s) each: {links} links...")
+    say(f"Measuring between {counted(len(nodes), 'node')}, {counted(probe.devices, 'device')} each: {links} links...")
     answer = _run(srun, probe, torchrun, probe.words)
     measured = _measured(answer, probe)
     if sorted(measured.nodes) != sorted(nodes):
@@ -101,7 +102,7 @@ def measure_locally(processes: int, probe: Probe, say: Callable[[str], None]) ->
         raise UserError("--local: give at least 2 processes")
     torchrun = ["--nnodes=1", f"--nproc_per_node={processes}", "--master_addr=127.0.0.1"]
     torchrun += [f"--master_port={_free_port()}", "--rdzv_backend=static"]
-    say(f"Measuring between {processes} processes of this machine...")
+    say(f"Measuring between {counted(processes, 'process')} of this machine...")
     return _measured(_run([], probe, torchrun, [*probe.words, "--each-process-a-node"]), probe)
 
 

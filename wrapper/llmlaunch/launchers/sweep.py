@@ -15,6 +15,7 @@ from llmlaunch.launchers import environment, run_files
 from llmlaunch.launchers.base import Launcher, Submission
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.identifiers import is_path_component
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["How", "after", "complete_array", "max_array_size", "refuse_array", "submit_sweep", "task_submission"]
 
@@ -107,8 +108,8 @@ def refuse_array(count: int, most: int | None) -> None:
     """Raises UserError where SLURM would not take so many tasks; `most`: MaxArraySize."""
     if most is not None and count > most:
         raise UserError(
-            f"--array: {count} runs, and this cluster takes arrays of {most} tasks (MaxArraySize); submit fewer at "
-            "once, or leave out --array"
+            f"--array: {counted(count, 'run')}, and this cluster takes arrays of {most} tasks (MaxArraySize); submit "
+            "fewer at once, or leave out --array"
         )
 
 

@@ -10,6 +10,7 @@ from llmlaunch.documents.text import Line
 from llmlaunch.documents.validate import BadKey, StrictModel
 from llmlaunch.models.families import Family
 from llmlaunch.models.shape import ModelShape, MoeShape
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["MlaFile", "MoeFile", "RopeScalingFile", "RouterFile", "ShapeFile", "SlidingWindowFile", "check_shape"]
 
@@ -182,7 +183,7 @@ def _check_mixture(moe: MoeShape, layers: int) -> None:
     if len(moe.layer_pattern) != layers:
         raise BadKey(
             ("moe", "layer_pattern"),
-            f"has {len(moe.layer_pattern)} entries for {layers} layers; give one per layer",
+            f"has {len(moe.layer_pattern)} entries for {counted(layers, 'layer')}; give one per layer",
         )
     if moe.shared_expert_gate and not moe.shared_expert_ffn_hidden_size:
         raise BadKey(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..causes.node_cause import cause
 from ..causes.words import sentence
+from ..rundir.messages import counted
 from .checkpoint import FROM_OLDER_FILE, choose_start, read_tracker
 from .files import attempt_directory, read_json, replace_json, say
 from .history import (
@@ -122,7 +123,11 @@ def _bound(options: argparse.Namespace, earlier: list[Attempt], layout: str) -> 
         return "failed", code, f"restarted {policy['times']} times already (restart.times); resume it when you know why"
     tried = fruitless(ours, layout, step)
     if tried >= int(policy["fruitless"]):
-        return "failed", code, f"{tried} attempts in a row got no further than step {step} (restart.fruitless)"
+        return (
+            "failed",
+            code,
+            f"{counted(tried, 'attempt')} in a row got no further than step {step} (restart.fruitless)",
+        )
     return None
 
 

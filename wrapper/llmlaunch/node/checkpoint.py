@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..rundir.identifiers import to_type
+from ..rundir.messages import to_type
 from .files import attempt_directory, read_json, replace_bytes
 
 if TYPE_CHECKING:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..rundir.messages import counted
+
 if TYPE_CHECKING:
     from .files import Record
 
@@ -107,7 +109,7 @@ def _restart(facts: Facts) -> Next:
     if facts.kind in ("crash", "") and not facts.made_a_step and not facts.trained_before and not facts.told:
         return Next("end", "it ended before its first step, and would again")
     if facts.restarts >= int(policy["times"]):
-        return Next("end", f"restarted {facts.restarts} times already (restart.times)")
+        return Next("end", f"restarted {counted(facts.restarts, 'time')} already (restart.times)")
     if facts.fruitless >= int(policy["fruitless"]):
         tried = "1 attempt" if facts.fruitless == 1 else f"{facts.fruitless} attempts in a row"
         return Next("end", f"{tried} got no further than step {facts.saved_step} (restart.fruitless)")

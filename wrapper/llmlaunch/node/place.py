@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..placement.objective import inverse, term_seconds
 from ..placement.search import place
 from ..placement.traffic import Sizes, Volumes, traffic
+from ..rundir.messages import counted
 from .files import attempt_directory, read_json, replace_json, say
 from .topology import guessed_bandwidth, switch_levels
 
@@ -126,7 +127,7 @@ def _from_matrix(job: Record, nodes: Sequence[str], why: list[str]) -> Source | 
     rows = matrix["gigabytes_per_second"]
     known = [(a, b) for a in nodes for b in nodes if a != b and a in place_of and b in place_of]
     if not known:
-        why.append(f"the measured matrix knows fewer than two of these {len(nodes)} nodes")
+        why.append(f"the measured matrix knows fewer than two of these {counted(len(nodes), 'node')}")
         return None
     speeds = {(a, b): rows[place_of[a]][place_of[b]] * 1e9 for a, b in known}
     median = statistics.median(speeds.values())

@@ -20,6 +20,7 @@ from llmlaunch.planner.smallest_change import advice, smallest_change
 from llmlaunch.planner.variants import every_way, words_of
 from llmlaunch.recipe.places import place_of, written_pin
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["Tightest", "no_layout", "tightest", "tightest_for_splits"]
 
@@ -84,7 +85,7 @@ def _failed(setting: Setting, rules: Sequence[Rule]) -> Iterator[NDArray[np.bool
 def _because(setting: Setting, why: Tightest) -> str:
     if why.rule is None:
         recipe = setting.recipe
-        return f"they leave no split of the {recipe.world_size} devices ({recipe.nodes} nodes x " \
+        return f"they leave no split of {counted(recipe.world_size, 'device')} ({counted(recipe.nodes, 'node')} x " \
                f"{recipe.cluster.devices_per_node})"  # fmt: skip
     return f"{why.rule.sentence} [{why.rule.key}; {why.rule.where}]"
 

@@ -17,6 +17,7 @@ from llmlaunch.planner.pricing import price
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.variants import recipe_with, words_of
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["held_of", "of_words", "running_of"]
 
@@ -154,4 +155,4 @@ def _said(name: str, words: tuple[RunningWords, HeldWords], layout: Layout) -> V
 
 
 def _layers(count: int) -> str:
-    return f"{count} layer{'' if count == 1 else 's'}"
+    return counted(count, "layer")

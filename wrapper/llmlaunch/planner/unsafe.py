@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmlaunch.errors import NothingSafe
 from llmlaunch.memory.terms import RESIDUAL
 from llmlaunch.planner.plan import Plan
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["correction_text", "explain_unsafe", "refuse"]
 
@@ -51,7 +52,7 @@ def correction_text(plan: Plan) -> str:
     """What measured runs add to the worst rank, or take off it."""
     terms, correction = plan.estimate.worst.terms, plan.correction
     support = plan.limit.support
-    runs = "" if support is None else f", {support.runs} runs"
+    runs = "" if support is None else f", {counted(support.runs, 'run')}"
     outside = f", {correction.outside_bytes / GIB:+.2f} GiB outside torch" if correction.outside_bytes else ""
     return (
         f"measured residual {terms.get(RESIDUAL, 0) / GIB:+.2f} GiB allocated, {correction.torch_share:+.1%} of "

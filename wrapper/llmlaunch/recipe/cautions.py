@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmlaunch.recipe.containers import is_path
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["cautions"]
 
@@ -26,7 +27,7 @@ def _few_cores(recipe: Recipe) -> str | None:
             f"between them; {mend}"
         )
     if cores < trainers:
-        return f"the {trainers} trainers of a node get {cores} CPU core(s) between them; {mend}"
+        return f"the {counted(trainers, 'trainer')} of a node get {counted(cores, 'CPU core')} between them; {mend}"
     return None
 
 

@@ -15,6 +15,7 @@ from llmlaunch.cluster.slurm_site import host_count
 from llmlaunch.documents.slurm_options import sbatch_value_problem
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.recipe.types import AUTO_NODES, MOST_STEPS, Recipe
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["disagreements"]
 
@@ -47,7 +48,7 @@ def _model_and_training(recipe: Recipe) -> Iterator[Problem]:
     if recipe.training.steps > MOST_STEPS:
         yield (
             ("training", "tokens"),
-            f"are {recipe.training.steps} steps of {recipe.workload.tokens_per_step} tokens; use at most "
+            f"are {counted(recipe.training.steps, 'step')} of {recipe.workload.tokens_per_step} tokens; use at most "
             f"{MOST_STEPS} steps",
         )
     if recipe.data.python_source and shape.vocab_size < 256:
@@ -77,7 +78,11 @@ def _gpus_asked_of_slurm(recipe: Recipe) -> Iterator[Problem]:
     for option, count in needed.items():
         asked = _gpu_count(option, recipe.slurm.get(option, False))
         if asked is not None and (asked < count or (asked > count and option == "gpus")):
-            what = f"{nodes} nodes of {devices} trainers" if option == "gpus" else f"the {devices} trainers of a node"
+            what = (
+                f"{counted(nodes, 'node')} of {counted(devices, 'trainer')}"
+                if option == "gpus"
+                else f"the {devices} trainers of a node"
+            )
             yield (
                 ("slurm", option),
                 f"{recipe.slurm[option]} asks for {asked} GPUs, but {what} need {count}; change one of the two, or "
@@ -126,7 +131,7 @@ def _pins_and_model(recipe: Recipe) -> Iterator[Problem]:
     if pipeline and all(size > shape.num_layers for size in pipeline):
         yield (
             ("layout", "pipeline"),
-            f"{_listed(pipeline)} stages for {shape.num_layers} layers; use at most {shape.num_layers}",
+            f"{_listed(pipeline)} stages for {counted(shape.num_layers, 'layer')}; use at most {shape.num_layers}",
         )
     expert = _pinned(recipe, "expert")
     experts = shape.moe.num_experts if shape.moe is not None else 1
@@ -159,7 +164,10 @@ def _stages(recipe: Recipe) -> Iterator[Problem]:
         return
     key = ("layout", "layers_by_stage")
     if sum(named) != layers:
-        yield key, f"{_listed(named)} are {sum(named)} layers, {recipe.model.name} has {layers}; make them add up"
+        yield (
+            key,
+            f"{_listed(named)} are {counted(sum(named), 'layer')}, {recipe.model.name} has {layers}; make them add up",
+        )
     pipeline = _pinned(recipe, "pipeline") or range(1, len(named) + 1)
     chunks = _pinned(recipe, "virtual_pipeline")
     if any(len(named) % p == 0 and (not chunks or len(named) // p in chunks) for p in pipeline):
@@ -178,7 +186,7 @@ def _pins_and_world(recipe: Recipe) -> Iterator[Problem]:
         return
     names = [name for name in ("tensor", "pipeline", "context", "data") if name in recipe.pins]
     world = recipe.world_size
-    said = f"the {world} devices of {recipe.nodes} nodes; change a size or `nodes`"
+    said = f"the {counted(world, 'device')} of {counted(recipe.nodes, 'node')}; change a size or `nodes`"
     parts = (list(some) for size in range(1, len(names) + 1) for some in combinations(names, size))
     clash = next((some for some in parts if not _divisors_among(recipe, some, world)), None)
     if clash is not None:  # the fewest that clash, not all that are pinned

@@ -12,6 +12,7 @@ from llmlaunch.documents.validate import StrictModel
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.number_formats import NumberFormats, OptimizerFormats
 from llmlaunch.recipe.types import Recipe, Schedule
+from llmlaunch.rundir.messages import counted
 
 if TYPE_CHECKING:
     from llmlaunch.recipe.schema import RecipeFile, TrainingFile
@@ -71,7 +72,7 @@ def schedule_problems(recipe: Recipe) -> Iterator[Problem]:
     if said.warmup_steps is not None and said.warmup_steps >= max(training.steps, 1):
         yield (
             ("training", "warmup_steps"),
-            f"{said.warmup_steps} of {training.steps} steps; leave at least one step after the warm-up",
+            f"{said.warmup_steps} of {counted(training.steps, 'step')}; leave at least one step after the warm-up",
         )
     if said.minimum_learning_rate > training.learning_rate:
         yield least, f"is above the learning rate, {training.learning_rate:g}; lower it"

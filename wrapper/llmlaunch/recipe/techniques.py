@@ -13,6 +13,7 @@ from llmlaunch.documents.validate import given
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.schema import LayoutFile, PinsFile, RecipeFile
+from llmlaunch.rundir.messages import counted
 from llmlaunch.techniques import Adapters, Techniques
 
 __all__ = ["dispatched", "fixed_words", "technique_problems", "techniques"]
@@ -90,7 +91,7 @@ def _recompute(layout: LayoutFile, model: ModelShape) -> Iterator[Problem]:
     if most > model.num_layers:
         yield (
             ("layout", "recompute_layers"),
-            f"{most} of {model.num_layers} layers; use at most {model.num_layers}",
+            f"{most} of {counted(model.num_layers, 'layer')}; use at most {model.num_layers}",
         )
 
 
@@ -153,7 +154,7 @@ def _trained(file: RecipeFile, model: ModelShape) -> Iterator[Problem]:
     if training.adapters is not None:
         yield key, "trains layers, and adapters freeze all of them; remove one of the two"
     if last > model.num_layers:
-        yield key, f"{last} of {model.num_layers} layers; use at most {model.num_layers}"
+        yield key, f"{last} of {counted(model.num_layers, 'layer')}; use at most {model.num_layers}"
     if model.tied_embeddings:
         yield (
             key,

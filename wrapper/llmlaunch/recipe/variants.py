@@ -16,6 +16,7 @@ from llmlaunch.documents.yaml_strict import Document, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.overrides import apply_overrides, shown_word
 from llmlaunch.recipe.schema import HINTS, RecipeFile
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["variants"]
 
@@ -46,7 +47,7 @@ def variants(path: str, words: Sequence[str], grid: Sequence[str] = ()) -> list[
     for parts in choices:
         count *= len(parts)
     if count > MOST:
-        raise UserError(f"{path}: {count} combinations; {MOST} is the most that is submitted at once")
+        raise UserError(f"{path}: {counted(count, 'combination')}; {MOST} is the most that is submitted at once")
     # Words that stay single come first: a key they set may hold one of the others.
     return [(*single, *combination) for combination in product(*choices)]
 

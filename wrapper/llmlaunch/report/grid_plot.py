@@ -14,6 +14,7 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.svg import svg, write_svg
 from llmlaunch.report.text import gib, one_line
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["grid_svg", "write_grid_plot"]
 
@@ -62,7 +63,7 @@ def _about(recipe: Recipe) -> str:
     work, cluster = recipe.workload, recipe.cluster
     return (
         f"{recipe.model.name} on {recipe.nodes} x {cluster.devices_per_node} {cluster.accelerator.name}, "
-        f"{work.global_batch_size} sequences of {work.sequence_length} tokens a step, "
+        f"{counted(work.global_batch_size, 'sequence')} of {counted(work.sequence_length, 'token')} a step, "
         f"{recipe.training.numbers.beside(work.precision)}, "
         f"{recipe.backend.name}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmlaunch.planner.placement import ExpectedPlacement
+from llmlaunch.rundir.messages import counted
 
 __all__ = ["placement_text"]
 
@@ -11,7 +12,7 @@ LEAST_GAIN = 0.0005  # of a step: what is worth naming
 
 def placement_text(expected: ExpectedPlacement) -> str:
     """On the first nodes of the matrix; the job itself chooses among the nodes it gets."""
-    among = f"on the first {len(expected.nodes)} nodes of the measured matrix"
+    among = f"on the first {counted(len(expected.nodes), 'node')} of the measured matrix"
     before = expected.slurm_order_step_seconds
     share = expected.gain_seconds / before
     if share < LEAST_GAIN:

@@ -12,6 +12,7 @@ from llmlaunch.planner.unsafe import correction_text
 from llmlaunch.recipe.types import Budget, Recipe
 from llmlaunch.report.fallback_text import fallback_text
 from llmlaunch.report.text import gib, table
+from llmlaunch.rundir.messages import counted
 
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbour import Neighbour
@@ -52,7 +53,7 @@ def _headline(recipe: Recipe, plan: Plan) -> list[str]:
     return [
         f"{recipe.name}: {plan.verdict}{', beyond the budget' if plan.beyond_budget else ''}  {plan.layout.describe()}",
         f"  {recipe.model.name} on {recipe.nodes} x {cluster.devices_per_node} {cluster.accelerator.name}, "
-        f"{work.global_batch_size} sequences of {work.sequence_length} tokens a step, "
+        f"{counted(work.global_batch_size, 'sequence')} of {counted(work.sequence_length, 'token')} a step, "
         f"{recipe.training.numbers.beside(work.precision)}, "
         f"{recipe.backend.name}",
         *_techniques(recipe),
@@ -165,14 +166,14 @@ def _time(plan: Plan) -> list[str]:
 
 def _length(length: JobLength) -> str:
     return (
-        f"Job: {length.steps:,} steps, {_tokens(length.tokens)} tokens: {duration(length.seconds)}, "
+        f"Job: {counted(length.steps, 'step', ',')}, {_tokens(length.tokens)} tokens: {duration(length.seconds)}, "
         f"{length.gpu_hours:,.{0 if length.gpu_hours >= 100 else 1}f} GPU-hours"
     )
 
 
 def _allowed(budget: Budget) -> str:
-    days = [] if budget.days is None else [f"{budget.days:,.10g} days"]
-    hours = [] if budget.gpu_hours is None else [f"{budget.gpu_hours:,.10g} GPU-hours"]
+    days = [] if budget.days is None else [counted(budget.days, "day", ",.10g")]
+    hours = [] if budget.gpu_hours is None else [counted(budget.gpu_hours, "GPU-hour", ",.10g")]
     return f" (budget: {', '.join([*days, *hours])})" if days or hours else ""
 
 

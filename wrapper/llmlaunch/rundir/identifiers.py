@@ -1,15 +1,12 @@
 """Which text from a run directory may name a job, attempt, host, cluster or layout, and how text is shown.
 
 Anybody who can write into a run directory chooses what its files say. A job id becomes an argument of `scancel`, an
-attempt a part of a path, and a reason goes to a terminal: each is checked or cleaned by a function of this module. So
-is a path that stands in a command for a person to copy into a shell.
+attempt a part of a path, and a reason goes to a terminal: each is checked or cleaned by a function of this module.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from pathlib import PurePath
 
 __all__ = [
     "is_attempt",
@@ -23,7 +20,6 @@ __all__ = [
     "is_slurm_job",
     "job_of",
     "printable",
-    "to_type",
 ]
 
 # SLURM numbers jobs with 32 bits and tasks of an array below MaxArraySize, at most 4,000,001 (slurm.conf(5)).
@@ -98,12 +94,3 @@ def printable(text: str) -> str:
         return text
     plain = _TERMINAL_SEQUENCE.sub("", text)
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in plain)
-
-
-def to_type(*words: object) -> str:
-    """Return the llmlaunch command of these words for a person to copy into a shell, each quoted where it needs to be.
-
-    A path that begins with a dash gets `./` before it, so that it is not read as an option.
-    """
-    texts = [f"./{word}" if isinstance(word, PurePath) and str(word).startswith("-") else str(word) for word in words]
-    return " ".join(["llmlaunch", *map(shlex.quote, texts)])

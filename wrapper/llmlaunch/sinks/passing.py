@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmlaunch.rundir.messages import counted
 from llmlaunch.sinks.chosen import Chosen, harmless, missing
 from llmlaunch.store.database import Store
 from llmlaunch.store.stored_run import RunMark, run_marks, stored_run
@@ -59,7 +60,7 @@ class Passed:
             return (
                 f"warning: {of}: {self.why}{done}. The store has all; the next llmlaunch collect sends what is missing"
             )
-        return f"{of}: {self.sent} run{'' if self.sent == 1 else 's'} sent" if self.sent else None
+        return f"{of}: {counted(self.sent, 'run')} sent" if self.sent else None
 
 
 def pass_on(

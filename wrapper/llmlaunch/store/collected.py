@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.rundir.messages import counted
+
 __all__ = ["Outcome"]
 
 
@@ -32,11 +34,11 @@ class Outcome:
         name = self.run_id or str(self.directory)
         if self.did == "unreadable":
             return str(self.reason)
-        count = f"{self.measurements} measurement{'' if self.measurements == 1 else 's'}"
+        count = counted(self.measurements, "measurement")
         done = {"unchanged": "nothing new", "waiting": "not collected"}.get(self.did, f"collected, {count}")
         more = [*([self.reason] if self.reason else []), *(_damage(*one) for one in sorted(self.damaged.items()))]
         return "; ".join([f"{name} ({self.state}): {done}", *more])
 
 
 def _damage(path: str, lines: int) -> str:
-    return f"{lines} damaged line{'s' if lines > 1 else ''} in {path} {'were' if lines > 1 else 'was'} left out"
+    return f"{counted(lines, 'damaged line')} in {path} {'were' if lines > 1 else 'was'} left out"

@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from llmlaunch.rundir.messages import counted
+
 __all__ = ["BadCell", "path_of", "record_of", "rows", "text_of_row"]
 
 _WORDS = {"null": None, "true": True, "false": False, "TRUE": True, "FALSE": False}  # spreadsheets write capitals
@@ -62,7 +64,7 @@ def path_of(heading: str) -> Path:
 def record_of(columns: Sequence[Path], row: Sequence[str]) -> dict[str, Any]:
     """The record in a row. Raises BadCell."""
     if len(row) > len(columns) and any(row[len(columns) :]):
-        raise BadCell(f"has {len(row)} cells, but there are {len(columns)} headings")
+        raise BadCell(f"has {counted(len(row), 'cell')}, but there are {counted(len(columns), 'heading')}")
     record: dict[str, Any] = {}
     for path, cell in zip(columns, row, strict=False):
         if cell == "":

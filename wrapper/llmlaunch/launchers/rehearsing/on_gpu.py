@@ -26,7 +26,7 @@ from llmlaunch.rehearsal.rehearsed import ON_GPU, AskedRank, RehearsedRank
 from llmlaunch.rehearsal.shape import shape_of
 from llmlaunch.report.run_words import cause_words, waiting_words
 from llmlaunch.rundir.files import read_object
-from llmlaunch.rundir.identifiers import to_type
+from llmlaunch.rundir.messages import to_type
 from llmlaunch.runs.lone_rank import lone_rank
 from llmlaunch.runs.render import render_run
 

@@ -19,7 +19,7 @@ from llmlaunch.launchers.slurm import versions
 from llmlaunch.launchers.slurm.commands import SlurmCommands
 from llmlaunch.launchers.slurm.late import Job, Wanted, comment_of, find_jobs, look_for_jobs
 from llmlaunch.launchers.slurm.text import parse_job_id
-from llmlaunch.rundir.identifiers import to_type
+from llmlaunch.rundir.messages import to_type
 
 __all__ = ["adopt", "submit", "test"]
 
