@@ -145,6 +145,7 @@ def test_a_profile_holds_no_secret_either(tmp_path: Path) -> None:
         "--moe-token-dispatcher-type alltoall --moe-token-drop-policy probs",
         "HF_TOKEN_PATH=/home/me/.token",
         "SSL_KEY=/etc/ssl/private/site",
+        "GOOGLE_APPLICATION_CREDENTIALS=/home/me/gcp.json",
         "HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
         "docker://org/image:25.08@sha256:" + "1" * 64,
         "nvcr.io#nvidia/pytorch:25.08-py3",

@@ -32,6 +32,7 @@ _NO_PLACE = "must not stand in a recipe; list the name under secrets: and set th
 # A name says that its value is a secret if one of these is its last word, but for what says of which kind it is.
 _STRONG = frozenset({"token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey"})
 _WEAK = frozenset({"key", "pat", "pwd", "auth"})  # with a word before them: WANDB_KEY, GITHUB_PAT
+_MAY_NAME_A_FILE = _WEAK | {"credential", "credentials"}  # GOOGLE_APPLICATION_CREDENTIALS is a path
 _RUN_TOGETHER = re.compile(
     r"(?:pass(?:word|wd|phrase)|(?:api|secret|access)key|(?:auth|access|hf|gh|api)token|sshpass)$"
 )
@@ -199,8 +200,8 @@ def is_secret_variable(name: str, value: str) -> bool:
     name leaves that open no path."""
     if not looks_secret(name) or _NO_SECRET.fullmatch(value):
         return False
-    weak = re.split(r"[_.-]+", name.lower())[-1] in _WEAK
-    return not (weak and _PATH.fullmatch(value))
+    may_name_a_file = re.split(r"[_.-]+", name.lower())[-1] in _MAY_NAME_A_FILE
+    return not (may_name_a_file and _PATH.fullmatch(value))
 
 
 def holds_secret(path: Path) -> bool:
