@@ -75,8 +75,8 @@ STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 @dataclass(frozen=True)
 class Trainer:
     """What prices a trainer's jobs, and the least bytes it keeps of a parameter: of the compute copy, of its gradient,
-    of the optimizer's states. Stage by stage it shards no more than ZeRO says, and `on_host` what it cannot have on the
-    device at all: the gradients of states that are on the host."""
+    of the optimizer's states. Stage by stage it shards no more than ZeRO says. `offloads` is None where any share of
+    the states may be on the host, and those alone."""
 
     facts: MemoryFacts
     parameter: float
@@ -85,7 +85,7 @@ class Trainer:
     stages: tuple[int, ...]
     pipelines: bool = True
     sharded_from: int = 3  # the ZeRO stage from which on parameters rest in shards
-    gradients_on_host: bool = False
+    offloads: float | None = None  # the share of the states that is on the host, their gradients with them
 
 
 @st.composite
@@ -130,11 +130,12 @@ def megatron(draw: st.DrawFn, fsdp: bool) -> Trainer:
 def deepspeed(draw: st.DrawFn, script: str) -> Trainer:
     """`script`: the trainer that comes with llmlaunch, a Hugging Face one (Liger or not), or Megatron-DeepSpeed."""
     precision = draw(st.sampled_from(["bf16", "fp16", "fp32"]))
-    offload = draw(st.booleans())
+    share = draw(st.sampled_from([0.0, 0.25, 0.5, 1.0]))
     options = DeepSpeedOptions(
         precision=precision,
         accumulation=draw(st.sampled_from([None, "fp32"])) if precision == "bf16" else None,
-        offload_optimizer=offload,
+        offload_optimizer=share == 1.0,
+        offloaded_share=share % 1.0,
         reduce_bucket_elements=draw(st.sampled_from([1e6, 5e8])),
         live_elements=draw(st.sampled_from([0, 10**9])),
         liger=script == "hugging face" and draw(st.booleans()),
@@ -145,7 +146,8 @@ def deepspeed(draw: st.DrawFn, script: str) -> Trainer:
     if script == "shipped":
         facts = shipped_facts(facts, LLAMA3_8B, 4096)
     width = STATE_BYTES[precision]
-    return Trainer(facts, width, width, 12.0 if width == 2.0 else 8.0, (0, 1, 2, 3), False, gradients_on_host=True)
+    stages = (3,) if share % 1.0 else (0, 1, 2, 3)  # a share of the states leaves the device with ZeRO 3 alone
+    return Trainer(facts, width, width, 12.0 if width == 2.0 else 8.0, stages, False, offloads=share)
 
 
 def simple(facts: MemoryFacts, parameter: float, gradient: float, states: float, *stages: int) -> Trainer:
@@ -266,7 +268,7 @@ def least_bytes(trainer: Trainer, shape: ModelShape, layout: Layout, techniques:
     if techniques.adapters is not None or techniques.trained_layers is not None:
         return parameters  # little or nothing else is trained
     here = 1.0 - techniques.offload_optimizer
-    gradients = 0.0 if trainer.gradients_on_host and here < 1.0 else trainer.gradient * spread(2)
+    gradients = (1.0 if trainer.offloads is None else here) * trainer.gradient * spread(2)
     return parameters + gradients + here * trainer.states * spread(1)
 
 
@@ -282,10 +284,8 @@ def test_no_term_is_negative_and_no_rank_needs_less_than_its_states(
     trainer = data.draw(TRAINERS[name])
     layout = data.draw(layouts(shape, trainer))
     techniques = data.draw(st.just(NO_TECHNIQUES) | TECHNIQUES)
-    if trainer.gradients_on_host and trainer.facts.optimizer_bytes == 0.0:
-        techniques = replace(techniques, offload_optimizer=1.0)
-    elif trainer.gradients_on_host:
-        techniques = replace(techniques, offload_optimizer=0.0)
+    if trainer.offloads is not None:
+        techniques = replace(techniques, offload_optimizer=trainer.offloads)
     microbatches = data.draw(st.sampled_from([1, 2, 8]))
     workload = Workload(4096, microbatches * layout.data * layout.micro_batch_size)
     job = Job(shape, workload, trainer.facts, techniques=techniques)

@@ -19,11 +19,12 @@ from llmlaunch.calibration.read import read_records
 from llmlaunch.cli.main import _run
 from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
-from llmlaunch.memory import moments, states
+from llmlaunch.memory import host, moments, states
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, is_impossible
 from llmlaunch.memory.job import FloatColumn, Job, RankColumns
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.unsafe import refuse
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
@@ -147,11 +148,21 @@ def test_accuracy_does_not_believe_it(
     assert "This is a bug of llmlaunch" in capsys.readouterr().err
 
 
+def test_a_negative_term_of_host_memory_is_no_less_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_optimizer", lambda job, rows, node: np.full(len(rows), -1e9))
+    recipe = loaded(tmp_path)
+    plan = make_plan(recipe, backend_for(recipe))
+    assert not plan.safe
+    assert str(plan.estimate.fault).startswith("of a node's host memory, offloaded optimizer would take -7.45 GiB")
+    with pytest.raises(NothingSafe, match="bug of llmlaunch"):
+        refuse(plan)
+
+
 def test_a_bug_of_some_layouts_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = moments.kept_activations
+    right = moments.kept_activations
 
     def broken(job: Job, rows: RankColumns) -> FloatColumn:
-        return np.where(rows.layouts.recompute == RECOMPUTE_FULL, -1e12, kept(job, rows))
+        return np.where(rows.layouts.recompute == RECOMPUTE_FULL, -1e12, right(job, rows))
 
     recipe = loaded(tmp_path, "{tensor: 4, pipeline: 1, context: 1}")
     before = make_plan(recipe, backend_for(recipe))

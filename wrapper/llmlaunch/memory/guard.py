@@ -70,11 +70,11 @@ def least_torch_bytes(job: Job, rows: RankColumns) -> FloatColumn:
     share = np.minimum(layouts.expert * layouts.expert_tensor / ranks, 1.0)
     whole, shards = dense + expert, dense / (layouts.data * layouts.context) + expert * share
     stage, shard_from = layouts.zero_stage, 3 if facts.full_sharding is None else facts.full_sharding.first_stage
-    held: FloatColumn = _parameter_bytes(facts, ways) * np.where(stage >= shard_from, shards, whole)
+    least: FloatColumn = _parameter_bytes(facts, ways) * np.where(stage >= shard_from, shards, whole)
     if ways.adapters is None and ways.trained_layers is None:
-        held = held + facts.gradient_bytes * np.where(stage >= 2, shards, whole)
-        held = held + _state_bytes(facts, ways) * np.where(stage >= 1, shards, whole)
-    return np.maximum(held * job.correction.torch_factor - ROUNDING_BYTES, 0.0)
+        least = least + facts.gradient_bytes * np.where(stage >= 2, shards, whole)
+        least = least + _state_bytes(facts, ways) * np.where(stage >= 1, shards, whole)
+    return np.maximum(least * job.correction.torch_factor - ROUNDING_BYTES, 0.0)
 
 
 def _parameter_bytes(facts: MemoryFacts, ways: Techniques) -> float:
@@ -87,8 +87,8 @@ def _parameter_bytes(facts: MemoryFacts, ways: Techniques) -> float:
 
 def _state_bytes(facts: MemoryFacts, ways: Techniques) -> float:
     unsharded = facts.optimizer_bytes if facts.optimizer_bytes_unsharded is None else facts.optimizer_bytes_unsharded
-    kept = min(facts.optimizer_bytes, unsharded) - facts.matrix_states_spared_bytes
-    return (1.0 - ways.offload_optimizer) * max(kept, 0.0)
+    states = min(facts.optimizer_bytes, unsharded) - facts.matrix_states_spared_bytes
+    return (1.0 - ways.offload_optimizer) * max(states, 0.0)
 
 
 def _parameters(shape: ModelShape, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
