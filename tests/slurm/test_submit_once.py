@@ -298,12 +298,20 @@ def test_from_a_refusal_to_a_job_as_a_person_types_it(slurm: Cluster, tmp_path: 
     refused = llmlaunch("submit", recipe, "nodes=2", "slurm.partition=nope", "-o", str(run_dir))
     assert refused.returncode == 4
     assert f"submit it later: llmlaunch resume {run_dir}" in refused.stderr
+    state = json.loads(llmlaunch("status", str(run_dir), "--json").stdout)
+    assert (state["phase"], state["job_id"]) == ("refused", "-")
+    assert "invalid partition specified: nope" in state["reason"]
+    assert f"llmlaunch resume {run_dir} submits it again" in state["reason"]
+    (listed,) = json.loads(llmlaunch("runs", "--state", "refused", "--json").stdout)["runs"]
+    assert "invalid partition specified: nope" in listed["why"]
     again = llmlaunch("submit", recipe, "nodes=2", "-o", str(run_dir))
     assert again.returncode == 2
     assert f"rendered before, and not submitted; llmlaunch resume {run_dir} submits it as it is" in again.stderr
     assert jobs_of(slurm, run_dir) == []
     assert llmlaunch("resume", str(run_dir), "--", "--partition=train", "--hold").returncode == 0
     (job,) = jobs_of(slurm, run_dir)
+    assert json.loads(llmlaunch("status", str(run_dir), "--json").stdout)["phase"] == "pending"
+    assert json.loads(llmlaunch("runs", "--state", "refused", "--json").stdout)["runs"] == []
     taken = llmlaunch("submit", recipe, "nodes=2", "-o", str(run_dir))
     assert taken.returncode == 2
     assert f"already submitted as slurm job {job}" in taken.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,14 +12,14 @@ import click
 from llmlaunch.cli.excluded import excluded_words
 from llmlaunch.cli.printed import print_json
 from llmlaunch.cli.submitted import directory_of, note_end
-from llmlaunch.errors import UserError
+from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.rundir.messages import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.choose import Choice
 
-__all__ = ["command"]
+__all__ = ["command", "refusals_recorded"]
 
 
 @click.command("resume")
@@ -55,7 +57,8 @@ def command(
         run_files.allow_older_checkpoint(directory)
     click.echo(choice.why, err=True)
     words = () if no_exclude or choice.launcher.name != "slurm" else excluded_words(directory)
-    submission = choice.launcher.submit(directory, (*words, *options), again=before is not None)
+    with refusals_recorded(directory):
+        submission = choice.launcher.submit(directory, (*words, *options), again=before is not None)
     click.echo(f"job {', '.join(submission.jobs)} in {directory}", err=True)
     _record(directory)
     if as_json:
@@ -105,6 +108,16 @@ def _choice(before: Submission | None, local: bool) -> Choice:
     from llmlaunch.launchers.choose import choose
 
     return choose(local or (before is not None and before.launcher == "local"), _aside)
+
+
+@contextlib.contextmanager
+def refusals_recorded(directory: Path) -> Iterator[None]:
+    """Record a run that the scheduler refuses in the store, too, and let its SchedulerRefused go on."""
+    try:
+        yield
+    except SchedulerRefused:
+        _record(directory)
+        raise
 
 
 def _record(directory: Path) -> None:

@@ -10,6 +10,7 @@ import click
 from llmlaunch.cli.printed import print_json
 from llmlaunch.cli.submitted import directory_of, note_ends, submission_in
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.messages import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
@@ -37,9 +38,14 @@ def command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: float |
         raise UserError("--interval: is for --watch")
     several = len(runs) != 1
     directories = [directory_of(run) for run in runs] if runs else _not_ended()
-    submissions = []
+    submissions: list[Submission] = []
+    refused: list[Look] = []
     for directory in directories:
         try:
+            look = _refused(directory)
+            if look is not None:
+                refused.append(look)
+                continue
             submissions.append(submission_in(directory))
         except UserError as failure:
             if not several:
@@ -49,14 +55,29 @@ def command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: float |
         from llmlaunch.cli.status_watch import watch_runs
 
         return watch_runs(submissions, as_json, 2.0 if interval is None else interval)
-    return _say(submissions, several, as_json, hint=not runs)
+    return _say(submissions, refused, several, as_json, hint=not runs)
 
 
-def _say(submissions: list[Submission], several: bool, as_json: bool, hint: bool) -> int:
+def _refused(directory: Path) -> Look | None:
+    """A look at a run that the scheduler did not take; None of any other."""
+    from llmlaunch.launchers.base import JobState, Submission
+    from llmlaunch.launchers.look import Look
+    from llmlaunch.launchers.run_files import read_refusal
+
+    scheduler_words = read_refusal(directory)
+    if not scheduler_words:
+        return None
+    reason = f"{scheduler_words}; {to_type('resume', directory)} submits it again"
+    submission = Submission("slurm", "-", directory.resolve(), 0.0)
+    return Look(submission, JobState("refused", reason=reason), None, {}, {}, stopping=False)
+
+
+def _say(submissions: list[Submission], refused: list[Look], several: bool, as_json: bool, hint: bool) -> int:
     from llmlaunch.launchers.look import look_at
 
     looks = look_at(submissions, lambda line: click.echo(line, err=True))
     note_ends((look.submission, look.state) for look in looks)
+    looks += refused
     if as_json:
         found = [look.as_json() for look in looks]
         print_json({"runs": found} if several else found[0])

@@ -94,7 +94,10 @@ def command(
     directory = _render(result, output)
     click.echo(choice.why, err=True)
     extra = [*extra, *_extra_words(choice, directory, no_exclude)]
-    submission = choice.launcher.submit(directory, extra)
+    from llmlaunch.cli.resume import refusals_recorded
+
+    with refusals_recorded(directory):
+        submission = choice.launcher.submit(directory, extra)
     click.echo(f"job {', '.join(submission.jobs)} in {directory}", err=True)
     _record(result, submission)
     if as_json:

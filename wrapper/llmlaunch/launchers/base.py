@@ -12,7 +12,7 @@ from llmlaunch.rundir.identifiers import is_attempt, job_of
 
 __all__ = ["ENDED", "PHASES", "JobState", "Launcher", "Phase", "Submission"]
 
-Phase = Literal["pending", "running", "succeeded", "failed", "cancelled", "stopped", "unknown"]
+Phase = Literal["pending", "running", "succeeded", "failed", "cancelled", "stopped", "refused", "unknown"]
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 ENDED: tuple[Phase, ...] = ("succeeded", "failed", "cancelled", "stopped")
@@ -55,7 +55,8 @@ class Submission:
 
 @dataclass(frozen=True)
 class JobState:
-    """What is known of a job now. `unknown` is neither running nor failed; `stopped` was told to, saved and ended."""
+    """What is known of a job now. `unknown` is neither running nor failed; `stopped` was told to, saved and ended;
+    `refused` was never taken by the scheduler, and can be submitted again."""
 
     phase: Phase
     state: str = ""

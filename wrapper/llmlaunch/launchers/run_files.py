@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -39,8 +40,10 @@ __all__ = [
     "name_run",
     "node_count",
     "note_end",
+    "note_refusal",
     "prepare",
     "read_end",
+    "read_refusal",
     "read_submission",
     "refuse_foreign",
     "remove_stop",
@@ -54,6 +57,7 @@ __all__ = [
 SCRIPT = "job.sbatch"
 SUBMISSION = "submission.json"
 _NOTED = "ended.json"
+_REFUSED = "refused.json"
 _MOST_FOLLOW_UPS = 8
 _MOST_EARLIER = 1000
 _ID_BYTES = 4096
@@ -191,6 +195,20 @@ def write_submission(submission: Submission, over: bool = False) -> None:
         replace_file(path, record)
     elif not create(path, json.dumps(record, indent=1) + "\n"):
         _refuse_second(submission.run_dir)
+
+
+def note_refusal(run_dir: Path, scheduler_words: str) -> None:
+    """Keep in `refused.json` what the scheduler said when it did not take the job; it counts until there is a
+    submission.json. Nothing is raised for a full disk: the message that follows says the same."""
+    with contextlib.suppress(OSError):
+        replace_file(run_dir / _REFUSED, {"schema": 1, "at": time.time(), "words": scheduler_words}, lasting=False)
+
+
+def read_refusal(run_dir: Path) -> str:
+    """What the scheduler said when it refused the job of a directory that has none; empty where it did not."""
+    if (run_dir / SUBMISSION).exists():
+        return ""
+    return str((read_object(run_dir / _REFUSED) or {}).get("words") or "")
 
 
 def read_submission(run_dir: Path) -> Submission | None:

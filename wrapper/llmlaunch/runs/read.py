@@ -54,6 +54,8 @@ class RunFiles:
     peaks: tuple[Path, ...]
     problems: tuple[str, ...] = ()
     fallbacks: Mapping[str, Record] = field(default_factory=dict)
+    refused: Record | None = None
+    """What the scheduler said when it did not take the job; None where it took one, or was not asked."""
 
     def run_of(self, attempt: str) -> Record | None:
         """The description (run.json) of the layout that an attempt ran: what it is to be compared with. None where that
@@ -69,11 +71,13 @@ def read_run(directory: Path) -> RunFiles:
     problems: list[str] = []
     run = _described(directory)
     attempts = _attempts(directory / "attempts", problems)
+    submission = _optional(directory / "submission.json", problems)
     return RunFiles(
         directory=directory,
         run=run,
         run_id=_run_id(directory),
-        submission=_optional(directory / "submission.json", problems),
+        submission=submission,
+        refused=_optional(directory / "refused.json", problems) if submission is None else None,
         status=_optional(directory / "status.json", problems),
         attempts=attempts,
         peaks=tuple(sorted((directory / "peaks").glob("*.jsonl"))),

@@ -83,7 +83,8 @@ def read_directory(
     files = read_run(directory)
     word = before.word if before else None
     outcomes = attempt_outcomes(files, word)
-    state = run_state(outcomes, files.submission, word)
+    refused = files.refused is not None and not outcomes
+    state = "refused" if refused else run_state(outcomes, files.submission, word)
     wanted = [attempt for attempt in outcomes if attempt.over or named]
     causes = {one.name: attempt_causes(directory, one, word.why if word else "") for one in wanted if one.over}
     # not of a running attempt that nobody named: the files of a long run may be large
@@ -97,6 +98,8 @@ def read_directory(
         last_none = "the job never started"
     row = _row(directory, files, outcomes, state)
     row["no_peak_reason"] = last_none
+    if refused and files.refused is not None:
+        row.update(why=str(files.refused.get("words") or ""), launcher="slurm")
     _add_cause(row, outcomes, causes)
     row["files"] = signatures["running" if state == "running" else "over"]
     reasons = [reason for reason in (_still_running(outcomes, named), last_none, *files.problems) if reason]

@@ -50,13 +50,16 @@ def _refuse_copy(directory: Path, run_id: str, original: Path | None) -> None:
         )
 
 
+_LOOKED_AT = ("run.json", "run.id", "submission.json", "refused.json", "status.json", "attempts")
+
+
 def signature(directory: Path, state: str, spools: Sequence[Path] = ()) -> str:
     """A digest that changes when there may be something new to read: of sizes and times, no file is opened.
 
     Peaks of a running attempt rise all the time and are not looked at. Files that are replaced by renaming (rank
     records, probes, the summary) touch their folder; `spools` hold what belongs in the directory, too.
     """
-    looked_at = [directory / name for name in ("run.json", "run.id", "submission.json", "status.json", "attempts")]
+    looked_at = [directory / name for name in _LOOKED_AT]
     over = state != "running"
     for attempt in _entries(directory / "attempts"):
         looked_at += [attempt, attempt / "memory"] if over else []

@@ -160,6 +160,8 @@ class _HandIn:
                 raise _MayBeTaken(answer.words)
             return found[0]
         if job is None:
+            if not jobs:
+                run_files.note_refusal(self.wanted.run_dir, answer.words)
             raise SchedulerRefused(
                 f"sbatch refused the job: {answer.words}; the run directory is kept: {self.wanted.run_dir}; submit it "
                 f"later: {to_type('resume', self.wanted.run_dir)}"
