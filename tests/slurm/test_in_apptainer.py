@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from one_machine import Cluster
+from one_machine import Cluster, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
@@ -68,3 +68,36 @@ def test_the_container_command_reaches_every_node_with_what_the_recipe_names(slu
     for node in ("0", "1"):
         called = (seen / node).read_text().splitlines()
         assert called == [*expected, str(tmp_path / "box.sif"), "bash", f"{run}/./train.sh"]
+
+
+def test_a_container_that_is_slow_to_go_does_not_cost_the_verdict(slurm: Cluster, tmp_path: Path) -> None:
+    """The ranks have ended and the step has not, nor does it until SLURM kills it."""
+    lingering = STAND_IN.replace("exec ", "trap '' TERM\n").rstrip() + "\nsleep 1000\n"
+    for folder in ("programs", "seen"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "programs" / "apptainer").write_text(lingering.format(seen=tmp_path / "seen"))
+    (tmp_path / "programs" / "apptainer").chmod(0o755)
+    (tmp_path / "train.py").write_text("print('trains', flush=True)\n")
+    words = [
+        *("nodes=2", "cluster=cpu-x1", f"python={sys.executable}", f"setup=['PATH={tmp_path}/programs:$PATH']"),
+        "container={image: box.sif, runtime: apptainer}",
+        f"backend={{name: deepspeed, script: {tmp_path / 'train.py'}}}",
+    ]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(Path(QUICKSTART).read_text())
+    command = [sys.executable, "-m", "llmlaunch", "submit", str(recipe), *words, "-o", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    job = str(json.loads((run / "submission.json").read_text())["job_id"])
+    wait_until((run / "status.json").exists, "the job is judged", instead=lambda: logs_of(run))
+    assert json.loads((run / "status.json").read_text())["state"] == "succeeded"
+    assert slurm.ask("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING"
+    slurm.ask("scancel", "--batch", "--signal=TERM", job)  # as at the time limit, which then kills what is left
+    wait_until(lambda: not slurm.ask("squeue", "-h", "-j", job, "-t", "running", "-o", "%i"), "the script has ended")
+    assert "what was judged before it stands" in logs_of(run)
+    assert json.loads((run / "status.json").read_text())["state"] == "succeeded"
+
+
+def logs_of(run: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted((run / "logs").glob("*.log")))

@@ -37,7 +37,7 @@ def hear(number, frame):
         file.write(signal.Signals(number).name + "\\n")
     if number == signal.SIGTERM:
         sys.exit(1)
-for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG):
     signal.signal(number, hear)
 heard.touch()
 while True:
@@ -215,6 +215,19 @@ def test_the_stop_file_is_passed_on_once_to_the_shell(watched: Watched) -> None:
     assert watched.heard() == ["SIGUSR1"]
     watched.watchdog.send_signal(signal.SIGTERM)
     assert "stop is there: asking the trainers to save and stop" in watched.ended()
+
+
+def test_the_shell_is_asked_for_a_verdict_once_when_every_node_has_ended_and_the_step_lingers(watched: Watched) -> None:
+    """And what lingers is no hang."""
+    watched.watch("--shell", str(watched.child.pid), "--linger", "0.5", floor_seconds=0.1, first_step_seconds=600.0)
+    watched.steps(1, 1)
+    (watched.rig.attempt_directory / "done").mkdir(parents=True)
+    (watched.rig.attempt_directory / "done" / NODE).touch()
+    until(watched.heard, "the signal")
+    time.sleep(1.0)
+    assert watched.heard() == ["SIGURG"]
+    watched.watchdog.send_signal(signal.SIGTERM)
+    watched.ended()
 
 
 def test_a_script_that_says_nothing_known_is_left_alone_and_said_so_once(watched: Watched) -> None:

@@ -103,7 +103,8 @@ def main(argv: list[str]) -> int:
 
 def gather(run_directory: Path, attempt: str, state: str, cause: Record | None, told: str, progress: Record) -> Facts:
     """What the decision depends on, from the files of this attempt and of those before it."""
-    every = attempts_of_run(run_directory)
+    # judged once more where its step lingered: what was said of it then is not of an attempt before
+    every = [one._replace(status={}) if one.name == attempt else one for one in attempts_of_run(run_directory)]
     ours = of_this_submission(every, run_directory, attempt)
     layout = next((one.layout for one in ours if one.name == attempt), FIRST_LAYOUT)
     step = saved_step(run_directory, layout)

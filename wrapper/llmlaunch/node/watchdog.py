@@ -29,6 +29,7 @@ WRITE_SECONDS = 5.0  # between two progress.json
 DUMP_SECONDS = 20.0  # for stacks and flight recorder
 TERM_SECONDS = 60.0  # from TERM to KILL
 STOOD_STILL_SECONDS = 10.0
+LINGER_SECONDS = 10.0  # from the last node's end to the launcher's, before the job is judged without it
 
 
 def main(argv: list[str]) -> int:
@@ -63,6 +64,10 @@ class Watchdog:
         self._ranks = nodes * int(run.get("devices_per_node") or 1)
         self._child = Child(options.child)
         self._told_pid = options.shell or options.child
+        self._shell: int | None = options.shell
+        self._nodes = nodes
+        self._linger_seconds = options.linger
+        self._all_ended_at: float | None = None
         self._poll = _poll_seconds(options.poll, progress.get("floor_seconds"))
         self._clock = Clock(self._poll + STOOD_STILL_SECONDS)
         self._pace = Pace(progress, self._clock.now())
@@ -81,7 +86,9 @@ class Watchdog:
             if self._began_behind():
                 self._end_child(ends)
                 return
-            if self._overdue() and self._hangs(ends):
+            if self._all_nodes_ended():
+                self._ask_for_a_verdict()
+            elif self._overdue() and self._hangs(ends):
                 return
             if signal.sigtimedwait(ends, self._poll) is not None:
                 break
@@ -164,6 +171,22 @@ class Watchdog:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._told_pid, signal.SIGUSR1)
 
+    def _all_nodes_ended(self) -> bool:
+        """Whether train.sh of every node left its done marker, or the cause of its end."""
+        names = {path.name for path in (self._directory / "done").glob("*")}
+        names |= {path.stem for path in (self._directory / "causes").glob("*.json")}
+        return len(names) >= self._nodes
+
+    def _ask_for_a_verdict(self) -> None:
+        """URG to the shell, once, where the launcher lingers: it may wait for a container to be removed."""
+        now = self._clock.now()
+        if self._all_ended_at is None:
+            self._all_ended_at = now
+        if self._shell is not None and now - self._all_ended_at >= self._linger_seconds:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._shell, signal.SIGURG)
+            self._shell = None
+
     def _say_that_nothing_is_known(self) -> None:
         if self._silent_until is None or self._clock.now() < self._silent_until:
             return
@@ -236,5 +259,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--layout", default="", help="folder in the run directory whose run.json counts")
     parser.add_argument("--child", required=True, type=int, help="process of the training step: srun or train.sh")
     parser.add_argument("--shell", type=int, help="is sent USR1 when the stop file is there; the child where absent")
+    parser.add_argument(
+        "--linger", type=float, default=LINGER_SECONDS, metavar="SECONDS", help="before the shell is sent URG"
+    )
     parser.add_argument("--poll", type=float, default=2.0, metavar="SECONDS")
     return parser.parse_args(argv)
