@@ -30,7 +30,7 @@ raise RuntimeError(
 FAULTY = """
 import os
 if os.environ["RANK"] == "1" and os.environ["LLMLAUNCH_ATTEMPT"].endswith(".0"):
-    print("Traceback (most recent call last):\\nRuntimeError: CUDA error: uncorrectable ECC error encountered")
+    print("Traceback (most recent call last):\\nRuntimeError: MESSAGE")
     raise SystemExit(1)
 """
 # Makes and saves a step; where it is told to it fails, and the next time makes one more.
@@ -169,13 +169,26 @@ def test_a_checkpoint_that_vanished_ends_the_job_until_a_person_lets_it_begin_ag
     assert not (run / "from_older").exists()
 
 
-def test_a_job_that_comes_back_leaves_its_faulty_node_out(slurm: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [("CUDA error: uncorrectable ECC error encountered", "ecc"), ("No CUDA GPUs are available", "driver")],
+)
+def test_a_job_that_comes_back_leaves_its_faulty_node_out(
+    slurm: Cluster, tmp_path: Path, message: str, kind: str
+) -> None:
     saved = f"training.checkpoint_path={tmp_path / 'checkpoints'}"
-    submitted(tmp_path, "run", FAULTY, saved, "training.save_interval=2", "restart={backoff_seconds: 1}")
+    submitted(
+        tmp_path,
+        "run",
+        FAULTY.replace("MESSAGE", message),
+        saved,
+        "training.save_interval=2",
+        "restart={backoff_seconds: 1}",
+    )
     again = tmp_path / "run" / "attempts"
     wait_until(lambda: len(list(again.glob("*.1/ranks/1.json"))) == 1, "it started again")
     first = json.loads(next(again.glob("*.0/status.json")).read_text())
-    assert (first["cause"]["kind"], first["cause"]["sick"], first["next"]["action"]) == ("ecc", True, "requeue")
+    assert (first["cause"]["kind"], first["cause"]["sick"], first["next"]["action"]) == (kind, True, "requeue")
     faulty = first["cause"]["node"]
     assert faulty not in {json.loads(path.read_text())["node"] for path in again.glob("*.1/ranks/*.json")}
     log = next((tmp_path / "run" / "logs").glob("*.0.job.log")).read_text()
