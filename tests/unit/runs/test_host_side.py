@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from run_samples import deepspeed_cpu
 
+from llmlaunch.causes.scan import scan
 from llmlaunch.recipe.types import BackendChoice, Data, Recipe
 from llmlaunch.runs.render import render_run
 from llmlaunch.runs.scripts import job_script
@@ -117,9 +118,12 @@ def test_a_tokenizer_in_the_cache_asks_the_hub_nothing(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_cannot_be_fetched_is_left_to_the_ranks(tmp_path: Path) -> None:
-    (_, _, offline), log = seen(tmp_path, named("org/words"), fetch="false")
+    (_, _, offline), log = seen(
+        tmp_path, named("org/words"), fetch="{ echo Traceback; echo '429 Too Many Requests'; } >&2; false"
+    )
     assert offline == ""
-    assert "each rank asks the hub for it" in log
+    assert "is not in this node's cache (429 Too Many Requests); each rank asks the hub for it" in log
+    assert scan(log) == []
 
 
 @pytest.mark.parametrize(
