@@ -86,6 +86,15 @@ def test_the_records_of_a_run_are_priced_as_its_plan_was(name: str) -> None:
 SCRIPT = "backend={{name: deepspeed, script: /home/me/train.py, script_kind: {}}}"
 
 
+def test_the_record_of_split_sequences_is_priced_as_its_plan_was() -> None:
+    """The optimizer step is the peak, where a bucket of ZeRO 3 lies too."""
+    layout = "layout={context: 2, zero_stage: 3, recompute: full, micro_batch_size: 1}"
+    run, plan = planned("llama2-7b-deepspeed", "cluster=h100-80gb-x8", "nodes=1", layout)
+    (one,) = priced([run["measurement"]])
+    assert isinstance(one, Priced), one
+    assert (one.reserved + one.outside).tolist() == [rank.device_bytes for rank in plan.estimate.ranks]
+
+
 @pytest.mark.parametrize(
     ("kind", "overrides"),
     [

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmlaunch.backends.deepspeed.model_facts import SHIPPED_TRAINER, bucket_bytes, script_facts, shipped_facts
 from llmlaunch.backends.facts.deepspeed import BUCKET_ELEMENTS, LIVE_ELEMENTS, DeepSpeedOptions, deepspeed_facts
+from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.facts.megatron_deepspeed import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
 from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
@@ -257,7 +258,13 @@ def _as_we_run_it(record: Record, shape: ModelShape, facts: MemoryFacts) -> Memo
         return facts
     if trainer:
         facts = script_facts(facts, trainer, precision, record["optimizer"]["gradient_dtype"])
-    facts = replace(facts, bucket_bytes=bucket_bytes(elements, precision), pad_vocabulary=False)
+    width = ELEMENT_BYTES[precision]  # in which gradients travel, with Ulysses too
+    facts = replace(
+        facts,
+        bucket_bytes=bucket_bytes(elements, precision),
+        lasting_bucket_bytes=elements * width,
+        pad_vocabulary=False,
+    )
     return shipped_facts(facts, shape, record["sequence_length"]) if trainer == SHIPPED_TRAINER else facts
 
 
