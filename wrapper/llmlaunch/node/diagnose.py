@@ -100,13 +100,13 @@ def _killed_by_the_kernel(node: str, ranks: Sequence[Record], text: str, before:
     return cause("host_oom", node, line, "kernel", rank=victim.get("rank"), numbers=numbers, at=victim.get("ended_at"))
 
 
-def _with_size_of_shared_memory(said: Record) -> Record:
+def _with_size_of_shared_memory(record: Record) -> Record:
     """The cause with `shm_bytes`, the size of /dev/shm as this process sees it, in the container if any."""
     try:
         status = os.statvfs("/dev/shm")
     except OSError:
-        return said
-    return {**said, "numbers": {**said["numbers"], "shm_bytes": status.f_blocks * status.f_frsize}}
+        return record
+    return {**record, "numbers": {**record["numbers"], "shm_bytes": status.f_blocks * status.f_frsize}}
 
 
 def _weak(said: Record) -> bool:
