@@ -40,6 +40,8 @@ def _record(path: Path, number: int, line: str) -> dict[str, Any]:
         record = json.loads(line, parse_constant=_refuse_constant)
     except ValueError as failure:
         raise UserError(f"{path}:{number}: is not JSON ({failure}); mend or remove the line") from None
+    except RecursionError:
+        raise UserError(f"{path}:{number}: is nested too deeply for a measurement record; remove the line") from None
     if not isinstance(record, dict):
         raise UserError(f"{path}:{number}: is not a JSON object; a measurement record is one object a line")
     wrong = problem(record)

@@ -103,16 +103,26 @@ def _command() -> int:
         return usage.exit_code
     except OutputLost:
         raise
+    except OSError as failure:
+        if failure.filename is None:
+            return _our_bug()
+        # a file or folder that cannot be used, which no reader of it has a better sentence for
+        click.echo(f"error: {str(failure.filename)[:200]}: {failure.strerror}", err=True)
+        return UserError.exit_code
     except Exception:
-        import traceback
+        return _our_bug()
 
-        traceback.print_exc()
-        click.echo(
-            f"\nThis is a bug of llmlaunch {__version__}, not yours. Please report it with the lines above and the "
-            "command you typed.",
-            err=True,
-        )
-        return 1
+
+def _our_bug() -> int:
+    import traceback
+
+    traceback.print_exc()
+    click.echo(
+        f"\nThis is a bug of llmlaunch {__version__}, not yours. Please report it with the lines above and the "
+        "command you typed.",
+        err=True,
+    )
+    return 1
 
 
 if __name__ == "__main__":

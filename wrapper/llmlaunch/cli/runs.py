@@ -37,7 +37,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 @click.option("--since", metavar="7d|DATE", help="Submitted since: 30m, 12h, 7d, 2w ago, or a date.")
 @click.option("--cluster", metavar="C", help="On the cluster SLURM calls so; local runs: on this host.")
 @click.option("--launcher", type=click.Choice(["slurm", "local"]))
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N.")
+@click.option("--limit", type=click.IntRange(1, 10**9), metavar="N", help="The newest N.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
 def command(
     states: tuple[str, ...],
