@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -16,11 +17,13 @@ import pytest
 from local_jobs import run_directory
 
 from llmlaunch.cli.main import main
+from llmlaunch.cli.printed import print_json
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.run_files import is_foreign, read_end, read_submission
 from llmlaunch.launchers.slurm.text import strange_jobs
-from llmlaunch.rundir.identifiers import is_attempt, is_fallback, is_run_id, is_slurm_job
+from llmlaunch.report.screen import Screen
+from llmlaunch.rundir.identifiers import is_attempt, is_fallback, is_run_id, is_slurm_job, printable
 
 STARTED = 1700000000
 HOSTILE_IDS = [
@@ -208,3 +211,18 @@ def test_forms() -> None:
     assert all(map(is_fallback, ("fallback/1", "fallback/12")))
     assert not any(map(is_fallback, ("fallback/0", "fallback/../x", "../fallback/1", "", ".", None)))
     assert not any(map(is_run_id, ("", "-x", "a/b", "a b", "a\x1b[31m", "x" * 201, None)))
+
+
+def test_what_a_terminal_would_obey_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "a\x1b[31;1mb\x1b[0m\x1b]0;title\x07c\x9b2Jd\x1b]8;;http://x\x1b\\e\u202ef\x85\x1b\x07\x7f\ud800g\th\nä✓"
+    assert printable(text) == "abcde?f?????g\th\nä✓"
+    assert printable("\x1b]0;never ended and more") == "?]0;never ended and more"
+    assert printable("plain ä✓") == "plain ä✓"
+    stream = io.StringIO()
+    Screen(stream).say(text)
+    assert stream.getvalue() == "abcde?f?????g\th\nä✓\n"
+    print_json({"why": text})
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert "\x1b" not in out
+    assert json.loads(out) == {"why": text}

@@ -124,7 +124,7 @@ def test_a_step_that_is_long_in_coming_is_noticed(run: Run, monkeypatch: pytest.
 def test_saving_is_said_in_the_trainer_s_words(run: Run) -> None:
     run.begins("12.0")
     run.log("12.0", "n1", "it 1/100 loss=3 took 10 ms", *["  saving checkpoint at 1 \x1b[31m"] * 2)
-    assert run.news[2:] == ["saving checkpoint at 1 ?[31m"]
+    assert run.news[2:] == ["saving checkpoint at 1"]
 
 
 def test_out_of_memory_and_the_fallback_in_the_same_allocation(run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -269,25 +270,31 @@ def test_a_summary_that_cannot_be_written_changes_nothing(cpu_node: NodeRig) -> 
     assert [path.name for path in cpu_node.attempt_directory.glob(".summary*")] == []
 
 
-def test_a_file_system_that_hangs_is_not_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "peaks").mkdir()
-    pipe = tmp_path / "peaks" / "node1.jsonl"
-    os.mkfifo(pipe)  # opening it takes as long as nobody writes to it
+def test_a_file_system_that_hangs_is_not_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr("llmlaunch.peaks.attempt_files.os.scandir", lambda folder: answers.wait() and iter(()))
     write_summary(tmp_path, "1.0", patience_seconds=0.1)
     assert "summary.json was not ready in 0.1 s" in capfd.readouterr().err
-    pipe.open("wb").close()
+    answers.set()
+
+
+def test_a_pipe_among_the_monitors_files_holds_nobody_up(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 0", rank=0)
+    (cpu_node.run_directory / "peaks").mkdir()
+    os.mkfifo(cpu_node.run_directory / "peaks" / "node9.jsonl")
+    cpu_node.done(NODE)
+    assert cpu_node.finish(nodes=1, code=0)[0] == 0
+    assert summary(cpu_node).damaged == {"peaks/node9.jsonl": 1}
 
 
 def test_who_ends_the_job_during_its_last_act_changes_nothing(cpu_node: NodeRig) -> None:
     run(cpu_node, "exit 0", rank=0)
     cpu_node.done(NODE)
-    (cpu_node.run_directory / "peaks").mkdir()
-    pipe = cpu_node.run_directory / "peaks" / "node9.jsonl"
-    os.mkfifo(pipe)  # the summary waits here
     place = ("--run-dir", str(cpu_node.run_directory), "--attempt", ATTEMPT)
     finish = cpu_node.start("finish", *place, "--nodes", "1", "--code", "0")
     assert finish.stdout.readline() == "next end\n"  # said before
     finish.send_signal(signal.SIGTERM)
-    pipe.open("wb").close()
     assert finish.wait() == 0
     assert [one.rank for one in summary(cpu_node).ranks] == [0]

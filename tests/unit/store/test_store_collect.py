@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -425,7 +425,7 @@ def test_a_directory_that_holds_another_run_now_is_not_mistaken(store: Store, tm
         ("run.json", b'{"schema": 99}', "schema 99"),
         ("run.id", b"", "must hold the run's id"),
         ("run.id", b"\x1b[31mred\n", "must hold the run's id"),
-        ("run.id", b"\xff\n", "cannot be read"),
+        ("run.id", b"\xff\n", "must hold the run's id"),
         ("attempts/77.0/ranks/0.json", b'{"rank": null}', "cannot be read"),
     ],
 )
@@ -518,13 +518,13 @@ def test_with_a_whole_summary_no_file_of_a_rank_or_node_is_opened(
     runs = [finished_cpu_run(tmp_path / name, name) for name in ("with-1", "without-1")]
     with_summary(runs[0])
     opened: list[Path] = []
-    original = io.open
+    original = os.open
 
-    def watched(file: Any, *words: Any, **more: Any) -> Any:
+    def watched(file: Any, *words: Any, **more: Any) -> int:
         opened.append(Path(str(file)))
         return original(file, *words, **more)
 
-    monkeypatch.setattr("io.open", watched)
+    monkeypatch.setattr("os.open", watched)
     collect(store, [run.path for run in runs])
     monkeypatch.undo()
     read = [[path.relative_to(run.path) for path in opened if path.is_relative_to(run.path)] for run in runs]

@@ -170,4 +170,4 @@ def test_a_pipe_gets_a_line_for_each_change_and_none_without() -> None:
     risen = replace(first, gauges=(gauge(0, 55.0),))
     assert [line.split(" | ")[-2] for line in changes(first, risen)] == ["55.0 GiB of 60.0 predicted"]
     ended = replace(risen, phase="failed", because="out of memory\x1b[31m", remarks=("n1: silent",))
-    assert changes(risen, ended) == ["llama [4711] failed: out of memory?[31m", "llama [4711] n1: silent"]
+    assert changes(risen, ended) == ["llama [4711] failed: out of memory", "llama [4711] n1: silent"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.files import read_bytes
 
 __all__ = ["problem", "read_records"]
 
@@ -25,7 +26,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         UserError: the file cannot be read, or a line is not a measurement record.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_bytes(path, 2**30, follow=True).decode().splitlines()
     except (OSError, UnicodeDecodeError) as failure:
         why = failure.strerror if isinstance(failure, OSError) else "it is not UTF-8 text"
         raise UserError(f"{path}: cannot be read: {why}; give a file of measurement records, one JSON a line") from None
@@ -38,7 +39,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def _record(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         record = json.loads(line, parse_constant=_refuse_constant)
-    except ValueError as failure:
+    except (ValueError, RecursionError) as failure:
         raise UserError(f"{path}:{number}: is not JSON ({failure}); mend or remove the line") from None
     except RecursionError:
         raise UserError(f"{path}:{number}: is nested too deeply for a measurement record; remove the line") from None

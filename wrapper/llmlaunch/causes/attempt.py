@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..rundir.files import read_object
 from .node_cause import cause, ended_badly, failed, likelier, of_hits, of_ranks
 from .scan import read_log, scan
 from .signs import KINDS
@@ -109,15 +109,6 @@ def first_cause(causes: Sequence[Record]) -> Record | None:
     first = min((one["at"] for one in equal if one.get("at") is not None), default=0.0)
     early = [one for one in equal if one.get("at") is None or one["at"] <= first + SAME_TIME_SECONDS]
     return min(early, key=lambda one: (_precedence(one["kind"]), one.get("at") or 0.0))
-
-
-def read_object(path: Path) -> Record | None:
-    """The JSON object in `path`, or None where there is none to read."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _weight(one: Record) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..rundir.identifiers import is_host
 from .lines import harmless
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def nodes_at_fault(one: Record | None) -> list[str]:
         return []
     listed = one.get("nodes")
     names = listed if isinstance(listed, list) and listed else [one.get("node")]
-    return [str(name) for name in names if name]
+    return [str(name) for name in names if is_host(name)]
 
 
 def failed(rank: Record) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..rundir.files import open_regular
 from .amounts import device_numbers, host_numbers
 from .lines import harmless
 from .signs import EXCEPTION, HARDWARE_XIDS, NO_CAUSES, SIGNS, TELLING, XID
@@ -54,11 +55,11 @@ def read_log(path: Path, last_bytes: int | None = None) -> str:
     UTF-8 is replaced."""
     first, last = (FIRST_BYTES, LAST_BYTES) if last_bytes is None else (0, last_bytes)
     try:
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:  # an array's task has a link to its slurm-<job>.out
             size = file.seek(0, 2)
             file.seek(0)
             if size <= first + last:
-                raw = file.read(first + last)
+                raw = file.read(first + last) or b""
             else:
                 raw = file.read(first)
                 file.seek(size - last)

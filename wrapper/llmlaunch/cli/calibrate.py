@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.printed import print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.store.location import store_exists
 
@@ -53,9 +53,9 @@ def command(context: click.Context, backend: str | None, accelerator: str | None
     if as_json:
         print_json(learning.as_json())
     elif learning.answers or learning.left_out:
-        click.echo(learning_text(learning))
+        say(learning_text(learning))
     if not learning.answers:
-        click.echo("no measured run to learn from", err=True)
+        say("no measured run to learn from", err=True)
     return 0
 
 
@@ -78,9 +78,9 @@ def list_command(backend: str | None, accelerator: str | None, as_json: bool) ->
     if as_json:
         print_json({"calibrations": [one.as_json() for one in found], "uses": [vars(one) for one in used]})
     elif found:
-        click.echo(list_text(found, used))
+        say(list_text(found, used))
     else:
-        click.echo("no calibrations", err=True)
+        say("no calibrations", err=True)
 
 
 @command.command("show")
@@ -97,7 +97,7 @@ def show_command(calibration: str, as_json: bool) -> None:
     if as_json:
         print_json(found.as_json())
     else:
-        click.echo(calibration_text(found, used, estimator_digest()))
+        say(calibration_text(found, used, estimator_digest()))
 
 
 @command.command("use")
@@ -126,14 +126,14 @@ def use_command(calibration: str, backend: str | None, accelerator: str | None, 
     if as_json:
         print_json({"backend": table, "accelerator": accelerator, "used": wanted, "before": earlier})
     else:
-        click.echo(f"{table} on {accelerator}: {wanted or NONE} is in use now, before it {earlier or NONE}")
+        say(f"{table} on {accelerator}: {wanted or NONE} is in use now, before it {earlier or NONE}")
 
 
 @contextmanager
 def _collected() -> Iterator[Store]:
     from llmlaunch.store.collect import open_collected
 
-    with open_collected(lambda line: click.echo(line, err=True)) as store:
+    with open_collected(lambda line: say(line, err=True)) as store:
         yield store
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from llmlaunch.cli.printed import say
 from llmlaunch.cli.submitted import directory_of, submission_in
 from llmlaunch.errors import UserError
 
@@ -24,7 +25,7 @@ def command(runs: tuple[str, ...]) -> int:
         except UserError as failure:
             if len(runs) == 1:
                 raise
-            click.echo(f"error: {failure}", err=True)
+            say(f"error: {failure}", err=True)
             code = code or failure.exit_code
     return code
 
@@ -36,10 +37,10 @@ def _cancel(run: str) -> None:
     directory = directory_of(run)
     refuse_foreign(directory)
     submission = submission_in(directory)
-    launcher = launcher_of(submission, lambda line: click.echo(line, err=True))
+    launcher = launcher_of(submission, lambda line: say(line, err=True))
     jobs = ", ".join(submission.jobs)
     if launcher.cancel(submission):
-        click.echo(f"told job {jobs} to stop", err=True)
+        say(f"told job {jobs} to stop", err=True)
         return
     state = launcher.states([submission])[submission.job_id]
-    click.echo(f"job {jobs} has already finished ({state.phase}); nothing was cancelled", err=True)
+    say(f"job {jobs} has already finished ({state.phase}); nothing was cancelled", err=True)

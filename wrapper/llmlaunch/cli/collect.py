@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.printed import print_json, say
 from llmlaunch.cli.submitted import directory_of
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ def command(words: tuple[str, ...], sinks: tuple[str, ...], as_json: bool) -> in
     for outcome in outcomes:
         unreadable = outcome.did == "unreadable"
         if unreadable or not as_json:
-            click.echo(("error: " if words and unreadable else "") + outcome.sentence(), err=unreadable)
+            say(("error: " if words and unreadable else "") + outcome.sentence(), err=unreadable)
     for one in passed:
         if sentence := one.sentence():
-            click.echo(sentence, err=as_json or one.why is not None)
+            say(sentence, err=as_json or one.why is not None)
     if not outcomes:
-        click.echo("no runs to collect; name a run directory", err=True)
+        say("no runs to collect; name a run directory", err=True)
     return UNREADABLE if words and any(outcome.did == "unreadable" for outcome in outcomes) else 0
 
 
@@ -70,7 +70,7 @@ def _collected(words: tuple[str, ...], sinks: Sequence[Chosen]) -> tuple[list[Ou
     directories = [directory_of(word) for word in words] if words else None
     with open_store() as store:
         for warning in store.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}", err=True)
         outcomes = collect(store, directories)
         only = {outcome.run_id for outcome in outcomes if outcome.run_id} if words else None
         return outcomes, pass_on(store, sinks, only)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from llmlaunch.cli.printed import say
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import to_type
 from llmlaunch.store.location import store_exists
@@ -57,7 +56,7 @@ def _known_sick() -> list[SickNode]:
         with open_collected(_say) as store:
             return sick_nodes_of(store, time.time())
     except UserError as failure:
-        click.echo(f"warning: nodes that failed before are not left out: {failure}", err=True)
+        say(f"warning: nodes that failed before are not left out: {failure}", err=True)
         return []
 
 
@@ -71,4 +70,4 @@ def _tell(named: Sequence[SickNode], too_few: bool) -> None:
 
 
 def _say(line: str) -> None:
-    click.echo(line, err=True)
+    say(line, err=True)

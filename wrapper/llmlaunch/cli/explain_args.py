@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.printed import print_json, say
 from llmlaunch.cli.submitted import directory_of
 from llmlaunch.errors import UserError
 
@@ -35,7 +35,7 @@ def command(run: str, names: tuple[str, ...], fallback: int | None, as_json: boo
     if as_json:
         print_json({"program": held["program"], "entries": entries})
     else:
-        click.echo(explained_text(held["program"], entries))
+        say(explained_text(held["program"], entries))
     return 0
 
 

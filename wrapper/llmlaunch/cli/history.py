@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-import click
-
+from llmlaunch.cli.printed import say
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
@@ -23,10 +22,10 @@ def last_peaks_text(recipe: Recipe, plan: Plan) -> list[str]:
     from llmlaunch.store.history import last_true_peaks
 
     try:
-        with open_collected(lambda line: click.echo(line, err=True)) as store:
+        with open_collected(lambda line: say(line, err=True)) as store:
             past = last_true_peaks(store, recipe.digest, recipe.name)
     except UserError as failure:
-        click.echo(f"warning: earlier runs are not shown: {failure}", err=True)
+        say(f"warning: earlier runs are not shown: {failure}", err=True)
         return []
     if past is None:
         return []

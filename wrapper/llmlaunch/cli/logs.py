@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llmlaunch.cli.printed import say
 from llmlaunch.cli.submitted import submission_of
 from llmlaunch.errors import UserError
 
@@ -71,4 +72,4 @@ def _print(submission: Submission, logs: JobLogs, screen: Screen) -> None:
         screen.say(line)
     others = other_files(submission, logs.attempts)
     if others:
-        click.echo("also there:\n" + "\n".join(f"  {path}" for path in others), err=True)
+        say("also there:\n" + "\n".join(f"  {path}" for path in others), err=True)

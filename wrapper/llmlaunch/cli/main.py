@@ -9,6 +9,7 @@ import sys
 import click
 
 from llmlaunch import __version__
+from llmlaunch.cli.printed import say
 from llmlaunch.cli.streams import standard_streams
 from llmlaunch.errors import OutputLost, UserError
 
@@ -85,7 +86,7 @@ def _run() -> int:
             sys.stdout.flush()
     except OutputLost as lost:
         if not lost.reader_gone:  # who closed a pipe knows
-            click.echo(f"error: {lost}", err=True)
+            say(f"error: {lost}", err=True)
         return lost.exit_code
 
 
@@ -94,7 +95,7 @@ def _command() -> int:
         result = cli.main(standalone_mode=False)
         return result if isinstance(result, int) else 0
     except UserError as mistake:
-        click.echo(f"error: {mistake}", err=True)
+        say(f"error: {mistake}", err=True)
         return mistake.exit_code
     except click.exceptions.Abort:
         return 130
@@ -107,7 +108,7 @@ def _command() -> int:
         if failure.filename is None:
             return _our_bug()
         # a file or folder that cannot be used, which no reader of it has a better sentence for
-        click.echo(f"error: {str(failure.filename)[:200]}: {failure.strerror}", err=True)
+        say(f"error: {str(failure.filename)[:200]}: {failure.strerror}", err=True)
         return UserError.exit_code
     except Exception:
         return _our_bug()
@@ -117,7 +118,7 @@ def _our_bug() -> int:
     import traceback
 
     traceback.print_exc()
-    click.echo(
+    say(
         f"\nThis is a bug of llmlaunch {__version__}, not yours. Please report it with the lines above and the "
         "command you typed.",
         err=True,

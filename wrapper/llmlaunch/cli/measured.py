@@ -6,8 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import click
-
 from llmlaunch.backends.registry import recorded_name
 from llmlaunch.calibration.calibrations import Calibration, calibration_of_json
 from llmlaunch.calibration.digest import estimator_digest
@@ -24,7 +22,7 @@ from llmlaunch.calibration.support import (
     support_of,
 )
 from llmlaunch.calibration.tables import TABLES_OF_BACKENDS
-from llmlaunch.cli.printed import warn_once
+from llmlaunch.cli.printed import say, warn_once
 from llmlaunch.errors import UserError
 from llmlaunch.models.families import kind_of
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
@@ -157,7 +155,7 @@ def _scores_in_store(backend: str, accelerator: str) -> Sequence[Score]:
     from llmlaunch.store.measurements import contents
 
     try:
-        with open_collected(lambda line: click.echo(line, err=True)) as store:
+        with open_collected(lambda line: say(line, err=True)) as store:
             texts = contents(store)
     except UserError as failure:
         warn_once([f"measured runs are not used: {failure}"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.printed import print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import counted
 
@@ -54,7 +54,7 @@ def list_command(as_json: bool, **filters: str | None) -> None:
     elif contents:
         _print([json.loads(content) for content in contents])
     else:
-        click.echo("no measurements", err=True)
+        say("no measurements", err=True)
 
 
 @command.command("import")
@@ -70,17 +70,17 @@ def import_command(file: Path, replace: bool, skip_bad: bool, form: str | None, 
 
     with open_store() as store:
         for warning in store.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}", err=True)
         done = import_file(store, file, replace, form, skip_bad)
         place = store.location.shown
     for one in done.bad:
-        click.echo(f"warning: {file}, line {one.number}: {one.why}; left out", err=True)
+        say(f"warning: {file}, line {one.number}: {one.why}; left out", err=True)
     counts = {"added": done.added, "replaced": done.replaced, "unchanged": done.unchanged}
     if as_json:
         print_json({**counts, "bad": [vars(one) for one in done.bad], "store": place})
     else:
         told = ", ".join(f"{count} {what}" for what, count in counts.items())
-        click.echo(f"{told}{f', {len(done.bad)} bad' if done.bad else ''} in {place}")
+        say(f"{told}{f', {len(done.bad)} bad' if done.bad else ''} in {place}")
 
 
 @command.command("export")
@@ -109,12 +109,12 @@ def export_command(file: Path | None, form: str | None, as_json: bool, **filters
         if as_json:
             print_json({"exported": len(contents), "file": str(file)})
         else:
-            click.echo(f"{counted(len(contents), 'record')} written to {file}", err=True)
+            say(f"{counted(len(contents), 'record')} written to {file}", err=True)
     elif as_json:
         _echo_json(contents)
     else:
         for line in lines:
-            click.echo(line)
+            say(line)
 
 
 def _contents(filters: dict[str, str | None]) -> list[str]:
@@ -126,7 +126,7 @@ def _contents(filters: dict[str, str | None]) -> list[str]:
     from llmlaunch.store.measurements import Filters, contents
     from llmlaunch.store.runs import find_run
 
-    with open_collected(lambda line: click.echo(line, err=True)) as store:
+    with open_collected(lambda line: say(line, err=True)) as store:
         if filters["run"] is not None:
             filters = filters | {"run": find_run(store, filters["run"]).run_id}
         return contents(store, Filters(**filters))
@@ -134,7 +134,7 @@ def _contents(filters: dict[str, str | None]) -> list[str]:
 
 def _echo_json(contents: list[str]) -> None:
     """The records' own texts, not written anew: numbers stay as they were measured."""
-    click.echo('{"measurements": [' + ",\n".join(contents) + "]}")
+    say('{"measurements": [' + ",\n".join(contents) + "]}")
 
 
 def _print(records: list[dict[str, Any]]) -> None:
@@ -149,4 +149,4 @@ def _print(records: list[dict[str, Any]]) -> None:
         cells = ["-" if text is None else one_line(str(text)) for text in texts]
         sizes = [size(record.get("peak_bytes")), size(record.get("predicted_bytes"))]
         rows.append([*cells, *sizes, one_line(str(record.get("run_id") or "-"))])
-    click.echo(table(HEAD, rows, indent=""))
+    say(table(HEAD, rows, indent=""))

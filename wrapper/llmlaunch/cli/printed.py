@@ -8,12 +8,19 @@ from typing import Any
 
 import click
 
-__all__ = ["print_json", "warn_once"]
+from llmlaunch.rundir.identifiers import printable
+
+__all__ = ["print_json", "say", "warn_once"]
+
+
+def say(text: object, err: bool = False) -> None:
+    """Write a line to stdout, or to stderr. What a terminal would obey in it has come from a file, and is left out."""
+    click.echo(printable(str(text)), err=err)
 
 
 def print_json(value: Any) -> None:
-    """The result alone on stdout."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """The result alone on stdout, in ASCII: JSON's own escapes stand for what a terminal would obey."""
+    click.echo(json.dumps(value, indent=2))
 
 
 def warn_once(warnings: Iterable[str]) -> None:
@@ -22,5 +29,5 @@ def warn_once(warnings: Iterable[str]) -> None:
     said = set() if context is None else context.meta.setdefault("llmlaunch.warned", set())
     for warning in warnings:
         if warning not in said:
-            click.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}", err=True)
         said.add(warning)

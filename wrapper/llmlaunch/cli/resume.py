@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.cli.excluded import excluded_words
-from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.printed import print_json, say
 from llmlaunch.cli.submitted import directory_of, note_end
 from llmlaunch.errors import SchedulerRefused, UserError
+from llmlaunch.rundir.files import read_run_id
 from llmlaunch.rundir.messages import to_type
 
 if TYPE_CHECKING:
@@ -52,19 +53,19 @@ def command(
         _refuse_unless_ended(directory, before, anyway)
     choice = _choice(before, local)
     if run_files.remove_stop(directory):
-        click.echo("removed the file stop, with which the run had been told to end", err=True)
+        say("removed the file stop, with which the run had been told to end", err=True)
     if from_older:
         run_files.allow_older_checkpoint(directory)
-    click.echo(choice.why, err=True)
+    say(choice.why, err=True)
     words = () if no_exclude or choice.launcher.name != "slurm" else excluded_words(directory)
     with refusals_recorded(directory):
         submission = choice.launcher.submit(directory, (*words, *options), again=before is not None)
-    click.echo(f"job {', '.join(submission.jobs)} in {directory}", err=True)
+    say(f"job {', '.join(submission.jobs)} in {directory}", err=True)
     _record(directory)
     if as_json:
         print_json(
             {
-                "run_id": run_files.run_id_in(directory),
+                "run_id": read_run_id(directory),
                 "run_dir": str(directory),
                 "launcher": submission.launcher,
                 "job_id": submission.job_id,
@@ -72,7 +73,7 @@ def command(
                 "earlier": [job for one in submission.earlier for job in one.jobs],
             }
         )
-    click.echo(f"look again: {to_type('status', directory)}; {to_type('logs', directory)}", err=True)
+    say(f"look again: {to_type('status', directory)}; {to_type('logs', directory)}", err=True)
     return 0
 
 
@@ -129,7 +130,7 @@ def _record(directory: Path) -> None:
         with open_store() as store:
             collect(store, [directory])
     except UserError as failure:
-        click.echo(
+        say(
             f"warning: the run goes on, but the store does not know it ({failure}); "
             f"later: {to_type('collect', directory)}",
             err=True,
@@ -137,4 +138,4 @@ def _record(directory: Path) -> None:
 
 
 def _aside(line: str) -> None:
-    click.echo(line, err=True)
+    say(line, err=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.printed import print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import PHASES
 
@@ -62,9 +62,9 @@ def command(
     elif found:
         _print(found)
     elif which == RunFilter():
-        click.echo("no runs yet; `llmlaunch submit RECIPE` starts one", err=True)
+        say("no runs yet; `llmlaunch submit RECIPE` starts one", err=True)
     else:
-        click.echo("no such runs", err=True)
+        say("no such runs", err=True)
 
 
 _Found = tuple["Run", "Look | None", "HowFar"]
@@ -81,7 +81,7 @@ def _found(which: RunFilter) -> list[_Found]:
     asked = which
     if which.states:  # one that goes on may be in any state by now
         asked = replace(which, states=(*which.states, *ONGOING), limit=None)
-    with open_collected(lambda line: click.echo(line, err=True)) as store:
+    with open_collected(lambda line: say(line, err=True)) as store:
         runs = list_runs(store, asked)
     looks = _looks([run.directory for run in runs if run.state in ONGOING])
     chosen = [run for run in runs if not which.states or _state(run, looks.get(run.directory)) in which.states]
@@ -99,13 +99,13 @@ def _looks(directories: Sequence[Path]) -> Mapping[Path, Look]:
         try:
             submission = read_submission(directory)
         except UserError as damaged:
-            click.echo(f"warning: {damaged}", err=True)
+            say(f"warning: {damaged}", err=True)
             continue
         submissions += [submission] if submission else []
     try:
-        looks = look_at(submissions, lambda line: click.echo(line, err=True)) if submissions else []
+        looks = look_at(submissions, lambda line: say(line, err=True)) if submissions else []
     except UserError as failure:
-        click.echo(f"warning: what goes on is shown as it was last known: {failure}", err=True)
+        say(f"warning: what goes on is shown as it was last known: {failure}", err=True)
         return {}
     note_ends((look.submission, look.state) for look in looks)
     return {look.submission.run_dir: look for look in looks}
@@ -148,7 +148,7 @@ def _print(found: Sequence[_Found]) -> None:
         texts = (run.run_id, run.recipe, run.launcher, run.job_id, state, far.chain, step, run.peak_kind)
         age = "-" if since is None else duration(max(0.0, now - since))
         rows.append([*(one_line(text or "-") for text in texts), *sizes, age, one_line(str(run.directory))])
-    click.echo(table(HEAD, rows, indent=""))
+    say(table(HEAD, rows, indent=""))
 
 
 def _moment(word: str) -> float:

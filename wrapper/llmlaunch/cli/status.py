@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.printed import print_json, say
 from llmlaunch.cli.submitted import directory_of, note_ends, submission_in
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import to_type
@@ -50,7 +50,7 @@ def command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: float |
         except UserError as failure:
             if not several:
                 raise
-            click.echo(f"warning: {failure}", err=True)
+            say(f"warning: {failure}", err=True)
     if watch and submissions:
         from llmlaunch.cli.status_watch import watch_runs
 
@@ -75,18 +75,18 @@ def _refused(directory: Path) -> Look | None:
 def _say(submissions: list[Submission], refused: list[Look], several: bool, as_json: bool, hint: bool) -> int:
     from llmlaunch.launchers.look import look_at
 
-    looks = look_at(submissions, lambda line: click.echo(line, err=True))
+    looks = look_at(submissions, lambda line: say(line, err=True))
     note_ends((look.submission, look.state) for look in looks)
     looks += refused
     if as_json:
         found = [look.as_json() for look in looks]
         print_json({"runs": found} if several else found[0])
     elif not several:
-        click.echo(looks[0].sentence())
+        say(looks[0].sentence())
     elif looks:
-        click.echo(_table(looks))
+        say(_table(looks))
     elif hint:
-        click.echo("no run is going on; llmlaunch runs lists those that have ended", err=True)
+        say("no run is going on; llmlaunch runs lists those that have ended", err=True)
     return 0
 
 

@@ -6,8 +6,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-import click
-
+from llmlaunch.cli.printed import say
 from llmlaunch.cli.submitted import note_ends
 from llmlaunch.launchers.asked import Asked
 from llmlaunch.launchers.base import Submission
@@ -22,7 +21,7 @@ FAILED = 1
 
 def watch_runs(submissions: Sequence[Submission], as_json: bool, interval_seconds: float) -> int:
     """Until all have ended, or Ctrl-C. 1: one of them ended without success."""
-    asked = Asked(submissions, lambda line: click.echo(line, err=True))  # it may speak, before anything is drawn
+    asked = Asked(submissions, lambda line: say(line, err=True))  # it may speak, before anything is drawn
     view: View
     shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if can_draw() and not as_json:

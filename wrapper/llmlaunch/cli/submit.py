@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmlaunch.cli.planned import Planned, plan_loaded, planned, recipe_arguments
-from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.printed import print_json, say
 from llmlaunch.cli.together import SubmitCommand, Together, together_options
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import counted, to_type
@@ -61,7 +61,7 @@ def command(
     """
     from llmlaunch.launchers.choose import choose
 
-    choice = choose(local, lambda line: click.echo(line, err=True))
+    choice = choose(local, lambda line: say(line, err=True))
     variants = together.variants(recipe, overrides)
     if len(variants) > 1:
         from llmlaunch.cli.sweep import plan_all, show_sweep, submit_all
@@ -92,18 +92,18 @@ def command(
         result = _for_this_machine(result, choice.why)
     extra = together.sbatch_words()
     directory = _render(result, output)
-    click.echo(choice.why, err=True)
+    say(choice.why, err=True)
     extra = [*extra, *_extra_words(choice, directory, no_exclude)]
     from llmlaunch.cli.resume import refusals_recorded
 
     with refusals_recorded(directory):
         submission = choice.launcher.submit(directory, extra)
-    click.echo(f"job {', '.join(submission.jobs)} in {directory}", err=True)
+    say(f"job {', '.join(submission.jobs)} in {directory}", err=True)
     _record(result, submission)
     if as_json:
         print_json(_submission_json(result, submission))
     if not follow:
-        click.echo(f"look again: {to_type('status', directory)}; {to_type('logs', directory)}", err=True)
+        say(f"look again: {to_type('status', directory)}; {to_type('logs', directory)}", err=True)
         return 0
     return _follow(choice, submission, raw, aside=as_json)
 
@@ -127,7 +127,7 @@ def _taken(output: Path) -> Submission | None:
     run_files.refuse_foreign(output)
     if submitting.was_submitting(output) is not None:
         submission = submission_in(output.resolve())
-        click.echo(f"job {', '.join(submission.jobs)} in {output}: nothing was submitted again", err=True)
+        say(f"job {', '.join(submission.jobs)} in {output}: nothing was submitted again", err=True)
         return submission
     earlier = run_files.read_submission(output)
     if earlier is not None:
@@ -152,8 +152,8 @@ def _test(result: Planned, choice: Choice, as_json: bool) -> int:
     would, words = choice.launcher.test(job_script(result.recipe, result.plan))
     if as_json:
         print_json({"recipe": result.recipe.name, "would_take": would, "words": words})
-    click.echo(f"sbatch: {words}", err=True)
-    click.echo(
+    say(f"sbatch: {words}", err=True)
+    say(
         "nothing was submitted"
         + ("; a job id was used up. " if would else ". ")
         + "Where the site leaves EnforcePartLimits and "
@@ -191,7 +191,7 @@ def _for_this_machine(result: Planned, why: str) -> Planned:
         os.environ["LLMLAUNCH_PYTHON"] = python
     if recipe.cluster.accelerator.kind != "cpu" or recipe.backend.name != "deepspeed":
         return result
-    baseline = measured_baseline(python, lambda line: click.echo(line, err=True))
+    baseline = measured_baseline(python, lambda line: say(line, err=True))
     measured = plan_loaded(recipe, baseline, result.plan.sizing)
     _refuse(measured)
     return measured
@@ -216,8 +216,8 @@ def _show(result: Planned, why: str, as_json: bool) -> int:
         return 0
     for name in ("job.sbatch", "train.sh", "ds_config.json"):
         if name in files:
-            click.echo(f"===== {name}\n{files[name].decode()}")
-    click.echo(
+            say(f"===== {name}\n{files[name].decode()}")
+    say(
         f"{result.plan.layout.describe()}; {counted(len(files), 'file')}; nothing was written or submitted. {why}",
         err=True,
     )
@@ -233,7 +233,7 @@ def _record(result: Planned, submission: Submission) -> None:
         with open_store() as store:
             record_submission(store, result.recipe, result.json, submission.run_dir, asdict(submission))
     except UserError as failure:
-        click.echo(
+        say(
             f"warning: the run goes on, but the store does not know it ({failure}); "
             f"later: {to_type('collect', submission.run_dir)}",
             err=True,
@@ -241,11 +241,11 @@ def _record(result: Planned, submission: Submission) -> None:
 
 
 def _submission_json(result: Planned, submission: Submission) -> dict[str, Any]:
-    from llmlaunch.launchers.run_files import run_id_in
+    from llmlaunch.rundir.files import read_run_id
 
     return {
         "recipe": result.recipe.name,
-        "run_id": run_id_in(submission.run_dir),
+        "run_id": read_run_id(submission.run_dir),
         "run_dir": str(submission.run_dir),
         "launcher": submission.launcher,
         "job_id": submission.job_id,

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-import click
-
+from llmlaunch.cli.printed import say
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.rundir.files import read_run_id
 from llmlaunch.rundir.messages import to_type
 
 __all__ = ["directory_of", "note_end", "note_ends", "submission_in", "submission_of"]
@@ -69,7 +69,7 @@ def _adopted(directory: Path, written: Submission | None) -> Submission | None:
 
 
 def _aside(line: str) -> None:
-    click.echo(line, err=True)
+    say(line, err=True)
 
 
 def directory_of(word: str) -> Path:
@@ -111,7 +111,7 @@ def note_ends(states: Iterable[tuple[Submission, JobState]]) -> None:
     from llmlaunch.launchers import run_files
 
     news = [(submission, state) for submission, state in states if run_files.note_end(submission, state)]
-    known = [(run_files.run_id_in(submission.run_dir), state) for submission, state in news]
+    known = [(read_run_id(submission.run_dir), state) for submission, state in news]
     ends = [(run_id, state) for run_id, state in known if run_id is not None]  # no other can be in the store
     if not ends:
         return
@@ -127,4 +127,4 @@ def note_ends(states: Iterable[tuple[Submission, JobState]]) -> None:
             for run_id, state in ends:
                 set_state(store, run_id, state.phase, state.reason or state.state or None)
     except UserError as failure:  # what a person asked for is an answer, and that needs no store
-        click.echo(f"warning: how runs ended was not noted: {failure}", err=True)
+        say(f"warning: how runs ended was not noted: {failure}", err=True)

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from llmlaunch.cli.planned import Planned, planned
-from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.printed import print_json, say
 from llmlaunch.cli.together import RUN, Together, Variant
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.overrides import shown_word
@@ -37,7 +35,7 @@ def plan_all(variants: Sequence[Variant], together: Together) -> list[Planned]:
 
     results = []
     for number, variant in enumerate(variants, start=1):
-        click.echo(f"run {number} of {len(variants)}: {variant.shown}", err=True)
+        say(f"run {number} of {len(variants)}: {variant.shown}", err=True)
         try:
             result = planned(variant.recipe, variant.overrides)
             refuse(result.plan)
@@ -87,12 +85,10 @@ def show_sweep(
         print_json({"how": together.how, "runs": runs, "script": script})
         return 0
     for name, variant, result in zip(names, variants, results, strict=True):
-        click.echo(f"{name}: {variant.shown}: {result.plan.layout.describe()}")
+        say(f"{name}: {variant.shown}: {result.plan.layout.describe()}")
     if script is not None:
-        click.echo(f"===== job.sbatch\n{script}")
-    click.echo(
-        f"{counted(len(results), 'run')}, {_how_words(together)}; nothing was written or submitted. {why}", err=True
-    )
+        say(f"===== job.sbatch\n{script}")
+    say(f"{counted(len(results), 'run')}, {_how_words(together)}; nothing was written or submitted. {why}", err=True)
     return 0
 
 
@@ -124,18 +120,18 @@ def submit_all(
     described = [_described(*both) for both in zip(variants, results, strict=True)]
     writers = {name: result.write_run for name, result in zip(names, results, strict=True)}
     run_dirs = render_sweep(directory, _name(results), together.how, writers, described, together.array_limit)
-    click.echo(choice.why, err=True)
+    say(choice.why, err=True)
     by_directory = dict(zip(run_dirs, results, strict=True))
 
     def taken(submission: Submission) -> None:
         record(by_directory[submission.run_dir], submission)
-        click.echo(f"job {submission.job_id} in {submission.run_dir}", err=True)
+        say(f"job {submission.job_id} in {submission.run_dir}", err=True)
 
     submissions = submit_sweep(choice.launcher, directory.resolve(), run_dirs, together.how, waits, words_for, taken)
     if as_json:
         print_json({"sweep": str(directory.resolve()), "how": together.how, "runs": [_json(s) for s in submissions]})
     if not follow:
-        click.echo("look again: llmlaunch runs; llmlaunch status DIR; llmlaunch logs DIR", err=True)
+        say("look again: llmlaunch runs; llmlaunch status DIR; llmlaunch logs DIR", err=True)
         return 0
     return _follow(choice.launcher, submissions, aside=as_json)
 
@@ -209,10 +205,10 @@ def _described(variant: Variant, result: Planned) -> dict[str, Any]:
 
 
 def _json(submission: Submission) -> dict[str, Any]:
-    from llmlaunch.launchers.run_files import run_id_in
+    from llmlaunch.rundir.files import read_run_id
 
     return {
-        "run_id": run_id_in(submission.run_dir),
+        "run_id": read_run_id(submission.run_dir),
         "run_dir": str(submission.run_dir),
         "launcher": submission.launcher,
         "job_id": submission.job_id,

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.files import open_regular
 
 __all__ = ["MAX_BYTES", "Document", "KeyPath", "parse_document", "parse_value", "read_document", "read_text"]
 
@@ -71,7 +72,7 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
             raise UserError(
                 f"{path}: is {size:.1f} MiB, more than the {max_bytes >> 20} MiB allowed here; is it the right file?"
             )
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:  # a pipe may have taken its place since
             data = file.read(max_bytes + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the path and its rights") from None

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
+from llmlaunch.causes.scan import read_log
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.logs import JobLogs
 from llmlaunch.launchers.run_files import read_end
@@ -254,5 +255,5 @@ def _first_words(submission: Submission) -> Sequence[str]:
     for job_id in reversed(submission.jobs):
         for path in (run_dir / f"slurm-{job_id}.out", run_dir / "logs" / f"{job_id}.out"):
             if path.is_file():
-                return path.read_text(encoding="utf-8", errors="replace").splitlines()
+                return read_log(path).splitlines()
     return []

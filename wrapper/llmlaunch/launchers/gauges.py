@@ -95,7 +95,8 @@ class Gauges:
         return [rank_account(traces, self.predicted.resident) for traces in rank_traces(files)]
 
     def _resident(self, seen: Seen, rank: RankSummary) -> Gauge:
-        now = {one.get("rank"): byte_count(one.get("resident_bytes")) for one in _objects(seen.line, "processes")}
+        processes = [item for item in _objects(seen.line, "processes") if type(item.get("rank")) is int]
+        now = {process["rank"]: byte_count(process.get("resident_bytes")) for process in processes}
         return self._gauge(seen, "", None, [rank], now.get(rank.rank), rank.peak_bytes, None)
 
     def _device(self, seen: Seen, gpu: GpuPeaks, held: Sequence[RankSummary]) -> Gauge:

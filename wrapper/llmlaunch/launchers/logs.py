@@ -19,6 +19,7 @@ JOB = "job"
 """What stands for a node in the name of the batch script's own log."""
 
 _MOST_BYTES_A_READ = 1 << 20
+_LONGEST_LINE_BYTES = 1 << 24
 _BLOCK_BYTES = 1 << 16
 _MONITOR = ".monitor"
 _TELLING = ("stacks", "flight")
@@ -55,6 +56,8 @@ class _Log:
             return []
         self.offset += len(chunk)
         *lines, self.torn = (self.torn + chunk).split(b"\n")
+        if len(self.torn) > _LONGEST_LINE_BYTES:  # no line: what there is of it is shown
+            lines, self.torn = [*lines, self.torn], b""
         return [self._shown(line) for line in lines]
 
     def rest(self) -> list[LogLine]:

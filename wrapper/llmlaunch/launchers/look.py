@@ -10,9 +10,9 @@ from typing import Any
 from llmlaunch.causes import words as cause_words
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of
-from llmlaunch.launchers.run_files import latest_attempt, run_id_in, run_name
+from llmlaunch.launchers.run_files import latest_attempt, run_name
 from llmlaunch.report.run_words import not_finite_words
-from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.files import read_object, read_run_id
 from llmlaunch.rundir.identifiers import is_fallback
 from llmlaunch.rundir.messages import counted
 
@@ -40,7 +40,7 @@ class Look:
         submission, state = self.submission, self.state
         known = ("step", "steps", "loss", "not_finite", "tokens_per_second", "at", "hung")
         return {
-            "run_id": run_id_in(submission.run_dir),
+            "run_id": read_run_id(submission.run_dir),
             "run_dir": str(submission.run_dir),
             "launcher": submission.launcher,
             "job_id": submission.job_id,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.peaks.monitor_lines import NodePeaks, take_line
+from llmlaunch.peaks.values import time_or_none
+from llmlaunch.rundir.files import open_regular, parse_json
 
 __all__ = ["MonitorTails", "Seen"]
 
@@ -62,7 +63,7 @@ class MonitorTails:
 
     def _new_lines(self, path: Path, tail: _Tail) -> list[bytes]:
         try:
-            with path.open("rb") as file:  # opened anew: so NFS shows what others wrote
+            with open_regular(path) as file:  # opened anew: so NFS shows what others wrote
                 size = file.seek(0, os.SEEK_END)
                 if size < tail.offset:  # begun again
                     tail.offset, tail.torn = 0, b""
@@ -81,8 +82,8 @@ class MonitorTails:
 
     def _take(self, raw: bytes, name: str) -> None:
         try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
+            line = parse_json(raw)
+        except ValueError:
             return
         if not isinstance(line, dict) or not isinstance(line.get("attempt"), str):
             return
@@ -90,8 +91,7 @@ class MonitorTails:
         key = (line["attempt"], node)
         seen = self.nodes.setdefault(key, Seen(NodePeaks(*key)))
         take_line(seen.peaks, line)
-        at = line.get("time")
-        seen.at = max(seen.at, float(at)) if isinstance(at, (int, float)) else seen.at
+        seen.at = max(seen.at, time_or_none(line.get("time")) or 0.0)
         if isinstance(line.get("gpus"), list):
             seen.line = line
         event = line.get("event")

@@ -18,12 +18,11 @@ from llmlaunch.launchers.base import ENDED, JobState, Submission
 from llmlaunch.launchers.small_files import create
 from llmlaunch.launchers.small_files import replace as replace_file
 from llmlaunch.peaks.values import time_or_none
-from llmlaunch.rundir.files import read_object, read_text
+from llmlaunch.rundir.files import read_object, read_run_id, read_text
 from llmlaunch.rundir.identifiers import (
     is_attempt,
     is_cluster,
     is_local_job,
-    is_run_id,
     is_slurm_job,
     job_of,
 )
@@ -47,7 +46,6 @@ __all__ = [
     "read_submission",
     "refuse_foreign",
     "remove_stop",
-    "run_id_in",
     "run_name",
     "seen_at_work",
     "was_cancelled",
@@ -60,7 +58,6 @@ _NOTED = "ended.json"
 _REFUSED = "refused.json"
 _MOST_FOLLOW_UPS = 8
 _MOST_EARLIER = 1000
-_ID_BYTES = 4096
 _ENDS = ("succeeded", "failed", "stopped")
 
 
@@ -119,18 +116,9 @@ def refuse_foreign(run_dir: Path) -> None:
     )
 
 
-def run_id_in(run_dir: Path) -> str | None:
-    """What `run.id` holds; None where it is absent, or holds no id."""
-    try:
-        run_id = read_text(run_dir / "run.id", _ID_BYTES).partition("\n")[0].strip()
-    except OSError:
-        return None
-    return run_id if is_run_id(run_id) else None
-
-
 def run_name(run_dir: Path) -> str:
     """Return the one name a run is shown by: its id in the store, or its directory's name while it has none."""
-    return run_id_in(run_dir) or run_dir.name
+    return read_run_id(run_dir) or run_dir.name
 
 
 def name_run(run_dir: Path) -> str:
@@ -141,7 +129,7 @@ def name_run(run_dir: Path) -> str:
         recipe = str(_described(run_dir).get("name") or run_dir.resolve().name)
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         create(path, f"{re.sub(r'[^A-Za-z0-9_.-]', '_', recipe)[:64]}-{stamp}-{os.urandom(2).hex()}\n")
-    run_id = run_id_in(run_dir)
+    run_id = read_run_id(run_dir)
     if run_id is None:
         raise UserError(
             f"{path}: holds no run id (letters, digits, '.', '_', '-'); delete it, and a new one is written"

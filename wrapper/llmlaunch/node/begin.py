@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 
 from ..causes.node_cause import cause
 from ..causes.words import sentence
+from ..rundir.files import read_object
+from ..rundir.identifiers import is_fallback, job_of
 from ..rundir.messages import counted
 from .checkpoint import FROM_OLDER_FILE, choose_start, read_tracker
-from .files import attempt_directory, read_json, replace_json, say
+from .files import attempt_directory, replace_json, say
 from .history import (
     FIRST_LAYOUT,
     attempts_of_run,
     checkpoint_of,
     fruitless,
-    job_of,
     latest_in_folder,
     of_this_submission,
     saved_step,
@@ -85,8 +86,9 @@ def _next_layout(earlier: list[Attempt]) -> str:
     if not earlier:
         return FIRST_LAYOUT
     latest = earlier[-1]
-    after = latest.status.get("next") or {}
-    return str(after["layout"]) if after.get("action") == "fallback" else latest.layout
+    after = latest.status.get("next")
+    layout = after.get("layout") if isinstance(after, dict) and after.get("action") == "fallback" else None
+    return str(layout) if is_fallback(layout) else latest.layout
 
 
 def _earlier_end(options: argparse.Namespace, earlier: list[Attempt]) -> tuple[str, int, str] | None:
@@ -113,7 +115,7 @@ def _earlier_end(options: argparse.Namespace, earlier: list[Attempt]) -> tuple[s
 def _bound(options: argparse.Namespace, earlier: list[Attempt], layout: str) -> tuple[str, int, str] | None:
     """State, exit code and which bound of the recipe's `restart` is reached; None where none is."""
     ours = of_this_submission(earlier, options.run_dir, options.attempt)
-    policy = (read_json(options.run_dir / "run.json") or {}).get("restart")
+    policy = (read_object(options.run_dir / "run.json") or {}).get("restart")
     if not ours or not isinstance(policy, dict):
         return None
     code = int(ours[-1].status.get("exit_code") or COMES_BACK_LATER)

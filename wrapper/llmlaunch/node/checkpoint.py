@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..rundir.files import open_regular, read_object
 from ..rundir.messages import to_type
-from .files import attempt_directory, read_json, replace_bytes
+from .files import attempt_directory, replace_bytes
 
 if TYPE_CHECKING:
     from .files import Record
@@ -51,7 +52,7 @@ def read_tracker(checkpoint: Record | None) -> int | None:
         path = Path(str((checkpoint or {})["path"])) / str((checkpoint or {})["tracker"])
         if not path.is_file():
             return None
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:
             digits = re.search(rb"(\d+)\s*$", file.read(MOST_TRACKER_BYTES))
     except (OSError, KeyError):
         return None
@@ -63,7 +64,7 @@ def reached_step(run_directory: Path, attempt: Attempt | None) -> int | None:
     if attempt is None:
         return None
     directory = attempt_directory(run_directory, attempt.name)
-    records = [read_json(directory / name) or {} for name in ("attempt.json", "progress.json", "status.json")]
+    records = [read_object(directory / name) or {} for name in ("attempt.json", "progress.json", "status.json")]
     steps = [record.get("tracker_step") for record in records]
     return max((step for step in steps if isinstance(step, int)), default=None)
 
@@ -212,7 +213,7 @@ def _is_torn(path: Path) -> bool:
     files are not judged, but for those that must not be empty."""
     try:
         if path.suffix in (".pt", ".distcp"):
-            with path.open("rb") as file:
+            with open_regular(path, follow=True) as file:
                 start = file.read(len(_ZIP_START))
                 file.seek(max(0, file.seek(0, 2) - _ZIP_END_BYTES))
                 end = file.read(_ZIP_END_BYTES)

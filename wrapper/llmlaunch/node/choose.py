@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..causes.node_cause import cause, of_hits
 from ..causes.scan import read_log, scan
-from .files import attempt_directory, read_json, replace_json, say
+from ..rundir.files import read_object
+from .files import attempt_directory, replace_json, say
 from .preflight import STAGES
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
     options = _arguments(argv)
     allocated = sys.stdin.read().split()
     directory = attempt_directory(options.run_dir, options.attempt)
-    markers = {node: read_json(directory / "preflight" / f"{node}.json") for node in allocated}
+    markers = {node: read_object(directory / "preflight" / f"{node}.json") for node in allocated}
     bad = _without_container_failures(bad_nodes(markers), directory / "preflight")
     chosen = [node for node in allocated if node not in bad][: options.nodes]
     enough = len(chosen) == options.nodes
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> int:
         replace_json(directory / "preflight.json", record)
         for node, why in bad.items():
             replace_json(directory / "causes" / f"{node}.json", _cause(node, why, alike, enough))
-        begun = read_json(directory / "attempt.json")
+        begun = read_object(directory / "attempt.json")
         if enough and begun is not None:
             replace_json(directory / "attempt.json", {**begun, "nodes": chosen})
     except OSError as error:

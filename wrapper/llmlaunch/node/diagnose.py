@@ -7,7 +7,6 @@ job's fate is not its own: it always exits with 0, and within SECONDS.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import time
@@ -16,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from ..causes.node_cause import cause, likelier, of_hits, of_ranks, was_killed
 from ..causes.scan import read_log, scan
+from ..rundir.files import parse_json, read_object
+from ..rundir.rank_records import sound_rank
 from .cgroup import memory_counters
-from .files import attempt_directory, read_json, replace_json, say
+from .files import attempt_directory, replace_json, say
 from .kernel_log import kernel_lines
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def diagnosed(run_dir: Path, attempt: str, node: str, code: int) -> Record:
     of kills for want of memory, where a process was killed.
     """
     directory = attempt_directory(run_dir, attempt)
-    before = read_json(directory / "causes" / f".{node}.before.json") or {}
+    before = read_object(directory / "causes" / f".{node}.before.json") or {}
     since = float(before.get("at") or time.time() - 3600)
-    records = (read_json(path) for path in sorted((directory / "ranks").glob("*.json")))
-    ranks = [record for record in records if record is not None and record.get("node") == node]
+    records = (read_object(path) for path in sorted((directory / "ranks").glob("*.json")))
+    ranks = [sound_rank(record) for record in records if record is not None and record.get("node") == node]
     text = read_log(run_dir / "logs" / f"{attempt}.{node}.log")
     hits = scan(text)
     seen = _monitored(run_dir / "peaks" / f"{node}.jsonl", attempt)
@@ -131,7 +132,7 @@ def _monitored(path: Path, attempt: str) -> list[Record]:
     found = []
     for line in read_log(path).splitlines():
         try:
-            record = json.loads(line)
+            record = parse_json(line.encode())
         except ValueError:
             continue
         if isinstance(record, dict) and record.get("attempt") == attempt:

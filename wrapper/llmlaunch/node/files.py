@@ -1,4 +1,4 @@
-"""The small files of a run directory: read one, replace one in a single step, say a line."""
+"""The small files of a run directory: replace one in a single step (read: rundir/files.py), say a line."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ if TYPE_CHECKING:
 
 def attempt_directory(run_directory: Path, attempt: str) -> Path:
     return run_directory / "attempts" / attempt
-
-
-def read_json(path: Path) -> Record | None:
-    """The object in `path`, or None where there is none to read (missing, unreadable, half written)."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def replace_json(path: Path, record: Record) -> None:

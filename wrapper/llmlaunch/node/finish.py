@@ -12,17 +12,19 @@ from ..causes.node_cause import cause as cause_record
 from ..causes.node_cause import nodes_at_fault
 from ..causes.signs import SAID_BY_SLURM
 from ..causes.words import sentence
+from ..rundir.files import read_object
+from ..rundir.identifiers import job_of
+from ..rundir.rank_records import sound_rank
 from .begin import STOP_FILE
 from .causes import cause_of
 from .checkpoint import read_tracker
 from .decide import PREEMPTED, Facts, decide
-from .files import attempt_directory, read_json, say
+from .files import attempt_directory, say
 from .history import (
     FIRST_LAYOUT,
     attempts_of_run,
     checkpoint_of,
     fruitless,
-    job_of,
     made_a_step,
     of_this_submission,
     saved_step,
@@ -49,7 +51,7 @@ def main(argv: list[str]) -> int:
     ranks = _rank_records(directory)
     nodes = _nodes(done, ranks, options.nodes)
     code, why = judge(options.code, ranks, nodes)
-    progress = read_json(directory / "progress.json") or {}
+    progress = read_object(directory / "progress.json") or {}
     told = options.told
     ended_by_watchdog = progress.get("hung") or progress.get("behind")
     if not told and not ended_by_watchdog:  # which did not ask it to stop
@@ -119,7 +121,7 @@ def gather(run_directory: Path, attempt: str, state: str, cause: Record | None, 
         saved_step=step,
         restarts=max(0, len([one for one in ours if not one.is_fallback]) - 1),
         fruitless=fruitless(ours, layout, step),
-        described=read_json(run_directory / "run.json") or {},
+        described=read_object(run_directory / "run.json") or {},
         tries=1 + len([one for one in ours if job_of(one.name) == job_of(attempt) and one.was_retried]),
     )
 
@@ -223,8 +225,9 @@ def _done_markers(directory: Path, options: argparse.Namespace) -> list[str]:
 
 
 def _rank_records(directory: Path) -> list[Record]:
-    records = [read_json(path) for path in (directory / "ranks").glob("*.json")]
-    return sorted((r for r in records if r is not None and "rank" in r), key=lambda record: record["rank"])
+    records = [read_object(path) for path in (directory / "ranks").glob("*.json")]
+    known = [sound_rank(record) for record in records if record is not None and type(record.get("rank")) is int]
+    return sorted(known, key=lambda record: record["rank"])
 
 
 def _nodes(done: list[str], ranks: list[Record], count: int) -> list[Record]:

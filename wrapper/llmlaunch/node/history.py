@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..peaks.values import byte_count, time_or_none
+from ..rundir.files import read_object
+from ..rundir.identifiers import is_attempt, is_fallback, job_of
 from .checkpoint import read_tracker
-from .files import attempt_directory, read_json
+from .files import attempt_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from .files import Record
 
 FIRST_LAYOUT = "."
+TRACKER_BYTES = 4096
 
 
 class Attempt(NamedTuple):
@@ -33,23 +37,24 @@ class Attempt(NamedTuple):
 
 def attempts_of_run(run_directory: Path) -> list[Attempt]:
     """Every attempt that has begun, the oldest first."""
-    records = [read_json(path) for path in (run_directory / "attempts").glob("*/attempt.json")]
-    attempts = [_attempt(run_directory, record) for record in records if record is not None]
+    records = [read_object(path) for path in (run_directory / "attempts").glob("*/attempt.json")]
+    attempts = [
+        _attempt(run_directory, record)
+        for record in records
+        if record is not None and is_attempt(record.get("attempt"))
+    ]
     return sorted(attempts, key=lambda attempt: attempt.started_at)
 
 
 def of_this_submission(attempts: list[Attempt], run_directory: Path, attempt: str) -> list[Attempt]:
     """Those of the same job or chain of jobs as `attempt`: a person who resumes a run starts counting again."""
     job = job_of(attempt)
-    submission = read_json(run_directory / "submission.json") or {}
-    jobs = {str(submission.get("job_id")), *(str(link) for link in submission.get("chain") or [])}
+    submission = read_object(run_directory / "submission.json") or {}
+    chain = submission.get("chain")
+    jobs = {str(submission.get("job_id")), *(str(link) for link in (chain if isinstance(chain, list) else []))}
     if job not in jobs:  # handed to sbatch by hand
         jobs = {job}
     return [one for one in attempts if job_of(one.name) in jobs]
-
-
-def job_of(attempt: str) -> str:
-    return attempt.rpartition(".")[0]
 
 
 def saved_step(run_directory: Path, layout: str) -> int:
@@ -66,7 +71,7 @@ def saved_step(run_directory: Path, layout: str) -> int:
 
 def made_a_step(run_directory: Path, attempt: Attempt) -> bool:
     """Whether its trainers have logged a step, or it began after one; also of an attempt that was killed."""
-    progress = read_json(attempt_directory(run_directory, attempt.name) / "progress.json") or {}
+    progress = read_object(attempt_directory(run_directory, attempt.name) / "progress.json") or {}
     return attempt.from_step > 0 or attempt.status.get("step") is not None or progress.get("step") is not None
 
 
@@ -77,7 +82,7 @@ def latest_in_folder(attempts: list[Attempt], run_directory: Path, checkpoint: R
 
 def checkpoint_of(run_directory: Path, layout: str) -> Record | None:
     """Where this layout saves; None where no checkpoints are written."""
-    described = read_json(run_directory / layout / "run.json") or {}
+    described = read_object(run_directory / layout / "run.json") or {}
     checkpoint = described.get("checkpoint")
     return checkpoint if isinstance(checkpoint, dict) else None
 
@@ -86,10 +91,10 @@ def _step_due(run_directory: Path, checkpoint: Record) -> int:
     """The furthest step due to be saved that a log has shown, of all attempts that save in the same place."""
     furthest = 0
     for one in attempts_of_run(run_directory):
-        progress = read_json(attempt_directory(run_directory, one.name) / "progress.json") or {}
+        progress = read_object(attempt_directory(run_directory, one.name) / "progress.json") or {}
         if checkpoint_of(run_directory, one.layout) == checkpoint:
-            furthest = max(furthest, int(progress.get("step") or 0))
-    return furthest - furthest % int(checkpoint.get("interval") or 1)
+            furthest = max(furthest, byte_count(progress.get("step")) or 0)
+    return furthest - furthest % (byte_count(checkpoint.get("interval")) or 1)
 
 
 def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
@@ -107,13 +112,13 @@ def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
 
 
 def _attempt(run_directory: Path, record: Record) -> Attempt:
-    name = str(record.get("attempt"))
-    status = read_json(attempt_directory(run_directory, name) / "status.json")
+    name, layout = str(record.get("attempt")), record.get("layout")
+    status = read_object(attempt_directory(run_directory, name) / "status.json")
     return Attempt(
         name=name,
-        layout=str(record.get("layout") or FIRST_LAYOUT),
-        from_step=int(record.get("from_step") or 0),
-        started_at=float(record.get("started_at") or 0.0),
+        layout=str(layout) if is_fallback(layout) else FIRST_LAYOUT,
+        from_step=byte_count(record.get("from_step")) or 0,
+        started_at=time_or_none(record.get("started_at")) or 0.0,
         is_fallback=bool(record.get("fallback")),
         status=status or {},
     )

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..placement.objective import inverse, term_seconds
 from ..placement.search import place
 from ..placement.traffic import Sizes, Volumes, traffic
+from ..rundir.files import read_object
 from ..rundir.messages import counted
-from .files import attempt_directory, read_json, replace_json, say
+from .files import attempt_directory, replace_json, say
 from .topology import guessed_bandwidth, switch_levels
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> int:
 
 
 def _decide(options: argparse.Namespace, nodes: list[str]) -> Record:
-    job = read_json(options.run_dir / options.layout / "placement.json")
+    job = read_object(options.run_dir / options.layout / "placement.json")
     if job is None:
         return _unchanged(nodes, "SLURM's: placement.json cannot be read")
     terms = _terms(job)

@@ -6,7 +6,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from .files import attempt_directory, read_json
+from ..rundir.files import read_object
+from .files import attempt_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,7 +145,7 @@ class RankRecords:
         for name in names:
             if name in self._foreign or (name in self.found and not again):
                 continue
-            record = read_json(self._directory / name)
+            record = read_object(self._directory / name)
             if record is None or record.get("program_pid") is None or record.get("rank") is None:
                 continue
             if record.get("node") == self._node:
@@ -157,7 +158,7 @@ class RankRecords:
 
 def _own_names(run_directory: Path, node_rank: int | None) -> list[str] | None:
     """File names of this node's ranks under torchrun's static rendezvous; None where that is not known."""
-    run = read_json(run_directory / "run.json")
+    run = read_object(run_directory / "run.json")
     each = run.get("devices_per_node") if run is not None else None
     if node_rank is None or not isinstance(each, int):
         return None

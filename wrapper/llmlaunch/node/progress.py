@@ -7,6 +7,8 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..rundir.files import open_regular
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -75,7 +77,7 @@ class LogTail:
     def lines(self) -> list[bytes]:
         """Opened anew each time: that is when a network file system asks the server for the file's true length."""
         try:
-            with self._path.open("rb", buffering=0) as file:
+            with open_regular(self._path) as file:
                 state = os.fstat(file.fileno())
                 if state.st_ino != self._inode or state.st_size < self._offset:
                     self._inode, self._offset, self._torn = state.st_ino, 0, b""

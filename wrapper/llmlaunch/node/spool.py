@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 from ..peaks.spool_place import RUN_FILE, is_private, spool_folder
-from .files import read_json, replace_bytes
+from ..rundir.files import read_object
+from .files import replace_bytes
 from .peaks import PeaksFile
 
 # A file on its way to the run directory, no longer written to: node1.<nanoseconds>.taken.jsonl
@@ -170,7 +171,7 @@ def _append_missing(target: Path, taken: Path) -> None:
 
 def _replace_older(target: Path, taken: Path) -> None:
     """By the time that both say, `at`."""
-    ours, theirs = read_json(taken) or {}, read_json(target) or {}
+    ours, theirs = read_object(taken) or {}, read_object(target) or {}
     if (theirs.get("at") or 0) > (ours.get("at") or 0):
         return
     replace_bytes(target, taken.read_bytes())

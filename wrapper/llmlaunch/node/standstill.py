@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .files import read_json
+from ..rundir.files import read_object, read_tail
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -50,14 +50,14 @@ class _Names:
         return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(self._one(rank) for rank in sorted(ranks))
 
     def _one(self, rank: int) -> str:
-        record = read_json(self._records / f"{rank}.json")
+        record = read_object(self._records / f"{rank}.json")
         return str(rank) if record is None else f"{rank} on {record.get('node')}"
 
 
 def _place(path: Path) -> str | None:
     """The innermost frame of the main thread, which the handler writes last."""
     try:
-        text = path.read_bytes()[-MOST_BYTES:].decode(errors="replace")
+        text = read_tail(path, MOST_BYTES).decode(errors="replace")
     except OSError:
         return None
     threads = list(THREAD.finditer(text))

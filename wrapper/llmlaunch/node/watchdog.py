@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rundir.files import read_object
 from .begin import STOP_FILE
 from .checkpoint import read_tracker
 from .descent import Child, kill_tree
-from .files import attempt_directory, read_json, replace_json, say
+from .files import attempt_directory, replace_json, say
 from .pace import Pace
 from .progress import NodeLogs, Words
 from .signals import die_with_parent, hold_end_signals
@@ -50,14 +51,14 @@ class Watchdog:
     """One attempt's. Raises OSError, ValueError where its run.json cannot be used."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        run = read_json(options.run_dir / options.layout / "run.json") or {}
+        run = read_object(options.run_dir / options.layout / "run.json") or {}
         progress = run.get("progress") or {}
         self._stop_file = options.run_dir / STOP_FILE
         self._directory = attempt_directory(options.run_dir, options.attempt)
         self._checkpoint = run.get("checkpoint")
         self._saved_step: int | None = None
         self._behind: Record | None = None
-        begun = read_json(self._directory / "attempt.json") or {}
+        begun = read_object(self._directory / "attempt.json") or {}
         # a script of the person's own may count its steps anew
         self._from_step = int(begun.get("tracker_step") or 0) if progress.get("promised") else 0
         nodes = int(run.get("nodes") or 1)

@@ -6,12 +6,13 @@ Jobs end in crashes and on full disks: what cannot be read is counted by file an
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..rundir.files import MOST_APPENDED_BYTES, bounded_lines, open_regular, read_object
+from ..rundir.identifiers import is_fallback
+from ..rundir.rank_records import sound_rank
 from .monitor_lines import take_lines
 from .probe_files import FOLDER as PROBES
 from .probe_files import ProbeReport, read_probe_files
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["AttemptFiles", "counted_files", "read_attempt"]
 
 WHOLE_BYTES = 2**20  # of a monitor's file, some hours of eight GPUs: up to there every line is read
-FALLBACK = re.compile(r"fallback/[1-9][0-9]{0,3}", re.ASCII)
 
 
 @dataclass
@@ -51,8 +51,8 @@ def read_attempt(run_directory: Path, attempt: str, spools: Sequence[Path] = ())
     own = run_directory / "attempts" / attempt
     # Sizes first: what is written while we read is then known to be new.
     files = AttemptFiles(sizes=dict(counted_files(run_directory, attempt)))
-    files.began = _object(own / "attempt.json") or {}
-    files.progress = _object(own / "progress.json") or {}
+    files.began = read_object(own / "attempt.json") or {}
+    files.progress = read_object(own / "progress.json") or {}
     files.described = _described(run_directory, files.began)
     _read_ranks(files, run_directory, attempt)
     _read_probes(files, run_directory, attempt, spools)
@@ -92,18 +92,17 @@ def _read_ranks(files: AttemptFiles, run_directory: Path, attempt: str) -> None:
     found = {}
     for name in _names(run_directory / "attempts" / attempt / "ranks", ".json"):
         path = f"attempts/{attempt}/ranks/{name}"
-        record = _object(run_directory / path)
+        record = read_object(run_directory / path)
         if record is None or not _is_rank(record):
             files.damaged[path] = 1
         else:
-            found[record["rank"]] = record
-    status = (
-        _object(run_directory / "attempts" / attempt / "status.json") or _object(run_directory / "status.json") or {}
-    )
+            found[record["rank"]] = sound_rank(record)
+    verdict = read_object(run_directory / "attempts" / attempt / "status.json")
+    status = verdict or read_object(run_directory / "status.json") or {}
     copies = status.get("ranks") if status.get("attempt") == attempt else None
     for copy in copies if isinstance(copies, list) else ():
         if isinstance(copy, dict) and _is_rank(copy):
-            found.setdefault(copy["rank"], copy)
+            found.setdefault(copy["rank"], sound_rank(copy))
     files.ranks = [found[rank] for rank in sorted(found)]
 
 
@@ -124,9 +123,11 @@ def _read_probes(files: AttemptFiles, run_directory: Path, attempt: str, spools:
 def _read_monitor(files: AttemptFiles, place: Path, name: str, attempt: str) -> None:
     path = place / name
     try:
-        with path.open("rb") as lines:
-            thin = os.fstat(lines.fileno()).st_size > WHOLE_BYTES
-            damaged = take_lines(files.nodes, lines, attempt, path.stem, thin)
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MOST_APPENDED_BYTES:
+                raise OSError("larger than any monitor's file")
+            damaged = take_lines(files.nodes, bounded_lines(file), attempt, path.stem, thin=size > WHOLE_BYTES)
     except OSError:
         damaged = 1
     if damaged:
@@ -134,14 +135,6 @@ def _read_monitor(files: AttemptFiles, place: Path, name: str, attempt: str) -> 
 
 
 def _described(run_directory: Path, began: Record) -> Record:
-    layout = str(began.get("layout") or "")
-    folder = run_directory / layout if FALLBACK.fullmatch(layout) else run_directory
-    return _object(folder / "run.json") or {}
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    layout = began.get("layout")
+    folder = run_directory / str(layout) if is_fallback(layout) else run_directory
+    return read_object(folder / "run.json") or {}

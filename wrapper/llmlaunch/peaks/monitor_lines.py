@@ -8,11 +8,11 @@ twice changes anything, and no line lowers a peak.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..rundir.files import parse_json
 from .values import byte_count, number, time_or_none
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ def _attempt_of(raw: bytes) -> bytes | None:
 def _object_in(raw: bytes) -> dict[str, Any] | None:
     """The object of a line that names an attempt, else None."""
     try:
-        line = json.loads(raw)
-    except (ValueError, RecursionError):
+        line = parse_json(raw)
+    except ValueError:
         return None
     return line if isinstance(line, dict) and isinstance(line.get("attempt"), str) else None
 

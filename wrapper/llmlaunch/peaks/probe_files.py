@@ -6,10 +6,10 @@ all the same is left out and counted.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..rundir.files import parse_json, read_bytes
 from .values import byte_count, time_or_none
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def read_probe_files(paths: Iterable[Path]) -> ProbeReport:
     damaged = []
     for path in paths:
         try:
-            text = path.read_bytes()
+            text = read_bytes(path)
         except FileNotFoundError:
             continue
         except OSError:
@@ -91,8 +91,8 @@ def read_probe_files(paths: Iterable[Path]) -> ProbeReport:
 
 def _account(text: bytes) -> Mapping[str, Any] | None:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         return None
     if not isinstance(value, dict) or value.get("v") != VERSION or not isinstance(value.get("devices"), list):
         return None

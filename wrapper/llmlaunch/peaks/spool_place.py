@@ -12,6 +12,8 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rundir.files import read_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -49,7 +51,7 @@ def spooled(root: Path) -> dict[Path, list[Path]]:
         return found
     for folder in sorted(root.iterdir()):
         try:
-            run_directory = (folder / RUN_FILE).read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n")
+            run_directory = os.fsdecode(read_bytes(folder / RUN_FILE)).rstrip("\n")
         except OSError:
             continue
         if is_private(folder) and run_directory.startswith("/"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from ..rundir.files import MOST_BYTES, open_regular, read_object
 from .attempt_files import counted_files, read_attempt
 from .rank_account import rank_account
 from .summary import AttemptSummary, NodeSummary, summary_of_json
@@ -30,10 +31,8 @@ def attempt_summary(run_directory: Path, attempt: str, spools: Sequence[Path] = 
 
 def whole_summary(run_directory: Path, attempt: str) -> AttemptSummary | None:
     """The summary that the job wrote; None where it did not, or where there is more to know by now."""
-    try:
-        written = summary_of_json(json.loads((run_directory / "attempts" / attempt / SUMMARY).read_bytes()))
-    except (OSError, ValueError, RecursionError):
-        return None
+    record = read_object(run_directory / "attempts" / attempt / SUMMARY)
+    written = None if record is None else summary_of_json(record)
     if written is None or written.attempt != attempt or not still_whole(written, run_directory):
         return None
     return written
@@ -54,12 +53,12 @@ def _is_of_others(path: Path, length: int, attempt: str) -> bool:
     if path.suffix != ".jsonl":
         return False
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(length)
-            added = file.read()
+            added = file.read(MOST_BYTES + 1) or b""
     except OSError:
         return False
-    return bool(added) and json.dumps(attempt).encode() not in added
+    return 0 < len(added) <= MOST_BYTES and json.dumps(attempt).encode() not in added
 
 
 def summarize(run_directory: Path, attempt: str, spools: Sequence[Path] = ()) -> AttemptSummary:

@@ -6,7 +6,7 @@ Null is what nobody saw; every number that is there has its source in `sources`,
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 __all__ = ["SCHEMA", "AttemptSummary", "NodeSummary", "RankSummary", "summary_of_json"]
@@ -102,6 +102,23 @@ def summary_of_json(value: Any) -> AttemptSummary | None:
 
 
 def _of(kind: type[T], value: dict[str, Any]) -> T:
-    """Keys of a newer program are left aside."""
-    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    return kind(**{name: held for name, held in value.items() if name in names})
+    """Keys of a newer program are left aside. Raises TypeError where a value is not of its field's type."""
+    types = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    known = {name: item for name, item in value.items() if name in types}
+    wrong = [name for name, item in known.items() if not _is_a(item, types[name])]
+    if wrong:
+        raise TypeError(f"{', '.join(wrong)}: of another type")
+    return kind(**known)
+
+
+def _is_a(value: object, written: str) -> bool:
+    """Whether a value is of a field's type, as it is written in this module."""
+    kind, _, optional = written.partition(" | ")
+    if value is None:
+        return optional == "None"
+    if kind.startswith("tuple"):
+        return isinstance(value, tuple) and (kind != "tuple[str, ...]" or all(isinstance(v, str) for v in value))
+    if kind.startswith("dict"):
+        item_type = int if kind == "dict[str, int]" else str
+        return isinstance(value, dict) and all(type(item) is item_type for item in value.values())
+    return type(value) in {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}[kind]

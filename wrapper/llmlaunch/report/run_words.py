@@ -23,6 +23,7 @@ __all__ = [
     "waiting_words",
 ]
 
+_LONGEST_SECONDS = 1e10
 _SIGNALS = {"USR1": "its time is nearly up", "TERM": "it is being preempted or cancelled"}
 
 
@@ -133,7 +134,9 @@ def waiting_words(reason: str, expected: datetime | None, now: datetime) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
+    """`45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`; what no run lasts is `?`."""
+    if not abs(seconds) < _LONGEST_SECONDS:
+        return "?"
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -17,6 +17,7 @@ from typing import TextIO
 
 from llmlaunch.errors import OutputLost
 from llmlaunch.report.text import one_line
+from llmlaunch.rundir.identifiers import printable
 
 __all__ = ["Screen", "outliving_the_terminal"]
 
@@ -34,7 +35,7 @@ class Screen:
         self._shown: list[str] = []
 
     def say(self, text: str) -> None:
-        self._write(f"{self._erased()}{text}\n")
+        self._write(f"{self._erased()}{printable(text)}\n")
 
     def show(self, lines: Sequence[str]) -> None:
         if not self.live:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from llmlaunch.rundir.identifiers import printable
+
 __all__ = ["gib", "one_line", "percent", "table"]
 
 GIB = 2**30
@@ -20,8 +22,8 @@ def percent(share: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text from a file or a person as one harmless line: control characters, which a terminal obeys, become "?"."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    """Text from a file or a person as one harmless line (see `printable`); its own line breaks and tabs become "?"."""
+    return printable(text).replace("\n", "?").replace("\t", "?")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> str:

@@ -90,7 +90,8 @@ class TerminalView:
 def _text(line: Line) -> Text:
     from rich.text import Text
 
-    return Text.assemble(*line, no_wrap=True, overflow="crop")
+    parts = [one_line(part) if isinstance(part, str) else (one_line(part[0]), part[1]) for part in line]
+    return Text.assemble(*parts, no_wrap=True, overflow="crop")
 
 
 @contextlib.contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +10,14 @@ from typing import Any
 from llmlaunch.errors import UserError
 from llmlaunch.peaks.summarize import whole_summary
 from llmlaunch.peaks.summary import AttemptSummary
+from llmlaunch.peaks.values import time_or_none
+from llmlaunch.rundir.files import object_in, read_run_id
+from llmlaunch.rundir.identifiers import is_fallback
+from llmlaunch.rundir.rank_records import sound_rank
 
 __all__ = ["Attempt", "RunFiles", "read_run"]
 
 SCHEMA = 1
-_FALLBACK = re.compile(r"fallback/[1-9][0-9]{0,3}", re.ASCII)
 
 Record = Mapping[str, Any]
 
@@ -75,7 +76,7 @@ def read_run(directory: Path) -> RunFiles:
     return RunFiles(
         directory=directory,
         run=run,
-        run_id=_run_id(directory),
+        run_id=read_run_id(directory),
         submission=submission,
         refused=_optional(directory / "refused.json", problems) if submission is None else None,
         status=_optional(directory / "status.json", problems),
@@ -89,7 +90,7 @@ def read_run(directory: Path) -> RunFiles:
 def _described(directory: Path) -> Record:
     path = directory / "run.json"
     try:
-        run = _object(path)
+        run = object_in(path)
     except FileNotFoundError:
         raise UserError(f"{directory}: holds no run.json, so it is no run directory") from None
     except (OSError, ValueError) as error:
@@ -99,14 +100,6 @@ def _described(directory: Path) -> Record:
             f"{path}: schema {run.get('schema')!r}, but this llmlaunch reads {SCHEMA}; use the version that rendered it"
         )
     return run
-
-
-def _run_id(directory: Path) -> str | None:
-    try:
-        text = (directory / "run.id").read_text(encoding="utf-8", errors="replace").strip()
-    except FileNotFoundError:
-        return None
-    return text.splitlines()[0] if text else None
 
 
 def _attempts(folder: Path, problems: list[str]) -> tuple[Attempt, ...]:
@@ -121,7 +114,7 @@ def _attempt(folder: Path, problems: list[str]) -> Attempt:
     copies = _copies(status, summary) if status is not None and summary is not None else None
     if copies is None:
         records = [_optional(path, problems) for path in (folder / "ranks").glob("*.json")]
-        copies = [record for record in records if record is not None]
+        copies = [sound_rank(record) for record in records if record is not None]
     ranks = sorted(copies, key=_rank_of)
     done = sorted(path.name for path in (folder / "done").glob("*"))
     layout, cluster = (str((began or {}).get(name) or "") for name in ("layout", "cluster"))
@@ -132,7 +125,9 @@ def _copies(status: Record, summary: AttemptSummary) -> list[Record] | None:
     """The rank records as the verdict repeats them, so that thousands of small files stay closed; None where one of
     the files that the summary saw has no copy."""
     listed = status.get("ranks")
-    copies: list[Record] = [copy for copy in listed if isinstance(copy, dict)] if isinstance(listed, list) else []
+    copies: list[Record] = (
+        [sound_rank(copy) for copy in listed if isinstance(copy, dict)] if isinstance(listed, list) else []
+    )
     folder = f"attempts/{summary.attempt}/ranks/"
     wanted = {name[len(folder) : -len(".json")] for name in summary.files if name.startswith(folder)}
     return copies if wanted <= {str(copy.get("rank")) for copy in copies} else None
@@ -142,7 +137,7 @@ def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[st
     """Descriptions of the fallback layouts that were run. A name that is none of ours is a problem, never a path."""
     found: dict[str, Record] = {}
     for layout in sorted({attempt.layout for attempt in attempts if attempt.layout}):
-        if not _FALLBACK.fullmatch(layout):
+        if not is_fallback(layout):
             problems.append(f"{directory}: an attempt names the layout {layout!r}, which is no fallback/NUMBER")
             continue
         described = _optional(directory / layout / "run.json", problems)
@@ -153,29 +148,22 @@ def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[st
 
 def _rank_of(record: Record) -> int:
     rank = record.get("rank", -1)
-    if not isinstance(rank, int):
-        raise UserError(f"a rank record cannot be read: its rank is {rank!r}, no whole number")
+    if type(rank) is not int:
+        raise UserError(f"a rank record cannot be read: its rank is {str(rank)[:60]!r}, no whole number")
     return rank
 
 
 def _started(folder: Path, attempt: Attempt) -> tuple[float, str]:
     """Unix seconds of the first rank's start; of the folder's last change where no rank has started."""
-    starts = [float(rank["started_at"]) for rank in attempt.ranks if rank.get("started_at") is not None]
+    starts = [at for at in (time_or_none(rank.get("started_at")) for rank in attempt.ranks) if at is not None]
     return (min(starts) if starts else folder.stat().st_mtime, attempt.name)
 
 
 def _optional(path: Path, problems: list[str]) -> Record | None:
     try:
-        return _object(path)
+        return object_in(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         problems.append(f"{path}: {error}")
         return None
-
-
-def _object(path: Path) -> Record:
-    value = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(value, dict):
-        raise ValueError("is no JSON object")
-    return value

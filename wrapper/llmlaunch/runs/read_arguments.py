@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.files import object_in
 
 __all__ = ["read_arguments"]
 
@@ -17,7 +17,7 @@ def read_arguments(directory: Path) -> dict[str, Any]:
     """Raises UserError where there is none, or none this llmlaunch can read."""
     path = directory / "arguments.json"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = object_in(path)
     except FileNotFoundError:
         raise UserError(
             f"{directory}: holds no arguments.json: it is no run directory, or an older llmlaunch rendered it; render "
@@ -25,6 +25,6 @@ def read_arguments(directory: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}; render the recipe again") from error
-    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+    if value.get("schema") != SCHEMA:
         raise UserError(f"{path}: this llmlaunch reads schema {SCHEMA}; use the version that rendered it")
     return value

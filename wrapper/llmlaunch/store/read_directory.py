@@ -12,6 +12,7 @@ from llmlaunch.causes.words import sentence
 from llmlaunch.peaks.summarize import summarize
 from llmlaunch.peaks.summary import AttemptSummary
 from llmlaunch.rehearsal.collected import collected_rehearsal, is_rehearsal
+from llmlaunch.rundir.files import read_bytes, read_object
 from llmlaunch.runs.read import RunFiles, read_run
 from llmlaunch.store.collected import Outcome
 from llmlaunch.store.known_runs import Known
@@ -222,15 +223,11 @@ def _still_running(outcomes: Sequence[AttemptOutcome], named: bool) -> str | Non
 
 def _versions(attempt: Path) -> Mapping[str, Any]:
     """Of the packages of a rank that ran alone, as its trainer wrote them down; nothing where it did not."""
-    try:
-        said = json.loads((attempt / "versions.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
+    return read_object(attempt / "versions.json") or {}
 
 
 def _optional_text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bytes(path).decode()
     except (OSError, ValueError):
         return None

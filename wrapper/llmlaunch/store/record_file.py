@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.files import read_bytes
 from llmlaunch.store.record_csv import BadCell, path_of, record_of
 from llmlaunch.store.record_text import BadRecord, Line, dump, line_of, same_content
 
 __all__ = ["BadLine", "RecordFile", "is_csv", "read_records"]
 
+_MOST_BYTES = 2**30
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -46,7 +48,7 @@ def read_records(path: Path, form: str | None = None, skip_bad: bool = False) ->
     different records with one id.
     """
     try:
-        data = path.read_bytes().removeprefix(_BOM)
+        data = read_bytes(path, _MOST_BYTES, follow=True).removeprefix(_BOM)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     found: dict[str, Line] = {}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.files import read_run_id
 from llmlaunch.store.known_runs import Known
 
 __all__ = ["run_id_of", "signature"]
@@ -18,15 +20,13 @@ def run_id_of(directory: Path, known: Mapping[str, Known], named: bool) -> str:
     Raises UserError where there is none, where the directory is a copy of a known run's, and, unless it was `named`
     by a person, where it now holds another run than the one it is known for.
     """
-    try:
-        lines = (directory / "run.id").read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
+    run_id = read_run_id(directory)
+    if run_id is None and not os.path.lexists(directory / "run.id"):
         if not (directory / "run.json").exists():
-            raise UserError(f"{directory}: no run directory (it has no run.json)") from None
-        raise UserError(f"{directory}: this run has never been submitted (it has no run.id)") from None
-    run_id = lines[0].strip()
-    if not run_id or not run_id.isprintable() or len(run_id) > 200:
-        raise UserError(f"{directory / 'run.id'}: must hold the run's id, one line of at most 200 characters")
+            raise UserError(f"{directory}: no run directory (it has no run.json)")
+        raise UserError(f"{directory}: this run has never been submitted (it has no run.id)")
+    if run_id is None:
+        raise UserError(f"{directory / 'run.id'}: must hold the run's id, one line of at most 200 letters and digits")
     if not named and run_id not in known:
         raise UserError(f"{directory}: held run {next(iter(known))}, but now holds {run_id}")
     before = known.get(run_id)
@@ -39,8 +39,7 @@ def _refuse_copy(directory: Path, run_id: str, original: Path | None) -> None:
     if original is None or original == directory:
         return
     try:
-        other = (original / "run.id").read_text(encoding="utf-8").split("\n")[0].strip()
-        copied = other == run_id and not original.samefile(directory)
+        copied = read_run_id(original) == run_id and not original.samefile(directory)
     except (OSError, ValueError):
         return
     if copied:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmlaunch.peaks.values import time_or_none
+from llmlaunch.rundir.rank_records import sound_rank
 from llmlaunch.runs.read import RunFiles
 from llmlaunch.store.runs import unix_seconds
 
@@ -123,8 +124,9 @@ def _guessed(ranks: tuple[Record, ...], done: tuple[str, ...], run: Record) -> s
 def _with_copies(ranks: tuple[Record, ...], copies: object) -> tuple[Record, ...]:
     """status.json repeats every rank record; take those whose own file is torn or gone."""
     own = {rank.get("rank") for rank in ranks}
-    listed = copies if isinstance(copies, list) else []
-    return (*ranks, *(copy for copy in listed if isinstance(copy, dict) and copy.get("rank") not in own))
+    listed = [copy for copy in copies if isinstance(copy, dict)] if isinstance(copies, list) else []
+    missing = [copy for copy in listed if type(copy.get("rank")) is int and copy["rank"] not in own]
+    return (*ranks, *(sound_rank(copy) for copy in missing))
 
 
 def _text(value: object) -> str | None:

@@ -29,6 +29,7 @@ from llmlaunch.launchers.slurm.text import (
     strange_jobs,
 )
 from llmlaunch.launchers.small_files import create
+from llmlaunch.rundir.files import read_run_id
 
 __all__ = ["SlurmLauncher"]
 
@@ -105,7 +106,7 @@ class SlurmLauncher:
             raise SchedulerRefused(f"squeue does not say whose job {listed} is ({answer.words}); nothing was cancelled")
         # A task of an array was submitted in the directory above its own.
         folders = [submission.run_dir, *([submission.run_dir.parent] if "_" in submission.job_id else [])]
-        marks = [f"llmlaunch={run_id}" for run_id in map(run_files.run_id_in, folders) if run_id]
+        marks = [f"llmlaunch={run_id}" for run_id in map(read_run_id, folders) if run_id]
         strange = strange_jobs(answer.output, os.geteuid(), marks, folders) if answer.code == 0 else []
         if strange:
             raise UserError(

@@ -1,0 +1,342 @@
+"""Each file of a rendered run directory, replaced by what an attacker or a broken disk may put there: every command
+that reads answers, writes no traceback, has no effect elsewhere, and sends no control character to the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from store_run_dirs import STARTED, gpu
+
+from llmlaunch.assets import asset
+from llmlaunch.cli.main import main
+from llmlaunch.errors import UserError
+from llmlaunch.launchers.attempts import how_far
+from llmlaunch.launchers.base import JobState
+from llmlaunch.launchers.look import Look, look_at
+from llmlaunch.launchers.run_files import read_submission
+from llmlaunch.launchers.submitting import was_submitting
+from llmlaunch.launchers.watch import RunWatch
+from llmlaunch.launchers.watched_run import RunReader
+from llmlaunch.launchers.watching import JsonView, PlainView
+from llmlaunch.peaks.summarize import attempt_summary
+from llmlaunch.report.watch_screen import frame
+from llmlaunch.store.read_directory import read_directory
+
+ATTEMPT = "77.0"
+RUN_ID = "quickstart-20260101T000000Z-0001"
+MARK = {"since": STARTED, "host": "elsewhere", "pid": 1, "started": 1, "touched_at": STARTED}  # of a submit under way
+LONGEST_SECONDS = 240  # that a healthy command never uses up; without the mends it hangs for ever
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj\x85\x7f\r\ud800"
+JSON_FILES = (
+    "run.json",
+    "plan.json",
+    "arguments.json",
+    "submission.json",
+    "status.json",
+    "ended.json",
+    "submitting",
+    f"attempts/{ATTEMPT}/attempt.json",
+    f"attempts/{ATTEMPT}/progress.json",
+    f"attempts/{ATTEMPT}/status.json",
+    f"attempts/{ATTEMPT}/summary.json",
+    f"attempts/{ATTEMPT}/versions.json",
+    f"attempts/{ATTEMPT}/ranks/0.json",
+    f"attempts/{ATTEMPT}/causes/n0.json",
+    f"attempts/{ATTEMPT}/memory/0.1000.json",
+)
+OTHER_FILES = (
+    "recipe.yaml",
+    "run.id",
+    "job.sbatch",
+    "slurm-77.out",
+    "peaks/n0.jsonl",
+    f"logs/{ATTEMPT}.n0.log",
+    f"logs/{ATTEMPT}.job.log",
+    f"attempts/{ATTEMPT}/told/n0",
+    f"attempts/{ATTEMPT}/done/n0",
+    f"attempts/{ATTEMPT}/prepare.log",
+)
+COMMANDS = (
+    ("status",),
+    ("status", "--json"),
+    ("logs", "--attempt", "all"),
+    ("collect",),
+    ("explain-args",),
+    ("cancel",),
+)
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def gone(path: Path) -> None:
+    pass
+
+
+def text(content: bytes) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(content) and None
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**36)
+
+
+HOSTILE: dict[str, Callable[[Path], None]] = {
+    "fifo": fifo,
+    "link to /dev/zero": device,
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "folder": folder,
+    "missing": gone,
+    "empty": text(b""),
+    "brackets": text(b"[" * 200_000),
+    "objects": text(b'{"a":' * 200_000),
+    "deep but whole": text(b'{"cause": ' + b"[" * 900 + b"]" * 900 + b"}"),
+    "1e400": text(b"1e400"),
+    "NaN": text(b'{"step": NaN, "attempt": Infinity}'),
+    "digits": text(b'{"step": ' + b"9" * 5000 + b"}"),
+    "invalid UTF-8": text(b'{"attempt": "\xff\xfe"}\n\xc3\x28'),
+    "zeros": text(b"\0" * 4096),
+    "escapes": text(ESCAPES.encode("utf-8", "surrogatepass") + b"\n"),
+    "surrogates": text(b'{"why": "\\ud800", "attempt": "\\udfff"}'),
+}
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    10**30,
+    2**63 - 1,
+    1e308,
+    float("nan"),
+    "../../x",
+    ESCAPES,
+    ["x"],
+    [{}],
+    {"x": []},
+)
+
+
+def write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory as `render` writes it, and one failed attempt as nodes leave it."""
+    run_dir = tmp_path_factory.mktemp("rendered") / "run"
+    words = ["render", str(asset("recipes", "quickstart.yaml")), "cluster=cpu-x1", "-o", str(run_dir)]
+    with pytest.MonkeyPatch.context() as patch:
+        assert llmlaunch(patch, *words) == 0
+    (run_dir / "run.id").write_text(RUN_ID + "\n")
+    submission = {"schema": 1, "launcher": "slurm", "job_id": "77", "submitted_at": STARTED, "cluster": None}
+    write(run_dir / "submission.json", {**submission, "chain": ["77", "78"], "earlier": [submission]})
+    end = {"schema": 1, "job_id": "78", "phase": "failed", "state": "FAILED", "reason": "r", "exit_code": 1}
+    write(run_dir / "ended.json", {**end, "restarts": 1, "link": 2})
+    lay_attempt(run_dir, run_dir / "attempts" / ATTEMPT)
+    return run_dir
+
+
+def lay_attempt(run_dir: Path, attempt: Path) -> None:
+    write(
+        attempt / "attempt.json",
+        {"schema": 1, "attempt": ATTEMPT, "layout": "", "fallback": False, "cluster": "alps", "nodes": ["n0"]}
+        | {"started_at": STARTED, "from_step": 0},
+    )
+    hung = {"since_seconds": 600.0, "allowed_seconds": 300.0, "what": "a step", "where": "rank 0 in x"}
+    progress = {"schema": 1, "step": 5, "steps": 40, "loss": 3.1, "tokens_per_second": 9.0, "step_seconds": 0.5}
+    write(attempt / "progress.json", {**progress, "at": STARTED + 60, "hung": hung})
+    rank = {"v": 1, "rank": 0, "local_rank": 0, "node": "n0", "pid": 500, "program_pid": 1000, "exit_code": 7}
+    rank |= {"started_at": STARTED, "ended_at": STARTED + 100, "signal": None, "resident_peak_bytes": 2**30}
+    write(attempt / "ranks" / "0.json", {**rank, "visible_devices": None})
+    cause = {"schema": 1, "kind": "oom", "node": "n0", "rank": 0, "line": "CUDA out of memory.", "source": "log"}
+    cause |= {"numbers": {"requested_bytes": 1}, "sick": False, "consequence": False, "at": STARTED + 99}
+    write(attempt / "causes" / "n0.json", {**cause, "ranks": [{"rank": 0, "line": "x", "numbers": {}}]})
+    held = {"device": 0, "uuid": "GPU-n0-0", "total_bytes": 2**36, "allocated_peak_bytes": 2**30}
+    write(
+        attempt / "memory" / "0.1000.json",
+        {"v": 1, "rank": 0, "local_rank": 0, "node": "n0", "pid": 1000, "at": STARTED + 90, "ended": True}
+        | {"devices": [{**held, "active_peak_bytes": 1, "reserved_peak_bytes": 2**31, "reserved_bytes": 1, "ooms": 1}]},
+    )
+    write(attempt / "versions.json", {"torch": "2.9"})
+    for name in ("told/n0", "done/n0", "prepare.log"):
+        (attempt / name).parent.mkdir(exist_ok=True)
+        (attempt / name).write_text("SIGTERM\n")
+    line = {"v": 1, "event": "end", "attempt": ATTEMPT, "node": "n0", "time": STARTED + 100, "gpus": [gpu(0)]}
+    line |= {"processes": [{"rank": 0, "pid": 1000, "resident_bytes": 5, "resident_peak_bytes": 2**30}]}
+    line |= {"host": {"used_peak_bytes": 5, "total_bytes": 9}, "logged": [{"rank": 0, "allocated_peak_bytes": 1}]}
+    for name, lines in (("peaks/n0.jsonl", json.dumps(line)), (f"logs/{ATTEMPT}.n0.log", "step 5/40 | loss 3.1")):
+        (run_dir / name).parent.mkdir(exist_ok=True)
+        (run_dir / name).write_text(lines + "\n")
+    for name in (f"logs/{ATTEMPT}.job.log", "slurm-77.out"):
+        (run_dir / name).write_text("srun: error: n0: task 0: Exited with exit code 7\n")
+    status = {"schema": 1, "attempt": ATTEMPT, "state": "failed", "exit_code": 7, "why": "rank 0 exited with 7"}
+    status |= {"ended_at": STARTED + 101, "nodes": [{"node": "n0", "done": False}], "ranks": [rank], "layout": ""}
+    status |= {"cause": cause, "step": 5, "saved_step": 0, "restarts": 0, "fruitless": 1}
+    status |= {"next": {"action": "requeue", "why": "x", "layout": "", "seconds": 60}}
+    write(attempt / "status.json", status)
+    write(run_dir / "status.json", status)
+    write(attempt / "summary.json", attempt_summary(run_dir, ATTEMPT).as_json())
+
+
+@pytest.fixture
+def run_dir(rendered: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(rendered, tmp_path / "run", symlinks=True))
+
+
+@pytest.fixture(autouse=True)
+def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """SLURM's commands at their edge: each writes down how it was called, and knows no job. Nothing else is signalled
+    or kept: a store of its own, and an alarm for what hangs."""
+    folder, notes = tmp_path / "bin", tmp_path / "notes"
+    folder.mkdir()
+    for name in ("sbatch", "scancel", "scontrol", "squeue", "sacct", "sinfo"):
+        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {notes}\n')
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("LLMLAUNCH_STORE", str(tmp_path / "store.db"))
+    monkeypatch.setattr("os.kill", lambda *told: pytest.fail(f"kill{told}"))
+    return lambda: notes.read_text().splitlines() if notes.exists() else []
+
+
+@pytest.fixture(autouse=True)
+def no_hang() -> Iterator[None]:
+    def too_long(number: int, frame: FrameType | None) -> None:
+        raise AssertionError("a reading command hangs")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(LONGEST_SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def llmlaunch(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["llmlaunch", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(str(ended.value.code))
+
+
+def names_below(folder: Path) -> list[str]:
+    return sorted(os.fsdecode(path) for path in folder.rglob("*"))
+
+
+def assert_harmless(shown: str) -> None:
+    assert "Traceback" not in shown
+    assert [c for c in shown if not c.isprintable() and c not in "\n\t"] == []
+
+
+SAFE_CALL = re.compile(r"(squeue|sacct|scancel|scontrol)( (-[hrnXPDM]|-t all|--me|-[jSEsouO] [\w,:%|.;-]+|7[78]|\w+))*")
+
+
+@pytest.mark.parametrize("name", [*JSON_FILES, *OTHER_FILES])
+def test_whatever_a_file_is_every_command_answers(
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    noted: Callable[[], list[str]],
+    name: str,
+) -> None:
+    outside = names_below(tmp_path.parent)
+    for kind, put in HOSTILE.items():
+        path = run_dir / name
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+        put(path)
+        for command in COMMANDS:
+            code = llmlaunch(monkeypatch, *command, str(run_dir))
+            out, err = capsys.readouterr()
+            assert_harmless(out + err)
+            assert code in (0, 2, 4), (kind, command, err)
+    assert [call for call in noted() if not SAFE_CALL.fullmatch(call)] == []
+    made = {os.path.relpath(path, tmp_path) for path in set(names_below(tmp_path.parent)) - set(outside)}
+    allowed = re.compile(r"notes|store\.db.*|run/(ended\.json|logs/\d+\.cancelled|run\.id)|run/.*")
+    assert [path for path in made if not allowed.fullmatch(path)] == []
+
+
+@pytest.mark.parametrize("name", [name for name in JSON_FILES if name not in ("plan.json", "arguments.json")])
+def test_whatever_a_field_holds_it_is_read(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    whole = MARK if name == "submitting" else json.loads((run_dir / name).read_text())
+    shown: list[str] = []
+    for changed in changes_of(whole, 1 if name == "run.json" else 3):
+        (run_dir / name).write_text(json.dumps(changed))
+        try:
+            read_all(run_dir, shown.append)
+        except UserError as message:
+            shown.append(str(message))
+        except Exception as error:  # what of the file it was
+            raise AssertionError(f"{name}: {json.dumps(changed)[:2000]}") from error
+
+
+@pytest.mark.parametrize("field", ["gpus", "processes", "host", "logged", "gpu", "time", "event", "node", "why"])
+def test_whatever_a_monitors_line_holds_it_is_read(run_dir: Path, field: str) -> None:
+    path = run_dir / "peaks" / "n0.jsonl"
+    whole = json.loads(path.read_text())
+    for inner in (*VALUES, *changes_of(whole.get(field, {}), 3)):
+        path.write_text(json.dumps({**whole, field: inner}) + "\n")
+        read_all(run_dir, lambda line: None)
+
+
+def changes_of(whole: Any, depth: int) -> Iterator[Any]:
+    """`whole` with each value in it, down to a depth, replaced by each of VALUES, one at a time."""
+    yield from VALUES
+    if depth == 0:
+        return
+    members = whole.items() if isinstance(whole, dict) else enumerate(whole) if isinstance(whole, list) else ()
+    for key, value in members:
+        for changed in changes_of(value, depth - 1):
+            if isinstance(whole, dict):
+                yield {**whole, key: changed}
+            else:
+                yield [*whole[:key], changed, *whole[key + 1 :]]
+
+
+def read_all(run_dir: Path, say: Callable[[str], None]) -> None:
+    """All that reads a run directory: the looks, what is watched, the account, and collecting into a store."""
+    how_far(run_dir)
+    was_submitting(run_dir)
+    try:
+        read_directory(run_dir, {}, named=True)
+    except UserError as message:
+        say(str(message))
+    submission = read_submission(run_dir)
+    if submission is None:
+        return
+    look = Look(submission, JobState("running"), ATTEMPT, {}, {}, False)
+    for shown in (look, *look_at([submission], say)):
+        shown.sentence()
+        shown.cells()
+        json.dumps(shown.as_json())
+        watched = RunReader(submission).read(shown)
+        for view in (PlainView(say), JsonView(say)):
+            view.show([shown], [watched], STARTED + 200, "")
+        for runs in ([watched], [watched, watched]):
+            frame(runs, 100, 40, STARTED + 200)
+    for news in RunWatch(submission, 20).news():
+        say(news.text)
