@@ -39,7 +39,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def _record(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         record = json.loads(line, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as failure:
+    except ValueError as failure:
         raise UserError(f"{path}:{number}: is not JSON ({failure}); mend or remove the line") from None
     except RecursionError:
         raise UserError(f"{path}:{number}: is nested too deeply for a measurement record; remove the line") from None
