@@ -202,5 +202,6 @@ def test_a_grid_from_the_command_line_followed_to_the_end(slurm: Cluster, tmp_pa
     assert "told to stop" not in log(good)
     assert "run 3 of 3" in err
     assert "environment.WHAT=bad" not in err  # values of the environment may be secrets
-    assert f"1-quickstart [{task.job_id[:-1]}1] failed" in out
+    name = (bad / "run.id").read_text().strip()
+    assert f"{name} [{task.job_id[:-1]}1] failed" in out
     assert "of 3 runs succeeded" in out

@@ -331,7 +331,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "status": ["as_json", "interval", "runs", "watch"],
         "logs": ["attempt", "follow", "job", "node", "raw", "run", "tail"],
         "cancel": ["runs"],
-        "resume": ["anyway", "as_json", "local", "no_exclude", "options", "run"],
+        "resume": ["anyway", "as_json", "from_older", "local", "no_exclude", "options", "run"],
         "runs": ["as_json", "cluster", "launcher", "limit", "recipe", "since", "states"],
         "nodes": ["as_json", "cluster", "forgive"],
         "collect": ["as_json", "sinks", "words"],

@@ -185,7 +185,7 @@ def test_memory_asked_for_by_gpu_is_the_nodes_times_its_gpus() -> None:
 
 
 def test_a_size_sbatch_does_not_know_is_refused() -> None:
-    with pytest.raises(UserError, match=r"slurm.mem: 'lots' is no amount of memory; write a whole number with K, M, G"):
+    with pytest.raises(UserError, match=r"slurm.mem: 'lots' is no form that sbatch takes; write a whole number with K"):
         plan_of("llama3-8b", "slurm.mem=lots")
 
 
