@@ -57,7 +57,8 @@ def command(
 
     Several recipes, or several values of a key (training.steps=100,200), are several runs: all of them or none.
 
-    Exit code 0: submitted (with --follow: succeeded). 2: invalid. 3: nothing safe. 4: the scheduler refused.
+    Exit code 0: submitted (with --follow: succeeded). 1: with --follow, it did not succeed. 2: invalid. 3: nothing
+    safe. 4: the scheduler refused.
     """
     from llmlaunch.launchers.choose import choose
 
