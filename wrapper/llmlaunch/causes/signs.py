@@ -251,7 +251,7 @@ TELLING = (
     *("onitor", "dump signal", "onnection", "pipe", "failed", "peer", "socketProgress", "Interrupt", "closing signal"),
     *("what()", "EADDRINUSE", "ddress already", "refuses", "unable to load", "/latest names"),
     *("Stale", "Too Many Requests", "on the Hub", "to the Hub"),
-    *("what()", "EADDRINUSE", "ddress already", "refuses", "pyxis", "FATAL", "EMFILE", "shared memory", "open files"),
+    *("pyxis", "FATAL", "EMFILE", "shared memory", "open files"),
 )
 
 # A line that looks like one of the above and ended nothing.
