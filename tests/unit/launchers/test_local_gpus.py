@@ -29,10 +29,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def llmlaunch(place: Path, library: Path | None, gpus: str, *words: str, **variables: str) -> tuple[int, str]:
-    """Return the exit code and stderr of a command on a machine with these GPUs; without a library it has no driver."""
+    """Return the exit code and stderr of a command on a machine with these GPUs; without a library it has no driver.
+    What would train is /bin/true, so that a run that starts against expectation trains nothing."""
     (place / "scenario").write_text(gpus)
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    environment |= {"XDG_DATA_HOME": str(place / "data"), "FAKE_NVML_SCENARIO": str(place / "scenario"), **variables}
+    environment |= {"XDG_DATA_HOME": str(place / "data"), "FAKE_NVML_SCENARIO": str(place / "scenario")}
+    environment |= {"LLMLAUNCH_PYTHON": "/bin/true", **variables}
     if library is not None:
         environment["LD_LIBRARY_PATH"] = str(library)
     argv = [sys.executable, "-m", "llmlaunch", *words]
@@ -79,7 +81,6 @@ def test_resume_of_a_rendered_run_looks_at_the_machine_too(tmp_path: Path, libra
 def test_with_the_gpus_of_the_plan_the_run_starts(tmp_path: Path, library: Path) -> None:
     (tmp_path / "train.py").write_text("print('trained')\n")
     words = (*WORDS, f"backend={{name: deepspeed, script: {tmp_path / 'train.py'}}}", "-o", str(tmp_path / "run"))
-    python = {"LLMLAUNCH_PYTHON": "/bin/true"}  # what trains is of no interest here
-    code, told = llmlaunch(tmp_path, library, TWO, "submit", RECIPE, *words, "--local", **python)
+    code, told = llmlaunch(tmp_path, library, TWO, "submit", RECIPE, *words, "--local")
     assert code == 0, told
     assert (tmp_path / "run" / "submission.json").exists()

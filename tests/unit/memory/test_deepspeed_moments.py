@@ -150,8 +150,14 @@ def test_a_bucket_of_zero_3_is_there_in_the_step() -> None:
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_single_device_makes_the_buckets_too(stage: int) -> None:
-    facts = replace(deepspeed_facts(DeepSpeedOptions(split_from_start=True)), step_bytes_sharded=(0.0, 0.0, 0.0, 0.0))
-    assert rank(facts, Layout(zero_stage=stage)).terms["gradient_buffers"] >= 2 * 2 * 500_000_000
+    """Two of them in bf16, beside the gradients: twice the elements are 4 more bytes for each that is added."""
+
+    def buffers(bucket_elements: int) -> float:
+        options = DeepSpeedOptions(reduce_bucket_elements=bucket_elements, split_from_start=True)
+        facts = replace(deepspeed_facts(options), step_bytes_sharded=(0.0, 0.0, 0.0, 0.0))
+        return rank(facts, Layout(zero_stage=stage)).terms["gradient_buffers"]
+
+    assert buffers(1_000_000_000) - buffers(500_000_000) == 2 * 2 * 500_000_000
 
 
 def test_a_single_device_copies_parameters_from_the_host() -> None:
