@@ -45,7 +45,7 @@ def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "checkout"
     folder.mkdir()
     git(folder, "init", "-q")
-    commit(folder, {"train.py": "print(1)\n", "model.bin": "pointer\n", "odd.txt": "odd\n"})
+    commit(folder, {"train.py": "print(1)\n", "model.bin": "pointer\n", "odd.txt": "odd\n", "same": "same\n"})
     return folder
 
 
@@ -116,6 +116,7 @@ def test_nothing_that_a_checkout_configures_runs(
     (checkout / "train.py").write_text("print(2)\n")
     (checkout / "model.bin").write_text("changed\n")
     (checkout / "odd.txt").write_text("changed\n")
+    (checkout / "same").write_text("same\n")  # a new time alone: git notes it in the index, and calls a hook
     gathered(checkout)
     assert not trace.exists(), trace.read_text()
     assert (checkout / ".git" / "index").read_bytes() == index  # nothing of it is written, either
