@@ -29,7 +29,8 @@ case "$*" in
     ;;
 esac
 """
-"""Stands for the interpreter: its torchrun is deaf to signals, trains until it is released (or nobody is left to), and ends well."""
+"""Stands for the interpreter: its torchrun is deaf to signals, trains until it is released or nobody is left to do so,
+and ends well."""
 
 
 @pytest.fixture(scope="module")
