@@ -230,6 +230,21 @@ def test_the_shell_is_asked_for_a_verdict_once_when_every_node_has_ended_and_the
     watched.ended()
 
 
+def test_what_was_written_before_the_training_is_no_end_of_a_node(watched: Watched) -> None:
+    """The kernel's counters of each node, and why the preflight left out another."""
+    causes = watched.rig.attempt_directory / "causes"
+    causes.mkdir(parents=True)
+    for name in (f".{NODE}.before.json", "node9.json"):
+        (causes / name).write_text("{}")
+    watched.watch("--shell", str(watched.child.pid), "--linger", "0", floor_seconds=600.0)
+    (watched.rig.run_directory / "stop").touch()
+    until(watched.heard, "the signal")
+    watched.steps(1, 1)  # it has looked again since
+    assert watched.heard() == ["SIGUSR1"]
+    watched.watchdog.send_signal(signal.SIGTERM)
+    watched.ended()
+
+
 def test_a_script_that_says_nothing_known_is_left_alone_and_said_so_once(watched: Watched) -> None:
     watched.watch(promised=False, first_step_seconds=0.1)
     watched.say("hello")

@@ -173,10 +173,17 @@ class Watchdog:
             os.kill(self._told_pid, signal.SIGUSR1)
 
     def _all_nodes_ended(self) -> bool:
-        """Whether train.sh of every node left its done marker, or the cause of its end."""
-        names = {path.name for path in (self._directory / "done").glob("*")}
-        names |= {path.stem for path in (self._directory / "causes").glob("*.json")}
-        return len(names) >= self._nodes
+        """Whether train.sh of every node left its done marker, or the cause of its end. A hidden file there was written
+        before the training, and a node that the preflight found faulty has a cause, but no ranks."""
+        done = {path.name for path in (self._directory / "done").glob("[!.]*")}
+        failed = {path.stem for path in (self._directory / "causes").glob("[!.]*.json")} - done
+        if len(done) + len(failed) < self._nodes:
+            return False
+        records = [read_object(path) for path in (self._directory / "ranks").glob("*.json")] if failed else []
+        return (
+            len(done | (failed & {str(record["node"]) for record in records if record and "node" in record}))
+            >= self._nodes
+        )
 
     def _ask_for_a_verdict(self) -> None:
         """URG to the shell, once, where the launcher lingers: it may wait for a container to be removed."""
