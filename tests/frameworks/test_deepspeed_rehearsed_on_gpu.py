@@ -18,6 +18,7 @@ from node_rig import build
 from llmlaunch.cli.planned import Planned, planned
 from llmlaunch.launchers.choose import Choice
 from llmlaunch.launchers.local import LocalLauncher
+from llmlaunch.launchers.local_gpus import LocalGpu
 from llmlaunch.launchers.rehearsing.on_gpu import STEPS, run_alone
 from llmlaunch.rehearsal.choice import asked_ranks
 from llmlaunch.rehearsal.rehearsed import RehearsedRank
@@ -66,6 +67,9 @@ def interpreter(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkey
     monkeypatch.setenv("FAKE_NVML_CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("LLMLAUNCH_SPOOL", str(tmp_path / "spool"))
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    # This process has long looked for its libraries: what it would see of the driver that its children see.
+    here = LocalGpu("NVIDIA A100-SXM4-80GB", "GPU-0", 80 * GIB, "8.0")
+    monkeypatch.setattr("llmlaunch.launchers.local_gpus.local_gpus", lambda: [here])
     made = tmp_path / "python"
     made.write_text(INTERPRETER.format(process_mib=PROCESS // 2**20, scenario=scenario, python=sys.executable))
     made.chmod(0o755)

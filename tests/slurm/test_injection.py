@@ -195,13 +195,13 @@ def test_every_field_takes_the_text_or_refuses_it_in_a_sentence_that_names_it(at
 
 
 def submitted(person: Person, recipe: dict[str, Any], folder: Path) -> str:
-    """The job's number; empty where SLURM refused it."""
+    """The job's number; empty where SLURM refused it, or the hostile text names data that is not there."""
     script = folder / str(recipe["backend"].get("script", "none"))
     person.ask("mkdir", "-p", str(script.parent))
     script.write_text(TELLS)
     file = written({"python": person.python, **recipe}, folder)
     done = person.llmlaunch("submit", str(file), "-o", str(folder / "run"))
-    assert done.returncode in (0, 4), done.stderr
+    assert done.returncode in (0, 4) or "is not there; name what is" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
     return json.loads((folder / "run" / "submission.json").read_text())["job_id"] if done.returncode == 0 else ""
 

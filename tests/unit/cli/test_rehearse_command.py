@@ -125,7 +125,7 @@ def test_what_was_rehearsed_before_is_shown_and_what_it_refuted_is_not_chosen_ag
     another = rehearse(made, DENSE, PIPELINE, "--on=trace", "--json", **variables)
     assert another.returncode == 0, another.stderr
     assert json.loads(another.stdout)["layout"] != json.loads(over.stdout)["layout"]
-    assert "1 layout is left out, which a rehearsal refuted" in another.stderr
+    assert "1 layout left out: refuted by a rehearsal" in another.stderr
 
 
 def test_more_than_the_limit_is_exit_code_3_with_the_next_layout(tmp_path: Path) -> None:

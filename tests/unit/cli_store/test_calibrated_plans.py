@@ -207,7 +207,7 @@ def test_accuracy_prices_with_one_where_it_is_asked_to_and_says_so(run: Run, tmp
         assert said == {mine.id: 1}
         assert plain[0] < corrected[0] < 1.1 * plain[0]
         assert corrected[1] == plain[1], "another accelerator"
-    assert f"Corrected by calibration {mine.id}: 1 records" in run("accuracy", str(file), "--calibration", "in-use")[1]
+    assert f"Corrected by calibration {mine.id}: 1 record" in run("accuracy", str(file), "--calibration", "in-use")[1]
     code, _, err = run("accuracy", str(file), "--calibration", "no-such")
     assert code == 2
     assert "--calibration no-such: the store holds none" in err

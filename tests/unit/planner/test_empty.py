@@ -102,7 +102,7 @@ def test_pins_that_leave_no_split_of_the_devices_are_named_together() -> None:
     )
     message = refusal("llama3-8b", *words)
     assert "layout.tensor: 1, layout.context: 1 and layout.data: 16 contradict one another" in message
-    assert "they leave no split of the 32 devices (4 nodes x 8)" in message
+    assert "they leave no split of 32 devices (4 nodes x 8)" in message
 
 
 def test_where_no_pin_is_to_blame_the_tightest_rule_and_what_would_satisfy_it_are_named() -> None:

@@ -90,7 +90,7 @@ def test_trainers_that_would_share_one_core_are_warned_of(good: str, write: Writ
     assert "the 8 trainers of a node get 1 core between them" in sentence
     assert "cpus-per-gpu: N" in sentence
     (sentence,) = core_cautions(write(good), SHARED, "slurm.cpus-per-task=4")
-    assert "the 8 trainers of a node get 4 CPU core(s) between them" in sentence
+    assert "the 8 trainers of a node get 4 CPU cores between them" in sentence
 
 
 @pytest.mark.parametrize(

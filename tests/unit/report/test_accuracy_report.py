@@ -95,7 +95,7 @@ def test_the_text_says_all_that_the_json_says(answer: dict[str, Any]) -> None:
 def test_a_name_in_a_file_cannot_steer_the_terminal(answer: dict[str, Any]) -> None:
     evil = json.loads(json.dumps(answer).replace("SimuMax", "Simu\\u001b[2JMax"))
     for text in (accuracy_text(evil), records_text(evil)):
-        assert "Simu?[2JMax" in text
+        assert "SimuMax" in text
         assert "\x1b" not in text
 
 

@@ -93,10 +93,10 @@ def test_a_database_of_its_own_and_runs_that_failed(store: Store, tmp_path: Path
     collected(
         store,
         finished(tmp_path / "one"),
-        finished(tmp_path / "two", run_id='it\'s-"another"', state="failed", exit_code=1),
+        finished(tmp_path / "two", run_id="another:run@2+x", state="failed", exit_code=1),
     )
     assert send_by_its_process(store, uri) == 2
     runs = {run.info.run_name: run for run in there(uri)}
-    assert runs['it\'s-"another"'].info.status == "FAILED"
-    assert runs['it\'s-"another"'].data.tags["llmlaunch.why"] == "as told"
+    assert runs["another:run@2+x"].info.status == "FAILED"
+    assert runs["another:run@2+x"].data.tags["llmlaunch.why"] == "as told"
     assert runs[RUN_ID].info.status == "FINISHED"

@@ -85,7 +85,7 @@ def test_a_planted_secret_is_nowhere_in_the_store(store: Store, planted: RunDir,
 def test_text_that_no_database_holds_is_made_such(store: Store, planted: RunDir) -> None:
     planted.status(state="failed", exit_code=1, why="torn \0 and \ud800 half")
     collect(store, [planted.path])
-    assert "torn \ufffd and \ufffd half" in everything(store)
+    assert "torn \ufffd and ? half" in everything(store)
 
 
 @pytest.mark.parametrize(

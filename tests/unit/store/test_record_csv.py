@@ -114,7 +114,7 @@ def test_what_a_person_or_a_spreadsheet_types(cell: str, value: Any) -> None:
         ("id,x.,y\na,1,2\n", "line 1: the heading 'x.' is none"),
         ("id,x,x.y\na,1,\na,1,2\n", "line 3: has a value for x and one for x.y"),
         ("id,x.y,x\na,1,2\n", "line 2: has a value for x and one for a key in it"),
-        ("id\na,b\n", "line 2: has 2 cells, but there are 1 headings"),
+        ("id\na,b\n", "line 2: has 2 cells, but the heading line has 1"),
         ("id,x\na,[1\n", "line 2: the cell '[1' is no JSON"),
         ('id,x\na,"""b\n', "line 2: unexpected end of data"),
         ("id,x\n,1\n", "line 2: the record has no `id`"),
@@ -142,5 +142,5 @@ def test_bad_rows_may_be_left_out(tmp_path: Path) -> None:
     assert [(bad.number, bad.why) for bad in read.bad] == [
         (4, "not UTF-8 text"),
         (6, "the cell '[' is no JSON"),
-        (7, "has 3 cells, but there are 2 headings"),
+        (7, "has 3 cells, but the heading line has 2"),
     ]

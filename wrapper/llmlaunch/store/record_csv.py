@@ -64,7 +64,7 @@ def path_of(heading: str) -> Path:
 def record_of(columns: Sequence[Path], row: Sequence[str]) -> dict[str, Any]:
     """The record in a row. Raises BadCell."""
     if len(row) > len(columns) and any(row[len(columns) :]):
-        raise BadCell(f"has {counted(len(row), 'cell')}, but there are {counted(len(columns), 'heading')}")
+        raise BadCell(f"has {counted(len(row), 'cell')}, but the heading line has {len(columns)}")
     record: dict[str, Any] = {}
     for path, cell in zip(columns, row, strict=False):
         if cell == "":
