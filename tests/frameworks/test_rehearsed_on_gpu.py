@@ -21,6 +21,7 @@ from llmlaunch.assets import asset
 from llmlaunch.cli.planned import Planned, planned
 from llmlaunch.launchers.choose import Choice
 from llmlaunch.launchers.local import LocalLauncher
+from llmlaunch.launchers.local_gpus import LocalGpu
 from llmlaunch.launchers.rehearsing.on_gpu import STEPS, run_alone
 from llmlaunch.rehearsal.choice import asked_ranks
 from llmlaunch.rehearsal.rehearsed import RehearsedRank
@@ -105,6 +106,9 @@ def machine(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatc
     monkeypatch.setenv("FAKE_NVML_CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("LLMLAUNCH_SPOOL", str(tmp_path / "spool"))
     monkeypatch.setenv("CPU_STANDS_FOR", "9.0")
+    # This process has long looked for its libraries: what it would see of the driver that its children see.
+    here = LocalGpu("NVIDIA H100 80GB HBM3", "GPU-0", 80 * GIB, "9.0")
+    monkeypatch.setattr("llmlaunch.launchers.local_gpus.local_gpus", lambda: [here])
     return made
 
 
