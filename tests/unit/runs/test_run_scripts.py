@@ -202,10 +202,10 @@ def test_told_to_stop_it_stops_the_ranks_and_still_judges(tmp_path: Path) -> Non
             assert job.poll() is None, training_log(run)
             time.sleep(0.1)
         job.send_signal(signal.SIGTERM)
-        assert job.wait(timeout=240) != 0
+        assert job.wait(timeout=240) == 75  # it was asked to, and had made no step
     files, ranks = only_attempt(run)
     assert files.status is not None
-    assert files.status["state"] == "failed"
+    assert (files.status["state"], files.status["cause"]) == ("stopped", None)
     for record in ranks.values():
         assert ends_soon(int(str(record["program_pid"])))
     assert "told to stop" in training_log(run)
