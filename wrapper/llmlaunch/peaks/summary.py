@@ -101,9 +101,16 @@ def summary_of_json(value: Any) -> AttemptSummary | None:
         return None
 
 
+# worked out once: they are asked for every rank of every run that is collected
+_TYPES: dict[type, dict[str, str]] = {
+    kind: {field.name: str(field.type) for field in fields(kind)} for kind in (AttemptSummary, NodeSummary, RankSummary)
+}
+_SCALARS: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
+
+
 def _of(kind: type[T], value: dict[str, Any]) -> T:
     """Keys of a newer program are left aside. Raises TypeError where a value is not of its field's type."""
-    types = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    types = _TYPES[kind]
     known = {name: item for name, item in value.items() if name in types}
     wrong = [name for name, item in known.items() if not _is_a(item, types[name])]
     if wrong:
@@ -121,4 +128,4 @@ def _is_a(value: object, written: str) -> bool:
     if kind.startswith("dict"):
         item_type = int if kind == "dict[str, int]" else str
         return isinstance(value, dict) and all(type(item) is item_type for item in value.values())
-    return type(value) in {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}[kind]
+    return type(value) in _SCALARS[kind]
