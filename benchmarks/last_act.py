@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "wrapper"))
 
 from llmlaunch.node.last_act import PATIENCE_SECONDS  # noqa: E402
-from llmlaunch.runs.node_archive import node_archive  # noqa: E402
+from llmlaunch.rendering.node_archive import node_archive  # noqa: E402
 
 COUNTS, DEVICES, RATIO_BAR = (16, 64, 128), 8, 1.25
 ATTEMPT, STARTED, GIB = "4711.0", 1_760_000_000.0, 2**30

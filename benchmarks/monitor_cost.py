@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT / "wrapper"), str(ROOT / "tests" / "fake_nvml")]
 
 from node_rig import ATTEMPT, NODE, NodeRig, build  # noqa: E402
 
-from llmlaunch.runs.node_archive import node_archive  # noqa: E402
+from llmlaunch.rendering.node_archive import node_archive  # noqa: E402
 
 GPUS = RANKS = 8
 START_UP_SECONDS = 15.0

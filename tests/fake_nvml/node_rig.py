@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.runs.node_archive import node_archive
+from llmlaunch.rendering.node_archive import node_archive
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 DISK_SOURCE = Path(__file__).parents[1] / "fake_disk" / "faulty_disk.c"

@@ -17,7 +17,7 @@ from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import read_submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 from llmlaunch.launchers.sweep import How, after, max_array_size, refuse_array, submit_sweep, task_submission
-from llmlaunch.runs.sweep import render_sweep, run_names
+from llmlaunch.rendering.sweep import render_sweep, run_names
 
 pytestmark = pytest.mark.slurm
 

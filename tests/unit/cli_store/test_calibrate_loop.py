@@ -17,7 +17,7 @@ from llmlaunch.peaks.summary import AttemptSummary, RankSummary
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.sized import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.runs.run_json import run_description
+from llmlaunch.rendering.run_json import run_description
 from llmlaunch.store.run_records import records_of
 
 PINNED = "layout={tensor: 4, pipeline: 2, context: 1, micro_batch_size: 1, recompute: none, virtual_pipeline: 1}"

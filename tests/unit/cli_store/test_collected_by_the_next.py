@@ -13,7 +13,7 @@ from store_run_dirs import ATTEMPT, GIB, RUN_ID, RunDir
 
 from llmlaunch.assets import asset
 from llmlaunch.cli.main import main
-from llmlaunch.runs.node_archive import node_archive
+from llmlaunch.rendering.node_archive import node_archive
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 

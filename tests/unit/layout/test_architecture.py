@@ -11,7 +11,7 @@ FLOORS = (
     ("models", "cluster", "layout", "placement", "number_formats", "techniques", "workload"),
     ("recipe", "memory", "timing"),
     ("backends", "planner", "calibration"),
-    ("runs", "report", "rehearsal"),
+    ("rendering", "report", "rehearsal"),
     ("launchers", "store", "sinks"),
     ("cli",),
 )
@@ -19,9 +19,9 @@ FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 APART = {"node", "trainers", "tracing"}
 # know where their files lie: to copy them into the run directory, or to start them under another interpreter
 CARRIERS = {
-    ("runs", "node"),
+    ("rendering", "node"),
     ("launchers", "tracing"),
-    *((room, "trainers") for room in ("runs", "backends", "launchers")),
+    *((room, "trainers") for room in ("rendering", "backends", "launchers")),
 }
 
 

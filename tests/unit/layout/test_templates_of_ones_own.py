@@ -9,8 +9,8 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.documents.templates import render
 from llmlaunch.errors import UserError
+from llmlaunch.rendering.shell import render_template
 from llmlaunch.report.svg import svg
-from llmlaunch.runs.shell import render_template
 
 PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
 

@@ -13,7 +13,7 @@ from store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
 from llmlaunch.backends.registry import rank_alone
 from llmlaunch.rehearsal.records import records_of
 from llmlaunch.rehearsal.shape import shape_of
-from llmlaunch.runs.lone_rank import lone_rank
+from llmlaunch.rendering.lone_rank import lone_rank
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
 from llmlaunch.store.history import last_true_peaks

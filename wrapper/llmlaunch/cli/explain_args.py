@@ -20,8 +20,8 @@ def command(run: str, names: tuple[str, ...], fallback: int | None, as_json: boo
     """Say for every argument, variable, setting and directive rendered for RUN which line of the recipe or which
     decision of the planner it follows from; or for those NAMEs alone, with or without their dashes.
     """
+    from llmlaunch.rendering.read_arguments import read_arguments
     from llmlaunch.report.explained_text import explained_text
-    from llmlaunch.runs.read_arguments import read_arguments
 
     directory = directory_of(run)
     held = read_arguments(directory / f"fallback/{fallback}" if fallback else directory)

@@ -19,7 +19,7 @@ from llmlaunch.recipe.types import Recipe
 if TYPE_CHECKING:
     from llmlaunch.planner.placement import ExpectedPlacement
     from llmlaunch.planner.setting import Setting
-    from llmlaunch.runs.inputs import Inputs
+    from llmlaunch.rendering.inputs import Inputs
 
 __all__ = ["Planned", "plan_loaded", "planned", "recipe_arguments"]
 
@@ -55,7 +55,7 @@ class Planned:
 
     def write_run(self, directory: Path) -> None:
         """Write the run directory; what it leaves out goes to stderr. Raises UserError."""
-        from llmlaunch.runs.render import render_run
+        from llmlaunch.rendering.render import render_run
 
         for note in render_run(self.recipe, self.plan, self.json, self.rendered(), directory):
             click.echo(f"note: {note}", err=True)
@@ -65,7 +65,7 @@ class Planned:
         there to be priced."""
         if not self.plan.good or self.recipe.techniques.what_ifs:
             return
-        from llmlaunch.runs.scripts import job_script, train_script
+        from llmlaunch.rendering.scripts import job_script, train_script
 
         rendered = self.backend.render(self.recipe, self.plan.layout)
         job_script(self.recipe, self.plan, prepares=bool(rendered.check or rendered.prepare))
@@ -73,7 +73,7 @@ class Planned:
 
     def inputs(self) -> Inputs:
         """What the job reads, looked for on this machine; what cannot be seen from here is a note on stderr."""
-        from llmlaunch.runs.inputs import inputs_of
+        from llmlaunch.rendering.inputs import inputs_of
 
         inputs = inputs_of(self.recipe, os.environ)
         for sentence in inputs.unseen:

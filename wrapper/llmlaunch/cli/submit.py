@@ -146,7 +146,7 @@ def _test(result: Planned, choice: Choice, as_json: bool) -> int:
     """What sbatch --test-only says, in its own words, and what it does not look at."""
     from llmlaunch.errors import SchedulerRefused
     from llmlaunch.launchers.slurm.launcher import SlurmLauncher
-    from llmlaunch.runs.scripts import job_script
+    from llmlaunch.rendering.scripts import job_script
 
     if not isinstance(choice.launcher, SlurmLauncher):
         raise UserError(f"--test-only asks SLURM, and there is none to ask. {choice.why}")
@@ -208,8 +208,8 @@ def _render(result: Planned, output: Path | None) -> Path:
 
 def _show(result: Planned, why: str, as_json: bool) -> int:
     """What would be written, the scripts on stdout, in the same words `render` writes them."""
-    from llmlaunch.runs.provenance import gather_provenance
-    from llmlaunch.runs.render import run_files
+    from llmlaunch.rendering.provenance import gather_provenance
+    from llmlaunch.rendering.render import run_files
 
     files = run_files(result.recipe, result.plan, result.json, result.rendered(), gather_provenance(result.recipe))
     if as_json:

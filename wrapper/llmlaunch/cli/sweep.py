@@ -73,9 +73,9 @@ def show_sweep(
     variants: Sequence[Variant], results: Sequence[Planned], together: Together, why: str, as_json: bool
 ) -> int:
     """What would be written and submitted; neither is done."""
-    from llmlaunch.runs.array_script import array_script
-    from llmlaunch.runs.scripts import job_script
-    from llmlaunch.runs.sweep import run_names
+    from llmlaunch.rendering.array_script import array_script
+    from llmlaunch.rendering.scripts import job_script
+    from llmlaunch.rendering.sweep import run_names
 
     names = run_names([result.recipe.name for result in results])
     scripts = {name: job_script(result.recipe, result.plan) for name, result in zip(names, results, strict=True)}
@@ -106,7 +106,7 @@ def submit_all(
     """Render all, hand all in, record all; with `follow` to the end of the last. `words_for` are sbatch's words for a
     run directory beside those that say what it waits for."""
     from llmlaunch.launchers.sweep import submit_sweep
-    from llmlaunch.runs.sweep import render_sweep, run_names
+    from llmlaunch.rendering.sweep import render_sweep, run_names
 
     if choice.launcher.name != "slurm":
         raise UserError(
@@ -139,7 +139,7 @@ def submit_all(
 def _refuse_array(variants: Sequence[Variant], results: Sequence[Planned]) -> None:
     """What no array can be; SLURM is asked how long one may be."""
     from llmlaunch.launchers.sweep import max_array_size, refuse_array
-    from llmlaunch.runs.recovery_json import restart_by
+    from llmlaunch.rendering.recovery_json import restart_by
 
     for variant, result in zip(variants, results, strict=True):
         if restart_by(result.recipe) == "chain":

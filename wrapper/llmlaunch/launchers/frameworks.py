@@ -19,9 +19,9 @@ from typing import Any
 
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Container, Recipe
-from llmlaunch.runs.directives import sbatch_options
-from llmlaunch.runs.scripts import paths_to_mount, setup_lines
-from llmlaunch.runs.shell import shell_word
+from llmlaunch.rendering.directives import sbatch_options
+from llmlaunch.rendering.scripts import paths_to_mount, setup_lines
+from llmlaunch.rendering.shell import shell_word
 from llmlaunch.trainers import FRAMEWORK_VERSIONS
 
 __all__ = ["Environment", "environment_named", "environment_of", "probe_environment"]

@@ -16,7 +16,7 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.rehearsed import ON_GPU, ON_TRACE, RehearsedRank
 from llmlaunch.rehearsal.shape import OF_SHAPE, shape_of
-from llmlaunch.runs.run_json import measurement_template
+from llmlaunch.rendering.run_json import measurement_template
 
 __all__ = ["PACKAGES", "place_of", "rank_of", "records_in", "records_of"]
 

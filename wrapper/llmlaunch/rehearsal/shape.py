@@ -10,7 +10,7 @@ from typing import Any
 from llmlaunch.backends.base import Rendered
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.runs.run_json import measurement_template
+from llmlaunch.rendering.run_json import measurement_template
 
 __all__ = ["OF_SHAPE", "shape_key", "shape_of"]
 

@@ -12,8 +12,8 @@ from llmlaunch.causes.words import sentence
 from llmlaunch.peaks.summarize import summarize
 from llmlaunch.peaks.summary import AttemptSummary
 from llmlaunch.rehearsal.collected import collected_rehearsal, is_rehearsal
+from llmlaunch.rendering.read import RunFiles, read_run
 from llmlaunch.rundir.files import read_bytes, read_object
-from llmlaunch.runs.read import RunFiles, read_run
 from llmlaunch.store.collected import Outcome
 from llmlaunch.store.known_runs import Known
 from llmlaunch.store.oom_records import oom_records

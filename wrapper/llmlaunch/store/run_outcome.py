@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmlaunch.peaks.values import time_or_none
+from llmlaunch.rendering.read import RunFiles
 from llmlaunch.rundir.rank_records import sound_rank
-from llmlaunch.runs.read import RunFiles
 from llmlaunch.store.runs import unix_seconds
 
 __all__ = ["AttemptOutcome", "LauncherWord", "attempt_outcomes", "launched_by", "run_state"]

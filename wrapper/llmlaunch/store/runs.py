@@ -17,7 +17,7 @@ from llmlaunch.causes.lines import secret_values
 from llmlaunch.errors import UserError
 from llmlaunch.peaks.values import byte_count, time_or_none
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.runs.read import read_run
+from llmlaunch.rendering.read import read_run
 from llmlaunch.store.batches import batches
 from llmlaunch.store.database import Store
 from llmlaunch.store.recipes import put_plan, put_recipe

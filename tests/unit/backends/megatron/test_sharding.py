@@ -23,7 +23,7 @@ from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.runs.run_json import measurement_template
+from llmlaunch.rendering.run_json import measurement_template
 
 SAVING = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
 THIRD = Layout(data=32, zero_stage=3)

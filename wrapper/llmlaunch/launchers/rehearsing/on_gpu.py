@@ -24,11 +24,11 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.collected import nothing_shown
 from llmlaunch.rehearsal.rehearsed import ON_GPU, AskedRank, RehearsedRank
 from llmlaunch.rehearsal.shape import shape_of
+from llmlaunch.rendering.lone_rank import lone_rank
+from llmlaunch.rendering.render import render_run
 from llmlaunch.report.run_words import cause_words, waiting_words
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.messages import to_type
-from llmlaunch.runs.lone_rank import lone_rank
-from llmlaunch.runs.render import render_run
 
 __all__ = ["STEPS", "run_alone"]
 

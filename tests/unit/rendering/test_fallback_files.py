@@ -1,0 +1,125 @@
+"""fallback/K/ holds what its layout needs of its own, names it there, and shares the rest."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmlaunch.assets import asset
+from llmlaunch.cli.planned import Planned, planned
+from llmlaunch.planner.plan import Fallback
+from llmlaunch.rendering.provenance import Provenance
+from llmlaunch.rendering.recovery_json import warning_seconds
+from llmlaunch.rendering.render import render_run, run_files
+
+
+def plan_of(name: str, *words: str) -> Planned:
+    stages = ("layout.zero_stage=[2, 3]",) if name == "llama2-7b-deepspeed" else ()
+    return planned(str(asset("recipes", f"{name}.yaml")), ("on_oom=fallback", *stages, *words))
+
+
+def files_of(made: Planned) -> dict[str, bytes]:
+    rendered = made.backend.render(made.recipe, made.plan.layout)
+    return run_files(made.recipe, made.plan, made.json, rendered, Provenance(code={}))
+
+
+def described(files: dict[str, bytes], folder: str = "") -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(files[f"{folder}run.json"])
+    return value
+
+
+@pytest.fixture(scope="module")
+def deepspeed() -> tuple[Planned, dict[str, bytes]]:
+    made = plan_of("llama2-7b-deepspeed")
+    return made, files_of(made)
+
+
+def test_a_fallback_has_its_own_files_and_shares_the_trainer(deepspeed: tuple[Planned, dict[str, bytes]]) -> None:
+    made, files = deepspeed
+    own = sorted(name.removeprefix("fallback/1/") for name in files if name.startswith("fallback/1/"))
+    assert own == ["arguments.json", "ds_config.json", "placement.json", "plan.json", "run.json", "train.sh"]
+    assert made.plan.fallbacks is not None
+    for number, fallback in enumerate(made.plan.fallbacks.layouts, start=1):
+        config = json.loads(files[f"fallback/{number}/ds_config.json"])
+        assert config["train_micro_batch_size_per_gpu"] == fallback.plan.layout.micro_batch_size
+        assert config["zero_optimization"]["stage"] == fallback.plan.layout.zero_stage
+        script = files[f"fallback/{number}/train.sh"].decode()
+        run_dir = '"${LLMLAUNCH_RUN_DIR}"'
+        assert f"--deepspeed_config {run_dir}/fallback/{number}/ds_config.json" in script
+        assert f'program=("$python" {run_dir}/trainer/' in script
+        done = subprocess.run(["bash", "-n"], input=script.encode(), capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_run_json_has_the_chain_and_each_layout_its_own_prediction(deepspeed: tuple[Planned, dict[str, bytes]]) -> None:
+    made, files = deepspeed
+    assert made.plan.fallbacks is not None
+    chain = [
+        {"layout": "fallback/1", "keeps_checkpoints": False, "loads": []},
+        {"layout": "fallback/2", "keeps_checkpoints": False, "loads": [""]},  # the planned ZeRO stage again
+    ]
+    for number, fallback in enumerate(made.plan.fallbacks.layouts, start=1):
+        run = described(files, f"fallback/{number}/")
+        assert run["fallbacks"] == described(files)["fallbacks"] == chain
+        assert run["predicted_bytes"] == [rank.device_bytes for rank in fallback.plan.estimate.ranks]
+        assert run["measurement"]["micro_batch_size"] == fallback.plan.layout.micro_batch_size
+        assert run["recipe_digest"] == described(files)["recipe_digest"]
+        plan = json.loads(files[f"fallback/{number}/plan.json"])
+        assert plan["layout"] == fallback.plan.layout.as_json()
+    assert described(files)["after_checkpoint"] == "reshard"
+
+
+def test_the_same_inputs_give_the_same_bytes(deepspeed: tuple[Planned, dict[str, bytes]]) -> None:
+    made, files = deepspeed
+    assert files_of(made) == files
+
+
+def test_what_cannot_load_begins_again_in_a_folder_of_its_own() -> None:
+    saving = ("training.checkpoint_path=/ckpt", "training.save_interval=10")
+    again = files_of(plan_of("llama2-7b-deepspeed", *saving, "on_oom={layouts: 2, after_checkpoint: restart}"))
+    assert [one["loads"] for one in described(again)["fallbacks"]] == [[], [""]]
+    places = [described(again, folder)["checkpoint"]["path"] for folder in ("", "fallback/1/", "fallback/2/")]
+    assert places == ["/ckpt", "/ckpt-fallback-1", "/ckpt"]
+    assert b"--save /ckpt-fallback-1 " in again["fallback/1/train.sh"]
+    assert b"--save /ckpt " in again["fallback/2/train.sh"]
+    stays = files_of(plan_of("llama2-7b-deepspeed", *saving))
+    assert described(stays, "fallback/1/")["checkpoint"]["path"] == "/ckpt"
+
+
+def test_the_job_is_told_in_time_for_the_slowest_of_its_layouts() -> None:
+    made = plan_of("llama2-7b-deepspeed", "training.checkpoint_path=/ckpt", "training.save_interval=10")
+    assert made.plan.fallbacks is not None
+    slowest = made.plan.fallbacks.layouts[-1].plan
+    slow = replace(slowest, chosen=replace(slowest.chosen, step_seconds=900.0))
+    chain = replace(made.plan.fallbacks, layouts=(Fallback(slow, (False,)),))
+    alone, with_slow = (warning_seconds(made.recipe, replace(made.plan, fallbacks=f)) for f in (None, chain))
+    assert alone is not None
+    assert with_slow is not None
+    assert with_slow > 900 > alone
+
+
+def test_megatron_gets_other_arguments_and_no_other_files() -> None:
+    made = plan_of("llama3-8b")
+    files = files_of(made)
+    own = sorted(name.removeprefix("fallback/1/") for name in files if name.startswith("fallback/1/"))
+    assert own == ["arguments.json", "placement.json", "plan.json", "run.json", "train.sh"]
+    assert made.plan.fallbacks is not None
+    tensor = made.plan.fallbacks.layouts[0].plan.layout.tensor
+    assert f"--tensor-model-parallel-size {tensor} ".encode() in files["fallback/1/train.sh"]
+
+
+def test_the_folders_are_their_owners_alone(deepspeed: tuple[Planned, dict[str, bytes]], tmp_path: Path) -> None:
+    made, files = deepspeed
+    rendered = made.backend.render(made.recipe, made.plan.layout)
+    render_run(made.recipe, made.plan, made.json, rendered, tmp_path / "run")
+    for path in (tmp_path / "run" / "fallback").rglob("*"):
+        executable = path.is_dir() or path.name == "train.sh"
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if executable else 0o600), path
+    assert (tmp_path / "run" / "fallback" / "2" / "train.sh").read_bytes() == files["fallback/2/train.sh"]
+    assert stat.S_IMODE((tmp_path / "run" / "fallback").stat().st_mode) == 0o700

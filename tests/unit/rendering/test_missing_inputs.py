@@ -1,0 +1,181 @@
+"""`check` warns of data, tokenizers and secrets that are missing; `submit` refuses, before anything is written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from llmlaunch.cli.check import command as check
+from llmlaunch.cli.render import command as render
+from llmlaunch.cli.submit import command as submit
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.rendering.inputs import Inputs, inputs_of
+
+MEGATRON = """\
+schema: 1
+name: mine
+model: llama3-8b
+backend: megatron-lm
+cluster: h100-80gb-x8
+nodes: 4
+training: {sequence_length: 8192, global_batch_size: 512, steps: 10}
+data: {path: corpus/text_document}
+"""
+DEEPSPEED = MEGATRON.replace("megatron-lm", "deepspeed").replace("corpus/text_document", "corpus")
+TINY = """\
+schema: 1
+name: tiny
+model: {num_layers: 2, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 4, vocab_size: 256}
+backend: deepspeed
+cluster: cpu-x2
+nodes: 1
+training: {sequence_length: 64, global_batch_size: 4, steps: 2, precision: fp32}
+data: {path: corpus.txt}
+secrets: [MY_HUB]
+"""
+
+
+def looked_for(folder: Path, text: str, *words: str, **environment: str) -> Inputs:
+    path = folder / "recipe.yaml"
+    path.write_text(text)
+    return inputs_of(load_recipe(path, words), environment)
+
+
+def made(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+
+
+def test_an_indexed_dataset_needs_both_of_its_files(tmp_path: Path) -> None:
+    (sentence,) = looked_for(tmp_path, MEGATRON).missing
+    assert sentence.startswith(f"{tmp_path}/recipe.yaml:8: data.path: {tmp_path}/corpus/text_document.bin is not there")
+    made(tmp_path, "corpus/text_document.bin")
+    (sentence,) = looked_for(tmp_path, MEGATRON).missing
+    assert "text_document.idx is not there" in sentence
+    made(tmp_path, "corpus/text_document.idx")
+    assert looked_for(tmp_path, MEGATRON) == Inputs((), ())
+
+
+def test_every_part_of_a_blend_is_looked_for(tmp_path: Path) -> None:
+    blend = "data={blend: [{path: a, weight: 1}, {path: b, weight: 2}]}"
+    made(tmp_path, "a.bin", "a.idx", "b.idx")
+    (sentence,) = looked_for(tmp_path, MEGATRON, blend).missing
+    assert "data.blend.1.path" in sentence
+    assert "b.bin is not there" in sentence
+
+
+def test_text_of_the_deepspeed_trainer_is_a_file_a_folder_or_an_indexed_dataset(tmp_path: Path) -> None:
+    assert "corpus is not there" in looked_for(tmp_path, DEEPSPEED).missing[0]
+    made(tmp_path, "corpus.idx")
+    assert "corpus.bin is not there" in looked_for(tmp_path, DEEPSPEED).missing[0]
+    made(tmp_path, "corpus.bin")
+    assert looked_for(tmp_path, DEEPSPEED) == Inputs((), ())
+    (tmp_path / "corpus.idx").unlink()
+    made(tmp_path, "corpus/part.txt")
+    assert looked_for(tmp_path, DEEPSPEED) == Inputs((), ())
+
+
+def test_a_tokenizer_by_path_is_looked_for_and_one_by_name_is_not(tmp_path: Path) -> None:
+    made(tmp_path, "corpus/text_document.bin", "corpus/text_document.idx")
+    assert looked_for(tmp_path, MEGATRON, "data.tokenizer=meta-llama/Llama-3.1-8B") == Inputs((), ())
+    for word in (f"data.tokenizer={tmp_path}/words", "data.tokenizer_type=SentencePieceTokenizer"):
+        words = [word] if "type" not in word else ["data.tokenizer=words", word]
+        (sentence,) = looked_for(tmp_path, MEGATRON, *words).missing
+        assert f"data.tokenizer: {tmp_path}/words is not there" in sentence
+
+
+def test_weights_to_start_from_are_looked_for(tmp_path: Path) -> None:
+    made(tmp_path, "corpus/text_document.bin", "corpus/text_document.idx")
+    (sentence,) = looked_for(tmp_path, MEGATRON, "training.start_from=weights").missing
+    assert f"training.start_from: {tmp_path}/weights is not there" in sentence
+
+
+def test_an_unset_secret_is_named_and_an_empty_one_too(tmp_path: Path) -> None:
+    mock = MEGATRON.replace("{path: corpus/text_document}", "{mock: true}") + "secrets: [MY_HUB, OTHER]\n"
+    missing = looked_for(tmp_path, mock, OTHER="").missing
+    assert [sentence.split(": ")[2] for sentence in missing] == [
+        "MY_HUB is not set here; export it where you submit",
+        "OTHER is not set here; export it where you submit",
+    ]
+    assert looked_for(tmp_path, mock, MY_HUB="x", OTHER="y") == Inputs((), ())
+
+
+@pytest.mark.parametrize("path", ["/no-such-file-system/text", "s3://bucket/text"])
+def test_what_cannot_be_seen_from_here_is_a_note(path: str, tmp_path: Path) -> None:
+    seen = looked_for(tmp_path, MEGATRON, f"data.path={path}")
+    assert seen.missing == ()
+    assert "cannot be seen from here" in seen.unseen[0]
+
+
+def test_a_folder_that_may_not_be_looked_into_hides_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.stat
+
+    def refused(path: Path, **how: bool) -> os.stat_result:
+        if "text_document" in path.name:
+            raise PermissionError(13, "Permission denied")
+        return real(path, **how)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    assert len(looked_for(tmp_path, MEGATRON).unseen) == 1
+
+
+def test_what_a_container_mounts_is_looked_for_where_it_lies_on_the_host(tmp_path: Path) -> None:
+    made(tmp_path, "host/text.bin", "host/text.idx")
+    mounted = f"container={{image: x.sqsh, mounts: ['{tmp_path}/host:/inside']}}"
+    assert looked_for(tmp_path, MEGATRON, mounted, "data.path=/inside/text") == Inputs((), ())
+    (sentence,) = looked_for(tmp_path, MEGATRON, mounted, "data.path=/inside/other").missing
+    assert "/inside/other.bin is not there" in sentence
+
+
+def asked(command: object, folder: Path, *words: str) -> Result:
+    return CliRunner().invoke(command, [str(folder / "recipe.yaml"), *words], standalone_mode=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data={python_source: true}"], "data.python_source: is for the DeepSpeed trainer"),
+        (
+            ["container={image: x.sqsh}", "training.save_interval=5", "training.checkpoint_path=/a,b"],
+            "no mount can hold",
+        ),
+        (["backend={name: megatron-lm, extra_args: [--seq-length, 9]}"], "--seq-length"),
+    ],
+)
+def test_check_refuses_what_submit_refuses(words: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(MEGATRON.replace("{path: corpus/text_document}", "{mock: true}"))
+    answers = [asked(check, tmp_path, *words), asked(submit, tmp_path, "--dry-run", *words)]
+    for answer in answers:
+        assert isinstance(answer.exception, UserError)
+        assert message in str(answer.exception)
+    assert str(answers[0].exception) == str(answers[1].exception)
+    assert answers[0].stdout == ""
+
+
+def test_check_and_render_warn_submit_and_its_dry_run_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MY_HUB", raising=False)
+    (tmp_path / "recipe.yaml").write_text(TINY)
+    checked = asked(check, tmp_path)
+    assert (checked.exception, checked.return_value) == (None, 0)
+    for what in ("warning: ", "data.path: ", "corpus.txt is not there", "MY_HUB is not set here"):
+        assert what in checked.stderr
+    rendered = asked(render, tmp_path, "-o", "rendered")
+    assert (rendered.exception, rendered.stderr.count("submit refuses without it")) == (None, 2)
+    for words in (["--dry-run"], ["-o", "run"], ["--local", "-o", "run"], ["training.steps=2,3"]):
+        refused = asked(submit, tmp_path, *words)
+        assert isinstance(refused.exception, UserError), (words, refused.output)
+        assert refused.exception.exit_code == 2
+        assert "corpus.txt is not there" in str(refused.exception)
+        assert not (tmp_path / "run").exists()
+    made(tmp_path, "corpus.txt")
+    monkeypatch.setenv("MY_HUB", "x")
+    assert asked(check, tmp_path).stderr.count("warning") == 0
+    assert asked(submit, tmp_path, "--dry-run").exception is None

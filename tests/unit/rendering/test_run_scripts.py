@@ -1,0 +1,362 @@
+"""Rendered directories really started, with bash alone: job.sbatch, train.sh, node.pyz and real torchrun on this
+machine, and a trainer of a few lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_samples import NASTY, deepspeed_cpu, nasty_job
+
+from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.recipe.types import Recipe, Restart
+from llmlaunch.rendering.read import RunFiles, read_run
+from llmlaunch.rendering.render import render_run
+
+TRAINER = """\
+import json, os, signal, sys, time
+rank = int(os.environ["RANK"])
+print("rank %d trains\\n" % rank, end="", flush=True)  # one write: two ranks share the log
+{body}
+"""
+
+
+def render(folder: Path, body: str = "", **changes: object) -> Path:
+    """A run directory whose two ranks run `body`, with recipe fields changed."""
+    of, plan, rendered = deepspeed_cpu()
+    of = replace(of, **changes)  # type: ignore[arg-type]
+    trainer = TRAINER.format(body=body).encode()
+    rendered = replace(rendered, program=("trainer/train.py",), files={"trainer/train.py": trainer})
+    return write(folder, of, plan, rendered)
+
+
+def write(folder: Path, of: Recipe, plan, rendered: Rendered) -> Path:
+    render_run(of, plan, {"recipe": of.name}, rendered, folder / "run")
+    return folder / "run"
+
+
+def environment(**more: str) -> dict[str, str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "LLMLAUNCH"))}
+    return {**plain, "LLMLAUNCH_PYTHON": sys.executable, **more}
+
+
+def start(run: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(run / "job.sbatch")]
+    return subprocess.run(command, cwd="/", env=environment(**more), capture_output=True, text=True, timeout=120)
+
+
+def training_log(run: Path) -> str:
+    logs = [path for path in (run / "logs").glob("*.log") if not path.name.endswith((".job.log", ".monitor.log"))]
+    return "".join(path.read_text() for path in logs)
+
+
+def ends_soon(pid: int) -> bool:
+    """Whether the process is gone, or a zombie nobody has waited for, within a minute: a KILL is not instant."""
+    for _ in range(600):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def only_attempt(run: Path) -> tuple[RunFiles, dict[int, dict[str, object]]]:
+    files = read_run(run)
+    (attempt,) = files.attempts
+    return files, {rank["rank"]: dict(rank) for rank in attempt.ranks}
+
+
+@pytest.mark.frameworks
+def test_a_training_that_ends_well_succeeds_and_leaves_its_traces(tmp_path: Path) -> None:
+    run = render(tmp_path)
+    done = start(run)
+    assert done.returncode == 0, done.stdout + done.stderr + training_log(run)
+    files, ranks = only_attempt(run)
+    assert files.status is not None
+    assert files.status["state"] == "succeeded"
+    assert {rank: record["exit_code"] for rank, record in ranks.items()} == {0: 0, 1: 0}
+    assert len(files.attempts[0].done) == len(files.peaks) == 1
+    assert files.run_id is not None
+    assert files.run_id.startswith("tiny-")
+    assert "rank 1 trains" in training_log(run)
+    assert (run / "logs" / f"{files.attempts[0].name}.job.log").is_file()
+    assert files.problems == ()
+
+
+PREPARE = """\
+import os, sys
+open("built", "a").write(os.environ["LLMLAUNCH_NODES"])
+sys.exit({code})
+"""
+
+
+def prepared(run: Path, code: int) -> subprocess.CompletedProcess[str]:
+    (run / "trainer" / "prepare.py").write_text(PREPARE.format(code=code))
+    return start(run)
+
+
+@pytest.mark.frameworks
+def test_what_is_built_once_is_built_before_the_first_training_alone(tmp_path: Path) -> None:
+    of, plan, rendered = deepspeed_cpu()
+    files = {"trainer/train.py": TRAINER.format(body="").encode(), "trainer/prepare.py": b""}
+    words = (NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/prepare.py"), "--world-size", "2")
+    run = write(tmp_path, of, plan, replace(rendered, program=("trainer/train.py",), files=files, prepare=words))
+    failed = prepared(run, code=5)
+    assert failed.returncode == 1
+    assert "preparing failed with exit code 5; why is in" in failed.stderr
+    assert training_log(run) == ""
+    assert [prepared(run, code=0).returncode, start(run).returncode] == [0, 0]
+    assert (run / "built").read_text() == "11"  # in vain, and once
+
+
+CHECK = """\
+print("note: this checkout is another version")
+print("Megatron-LM refuses its arguments: unrecognized arguments: " + repr(__import__("sys").argv[1:]))
+raise SystemExit({code})
+"""
+
+
+@pytest.mark.frameworks
+def test_arguments_that_are_refused_end_the_job_before_anything_is_built_or_trained(tmp_path: Path) -> None:
+    of, plan, rendered = deepspeed_cpu()
+    of = replace(of, restart=Restart())
+    here = "LLMLAUNCH_RUN_DIR"
+    texts = {"train": TRAINER.format(body=""), "prepare": PREPARE.format(code=0), "check": CHECK.format(code=3)}
+    files = {f"trainer/{name}.py": text.encode() for name, text in texts.items()}
+    rendered = replace(rendered, program=("trainer/train.py",), files=files)
+    rendered = replace(rendered, check=(NodeVariable(here, "/trainer/check.py"), "a 'word'"))
+    run = write(tmp_path, of, plan, replace(rendered, prepare=(NodeVariable(here, "/trainer/prepare.py"),)))
+    refused = start(run)
+    assert refused.returncode == 1
+    assert """refuses its arguments: unrecognized arguments: ["a 'word'"]""" in refused.stderr
+    cause, after = (read_run(run).status[key] for key in ("cause", "next"))
+    assert (cause["kind"], after["action"], after["why"]) == ("bad_arguments", "end", "bad_arguments would come again")
+    assert not (run / "built").exists()
+    assert training_log(run) == ""
+    (run / "trainer" / "check.py").write_text(CHECK.format(code=0))
+    taken = start(run)
+    assert taken.returncode == 0, taken.stderr
+    assert "job.sbatch: note: this checkout is another version" in taken.stdout
+    assert (run / "built").exists()
+
+
+@pytest.mark.frameworks
+def test_the_job_fails_when_one_rank_does_and_its_own_code_is_kept(tmp_path: Path) -> None:
+    run = render(tmp_path, "sys.exit(3 if rank == 1 else 0)")
+    assert start(run).returncode != 0
+    files, ranks = only_attempt(run)
+    assert files.status is not None
+    assert files.status["state"] == "failed"
+    assert ranks[1]["exit_code"] == 3
+    assert files.attempts[0].done == ()
+
+
+@pytest.mark.frameworks
+def test_a_killed_rank_is_known_by_its_signal(tmp_path: Path) -> None:
+    run = render(tmp_path, "rank or os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
+    assert start(run).returncode != 0
+    _, ranks = only_attempt(run)
+    assert (ranks[0]["exit_code"], ranks[0]["signal"]) == (None, "SIGKILL")
+
+
+@pytest.mark.frameworks
+def test_a_second_start_is_a_second_attempt(tmp_path: Path) -> None:
+    run = render(tmp_path, "name = f'ran-{rank}'\nsys.exit(os.path.exists(name) or open(name, 'w').close())")
+    first, second = start(run), start(run)
+    assert (first.returncode == 0, second.returncode == 0) == (True, False)
+    assert [len(attempt.done) for attempt in read_run(run).attempts] == [1, 0]
+    assert len((run / "run.id").read_text().splitlines()) == 1
+
+
+@pytest.mark.frameworks
+def test_a_port_that_was_taken_meanwhile_is_answered_with_another(tmp_path: Path) -> None:
+    """Between the look and the listening another job may come: the ranks then say so, and nothing has been trained."""
+    body = """
+if rank == 0 and not os.path.exists("port"):
+    open("port", "w").write(os.environ["MASTER_PORT"])
+    sys.exit("torch.distributed.DistNetworkError: code: -98, name: EADDRINUSE, message: address already in use")
+assert rank or open("port").read() != os.environ["MASTER_PORT"]
+"""
+    run = render(tmp_path, body)
+    done = start(run)
+    assert done.returncode == 0, done.stdout + done.stderr + training_log(run)
+    first, second = read_run(run).attempts
+    assert (first.status["cause"]["kind"], first.status["next"]["action"]) == ("port_taken", "again")
+    assert second.status["state"] == "succeeded"
+
+
+@pytest.mark.frameworks
+def test_told_to_stop_it_stops_the_ranks_and_still_judges(tmp_path: Path) -> None:
+    run = render(tmp_path, "open(f'here-{rank}', 'w').close()\ntime.sleep(600)")
+    with subprocess.Popen(["bash", str(run / "job.sbatch")], env=environment(), stdout=subprocess.PIPE) as job:
+        while not all((run / f"here-{rank}").exists() for rank in (0, 1)):
+            assert job.poll() is None, training_log(run)
+            time.sleep(0.1)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=240) == 75  # it was asked to, and had made no step
+    files, ranks = only_attempt(run)
+    assert files.status is not None
+    assert (files.status["state"], files.status["cause"]) == ("stopped", None)
+    for record in ranks.values():
+        assert ends_soon(int(str(record["program_pid"])))
+    assert "told to stop" in training_log(run)
+
+
+@pytest.mark.frameworks
+def test_hostile_arguments_and_variables_arrive_as_they_are(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    trainer = tmp_path / "a trainer.py"
+    trainer.write_text(
+        "import json, os, sys\n"
+        f"path = os.path.join({str(seen)!r}, os.environ['RANK'])\n"
+        "open(path, 'w').write(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
+    )
+    run = write(tmp_path, *nasty_job(trainer))
+    done = start(run)
+    assert done.returncode == 0, training_log(run)
+    for rank in ("0", "1"):
+        arguments, variables = json.loads((seen / rank).read_text())
+        assert tuple(arguments) == NASTY
+        assert tuple(variables[f"NASTY_{index}"] for index in range(len(NASTY))) == NASTY
+    assert list(tmp_path.rglob("PWNED")) == []
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("arguments", [("--node", "1"), ("--nnodes=9", "--", "-m"), ("--rdzv", "--log", "x")])
+def test_arguments_that_look_like_torchruns_reach_the_trainer(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    of, plan, rendered = deepspeed_cpu()
+    trainer = b"import sys; print(sys.argv[1:], flush=True)\n"
+    rendered = replace(rendered, program=("trainer/t.py", *arguments), files={"trainer/t.py": trainer})
+    run = write(tmp_path, of, plan, rendered)
+    assert start(run).returncode == 0
+    assert str(list(arguments)) in training_log(run)
+
+
+@pytest.mark.frameworks
+def test_a_setup_line_that_fails_is_named_and_the_job_goes_on(tmp_path: Path) -> None:
+    setup = ("cd /", "false", 'echo "$NEVER_SET"', "export FROM_SETUP=yes")
+    run = render(tmp_path, "assert os.environ['FROM_SETUP'] == 'yes'", setup=setup)
+    done = start(run)
+    assert done.returncode == 0, training_log(run)
+    assert "setup: exit code 1 from: false" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "message"),
+    [
+        ({"secrets": ("HF_TOKEN",)}, {}, "HF_TOKEN: secret of the recipe; export it where you submit"),
+        ({"nodes": 2}, {}, "planned for 2 nodes; without SLURM it runs on one"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_starts(tmp_path, changes, variables, message: str) -> None:
+    run = render(tmp_path, **changes)
+    done = start(run, **variables)
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
+    assert training_log(run) == ""
+    status = read_run(run).status
+    assert status is not None
+    assert status["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "message"),
+    [
+        ({}, {"LLMLAUNCH_PYTHON": "/nowhere/python"}, "no torch in /nowhere/python: name the training environment"),
+        ({"python": "/nowhere/python"}, {}, "no torch in /nowhere/python"),
+    ],
+)
+def test_a_node_that_cannot_train_says_why(tmp_path, changes, variables, message: str) -> None:
+    run = render(tmp_path, **changes)
+    assert start(run, **variables).returncode != 0
+    assert message in training_log(run)
+    status = read_run(run).status
+    assert status is not None
+    assert status["state"] == "failed"
+
+
+def test_a_variable_the_backend_needs_is_asked_for(tmp_path: Path) -> None:
+    of, plan, rendered = deepspeed_cpu()
+    run = write(tmp_path, of, plan, replace(rendered, required_variables=("MEGATRON_LM_PATH",)))
+    assert start(run).returncode != 0
+    assert "MEGATRON_LM_PATH: is needed on every node" in training_log(run)
+
+
+@pytest.mark.parametrize(
+    ("node_script", "state"), [("mark; exit 0", "succeeded"), ("exit 0", "failed"), ("mark; exit 4", "failed")]
+)
+def test_without_python_on_the_batch_host_code_and_markers_judge(tmp_path: Path, node_script: str, state: str) -> None:
+    run = render(tmp_path)
+    mark = 'mark() { mkdir "attempts/$LLMLAUNCH_ATTEMPT/done"; : >"attempts/$LLMLAUNCH_ATTEMPT/done/here"; }\n'
+    (run / "train.sh").write_text(mark + node_script)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("bash", "dirname", "date", "mkdir", "find", "wc"):
+        (tools / tool).symlink_to(Path("/usr/bin") / tool)
+    done = start(run, PATH=str(tools), LLMLAUNCH_PYTHON="")
+    assert (done.returncode == 0) == (state == "succeeded")
+    assert "no Python 3.8 or newer on this host" in done.stdout
+    status = read_run(run).status
+    assert status is not None
+    assert status["state"] == state
+    assert (status["exit_code"] == 0) == (state == "succeeded")
+
+
+STUBBORN_NODE_SIDE = """\
+import os, signal, sys, time
+if sys.argv[1] == "monitor":
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    open("monitor.pid", "w").write(str(os.getpid()))
+    time.sleep(600)
+if sys.argv[1] == "rank":
+    program = sys.argv[sys.argv.index("--") + 1 :]
+    os.execvp(program[0], program)
+"""
+
+
+@pytest.mark.frameworks
+@pytest.mark.faults
+def test_a_monitor_that_does_not_stop_is_killed_and_the_training_counts(tmp_path: Path) -> None:
+    run = render(tmp_path, "while not os.path.exists('monitor.pid'):\n    time.sleep(0.1)")
+    (run / "node.pyz").write_text(STUBBORN_NODE_SIDE)
+    done = start(run)
+    assert done.returncode == 0, training_log(run)
+    assert ends_soon(int((run / "monitor.pid").read_text()))
+
+
+@pytest.mark.frameworks
+@pytest.mark.faults
+def test_a_monitor_that_dies_at_once_leaves_its_words_and_the_training_counts(tmp_path: Path) -> None:
+    run = render(tmp_path)
+    crash = 'import sys\nif sys.argv[1] == "monitor":\n    sys.exit("no monitor today")\n'
+    (run / "node.pyz").write_text(crash + STUBBORN_NODE_SIDE)
+    assert start(run).returncode == 0, training_log(run)
+    (log,) = (run / "logs").glob("*.monitor.log")
+    assert log.read_text() == "no monitor today\n"
+
+
+def test_node_rank_0_on_another_host_than_the_meeting_point_ends_at_once(tmp_path: Path) -> None:
+    run = render(tmp_path)
+    variables = {
+        "LLMLAUNCH_RUN_DIR": str(run),
+        "LLMLAUNCH_ATTEMPT": "1.0",
+        "MASTER_ADDR": "node1",
+        "MASTER_PORT": "29500",
+        "SLURM_NODEID": "0",
+        "SLURMD_NODENAME": "node2",
+    }
+    command = ["bash", str(run / "train.sh")]
+    done = subprocess.run(command, env=environment(**variables), capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "node rank 0, but the others were told to meet on node1" in done.stderr

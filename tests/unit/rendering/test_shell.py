@@ -1,0 +1,213 @@
+"""Values stay values: in words, exports, directives and templates."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+
+import pytest
+from jinja2 import TemplateError
+from run_samples import NASTY
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.base import NodeVariable
+from llmlaunch.documents.secrets import looks_secret
+from llmlaunch.errors import UserError
+from llmlaunch.rendering.shell import (
+    ShellText,
+    directive,
+    export,
+    render_template,
+    required,
+    shell_word,
+)
+
+
+def bash(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_a_word_comes_out_of_bash_as_it_went_in(text: str) -> None:
+    assert bash(f"printf %s {shell_word(text)}").stdout == text
+    assert bash(f'{export("V", text)}; printf %s "$V"').stdout == text
+
+
+def test_a_sequence_becomes_as_many_words() -> None:
+    assert shlex.split(shell_word(("a b", 1, True, 0.5))) == ["a b", "1", "true", "0.5"]
+
+
+def test_marked_text_is_left_alone() -> None:
+    assert shell_word(ShellText("$(hostname)")) == "$(hostname)"
+
+
+def test_a_node_variable_is_expanded_where_the_script_runs_and_never_split() -> None:
+    word = shell_word(NodeVariable("TOOLS", "/my $(touch PWNED).py"))
+    assert bash(f"printf '<%s>' {word}", TOOLS="/a b").stdout == "</a b/my $(touch PWNED).py>"
+
+
+@pytest.mark.parametrize("text", ["nul\x00", "half \ud800"])
+def test_what_no_word_can_hold_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="holds"):
+        shell_word(text)
+
+
+@pytest.mark.parametrize("value", [None, {"a": 1}])
+def test_what_has_no_shell_form_is_a_template_mistake(value: object) -> None:
+    with pytest.raises(TypeError, match="no shell form"):
+        shell_word(value)
+
+
+@pytest.mark.parametrize("name", ["A;touch PWNED", "1A", "", "A B", "A\n", "É"])
+def test_a_name_that_is_no_variable_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="variable name"):
+        export(name, "1")
+
+
+def test_a_missing_secret_ends_the_script_and_a_present_one_is_not_shown() -> None:
+    line = f"{required('HF_TOKEN', 'export it where you submit')}; echo went on"
+    missing = bash(line)
+    assert missing.returncode != 0
+    assert "HF_TOKEN: export it where you submit" in missing.stderr
+    present = bash(line, HF_TOKEN="s3cret")
+    assert (present.stdout, present.stderr) == ("went on\n", "")
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "my_password", "TOKEN"])
+def test_names_of_secrets_are_known(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "NCCL_IB_KEY", "KEYCLOAK_REALM", "NCCL_DEBUG"])
+def test_other_names_are_not_taken_for_secrets(name: str) -> None:
+    assert not looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "line"),
+    [
+        ("time", "24:00:00", "#SBATCH --time=24:00:00"),
+        ("nodelist", "node[1-4,7]", "#SBATCH --nodelist=node[1-4,7]"),
+        ("exclusive", True, "#SBATCH --exclusive"),
+        ("requeue", False, ""),
+        ("mem", 0, "#SBATCH --mem=0"),
+        ("comment", "run #1 of 2", '#SBATCH --comment="run #1 of 2"'),
+        ("constraint", "a100|h100&ib", '#SBATCH --constraint="a100|h100&ib"'),
+        ("job-name", "it's $HOME", '#SBATCH --job-name="it\'s $HOME"'),
+    ],
+)
+def test_directives(option: str, value: str | int | bool, line: str) -> None:
+    assert directive(option, value) == line
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("job-name", "x\n#SBATCH --wrap=id"),
+        ("job-name", "x\r#SBATCH --wrap=id"),
+        ("job-name", "x\u2028y"),
+        ("job-name", 'x" --uid=0 "'),
+        ("comment", "back\\slash"),
+        ("partition", ""),
+        ("partition", "  "),
+        ("par tition", "gpu"),
+        ("partition\n#SBATCH --wrap", "id"),
+        ("--partition", "gpu"),
+    ],
+)
+def test_directives_that_sbatch_would_misread_are_refused_by_name(option: str, value: str) -> None:
+    with pytest.raises(UserError, match=r"^slurm\."):
+        directive(option, value)
+
+
+def test_a_template_of_ones_own_is_found_first_and_quoted_too(tmp_path, monkeypatch) -> None:
+    (tmp_path / "job.sbatch.j2").write_text("echo {{ name }}\n")
+    monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path))
+    assert render_template("job.sbatch.j2", {"name": "$(id)"}) == "echo '$(id)'\n"
+    assert render_template("train.sh.j2", TRAIN_CONTEXT).startswith("#!/bin/bash")
+
+
+def test_a_mistake_in_a_template_of_ones_own_names_the_template(tmp_path, monkeypatch) -> None:
+    (tmp_path / "job.sbatch.j2").write_text("echo\n{% if %}\n")
+    monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path))
+    with pytest.raises(UserError, match=r"job\.sbatch\.j2, line 2"):
+        render_template("job.sbatch.j2", {})
+    monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="is not a folder"):
+        render_template("job.sbatch.j2", {})
+
+
+def test_undefined_names_and_ways_out_of_the_sandbox_render_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path))
+    escapes = ("{{ missing }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ export.__globals__ }}")
+    for text in escapes:
+        (tmp_path / "bad.j2").write_text(text)
+        with pytest.raises((UserError, TemplateError)):
+            render_template("bad.j2", {})
+
+
+TRAIN_CONTEXT = {
+    "container": False,
+    "world_size": 1,
+    "open_files": 514,
+    "host_optimizer": False,
+    "tokenizer": "",
+    "nodes": 1,
+    "devices_per_node": 1,
+    "environment": [],
+    "required_variables": (),
+    "python": "",
+    "program": ["train.py"],
+    "monitor_interval_seconds": 1.0,
+    "snapshot": False,
+    "flight_recorder": False,
+    "by_itself": False,
+    "preflight": False,
+    "check": [],
+    "prepare": [],
+}
+
+
+@pytest.mark.parametrize("name", ["array.sbatch.j2", "job.sbatch.j2", "train.sh.j2"])
+def test_expressions_of_the_shipped_templates_stand_at_word_positions(name: str) -> None:
+    assert misplaced_expressions(asset("templates", name).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['echo "{{ x }}"', "echo '{{ x }}'", "echo a{{ x }}", "echo {{ x }}b", "# {{ x }}", 'echo "a\n{{ x }}"'],
+)
+def test_the_check_for_word_positions_finds_what_it_should(text: str) -> None:
+    assert misplaced_expressions(text)
+
+
+def misplaced_expressions(template: str) -> list[str]:
+    """Expressions inside quotes or comments, or glued to other text, where quoting does not do what it says.
+
+    Reads quotes and comments as bash does outside here-documents, which the shipped templates do not use."""
+    found, quote, comment, at = [], "", False, 0
+    while at < len(template):
+        rest = template[at:]
+        if rest.startswith(("{%", "{#")):
+            at += rest.index("%}" if rest[1] == "%" else "#}") + 2
+            continue
+        if rest.startswith("{{"):
+            end = rest.index("}}") + 2
+            before, after = template[:at][-1:], rest[end : end + 1]
+            if quote or comment or before not in ("", " ", "\n", "=", "(") or after not in ("", " ", "\n", ")", ";"):
+                found.append(rest[:end])
+            at += end
+            continue
+        character = rest[0]
+        if comment:
+            comment = character != "\n"
+        elif character == "\\" and quote != "'":
+            at += 1
+        elif quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character == "#" and template[:at][-1:] in ("", " ", "\n"):
+            comment = True
+        at += 1
+    return found

@@ -1,0 +1,135 @@
+"""The run directory: all its files as a value, and the writing of them, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from llmlaunch.backends.base import Rendered
+from llmlaunch.documents.writing import new_place
+from llmlaunch.errors import UserError
+from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rendering.arguments_json import arguments_json
+from llmlaunch.rendering.fallbacks import fallback_files
+from llmlaunch.rendering.file_text import as_json, as_text
+from llmlaunch.rendering.node_archive import node_archive
+from llmlaunch.rendering.placement_json import is_placed, placement_json
+from llmlaunch.rendering.provenance import Provenance, code_json, gather_provenance
+from llmlaunch.rendering.recovery_json import FALLBACK_FOLDER
+from llmlaunch.rendering.run_json import run_description
+from llmlaunch.rendering.scripts import SNAPSHOT_FOLDER, job_script, train_script
+from llmlaunch.rendering.snapshot import copy_snapshot
+from llmlaunch.trainers import HOOK, MEMORY_PROBE, PREFLIGHT
+
+__all__ = ["render_run", "run_files"]
+
+_EXECUTABLE = frozenset({"job.sbatch", "train.sh"})
+_FOLDERS = ("logs", "peaks", "attempts")  # sbatch and srun make no folders
+_RESERVED = frozenset({*_FOLDERS, SNAPSHOT_FOLDER, FALLBACK_FOLDER})
+
+
+def run_files(
+    recipe: Recipe,
+    plan: Plan,
+    plan_json: Mapping[str, object],
+    rendered: Rendered,
+    provenance: Provenance,
+    described: Mapping[str, object] | None = None,
+) -> dict[str, bytes]:
+    """Every file of the run directory by relative path, except the copied code of a snapshot. `described` is run.json,
+    where it is not `run_description`'s.
+
+    Pure: the same inputs give the same bytes (LLMLAUNCH_TEMPLATES is one of them). Raises UserError for a recipe
+    value that fits neither a directive nor a shell word.
+    """
+    code_root = None if provenance.snapshot is None else provenance.snapshot.root
+    files = {
+        "recipe.yaml": as_text(recipe.text),
+        "plan.json": as_json(plan_json),
+        "run.json": as_json(described or run_description(recipe, plan, rendered)),
+        "arguments.json": as_json(arguments_json(recipe, plan, rendered)),
+        "job.sbatch": as_text(job_script(recipe, plan, prepares=bool(rendered.check or rendered.prepare))),
+        "train.sh": as_text(train_script(recipe, rendered, code_root)),
+        "node.pyz": node_archive(),
+        "code.json": code_json(provenance),
+    }
+    if recipe.preflight:
+        files["trainer/preflight.py"] = PREFLIGHT.read_bytes()
+    probed = recipe.memory_probe and recipe.cluster.accelerator.kind == "gpu"
+    if recipe.watchdog is not None or probed:
+        files["hook/sitecustomize.py"] = HOOK.read_bytes()
+    if probed:
+        files["hook/llmlaunch_memory_probe.py"] = MEMORY_PROBE.read_bytes()
+    if is_placed(recipe):
+        files["placement.json"] = placement_json(recipe, plan.layout)
+    if provenance.diff:
+        files["code.diff"] = provenance.diff
+    for name, content in rendered.files.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or name in files or path.parts[0] in _RESERVED:
+            raise ValueError(f"backend {recipe.backend.name} may not write {name!r} into a run directory")
+        files[name] = content
+    return files | fallback_files(recipe, plan, rendered, code_root)
+
+
+def render_run(
+    recipe: Recipe,
+    plan: Plan,
+    plan_json: Mapping[str, object],
+    rendered: Rendered,
+    directory: Path,
+    described: Mapping[str, object] | None = None,
+) -> list[str]:
+    """Writes the files of `run_files`, and the copied code, for their owner alone (0700, files 0600).
+
+    Built beside its final place and renamed, so that a run directory is whole or absent. Returns sentences on what was
+    left out of it. Raises UserError where
+    `directory` holds something already, is a link, cannot be written, or a recipe value does not fit.
+    """
+    target = new_place(directory)
+    _refuse_occupied(target)
+    provenance = gather_provenance(recipe)
+    files = run_files(recipe, plan, plan_json, rendered, provenance, described)
+    building: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        for folder in _FOLDERS:
+            (building / folder).mkdir(mode=0o700)
+        for name, content in files.items():
+            _write(building, PurePosixPath(name), content)
+        if provenance.snapshot is not None:
+            copy_snapshot(provenance.snapshot, building / SNAPSHOT_FOLDER)
+        building.rename(target)
+        building = None
+    except OSError as error:
+        raise UserError(f"{target}: the run directory cannot be written: {error.strerror or error}") from error
+    finally:
+        if building is not None:
+            shutil.rmtree(building, ignore_errors=True)
+    return provenance.notes
+
+
+def _refuse_occupied(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise UserError(f"{target}: exists and is no folder; name a new one")
+    if target == Path.cwd():
+        raise UserError(f"{target}: is the folder you stand in; name a new one below it")
+    if any(target.iterdir()):
+        raise UserError(f"{target}: holds files already; name a new folder, or remove this one")
+
+
+def _write(directory: Path, name: PurePosixPath, content: bytes) -> None:
+    for folder in reversed(name.parents[:-1]):
+        (directory / folder).mkdir(exist_ok=True, mode=0o700)
+    mode = 0o700 if name.name in _EXECUTABLE else 0o600
+    with os.fdopen(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,210 @@
+"""run.json: what the node side and `collect` need, with a measurement record that only its peak is missing from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+
+from llmlaunch.backends.base import Rendered
+from llmlaunch.backends.registry import recorded_name
+from llmlaunch.layout import RECOMPUTE_NAMES, Layout
+from llmlaunch.models.families import OF_FAMILIES
+from llmlaunch.models.shape import OF_MEMORY, ModelShape, Router
+from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rendering.progress_json import progress_json
+from llmlaunch.rendering.recovery_json import recovery
+
+__all__ = ["measurement_template", "run_description"]
+
+_IMPLEMENTATION = (
+    "attention",
+    "transformer_impl",
+    "deterministic",
+    "cross_entropy_fusion",
+    "gated_activation_fused",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "gradient_accumulation_fusion",
+    "cuda_graph",
+    "torch_compile",
+    "cpu_activation_offload",
+    "overlap_moe_expert_parallel_comm",
+    "cp_comm_type",
+    "expandable_segments",
+    "legacy_models",
+    "defer_embedding_wgrad",
+    "tp_comm_overlap",
+    "optimizer_in_backward",
+)
+
+
+def run_description(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, object]:
+    """run.json as a value (docs/run-directory.md)."""
+    return {
+        "schema": 1,
+        "name": recipe.name,
+        "recipe_digest": recipe.digest,
+        "overrides": list(recipe.overrides),
+        "backend": recipe.backend.name,
+        "accelerator_kind": recipe.cluster.accelerator.kind,
+        "nodes": recipe.nodes,
+        "devices_per_node": recipe.cluster.devices_per_node,
+        "pipeline": plan.layout.pipeline,
+        "peak_kind": plan.estimate.peak_kind,
+        "predicted_bytes": [rank.device_bytes for rank in plan.estimate.ranks],
+        "predicted_by_kind": {
+            "allocated": [rank.allocated_bytes for rank in plan.estimate.ranks],
+            "reserved": [rank.reserved_bytes for rank in plan.estimate.ranks],
+            "host": plan.estimate.host_bytes_per_node,
+        },
+        "monitor_interval_seconds": recipe.monitor_interval_seconds,
+        "progress": progress_json(recipe, plan, rendered),
+        **recovery(recipe, plan),
+        "measurement": measurement_template(recipe, plan, rendered),
+    }
+
+
+def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, object]:
+    """A whole measurement record; null = not known, never "default". `rendered.measurement` fills what only the
+    backend knows, section by section."""
+    accelerator = recipe.cluster.accelerator
+    record: dict[str, object] = {
+        "id": None,
+        "family": "llmlaunch",
+        "split": None,
+        "peak_kind": plan.estimate.peak_kind,
+        "peak_bytes": None,
+        "allocator_statistic": None,
+        "rounding_bytes": None,
+        "repeats": None,
+        "pipeline_rank": None,
+        "rank_scope": None,
+        "backend": recorded_name(recipe),
+        "backend_version": recipe.backend.runs_version,
+        "gpu": "cpu" if accelerator.kind == "cpu" else accelerator.name,
+        "gpu_memory_bytes": accelerator.memory_bytes,
+        "world_size": plan.layout.world_size,
+        "model": _model(recipe, plan),
+        "sequence_length": recipe.workload.sequence_length,
+        "micro_batch_size": plan.layout.micro_batch_size,
+        "global_batch_size": recipe.workload.global_batch_size,
+        "num_microbatches": plan.layout.num_microbatches(recipe.workload.global_batch_size),
+        **_split(recipe, plan),
+        "implementation": dict.fromkeys(_IMPLEMENTATION),
+        **_techniques(recipe, plan.layout),
+        "source": {"citation": "llmlaunch", "license": None, "evidence": "measured", "note": None},
+        **_calibration(plan),
+    }
+    for section, known in rendered.measurement.items():
+        held = record[section]
+        if not isinstance(held, Mapping):
+            raise TypeError(f"measurement section {section!r} of backend {recipe.backend.name} is no section")
+        record[section] = {**held, **known}
+    return record
+
+
+def _calibration(plan: Plan) -> dict[str, object]:
+    """The one behind what was predicted; absent where there is none."""
+    named = plan.correction.calibration_id
+    return {} if named is None else {"calibration_id": named}
+
+
+def _model(recipe: Recipe, plan: Plan) -> dict[str, object]:
+    shape: ModelShape = recipe.model
+    pads = recipe.backend.name == "megatron-lm"  # Hugging Face models keep the vocabulary as it is
+    moe = None
+    if shape.moe is not None:
+        moe = {name: value for name, value in asdict(shape.moe).items() if name != "router"}
+        moe |= _router(shape.moe.router)
+        moe["layer_pattern"] = list(shape.moe.layer_pattern)
+    return {
+        "name": shape.name,
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "ffn_hidden_size": shape.ffn_hidden_size,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_query_groups": shape.num_query_groups,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "padded_vocab_size": shape.padded_vocab_size(plan.layout.tensor) if pads else shape.vocab_size,
+        "vocab_assumed": False,
+        "tied_embeddings": shape.tied_embeddings,
+        "gated_mlp": shape.gated_mlp,
+        "linear_bias": shape.linear_bias,
+        "normalization": shape.normalization,
+        "position_embedding": shape.position_embedding,
+        "qk_layernorm": shape.qk_layernorm,
+        "attention_dropout": shape.attention_dropout,
+        "hidden_dropout": shape.hidden_dropout,
+        "mtp_num_layers": shape.mtp_num_layers,
+        "moe": moe,
+        "mla": None if shape.mla is None else asdict(shape.mla),
+        **_of_family(shape),
+    }
+
+
+def _router(router: Router) -> dict[str, object]:
+    """What of a router's ways is a matter of memory, only where it is not the usual one's."""
+    said = {name: getattr(router, name) for name in OF_MEMORY}
+    return {} if said == {name: getattr(Router(), name) for name in OF_MEMORY} else {"router": said}
+
+
+def _of_family(shape: ModelShape) -> dict[str, object]:
+    """What few families have, only where this one has it: the format of measurements has no place for it, and what is
+    in memory depends on it."""
+    said = asdict(shape)
+    return {f.name: said[f.name] for f in fields(shape) if f.name in OF_FAMILIES and said[f.name] != f.default}
+
+
+def _split(recipe: Recipe, plan: Plan) -> dict[str, object]:
+    """The sections that say how the job is split and in which numbers it computes."""
+    layout = plan.layout
+    precision = recipe.workload.precision
+    return {
+        "parallelism": {
+            "tensor": layout.tensor,
+            "pipeline": layout.pipeline,
+            "virtual_pipeline": layout.virtual_pipeline,
+            "context": layout.context,
+            "expert": layout.expert,
+            "expert_tensor": layout.expert_tensor,
+            "data": layout.data,
+            "sequence_parallel": bool(layout.sequence_parallel),
+            "layers_per_pipeline_rank": list(layout.layers_by_rank) or None,
+            "microbatch_group": layout.pipeline,  # the schedule's default in every backend here
+        },
+        "optimizer": {
+            "name": "adam",
+            "zero_stage": layout.zero_stage,
+            "distributed_optimizer": recipe.backend.name == "megatron-lm" and layout.zero_stage > 0,
+            "optimizer_instances": 1,
+            "parameter_dtype": precision,
+            "gradient_dtype": None,
+            "state_dtype": "fp32",
+            "state_bytes_per_parameter": None,
+            "offload": "cpu" if recipe.techniques.offload_optimizer else None,
+        },
+        "recompute": _recompute(recipe, layout),
+        "precision": {"compute": precision, "fp8_recipe": None, "fp8_param_gather": False},
+    }
+
+
+def _recompute(recipe: Recipe, layout: Layout) -> dict[str, object]:
+    ways, name = recipe.techniques, RECOMPUTE_NAMES[layout.recompute]
+    return {
+        "granularity": name,
+        "method": ways.recompute_method if name == "full" else None,
+        "num_layers": layout.recompute_layers or None if name == "full" else None,
+        "modules": list(ways.recompute_modules) or None if name == "selective" else None,
+    }
+
+
+def _techniques(recipe: Recipe, layout: Layout) -> dict[str, object]:
+    """What the format of measurements has no place for, in a section of our own; absent where there is nothing."""
+    said = dict(recipe.techniques.as_json())
+    if layout.offload_layers:
+        said["offload_layers"] = layout.offload_layers
+    if layout.uneven and layout.virtual_pipeline > 1:
+        said["layers_by_stage"] = list(layout.layers_by_stage)
+    return {"techniques": said} if said else {}
