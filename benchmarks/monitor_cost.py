@@ -16,11 +16,10 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "wrapper"), str(ROOT / "tests" / "fake_nvml")]
-
-from node_rig import ATTEMPT, NODE, NodeRig, build  # noqa: E402
+sys.path[:0] = [str(ROOT / "wrapper"), str(ROOT / "tests")]
 
 from llmlaunch.rendering.node_archive import node_archive  # noqa: E402
+from support.node_rig import ATTEMPT, NODE, NodeRig, build  # noqa: E402
 
 GPUS = RANKS = 8
 START_UP_SECONDS = 15.0

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.command_line import CommandLine
+
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("soak", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
@@ -68,3 +70,9 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     for variable in ("STORE", "TEMPLATES", "RUNS", "PROMETHEUS", "MLFLOW", "WANDB"):
         monkeypatch.delenv(f"LLMLAUNCH_{variable}", raising=False)
     return home
+
+
+@pytest.fixture
+def llmlaunch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """`llmlaunch` in this process: `llmlaunch("check", recipe, code=3).stdout`, `llmlaunch.json("runs")`."""
+    return CommandLine(capsys, monkeypatch)

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu/small_training.py [--steps N] [--reset-every N] [--spike-mib N] [--stand-in]
 
-With --stand-in it trains on the CPU and moves the counters of tests/probe/fake_allocator.py, for trying the scripts.
+With --stand-in it trains on the CPU and moves the counters of tests/support/fake_allocator.py, for trying the scripts.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def main() -> None:
 
     fake: Any = None
     if options.stand_in:
-        sys.path.insert(0, str(ROOT / "tests" / "probe"))
+        sys.path.insert(0, str(ROOT / "tests" / "support"))
         import fake_allocator as fake
 
         fake.install(devices=1)

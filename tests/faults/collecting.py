@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from store_run_dirs import GIB, RunDir
-
 from llmlaunch.store.collect import collect
 from llmlaunch.store.location import where
 from llmlaunch.store.measurements import contents
 from llmlaunch.store.open import open_store
 from llmlaunch.store.runs import list_runs
+from support.store_run_dirs import GIB, RunDir
 
 # The command as a person types it, with small transactions, so that there are many to be caught in. LLMLAUNCH_PAUSE
 # names a folder and a moment: there it writes `here`, and waits until somebody has written `go`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,11 +11,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fake_nvml"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "store"))  # run directories, PostgreSQL
-
-from chain import Chain
-from node_rig import (  # noqa: F401
+from support.chain import Chain
+from support.node_rig import (  # noqa: F401
     archive,
     cpu_node,
     faulty_disk,

@@ -1,4 +1,4 @@
-"""Stands in for a trainer with the real torch, whose CUDA allocator's C functions are stood in for (tests/probe).
+"""Stands in for a trainer with the real torch, whose CUDA allocator's C functions are stood in for (tests/support).
 
 Each rank holds 30 GiB, one more than the rank before. When there is a file `spike` beside the scenario it holds 30 GiB
 more for 20 ms, gives them back, and resets torch's counters, as frameworks do when they log.
@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "probe"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import fake_allocator as fake
 import torch

@@ -9,8 +9,9 @@ from functools import partial
 from random import Random
 
 import pytest
-from chain import Chain
-from node_rig import GIB
+
+from support.chain import Chain
+from support.node_rig import GIB
 
 pytestmark = pytest.mark.faults
 

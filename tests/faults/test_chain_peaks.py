@@ -9,8 +9,9 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from chain import Chain, until
-from node_rig import GIB
+
+from support.chain import Chain, until
+from support.node_rig import GIB
 
 pytestmark = pytest.mark.faults
 

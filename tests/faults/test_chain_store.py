@@ -15,12 +15,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import judge
 import psycopg
 import pytest
-from chain import Chain, until
-from node_rig import GIB
-from postgres_server import PostgresServer
+
+from support import judge
+from support.chain import Chain, until
+from support.node_rig import GIB
+from support.postgres_server import PostgresServer
 
 COLLECTORS = 4
 RUNS = 3

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judge import judge, on_disk
+
+from support.judge import judge, on_disk
 
 Json = dict[str, Any]
 

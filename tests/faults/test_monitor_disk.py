@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_rig import ATTEMPT, GIB, NODE, NodeRig, until
+
+from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
 pytestmark = pytest.mark.faults
 

@@ -6,7 +6,8 @@ import resource
 import signal
 
 import pytest
-from node_rig import GIB, NodeRig, until
+
+from support.node_rig import GIB, NodeRig, until
 
 pytestmark = pytest.mark.faults
 

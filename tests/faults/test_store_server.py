@@ -13,7 +13,8 @@ from threading import Thread
 import psycopg
 import pytest
 from collecting import expected, held, many_runs, said, start
-from postgres_server import PostgresServer
+
+from support.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.faults, pytest.mark.postgres]
 

@@ -11,10 +11,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "fake_nvml"))
-
-from node_rig import build
-
 from llmlaunch.cli.planned import Planned, planned
 from llmlaunch.launchers.choose import Choice
 from llmlaunch.launchers.local import LocalLauncher
@@ -22,6 +18,7 @@ from llmlaunch.launchers.local_gpus import LocalGpu
 from llmlaunch.launchers.rehearsing.on_gpu import STEPS, run_alone
 from llmlaunch.rehearsal.choice import asked_ranks
 from llmlaunch.rehearsal.rehearsed import RehearsedRank
+from support.node_rig import build
 
 pytestmark = pytest.mark.frameworks
 

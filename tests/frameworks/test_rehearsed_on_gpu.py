@@ -6,16 +6,11 @@ group, as rank 256 of 512, under the real job.sbatch, train.sh, rank wrapper and
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from cpu_training import MEGATRON_CPU, PYTHON
 from cpu_words import ADDED
-
-sys.path.append(str(Path(__file__).parents[1] / "fake_nvml"))
-
-from node_rig import build
 
 from llmlaunch.assets import asset
 from llmlaunch.cli.planned import Planned, planned
@@ -25,6 +20,7 @@ from llmlaunch.launchers.local_gpus import LocalGpu
 from llmlaunch.launchers.rehearsing.on_gpu import STEPS, run_alone
 from llmlaunch.rehearsal.choice import asked_ranks
 from llmlaunch.rehearsal.rehearsed import RehearsedRank
+from support.node_rig import build
 
 pytestmark = pytest.mark.frameworks
 

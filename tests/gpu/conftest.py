@@ -2,10 +2,4 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / "probe"), str(TESTS / "fake_nvml")]
-
-from probe_rig import archive, fake_libcuda, probed  # noqa: E402, F401
+from support.probe_rig import archive, fake_libcuda, probed  # noqa: F401

@@ -12,8 +12,9 @@ from typing import Any
 
 import pynvml
 import pytest
-from node_rig import until
-from probe_rig import GIB, ProbeRig
+
+from support.node_rig import until
+from support.probe_rig import GIB, ProbeRig
 
 ROOT = Path(__file__).resolve().parents[2]
 

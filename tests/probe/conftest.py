@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from probe_rig import archive, fake_libcuda, probed, small_torch  # noqa: F401
+from support.probe_rig import archive, fake_libcuda, probed, small_torch  # noqa: F401

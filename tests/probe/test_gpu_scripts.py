@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_rig import build
+
+from support.node_rig import build
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--steps", "3", "--warm-up", "1", "--layers", "1", "--hidden", "64", "--tokens", "8", "--batch", "1")

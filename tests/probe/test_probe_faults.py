@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_rig import until
-from probe_rig import ATTEMPT, BEGIN, GIB, ProbeRig, build_libcuda
 
 from llmlaunch.peaks.probe_files import read_probe_files
 from llmlaunch.peaks.spool_place import spool_folder, spooled
+from support.node_rig import until
+from support.probe_rig import ATTEMPT, BEGIN, GIB, ProbeRig, build_libcuda
 
 pytestmark = pytest.mark.faults
 

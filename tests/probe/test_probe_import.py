@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from probe_rig import GIB, SMALL_CUDA, ProbeRig
+
+from support.probe_rig import GIB, SMALL_CUDA, ProbeRig
 
 USES_CUDA = "import torch; torch.cuda.init(); print('trained')"
 

@@ -10,7 +10,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from probe_rig import BEGIN, GIB, ProbeRig
+
+from support.probe_rig import BEGIN, GIB, ProbeRig
 
 pytestmark = pytest.mark.frameworks
 

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 from test_quickstart import ROOT, llmlaunch
 
-sys.path.insert(0, str(ROOT / "tests" / "fake_nvml"))
-
-from node_rig import until
+from support.node_rig import until
 
 RECIPE = (str(ROOT / "recipes" / "quickstart.yaml"), f"python={sys.executable}")
 

@@ -16,9 +16,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fake_nvml"))
-
-from node_rig import GIB, build
+from support.node_rig import GIB, build
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300
@@ -59,7 +57,7 @@ def environment(place: Path) -> dict[str, str]:
     scenario.write_text("gpu uuid=GPU-a used=1G\ngpu uuid=GPU-b used=1G\nslow nvmlDeviceGetMemoryInfo_v2 us=20000\n")
     driver = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML_SCENARIO": str(scenario)}
     places = {"XDG_DATA_HOME": str(place / "data"), "XDG_CACHE_HOME": str(place / "cache")}
-    path = ":".join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT / "tests" / "probe"))))
+    path = ":".join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT / "tests" / "support"))))
     return {**os.environ, **driver, **places, "LLMLAUNCH_PYTHON": sys.executable, "PYTHONPATH": path}
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,11 +13,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fake_nvml"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
-
-from chain import RECIPE, Chain, until
-from node_rig import build
+from support.chain import RECIPE, Chain, until
+from support.node_rig import build
 
 MIB = 2**20
 BIAS, NOISE = 1.12, 0.005  # true / predicted

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 from test_quickstart import ROOT, llmlaunch
 
-sys.path.insert(0, str(ROOT / "tests" / "fake_nvml"))
-
-from node_rig import until
+from support.node_rig import until
 
 TINY = (
     "model={num_layers: 2, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, num_query_groups: 2, "

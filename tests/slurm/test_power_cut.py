@@ -21,12 +21,9 @@ from typing import Any
 import pytest
 from one_machine import Cluster, wait_until
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fake_nvml"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
-
-import judge
-from chain import LATENCIES, TRAINER, quick_templates
-from node_rig import build
+from support import judge
+from support.chain import LATENCIES, TRAINER, quick_templates
+from support.node_rig import build
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "llama2-7b-deepspeed.yaml"

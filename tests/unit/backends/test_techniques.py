@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.megatron import techniques as megatron_techniques
@@ -21,11 +20,11 @@ from llmlaunch.backends.techniques_table import TECHNIQUE_LIST
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.schema import LayoutFile, PinsFile, WhatIfFile
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.trainers import TRAINER
+from support.recipes import recipe_of
 
 DENSE, MIXTURE, DEEPSPEED = "llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed"
 OWN = "the recipe for DeepSpeed with a script of one's own"
@@ -33,10 +32,6 @@ GPUS = Layout(4, 1, data=8, sequence_parallel=1, zero_stage=1)
 EXPERTS = Layout(2, 1, data=32, expert=8, sequence_parallel=1, zero_stage=1)
 FULL, SELECTIVE = replace(GPUS, recompute=RECOMPUTE_FULL), replace(GPUS, recompute=RECOMPUTE_SELECTIVE)
 ZERO_3 = Layout(data=16, zero_stage=3)
-
-
-def recipe_of(name: str, *overrides: str) -> Recipe:
-    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
 
 
 def megatron_words(layout: Layout, *overrides: str, name: str = DENSE) -> str:

@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 import pytest
-from measured_runs import CARD, run
 
 from llmlaunch.calibration.accuracy import scored
 from llmlaunch.calibration.comparable import runs_of, scores_of
@@ -14,6 +13,7 @@ from llmlaunch.calibration.coverage import coverage
 from llmlaunch.calibration.machines import clusters_by_gpu
 from llmlaunch.calibration.margins import Margin
 from llmlaunch.calibration.support import Asked, margin_of
+from support.measured_runs import CARD, run
 
 CLUSTERS = clusters_by_gpu()
 H100 = CLUSTERS["H100"].accelerator.name

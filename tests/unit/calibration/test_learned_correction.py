@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hidden_bias import GIB, MODELS, Bias, noise_of, runs
-from measured_runs import CARD
 
 from llmlaunch.calibration import evidence
 from llmlaunch.calibration.accuracy import RULE
@@ -22,6 +20,8 @@ from llmlaunch.calibration.pool import Pool, pools
 from llmlaunch.calibration.residual import PARTS, Equations, correction_of, equations_of
 from llmlaunch.calibration.validation import corrected, errors_of, folds_of, scored
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
+from support.hidden_bias import GIB, MODELS, Bias, noise_of, runs
+from support.measured_runs import CARD
 
 CLUSTERS = clusters_by_gpu()
 BOTH = Bias(share=0.06, outside_bytes=1.0 * GIB)

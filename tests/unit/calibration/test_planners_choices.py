@@ -9,8 +9,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from hidden_bias import LAYOUTS, MODELS, configuration
-from measured_runs import CARD
 
 from llmlaunch.calibration.accuracy import RULE
 from llmlaunch.calibration.evidence import gather
@@ -19,6 +17,8 @@ from llmlaunch.calibration.machines import clusters_by_gpu
 from llmlaunch.calibration.pool import pools
 from llmlaunch.calibration.pricing import Priced, priced
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
+from support.hidden_bias import LAYOUTS, MODELS, configuration
+from support.measured_runs import CARD
 
 SITES, RISK = 12, 0.1
 BIAS, SPREAD = 0.05, 0.04  # of a layout's true need over its prediction

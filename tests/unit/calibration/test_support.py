@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from calibrated import score
 
 from llmlaunch.calibration.margins import DIED, upper_ratio
 from llmlaunch.calibration.support import RESIDENT, Asked, believed, margin_of, support_of
 from llmlaunch.memory.correction import Correction
+from support.calibrated import score
 
 LLAMA = Asked("H100", "dense gated", "0.19.1")
 DENSE = [score(0.95 + i / 200, version="0.19.0") for i in range(30)]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hidden_bias import GIB, Bias, runs
 
 from llmlaunch.assets import asset
 from llmlaunch.cli.main import main
+from support.hidden_bias import GIB, Bias, runs
 
 __all__ = ["BIAS", "RECIPE", "Cli"]
 

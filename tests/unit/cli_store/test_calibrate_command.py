@@ -11,9 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 from calibrating import BIAS, RECIPE, Cli
-from hidden_bias import runs
 
 from llmlaunch.store import learning
+from support.hidden_bias import runs
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "calibration.schema.json"
 WHERE = ("--backend", "megatron-lm", "--accelerator", "h100-80gb")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from calibrating import BIAS, RECIPE, Cli
-from hidden_bias import GIB
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
@@ -19,6 +18,7 @@ from llmlaunch.planner.sized import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rendering.run_json import run_description
 from llmlaunch.store.run_records import records_of
+from support.hidden_bias import GIB
 
 PINNED = "layout={tensor: 4, pipeline: 2, context: 1, micro_batch_size: 1, recompute: none, virtual_pipeline: 1}"
 # Jobs a site would run: models, lengths and splits of the gallery.

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calibrated import calibration, score
-from measured_runs import run as measured_run
 
 from llmlaunch.assets import asset
 from llmlaunch.calibration.calibrations import Calibration
@@ -20,6 +18,8 @@ from llmlaunch.cli.main import main
 from llmlaunch.store import sqlite_file
 from llmlaunch.store.calibrations import put, use
 from llmlaunch.store.open import open_store
+from support.calibrated import calibration, score
+from support.measured_runs import run as measured_run
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 CARD = "h100-80gb"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_run_dirs import STARTED, RunDir, finished_cpu_run
 
 from llmlaunch.cli.main import main
+from support.store_run_dirs import STARTED, RunDir, finished_cpu_run
 
 NOW = STARTED + 10 * 86400
 

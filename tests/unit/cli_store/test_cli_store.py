@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_run_dirs import GIB, RUN_ID, RunDir, finished_cpu_run
 
 from llmlaunch.cli.main import main
+from support.store_run_dirs import GIB, RUN_ID, RunDir, finished_cpu_run
 
 FIT = Path(__file__).resolve().parents[2] / "data" / "measurements" / "fit.jsonl"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_run_dirs import GIB, STARTED, gpu
 
 from llmlaunch.calibration.read import problem
 from llmlaunch.cli.main import main
+from support.store_run_dirs import GIB, STARTED, gpu
 
 ROOT = Path(__file__).resolve().parents[3]
 ATTEMPT = "local-1760000000-1.0"

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from store_run_dirs import ATTEMPT, GIB, RUN_ID, RunDir
 
 from llmlaunch.assets import asset
 from llmlaunch.cli.main import main
 from llmlaunch.rendering.node_archive import node_archive
+from support.store_run_dirs import ATTEMPT, GIB, RUN_ID, RunDir
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 

@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from store_run_dirs import STARTED, gpu
 
 from llmlaunch.assets import asset
 from llmlaunch.cli.main import main
@@ -31,6 +30,7 @@ from llmlaunch.launchers.watching import JsonView, PlainView
 from llmlaunch.peaks.summarize import attempt_summary
 from llmlaunch.report.watch_screen import frame
 from llmlaunch.store.read_directory import read_directory
+from support.store_run_dirs import STARTED, gpu
 
 ATTEMPT = "77.0"
 RUN_ID = "quickstart-20260101T000000Z-0001"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_run_dirs import RunDir
 
 from llmlaunch.cli.excluded import excluded_words
 from llmlaunch.cli.main import main
+from support.store_run_dirs import RunDir
 
 SINFO = "n0|train*|idle\nn1|train*|idle\nn2|train*|idle\n"
 Said = Callable[..., tuple[str, str]]

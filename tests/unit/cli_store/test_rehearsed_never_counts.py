@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from calibrating import BIAS, RECIPE, Cli
-from hidden_bias import runs
-from rehearsed_plans import PINS, on_gpu, planned, records, traced
 
 from llmlaunch.calibration.comparable import scores_of
 from llmlaunch.calibration.evidence import gather
 from llmlaunch.calibration.machines import clusters_by_gpu
 from llmlaunch.calibration.selection import left_out
+from support.hidden_bias import runs
+from support.rehearsed_plans import PINS, on_gpu, planned, records, traced
 
 MANY = [(*PINS, f"training.sequence_length={1024 * n}") for n in range(1, 13)]
 

@@ -9,10 +9,10 @@ from typing import Any
 import jsonschema
 import pytest
 from calibrating import RECIPE, Cli
-from rehearsed_plans import PINS, Planned, on_gpu, planned, records, traced
 
 from llmlaunch.cli.planned import plan_loaded
 from llmlaunch.recipe.load import load_recipe
+from support.rehearsed_plans import PINS, Planned, on_gpu, planned, records, traced
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "schemas" / "plan.schema.json").read_text())
 FEW = (*PINS, "layout.recompute=none")  # some hundred layouts

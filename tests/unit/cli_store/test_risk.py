@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measured_runs import run
 
 from llmlaunch.assets import asset
 from llmlaunch.cli.main import main
+from support.measured_runs import run
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 GIB = 2**30

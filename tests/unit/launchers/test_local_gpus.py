@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "fake_nvml"))
-
-from node_rig import build
+from support.node_rig import build
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = str(ROOT / "recipes" / "llama2-7b-deepspeed.yaml")

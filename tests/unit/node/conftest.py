@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "fake_nvml"))
-
-from node_rig import (  # noqa: F401
+from support.node_rig import (  # noqa: F401
     archive,
     cpu_node,
     faulty_disk,

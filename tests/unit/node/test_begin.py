@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_rig import NodeRig
+
+from support.node_rig import NodeRig
 
 RESTART = {"by": "requeue", "times": 3, "fruitless": 2, "backoff_seconds": 60}
 

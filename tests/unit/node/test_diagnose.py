@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_rig import ATTEMPT, NODE
 
 from llmlaunch.causes.words import sentence
 from llmlaunch.node import diagnose
 from llmlaunch.node.kernel_log import kernel_lines
+from support.node_rig import ATTEMPT, NODE
 
 SILENT: list[str] = []
 

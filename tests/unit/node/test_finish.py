@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_rig import ATTEMPT, GIB, NODE, NodeRig
 
 from llmlaunch.node.last_act import write_summary
 from llmlaunch.peaks.spool_place import spool_folder
 from llmlaunch.peaks.summarize import still_whole
 from llmlaunch.peaks.summary import AttemptSummary, summary_of_json
+from support.node_rig import ATTEMPT, GIB, NODE, NodeRig
 
 
 def run(node_side: NodeRig, script: str, rank: int, node: str = NODE) -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from node_rig import ATTEMPT, GIB, NODE, NodeRig, until
+from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
 TWO_GPUS = "gpu uuid=GPU-a\ngpu uuid=GPU-b\n"
 

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
 from llmlaunch.node.gpu import Power
 from llmlaunch.node.host import HostMemory
+from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
 MIG = "gpu uuid=GPU-a mig=1\nslice 0 uuid=MIG-a total=10G\nslice 0 uuid=MIG-b total=20G\ngpu uuid=GPU-b\n"
 

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 
-from node_rig import ATTEMPT, NODE, NodeRig, until
+from support.node_rig import ATTEMPT, NODE, NodeRig, until
 
 MIB = 2**20
 # Holds 96 MiB for a moment, then waits on its standard input.

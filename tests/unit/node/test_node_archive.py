@@ -12,10 +12,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from node_rig import NODE, NodeRig
 
 import llmlaunch
 from llmlaunch.rendering.node_archive import node_archive
+from support.node_rig import NODE, NodeRig
 
 # four nodes in a ring, where a-c, c-b, b-d and d-a are the fast links
 PLACED = """{"schema": 1, "nodes": 4, "devices_per_node": 1, "fabric_gigabytes_per_second": 1, "layout": {"data": 4},

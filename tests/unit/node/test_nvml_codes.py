@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_rig import GIB
 from nvml_codes import CODES, OF_A_DEVICE, OF_ALL, OF_SLICES
 
 import llmlaunch
+from support.node_rig import GIB
 
 GONE = (15, 16, 28)
 NEVER_AGAIN = (2, 3, 4, 13, 25)

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 import pytest
-from node_rig import ATTEMPT, NODE, NodeRig, until
+
+from support.node_rig import ATTEMPT, NODE, NodeRig, until
 
 # Stands for preflight.py of a run directory; each device does what its line says.
 DEVICE = """\

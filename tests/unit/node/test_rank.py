@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from node_rig import NODE, NodeRig, alive, until
+
+from support.node_rig import NODE, NodeRig, alive, until
 
 # Prints what it hears; ends with 9 on SIGTERM.
 LISTENER = """

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_rig import NodeRig, until
 
 from llmlaunch.trainers import HOOK
+from support.node_rig import NodeRig, until
 
 # The main thread is in a C call that keeps the interpreter's lock for ever.
 HANGS_IN_C = """

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_rig import ATTEMPT, NODE, NodeRig, alive, until
 
 from llmlaunch.node.descent import Child, kill_tree
 from llmlaunch.node.watchdog import Clock
+from support.node_rig import ATTEMPT, NODE, NodeRig, alive, until
 
 PROGRESS = {
     "step_patterns": [r"\bstep (?P<step>\d+)/(?P<steps>\d+) \| loss (?P<loss>\S+)"],

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "store"))
-
-from store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
-
 from llmlaunch.peaks.attempt_files import WHOLE_BYTES
 from llmlaunch.peaks.summarize import attempt_summary, still_whole, summarize
 from llmlaunch.peaks.summary import AttemptSummary, RankSummary, summary_of_json
+from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
 
 
 def probe(run: RunDir, rank: int, *, uuid: str | None = None, pid: int | None = None, **device: Any) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.layout import Layout, LayoutColumns
@@ -14,13 +13,9 @@ from llmlaunch.models.parameters import count_parameters
 from llmlaunch.placement.traffic import Volumes
 from llmlaunch.planner.placement import ExpectedPlacement, expected_placement, step_volumes
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.update import update
-
-
-def recipe_of(name: str, *overrides: str) -> Recipe:
-    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
+from support.recipes import recipe_of
 
 
 def volumes(recipe: Recipe, layout: Layout) -> Volumes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.lessons import Lessons
 from llmlaunch.calibration.margins import Margin, no_margin
@@ -19,14 +18,9 @@ from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.unsafe import explain_unsafe
-from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.types import Recipe
+from support.recipes import recipe_of
 
 GIB = 2**30
-
-
-def recipe_of(name: str, *overrides: str) -> Recipe:
-    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
 
 
 def plan_of(name: str, *overrides: str) -> Plan:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.planner.length import duration, job_length, time_limit_said
@@ -19,14 +18,10 @@ from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.sized import make_sized_plan
 from llmlaunch.planner.sizing import ALL_UP_TO, smallest_cluster, splittable, stride
 from llmlaunch.planner.unsafe import refuse
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from support.recipes import recipe_of
 
 DAY = 86400
-
-
-def recipe_of(name: str, *overrides: str) -> Recipe:
-    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
 
 
 def sized(name: str, *overrides: str) -> tuple[Recipe, Plan]:

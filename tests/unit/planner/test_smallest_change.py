@@ -12,7 +12,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NAMES
@@ -22,8 +21,7 @@ from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.planner.smallest_change import advice, smallest_change
-from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.types import Recipe
+from support.recipes import recipe_of
 
 SMALL = ("cluster=a100-40gb-x8", "nodes=1", "training.global_batch_size=32")
 FEW_WORDS = {"offload_optimizer": 0.0, "offload_layers": 0, "offload_modules": [], "layers_by_stage": "even"}
@@ -41,10 +39,6 @@ PINS = st.fixed_dictionaries(
         "recompute": st.sampled_from(RECOMPUTE_NAMES),
     },
 )
-
-
-def recipe_of(name: str, *words: str) -> Recipe:
-    return load_recipe(asset("recipes", f"{name}.yaml"), words)
 
 
 def setting(name: str, *words: str) -> Setting:

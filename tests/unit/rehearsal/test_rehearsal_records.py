@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from rehearsed_plans import PINS, VERSIONS, on_gpu, planned, records, traced
 
 from llmlaunch.calibration.accuracy import score
 from llmlaunch.calibration.machines import clusters_by_gpu
@@ -13,6 +12,7 @@ from llmlaunch.calibration.read import problem
 from llmlaunch.calibration.summary import families
 from llmlaunch.rehearsal.evidence import rehearsed_ranks
 from llmlaunch.rehearsal.shape import shape_of
+from support.rehearsed_plans import PINS, VERSIONS, on_gpu, planned, records, traced
 
 
 def shape(*words: str) -> str:

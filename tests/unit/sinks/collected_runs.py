@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from store_run_dirs import GIB, RUN_ID, STARTED, RunDir, gpu
-
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
+from support.store_run_dirs import GIB, RUN_ID, STARTED, RunDir, gpu
 
 PLAN = {
     "recipe": "tiny",

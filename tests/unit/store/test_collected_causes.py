@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from store_run_dirs import GIB, STARTED, RunDir, fallback_chain, gpu
-
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import contents
 from llmlaunch.store.runs import list_runs, set_state
 from llmlaunch.store.sick_nodes import DAY_SECONDS, forgive, sick_nodes_of
+from support.store_run_dirs import GIB, STARTED, RunDir, fallback_chain, gpu
 
 LINE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 NUMBERS = {"asked_bytes": 2 * GIB, "total_bytes": 80 * GIB}

@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from store_run_dirs import GIB, fallback_chain
-
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import contents
 from llmlaunch.store.runs import list_runs, set_state
+from support.store_run_dirs import GIB, fallback_chain
 
 
 def records(store: Store) -> list[dict[str, Any]]:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rehearsed_plans import Planned, planned
-from store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
 
 from llmlaunch.backends.registry import rank_alone
 from llmlaunch.rehearsal.records import records_of
@@ -21,6 +19,8 @@ from llmlaunch.store.measurements import contents
 from llmlaunch.store.rehearsals import put_rehearsed, rehearsed_of
 from llmlaunch.store.runs import list_runs
 from llmlaunch.store.stored_run import run_marks
+from support.rehearsed_plans import Planned, planned
+from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
 
 RANK = 2
 STEPS = 3

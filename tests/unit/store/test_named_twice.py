@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from store_run_dirs import finished_cpu_run
-
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import contents
+from support.store_run_dirs import finished_cpu_run
 
 
 def test_one_directory_named_twice_and_two_of_one_id(store: Store, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_run_dirs import ATTEMPT, GIB, RUN_ID, STARTED, RunDir, gpu
 
 from llmlaunch.causes.lines import masked
 from llmlaunch.store.collect import collect
@@ -15,6 +14,7 @@ from llmlaunch.store.database import Store
 from llmlaunch.store.export import csv_lines, write_lines
 from llmlaunch.store.measurements import contents
 from llmlaunch.store.runs import set_state
+from support.store_run_dirs import ATTEMPT, GIB, RUN_ID, STARTED, RunDir, gpu
 
 BY_REFERENCE = "correct-horse-battery"  # of a variable that only the recipe calls a secret
 BY_NAME = "b2c4d6e8f0a1b3c5d7e9"

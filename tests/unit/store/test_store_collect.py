@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_run_dirs import ATTEMPT, GIB, RUN_ID, STARTED, RunDir, finished_cpu_run, gpu
 
 from llmlaunch.errors import UserError
 from llmlaunch.peaks.spool_place import spool_folder
@@ -18,6 +17,7 @@ from llmlaunch.store.collect import Outcome, collect, open_collected
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import contents
 from llmlaunch.store.runs import Run, find_run, list_runs, set_state
+from support.store_run_dirs import ATTEMPT, GIB, RUN_ID, STARTED, RunDir, finished_cpu_run, gpu
 
 
 def records(store: Store) -> list[dict[str, Any]]:

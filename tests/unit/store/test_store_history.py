@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from store_run_dirs import GIB, STARTED, RunDir
-
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
 from llmlaunch.store.history import last_true_peaks
+from support.store_run_dirs import GIB, STARTED, RunDir
 
 
 def ran(

@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from postgres_server import PostgresServer
-from rehearsed_plans import GALLERY, PINS, on_gpu, planned, records, traced
-from store_run_dirs import GIB, RUN_ID, finished_cpu_run
 
 from llmlaunch.cli.measured import stored_calibration
 from llmlaunch.cli.planned import plan_loaded
@@ -30,6 +27,9 @@ from llmlaunch.store.rehearsals import put_rehearsed, rehearsed_of
 from llmlaunch.store.runs import find_run
 from llmlaunch.store.stored_run import run_marks, stored_run
 from llmlaunch.store.tables import metadata
+from support.postgres_server import PostgresServer
+from support.rehearsed_plans import GALLERY, PINS, on_gpu, planned, records, traced
+from support.store_run_dirs import GIB, RUN_ID, finished_cpu_run
 
 pytestmark = pytest.mark.postgres
 

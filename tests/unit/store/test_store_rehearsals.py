@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from rehearsed_plans import PINS, on_gpu, planned, records, traced
-from store_run_dirs import RUN_ID, finished_cpu_run
 
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
@@ -17,6 +15,8 @@ from llmlaunch.store.location import where
 from llmlaunch.store.measurements import Filters, contents, import_file
 from llmlaunch.store.open import open_store
 from llmlaunch.store.rehearsals import put_rehearsed, rehearsed_of
+from support.rehearsed_plans import PINS, on_gpu, planned, records, traced
+from support.store_run_dirs import RUN_ID, finished_cpu_run
 
 
 def test_what_was_rehearsed_is_found_for_this_very_shape_alone(store: Store) -> None:

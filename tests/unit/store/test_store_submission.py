@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from store_run_dirs import RUN_ID, STARTED, RunDir
 
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
 from llmlaunch.store.runs import list_runs, record_submission
+from support.store_run_dirs import RUN_ID, STARTED, RunDir
 
 SUBMISSION = {"launcher": "slurm", "job_id": 42, "submitted_at": STARTED, "cluster": "alpha"}
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from terminal import terminal  # noqa: F401
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "fake_nvml"))
-
-from node_rig import (  # noqa: F401
+from support.node_rig import (  # noqa: F401
     archive,
     cpu_node,
     gpu_node,
@@ -15,4 +12,3 @@ from node_rig import (  # noqa: F401
     old_gpu_node,
     old_nvml_library,
 )
-from terminal import terminal  # noqa: F401

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_rig import until
+
+from support.node_rig import until
 
 PACKAGES = Path(__file__).resolve().parents[3] / "wrapper"
 

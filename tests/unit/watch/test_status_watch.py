@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_rig import GIB, NODE, NodeRig, until
 from terminal import PACKAGES, Terminal
 
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.run_files import latest_attempt, run_name
+from support.node_rig import GIB, NODE, NodeRig, until
 
 STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
 RUN = {

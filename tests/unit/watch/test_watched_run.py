@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
 from llmlaunch.launchers import watched_run
 from llmlaunch.launchers.base import JobState, Submission
@@ -16,6 +15,7 @@ from llmlaunch.launchers.look import Look
 from llmlaunch.launchers.monitor_tails import MonitorTails
 from llmlaunch.launchers.watched_run import RunReader
 from llmlaunch.report.watched import Gauge, Watched
+from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
 STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
 JOB = ATTEMPT.partition(".")[0]

@@ -12,23 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable, Rendered
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.deepspeed.rules import RULES
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import TRAINER, TRAINER_MODULES
+from support.recipes import recipe_of
 
 GPU_RECIPE, CPU_RECIPE = "llama2-7b-deepspeed", "quickstart"
 GPU_LAYOUT = Layout(data=16, micro_batch_size=2, zero_stage=3)
 CPU_LAYOUT = Layout(data=2, micro_batch_size=2, zero_stage=1)
-
-
-def recipe_of(name: str, *overrides: str) -> Recipe:
-    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
 
 
 def rendered(layout: Layout, name: str = GPU_RECIPE, *overrides: str) -> Rendered:

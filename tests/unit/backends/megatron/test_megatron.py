@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.disagreements import DISAGREEMENTS, MOST_DISAGREEMENTS
@@ -19,15 +18,11 @@ from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
 from llmlaunch.models.shape import ModelShape, MoeShape
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from support.recipes import recipe_of
 
 DENSE = Layout(8, 4, virtual_pipeline=5, data=16, sequence_parallel=1, zero_stage=1)
 MIXTURE = Layout(2, 4, data=8, expert=8, sequence_parallel=1, zero_stage=1)
-
-
-def recipe_of(name: str, *overrides: str) -> Recipe:
-    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
 
 
 def words_of(recipe: Recipe, layout: Layout) -> list[str]:

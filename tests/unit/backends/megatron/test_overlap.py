@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.argument import words_of
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.overlap import OVERLAP_RULES
@@ -16,17 +15,13 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns, Situation
 from llmlaunch.planner.judge import judged
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from support.recipes import recipe_of
 
 DENSE, MIXTURE = "llama3-70b", "mixtral-8x7b"
 SPLIT = Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1)
 EXCHANGING = Layout(1, 1, data=64, expert=8, zero_stage=1)
 HIDDEN = "layout.overlap_expert_communication=true"
-
-
-def recipe_of(name: str, *overrides: str) -> Recipe:
-    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
 
 
 def words(layout: Layout, recipe: Recipe) -> tuple[str, ...]:

@@ -11,12 +11,9 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fake_nvml"))
-
-from node_rig import ATTEMPT, NodeRig, archive  # noqa: F401
-
 from llmlaunch.peaks.probe_files import TorchPeaks, probe_paths, read_probe_files
 from llmlaunch.trainers import HOOK, MEMORY_PROBE
+from support.node_rig import ATTEMPT, NodeRig, archive  # noqa: F401
 
 HERE = Path(__file__).parent
 GIB = 2**30

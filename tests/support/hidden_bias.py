@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from measured_runs import CARD, template
-
 from llmlaunch.calibration.pricing import Priced, priced
+from support.measured_runs import CARD, template
 
 GIB = 2**30
 GPU = "H100"

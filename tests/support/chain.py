@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import judge
 import psutil
-from node_rig import GIB, alive
+
+from support import judge
+from support.node_rig import GIB, alive
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "llama2-7b-deepspeed.yaml"
-TRAINER = Path(__file__).with_name("trainer.py")
+TRAINER = ROOT / "tests" / "faults" / "trainer.py"
 PATIENCE_SECONDS = 240.0  # nothing is judged by how long it took
 # Of a call, as measured on a real driver (MangoHud pull request 2104); none of these is asked for the fan, 137 us.
 LATENCIES = """\

@@ -19,7 +19,7 @@ import pytest
 from llmlaunch.rendering.node_archive import node_archive
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
-DISK_SOURCE = Path(__file__).parents[1] / "fake_disk" / "faulty_disk.c"
+DISK_SOURCE = Path(__file__).with_name("faulty_disk.c")
 GIB = 2**30
 PATIENCE_SECONDS = 240.0  # for what will surely come on any machine; nothing is judged by how long it took
 ATTEMPT = "17.0"

@@ -10,7 +10,7 @@ from typing import Any
 from llmlaunch.calibration.accuracy import scored
 from llmlaunch.calibration.read import read_records
 
-DATA = Path(__file__).parents[2] / "data" / "measurements"
+DATA = Path(__file__).parents[1] / "data" / "measurements"
 CARD = 80 * 2**30
 
 
