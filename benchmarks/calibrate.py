@@ -31,9 +31,9 @@ sys.path[:0] = [str(ROOT / "tests" / "unit" / "calibration"), str(ROOT / "wrappe
 from hidden_bias import GIB, LAYOUTS, MODELS, configuration  # noqa: E402
 
 from llmlaunch.calibration.pricing import Priced, priced  # noqa: E402
+from llmlaunch.store.database import open_store  # noqa: E402
 from llmlaunch.store.location import where  # noqa: E402
 from llmlaunch.store.measurements import put_collected  # noqa: E402
-from llmlaunch.store.open import open_store  # noqa: E402
 
 RANKS = 64
 PARSE = """

@@ -40,7 +40,7 @@ from llmlaunch.calibration.calibrations import Calibration, Errors, Learned, Sco
 from llmlaunch.calibration.digest import estimator_digest
 from llmlaunch.memory.correction import Correction
 from llmlaunch.store.calibrations import put, use
-from llmlaunch.store.open import open_store
+from llmlaunch.store.database import open_store
 scores = tuple(Score(0.9 + i / 10000, "device", "dense gated", "0.19.0", i / 1000) for i in range(1000))
 errors, data = Errors(0.0, 0.0, 0.0, 0.0, ()), Learned(1000, 8000, 0, "0" * 64, {}, {})
 name = ("megatron", "h100-80gb")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.store.collect import collect
+from llmlaunch.store.database import open_store
 from llmlaunch.store.location import where
 from llmlaunch.store.measurements import contents
-from llmlaunch.store.open import open_store
 from llmlaunch.store.runs import list_runs
 from support.store_run_dirs import GIB, RunDir
 

@@ -12,7 +12,6 @@ import jsonschema
 import pytest
 from calibrating import BIAS, RECIPE, Cli
 
-from llmlaunch.store import learning
 from support.hidden_bias import runs
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "calibration.schema.json"
@@ -98,14 +97,14 @@ def test_records_that_say_nothing_are_counted_and_harm_nothing(cli: Cli) -> None
 
 def test_of_two_at_once_one_is_taken_and_the_other_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one is a process of its own, and faster by as much as this one needs to learn."""
-    learn = learning.learn
+    learn = calibrations.learn
 
     def slowly(*words: Any) -> Any:
         subprocess.run([sys.executable, "-m", "llmlaunch", "calibrate"], check=True, capture_output=True, timeout=120)
         return learn(*words)
 
     cli.runs(1, 12)
-    monkeypatch.setattr(learning, "learn", slowly)
+    monkeypatch.setattr(calibrations, "learn", slowly)
     assert "another `llmlaunch calibrate` was faster" in cli.run("calibrate", code=2)[1]
     assert len(cli.said("calibrate", "list")["calibrations"]) == 1
 

@@ -17,7 +17,7 @@ from llmlaunch.calibration.calibrations import Calibration
 from llmlaunch.cli.main import main
 from llmlaunch.store import sqlite_file
 from llmlaunch.store.calibrations import put, use
-from llmlaunch.store.open import open_store
+from llmlaunch.store.database import open_store
 from support.calibrated import calibration, score
 from support.measured_runs import run as measured_run
 

@@ -21,7 +21,7 @@ from llmlaunch.rendering.snapshot import copy_snapshot, list_snapshot
 from llmlaunch.rendering.sweep import render_sweep
 from llmlaunch.report.accuracy_markdown import END, START, write_between_markers
 from llmlaunch.report.svg import write_svg
-from llmlaunch.store.export import write_lines
+from llmlaunch.store.measurements import write_lines
 
 PROFILE = "base: h100-80gb-x8\n"
 

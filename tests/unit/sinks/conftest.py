@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.store.database import Store
+from llmlaunch.store.database import Store, open_store
 from llmlaunch.store.location import where
-from llmlaunch.store.open import open_store
 
 
 @pytest.fixture

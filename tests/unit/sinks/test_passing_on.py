@@ -16,8 +16,7 @@ import pytest
 from collected_runs import RUN_ID, collected, finished
 
 from llmlaunch.errors import UserError
-from llmlaunch.sinks.chosen import chosen_sinks, harmless
-from llmlaunch.sinks.passing import pass_on
+from llmlaunch.sinks.delivery import chosen_sinks, harmless, pass_on
 from llmlaunch.store.database import Store
 
 PACKAGES = Path(__file__).resolve().parents[3] / "wrapper"

@@ -8,7 +8,7 @@ from collected_runs import GIB, RUN_ID, STARTED, collected, finished, written
 
 from llmlaunch.sinks.figures import figures_of
 from llmlaunch.store.database import Store
-from llmlaunch.store.stored_run import run_marks, stored_run
+from llmlaunch.store.history import run_marks, stored_run
 
 
 def test_figures_are_predicted_and_measured_by_stage_and_what_was_run(store: Store, tmp_path: Path) -> None:

@@ -9,15 +9,12 @@ import pytest
 from collected_runs import GIB, RUN_ID, STARTED, collected, finished, written
 from mlflow import MlflowClient
 
-from llmlaunch.sinks.chosen import chosen_sinks
-from llmlaunch.sinks.figures import figures_of
-from llmlaunch.sinks.passing import pass_on
-from llmlaunch.sinks.sink import Mark
+from llmlaunch.sinks.delivery import chosen_sinks, pass_on
+from llmlaunch.sinks.figures import Mark, figures_of
 from llmlaunch.sinks.to_mlflow import Mlflow
-from llmlaunch.store.database import Store
+from llmlaunch.store.database import Store, open_store
+from llmlaunch.store.history import run_marks, stored_run
 from llmlaunch.store.location import where
-from llmlaunch.store.open import open_store
-from llmlaunch.store.stored_run import run_marks, stored_run
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,11 @@ import pytest
 from collected_runs import GIB, RUN_ID, collected, finished, written
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmlaunch.sinks.chosen import chosen_sinks
-from llmlaunch.sinks.figures import Figures, Peak, figures_of
-from llmlaunch.sinks.passing import pass_on
-from llmlaunch.sinks.sink import Mark
+from llmlaunch.sinks.delivery import chosen_sinks, pass_on
+from llmlaunch.sinks.figures import Figures, Mark, Peak, figures_of
 from llmlaunch.sinks.to_prometheus import MOST_PEAKS, MOST_RUNS, Prometheus
 from llmlaunch.store.database import Store
-from llmlaunch.store.stored_run import stored_run
+from llmlaunch.store.history import stored_run
 
 Series = dict[tuple[str, str], float]
 

@@ -8,8 +8,7 @@ import pytest
 from collected_runs import GIB, RUN_ID, collected, finished, written
 from wandb_files import read_back
 
-from llmlaunch.sinks.chosen import chosen_sinks
-from llmlaunch.sinks.passing import pass_on
+from llmlaunch.sinks.delivery import chosen_sinks, pass_on
 from llmlaunch.store.database import Store
 
 KEY = "0123456789abcdef0123456789abcdef01234567"

@@ -14,11 +14,9 @@ from llmlaunch.rehearsal.shape import shape_of
 from llmlaunch.rendering.lone_rank import lone_rank
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
-from llmlaunch.store.history import last_true_peaks
-from llmlaunch.store.measurements import contents
-from llmlaunch.store.rehearsals import put_rehearsed, rehearsed_of
+from llmlaunch.store.history import last_true_peaks, run_marks
+from llmlaunch.store.measurements import contents, put_rehearsed, rehearsed_of
 from llmlaunch.store.runs import list_runs
-from llmlaunch.store.stored_run import run_marks
 from support.rehearsed_plans import Planned, planned
 from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
 

@@ -11,8 +11,7 @@ import pytest
 from llmlaunch.causes.lines import masked
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
-from llmlaunch.store.export import csv_lines, write_lines
-from llmlaunch.store.measurements import contents
+from llmlaunch.store.measurements import contents, csv_lines, write_lines
 from llmlaunch.store.runs import set_state
 from support.store_run_dirs import ATTEMPT, GIB, RUN_ID, STARTED, RunDir, gpu
 

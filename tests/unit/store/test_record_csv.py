@@ -14,14 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
-from llmlaunch.store.database import Store
-from llmlaunch.store.export import csv_lines, write_lines
+from llmlaunch.store.database import Store, open_store
 from llmlaunch.store.location import where
-from llmlaunch.store.measurements import contents, import_file
-from llmlaunch.store.open import open_store
-from llmlaunch.store.record_csv import value_of
-from llmlaunch.store.record_file import read_records
-from llmlaunch.store.record_text import same_content
+from llmlaunch.store.measurements import contents, csv_lines, import_file, write_lines
+from llmlaunch.store.record_files import read_records, same_content, value_of
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "measurements"
 

@@ -23,9 +23,8 @@ from llmlaunch.calibration.margins import DIED
 from llmlaunch.errors import UserError
 from llmlaunch.memory.correction import Correction
 from llmlaunch.store.calibrations import Use, all_calibrations, find_calibration, in_use, put, use, uses
-from llmlaunch.store.database import Store
+from llmlaunch.store.database import Store, open_store
 from llmlaunch.store.location import where
-from llmlaunch.store.open import open_store
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "calibration.schema.json"
 ERRORS = Errors(0.04, -0.01, 0.125, 0.5, (Bound(0.1, 9, 12, 1.08, 9, 1.09), Bound(0.01, 99, 12, None, 9, None)))

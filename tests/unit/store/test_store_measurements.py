@@ -15,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
-from llmlaunch.store.database import Store
-from llmlaunch.store.export import write_lines
+from llmlaunch.store.database import Store, open_store
 from llmlaunch.store.location import where
-from llmlaunch.store.measurements import Filters, ImportResult, contents, import_file
-from llmlaunch.store.open import open_store
-from llmlaunch.store.record_text import columns, dump, dump_all, same_content
+from llmlaunch.store.measurements import Filters, ImportResult, contents, import_file, write_lines
+from llmlaunch.store.record_files import columns, dump, dump_all, same_content
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "measurements"
 FILES = (DATA / "fit.jsonl", DATA / "outcomes.jsonl")
@@ -242,7 +240,7 @@ IMPORT = """
 import sys
 from pathlib import Path
 from llmlaunch.store.measurements import import_file
-from llmlaunch.store.open import open_store
+from llmlaunch.store.database import open_store
 with open_store() as store:
     import_file(store, Path(sys.argv[1]))
 """

@@ -16,10 +16,9 @@ from alembic.script import ScriptDirectory
 
 from llmlaunch.errors import UserError
 from llmlaunch.store import migrations
-from llmlaunch.store.database import Store
+from llmlaunch.store.database import REVISION, VERSION_TABLE, Store, open_store
 from llmlaunch.store.location import Location, where
 from llmlaunch.store.measurements import contents
-from llmlaunch.store.open import REVISION, VERSION_TABLE, open_store
 from llmlaunch.store.runs import list_runs
 from llmlaunch.store.tables import metadata
 
@@ -156,7 +155,7 @@ def test_a_failed_migration_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     half.execute(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
     half.execute("CREATE TABLE measurements (id TEXT)")  # in the way of the last table of the first migration
     half.close()
-    monkeypatch.setattr("llmlaunch.store.open._refuse_foreign", lambda *_: None)
+    monkeypatch.setattr("llmlaunch.store.database._refuse_foreign", lambda *_: None)
     with pytest.raises(UserError, match="already exists"):
         open_store(at(path))
     seen = sqlite3.connect(path)
@@ -166,7 +165,7 @@ def test_a_failed_migration_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 
 
 def test_many_programs_may_open_a_new_store_at_once(tmp_path: Path) -> None:
-    program = "from llmlaunch.store.open import open_store; open_store().close()"
+    program = "from llmlaunch.store.database import open_store; open_store().close()"
     env = {**os.environ, "LLMLAUNCH_STORE": str(tmp_path / "new" / "store.db")}
     running = [subprocess.Popen([sys.executable, "-c", program], env=env, stderr=subprocess.PIPE) for _ in range(4)]
     said = [process.communicate()[1].decode() for process in running]

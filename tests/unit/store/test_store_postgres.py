@@ -16,16 +16,13 @@ from llmlaunch.cli.measured import stored_calibration
 from llmlaunch.cli.planned import plan_loaded
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.store.calibrations import in_use, use, uses
+from llmlaunch.store.calibrations import calibrate, in_use, use, uses
 from llmlaunch.store.collect import collect
-from llmlaunch.store.history import last_true_peaks
-from llmlaunch.store.learning import calibrate
+from llmlaunch.store.database import VERSION_TABLE, open_store
+from llmlaunch.store.history import last_true_peaks, run_marks, stored_run
 from llmlaunch.store.location import where
-from llmlaunch.store.measurements import Filters, contents, import_file
-from llmlaunch.store.open import VERSION_TABLE, open_store
-from llmlaunch.store.rehearsals import put_rehearsed, rehearsed_of
+from llmlaunch.store.measurements import Filters, contents, import_file, put_rehearsed, rehearsed_of
 from llmlaunch.store.runs import find_run
-from llmlaunch.store.stored_run import run_marks, stored_run
 from llmlaunch.store.tables import metadata
 from support.postgres_server import PostgresServer
 from support.rehearsed_plans import GALLERY, PINS, on_gpu, planned, records, traced
@@ -39,7 +36,7 @@ IMPORT = """
 import sys
 from pathlib import Path
 from llmlaunch.store.measurements import import_file
-from llmlaunch.store.open import open_store
+from llmlaunch.store.database import open_store
 with open_store() as store:
     import_file(store, Path(sys.argv[1]))
 """

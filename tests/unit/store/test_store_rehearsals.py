@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.store.collect import collect
-from llmlaunch.store.database import Store
-from llmlaunch.store.export import csv_lines, write_lines
+from llmlaunch.store.database import Store, open_store
 from llmlaunch.store.history import last_true_peaks
 from llmlaunch.store.location import where
-from llmlaunch.store.measurements import Filters, contents, import_file
-from llmlaunch.store.open import open_store
-from llmlaunch.store.rehearsals import put_rehearsed, rehearsed_of
+from llmlaunch.store.measurements import (
+    Filters,
+    contents,
+    csv_lines,
+    import_file,
+    put_rehearsed,
+    rehearsed_of,
+    write_lines,
+)
 from support.rehearsed_plans import PINS, on_gpu, planned, records, traced
 from support.store_run_dirs import RUN_ID, finished_cpu_run
 

@@ -44,7 +44,7 @@ def command(context: click.Context, backend: str | None, accelerator: str | None
             raise click.UsageError(f"give options after the word: calibrate {context.invoked_subcommand} ...")
         return 0
     from llmlaunch.cli.calibration_text import learning_text
-    from llmlaunch.store.learning import Learning, calibrate
+    from llmlaunch.store.calibrations import Learning, calibrate
 
     learning = Learning((), {})
     if store_exists():
@@ -141,7 +141,7 @@ def _collected() -> Iterator[Store]:
 def _opened() -> Iterator[Store]:
     if not store_exists():
         raise UserError("calibrate: there is no store yet; runs that were submitted or imported make one")
-    from llmlaunch.store.open import open_store
+    from llmlaunch.store.database import open_store
 
     with open_store() as store:
         yield store

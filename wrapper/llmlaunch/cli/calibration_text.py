@@ -12,8 +12,7 @@ from llmlaunch.rundir.messages import counted, to_type
 
 if TYPE_CHECKING:
     from llmlaunch.memory.correction import Correction
-    from llmlaunch.store.calibrations import Use
-    from llmlaunch.store.learning import Answer, Learning
+    from llmlaunch.store.calibrations import Answer, Learning, Use
 
 __all__ = ["calibration_text", "correction_words", "learning_text", "list_text"]
 

@@ -12,8 +12,7 @@ from llmlaunch.cli.submitted import directory_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llmlaunch.sinks.chosen import Chosen
-    from llmlaunch.sinks.passing import Passed
+    from llmlaunch.sinks.delivery import Chosen, Passed
     from llmlaunch.store.collect import Outcome
 
 __all__ = ["command"]
@@ -40,7 +39,7 @@ def command(words: tuple[str, ...], sinks: tuple[str, ...], as_json: bool) -> in
     What was collected is then passed on to the sinks of LLMLAUNCH_PROMETHEUS, LLMLAUNCH_MLFLOW and LLMLAUNCH_WANDB, or
     those named.
     """
-    from llmlaunch.sinks.chosen import chosen_sinks
+    from llmlaunch.sinks.delivery import chosen_sinks
 
     outcomes, passed = _collected(words, chosen_sinks(sinks))
     if as_json:
@@ -63,9 +62,9 @@ def _collected(words: tuple[str, ...], sinks: Sequence[Chosen]) -> tuple[list[Ou
 
     if not words and not store_exists():
         return [], []
-    from llmlaunch.sinks.passing import pass_on
+    from llmlaunch.sinks.delivery import pass_on
     from llmlaunch.store.collect import collect
-    from llmlaunch.store.open import open_store
+    from llmlaunch.store.database import open_store
 
     directories = [directory_of(word) for word in words] if words else None
     with open_store() as store:

@@ -135,7 +135,7 @@ def _read(place: Location, backend: str, accelerator: str, named: str | None) ->
             if "locked" in str(error):
                 raise UserError(f"store {place.shown} is in use by another program ({error})") from None
     from llmlaunch.store.calibrations import all_calibrations, in_use
-    from llmlaunch.store.open import open_store
+    from llmlaunch.store.database import open_store
 
     with open_store(place) as store, store.read() as connection:
         if named is None:

@@ -65,8 +65,8 @@ def list_command(as_json: bool, **filters: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def import_command(file: Path, replace: bool, skip_bad: bool, form: str | None, as_json: bool) -> None:
     """Take over every record of FILE, all or none. Importing twice changes nothing."""
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.measurements import import_file
-    from llmlaunch.store.open import open_store
 
     with open_store() as store:
         for warning in store.warnings:
@@ -99,11 +99,11 @@ def export_command(file: Path | None, form: str | None, as_json: bool, **filters
     contents = _contents(filters)
     lines: Iterable[str] = contents
     if form == "csv" or (form is None and file is not None and file.suffix.lower() == ".csv"):
-        from llmlaunch.store.export import csv_lines
+        from llmlaunch.store.measurements import csv_lines
 
         lines = csv_lines(contents)
     if file is not None:
-        from llmlaunch.store.export import write_lines
+        from llmlaunch.store.measurements import write_lines
 
         write_lines(lines, file)
         if as_json:

@@ -21,12 +21,11 @@ __all__ = ["ending", "tell_outcome"]
 def tell_outcome(run_dir: Path, state: JobState, screen: Screen, warn: Screen) -> None:
     """Collect the run; say how it ended and what to type next, predicted against measured by rank, and where the
     record lies. `warn` takes what the store has to say."""
-    from llmlaunch.sinks.chosen import chosen_sinks
-    from llmlaunch.sinks.passing import pass_on
+    from llmlaunch.sinks.delivery import chosen_sinks, pass_on
     from llmlaunch.store.collect import collect
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.location import where
     from llmlaunch.store.measurements import Filters, contents
-    from llmlaunch.store.open import open_store
 
     screen.say("")
     for line in ending(run_dir, state):

@@ -56,8 +56,8 @@ def _contents(backend: str) -> Sequence[str]:
         except sqlite3.Error as error:
             if "locked" in str(error):
                 raise UserError(f"store {place.shown} is in use by another program ({error})") from None
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.measurements import Filters, contents
-    from llmlaunch.store.open import open_store
 
     with open_store(place) as store:
         return contents(store, Filters(family="rehearsed", backend=backend))

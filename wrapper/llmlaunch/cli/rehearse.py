@@ -136,9 +136,9 @@ def _directory(name: str) -> Path:
 def _record(result: Planned, rendered: Rendered, rehearsed: Sequence[RehearsedRank]) -> _Recorded:
     """Into the store, with all that was rehearsed of this shape before. The result stands where there is none."""
     from llmlaunch.rehearsal.records import records_of
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.location import where
-    from llmlaunch.store.open import open_store
-    from llmlaunch.store.rehearsals import put_rehearsed, rehearsed_of
+    from llmlaunch.store.measurements import put_rehearsed, rehearsed_of
 
     typed = to_type(*sys.argv[1:])
     records = records_of(result.recipe, result.plan, rendered, rehearsed, time.time(), typed)

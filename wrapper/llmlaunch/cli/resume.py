@@ -124,7 +124,7 @@ def refusals_recorded(directory: Path) -> Iterator[None]:
 def _record(directory: Path) -> None:
     """The store is an index: where it cannot be written the job runs on, and `collect` can name it later."""
     from llmlaunch.store.collect import collect
-    from llmlaunch.store.open import open_store
+    from llmlaunch.store.database import open_store
 
     try:
         with open_store() as store:

@@ -95,7 +95,7 @@ def _not_ended() -> list[Path]:
 
     if not store_exists():
         return []
-    from llmlaunch.store.open import open_store
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.runs import ONGOING, list_runs
 
     with open_store() as store:

@@ -227,7 +227,7 @@ def _show(result: Planned, why: str, as_json: bool) -> int:
 
 def _record(result: Planned, submission: Submission) -> None:
     """The store is an index: where it cannot be written the job runs on, and `collect` can name it later."""
-    from llmlaunch.store.open import open_store
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.runs import record_submission
 
     try:

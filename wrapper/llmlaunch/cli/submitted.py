@@ -88,7 +88,7 @@ def directory_of(word: str) -> Path:
         if is_folder:
             return path.resolve()
         raise UserError(f"{word}: no such run directory, and there is no store yet to look a run up in")
-    from llmlaunch.store.open import open_store
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.runs import find_run
 
     try:
@@ -119,7 +119,7 @@ def note_ends(states: Iterable[tuple[Submission, JobState]]) -> None:
 
     if not store_exists():
         return
-    from llmlaunch.store.open import open_store
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.runs import set_state
 
     try:

@@ -158,7 +158,7 @@ def _follow(launcher: Launcher, submissions: Sequence[Submission], aside: bool) 
     from llmlaunch.launchers.run_files import run_name
     from llmlaunch.report.screen import Screen, outliving_the_terminal
     from llmlaunch.store.collect import collect
-    from llmlaunch.store.open import open_store
+    from llmlaunch.store.database import open_store
 
     warn = Screen(sys.stderr, lasting=True)
     screen = warn if aside else Screen(sys.stdout, lasting=True)

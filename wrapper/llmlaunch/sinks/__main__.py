@@ -14,8 +14,7 @@ import os
 import sys
 from typing import IO, Any
 
-from llmlaunch.sinks.figures import figures_of
-from llmlaunch.sinks.sink import Mark, Sink
+from llmlaunch.sinks.figures import Mark, Sink, figures_of
 
 __all__ = ["main"]
 

@@ -11,8 +11,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag, ViewType
 
-from llmlaunch.sinks.figures import Figures
-from llmlaunch.sinks.sink import Mark, unlike
+from llmlaunch.sinks.figures import Figures, Mark, unlike
 
 __all__ = ["Mlflow"]
 

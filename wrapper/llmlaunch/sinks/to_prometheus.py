@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from llmlaunch.documents.writing import replacing
-from llmlaunch.sinks.figures import Figures, Peak
-from llmlaunch.sinks.sink import Mark, unlike
+from llmlaunch.sinks.figures import Figures, Mark, Peak, unlike
 
 __all__ = ["MOST_PEAKS", "MOST_RUNS", "Prometheus"]
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmlaunch.documents.writing import write_whole
-from llmlaunch.sinks.figures import Figures
-from llmlaunch.sinks.sink import Mark, unlike
+from llmlaunch.sinks.figures import Figures, Mark, unlike
 
 __all__ = ["Wandb"]
 

@@ -11,15 +11,11 @@ from sqlalchemy import Connection
 
 from llmlaunch.errors import UserError
 from llmlaunch.peaks.spool_place import spool_root, spooled
-from llmlaunch.store.collected import Outcome
-from llmlaunch.store.database import Store
-from llmlaunch.store.known_runs import Known, known_runs, known_runs_of
-from llmlaunch.store.measurements import put_collected
-from llmlaunch.store.open import open_store
+from llmlaunch.store.collected_runs import Known, Outcome, known_runs, known_runs_of
+from llmlaunch.store.database import Store, open_store
+from llmlaunch.store.measurements import put_collected, write_rehearsed
 from llmlaunch.store.read_directory import RunRead, read_directory
-from llmlaunch.store.recipes import put_plan, put_recipe
-from llmlaunch.store.rehearsals import write_rehearsed
-from llmlaunch.store.runs import put_runs
+from llmlaunch.store.runs import put_plan, put_recipe, put_runs
 from llmlaunch.store.sick_nodes import put_failures
 
 __all__ = ["Outcome", "collect", "open_collected"]

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, bindparam, delete, func, select
 
+from llmlaunch.backends.registry import backend_for, recorded_name
+from llmlaunch.calibration.selection import REHEARSED
+from llmlaunch.documents.writing import replacing
 from llmlaunch.errors import UserError
-from llmlaunch.store.batches import batches
-from llmlaunch.store.database import Store
-from llmlaunch.store.record_file import BadLine, read_records
-from llmlaunch.store.record_text import columns, dump_all, same_content
+from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rehearsal.evidence import rehearsed_ranks
+from llmlaunch.rehearsal.rehearsed import RehearsedRank
+from llmlaunch.rehearsal.shape import shape_of
+from llmlaunch.store.database import Store, batches
+from llmlaunch.store.record_files import BadLine, columns, dump_all, read_records, rows, same_content, text_of_row
 from llmlaunch.store.tables import measurements
 
-__all__ = ["Filters", "ImportResult", "contents", "import_file", "put_collected"]
+__all__ = [
+    "Filters",
+    "ImportResult",
+    "contents",
+    "csv_lines",
+    "import_file",
+    "put_collected",
+    "put_rehearsed",
+    "rehearsed_of",
+    "write_lines",
+    "write_rehearsed",
+]
+
 
 _ROWS = 5000  # written by one statement, so that none takes minutes
 
@@ -133,3 +152,49 @@ def _update(connection: Connection, found: Sequence[tuple[str, Mapping[str, Any]
     chosen = measurements.update().where(measurements.c.id == bindparam("this_id")).values(named)
     for some in batches(rows, _ROWS):
         connection.execute(chosen, some)
+
+
+def put_rehearsed(store: Store, records: Sequence[Mapping[str, Any]]) -> int:
+    """Write what `records_of` made; the number of records that changed. Raises UserError for a store that cannot be
+    written."""
+    with store.write() as connection:
+        return write_rehearsed(connection, records)
+
+
+def write_rehearsed(connection: Connection, records: Sequence[Mapping[str, Any]]) -> int:
+    """The same inside the caller's transaction. A rank rehearsed again takes the place of what it showed before, also
+    where that was of another kind: one that ran out of memory has no peak, and the other way about."""
+    ids = [str(record["id"]) for record in records]
+    table, changed = measurements, 0
+    for place in {each.rpartition("/")[0] for each in ids}:
+        of_place = table.c.id.startswith(f"{place}/", autoescape=True)
+        changed += connection.execute(delete(table).where(of_place, table.c.id.not_in(ids))).rowcount
+    return changed + put_collected(connection, records)
+
+
+def rehearsed_of(store: Store, recipe: Recipe, plan: Plan) -> tuple[RehearsedRank, ...]:
+    """What was rehearsed of the plan's very shape and framework version, one for each pipeline rank. `recipe` is as
+    planned."""
+    shape = shape_of(recipe, plan, backend_for(recipe).render(recipe, plan.layout))["shape"]
+    kept = contents(store, Filters(family=REHEARSED, backend=recorded_name(recipe)))
+    return rehearsed_ranks([json.loads(content) for content in kept], shape, recipe, plan)
+
+
+def csv_lines(contents: Sequence[str]) -> Iterator[str]:
+    """Records, given as JSON text, as the lines of a table; none where there are none."""
+    if contents:
+        yield from map(text_of_row, rows(json.loads(content) for content in contents))
+
+
+def write_lines(lines: Iterable[str], path: Path) -> None:
+    """Write one line each in place of what `path` held. A new file is for its owner alone, as the store is; one that
+    was there keeps its permissions. Raises UserError where it cannot be written and where it is a link to a file."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        try:
+            with path.open("w", encoding="utf-8", newline="\n") as device:  # a device or a pipe takes no rename
+                device.writelines(line + "\n" for line in lines)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        return
+    with replacing(path, 0o600) as file:
+        file.writelines(line + "\n" for line in lines)

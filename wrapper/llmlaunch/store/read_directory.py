@@ -14,16 +14,13 @@ from llmlaunch.peaks.summary import AttemptSummary
 from llmlaunch.rehearsal.collected import collected_rehearsal, is_rehearsal
 from llmlaunch.rendering.read import RunFiles, read_run
 from llmlaunch.rundir.files import read_bytes, read_object
-from llmlaunch.store.collected import Outcome
-from llmlaunch.store.known_runs import Known
-from llmlaunch.store.oom_records import oom_records
+from llmlaunch.store.collected_runs import Known, Outcome, run_id_of, signature
+from llmlaunch.store.redaction import secrets_of, stored, stored_row
 from llmlaunch.store.run_causes import AttemptCauses, attempt_causes, failures_of
-from llmlaunch.store.run_identity import run_id_of, signature
 from llmlaunch.store.run_outcome import AttemptOutcome, attempt_outcomes, launched_by, run_state
-from llmlaunch.store.run_records import AttemptRecords, records_of
+from llmlaunch.store.run_records import AttemptRecords, oom_records, records_of
 from llmlaunch.store.runs import ONGOING, unix_seconds, worst_predicted
 from llmlaunch.store.sick_nodes import Failure
-from llmlaunch.store.stored_text import secrets_of, stored, stored_row
 
 __all__ = ["RecipeRead", "RunRead", "read_directory"]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,11 +19,9 @@ from llmlaunch.errors import UserError
 from llmlaunch.peaks.values import byte_count, time_or_none
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.read import read_run
-from llmlaunch.store.batches import batches
-from llmlaunch.store.database import Store
-from llmlaunch.store.recipes import put_plan, put_recipe
-from llmlaunch.store.stored_text import secrets_of, stored, stored_row
-from llmlaunch.store.tables import measurements, recipes, runs
+from llmlaunch.store.database import Store, batches
+from llmlaunch.store.redaction import secrets_of, stored, stored_row
+from llmlaunch.store.tables import measurements, plans, recipes, runs
 
 __all__ = [
     "ONGOING",
@@ -30,12 +29,15 @@ __all__ = [
     "RunFilter",
     "find_run",
     "list_runs",
+    "put_plan",
+    "put_recipe",
     "put_runs",
     "record_submission",
     "set_state",
     "unix_seconds",
     "worst_predicted",
 ]
+
 
 ONGOING = ("submitted", "running")  # every other state is the end of a run
 
@@ -258,3 +260,26 @@ def _run(row: Mapping[Any, Any], measured: Mapping[tuple[str, str], int]) -> Run
         recipe_digest=row["digest"],
         measured_bytes=measured.get((row["run_id"], row["peak_kind"])),
     )
+
+
+def put_recipe(connection: Connection, name: str, digest: str, text: str, overrides: Sequence[str]) -> int:
+    """The recipe's row, new or as first seen; `digest` is over the content, so the text may differ in comments."""
+    found = connection.execute(
+        select(recipes.c.id).where(recipes.c.name == name, recipes.c.digest == digest)
+    ).scalar_one_or_none()
+    if found is not None:
+        return int(found)
+    row = {"name": name, "digest": digest, "text": text, "overrides": json.dumps(list(overrides))}
+    return int(connection.execute(recipes.insert().returning(recipes.c.id), row).scalar_one())
+
+
+def put_plan(connection: Connection, recipe_id: int, content: str) -> int:
+    """The plan's row. `content` is plan.json as text; equal text is one plan."""
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    found = connection.execute(
+        select(plans.c.id).where(plans.c.recipe_id == recipe_id, plans.c.digest == digest)
+    ).scalar_one_or_none()
+    if found is not None:
+        return int(found)
+    row = {"recipe_id": recipe_id, "digest": digest, "content": content}
+    return int(connection.execute(plans.insert().returning(plans.c.id), row).scalar_one())

@@ -1,17 +1,55 @@
-"""Is a directory the run it is taken for, and is there something new in it?"""
+"""What the store holds of runs before they are collected."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
 
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_run_id
-from llmlaunch.store.known_runs import Known
+from llmlaunch.rundir.messages import counted
+from llmlaunch.store.database import batches
+from llmlaunch.store.run_outcome import LauncherWord
+from llmlaunch.store.tables import runs
 
-__all__ = ["run_id_of", "signature"]
+__all__ = ["Known", "Outcome", "known_runs", "known_runs_of", "run_id_of", "signature"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """One run. `files` is the signature of what was collected last; two that are equal say that nobody wrote since."""
+
+    run_id: str
+    directory: Path
+    state: str
+    word: LauncherWord | None
+    files: str | None
+
+
+def known_runs(connection: Connection) -> dict[str, Known]:
+    """Every run by its id, in the order of the ids."""
+    return {row.run_id: _known(row) for row in connection.execute(select(runs).order_by(runs.c.run_id))}
+
+
+def known_runs_of(connection: Connection, run_ids: Iterable[str]) -> dict[str, Known]:
+    """Those of these ids that the store holds."""
+    found: dict[str, Known] = {}
+    for some in batches(run_ids):
+        wanted = select(runs).where(runs.c.run_id.in_(some))
+        found.update((row.run_id, _known(row)) for row in connection.execute(wanted))
+    return found
+
+
+def _known(row: Row[Any]) -> Known:
+    said = row.launcher_state
+    word = None if said is None else LauncherWord(said, row.launcher_said_at, row.why or "")
+    return Known(row.run_id, Path(row.directory), row.state, word, row.files)
 
 
 def run_id_of(directory: Path, known: Mapping[str, Known], named: bool) -> str:
@@ -83,3 +121,35 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was done about one run. `did` is "collected", "unchanged" (collected before), "waiting" (submitted or
+    running, and not named) or "unreadable"; `measurements` counts its records, `reason` says why there is no more,
+    `damaged` how many lines of which files (paths in the run directory) could not be read."""
+
+    run_id: str | None
+    directory: Path
+    did: str
+    state: str | None = None
+    measurements: int = 0
+    reason: str | None = None
+    damaged: Mapping[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "directory": str(self.directory), "damaged": dict(self.damaged)}
+
+    def sentence(self) -> str:
+        """One line for a person."""
+        name = self.run_id or str(self.directory)
+        if self.did == "unreadable":
+            return str(self.reason)
+        count = counted(self.measurements, "measurement")
+        done = {"unchanged": "nothing new", "waiting": "not collected"}.get(self.did, f"collected, {count}")
+        more = [*([self.reason] if self.reason else []), *(_damage(*one) for one in sorted(self.damaged.items()))]
+        return "; ".join([f"{name} ({self.state}): {done}", *more])
+
+
+def _damage(path: str, lines: int) -> str:
+    return f"{counted(lines, 'damaged line')} in {path} {'were' if lines > 1 else 'was'} left out"

@@ -1,0 +1,397 @@
+"""A measurement record as text: read it strictly, keep it as it was written, compare by content.
+
+The store keeps each record's own line, so an export is the same JSON to the last digit and key. Two texts are equal
+when they parse to the same values and types: the order of keys, white space and the spelling of a number (1e3,
+1000.0) do not count, 12 and 12.0 differ.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.errors import UserError
+from llmlaunch.rundir.files import read_bytes
+from llmlaunch.rundir.messages import counted
+
+__all__ = [
+    "BadCell",
+    "BadLine",
+    "BadRecord",
+    "Line",
+    "RecordFile",
+    "columns",
+    "dump",
+    "dump_all",
+    "is_csv",
+    "line_of",
+    "path_of",
+    "read_records",
+    "record_of",
+    "rows",
+    "same_content",
+    "text_of_row",
+]
+
+
+_INT64 = 2**63
+_NOTHING = object()
+_OWN = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One record of a file: where it stood, its text, and what it says."""
+
+    number: int
+    content: str
+    record: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.record["id"])
+
+
+def dump(record: Mapping[str, Any]) -> str:
+    """A record of our own as one line."""
+    return _OWN.encode(record)
+
+
+def dump_all(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Records of our own, each with an id of its own, as one line each.
+
+    Those of one run share most of their values, the very same objects: they are put into words once.
+    """
+    texts = []
+    before: Mapping[str, Any] = {}
+    shared: dict[str, Any] = {}
+    words = ""
+    for record in records:
+        own = {key: value for key, value in record.items() if shared.get(key, _NOTHING) is not value}
+        if shared and len(own) + len(shared) == len(record):
+            texts.append(f"{_OWN.encode(own)[:-1]},{words}")
+        else:
+            texts.append(_OWN.encode(record))
+            shared = {key: value for key, value in record.items() if before.get(key, _NOTHING) is value}
+            words = _OWN.encode(shared)[1:]
+        before = record
+    return texts
+
+
+def same_content(one: str, other: str) -> bool:
+    return one == other or _canonical(one) == _canonical(other)
+
+
+def columns(record: Mapping[str, Any]) -> dict[str, str | int | float | None]:
+    """What the store can be asked for, where the record has a plain value of it."""
+    row: dict[str, str | int | float | None] = {
+        key: _text(record.get(key)) for key in ("family", "backend", "gpu", "peak_kind", "run_id", "attempt")
+    }
+    row["pipeline_rank"] = _integer(record.get("pipeline_rank"))
+    row["peak_bytes"] = _integer(record.get("peak_bytes"))
+    started = record.get("started_at")
+    row["started_at"] = started if isinstance(started, float) else _integer(started)
+    return row
+
+
+class BadRecord(Exception):
+    """What is wrong with one line, without its place."""
+
+
+def line_of(number: int, raw: bytes) -> Line:
+    """The record in one line. Raises BadRecord."""
+    try:
+        content = raw.decode().strip()
+    except UnicodeDecodeError as error:
+        raise BadRecord(f"not UTF-8 text (byte {error.start + 1})") from None
+    try:
+        record = json.loads(content, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        raise BadRecord(f"not JSON: {error.msg}, column {error.colno}") from None
+    except RecursionError:
+        raise BadRecord("not a measurement record: nested too deeply") from None
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise BadRecord(f"not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise BadRecord(f"a measurement record is a JSON object, not {_JSON_NAMES[type(record)]}")
+    _check(record)
+    return Line(number, content, record)
+
+
+def _check(record: dict[str, Any]) -> None:
+    if "id" not in record:
+        raise BadRecord("the record has no `id`")
+    identifier = record["id"]
+    if not _text(identifier):
+        raise BadRecord("`id` must be a non-empty text of ordinary characters")
+    peak = record.get("peak_bytes")
+    if peak is not None and (type(peak) is not int or not 0 <= peak < _INT64):
+        raise BadRecord(f"`peak_bytes` of {identifier!r} must be a whole number of bytes, not negative, or null")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+        raise BadRecord(f"the key {twice!r} stands twice in one object")
+    return record
+
+
+def _refuse_constant(word: str) -> None:
+    raise BadRecord(f"{word} is not JSON; write null for a value that is not known")
+
+
+def _finite(word: str) -> float:
+    value = float(word)
+    if not math.isfinite(value):
+        raise BadRecord(f"the number {word[:40]} is too large")
+    return value
+
+
+def _canonical(content: str) -> str:
+    return json.dumps(json.loads(content), sort_keys=True, separators=(",", ":"))
+
+
+def _text(value: object) -> str | None:
+    """A string that every database can hold (no NUL, no half of a surrogate pair), else None."""
+    if not isinstance(value, str) or "\0" in value:
+        return None
+    if value.isascii():
+        return value
+    return None if any("\ud800" <= c <= "\udfff" for c in value) else value
+
+
+def _integer(value: object) -> int | None:
+    return value if type(value) is int and -_INT64 <= value < _INT64 else None
+
+
+_JSON_NAMES = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+_MOST_BYTES = 2**30
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """Line `number` of a file, and what is wrong with it."""
+
+    number: int
+    why: str
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """The good records of a file, and its bad lines."""
+
+    lines: tuple[Line, ...]
+    bad: tuple[BadLine, ...] = ()
+
+
+def is_csv(path: Path, form: str | None) -> bool:
+    """`form` is "csv", "jsonl" or None: then the name's ending says it."""
+    return form == "csv" if form is not None else path.suffix.lower() == ".csv"
+
+
+def read_records(path: Path, form: str | None = None, skip_bad: bool = False) -> RecordFile:
+    """Every record of the file; empty lines are skipped.
+
+    Raises UserError where it cannot be read, or holds no headings; and, unless `skip_bad`, naming the first bad line:
+    not UTF-8, not JSON, NaN or Infinity, a key twice, not an object, no usable `id`, a peak that is no byte count, two
+    different records with one id.
+    """
+    try:
+        data = read_bytes(path, _MOST_BYTES, follow=True).removeprefix(_BOM)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    found: dict[str, Line] = {}
+    lines: list[Line] = []
+    bad: list[BadLine] = []
+    for one in _csv_lines(path, data) if is_csv(path, form) else _json_lines(data):
+        read = one if isinstance(one, BadLine) else _unless_twice(found, one)
+        if isinstance(read, Line):
+            lines.append(read)
+        elif skip_bad:
+            bad.append(read)
+        else:
+            raise UserError(f"{path}, line {read.number}: {read.why}; nothing was imported")
+    return RecordFile(tuple(lines), tuple(bad))
+
+
+def _unless_twice(found: dict[str, Line], line: Line) -> Line | BadLine:
+    first = found.setdefault(line.id, line)
+    if same_content(first.content, line.content):
+        return line
+    return BadLine(
+        line.number,
+        f"the id {line.id!r} is already on line {first.number} with other content; give each record an id of its own",
+    )
+
+
+def _json_lines(data: bytes) -> Iterator[Line | BadLine]:
+    for number, raw in enumerate(data.split(b"\n"), start=1):
+        if not raw.strip():
+            continue
+        try:
+            yield line_of(number, raw)
+        except BadRecord as error:
+            yield BadLine(number, str(error))
+
+
+def _csv_lines(path: Path, data: bytes) -> Iterator[Line | BadLine]:
+    """A row may take several lines; it is named by its first."""
+    csv.field_size_limit(max(csv.field_size_limit(), len(data)))
+    # What is not UTF-8 stays visible, and makes its row a bad one.
+    table = csv.reader(io.StringIO(data.decode(errors="surrogateescape"), newline=""), strict=True)
+    columns = None
+    while True:
+        number = table.line_num + 1
+        try:
+            row = next(table)
+            if not any(row):
+                continue
+            if any("\udc80" <= character <= "\udcff" for cell in row for character in cell):
+                raise BadCell("not UTF-8 text")
+            if columns is None:
+                columns = _columns(path, row)
+            else:
+                yield line_of(number, dump(record_of(columns, row)).encode())
+        except StopIteration:
+            return
+        except (csv.Error, BadCell, BadRecord) as error:
+            if columns is None:
+                raise UserError(f"{path}, line {number}: {error}; nothing was imported") from None
+            yield BadLine(number, str(error))
+
+
+def _columns(path: Path, headings: list[str]) -> list[tuple[str, ...]]:
+    columns = [path_of(heading) for heading in headings]
+    if ("id",) not in columns:
+        raise UserError(f"{path}: the first line names no column `id`; nothing was imported")
+    if len(set(columns)) != len(columns):
+        twice = next(heading for heading, path in zip(headings, columns, strict=True) if columns.count(path) > 1)
+        raise UserError(f"{path}: two columns are named {twice[:60]!r}; nothing was imported")
+    return columns
+
+
+_WORDS = {"null": None, "true": True, "false": False, "TRUE": True, "FALSE": False}  # spreadsheets write capitals
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*", re.ASCII)
+_SEGMENT = re.compile(r'"(?:[^"\\]|\\.)*"|[^."]+')
+# Where lines are cut at semicolons, as spreadsheets in much of the world do, quotes in the midst of a line hold nothing
+# together. The wide forms count, too.
+_FORMULA = re.compile("(?:^|;)[\\s\"']*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
+
+KeyPath = tuple[str, ...]
+
+
+class BadCell(ValueError):
+    """What is wrong with a heading or a cell, without its place."""
+
+
+def rows(records: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """The headings, in the order in which the records name them, then a row for each record."""
+    flat = [dict(_flat(record, ())) for record in records]
+    columns = list(dict.fromkeys(path for record in flat for path in record))
+    yield [_heading(path) for path in columns]
+    for record in flat:
+        yield [record.get(path, "") for path in columns]
+
+
+def text_of_row(row: Sequence[str]) -> str:
+    """One line, without its end."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(row)
+    return line.getvalue()
+
+
+def path_of(heading: str) -> KeyPath:
+    """The keys in a heading. Raises BadCell."""
+    segments = _SEGMENT.findall(heading)
+    if ".".join(segments) != heading or not segments:
+        raise BadCell(f"the heading {heading[:60]!r} is none: keys with dots between, odd ones in JSON's quotes")
+    try:
+        return tuple(json.loads(segment) if segment.startswith('"') else segment for segment in segments)
+    except ValueError:
+        raise BadCell(f"the heading {heading[:60]!r} holds a key that is no JSON text") from None
+
+
+def record_of(columns: Sequence[KeyPath], row: Sequence[str]) -> dict[str, Any]:
+    """The record in a row. Raises BadCell."""
+    if len(row) > len(columns) and any(row[len(columns) :]):
+        raise BadCell(f"has {counted(len(row), 'cell')}, but the heading line has {len(columns)}")
+    record: dict[str, Any] = {}
+    for path, cell in zip(columns, row, strict=False):
+        if cell == "":
+            continue
+        inner = record
+        for number, key in enumerate(path[:-1], start=1):
+            inner = inner.setdefault(key, _Made())
+            if not isinstance(inner, _Made):
+                raise BadCell(f"has a value for {_heading(path[:number])} and one for {_heading(path)}")
+        if path[-1] in inner:
+            raise BadCell(f"has a value for {_heading(path)} and one for a key in it")
+        inner[path[-1]] = value_of(cell)
+    return record
+
+
+def value_of(cell: str) -> Any:
+    """The value in a cell that is not empty. Raises BadCell."""
+    if cell in _WORDS:
+        return _WORDS[cell]
+    if _NUMBER.fullmatch(cell) or cell[0] in '[{"':
+        try:
+            return json.loads(cell)
+        except (ValueError, RecursionError):
+            raise BadCell(f"the cell {cell[:60]!r} is no JSON") from None
+    return cell
+
+
+class _Made(dict[str, Any]):
+    """An object made for keys with dots, not read from a cell."""
+
+
+def _flat(record: Mapping[str, Any], above: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    for key, value in record.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, (*above, key))
+        else:
+            yield (*above, key), _cell(value)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return value if _stands_as_it_is(value) else _quoted(value)
+    if isinstance(value, (list, dict)):
+        return _quoted(value)
+    return json.dumps(value)
+
+
+def _stands_as_it_is(text: str) -> bool:
+    if not text.isprintable() or text != text.strip() or _FORMULA.search(text):
+        return False
+    return text != "" and text not in _WORDS and text[0] not in '[{"' and not _NUMBER.fullmatch(text)
+
+
+def _quoted(value: Any) -> str:
+    """JSON without control characters, and without semicolons, which are only in its texts."""
+    return json.dumps(value, separators=(",", ":")).replace(";", "\\u003b")
+
+
+def _heading(path: KeyPath) -> str:
+    return ".".join(key if _PLAIN_KEY.fullmatch(key) else _quoted(key) for key in path)
