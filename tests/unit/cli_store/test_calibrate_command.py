@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from calibrating import BIAS, RECIPE, Cli
 
+from llmlaunch.store import calibrations
 from support.hidden_bias import runs
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "calibration.schema.json"
