@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "wrapper"))
 
-from llmlaunch.node.last_act import PATIENCE_SECONDS  # noqa: E402
+from llmlaunch.node.finish import PATIENCE_SECONDS  # noqa: E402
 from llmlaunch.rendering.node_archive import node_archive  # noqa: E402
 
 COUNTS, DEVICES, RATIO_BAR = (16, 64, 128), 8, 1.25

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.node.sampler import NvmlSampler
+from llmlaunch.node.nvml_sampler import NvmlSampler
 
 CODES = (2, 3, 4, 9, 12, 13, 15, 16, 18, 19, 20, 25, 28, 999)
 OF_A_DEVICE = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.node.cgroup import memory_counters, memory_now_bytes
+from llmlaunch.node.host_memory import memory_counters, memory_now_bytes
 
 TASK = "/slurm/uid_0/job_7/step_0/task_0"
 # Lines of /proc/self/mountinfo, the first as a Debian 12 host shows it. In pyxis' containers the folder above the

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.node.decide import PREEMPTED, Facts, Next, decide
+from llmlaunch.node.restart_policy import PREEMPTED, Facts, Next, decide
 
 RESTART = {"by": "requeue", "times": 20, "fruitless": 2, "backoff_seconds": 60}
 FALLBACKS = [

@@ -13,7 +13,7 @@ import pytest
 
 from llmlaunch.causes.words import sentence
 from llmlaunch.node import diagnose
-from llmlaunch.node.kernel_log import kernel_lines
+from llmlaunch.node.diagnose import kernel_lines
 from support.node_rig import ATTEMPT, NODE
 
 SILENT: list[str] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.node.last_act import write_summary
+from llmlaunch.node.finish import write_summary
 from llmlaunch.peaks.spool_place import spool_folder
 from llmlaunch.peaks.summarize import still_whole
 from llmlaunch.peaks.summary import AttemptSummary, summary_of_json

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from llmlaunch.node import kinship
+from llmlaunch.node import process_tree
 
 VERSION_1 = "12:pids:/x\n4:memory:/slurm/uid_1000/job_{job}/step_0/task_0\n0::/\n"
 VERSION_2 = "0::/system.slice/slurmstepd.scope/job_{job}/step_batch/user/task_0\n"
@@ -23,14 +23,14 @@ def test_a_cgroup_of_slurm_decides(monkeypatch: pytest.MonkeyPatch, words: str) 
         job = groups.get(pid)
         return words.format(job=job) if job is not None else "0::/user.slice\n"
 
-    monkeypatch.setattr(kinship, "_read", read)
-    job = kinship.Job()
+    monkeypatch.setattr(process_tree, "_read", read)
+    job = process_tree.Job()
     assert [job.owns(pid, (11, 12)) for pid in (10, 11, 12, 13)] == [True, False, False, False]
 
 
 def test_descent_decides_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinship, "JOB", kinship.re.compile("no cgroup of any job"))
-    job = kinship.Job()
+    monkeypatch.setattr(process_tree, "JOB", process_tree.re.compile("no cgroup of any job"))
+    job = process_tree.Job()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert job.owns(child.pid, ())  # below us, and so below our parent
         assert job.owns(os.getpid(), ())

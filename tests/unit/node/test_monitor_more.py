@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.node.gpu import Power
-from llmlaunch.node.host import HostMemory
+from llmlaunch.node.host_memory import HostMemory
 from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
 MIG = "gpu uuid=GPU-a mig=1\nslice 0 uuid=MIG-a total=10G\nslice 0 uuid=MIG-b total=20G\ngpu uuid=GPU-b\n"
@@ -108,8 +108,8 @@ def test_a_cgroup_without_a_maximum_is_sampled(monkeypatch: pytest.MonkeyPatch) 
     """As Linux before 5.19 has them; the limit may go with the job's step."""
     counters = {"peak_bytes": None, "limit_bytes": 900}
     now = iter([100, 700, None, 300])
-    monkeypatch.setattr("llmlaunch.node.host.memory_counters", lambda: counters)
-    monkeypatch.setattr("llmlaunch.node.host.memory_now_bytes", lambda: next(now))
+    monkeypatch.setattr("llmlaunch.node.host_memory.memory_counters", lambda: counters)
+    monkeypatch.setattr("llmlaunch.node.host_memory.memory_now_bytes", lambda: next(now))
     memory = HostMemory()
     for _ in range(4):
         memory.sample_cgroup()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.node.outbox import Outbox
+from llmlaunch.node.line_writer import Outbox
+from llmlaunch.node.local_spool import Spool
 from llmlaunch.node.peaks import PeaksFile
-from llmlaunch.node.spool import Spool
 
 PEAKS = "peaks/node1.jsonl"
 

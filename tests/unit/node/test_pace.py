@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmlaunch.node.pace import Pace
 from llmlaunch.node.progress import News, Step
+from llmlaunch.node.step_tracker import Pace
 
 FLOOR, FIRST, SAVING = 600.0, 3600.0, 1800.0
 

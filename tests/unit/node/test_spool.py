@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.node.spool import Spool, deliver, deliver_all
+from llmlaunch.node.local_spool import Spool, deliver, deliver_all
 
 PEAKS = "peaks/node1.jsonl"
 MEMORY = "attempts/1/memory/0.17.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from llmlaunch.node.standstill import where_they_stand
+from llmlaunch.node.stacks import where_they_stand
 
 BESIDE = 'Thread 0x00007f01 (most recent call first):\n  File "/lib/threading.py", line 324 in wait\n\n'
 

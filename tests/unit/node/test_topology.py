@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmlaunch.node.topology import expand, guessed_bandwidth, switch_levels
+from llmlaunch.node.place import expand, guessed_bandwidth, switch_levels
 
 TREE = """\
 SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[1-2]

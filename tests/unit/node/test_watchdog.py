@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.node.descent import Child, kill_tree
+from llmlaunch.node.process_tree import Child, kill_tree
 from llmlaunch.node.watchdog import Clock
 from support.node_rig import ATTEMPT, NODE, NodeRig, alive, until
 

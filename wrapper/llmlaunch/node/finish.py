@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..causes.attempt import cause_of
 from ..causes.node_cause import cause as cause_record
 from ..causes.node_cause import nodes_at_fault
 from ..causes.signs import SAID_BY_SLURM
 from ..causes.words import sentence
+from ..peaks.spool_place import is_private, spool_folder, spool_root
+from ..peaks.summarize import SUMMARY, summarize
 from ..rundir.files import read_object
 from ..rundir.identifiers import job_of
 from ..rundir.rank_records import sound_rank
 from .begin import STOP_FILE
-from .causes import cause_of
 from .checkpoint import read_tracker
-from .decide import PREEMPTED, Facts, decide
-from .files import attempt_directory, say
+from .files import attempt_directory, replace_json, say
 from .history import (
     FIRST_LAYOUT,
     attempts_of_run,
@@ -29,13 +32,17 @@ from .history import (
     of_this_submission,
     saved_step,
 )
-from .last_act import write_summary
+from .restart_policy import PREEMPTED, Facts, decide
 from .signals import signal_number
 from .status import COMES_BACK_LATER, write_status
 
 if TYPE_CHECKING:
-    from .decide import Next
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from .files import Record
+    from .restart_policy import Next
+
 
 POLL_SECONDS = 0.5
 ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # what a shell makes of them
@@ -59,7 +66,7 @@ def main(argv: list[str]) -> int:
     state = "succeeded" if code == 0 else "failed"
     if told and code == 0 and not _is_complete(progress):
         state, code, why = "stopped", COMES_BACK_LATER, _stopped(told, progress)
-    cause = None if state != "failed" else cause_of(options.run_dir, options.attempt, ranks, code)
+    cause = None if state != "failed" else _cause_or_none(options.run_dir, options.attempt, ranks, code)
     if state == "failed" and told and _ended_by_order(cause):
         if progress.get("step") is None:  # it had nothing to save
             state, code, cause = "stopped", COMES_BACK_LATER, None
@@ -246,3 +253,40 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--told", default="", help="the signal that asked the job to stop: USR1 or TERM")
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for late markers of a file system")
     return parser.parse_args(argv)
+
+
+PATIENCE_SECONDS = 30.0  # the allocation is paid for, and a file system may hang
+
+
+def write_summary(run_directory: Path, attempt: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    """Make `summary.json` of the attempt, or say in one line why there is none. The caller must leave by `os._exit`:
+    what still hangs in the file system then is not waited for."""
+    worker = threading.Thread(target=_write, args=(run_directory, attempt), daemon=True)
+    worker.start()
+    worker.join(patience_seconds)
+    if worker.is_alive():
+        say(f"{SUMMARY} was not ready in {patience_seconds:g} s; collect will read the nodes' own files")
+
+
+def _write(run_directory: Path, attempt: str) -> None:
+    try:
+        summary = summarize(run_directory, attempt, _spools(run_directory))
+        replace_json(attempt_directory(run_directory, attempt) / SUMMARY, summary.as_json())
+    except Exception as error:
+        say(f"{SUMMARY} not written: {type(error).__name__}: {error}; collect will read the nodes' own files")
+
+
+def _spools(run_directory: Path) -> list[Path]:
+    """What this node could not write to the run directory, and nobody has delivered so far."""
+    root = spool_root(os.environ)
+    folder = spool_folder(root, str(run_directory))
+    return [folder] if is_private(root) and is_private(folder) else []
+
+
+def _cause_or_none(run_dir: Path, attempt: str, ranks: Sequence[Record], code: int) -> Record | None:
+    """Return what ended the attempt, or None where a broken file hides it; the job gets its verdict anyway."""
+    try:
+        return cause_of(run_dir, attempt, ranks, code)
+    except Exception as error:
+        say(f"what ended attempt {attempt} stays unknown: {type(error).__name__}: {error}")
+        return None

@@ -12,8 +12,8 @@ from .nvml import running_processes
 
 if TYPE_CHECKING:
     from .files import Record
-    from .kinship import Job
     from .nvml import Device
+    from .process_tree import Job
 
 RISE_BYTES = 256 * 2**20  # memory grew by this much since the last process list: time for another one
 A_TIME_OF_DAY = 1e9  # 2001

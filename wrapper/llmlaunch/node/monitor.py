@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING
 
 from ..peaks.logged import LoggedPeaks
 from ..peaks.spool_place import spool_root
-from .binding import load_small
-from .disk import DiskThread
 from .files import say
-from .host import HostMemory
-from .outbox import Outbox
+from .host_memory import HostMemory
+from .line_writer import DiskThread, Outbox
+from .local_spool import Spool, deliver_all
+from .nvml_sampler import NvmlSampler, load_small
 from .peaks import PeaksFile
-from .processes import RankProcesses, RankRecords
 from .progress import LogTail
-from .sampler import NvmlSampler
+from .rank_processes import RankProcesses, RankRecords
 from .signals import die_with_parent, hold_end_signals, signal_name
-from .spool import Spool, deliver_all
 
 if TYPE_CHECKING:
     from .files import Record

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import time
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .files import attempt_directory, replace_json, say
-from .hook import put_hook_first, tell_probe
 from .signals import die_with_parent, end_like, signal_name, signal_number
 from .stacks import ask_for_stacks, prepare_stacks, remove_if_empty
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .files import Record
+
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 ASKS_TO_SAVE, ASKS_FOR_STACKS = signal.SIGUSR1, signal.SIGUSR2
@@ -163,3 +166,27 @@ def _write(path: Path, record: Record) -> None:
         replace_json(path, record)
     except OSError as error:
         say(f"rank {record['rank']}: {path} not written: {error.strerror}")
+
+
+HOOK_FOLDER = "hook"  # its sitecustomize.py runs first in the trainer's Python
+PROBE_VARIABLE = "LLMLAUNCH_PROBE"
+
+
+def put_hook_first(run_directory: Path) -> bool:
+    """For a trainer that is started now; false where the run directory has no hook."""
+    hook = run_directory / HOOK_FOLDER
+    try:
+        (hook / "sitecustomize.py").stat()
+    except FileNotFoundError:
+        return False
+    except OSError:  # a file system that is away for the moment
+        pass
+    others = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{hook}:{others}" if others else str(hook)
+    return True
+
+
+def tell_probe(run_directory: Path, attempt: str, node: str, rank: int, local_rank: int) -> None:
+    """The variable that the memory probe of this rank wakes at, in the trainer and in what that starts."""
+    place = {"run": str(run_directory), "attempt": attempt, "node": node, "rank": rank, "local_rank": local_rank}
+    os.environ[PROBE_VARIABLE] = json.dumps(place)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .descent import listeners
+from ..rundir.files import read_object, read_tail
+from .process_tree import listeners
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 
 STACKS_VARIABLE = "LLMLAUNCH_STACKS"
 WRITES_STACKS = signal.SIGURG  # what the hook listens to; it ends nobody who does not
@@ -50,3 +57,59 @@ def _poke(pipe: Path) -> None:
                 os.write(descriptor, b"1\n")
             finally:
                 os.close(descriptor)
+
+
+THREAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):\n", re.MULTILINE)
+FRAME = re.compile(r'  File "(?P<file>[^"\n]*)", line (?P<line>\d+) in (?P<function>.*)')
+MOST_BYTES = 64 * 1024  # of one rank's file, from its end
+MOST_PLACES = 3
+MOST_NAMED = 4  # ranks
+
+
+def where_they_stand(attempt_directory: Path, ranks: int) -> str:
+    """`no answer from rank 4 on node2, rank 1 on node1 in hangs_here (train.py line 19), 14 ranks in all_reduce (...)`:
+    first those of all `ranks` that wrote nothing, stopped or stuck in the kernel, then the places where fewest stand.
+    Empty where nobody wrote."""
+    places: dict[str, list[int]] = {}
+    for path in sorted((attempt_directory / "stacks").glob("*.txt")):
+        place = _place(path) if path.stem.isdigit() else None
+        if place is not None:
+            places.setdefault(place, []).append(int(path.stem))
+    named = _Names(attempt_directory)
+    fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), min(item[1])))
+    parts = [f"{named.of(there)} in {place}" for place, there in fewest_first[:MOST_PLACES]]
+    if len(fewest_first) > MOST_PLACES:
+        parts.append(f"others in {len(fewest_first) - MOST_PLACES} more places")
+    silent = set(range(ranks)).difference(*places.values())
+    if places and silent:
+        parts.insert(0, f"no answer from {named.of(silent)}")
+    return ", ".join(parts)
+
+
+class _Names:
+    """Ranks and the nodes they are on, for a sentence."""
+
+    def __init__(self, attempt_directory: Path) -> None:
+        self._records = attempt_directory / "ranks"
+
+    def of(self, ranks: Collection[int]) -> str:
+        if len(ranks) > MOST_NAMED:
+            return f"{len(ranks)} ranks"
+        return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(self._one(rank) for rank in sorted(ranks))
+
+    def _one(self, rank: int) -> str:
+        record = read_object(self._records / f"{rank}.json")
+        return str(rank) if record is None else f"{rank} on {record.get('node')}"
+
+
+def _place(path: Path) -> str | None:
+    """The innermost frame of the main thread, which the handler writes last."""
+    try:
+        text = read_tail(path, MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return None
+    threads = list(THREAD.finditer(text))
+    frame = FRAME.match(text, threads[-1].end()) if threads else None
+    if frame is None:
+        return None
+    return f"{frame['function']} ({Path(frame['file']).name} line {frame['line']})"

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from ..rundir.files import read_object
 from .begin import STOP_FILE
 from .checkpoint import read_tracker
-from .descent import Child, kill_tree
 from .files import attempt_directory, replace_json, say
-from .pace import Pace
+from .process_tree import Child, kill_tree
 from .progress import NodeLogs, Words
 from .signals import die_with_parent, hold_end_signals
-from .standstill import where_they_stand
+from .stacks import where_they_stand
+from .step_tracker import Pace
 
 if TYPE_CHECKING:
     from .files import Record

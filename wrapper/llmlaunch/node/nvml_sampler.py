@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import marshal
+import os
+import sys
 import threading
 import time
+import types
+import zipimport
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from .kinship import Job
+from .process_tree import Job
 
 if TYPE_CHECKING:
     from .files import Record
@@ -111,3 +116,38 @@ class NvmlSampler:
 
     def _publish(self, gpus: list[Gpu]) -> None:
         self.gpus = [gpu.record() for gpu in gpus]
+
+
+def load_small(name: str) -> None:
+    """Import `name` from the zip file that this module came from, compiled by a child; nothing where it came from none.
+
+    To be called before there are threads: it forks. Whatever it raises, an ordinary import may still do.
+    """
+    own = globals().get("__loader__")
+    if name in sys.modules or not isinstance(own, zipimport.zipimporter):
+        return
+    # not by importlib: finding a module in a zip file compiles it already
+    code = marshal.loads(_compiled_by_a_child(zipimport.zipimporter(own.archive), name))
+    module = types.ModuleType(name)
+    sys.modules[name] = module  # it looks itself up
+    try:
+        exec(code, module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _compiled_by_a_child(loader: zipimport.zipimporter, name: str) -> bytes:
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with os.fdopen(theirs, "wb") as file:
+                file.write(marshal.dumps(loader.get_code(name)))
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as file:
+        code = file.read()
+    os.waitpid(child, 0)
+    return code
