@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "wrapper"))
 
-from llmlaunch.peaks.summarize import summarize  # noqa: E402
+from llmlaunch.rundir.summarize import summarize  # noqa: E402
 
 RECIPE = ROOT / "recipes" / "llama3-70b.yaml"
 NODES, DEVICES = 8, 8

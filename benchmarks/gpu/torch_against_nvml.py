@@ -22,7 +22,7 @@ from typing import Any
 import pynvml
 from probed import ATTEMPT, result, start, write_record
 
-from llmlaunch.peaks.probe_files import TorchPeaks, probe_paths, read_probe_files
+from llmlaunch.rundir.probe_files import TorchPeaks, probe_paths, read_probe_files
 
 MIB = 2**20
 

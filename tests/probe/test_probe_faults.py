@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.peaks.probe_files import read_probe_files
-from llmlaunch.peaks.spool_place import spool_folder, spooled
+from llmlaunch.rundir.probe_files import read_probe_files
+from llmlaunch.rundir.spool_place import spool_folder, spooled
 from support.node_rig import until
 from support.probe_rig import ATTEMPT, BEGIN, GIB, ProbeRig, build_libcuda
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.peaks.probe_files import TorchPeaks, probe_paths, read_probe_files
+from llmlaunch.rundir.probe_files import TorchPeaks, probe_paths, read_probe_files
 from llmlaunch.trainers import HOOK, MEMORY_PROBE
 from support.node_rig import ATTEMPT, NodeRig, archive  # noqa: F401
 

@@ -12,11 +12,11 @@ from calibrating import BIAS, RECIPE, Cli
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.pricing import Priced, priced
-from llmlaunch.peaks.summary import AttemptSummary, RankSummary
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.sized import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rendering.run_json import run_description
+from llmlaunch.rundir.summary import AttemptSummary, RankSummary
 from llmlaunch.store.run_records import records_of
 from support.hidden_bias import GIB
 

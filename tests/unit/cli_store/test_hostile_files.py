@@ -27,8 +27,8 @@ from llmlaunch.launchers.submitting import was_submitting
 from llmlaunch.launchers.watch import RunWatch
 from llmlaunch.launchers.watched_run import RunReader
 from llmlaunch.launchers.watching import JsonView, PlainView
-from llmlaunch.peaks.summarize import attempt_summary
 from llmlaunch.report.watch_screen import frame
+from llmlaunch.rundir.summarize import attempt_summary
 from llmlaunch.store.read_directory import read_directory
 from support.store_run_dirs import STARTED, gpu
 

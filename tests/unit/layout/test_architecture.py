@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
 FLOORS = (
-    ("errors", "assets", "causes", "documents", "peaks", "rundir", "user_data"),
+    ("errors", "assets", "causes", "documents", "rundir", "user_data"),
     ("models", "cluster", "layout", "placement", "number_formats", "techniques", "workload"),
     ("recipe", "memory", "timing"),
     ("backends", "planner", "calibration"),
@@ -59,7 +59,7 @@ def test_no_two_rooms_import_each_other() -> None:
 
 
 def test_nodes_and_trainers_know_nothing_of_the_login_side() -> None:
-    packed = {"causes", "peaks", "placement", "rundir"}  # into node.pyz, with `node`
+    packed = {"causes", "placement", "rundir"}  # into node.pyz, with `node`
     for room in ("node", "trainers", "tracing", *packed):
         allowed = {room, *(packed if room == "node" else {"rundir"} if room in packed else ())}
         for path in PACKAGE.glob(f"{room}/*.py"):

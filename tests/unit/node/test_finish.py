@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from llmlaunch.node.finish import write_summary
-from llmlaunch.peaks.spool_place import spool_folder
-from llmlaunch.peaks.summarize import still_whole
-from llmlaunch.peaks.summary import AttemptSummary, summary_of_json
+from llmlaunch.rundir.spool_place import spool_folder
+from llmlaunch.rundir.summarize import still_whole
+from llmlaunch.rundir.summary import AttemptSummary, summary_of_json
 from support.node_rig import ATTEMPT, GIB, NODE, NodeRig
 
 
@@ -274,7 +274,7 @@ def test_a_file_system_that_hangs_is_not_waited_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, scandir = threading.Event(), os.scandir
-    monkeypatch.setattr("llmlaunch.peaks.attempt_files.os.scandir", lambda folder: answers.wait() and scandir(folder))
+    monkeypatch.setattr("llmlaunch.rundir.attempt_files.os.scandir", lambda folder: answers.wait() and scandir(folder))
     write_summary(tmp_path, "1.0", patience_seconds=0.1)
     assert "summary.json was not ready in 0.1 s" in capfd.readouterr().err
     answers.set()

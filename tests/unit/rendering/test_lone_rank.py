@@ -6,9 +6,9 @@ import re
 
 from run_samples import rank_by_itself
 
-from llmlaunch.peaks.stages import pipeline_rank_of
 from llmlaunch.rendering.provenance import Provenance
 from llmlaunch.rendering.render import run_files
+from llmlaunch.rundir.traces import pipeline_rank_of
 
 LONE = rank_by_itself()
 FILES = run_files(LONE.recipe, LONE.plan, {}, LONE.rendered, Provenance(code={}), LONE.described)

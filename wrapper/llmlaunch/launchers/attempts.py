@@ -9,9 +9,9 @@ from typing import Any
 
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import attempt_order
-from llmlaunch.peaks.values import byte_count
 from llmlaunch.rundir.files import open_regular, parse_json, read_object, read_text
 from llmlaunch.rundir.identifiers import is_attempt, is_fallback, is_host
+from llmlaunch.rundir.values import byte_count
 
 __all__ = ["AttemptFiles", "HowFar", "attempt_names", "fullest_bytes", "how_far", "read_attempt"]
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.launchers.monitor_tails import Seen
-from llmlaunch.peaks.attempt_files import AttemptFiles
-from llmlaunch.peaks.monitor_lines import GpuPeaks
-from llmlaunch.peaks.rank_account import rank_account
-from llmlaunch.peaks.summary import RankSummary
-from llmlaunch.peaks.traces import rank_traces
-from llmlaunch.peaks.values import byte_count, time_or_none
 from llmlaunch.report.run_words import duration
 from llmlaunch.report.watched import Gauge
+from llmlaunch.rundir.attempt_files import AttemptFiles
 from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.monitor_samples import GpuPeaks
+from llmlaunch.rundir.rank_peaks import rank_account
+from llmlaunch.rundir.summary import RankSummary
+from llmlaunch.rundir.traces import rank_traces
+from llmlaunch.rundir.values import byte_count, time_or_none
 
 __all__ = ["Gauges", "Predicted", "monitor_remarks", "predicted_of"]
 

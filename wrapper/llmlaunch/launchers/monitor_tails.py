@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.peaks.monitor_lines import NodePeaks, take_line
-from llmlaunch.peaks.values import time_or_none
 from llmlaunch.rundir.files import open_regular, parse_json
+from llmlaunch.rundir.monitor_samples import NodePeaks, take_line
+from llmlaunch.rundir.values import time_or_none
 
 __all__ = ["MonitorTails", "Seen"]
 

@@ -17,7 +17,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import ENDED, JobState, Submission
 from llmlaunch.launchers.small_files import create
 from llmlaunch.launchers.small_files import replace as replace_file
-from llmlaunch.peaks.values import time_or_none
 from llmlaunch.rundir.files import read_object, read_run_id, read_text
 from llmlaunch.rundir.identifiers import (
     is_attempt,
@@ -26,6 +25,7 @@ from llmlaunch.rundir.identifiers import (
     is_slurm_job,
     job_of,
 )
+from llmlaunch.rundir.values import time_or_none
 
 __all__ = [
     "End",

@@ -16,10 +16,10 @@ from typing import Any
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.small_files import create
 from llmlaunch.launchers.small_files import replace as replace_file
-from llmlaunch.peaks.values import time_or_none
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.identifiers import is_host
 from llmlaunch.rundir.messages import to_type
+from llmlaunch.rundir.values import time_or_none
 
 __all__ = ["Mark", "at_work", "begin", "left_behind", "remove", "was_submitting"]
 

@@ -15,11 +15,11 @@ from ..causes.node_cause import cause as cause_record
 from ..causes.node_cause import nodes_at_fault
 from ..causes.signs import SAID_BY_SLURM
 from ..causes.words import sentence
-from ..peaks.spool_place import is_private, spool_folder, spool_root
-from ..peaks.summarize import SUMMARY, summarize
 from ..rundir.files import read_object
 from ..rundir.identifiers import job_of
 from ..rundir.rank_records import sound_rank
+from ..rundir.spool_place import is_private, spool_folder, spool_root
+from ..rundir.summarize import SUMMARY, summarize
 from .begin import STOP_FILE
 from .checkpoint import read_tracker
 from .files import attempt_directory, replace_json, say

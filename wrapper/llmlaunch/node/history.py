@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..peaks.values import byte_count, time_or_none
 from ..rundir.files import read_object
 from ..rundir.identifiers import is_attempt, is_fallback, job_of
+from ..rundir.values import byte_count, time_or_none
 from .checkpoint import read_tracker
 from .files import attempt_directory
 

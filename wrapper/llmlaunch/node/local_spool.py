@@ -15,8 +15,8 @@ import threading
 import time
 from pathlib import Path
 
-from ..peaks.spool_place import RUN_FILE, is_private, spool_folder
 from ..rundir.files import read_object
+from ..rundir.spool_place import RUN_FILE, is_private, spool_folder
 from .files import replace_bytes
 from .peaks import PeaksFile
 

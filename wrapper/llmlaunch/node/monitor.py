@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..peaks.logged import LoggedPeaks
-from ..peaks.spool_place import spool_root
+from ..rundir.spool_place import spool_root
 from .files import say
 from .host_memory import HostMemory
 from .line_writer import DiskThread, Outbox
 from .local_spool import Spool, deliver_all
+from .logged_memory import LoggedPeaks
 from .nvml_sampler import NvmlSampler, load_small
 from .peaks import PeaksFile
 from .progress import LogTail

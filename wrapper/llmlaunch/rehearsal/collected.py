@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.peaks.summary import AttemptSummary, RankSummary
-from llmlaunch.peaks.values import byte_count
 from llmlaunch.rehearsal.records import records_in
 from llmlaunch.rehearsal.rehearsed import ON_GPU, RehearsedRank
+from llmlaunch.rundir.summary import AttemptSummary, RankSummary
+from llmlaunch.rundir.values import byte_count
 
 __all__ = ["collected_rehearsal", "is_rehearsal", "nothing_shown"]
 

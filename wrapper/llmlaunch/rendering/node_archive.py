@@ -9,7 +9,6 @@ from pathlib import Path
 
 import llmlaunch.causes
 import llmlaunch.node
-import llmlaunch.peaks
 import llmlaunch.placement
 import llmlaunch.rundir
 from llmlaunch.errors import UserError
@@ -32,14 +31,14 @@ TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the earliest a zip file can hold
 
 
 def node_archive() -> bytes:
-    """The bytes of `node.pyz`: the packages `node`, `causes`, `peaks`, `placement` and `rundir` in an otherwise empty
+    """The bytes of `node.pyz`: the packages `node`, `causes`, `placement` and `rundir` in an otherwise empty
     `llmlaunch`, and NVIDIA's `pynvml.py` unchanged.
 
     The same versions of both give the same bytes on any machine: fixed order, times and modes, and stored, since
     what a deflater writes depends on its version. Raises UserError where nvidia-ml-py is not installed.
     """
     files = {"__main__.py": MAIN.encode(), "pynvml.py": _pynvml_source(), "llmlaunch/__init__.py": b""}
-    for package in (llmlaunch.causes, llmlaunch.node, llmlaunch.peaks, llmlaunch.placement, llmlaunch.rundir):
+    for package in (llmlaunch.causes, llmlaunch.node, llmlaunch.placement, llmlaunch.rundir):
         folder = Path(str(package.__file__)).parent
         files |= {f"llmlaunch/{folder.name}/{path.name}": path.read_bytes() for path in folder.glob("*.py")}
     buffer = io.BytesIO()

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
-from llmlaunch.peaks.summarize import whole_summary
-from llmlaunch.peaks.summary import AttemptSummary
-from llmlaunch.peaks.values import time_or_none
 from llmlaunch.rundir.files import object_in, read_run_id
 from llmlaunch.rundir.identifiers import is_fallback
 from llmlaunch.rundir.rank_records import sound_rank
+from llmlaunch.rundir.summarize import whole_summary
+from llmlaunch.rundir.summary import AttemptSummary
+from llmlaunch.rundir.values import time_or_none
 
 __all__ = ["Attempt", "RunFiles", "read_run"]
 

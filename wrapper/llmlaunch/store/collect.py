@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from llmlaunch.errors import UserError
-from llmlaunch.peaks.spool_place import spool_root, spooled
+from llmlaunch.rundir.spool_place import spool_root, spooled
 from llmlaunch.store.collected_runs import Known, Outcome, known_runs, known_runs_of
 from llmlaunch.store.database import Store, open_store
 from llmlaunch.store.measurements import put_collected, write_rehearsed

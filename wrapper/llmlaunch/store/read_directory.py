@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.causes.words import sentence
-from llmlaunch.peaks.summarize import summarize
-from llmlaunch.peaks.summary import AttemptSummary
 from llmlaunch.rehearsal.collected import collected_rehearsal, is_rehearsal
 from llmlaunch.rendering.read import RunFiles, read_run
 from llmlaunch.rundir.files import read_bytes, read_object
+from llmlaunch.rundir.summarize import summarize
+from llmlaunch.rundir.summary import AttemptSummary
 from llmlaunch.store.collected_runs import Known, Outcome, run_id_of, signature
 from llmlaunch.store.redaction import secrets_of, stored, stored_row
 from llmlaunch.store.run_causes import AttemptCauses, attempt_causes, failures_of

@@ -10,8 +10,8 @@ from typing import Any
 
 from llmlaunch.causes.attempt import cause_of, causes_of_nodes
 from llmlaunch.causes.node_cause import nodes_at_fault
-from llmlaunch.peaks.values import time_or_none
 from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.values import time_or_none
 from llmlaunch.store.run_outcome import AttemptOutcome
 from llmlaunch.store.sick_nodes import Failure
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmlaunch.peaks.values import time_or_none
 from llmlaunch.rendering.read import RunFiles
 from llmlaunch.rundir.rank_records import sound_rank
+from llmlaunch.rundir.values import time_or_none
 from llmlaunch.store.runs import unix_seconds
 
 __all__ = ["AttemptOutcome", "LauncherWord", "attempt_outcomes", "launched_by", "run_state"]

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmlaunch.peaks.stages import pipeline_rank_of
-from llmlaunch.peaks.summary import AttemptSummary, NodeSummary, RankSummary
-from llmlaunch.peaks.values import byte_count, time_or_none
+from llmlaunch.rundir.summary import AttemptSummary, NodeSummary, RankSummary
+from llmlaunch.rundir.traces import pipeline_rank_of
+from llmlaunch.rundir.values import byte_count, time_or_none
 
 __all__ = ["AttemptRecords", "oom_records", "predicted_bytes_of", "records_of"]
 

@@ -16,9 +16,9 @@ from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 
 from llmlaunch.causes.lines import secret_values
 from llmlaunch.errors import UserError
-from llmlaunch.peaks.values import byte_count, time_or_none
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.read import read_run
+from llmlaunch.rundir.values import byte_count, time_or_none
 from llmlaunch.store.database import Store, batches
 from llmlaunch.store.redaction import secrets_of, stored, stored_row
 from llmlaunch.store.tables import measurements, plans, recipes, runs

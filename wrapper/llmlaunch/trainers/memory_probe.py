@@ -306,7 +306,7 @@ class File:
         return self.run_directory / self.relative
 
     def in_the_spool(self) -> Path:
-        """As llmlaunch/peaks/spool_place.py has it. Raises OSError."""
+        """As llmlaunch/rundir/spool_place.py has it. Raises OSError."""
         root = Path(os.environ.get("LLMLAUNCH_SPOOL") or f"/var/tmp/llmlaunch-{os.getuid()}")
         run = os.fsencode(self.run_directory)
         folder = root / hashlib.sha256(run).hexdigest()[:16]

@@ -17,8 +17,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import Choice
 from llmlaunch.launchers.run_files import latest_attempt
-from llmlaunch.peaks.summarize import attempt_summary
-from llmlaunch.peaks.summary import RankSummary
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.collected import nothing_shown
@@ -29,6 +27,8 @@ from llmlaunch.rendering.render import render_run
 from llmlaunch.report.run_words import cause_words, waiting_words
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.messages import to_type
+from llmlaunch.rundir.summarize import attempt_summary
+from llmlaunch.rundir.summary import RankSummary
 
 __all__ = ["STEPS", "run_alone"]
 

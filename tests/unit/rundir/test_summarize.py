@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.peaks.attempt_files import WHOLE_BYTES
-from llmlaunch.peaks.summarize import attempt_summary, still_whole, summarize
-from llmlaunch.peaks.summary import AttemptSummary, RankSummary, summary_of_json
+from llmlaunch.rundir.attempt_files import WHOLE_BYTES
+from llmlaunch.rundir.summarize import attempt_summary, still_whole, summarize
+from llmlaunch.rundir.summary import AttemptSummary, RankSummary, summary_of_json
 from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
 
 

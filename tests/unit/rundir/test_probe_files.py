@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.peaks.probe_files import ProbeReport, probe_paths, read_probe_files
+from llmlaunch.rundir.probe_files import ProbeReport, probe_paths, read_probe_files
 
 GIB = 2**30
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..rundir.files import parse_json, read_bytes
+from .files import parse_json, read_bytes
 from .values import byte_count, time_or_none
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..rundir.files import parse_json
+from .files import parse_json
 from .values import byte_count, number, time_or_none
 
 if TYPE_CHECKING:

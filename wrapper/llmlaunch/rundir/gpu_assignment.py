@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .monitor_lines import GpuPeaks, NodePeaks
+    from .monitor_samples import GpuPeaks, NodePeaks
 
     Record = Mapping[str, Any]
 

@@ -10,18 +10,18 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..rundir.files import MOST_APPENDED_BYTES, bounded_lines, open_regular, read_object
-from ..rundir.identifiers import is_fallback
-from ..rundir.rank_records import sound_rank
-from .monitor_lines import take_lines
+from .files import MOST_APPENDED_BYTES, bounded_lines, open_regular, read_object
+from .identifiers import is_fallback
+from .monitor_samples import take_lines
 from .probe_files import FOLDER as PROBES
 from .probe_files import ProbeReport, read_probe_files
+from .rank_records import sound_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from .monitor_lines import NodePeaks
+    from .monitor_samples import NodePeaks
 
     Record = Mapping[str, Any]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ..rundir.files import MOST_BYTES, open_regular, read_object
 from .attempt_files import counted_files, read_attempt
-from .rank_account import rank_account
+from .files import MOST_BYTES, open_regular, read_object
+from .rank_peaks import rank_account
 from .summary import AttemptSummary, NodeSummary, summary_of_json
 from .traces import rank_traces
 from .values import byte_count, number
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from .monitor_lines import NodePeaks
+    from .monitor_samples import NodePeaks
 
 __all__ = ["SUMMARY", "attempt_summary", "node_summary", "still_whole", "summarize", "whole_summary"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.peaks.spool_place import RUN_FILE, is_private, spool_folder, spool_root, spooled
+from llmlaunch.rundir.spool_place import RUN_FILE, is_private, spool_folder, spool_root, spooled
 
 
 def put(root: Path, run_directory: str) -> Path:

@@ -9,13 +9,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.peaks.attempt_files import AttemptFiles
-from llmlaunch.peaks.monitor_lines import take_lines
-from llmlaunch.peaks.probe_files import ProbeReport, TorchPeaks
-from llmlaunch.peaks.rank_account import rank_account
-from llmlaunch.peaks.summarize import node_summary
-from llmlaunch.peaks.summary import RankSummary
-from llmlaunch.peaks.traces import rank_traces
+from llmlaunch.rundir.attempt_files import AttemptFiles
+from llmlaunch.rundir.monitor_samples import take_lines
+from llmlaunch.rundir.probe_files import ProbeReport, TorchPeaks
+from llmlaunch.rundir.rank_peaks import rank_account
+from llmlaunch.rundir.summarize import node_summary
+from llmlaunch.rundir.summary import RankSummary
+from llmlaunch.rundir.traces import rank_traces
 
 GIB = 2**30
 PIDS = ("1000", "1001", "9")  # of rank 0, of rank 1, of a neighbour
