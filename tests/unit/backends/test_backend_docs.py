@@ -46,16 +46,16 @@ DEEPSPEED: list[tuple[Rule | Requirement, ...]] = [
     ),
 ]
 TABLES = [
-    *(("megatron.md", rules_table(rules, layer_of)) for rules in MEGATRON),
-    *(("deepspeed.md", rules_table(rules)) for rules in DEEPSPEED),
-    ("megatron.md", disagreements_table()),
-    ("deepspeed.md", engines_table()),
+    *(("megatron*.md", rules_table(rules, layer_of)) for rules in MEGATRON),
+    *(("deepspeed*.md", rules_table(rules)) for rules in DEEPSPEED),
+    ("megatron-rules.md", disagreements_table()),
+    ("deepspeed-memory.md", engines_table()),
     ("backends.md", techniques_table()),
     ("backends.md", rules_table(checkpoint_rules.CHECKPOINT_REQUIREMENTS, layer_of)),
 ]
 
 
-@pytest.mark.parametrize(("page", "table"), TABLES)
-def test_the_page_holds_the_table_of_the_code(page: str, table: str) -> None:
-    held = (DOCS / page).read_text("utf-8")
-    assert table in held, f"docs/{page} is out of date; put this table there:\n{table}"
+@pytest.mark.parametrize(("pages", "table"), TABLES)
+def test_the_docs_have_the_table_of_the_code(pages: str, table: str) -> None:
+    texts = [page.read_text("utf-8") for page in sorted(DOCS.glob(pages))]
+    assert any(table in text for text in texts), f"docs/{pages} is out of date; put this table there:\n{table}"

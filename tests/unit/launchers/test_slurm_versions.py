@@ -10,7 +10,7 @@ import pytest
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.slurm.versions import features, refuse_unknown, release, table
 
-DOCS = Path(__file__).parents[3] / "docs" / "slurm.md"
+DOCS = Path(__file__).parents[3] / "docs" / "slurm-versions.md"
 
 
 def said(version: str) -> Callable[[], str]:

@@ -356,10 +356,10 @@ def test_the_json_schema_is_printed_for_editors() -> None:
 
 
 def test_the_docs_list_every_key_as_the_schema_has_it() -> None:
-    text = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "recipe-keys.md").read_text(encoding="utf-8")
     table = text.partition("<!-- keys -->\n")[2].partition("<!-- end of keys -->")[0]
     assert table.strip() == reference_table().strip(), (
-        "docs/recipe.md is behind the schema: put the output of "
+        "docs/recipe-keys.md is behind the schema: put the output of "
         "`python -m llmlaunch.recipe.json_schema --reference` between its two markers"
     )
 

@@ -66,7 +66,7 @@ def test_the_gallery_reaches_from_small_to_large_over_all_cards_and_both_backend
 
 
 def test_the_docs_list_the_gallery_and_every_preset() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "recipe.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
     table = text[text.index("## Gallery") :]
     assert [name for name in NAMES if f"`{name}`" not in table] == []
     models = text[text.index("## Models") : text.index("## Gallery")]

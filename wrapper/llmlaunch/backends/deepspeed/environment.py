@@ -9,7 +9,7 @@ from llmlaunch.recipe.types import Recipe
 __all__ = ["CPU_ACCELERATOR", "MALLOC", "REASONS", "environment"]
 
 # glibc keeps freed blocks of up to 32 MiB once it has seen some. With these thresholds tensors go back to the kernel,
-# and resident memory is what the tensors need (docs/deepspeed.md, "Resident memory on a CPU").
+# and resident memory is what the tensors need (docs/deepspeed-memory.md, "Resident memory on a CPU").
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
 CPU_ACCELERATOR = {"DS_ACCELERATOR": "cpu"}
 

@@ -1,5 +1,5 @@
 """Where we refuse what Megatron itself takes, on purpose, as data: tests show each against the real Megatron core, and
-that there are no others; docs/megatron.md tells them."""
+that there are no others; docs/megatron-rules.md tells them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
 
 
 def disagreements_table() -> str:
-    """One Markdown row for each, for docs/megatron.md."""
+    """One Markdown row for each, for docs/megatron-rules.md."""
     rows = ["| rule | what Megatron does | there |", "|---|---|---|"]
     rows += [f"| `{each.rule}` | {each.sentence} | `{each.where}` |" for each in DISAGREEMENTS]
     return "\n".join(rows)

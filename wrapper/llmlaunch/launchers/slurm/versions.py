@@ -1,4 +1,4 @@
-"""What a release of SLURM has and what not: slurm/versions.json, and the table of docs/slurm.md made from it.
+"""What a release of SLURM has and what not: slurm/versions.json, and the table of docs/slurm-versions.md made from it.
 
 python -m llmlaunch.launchers.slurm.versions        prints the table
 """
