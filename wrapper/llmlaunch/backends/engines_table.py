@@ -1,4 +1,4 @@
-"""DeepSpeed's optimizer classes as a table for people: docs/deepspeed-memory.md holds it, and a test keeps the two equal."""
+"""DeepSpeed's optimizer classes as a table for people: docs/deepspeed-memory.md, which a test keeps equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of a backend as a table for people: docs/megatron-rules.md and docs/deepspeed-rules.md hold them, word for word."""
+"""The rules of a backend as a table for people: docs/megatron*.md and docs/deepspeed*.md have them, word for word."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The JSON Schema of a recipe, for editors, and the reference of its keys, for the docs.
 
-`python -m llmlaunch.recipe.json_schema` prints the schema; with `--reference`, the table of keys in docs/recipe-keys.md.
+`python -m llmlaunch.recipe.json_schema` prints the schema; with `--reference`, the table of docs/recipe-keys.md.
 """
 
 from __future__ import annotations
