@@ -81,7 +81,7 @@ $(FRAMEWORKS_INSTALLED): $(TRACING)/requirements.txt $(TRACING)/requirements-no-
 		tests/frameworks/requirements-megatron-0.16.txt .ci/prerequisites
 	./.ci/prerequisites test
 	LLMLAUNCH_TRACED_TORCH="$(TRACED_TORCH)" PYTHONPATH=wrapper \
-		$(PYTHON) -m llmlaunch.launchers.rehearsing.install --unmarked $(FRAMEWORKS)
+		$(PYTHON) -m llmlaunch.rehearsal.install --unmarked $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
 		--target $(FRAMEWORKS)/megatron-0.16 -r tests/frameworks/requirements-megatron-0.16.txt
 	touch $(FRAMEWORKS_INSTALLED)

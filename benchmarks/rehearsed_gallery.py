@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from llmlaunch.cli.planned import Planned, planned
-from llmlaunch.launchers.rehearsing.environment import find_trace_environment, how_to_get_one
-from llmlaunch.launchers.rehearsing.traced import traced
-from llmlaunch.rehearsal.choice import ALL, asked_ranks
-from llmlaunch.rehearsal.rehearsed import AskedRank, RehearsedRank
-from llmlaunch.rehearsal.unseen import unseen_by_a_trace
+from llmlaunch.rehearsal.environment import find_trace_environment, how_to_get_one
+from llmlaunch.rehearsal.ranks import ALL, AskedRank, RehearsedRank, asked_ranks
+from llmlaunch.rehearsal.traced import traced
+from llmlaunch.rehearsal.verdict import unseen_by_a_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "rehearsed-gallery.md"

@@ -15,9 +15,8 @@ from llmlaunch.cli.planned import Planned, planned
 from llmlaunch.launchers.choose import Choice
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.local_gpus import LocalGpu
-from llmlaunch.launchers.rehearsing.on_gpu import STEPS, run_alone
-from llmlaunch.rehearsal.choice import asked_ranks
-from llmlaunch.rehearsal.rehearsed import RehearsedRank
+from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
+from llmlaunch.rehearsal.ranks import RehearsedRank, asked_ranks
 from support.node_rig import build
 
 pytestmark = pytest.mark.frameworks

@@ -12,8 +12,8 @@ from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.sized import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, RehearsedRank
 from llmlaunch.rehearsal.records import records_of
-from llmlaunch.rehearsal.rehearsed import ON_GPU, ON_TRACE, RehearsedRank
 
 __all__ = ["AT", "GALLERY", "PINS", "VERSIONS", "Planned", "on_gpu", "planned", "records", "traced"]
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from llmlaunch.cli.doctor import command
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.rehearsing import environment
+from llmlaunch.rehearsal import environment
 
 
 def doctor(*words: str) -> Result:

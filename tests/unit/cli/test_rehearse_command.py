@@ -22,8 +22,8 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers import local_gpus
-from llmlaunch.launchers.rehearsing import environment, place
 from llmlaunch.recipe.load import load_recipe
+from llmlaunch.rehearsal import environment, place
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 DENSE = str(RECIPES / "llama3-8b.yaml")

@@ -11,8 +11,8 @@ FLOORS = (
     ("models", "cluster", "layout", "placement", "number_formats", "techniques", "workload"),
     ("recipe", "memory", "timing"),
     ("backends", "planner", "calibration"),
-    ("rendering", "report", "rehearsal"),
-    ("launchers", "store", "sinks"),
+    ("rendering", "report"),
+    ("launchers", "store", "sinks", "rehearsal"),
     ("cli",),
 )
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
@@ -20,7 +20,7 @@ APART = {"node", "trainers", "tracing"}
 # know where their files lie: to copy them into the run directory, or to start them under another interpreter
 CARRIERS = {
     ("rendering", "node"),
-    ("launchers", "tracing"),
+    ("rehearsal", "tracing"),
     *((room, "trainers") for room in ("rendering", "backends", "launchers")),
 }
 

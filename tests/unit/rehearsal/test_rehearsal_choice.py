@@ -13,7 +13,7 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.choice import asked_ranks
+from llmlaunch.rehearsal.ranks import asked_ranks
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 FOUR_STAGES = "layout={tensor: 4, pipeline: 4, virtual_pipeline: 1, context: 1, micro_batch_size: 1}"

@@ -10,8 +10,8 @@ from llmlaunch.calibration.accuracy import score
 from llmlaunch.calibration.machines import clusters_by_gpu
 from llmlaunch.calibration.read import problem
 from llmlaunch.calibration.summary import families
-from llmlaunch.rehearsal.evidence import rehearsed_ranks
-from llmlaunch.rehearsal.shape import shape_of
+from llmlaunch.rehearsal.earlier import rehearsed_ranks
+from llmlaunch.rehearsal.records import shape_of
 from support.rehearsed_plans import PINS, VERSIONS, on_gpu, planned, records, traced
 
 

@@ -14,9 +14,8 @@ from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.next_layout import next_layout
-from llmlaunch.rehearsal.rehearsed import ON_GPU, ON_TRACE, RehearsedRank
-from llmlaunch.rehearsal.unseen import ROUTING, WORKSPACE, unseen_by_a_trace
-from llmlaunch.rehearsal.verdict import Judged, judged
+from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, RehearsedRank
+from llmlaunch.rehearsal.verdict import ROUTING, WORKSPACE, Judged, judged, unseen_by_a_trace
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 GIB = 2**30

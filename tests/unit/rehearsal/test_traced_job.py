@@ -8,7 +8,7 @@ from typing import Any
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.rehearsal.traced_job import traced_job
+from llmlaunch.rehearsal.traced import traced_job
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 EIGHT = Layout(tensor=1, pipeline=4, data=8, sequence_parallel=0, zero_stage=1)

@@ -14,7 +14,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.length import job_length
 from llmlaunch.planner.plan import Candidate, Limit, Plan
 from llmlaunch.recipe.types import BackendChoice, Code, Container, Data, MemoryPolicy, Recipe, Restart, Training
-from llmlaunch.rendering.lone_rank import LoneRank, lone_rank
+from llmlaunch.rehearsal.lone_rank import LoneRank, lone_rank
 from llmlaunch.rendering.scripts import job_script
 from llmlaunch.workload import Workload
 

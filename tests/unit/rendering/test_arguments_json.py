@@ -17,7 +17,7 @@ from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rendering.provenance import gather_provenance
-from llmlaunch.rendering.render import run_files
+from llmlaunch.rendering.run_directory import run_files
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "arguments.schema.json"
 RECIPE = """\

@@ -10,9 +10,8 @@ import pytest
 from run_samples import NASTY, deepspeed_cpu
 
 from llmlaunch.errors import UserError
-from llmlaunch.rendering.array_script import array_script
 from llmlaunch.rendering.scripts import job_script
-from llmlaunch.rendering.sweep import render_sweep, run_names
+from llmlaunch.rendering.sweep import array_script, render_sweep, run_names
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "array.job.sbatch"
 HEAD = "#!/bin/bash\n#SBATCH --job-name=one\n#SBATCH --nodes=2\n#SBATCH --output=slurm-%j.out\n\nset -u\n"

@@ -16,7 +16,7 @@ from llmlaunch.cli.planned import Planned, planned
 from llmlaunch.planner.plan import Fallback
 from llmlaunch.rendering.provenance import Provenance
 from llmlaunch.rendering.recovery_json import warning_seconds
-from llmlaunch.rendering.render import render_run, run_files
+from llmlaunch.rendering.run_directory import render_run, run_files
 
 
 def plan_of(name: str, *words: str) -> Planned:

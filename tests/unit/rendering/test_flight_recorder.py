@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from run_samples import H100, cluster, deepspeed_cpu
 
-from llmlaunch.rendering.render import render_run
+from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import train_script
 
 # What it finds, and whether each rank's pipe can be made where it is told to.

@@ -14,7 +14,7 @@ from run_samples import deepspeed_cpu
 
 from llmlaunch.causes.scan import scan
 from llmlaunch.recipe.types import BackendChoice, Data, Recipe
-from llmlaunch.rendering.render import render_run
+from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import job_script
 from llmlaunch.techniques import Techniques
 

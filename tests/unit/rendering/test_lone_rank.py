@@ -7,7 +7,7 @@ import re
 from run_samples import rank_by_itself
 
 from llmlaunch.rendering.provenance import Provenance
-from llmlaunch.rendering.render import run_files
+from llmlaunch.rendering.run_directory import run_files
 from llmlaunch.rundir.traces import pipeline_rank_of
 
 LONE = rank_by_itself()

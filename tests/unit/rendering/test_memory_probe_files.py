@@ -7,7 +7,7 @@ from dataclasses import replace
 from run_samples import H100, cluster, deepspeed_cpu
 
 from llmlaunch.rendering.provenance import Provenance
-from llmlaunch.rendering.render import run_files
+from llmlaunch.rendering.run_directory import run_files
 
 PROBE, HOOK = "hook/llmlaunch_memory_probe.py", "hook/sitecustomize.py"
 

@@ -11,9 +11,9 @@ from run_samples import container_job, deepspeed_cpu, megatron_70b, script_of
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.placement.traffic import Sizes, Volumes, traffic
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rendering.placement_json import placement_json
 from llmlaunch.rendering.provenance import gather_provenance
-from llmlaunch.rendering.render import run_files
+from llmlaunch.rendering.run_directory import run_files
+from llmlaunch.rendering.run_json import placement_json
 
 
 def directives(of: Recipe) -> list[str]:

@@ -12,7 +12,7 @@ from run_samples import recipe
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import BackendChoice, Code, Container
 from llmlaunch.rendering import git as git_room
-from llmlaunch.rendering import snapshot as snapshot_room
+from llmlaunch.rendering import provenance as snapshot_room
 from llmlaunch.rendering.provenance import gather_provenance
 
 

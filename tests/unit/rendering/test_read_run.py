@@ -10,7 +10,7 @@ from run_samples import deepspeed_cpu
 
 from llmlaunch.errors import UserError
 from llmlaunch.rendering.read import read_run
-from llmlaunch.rendering.render import render_run
+from llmlaunch.rendering.run_directory import render_run
 
 
 @pytest.fixture

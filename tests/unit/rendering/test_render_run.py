@@ -34,7 +34,7 @@ from llmlaunch.cluster.profile import Site
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Code
 from llmlaunch.rendering.provenance import Provenance
-from llmlaunch.rendering.render import render_run, run_files
+from llmlaunch.rendering.run_directory import render_run, run_files
 from llmlaunch.rendering.scripts import job_script
 from llmlaunch.techniques import Adapters, Techniques
 

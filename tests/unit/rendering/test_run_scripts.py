@@ -18,7 +18,7 @@ from run_samples import NASTY, deepspeed_cpu, nasty_job
 from llmlaunch.backends.base import NodeVariable, Rendered
 from llmlaunch.recipe.types import Recipe, Restart
 from llmlaunch.rendering.read import RunFiles, read_run
-from llmlaunch.rendering.render import render_run
+from llmlaunch.rendering.run_directory import render_run
 
 TRAINER = """\
 import json, os, signal, sys, time

@@ -12,7 +12,7 @@ from test_render_run import JOBS
 
 from llmlaunch.recipe.types import Code
 from llmlaunch.rendering.provenance import Provenance, gather_provenance
-from llmlaunch.rendering.render import render_run
+from llmlaunch.rendering.run_directory import render_run
 
 NAMED = (
     ".env",

@@ -16,8 +16,8 @@ from llmlaunch.documents.writing import new_place, replacing, write_whole
 from llmlaunch.errors import UserError
 from llmlaunch.node.files import replace_json
 from llmlaunch.node.peaks import PeaksFile
-from llmlaunch.rendering.render import render_run
-from llmlaunch.rendering.snapshot import copy_snapshot, list_snapshot
+from llmlaunch.rendering.provenance import copy_snapshot, list_snapshot
+from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.sweep import render_sweep
 from llmlaunch.report.accuracy_markdown import END, START, write_between_markers
 from llmlaunch.report.svg import write_svg

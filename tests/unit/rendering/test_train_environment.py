@@ -11,7 +11,7 @@ import pytest
 from run_samples import deepspeed_cpu
 
 from llmlaunch.recipe.types import Container
-from llmlaunch.rendering.render import render_run
+from llmlaunch.rendering.run_directory import render_run
 
 CACHES = (
     "XDG_CACHE_HOME",

@@ -15,7 +15,7 @@ from llmlaunch.backends.megatron.stages import written_layout
 from llmlaunch.calibration.records import case_of
 from llmlaunch.layout import Layout
 from llmlaunch.rendering.provenance import Provenance
-from llmlaunch.rendering.render import run_files
+from llmlaunch.rendering.run_directory import run_files
 from llmlaunch.rendering.run_json import measurement_template
 
 RECIPE = megatron_70b()[0]

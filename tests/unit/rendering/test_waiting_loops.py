@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from run_samples import deepspeed_cpu
 
-from llmlaunch.rendering.render import render_run
+from llmlaunch.rendering.run_directory import render_run
 
 AT_ONCE, ROUNDS, PAIRS, SAVE_SECONDS = 10, 4, 10, 1
 """A loop that trusts a variable set by the trap loses 7 to 20 of the 40 trainings."""

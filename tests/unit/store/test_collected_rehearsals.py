@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from llmlaunch.backends.registry import rank_alone
-from llmlaunch.rehearsal.records import records_of
-from llmlaunch.rehearsal.shape import shape_of
-from llmlaunch.rendering.lone_rank import lone_rank
+from llmlaunch.rehearsal.lone_rank import lone_rank
+from llmlaunch.rehearsal.records import records_of, shape_of
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
 from llmlaunch.store.history import last_true_peaks, run_marks

@@ -110,7 +110,7 @@ def command(
 
 
 def _say_what_traces(as_json: bool) -> int:
-    from llmlaunch.launchers.rehearsing.environment import find_trace_environment, how_to_get_one
+    from llmlaunch.rehearsal.environment import find_trace_environment, how_to_get_one
 
     found = find_trace_environment()
     if as_json:

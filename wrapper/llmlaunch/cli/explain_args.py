@@ -20,7 +20,7 @@ def command(run: str, names: tuple[str, ...], fallback: int | None, as_json: boo
     """Say for every argument, variable, setting and directive rendered for RUN which line of the recipe or which
     decision of the planner it follows from; or for those NAMEs alone, with or without their dashes.
     """
-    from llmlaunch.rendering.read_arguments import read_arguments
+    from llmlaunch.rendering.arguments_json import read_arguments
     from llmlaunch.report.explained_text import explained_text
 
     directory = directory_of(run)

@@ -55,7 +55,7 @@ class Planned:
 
     def write_run(self, directory: Path) -> None:
         """Write the run directory; what it leaves out goes to stderr. Raises UserError."""
-        from llmlaunch.rendering.render import render_run
+        from llmlaunch.rendering.run_directory import render_run
 
         for note in render_run(self.recipe, self.plan, self.json, self.rendered(), directory):
             click.echo(f"note: {note}", err=True)

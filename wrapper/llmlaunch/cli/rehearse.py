@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from llmlaunch.backends.base import Rendered
-    from llmlaunch.rehearsal.rehearsed import AskedRank, RehearsedRank
+    from llmlaunch.rehearsal.ranks import AskedRank, RehearsedRank
 
 __all__ = ["command"]
 
@@ -38,8 +38,7 @@ def _install(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     """In place of a rehearsal: what a trace needs, in the person's own data folder."""
     if not wanted or ctx.resilient_parsing:
         return
-    from llmlaunch.launchers.rehearsing.install import install
-    from llmlaunch.launchers.rehearsing.installed import user_folder
+    from llmlaunch.rehearsal.install import install, user_folder
 
     install(user_folder(), _say)
     ctx.exit(0)
@@ -73,7 +72,7 @@ def command(recipe: str, overrides: tuple[str, ...], rank: str, place: str, outp
 
     Exit code 0: safe. 2: invalid, or nothing at hand to rehearse on. 3: not safe.
     """
-    from llmlaunch.rehearsal.choice import asked_ranks
+    from llmlaunch.rehearsal.ranks import asked_ranks
 
     result = planned(recipe, overrides)
     asked = asked_ranks(result.plan, result.recipe.model, rank)
@@ -109,18 +108,18 @@ def _begun(
     result: Planned, rendered: Rendered, asked: Sequence[AskedRank], place: str, output: Path | None
 ) -> Iterator[RehearsedRank]:
     """Each rank as it is done."""
-    from llmlaunch.launchers.rehearsing.place import chosen_place
+    from llmlaunch.rehearsal.place import chosen_place
 
     recipe, plan = result.recipe, result.plan
     where = chosen_place(recipe, place, _say)
     if where.environment is not None:
-        from llmlaunch.launchers.rehearsing.traced import traced
+        from llmlaunch.rehearsal.traced import traced
 
         if output is not None:
             raise UserError("-o: a trace leaves no run directory; it belongs to --on gpu")
         _say(where.why)
         return traced(where.environment, recipe, plan, rendered, asked, _say)
-    from llmlaunch.launchers.rehearsing.on_gpu import run_alone
+    from llmlaunch.rehearsal.on_gpu import run_alone
 
     assert where.launcher is not None
     return run_alone(
@@ -159,10 +158,9 @@ def _show(
 ) -> int:
     from llmlaunch.rehearsal.next_layout import next_layout
     from llmlaunch.rehearsal.rehearsal_json import rehearsal_json
-    from llmlaunch.rehearsal.unseen import unseen_by_a_trace
-    from llmlaunch.rehearsal.verdict import judged
+    from llmlaunch.rehearsal.rehearsal_text import rehearsal_text
+    from llmlaunch.rehearsal.verdict import judged, unseen_by_a_trace
     from llmlaunch.report.console import print_verdict
-    from llmlaunch.report.rehearsal_text import rehearsal_text
 
     recipe, plan = result.recipe, result.plan
     unseen = unseen_by_a_trace(result.setting.job_of(recipe), plan.layout)

@@ -209,7 +209,7 @@ def _render(result: Planned, output: Path | None) -> Path:
 def _show(result: Planned, why: str, as_json: bool) -> int:
     """What would be written, the scripts on stdout, in the same words `render` writes them."""
     from llmlaunch.rendering.provenance import gather_provenance
-    from llmlaunch.rendering.render import run_files
+    from llmlaunch.rendering.run_directory import run_files
 
     files = run_files(result.recipe, result.plan, result.json, result.rendered(), gather_provenance(result.recipe))
     if as_json:

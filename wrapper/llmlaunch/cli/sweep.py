@@ -73,9 +73,8 @@ def show_sweep(
     variants: Sequence[Variant], results: Sequence[Planned], together: Together, why: str, as_json: bool
 ) -> int:
     """What would be written and submitted; neither is done."""
-    from llmlaunch.rendering.array_script import array_script
     from llmlaunch.rendering.scripts import job_script
-    from llmlaunch.rendering.sweep import run_names
+    from llmlaunch.rendering.sweep import array_script, run_names
 
     names = run_names([result.recipe.name for result in results])
     scripts = {name: job_script(result.recipe, result.plan) for name, result in zip(names, results, strict=True)}

@@ -7,15 +7,16 @@ they want, with this person's rights.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
 from llmlaunch.errors import UserError
 
-__all__ = ["new_place", "replacing", "write_whole"]
+__all__ = ["json_bytes", "new_place", "replacing", "text_bytes", "write_whole"]
 
 
 def new_place(path: Path) -> Path:
@@ -82,3 +83,13 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def text_bytes(text: str) -> bytes:
+    """Encode text as UTF-8; bytes of a file that were not UTF-8 go back as they were."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def json_bytes(value: Mapping[str, object]) -> bytes:
+    """Encode a value as indented JSON that ends with a newline: the same bytes for the same value."""
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

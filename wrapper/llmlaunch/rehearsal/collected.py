@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank
 from llmlaunch.rehearsal.records import records_in
-from llmlaunch.rehearsal.rehearsed import ON_GPU, RehearsedRank
 from llmlaunch.rundir.summary import AttemptSummary, RankSummary
 from llmlaunch.rundir.values import byte_count
 

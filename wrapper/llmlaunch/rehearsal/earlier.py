@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from llmlaunch.backends.megatron.versions import NEWEST
 from llmlaunch.calibration.lessons import Rehearsal
+from llmlaunch.calibration.support import same_minor
 from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_NAMES, Layout
+from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
 from llmlaunch.planner.host import node_of
 from llmlaunch.planner.plan import Candidate, JobLength, Plan
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.earlier_words import sentence_of, told_of
-from llmlaunch.rehearsal.evidence import MALFORMED, dated_ranks
-from llmlaunch.rehearsal.records import PACKAGES
-from llmlaunch.rehearsal.shape import shape_of
-from llmlaunch.rehearsal.unseen import unseen_by_a_trace
-from llmlaunch.rehearsal.verdict import judged
+from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank, headline
+from llmlaunch.rehearsal.records import PACKAGES, place_of, rank_of, shape_of
+from llmlaunch.rehearsal.verdict import Judged, judged, unseen_by_a_trace
 from llmlaunch.techniques import Techniques
 
-__all__ = ["rehearsals_of"]
+__all__ = ["MALFORMED", "dated_ranks", "rehearsals_of", "rehearsed_ranks", "sentence_of", "told_of"]
 
 Record = Mapping[str, Any]
 
@@ -125,3 +126,106 @@ def _plan_of_one(setting: Setting, layout: Layout) -> Plan:
         correction=setting.lessons.correction,
     )
     return replace(plan, verdict="safe") if plan.safe_by_estimate else plan
+
+
+NOBODYS = RankEstimate(0, {}, 0, 0, 0)
+# the store takes over any JSON object: one that only looks like a rehearsal says nothing
+MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
+def rehearsed_ranks(records: Iterable[Record], shape: str, recipe: Recipe, plan: Plan) -> tuple[RehearsedRank, ...]:
+    """Of each pipeline rank of the plan the best rehearsal there is, by rank: on a GPU before a trace, the newer before
+    the older. `shape` is the plan's, `records` any measurement records.
+
+    A framework's version is the plan's where major and minor agree, as among measured runs.
+    """
+    return tuple(rank for rank, _ in dated_ranks(records, shape, recipe, plan))
+
+
+def dated_ranks(
+    records: Iterable[Record], shape: str, recipe: Recipe, plan: Plan
+) -> tuple[tuple[RehearsedRank, float], ...]:
+    """The same, each with the unix seconds of when it ran."""
+    ranks, groups = plan.estimate.ranks, _best(records, shape, recipe)
+    return tuple(
+        (rank_of(groups[number], ranks[number]), float(groups[number][-1].get("started_at") or 0.0))
+        for number in sorted(groups)
+        if 0 <= number < len(ranks)
+    )
+
+
+def _best(records: Iterable[Record], shape: str, recipe: Recipe) -> dict[int, list[Record]]:
+    """By pipeline rank the records of its best rehearsal."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        said = record.get("rehearsal")
+        if isinstance(said, Mapping) and said.get("shape") == shape and _same_version(record, recipe):
+            with suppress(*MALFORMED):
+                rank_of([record], NOBODYS)
+                place = place_of(shape, said["on"], said["versions"], record["pipeline_rank"])
+                found.setdefault(place, []).append(record)
+    return {int(group[-1]["pipeline_rank"]): group for group in sorted(found.values(), key=_worth)}
+
+
+def _worth(group: Sequence[Record]) -> tuple[bool, float]:
+    return group[-1]["rehearsal"]["on"] == ON_GPU, float(group[-1].get("started_at") or 0.0)
+
+
+def _same_version(record: Record, recipe: Recipe) -> bool:
+    """A Megatron recipe that names no version is rendered for the newest that llmlaunch knows."""
+    newest = NEWEST if recipe.backend.name == "megatron-lm" else None
+    return same_minor(record.get("backend_version"), recipe.backend.runs_version or newest)
+
+
+Found = Sequence[tuple[RehearsedRank, float]]  # with unix seconds
+GIB = 2**30
+
+
+def sentence_of(found: Found, judgement: Judged, package: str) -> str:
+    """When, where, which ranks, how far off the estimate, and what follows."""
+    newest = max(at for _, at in found)
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(newest))
+    places = " and ".join(dict.fromkeys("on a GPU" if rank.on == ON_GPU else "as a trace" for rank, _ in found))
+    versions = ", ".join(dict.fromkeys(rank.versions[package] for rank, _ in found if package in rank.versions))
+    numbers = [str(rank.pipeline_rank) for rank, _ in found]
+    which = f"pipeline rank{'' if len(numbers) == 1 else 's'} {', '.join(numbers)}"
+    verdict = f"{judgement.verdict} by it: {'; '.join(judgement.sentences)}"
+    framework = f" of {package} {versions}" if versions else ""
+    return f"rehearsed {day} {places}{framework}, {which}{_difference(found)}; {verdict}"
+
+
+def _difference(found: Found) -> str:
+    """The largest between what was predicted and what was seen."""
+    peaks = [(rank, headline(rank)) for rank, _ in found]
+    known = [(rank, peak, peak.difference) for rank, peak in peaks if peak.difference is not None and not rank.ran_out]
+    if not known:
+        return ""
+    rank, peak, share = max(known, key=lambda one: abs(one[2]))
+    sizes = f"{(peak.rehearsed_bytes or 0) / GIB:.2f} GiB {peak.kind}, {peak.predicted_bytes / GIB:.2f} predicted"
+    return f", at most {share:+.1%} from the estimate (rank {rank.pipeline_rank}: {sizes})"
+
+
+def told_of(found: Found, judgement: Judged, sentence: str) -> dict[str, Any]:
+    """`memory.rehearsed` of a plan's JSON."""
+    worst = judgement.worst
+    return {
+        "verdict": judgement.verdict,
+        "sentence": sentence,
+        "worst_pipeline_rank": worst.pipeline_rank,
+        "device_bytes": worst.device_bytes,
+        "limit_bytes": worst.limit_bytes,
+        "ranks": [
+            {
+                "pipeline_rank": rank.pipeline_rank,
+                "stands_for": list(rank.stands_for),
+                "on": rank.on,
+                "at": at,
+                "versions": dict(rank.versions),
+                "peak_kind": headline(rank).kind,
+                "predicted_bytes": headline(rank).predicted_bytes,
+                "rehearsed_bytes": headline(rank).rehearsed_bytes,
+                "ran_out": rank.ran_out,
+            }
+            for rank, at in found
+        ],
+    }

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmlaunch.planner.plan import Plan
-from llmlaunch.rehearsal.comparison import compared, headline
 from llmlaunch.rehearsal.next_layout import NextLayout
-from llmlaunch.rehearsal.rehearsed import RehearsedRank
+from llmlaunch.rehearsal.ranks import RehearsedRank, compared, headline
 from llmlaunch.rehearsal.verdict import SAFE, UNSAFE, Judged
 
 __all__ = ["rehearsal_json"]

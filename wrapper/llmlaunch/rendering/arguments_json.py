@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from llmlaunch.backends.argument import NodeVariable, Reason, Word
 from llmlaunch.backends.base import Rendered
+from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.directives import DIRECTIVE_REASONS, sbatch_options
 from llmlaunch.rendering.origins import Origins
 from llmlaunch.rendering.recovery_json import warning_seconds
 from llmlaunch.rendering.scripts import OUR_VARIABLES, exported
+from llmlaunch.rundir.files import object_in
 
-__all__ = ["arguments_json"]
+__all__ = ["arguments_json", "read_arguments"]
 
 SCHEMA = 1
 Entry = dict[str, object]
@@ -125,3 +128,20 @@ def _entry(file: str, kind: str, name: str, value: str, reason: Reason, origins:
 
 def _shown(word: Word) -> str:
     return f"${word.name}{word.suffix}" if isinstance(word, NodeVariable) else word
+
+
+def read_arguments(directory: Path) -> dict[str, Any]:
+    """Raises UserError where there is none, or none this llmlaunch can read."""
+    path = directory / "arguments.json"
+    try:
+        value = object_in(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"{directory}: holds no arguments.json: it is no run directory, or an older llmlaunch rendered it; render "
+            "the recipe again"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}; render the recipe again") from error
+    if value.get("schema") != SCHEMA:
+        raise UserError(f"{path}: this llmlaunch reads schema {SCHEMA}; use the version that rendered it")
+    return value

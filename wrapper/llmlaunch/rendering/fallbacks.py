@@ -8,14 +8,13 @@ from pathlib import PurePath
 
 from llmlaunch.backends.base import NodeVariable, Rendered
 from llmlaunch.backends.registry import backend_for
+from llmlaunch.documents.writing import json_bytes, text_bytes
 from llmlaunch.planner.plan import Fallback, Plan, as_planned
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.arguments_json import arguments_json
-from llmlaunch.rendering.file_text import as_json, as_text
-from llmlaunch.rendering.placement_json import is_placed, placement_json
 from llmlaunch.rendering.recovery_json import fallback_folder
-from llmlaunch.rendering.run_json import run_description
+from llmlaunch.rendering.run_json import is_placed, placement_json, run_description
 from llmlaunch.rendering.scripts import train_script
 
 __all__ = ["fallback_files"]
@@ -80,10 +79,10 @@ def _with_own_files(rendered: Rendered, folder: str, own: Mapping[str, bytes]) -
 def _described(layout: _Layout, rendered: Rendered, code_root: PurePath | None) -> dict[str, bytes]:
     recipe, plan, folder = layout.recipe, layout.plan, layout.folder
     files = {
-        f"{folder}/plan.json": as_json(plan_json(replace(plan, fallbacks=None))),
-        f"{folder}/run.json": as_json(run_description(recipe, plan, rendered)),
-        f"{folder}/arguments.json": as_json(arguments_json(recipe, plan, rendered)),
-        f"{folder}/train.sh": as_text(train_script(recipe, rendered, code_root)),
+        f"{folder}/plan.json": json_bytes(plan_json(replace(plan, fallbacks=None))),
+        f"{folder}/run.json": json_bytes(run_description(recipe, plan, rendered)),
+        f"{folder}/arguments.json": json_bytes(arguments_json(recipe, plan, rendered)),
+        f"{folder}/train.sh": text_bytes(train_script(recipe, rendered, code_root)),
     }
     if is_placed(recipe):
         files[f"{folder}/placement.json"] = placement_json(recipe, plan.layout)

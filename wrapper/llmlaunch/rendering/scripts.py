@@ -15,8 +15,8 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.datasets import hub_tokenizer
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.directives import directives
-from llmlaunch.rendering.placement_json import is_placed
 from llmlaunch.rendering.recovery_json import late_end_seconds, warning_seconds
+from llmlaunch.rendering.run_json import is_placed
 from llmlaunch.rendering.shell import ShellText, render_template, shell_word, variable_name
 
 __all__ = [

@@ -16,9 +16,9 @@ from llmlaunch.documents.writing import replacing
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.evidence import rehearsed_ranks
-from llmlaunch.rehearsal.rehearsed import RehearsedRank
-from llmlaunch.rehearsal.shape import shape_of
+from llmlaunch.rehearsal.earlier import rehearsed_ranks
+from llmlaunch.rehearsal.ranks import RehearsedRank
+from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.store.database import Store, batches
 from llmlaunch.store.record_files import BadLine, columns, dump_all, read_records, rows, same_content, text_of_row
 from llmlaunch.store.tables import measurements

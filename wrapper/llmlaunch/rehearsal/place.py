@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.choose import Choice, choose
 from llmlaunch.launchers.local_gpus import gpu_at_hand
-from llmlaunch.launchers.rehearsing.environment import TraceEnvironment, find_trace_environment, how_to_get_one
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rehearsal.environment import TraceEnvironment, find_trace_environment, how_to_get_one
 
 __all__ = ["Place", "chosen_place"]
 

@@ -9,20 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from llmlaunch.backends.base import Rendered
-from llmlaunch.documents.writing import new_place
+from llmlaunch.documents.writing import json_bytes, new_place, text_bytes
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.arguments_json import arguments_json
 from llmlaunch.rendering.fallbacks import fallback_files
-from llmlaunch.rendering.file_text import as_json, as_text
 from llmlaunch.rendering.node_archive import node_archive
-from llmlaunch.rendering.placement_json import is_placed, placement_json
-from llmlaunch.rendering.provenance import Provenance, code_json, gather_provenance
+from llmlaunch.rendering.provenance import Provenance, copy_snapshot, gather_provenance
 from llmlaunch.rendering.recovery_json import FALLBACK_FOLDER
-from llmlaunch.rendering.run_json import run_description
+from llmlaunch.rendering.run_json import is_placed, placement_json, run_description
 from llmlaunch.rendering.scripts import SNAPSHOT_FOLDER, job_script, train_script
-from llmlaunch.rendering.snapshot import copy_snapshot
 from llmlaunch.trainers import HOOK, MEMORY_PROBE, PREFLIGHT
 
 __all__ = ["render_run", "run_files"]
@@ -48,14 +45,14 @@ def run_files(
     """
     code_root = None if provenance.snapshot is None else provenance.snapshot.root
     files = {
-        "recipe.yaml": as_text(recipe.text),
-        "plan.json": as_json(plan_json),
-        "run.json": as_json(described or run_description(recipe, plan, rendered)),
-        "arguments.json": as_json(arguments_json(recipe, plan, rendered)),
-        "job.sbatch": as_text(job_script(recipe, plan, prepares=bool(rendered.check or rendered.prepare))),
-        "train.sh": as_text(train_script(recipe, rendered, code_root)),
+        "recipe.yaml": text_bytes(recipe.text),
+        "plan.json": json_bytes(plan_json),
+        "run.json": json_bytes(described or run_description(recipe, plan, rendered)),
+        "arguments.json": json_bytes(arguments_json(recipe, plan, rendered)),
+        "job.sbatch": text_bytes(job_script(recipe, plan, prepares=bool(rendered.check or rendered.prepare))),
+        "train.sh": text_bytes(train_script(recipe, rendered, code_root)),
         "node.pyz": node_archive(),
-        "code.json": code_json(provenance),
+        "code.json": json_bytes(provenance.code),
     }
     if recipe.preflight:
         files["trainer/preflight.py"] = PREFLIGHT.read_bytes()

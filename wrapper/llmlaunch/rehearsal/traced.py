@@ -11,17 +11,18 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from llmlaunch.backends.argument import NodeVariable, Word, flag_groups, flag_of
 from llmlaunch.backends.base import Rendered
+from llmlaunch.backends.megatron.alone import LEFT_OUT
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.rehearsing.environment import TraceEnvironment, refuse_another_version
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.attribution import terms_at_peak
-from llmlaunch.rehearsal.rehearsed import ON_TRACE, AskedRank, RehearsedRank
-from llmlaunch.rehearsal.traced_job import traced_job
+from llmlaunch.rehearsal.environment import TraceEnvironment, refuse_another_version
+from llmlaunch.rehearsal.ranks import ON_TRACE, AskedRank, RehearsedRank
 from llmlaunch.tracing import TRACER
 
-__all__ = ["traced"]
+__all__ = ["traced", "traced_job"]
 
 Say = Callable[[str], None]
 LAST_WORDS = 12  # lines
@@ -187,3 +188,31 @@ def _failure(recipe: Recipe, one: AskedRank, failure: Any) -> str:
         return f"{recipe.path}: pipeline rank {one.pipeline_rank}: {_WHY[kind]}: {what or (lines or ['?'])[-1].strip()}"
     tail = "".join(f"\n  {line}" for line in lines[-LAST_WORDS:])
     return f"{recipe.path}: pipeline rank {one.pipeline_rank}: the trace failed: {what or 'no reason was given'}{tail}"
+
+
+# The tokenizer's files lie on the cluster. What of it takes memory is the number of its words, which is said here.
+TOKENIZER = frozenset(
+    {"--tokenizer-type", "--tokenizer-model", "--vocab-size", "--padded-vocab-size", "--mock-data"}
+    | {"--vocab-file", "--merge-file"}
+)
+DATA = ("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size")
+
+
+def traced_job(recipe: Recipe, rendered: Rendered, pipeline_rank: int) -> dict[str, Any]:
+    """A job as tracing/trace_ranks.py reads it, named by its rank. What no rank alone needs is left out, as on a GPU:
+    checkpoints, datasets and what follows a training (backends/megatron/alone.py)."""
+    _, *words = rendered.program  # the first is pretrain_gpt.py, whose work the tracer does
+    kept = (group for group in flag_groups(words) if flag_of(group) not in LEFT_OUT.keys() | TOKENIZER)
+    arguments = [_plain(word) for group in kept for word in group]
+    return {
+        "name": str(pipeline_rank),
+        "world_size": recipe.world_size,
+        "pipeline_rank": pipeline_rank,
+        "arguments": [*arguments, *DATA, str(recipe.model.vocab_size)],
+        "environment": dict(rendered.environment),
+    }
+
+
+def _plain(word: Word) -> str:
+    """Nothing of such a word is read: it names a place on a node."""
+    return f"${word.name}{word.suffix}" if isinstance(word, NodeVariable) else word

@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 
 from llmlaunch.planner.plan import Plan
 from llmlaunch.rehearsal.attribution import FORWARD, REMAINDER
-from llmlaunch.rehearsal.comparison import CACHE, compared, headline
 from llmlaunch.rehearsal.next_layout import NextLayout
-from llmlaunch.rehearsal.rehearsed import ON_TRACE, RehearsedRank
+from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, RehearsedRank, compared, headline
 from llmlaunch.rehearsal.verdict import Judged, JudgedRank
 from llmlaunch.report.text import gib, table
 

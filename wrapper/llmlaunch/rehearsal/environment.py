@@ -9,13 +9,13 @@ from pathlib import Path
 
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, known_version, spoken_version
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.rehearsing.installed import is_installed, python_of, user_folder, versions_in
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rehearsal.install import is_installed, python_of, user_folder, versions_in
 
 __all__ = ["VARIABLE", "TraceEnvironment", "find_trace_environment", "how_to_get_one", "refuse_another_version"]
 
 VARIABLE = "LLMLAUNCH_FRAMEWORKS"
-CHECKOUT = Path(__file__).resolve().parents[4]
+CHECKOUT = Path(__file__).resolve().parents[3]
 IN_CHECKOUT = ".venv-frameworks"
 CORE = "megatron-core"
 

@@ -20,10 +20,10 @@ from llmlaunch.launchers.run_files import latest_attempt
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.collected import nothing_shown
-from llmlaunch.rehearsal.rehearsed import ON_GPU, AskedRank, RehearsedRank
-from llmlaunch.rehearsal.shape import shape_of
-from llmlaunch.rendering.lone_rank import lone_rank
-from llmlaunch.rendering.render import render_run
+from llmlaunch.rehearsal.lone_rank import lone_rank
+from llmlaunch.rehearsal.ranks import ON_GPU, AskedRank, RehearsedRank
+from llmlaunch.rehearsal.records import shape_of
+from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.report.run_words import cause_words, waiting_words
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.messages import to_type

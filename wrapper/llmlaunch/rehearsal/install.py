@@ -1,6 +1,6 @@
 """Installs what traces a rank: a CPU build of torch, Megatron core and TransformerEngine, in an environment of its own.
 
-    python -m llmlaunch.launchers.rehearsing.install FOLDER
+    python -m llmlaunch.rehearsal.install FOLDER
 
 The same for a checkout (`make install-frameworks`) and for a person who has llmlaunch alone. Standard library only, so
 that it runs before anything else is installed.
@@ -16,14 +16,25 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.rehearsing.installed import MARK, python_of, user_folder
 from llmlaunch.tracing import FAKE_CUDA, REQUIREMENTS, REQUIREMENTS_NO_DEPS
+from llmlaunch.user_data import user_data
 
-__all__ = ["TORCH_VARIABLE", "install", "main"]
+__all__ = [
+    "MARK",
+    "TORCH_VARIABLE",
+    "TRACED",
+    "install",
+    "is_installed",
+    "main",
+    "python_of",
+    "user_folder",
+    "versions_in",
+]
 
 TORCH_VARIABLE = "LLMLAUNCH_TRACED_TORCH"
 # What pip is told to install torch; its default wheel for Linux is built for CUDA and cannot trace.
@@ -154,3 +165,41 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+MARK = ".installed"  # the last file an installation writes
+TRACED = ("torch", "megatron-core", "transformer_engine")  # what a trace runs, as their packages are called
+
+
+def user_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """`$XDG_DATA_HOME/llmlaunch/frameworks`, else `~/.local/share/llmlaunch/frameworks`: for people without a checkout.
+
+    Raises UserError where there is no home directory.
+    """
+    data = user_data(os.environ if environment is None else environment)
+    if data is None:
+        raise UserError(
+            "no place for the frameworks a rank is traced with: neither HOME nor XDG_DATA_HOME is an absolute path"
+        )
+    return data / "frameworks"
+
+
+def is_installed(folder: Path) -> bool:
+    """All of it, to the end: an installation that was interrupted does not count."""
+    return (folder / MARK).is_file() and python_of(folder).exists()
+
+
+def python_of(folder: Path) -> Path:
+    """The interpreter of the environment in this folder."""
+    return folder / "bin" / "python"
+
+
+def versions_in(folder: Path) -> dict[str, str]:
+    """Of the packages that are traced, the versions installed there, by package; no process is started."""
+    places = [str(path) for path in folder.glob("lib/python3*/site-packages")]
+    found = {_plain(one.metadata["Name"] or ""): one.version for one in distributions(path=places)}
+    return {name: found[_plain(name)] for name in TRACED if _plain(name) in found}
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.rehearsing import install as installing
-from llmlaunch.launchers.rehearsing.installed import is_installed, python_of, user_folder, versions_in
+from llmlaunch.rehearsal import install as installing
+from llmlaunch.rehearsal.install import is_installed, python_of, user_folder, versions_in
 from llmlaunch.tracing import FAKE_CUDA, REQUIREMENTS, REQUIREMENTS_NO_DEPS
 
 

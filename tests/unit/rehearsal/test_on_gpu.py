@@ -14,8 +14,8 @@ from llmlaunch.cli.planned import Planned, planned
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.choose import Choice
-from llmlaunch.launchers.rehearsing.on_gpu import STEPS, run_alone
-from llmlaunch.rehearsal.rehearsed import AskedRank, RehearsedRank
+from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
+from llmlaunch.rehearsal.ranks import AskedRank, RehearsedRank
 
 GIB = 2**30
 ROOT = Path(__file__).parents[3]

@@ -9,10 +9,9 @@ from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rehearsal.next_layout import next_layout
-from llmlaunch.rehearsal.rehearsed import ON_GPU, RehearsedRank
-from llmlaunch.rehearsal.unseen import unseen_by_a_trace
-from llmlaunch.rehearsal.verdict import judged
-from llmlaunch.report.rehearsal_text import rehearsal_text
+from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank
+from llmlaunch.rehearsal.rehearsal_text import rehearsal_text
+from llmlaunch.rehearsal.verdict import judged, unseen_by_a_trace
 
 RECIPE = load_recipe(
     str(Path(__file__).parents[3] / "recipes" / "llama3-8b.yaml"),

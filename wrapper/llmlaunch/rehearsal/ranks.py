@@ -1,0 +1,186 @@
+"""One pipeline rank that is run alone, and what it showed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout
+from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.memory.terms import OUTSIDE_TORCH
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.planner.plan import Plan
+
+__all__ = [
+    "ALL",
+    "CACHE",
+    "NEARLY_WORST",
+    "ON_GPU",
+    "ON_TRACE",
+    "WORST",
+    "AskedRank",
+    "Line",
+    "Peak",
+    "Place",
+    "RehearsedRank",
+    "asked_ranks",
+    "compared",
+    "headline",
+]
+
+Place = Literal["gpu", "trace"]
+ON_GPU: Place = "gpu"
+ON_TRACE: Place = "trace"
+
+
+@dataclass(frozen=True)
+class AskedRank:
+    """A pipeline rank to run alone, and those that hold the same (itself among them)."""
+
+    predicted: RankEstimate
+    stands_for: tuple[int, ...]
+
+    @property
+    def pipeline_rank(self) -> int:
+        return self.predicted.pipeline_rank
+
+
+@dataclass(frozen=True)
+class RehearsedRank:
+    """One pipeline rank, and those in `stands_for` (itself among them), which hold the same.
+
+    `allocated_bytes` is the peak of what torch's allocator handed out: counted in a trace, read from torch on a GPU.
+    `reserved_bytes` is what that allocator took from the device for it: a replay of its rules in a trace
+    (unvalidated), torch's own number on a GPU. `process_bytes` is what NVML says of the process on a GPU, with CUDA's
+    context and without NCCL; None in a trace. All are what the rank had reached where it `ran_out` of memory, and None
+    where nobody saw them. `terms` are the rehearsed bytes by the names of the estimate's terms, as far as what was
+    alive at the peak can be told apart; they sum to `allocated_bytes`; empty where that is not known (on a GPU).
+    `versions` are those of the frameworks that ran, by package; `remarks` are sentences for the person.
+    `tracer_bytes` is the resident peak of the process that traced it, on this machine.
+    """
+
+    pipeline_rank: int
+    on: Place
+    predicted: RankEstimate
+    allocated_bytes: int | None
+    reserved_bytes: int | None = None
+    process_bytes: int | None = None
+    ran_out: bool = False
+    stands_for: tuple[int, ...] = ()
+    terms: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    remarks: tuple[str, ...] = ()
+    tracer_bytes: int | None = None
+
+
+WORST, ALL = "worst", "all"
+
+# Traced and estimated peaks differ by up to 3 % either way (tests/frameworks/test_megatron_traced.py), so that a rank
+# predicted at 0.97 / 1.03 of the worst, 6 % below it, may be the true worst.
+NEARLY_WORST = 0.94
+
+Kinds = tuple[tuple[int, ...], ...]  # of every model chunk of a rank: its layers, 1 for a mixture of experts
+Held = tuple[tuple[tuple[str, int], ...], bool, bool, Kinds]
+
+
+def asked_ranks(plan: Plan, shape: ModelShape, word: str) -> tuple[AskedRank, ...]:
+    """The ranks that `word` means, each with those that hold the same: "worst" (every distinct one whose predicted
+    device peak is so near the largest that it may be the true worst), "all" (every distinct one), or a rank's number.
+
+    Raises:
+        UserError: `word` is none of these, or the plan has no such rank.
+    """
+    groups = _alike(plan, shape)
+    if word == ALL:
+        return groups
+    if word == WORST:
+        enough = NEARLY_WORST * plan.estimate.worst.device_bytes
+        near = (group for group in groups if group.predicted.device_bytes >= enough)
+        return tuple(sorted(near, key=lambda group: -group.predicted.device_bytes))
+    rank, last = _number(word), plan.layout.pipeline - 1
+    if rank is None or not 0 <= rank <= last:
+        ranks = "there is only pipeline rank 0" if last == 0 else f"pipeline ranks are 0 to {last}"
+        raise UserError(
+            f"--rank {word}: the planned layout, {plan.layout.describe()}, has none such: {ranks}; or say worst or all"
+        )
+    mine = next(group for group in groups if rank in group.stands_for)
+    return (AskedRank(plan.estimate.ranks[rank], mine.stands_for),)
+
+
+def _number(word: str) -> int | None:
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 7 else None
+
+
+def _alike(plan: Plan, shape: ModelShape) -> tuple[AskedRank, ...]:
+    """Ranks that hold the same together; the first of them is run. Equal terms mean equal micro-batches in flight,
+    too: activations are one of them."""
+    found: dict[Held, list[RankEstimate]] = {}
+    for rank in plan.estimate.ranks:
+        found.setdefault(_held(plan.layout, shape, rank), []).append(rank)
+    return tuple(AskedRank(same[0], tuple(rank.pipeline_rank for rank in same)) for same in found.values())
+
+
+def _held(layout: Layout, shape: ModelShape, rank: RankEstimate) -> Held:
+    place = rank.pipeline_rank
+    return tuple(rank.terms.items()), place == 0, place == layout.pipeline - 1, _kinds(layout, shape, place)
+
+
+def _kinds(layout: Layout, shape: ModelShape, rank: int) -> Kinds:
+    """Whether each layer of the rank's model chunks is a mixture, in order."""
+    stages = layout.pipeline * layout.virtual_pipeline
+    sizes: Sequence[int] = layout.layers_by_stage or (shape.num_layers // stages,) * stages
+    pattern = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
+    ends = [sum(sizes[:stage]) for stage in range(len(sizes) + 1)]
+    chunks = [tuple(pattern[start:stop]) for start, stop in pairwise(ends)]
+    return tuple(chunks[rank :: layout.pipeline])
+
+
+CACHE = "allocator_cache"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One term of what torch's allocator handed out. `rehearsed_bytes` None: what was alive could not be told apart."""
+
+    term: str
+    predicted_bytes: int
+    rehearsed_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The same peak predicted and rehearsed. `kind` is "allocated", or "device" of what a process has on a GPU by NVML,
+    without NCCL. `rehearsed_bytes` None: nobody saw it."""
+
+    kind: str
+    predicted_bytes: int
+    rehearsed_bytes: int | None
+
+    @property
+    def difference(self) -> float | None:
+        """How far the rehearsed peak is above the predicted one, as a share of it: 0.02 is 2 % more."""
+        if self.rehearsed_bytes is None or not self.predicted_bytes:
+            return None
+        return self.rehearsed_bytes / self.predicted_bytes - 1.0
+
+
+def compared(rank: RehearsedRank) -> tuple[Line, ...]:
+    """By the estimate's terms, in its order; then terms that only the rehearsal knows. Terms that are nothing in both
+    are left out."""
+    predicted = {name: count for name, count in rank.predicted.terms.items() if name not in (CACHE, *OUTSIDE_TORCH)}
+    names = dict.fromkeys((*predicted, *rank.terms))
+    lines = (Line(name, predicted.get(name, 0), rank.terms.get(name, 0) if rank.terms else None) for name in names)
+    return tuple(line for line in lines if line.predicted_bytes or line.rehearsed_bytes)
+
+
+def headline(rank: RehearsedRank) -> Peak:
+    """The one peak that is compared: what a trace counts exactly, or all that a process has on a GPU but NCCL's."""
+    predicted = rank.predicted
+    if rank.on == ON_TRACE or rank.process_bytes is None:
+        return Peak("allocated", predicted.allocated_bytes, rank.allocated_bytes)
+    alone = predicted.device_bytes - predicted.terms.get("communicators", 0)
+    return Peak("device", alone, rank.process_bytes)
