@@ -13,10 +13,11 @@ from subprocess import PIPE, STDOUT
 import pytest
 from cpu_words import words_for_cpu
 
-from llmlaunch.backends.logs import Progress, parse_progress
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.step_lines import Step
+from support.step_lines import parse_step
 
 __all__ = ["PYTHON", "CpuJob", "Trained", "cpu_job", "train_on_cpu", "under_torchrun"]
 
@@ -48,9 +49,9 @@ class Trained:
     output: tuple[str, ...]
 
     @property
-    def steps(self) -> list[Progress]:
+    def steps(self) -> list[Step]:
         """The training lines as llmlaunch's own reader reads them; Megatron's last rank prints them."""
-        lines = (parse_progress(line) for line in self.output[-1].splitlines())
+        lines = (parse_step(line) for line in self.output[-1].splitlines())
         return [line for line in lines if line is not None]
 
     @property

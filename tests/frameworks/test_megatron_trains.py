@@ -15,8 +15,8 @@ import pytest
 from cpu_training import PYTHON, Trained, train_on_cpu, under_torchrun
 from trained_cases import CASES, DATASET, INDEXED, LONG, MODELS, STEPS, UNDISTURBED, TrainedCase, jobs, long_job
 
-from llmlaunch.backends.logs import parse_progress
 from llmlaunch.layout import Layout
+from support.step_lines import parse_step
 
 pytestmark = pytest.mark.frameworks
 
@@ -37,7 +37,7 @@ def test_the_loss_falls(trained: dict[str, Trained], model: str) -> None:
     assert alone.codes == (0,), alone.complaint()
     assert [step.step for step in alone.steps] == list(range(1, STEPS + 1))
     assert {step.steps for step in alone.steps} == {STEPS}
-    assert all(step.seconds_per_step for step in alone.steps)
+    assert all(step.seconds for step in alone.steps)
     assert alone.losses[-1] < alone.losses[0] - 0.3
 
 
@@ -70,7 +70,7 @@ def tell_after(process: subprocess.Popen[str], step: int) -> str:
     said = []
     for line in process.stdout:
         said.append(line)
-        seen = parse_progress(line)
+        seen = parse_step(line)
         if seen is not None and seen.step == step:
             listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             trainers = [pid for pid in map(int, listed) if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from llmlaunch.backends.logs import megatron_lines
-from llmlaunch.node.progress import Words
+from support.step_lines import parser_of
 
 pytestmark = pytest.mark.frameworks
 
@@ -26,7 +25,7 @@ def test_the_training_line() -> None:
     iteration = next(text for text in formats if "iteration {" in text)
     elapsed = next(text for text in formats if "elapsed time per iteration" in text)
     other = next(text for text in formats if re.fullmatch(r" \{\}: \{:\.6E\} \|", text))
-    begin, words = iteration.format(12, 40) + elapsed.format(1250.0), Words(asdict(megatron_lines()))
+    begin, words = iteration.format(12, 40) + elapsed.format(1250.0), parser_of(megatron_lines())
     lines = [begin + other.format("lm loss", loss) for loss in (3.5, 0.0)]  # 0.0: every step of it was skipped
     one, none = words.read(line.encode() for line in lines).steps
     assert (one.step, one.steps, one.seconds, one.loss) == (12, 40, 1.25, 3.5)
@@ -34,7 +33,7 @@ def test_the_training_line() -> None:
 
 
 def test_a_save_and_an_evaluation() -> None:
-    words = Words(asdict(megatron_lines()))
+    words = parser_of(megatron_lines())
     for text in (source("checkpointing.py"), source("training.py")):
         told = re.findall(r"print_rank_0\(\s*f(.*?)\n\s*\)|print_rank_0\(f(.*?)\)\n", text, re.DOTALL)
         lines = [re.sub(r"\{.*?\}|[\"'\n]| +f", "7", "".join(parts)) for parts in told]

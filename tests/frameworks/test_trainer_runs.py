@@ -19,10 +19,10 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.base import NodeVariable, Rendered
 from llmlaunch.backends.checkpoints import checkpoint_bytes
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.logs import parse_progress
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.trainers import TRAINER
+from support.step_lines import parse_step
 
 pytestmark = pytest.mark.frameworks
 
@@ -79,7 +79,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def losses(output: str) -> list[float]:
-    lines = [parse_progress(line) for line in output.splitlines()]
+    lines = [parse_step(line) for line in output.splitlines()]
     return [line.loss for line in lines if line is not None and line.loss is not None]
 
 
@@ -108,7 +108,7 @@ def tell(process: subprocess.Popen[str], ranks: int, until_it_ends: bool = False
     """SIGTERM to so many trainers after a few steps, as a node's wrapper sends it; again and again where asked."""
     assert process.stdout is not None
     for line in process.stdout:
-        seen = parse_progress(line)
+        seen = parse_step(line)
         if seen is not None and seen.step == 3:
             break
     trainers = [pid for pid in children(process.pid) if b"train.py" in command_line(pid)][:ranks]
@@ -216,7 +216,7 @@ def test_a_rank_that_dies_fails_the_job(tmp_path: Path) -> None:
     process = start(tmp_path, lay_out(tmp_path, layout, "training.steps=100000"))
     assert process.stdout is not None
     for line in process.stdout:
-        if parse_progress(line) is not None:
+        if parse_step(line) is not None:
             break
     victim = next(pid for pid in children(process.pid) if b"train.py" in command_line(pid))
     os.kill(victim, signal.SIGKILL)

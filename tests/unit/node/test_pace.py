@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmlaunch.node.progress import News, Step
 from llmlaunch.node.step_tracker import Pace
+from llmlaunch.rundir.step_lines import Step, StepNews
 
 FLOOR, FIRST, SAVING = 600.0, 3600.0, 1800.0
 
@@ -23,12 +23,12 @@ class Job:
         for _ in range(count):
             self.step += 1
             self.now += seconds
-            self.pace.hear(News([Step(self.step, 1000, 3.0, None, None)], slow=False), self.now)
+            self.pace.hear(StepNews([Step(self.step, 1000, 3.0, None, None)], slow=False), self.now)
         return self
 
     def slow(self, after: float = 0.0) -> Job:
         self.now += after
-        self.pace.hear(News([], slow=True), self.now)
+        self.pace.hear(StepNews([], slow=True), self.now)
         return self
 
     def hung_after(self, saving: bool = False) -> tuple[str, float]:
@@ -89,7 +89,7 @@ def test_a_script_that_does_not_say_so_saves_when_the_recipe_does(
     job = Job(promised=False, save_every=50)
     for step in range(stride, 121, stride):
         job.now += 1.0
-        job.pace.hear(News([Step(step, 1000, None, None, None)], slow=False), job.now)
+        job.pace.hear(StepNews([Step(step, 1000, None, None, None)], slow=False), job.now)
         allowed = job.pace.allowed()
         assert step not in before_saves or allowed is None or allowed.what == "saving"
         assert step not in others or allowed is None or allowed.what == "a step"
@@ -105,7 +105,7 @@ def test_told_to_save_and_after_the_last_step_it_is_saving() -> None:
 
 def test_the_same_step_said_again_is_no_news() -> None:
     job = Job().steps(20, 1.0)
-    assert not job.pace.hear(News([Step(20, 1000, 2.5, 77.0, None)], slow=False), job.now + 590.0)
+    assert not job.pace.hear(StepNews([Step(20, 1000, 2.5, 77.0, None)], slow=False), job.now + 590.0)
     assert job.pace.overdue(job.now + FLOOR + 1.0) is not None
     assert job.pace.record()["loss"] == 2.5
 
@@ -113,7 +113,7 @@ def test_the_same_step_said_again_is_no_news() -> None:
 def test_lines_without_a_number_are_news_each() -> None:
     pace = Pace({"floor_seconds": FLOOR, "first_step_seconds": FIRST, "promised": True}, 0.0)
     for second in range(1, 10):
-        assert pace.hear(News([Step(None, None, 2.0, None, None)], slow=False), float(second))
+        assert pace.hear(StepNews([Step(None, None, 2.0, None, None)], slow=False), float(second))
     assert pace.overdue(9.0 + FLOOR) is None
     assert pace.overdue(10.0 + FLOOR) is not None
     assert pace.record()["step"] is None
@@ -132,7 +132,7 @@ def test_lines_that_come_in_bursts_are_one_gap_each() -> None:
     for burst in range(1, 6):
         lines = [Step(80 * burst + n, 1000, None, None, None) for n in range(80)]
         job.now += 1000.0
-        job.pace.hear(News(lines, slow=False), job.now)
+        job.pace.hear(StepNews(lines, slow=False), job.now)
     assert job.hung_after() == ("a step", 10_000.0)
     assert job.pace.record()["step_seconds"] == 12.5
 
@@ -153,6 +153,6 @@ def test_switched_off_nothing_is_overdue_and_progress_is_known() -> None:
 )
 def test_tokens_a_second_are_the_lines_own_or_the_recipes(line: Step, expected: tuple[float, float]) -> None:
     pace = Pace({"promised": True, "tokens_per_step": 4096}, 0.0)
-    pace.hear(News([line], slow=False), 4.0)
+    pace.hear(StepNews([line], slow=False), 4.0)
     record = pace.record()
     assert (record["tokens_per_second"], record["step_seconds"]) == expected

@@ -1,14 +1,10 @@
-"""What the trainers' logs say of their progress: the lines each prints, and one line read."""
+"""The lines in which each trainer reports its steps, as regular expressions (parser: rundir/step_lines.py)."""
 
 from __future__ import annotations
 
-import math
-import re
-from dataclasses import dataclass
-
 from llmlaunch.backends.base import ProgressLines
 
-__all__ = ["Progress", "any_script_lines", "deepspeed_lines", "megatron_lines", "parse_progress"]
+__all__ = ["any_script_lines", "deepspeed_lines", "known_trainers_lines", "megatron_lines"]
 
 # Named groups: step, steps, loss, tokens_per_second, seconds or milliseconds (of a step), and nan, which says in other
 # words that the loss is NaN. They are also searched in bytes by Python 3.8 on the node, so nothing newer, and nothing
@@ -68,49 +64,6 @@ def any_script_lines(steps: int) -> ProgressLines:
     return ProgressLines((OURS, MEGATRON, DEEPSPEED_PIPELINE, DEEPSPEED_ENGINE, bar, TRAINER, BY_HAND), SLOW)
 
 
-@dataclass(frozen=True)
-class Progress:
-    """One logged step. None = the line does not say."""
-
-    step: int
-    steps: int
-    loss: float | None = None
-    seconds_per_step: float | None = None
-    tokens_per_second: float | None = None
-    tflops_per_gpu: float | None = None
-
-
-_OURS = re.compile(OURS)
-_MEGATRON = re.compile(MEGATRON)
-_TFLOPS = re.compile(r" throughput per GPU \(TFLOP/s/GPU\): ([\d.]+) \|")
-
-
-def parse_progress(line: str) -> Progress | None:
-    """The progress a log line reports, or None: the shipped DeepSpeed script's, or Megatron-LM's training line."""
-    ours = _OURS.search(line)
-    if ours is not None:
-        return Progress(
-            step=int(ours["step"]),
-            steps=int(ours["steps"]),
-            loss=_number(ours["loss"]),
-            seconds_per_step=_number(ours["seconds"]),
-            tokens_per_second=_number(ours["tokens_per_second"]),
-        )
-    megatron = _MEGATRON.search(line)
-    if megatron is None:
-        return None
-    milliseconds, tflops = _number(megatron["milliseconds"]), _TFLOPS.search(line)
-    return Progress(
-        step=int(megatron["step"]),
-        steps=int(megatron["steps"]),
-        loss=math.nan if megatron["nan"] else _number(megatron["loss"]),
-        seconds_per_step=None if milliseconds is None else milliseconds / 1000.0,
-        tflops_per_gpu=None if tflops is None else _number(tflops[1]),
-    )
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
+def known_trainers_lines() -> ProgressLines:
+    """Return those of the shipped DeepSpeed script and of Megatron-LM: for a run directory that names no patterns."""
+    return ProgressLines((OURS, MEGATRON), SLOW)

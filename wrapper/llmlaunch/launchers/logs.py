@@ -12,6 +12,7 @@ from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.run_files import node_count
 from llmlaunch.rundir.files import open_regular, read_object
 from llmlaunch.rundir.identifiers import is_host
+from llmlaunch.rundir.log_tail import LogTail
 
 __all__ = ["JOB", "JobLogs", "LogLine", "attempt_order", "log_files", "other_files", "the_attempts", "the_nodes"]
 
@@ -35,34 +36,20 @@ class LogLine:
     text: str
 
 
-@dataclass
 class _Log:
-    path: Path
-    attempt: str
-    node: str
-    offset: int = 0
-    torn: bytes = b""
-    """The start of a line whose end is not written yet."""
+    """One log: `logs/<attempt>.<node>.log`."""
+
+    def __init__(self, path: Path, attempt: str, node: str, offset: int) -> None:
+        self.attempt, self.node = attempt, node
+        self.tail = LogTail(path, _MOST_BYTES_A_READ, _LONGEST_LINE_BYTES, offset=offset)
 
     def read(self) -> list[LogLine]:
-        """The lines completed since the last call. Opened anew each time: so NFS shows what others wrote."""
-        try:
-            with open_regular(self.path) as file:
-                if file.seek(0, 2) < self.offset:  # begun again
-                    self.offset, self.torn = 0, b""
-                file.seek(self.offset)
-                chunk = file.read(_MOST_BYTES_A_READ)
-        except OSError:
-            return []
-        self.offset += len(chunk)
-        *lines, self.torn = (self.torn + chunk).split(b"\n")
-        if len(self.torn) > _LONGEST_LINE_BYTES:  # no line: what there is of it is shown
-            lines, self.torn = [*lines, self.torn], b""
-        return [self._shown(line) for line in lines]
+        """Return the lines completed since the last call."""
+        return [self._shown(line) for line in self.tail.lines()]
 
     def rest(self) -> list[LogLine]:
-        """A last line that was never ended."""
-        line, self.torn = self.torn, b""
+        """Return a last line that was never ended."""
+        line = self.tail.rest()
         return [self._shown(line)] if line else []
 
     def _shown(self, line: bytes) -> LogLine:
@@ -106,8 +93,8 @@ class JobLogs:
         self._look()
         for log in self.logs.values():
             seen = -1
-            while log.offset > seen:
-                seen = log.offset
+            while log.tail.offset > seen:
+                seen = log.tail.offset
                 yield from map(self.text, log.read())
             yield from map(self.text, log.rest())
 

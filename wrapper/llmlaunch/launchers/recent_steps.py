@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JobLogs
-from llmlaunch.launchers.steps import RunFacts, Step
+from llmlaunch.launchers.steps import RunFacts
+from llmlaunch.rundir.step_lines import Step
 
 __all__ = ["RecentSteps"]
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from llmlaunch.launchers.attempts import AttemptFiles, attempt_names, fullest_bytes, read_attempt
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JOB, JobLogs, LogLine
-from llmlaunch.launchers.steps import RunFacts, Step, run_facts
+from llmlaunch.launchers.steps import RunFacts, run_facts
 from llmlaunch.report.run_words import attempt_began, attempt_ended, attempt_told, duration, hung_words, step_line
 from llmlaunch.report.text import one_line
+from llmlaunch.rundir.step_lines import Step
 
 __all__ = ["News", "RunWatch"]
 

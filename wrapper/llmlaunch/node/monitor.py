@@ -23,7 +23,7 @@ from .local_spool import Spool, deliver_all
 from .logged_memory import LoggedPeaks
 from .nvml_sampler import NvmlSampler, load_small
 from .peaks import PeaksFile
-from .progress import LogTail
+from .progress import node_log_tail
 from .rank_processes import RankProcesses, RankRecords
 from .signals import die_with_parent, hold_end_signals, signal_name
 
@@ -70,7 +70,7 @@ class Monitor:
         )
         self._ranks = RankProcesses()
         self._host = HostMemory()
-        self._log = LogTail(options.run_dir / "logs" / f"{options.attempt}.{options.node}.log")
+        self._log = node_log_tail(options.run_dir / "logs" / f"{options.attempt}.{options.node}.log")
         self._logged = LoggedPeaks()
         self._logged_records: list[Record] = []  # replaced, never changed
         self._sampler = NvmlSampler(options.interval, options.list_interval)

@@ -8,8 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from ..rundir.step_lines import Step, StepNews
     from .files import Record
-    from .progress import News, Step
 
 REMEMBERED = 50  # steps, and gaps between looks that brought some
 FEW_GAPS = 3  # before so many, a script that promised nothing is not judged: its lines may be of something else
@@ -47,7 +47,7 @@ class Pace:
         self.known = False  # at least one step was read
         self.first_step: int | None = None  # the number of the first step that was read
 
-    def hear(self, news: News, now: float) -> bool:
+    def hear(self, news: StepNews, now: float) -> bool:
         """Take in what one look brought; whether a new step was in it."""
         before = None if self._last is None else self._last.step
         fresh = [step for step in news.steps if self._take(step)]

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..rundir.files import read_object
+from ..rundir.step_lines import StepLines
 from .begin import STOP_FILE
 from .checkpoint import read_tracker
 from .files import attempt_directory, replace_json, say
 from .process_tree import Child, kill_tree
-from .progress import NodeLogs, Words
+from .progress import NodeLogs
 from .signals import die_with_parent, hold_end_signals
 from .stacks import where_they_stand
 from .step_tracker import Pace
@@ -72,7 +73,8 @@ class Watchdog:
         self._poll = _poll_seconds(options.poll, progress.get("floor_seconds"))
         self._clock = Clock(self._poll + STOOD_STILL_SECONDS)
         self._pace = Pace(progress, self._clock.now())
-        self._logs = NodeLogs(options.run_dir / "logs", options.attempt, Words(progress), nodes)
+        step_lines = StepLines(progress.get("step_patterns"), progress.get("slow_patterns"))
+        self._logs = NodeLogs(options.run_dir / "logs", options.attempt, step_lines, nodes)
         self._silent_until = None if progress.get("promised") else progress.get("first_step_seconds")
         self._told = self._unwritten = False
         self._written_at = -WRITE_SECONDS
