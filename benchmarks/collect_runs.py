@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.units import GIB
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "wrapper"))
 
@@ -35,7 +37,6 @@ KILLED = 25
 SECONDS_BAR, RATIO_BAR = 10.0, 1.25
 ATTEMPT = "4711.0"
 STARTED = 1_760_000_000.0
-GIB = 2**30
 PER_RUN = {"run.id", "submission.json"}  # every other file is the same in each
 
 

@@ -18,11 +18,11 @@ from llmlaunch.rehearsal.environment import find_trace_environment, how_to_get_o
 from llmlaunch.rehearsal.ranks import ALL, AskedRank, RehearsedRank, asked_ranks
 from llmlaunch.rehearsal.traced import traced
 from llmlaunch.rehearsal.verdict import unseen_by_a_trace
+from llmlaunch.units import GIB
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "rehearsed-gallery.md"
 BEGIN, END = "<!-- rows -->\n", "<!-- end of rows -->\n"
-GIB = 2**30
 BAR = 0.03
 
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import psutil
 
+from llmlaunch.units import GIB
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "wrapper"))
 
@@ -29,7 +31,6 @@ from llmlaunch.launchers.run_files import latest_attempt  # noqa: E402
 NODES, DEVICES, PIPELINE = 64, 8, 8
 DAY_LINES = 1440
 BEAT_SECONDS = 10.0
-GIB = 2**30
 SHARE_BAR = 0.05
 JOB = """#!/bin/bash
 attempt=local-$(date +%s)-$$.0

@@ -25,6 +25,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from llmlaunch.units import GIB
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "wrapper" / "llmlaunch" / "tracing"))
 
@@ -32,7 +34,6 @@ from allocation_events import made_up, read_events  # noqa: E402
 
 from caching_allocator import CachingAllocator, OutOfMemory  # noqa: E402
 
-GIB = 2**30
 LOOKS = 400  # at what is reserved, over all events
 SETTINGS = {"default": "expandable_segments:False", "expandable": "expandable_segments:True"}
 # A bound on the process (set_per_process_memory_fraction) is a smaller device for whole segments alone: pages that grow

@@ -21,8 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.units import GIB
+
 BAR = 0.03
-GIB = 2**30
 COMMAND = f"{shlex.quote(sys.executable)} -m llmlaunch"
 
 

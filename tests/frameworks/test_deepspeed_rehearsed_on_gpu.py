@@ -17,11 +17,11 @@ from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.local_gpus import LocalGpu
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
 from llmlaunch.rehearsal.ranks import RehearsedRank, asked_ranks
+from llmlaunch.units import GIB
 from support.node_rig import build
 
 pytestmark = pytest.mark.frameworks
 
-GIB = 2**30
 PROCESS = 7 * GIB
 OVERRIDES = (
     "model={num_layers: 2, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, num_query_groups: 2, "

@@ -19,11 +19,11 @@ from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.local_gpus import LocalGpu
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
 from llmlaunch.rehearsal.ranks import RehearsedRank, asked_ranks
+from llmlaunch.units import GIB
 from support.node_rig import build
 
 pytestmark = pytest.mark.frameworks
 
-GIB = 2**30
 RANK = 2  # of four stages: one in the middle, which reads no data
 ALLOCATED, RESERVED, PROCESS = 5 * GIB, 6 * GIB, 7 * GIB
 OVERRIDES = (

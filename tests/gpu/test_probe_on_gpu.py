@@ -22,7 +22,6 @@ pytestmark = pytest.mark.gpu
 
 BEGIN = """
 import json, os, sys, time, torch
-GIB = 2**30
 account = {"allocated": 0, "reserved": 0}
 def hold(size):
     return torch.empty(size, dtype=torch.uint8, device="cuda")

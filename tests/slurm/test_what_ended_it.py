@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from one_machine import Cluster, wait_until
 
+from llmlaunch.units import GIB
+
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
 # two nodes with one process each: the machine under all nodes has few cores
 TWO_NODES = ("nodes=2", "cluster=cpu-x1", "training.steps=6", f"python={sys.executable}")
-GIB = 2**30
 
 RUNS_OUT = """
 import os, time

@@ -11,9 +11,9 @@ from functools import cache
 from typing import Any
 
 from llmlaunch.calibration.pricing import Priced, priced
+from llmlaunch.units import GIB
 from support.measured_runs import CARD, template
 
-GIB = 2**30
 GPU = "H100"
 # Layers, hidden size, FFN, heads, query groups: sizes of published models.
 MODELS = {

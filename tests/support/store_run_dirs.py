@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-GIB = 2**30
+from llmlaunch.units import GIB
+
 RUN_ID = "tiny-20260101T000000Z-0001"
 ATTEMPT = "77.0"
 STARTED = 1_760_000_000.0

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.number_formats import NO_NUMBER_FORMATS, NumberFormats
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -37,9 +38,6 @@ __all__ = [
 RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL = 0, 1, 2
 RECOMPUTE_NAMES = ("none", "selective", "full")
 EVEN: tuple[tuple[int, ...], ...] = ((),)
-
-IntColumn = NDArray[np.int64]
-BoolColumn = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ import llmlaunch.calibration.pricing
 print(json.dumps([m.__file__ for name, m in sys.modules.items() if name.startswith("llmlaunch") and m.__file__]))
 """
 # What pricing a record loads and no price depends on.
-ASIDE = ("__init__.py", "errors.py", "documents/", "cluster/", "calibration/tables.py", "rundir/")
+SHARED = ("__init__.py", "columns.py", "errors.py", "units.py")
+ASIDE = (*SHARED, "documents/", "cluster/", "calibration/tables.py", "rundir/")
 
 
 @pytest.fixture

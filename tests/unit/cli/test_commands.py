@@ -216,7 +216,7 @@ def test_check_says_how_long_the_job_is(tmp_path: Path) -> None:
     text = llmlaunch(tmp_path, "check", "recipe.yaml", "training.tokens=300B", 'slurm.time="24:00:00"').stdout
     assert "Job: 71,526 steps, 300B tokens: " in text
     assert " GPU-hours\n" in text
-    assert "Assumed: SLURM ends the job after 24.0 hours (slurm.time)" in text
+    assert "Assumed: SLURM ends the job after 24 h 0 min (slurm.time)" in text
 
 
 def test_a_profile_of_a_site_needs_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

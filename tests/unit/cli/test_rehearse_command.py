@@ -24,11 +24,11 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers import local_gpus
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rehearsal import environment, place
+from llmlaunch.units import GIB
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 DENSE = str(RECIPES / "llama3-8b.yaml")
 PIPELINE = "layout={tensor: 4, pipeline: 4, virtual_pipeline: 1, context: 1, micro_batch_size: 1}"
-GIB = 2**30
 SCHEMA = json.loads((RECIPES.parent / "docs" / "schemas" / "rehearse.schema.json").read_text())
 
 ANSWERS = """\

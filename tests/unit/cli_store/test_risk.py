@@ -11,10 +11,10 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.cli.main import main
+from llmlaunch.units import GIB
 from support.measured_runs import run
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
-GIB = 2**30
 
 
 class Checked:

@@ -11,8 +11,8 @@ import llmlaunch.cluster.accelerators as accelerators
 from llmlaunch.cluster.accelerators import accelerator_names, find_accelerator
 from llmlaunch.cluster.load import load_cluster, profile_names
 from llmlaunch.errors import UserError
+from llmlaunch.units import GIB
 
-GIB = 2**30
 # nominal memory of each card; what torch can use is a little less
 NOMINAL_GIB = {
     "a100-40gb": 40,

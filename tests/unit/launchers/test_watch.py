@@ -11,8 +11,8 @@ import pytest
 
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.watch import RunWatch
+from llmlaunch.units import GIB
 
-GIB = 2**30
 STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
 RUN: dict[str, Any] = {
     "schema": 1,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
 FLOORS = (
-    ("errors", "assets", "causes", "documents", "rundir", "user_data"),
+    ("errors", "assets", "causes", "columns", "documents", "rundir", "units", "user_data"),
     ("models", "cluster", "layout", "placement", "number_formats", "techniques", "workload"),
     ("recipe", "memory", "timing"),
     ("backends", "planner", "calibration"),

@@ -24,9 +24,9 @@ from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.units import GIB
 from llmlaunch.workload import Workload
 
-GIB = 2.0**30
 LLAMA3_8B_PARAMETERS = 8_030_261_248
 LLAMA2_7B_PARAMETERS = 6_738_415_616
 TITAN = torchtitan_facts(compiled=True, compiled_loss=False, float8_gather=False, tensor=1)

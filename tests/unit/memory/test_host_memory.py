@@ -19,7 +19,6 @@ from llmlaunch.memory.job import Job
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
-GIB = 2**30
 NODE = Node(processes=8)
 WORK = Workload(8192, 64, "bf16")
 PARAMETERS = 8_030_261_248

@@ -18,12 +18,12 @@ from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.units import GIB
 from llmlaunch.workload import Workload
 
 FACTS = megatron_facts()
 STATIC = ("parameters", "gradients", "optimizer_states")
 SHAPES = st.sampled_from([LLAMA3_8B, LLAMA2_7B, MIXTRAL, ALTERNATING])
-GIB = 2**30
 # what measured runs may add to a prediction, or take away
 CORRECTIONS = st.one_of(
     st.just(NO_CORRECTION),

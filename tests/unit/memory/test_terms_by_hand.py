@@ -16,7 +16,6 @@ from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import Workload
 
-GIB = 2**30
 TENSOR = Layout(tensor=4, data=2, sequence_parallel=1, zero_stage=1)
 PIPELINE = Layout(tensor=4, pipeline=4, data=2, sequence_parallel=1, zero_stage=1)
 LATENT = replace(LLAMA3_8B, num_query_groups=32, mla=MlaShape(1536, 512, 128, 64, 128))

@@ -18,9 +18,9 @@ from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.units import GIB
 from llmlaunch.workload import Workload
 
-GIB = 2**30
 TRACED_FACTS = replace(megatron_facts(), workspace_bytes=0.0, weight_gradient_stubs=False, sequence_gather="all")
 
 TRACES = [

@@ -17,12 +17,13 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.accuracy import refuse_broken, score, scored
 from llmlaunch.calibration.read import read_records
 from llmlaunch.cli.main import _run
+from llmlaunch.columns import FloatColumn
 from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory import host, moments, states
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, is_impossible
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.unsafe import refuse
 from llmlaunch.recipe.load import load_recipe

@@ -22,8 +22,8 @@ from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.stages import balance
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.techniques import Techniques
+from llmlaunch.units import GIB
 
-GIB = 2**30
 RECIPE = load_recipe(asset("recipes", "llama3-70b.yaml"), ())
 JOB = setting_of(RECIPE, MegatronLM()).job
 LAYERS = RECIPE.model.num_layers

@@ -18,9 +18,8 @@ from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.unsafe import explain_unsafe
+from llmlaunch.units import GIB
 from support.recipes import recipe_of
-
-GIB = 2**30
 
 
 def plan_of(name: str, *overrides: str) -> Plan:

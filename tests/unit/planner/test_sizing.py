@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import NothingSafe, UserError
-from llmlaunch.planner.length import duration, job_length, time_limit_said
+from llmlaunch.planner.length import job_length, time_limit_said
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
@@ -232,11 +232,3 @@ def test_a_job_that_can_be_resumed_is_told_so() -> None:
     recipe = recipe_of("llama3-8b", "training.save_interval=10", "training.checkpoint_path=/ck", "slurm.time=60")
     (said,) = time_limit_said(recipe, job_length(recipe, 1e3))
     assert "its last checkpoint" in said
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(3.21, "3.2 seconds"), (200, "3.3 minutes"), (7200, "2.0 hours"), (3 * DAY, "3.0 days"), (5e9, "57,870.4 days")],
-)
-def test_durations_are_in_the_unit_a_person_would_use(seconds: float, said: str) -> None:
-    assert duration(seconds) == said

@@ -16,8 +16,8 @@ from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.choose import Choice
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
 from llmlaunch.rehearsal.ranks import AskedRank, RehearsedRank
+from llmlaunch.units import GIB
 
-GIB = 2**30
 ROOT = Path(__file__).parents[3]
 LAYOUT = "layout={tensor: 8, pipeline: 4, virtual_pipeline: 1, context: 1, micro_batch_size: 1, recompute: none}"
 USED = {"allocated_peak_bytes": 50 * GIB, "reserved_peak_bytes": 52 * GIB, "peak_bytes": 53 * GIB}

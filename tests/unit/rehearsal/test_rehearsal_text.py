@@ -12,6 +12,7 @@ from llmlaunch.rehearsal.next_layout import next_layout
 from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank
 from llmlaunch.rehearsal.rehearsal_text import rehearsal_text
 from llmlaunch.rehearsal.verdict import judged, unseen_by_a_trace
+from llmlaunch.units import GIB
 
 RECIPE = load_recipe(
     str(Path(__file__).parents[3] / "recipes" / "llama3-8b.yaml"),
@@ -19,7 +20,6 @@ RECIPE = load_recipe(
 )
 SETTING = setting_of(RECIPE, backend_for(RECIPE))
 PLAN = make_plan(RECIPE, backend_for(RECIPE))
-GIB = 2**30
 
 
 def text(process: int, ran_out: bool = False) -> str:

@@ -16,9 +16,9 @@ from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.next_layout import next_layout
 from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, RehearsedRank
 from llmlaunch.rehearsal.verdict import ROUTING, WORKSPACE, Judged, judged, unseen_by_a_trace
+from llmlaunch.units import GIB
 
 RECIPES = Path(__file__).parents[3] / "recipes"
-GIB = 2**30
 RECIPE = load_recipe(
     str(RECIPES / "llama3-8b.yaml"), ("layout={tensor: 4, pipeline: 4, virtual_pipeline: 1, context: 1}",)
 )

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.rundir.probe_files import ProbeReport, probe_paths, read_probe_files
-
-GIB = 2**30
+from llmlaunch.units import GIB
 
 
 def account(rank: int = 0, pid: int = 10, **device: Any) -> dict[str, Any]:

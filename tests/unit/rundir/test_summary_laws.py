@@ -16,8 +16,8 @@ from llmlaunch.rundir.rank_peaks import rank_account
 from llmlaunch.rundir.summarize import node_summary
 from llmlaunch.rundir.summary import RankSummary
 from llmlaunch.rundir.traces import rank_traces
+from llmlaunch.units import GIB
 
-GIB = 2**30
 PIDS = ("1000", "1001", "9")  # of rank 0, of rank 1, of a neighbour
 CARDS = ("GPU-a", "GPU-b")
 PEAKS = ("device_peak_bytes", "process_peak_bytes", "accounting_peak_bytes", "resident_peak_bytes", "power_peak_watts")

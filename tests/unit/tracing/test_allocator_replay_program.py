@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from llmlaunch.units import GIB
+
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "benchmarks" / "gpu"
 sys.path.insert(0, str(FOLDER))
 
 from allocation_events import made_up, read_events, write_events  # noqa: E402
-
-GIB = 2**30
 
 
 def test_a_file_of_events_holds_them_in_order(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from llmlaunch.report.watch_bars import ASCII, BLOCKS, Glyphs, alarm, bar, spark
 from llmlaunch.report.watch_plain import changes
 from llmlaunch.report.watch_screen import frame
 from llmlaunch.report.watched import Gauge, Watched
+from llmlaunch.units import GIB
 
-GIB = 2**30
 NOW = 1000.0
 
 

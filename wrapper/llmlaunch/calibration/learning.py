@@ -21,8 +21,8 @@ from llmlaunch.calibration.validation import (
     scored,
     scores_of,
 )
+from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.correction import NO_CORRECTION
-from llmlaunch.memory.job import FloatColumn
 
 __all__ = ["FEWEST_RUNS", "Outcome", "learn"]
 

@@ -20,7 +20,7 @@ from llmlaunch.calibration.evidence import ALLOCATED, DEVICE, OUTSIDE, RESERVED,
 from llmlaunch.calibration.pricing import Priced, priced
 from llmlaunch.calibration.selection import accelerator_of, card_bytes, table_of
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.memory.job import FloatColumn, IntColumn
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.models.families import kind_of
 
 __all__ = ["Peaks", "Pool", "Run", "pools"]

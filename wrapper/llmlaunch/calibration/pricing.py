@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.calibration.records import Case, Unsupported, case_of
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import FloatColumn, Job, all_ranks
+from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.terms import rank_terms
 from llmlaunch.models.shape import ModelShape
 

@@ -21,8 +21,8 @@ from llmlaunch.calibration.margins import DIED, runs_needed
 from llmlaunch.calibration.pool import Peaks, Pool
 from llmlaunch.calibration.residual import Equations, Parts, correction_of
 from llmlaunch.calibration.support import BOUNDING
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.memory.correction import Correction
-from llmlaunch.memory.job import FloatColumn, IntColumn
 
 __all__ = ["Corrected", "Scored", "corrected", "cross_validated", "errors_of", "folds_of", "scored", "scores_of"]
 

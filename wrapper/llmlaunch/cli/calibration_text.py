@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmlaunch.calibration.calibrations import Bound, Calibration, Errors
-from llmlaunch.report.text import gib, one_line, percent, table
+from llmlaunch.report.text import one_line, percent, table
 from llmlaunch.rundir.messages import counted, to_type
+from llmlaunch.units import gib
 
 if TYPE_CHECKING:
     from llmlaunch.memory.correction import Correction

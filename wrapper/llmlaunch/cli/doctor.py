@@ -13,6 +13,7 @@ import click
 from llmlaunch.cli.printed import print_json
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import counted, to_type
+from llmlaunch.units import GB
 
 if TYPE_CHECKING:
     from llmlaunch.cluster.save_matrix import Destination
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-GIGA = 1e9
 ONE_THING = "look at one thing at a time: --network, --container, --frameworks or --rehearsal"
 
 
@@ -155,7 +155,7 @@ def _how(measured: Measured) -> dict[str, Any]:
 def _json(measured: Measured) -> dict[str, Any]:
     """The shape of the file (docs/placement.md)."""
     rows = [
-        [None if i == j else speed / GIGA for j, speed in enumerate(row)]
+        [None if i == j else speed / GB for j, speed in enumerate(row)]
         for i, row in enumerate(measured.bytes_per_second)
     ]
     return {"schema": 1, "measured": _how(measured), "nodes": list(measured.nodes), "gigabytes_per_second": rows}
@@ -165,7 +165,7 @@ def _summary(measured: Measured) -> str:
     """The spread, and the links at its ends."""
     names = measured.nodes
     links = sorted(
-        (speed / GIGA, f"{names[i]} to {names[j]}")
+        (speed / GB, f"{names[i]} to {names[j]}")
         for i, row in enumerate(measured.bytes_per_second)
         for j, speed in enumerate(row)
         if i != j

@@ -8,7 +8,7 @@ from llmlaunch.cli.printed import say
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.report.text import gib
+from llmlaunch.units import gib
 
 __all__ = ["last_peaks_text"]
 

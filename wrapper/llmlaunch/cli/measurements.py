@@ -138,7 +138,8 @@ def _echo_json(contents: list[str]) -> None:
 
 
 def _print(records: list[dict[str, Any]]) -> None:
-    from llmlaunch.report.text import gib, one_line, table
+    from llmlaunch.report.text import one_line, table
+    from llmlaunch.units import gib
 
     def size(value: object) -> str:
         return gib(value) if isinstance(value, int) else "-"

@@ -11,9 +11,10 @@ from typing import Any
 from llmlaunch.launchers.base import JobState
 from llmlaunch.report.run_words import cause_words
 from llmlaunch.report.screen import Screen
-from llmlaunch.report.text import gib, table
+from llmlaunch.report.text import table
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.messages import to_type
+from llmlaunch.units import gib
 
 __all__ = ["ending", "tell_outcome"]
 

@@ -132,8 +132,8 @@ def _json(run: Run, look: Look | None, far: HowFar) -> dict[str, Any]:
 
 def _print(found: Sequence[_Found]) -> None:
     from llmlaunch.causes.words import in_words
-    from llmlaunch.report.run_words import duration
-    from llmlaunch.report.text import gib, one_line, table
+    from llmlaunch.report.text import one_line, table
+    from llmlaunch.units import duration, gib
 
     rows, now = [], time.time()
     for run, look, far in found:

@@ -17,13 +17,14 @@ from llmlaunch.documents.secrets import refuse_secrets
 from llmlaunch.documents.validate import BadKey, dotted, given, known_and_nearest, validate
 from llmlaunch.documents.yaml_strict import Document, read_document
 from llmlaunch.errors import UserError
+from llmlaunch.units import GB, GIB
 
 __all__ = ["load_cluster", "profile_names", "profile_path"]
 
 FOLDERS_VARIABLE = "LLMLAUNCH_CLUSTERS"
 
 _MAX_BASES = 8
-_TERA, _GIGA, _MICRO, _GIB = 1e12, 1e9, 1e-6, 2**30
+_TERA, _MICRO = 1e12, 1e-6
 _REQUIRED = ("accelerator", "devices_per_node", "host_memory_gib", "links")
 
 
@@ -131,7 +132,7 @@ def _cluster(values: Mapping[str, Any], name: str) -> Cluster:
         name=name,
         accelerator=accelerator,
         devices_per_node=devices,
-        host_memory_bytes=int(values["host_memory_gib"] * _GIB),
+        host_memory_bytes=int(values["host_memory_gib"] * GIB),
         nvlink_domain_devices=domain,
         node_link=node,
         domain_link=_link(links, "domain") if links.get("domain") else node,
@@ -175,7 +176,7 @@ def _link(links: Mapping[str, Any], tier: str) -> Link:
     for key in ("gigabytes_per_second", "latency_microseconds"):
         if link.get(key) is None:
             raise BadKey(("links", tier, key), "is missing; give the speed of this tier")
-    speed, latency = link["gigabytes_per_second"] * _GIGA, link["latency_microseconds"] * _MICRO
+    speed, latency = link["gigabytes_per_second"] * GB, link["latency_microseconds"] * _MICRO
     return Link(speed, latency, bool(link.get("measured", False)))
 
 
@@ -191,11 +192,11 @@ def _accelerator(spec: str | Mapping[str, Any]) -> Accelerator:
     changes: dict[str, Any] = {key: known[key] for key in ("name", "kind", "compute_capability") if key in known}
     if "memory_gib" in known:
         changes |= {
-            "memory_bytes": int(known["memory_gib"] * _GIB),
+            "memory_bytes": int(known["memory_gib"] * GIB),
             "memory_source": "given in the cluster's own profile",
         }
     if "memory_gigabytes_per_second" in known:
-        changes["memory_bytes_per_second"] = known["memory_gigabytes_per_second"] * _GIGA
+        changes["memory_bytes_per_second"] = known["memory_gigabytes_per_second"] * GB
     return replace(device, flops_per_second={**device.flops_per_second, **flops}, **changes)
 
 

@@ -13,10 +13,10 @@ from llmlaunch.documents.json_places import place_of
 from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import counted
+from llmlaunch.units import GB
 
 __all__ = ["BandwidthMatrix", "matrix_text", "read_matrix", "slurm_order"]
 
-_GIGA = 1e9
 _MAX_BYTES = 64 << 20  # 2,500 nodes
 _SPEEDS = "gigabytes_per_second"
 _KEYS = ("schema", "nodes", _SPEEDS, "measured")
@@ -46,7 +46,7 @@ def matrix_text(
 ) -> str:
     """The file of a matrix, one row a line; `measured` says how it came about."""
     speeds = [
-        [None if i == j else float(f"{speed / _GIGA:.6g}") for j, speed in enumerate(row)]
+        [None if i == j else float(f"{speed / GB:.6g}") for j, speed in enumerate(row)]
         for i, row in enumerate(bytes_per_second)
     ]
     rows = ",\n".join(f"  {json.dumps(row)}" for row in speeds)
@@ -79,7 +79,7 @@ class _Reader:
         for i in range(len(nodes)):
             self._check_zeros(nodes, rows, i)
         speeds = tuple(
-            tuple(0.0 if i == j else float(speed) * _GIGA for j, speed in enumerate(row)) for i, row in enumerate(rows)
+            tuple(0.0 if i == j else float(speed) * GB for j, speed in enumerate(row)) for i, row in enumerate(rows)
         )
         return BandwidthMatrix(nodes, speeds, str(self.path))
 

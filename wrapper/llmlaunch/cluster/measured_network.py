@@ -6,16 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.cluster.matrix import BandwidthMatrix, slurm_order
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.placement.objective import inverse
 from llmlaunch.placement.starts import nearest_neighbours
 
 __all__ = ["MeasuredNetwork", "measured_network"]
-
-FloatColumn = NDArray[np.float64]
-IntTable = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class MeasuredNetwork:
         return self._by_group("exchange", self._slowest_sender, size, stride)
 
     def _by_group(
-        self, name: str, worst: Callable[[IntTable], float], size: FloatColumn, stride: FloatColumn
+        self, name: str, worst: Callable[[IntColumn], float], size: FloatColumn, stride: FloatColumn
     ) -> FloatColumn:
         """The groups of each different (size, stride), looked at once for all layouts that have them."""
         pairs = np.stack(np.broadcast_arrays(size, stride)).astype(np.int64)
@@ -58,7 +55,7 @@ class MeasuredNetwork:
             values[place] = self._known[key]
         return values[which.reshape(-1)]
 
-    def _nodes_of_groups(self, size: int, stride: int) -> IntTable:
+    def _nodes_of_groups(self, size: int, stride: int) -> IntColumn:
         """Node ranks, one row for each different group. Sizes that do not divide the job, which no layout has, are
         looked at as far as the job goes."""
         world = len(self.seconds_per_byte) * self.devices_per_node
@@ -69,16 +66,16 @@ class MeasuredNetwork:
         nodes = np.minimum(ranks // self.devices_per_node, len(self.seconds_per_byte) - 1)
         return np.unique(nodes, axis=0)
 
-    def _slowest_link(self, nodes: IntTable) -> float:
+    def _slowest_link(self, nodes: IntColumn) -> float:
         return float(self.seconds_per_byte[nodes, np.roll(nodes, -1, axis=1)].max(initial=0.0))
 
-    def _slowest_way(self, nodes: IntTable) -> float:
+    def _slowest_way(self, nodes: IntColumn) -> float:
         here, there = nodes[:, :-1], nodes[:, 1:]
         hops = self.seconds_per_byte[here, there] + self.seconds_per_byte[there, here]
         crossing = np.maximum((here != there).sum(axis=1), 1)
         return float((hops.sum(axis=1) / (2.0 * crossing)).max(initial=0.0))
 
-    def _slowest_sender(self, nodes: IntTable) -> float:
+    def _slowest_sender(self, nodes: IntColumn) -> float:
         worst = 0.0
         for group in nodes:
             members, count = np.unique(group, return_counts=True)

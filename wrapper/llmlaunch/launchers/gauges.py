@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.launchers.monitor_tails import Seen
-from llmlaunch.report.run_words import duration
 from llmlaunch.report.watched import Gauge
 from llmlaunch.rundir.attempt_files import AttemptFiles
 from llmlaunch.rundir.files import read_object
@@ -18,6 +17,7 @@ from llmlaunch.rundir.rank_peaks import rank_account
 from llmlaunch.rundir.summary import RankSummary
 from llmlaunch.rundir.traces import rank_traces
 from llmlaunch.rundir.values import byte_count, time_or_none
+from llmlaunch.units import duration
 
 __all__ = ["Gauges", "Predicted", "monitor_remarks", "predicted_of"]
 

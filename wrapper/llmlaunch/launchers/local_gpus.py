@@ -15,12 +15,12 @@ from llmlaunch.cluster.profile import Accelerator
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.messages import counted
+from llmlaunch.units import GIB
 
 __all__ = ["LocalGpu", "gpu_at_hand", "local_gpus", "refuse_missing_gpus", "refuse_without_gpus_of"]
 
 # What NVML calls the memory of a card is a little more or less than torch does: the driver keeps some of it.
 NEARLY = 0.95
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def refuse_missing_gpus(where: str, accelerator: str, devices: int, memory_bytes
     small = [gpu for gpu in gpus[:devices] if gpu.memory_bytes is not None and gpu.memory_bytes < NEARLY * memory_bytes]
     if small:
         raise UserError(
-            f"{planned}, with {memory_bytes / _GIB:.1f} GiB each, and {small[0].name} ({small[0].uuid}) of this "
-            f"machine has {(small[0].memory_bytes or 0) / _GIB:.1f} GiB; {remedy}"
+            f"{planned}, with {memory_bytes / GIB:.1f} GiB each, and {small[0].name} ({small[0].uuid}) of this "
+            f"machine has {(small[0].memory_bytes or 0) / GIB:.1f} GiB; {remedy}"
         )
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.recompute import by_recompute
 from llmlaunch.memory.saved import (
     Layer,

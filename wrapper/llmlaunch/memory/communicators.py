@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns
 
 __all__ = ["GROUPS", "communicators"]
 

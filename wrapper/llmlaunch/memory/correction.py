@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from llmlaunch.columns import FloatColumn
 
 __all__ = ["NO_CORRECTION", "Correction"]
-
-FloatColumn = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

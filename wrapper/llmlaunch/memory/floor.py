@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import FloatColumn, Job, all_ranks
+from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.states import states
 
 __all__ = ["least_bytes"]

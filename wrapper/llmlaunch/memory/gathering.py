@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.columns import FloatColumn
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.weights import layer_parameters, matrices, rank_parameters
 
 __all__ = ["gathered_parameters", "unreduced_gradients"]

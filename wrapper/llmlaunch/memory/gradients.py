@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.facts import ByStage, GradientLife
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns
 
 __all__ = ["Gradients", "by_stage", "gradients"]
 

@@ -13,15 +13,16 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
+from llmlaunch.units import GIB
 
 __all__ = ["IMPOSSIBLE_BYTES", "broken_law", "is_impossible", "least_torch_bytes", "negative_rows", "unless_negative"]
 
-GIB = 2**30
 # What an estimate that breaks a law counts as where layouts are compared: more than any device or node has, whole as a
 # float and as an integer of 64 bits.
 IMPOSSIBLE_BYTES = 2.0**60

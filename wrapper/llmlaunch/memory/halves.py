@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.guard import unless_negative
 from llmlaunch.memory.host import Node, held_host_terms, running_host_terms
-from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns, all_are_candidates, candidate_ranks
+from llmlaunch.memory.job import Job, RankColumns, all_are_candidates, candidate_ranks
 from llmlaunch.memory.moments import held_terms, running_terms
 from llmlaunch.memory.peak import HeldSums, RunningSums, device_bytes, sum_of
 from llmlaunch.memory.states import states

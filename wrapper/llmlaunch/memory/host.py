@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns, candidate_ranks
+from llmlaunch.memory.job import Job, RankColumns, candidate_ranks
 from llmlaunch.memory.peak import sum_of
 from llmlaunch.memory.saved import tokens
 from llmlaunch.memory.states import shard_groups

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LAYOUT_FIELDS, LayoutColumns
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.facts import MemoryFacts
@@ -18,8 +19,6 @@ from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
 __all__ = [
-    "FloatColumn",
-    "IntColumn",
     "Job",
     "RankColumns",
     "all_are_candidates",
@@ -31,8 +30,6 @@ __all__ = [
     "pattern_is_uniform",
 ]
 
-FloatColumn = NDArray[np.float64]
-IntColumn = NDArray[np.int64]
 Result = TypeVar("Result")
 
 

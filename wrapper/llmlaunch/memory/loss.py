@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.columns import FloatColumn
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.saved import STATISTIC_BYTES, sequence_split, tokens
 from llmlaunch.memory.weights import vocabulary
 

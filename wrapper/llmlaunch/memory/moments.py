@@ -15,10 +15,11 @@ from functools import reduce
 
 import numpy as np
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import kept_activations, kept_embedding, returned_key_values
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import cached_logits, final_norm, logits, step_logits, waiting_logits
 from llmlaunch.memory.prediction import embedded_again, kept_by_heads, tables_of_heads
 from llmlaunch.memory.states import States, weight_versions

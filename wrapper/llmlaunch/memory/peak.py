@@ -9,10 +9,11 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.memory.activations import cut_checkpoints
 from llmlaunch.memory.communicators import communicators
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, least_torch_bytes, negative_rows
-from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.moments import HOLES, Half, Moment, held_terms, running_terms
 from llmlaunch.memory.states import States, states
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import Kept, kept_by_layer, layer_input
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.recompute import by_recompute
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer, sequence_split, tokens
 from llmlaunch.memory.tables import table_gradient

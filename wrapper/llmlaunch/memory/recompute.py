@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llmlaunch.memory.job import FloatColumn, RankColumns
+from llmlaunch.columns import FloatColumn
+from llmlaunch.memory.job import RankColumns
 
 __all__ = ["by_recompute"]
 

@@ -14,7 +14,8 @@ from functools import cached_property, reduce
 
 import numpy as np
 
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns, once_for_rows
+from llmlaunch.columns import FloatColumn
+from llmlaunch.memory.job import Job, RankColumns, once_for_rows
 from llmlaunch.memory.spared import spared
 from llmlaunch.models.shape import MoeShape
 

@@ -7,17 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import (
-    FloatColumn,
-    IntColumn,
-    Job,
-    RankColumns,
-    chunk_ranges,
-    layer_kinds,
-    once_for_rows,
-    pattern_is_uniform,
-)
+from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, layer_kinds, once_for_rows, pattern_is_uniform
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 
 __all__ = ["InFlight", "in_flight"]

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns
 
 __all__ = ["on_device", "spared"]
 

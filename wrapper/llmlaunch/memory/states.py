@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.gathering import gathered_parameters, unreduced_gradients
 from llmlaunch.memory.gradients import by_stage, gradients
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.trained import adapter_parameters, trained_layers, trained_parameters
 from llmlaunch.memory.weights import RankParameters, largest_parameter, linear_weights, rank_parameters
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.columns import FloatColumn
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.weights import vocabulary
 
 __all__ = ["table_gradient", "table_sum", "waiting_table"]

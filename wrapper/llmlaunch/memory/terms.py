@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns
+from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.moments import HOLES, Moment, held_terms, running_terms
 from llmlaunch.memory.peak import HeldSums, RunningSums, cache_bytes, corrected, moment_totals, outside_torch, sum_of
 from llmlaunch.memory.states import states

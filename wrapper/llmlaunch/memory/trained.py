@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns, chunk_ranges
+from llmlaunch.columns import FloatColumn
+from llmlaunch.memory.job import Job, RankColumns, chunk_ranges
 from llmlaunch.memory.weights import RankParameters, layer_parameters, tables
 
 __all__ = ["adapter_parameters", "trained_layers", "trained_parameters"]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns, once_for_rows
+from llmlaunch.columns import FloatColumn
+from llmlaunch.memory.job import Job, RankColumns, once_for_rows
 from llmlaunch.models.shape import ModelShape
 
 __all__ = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.memory.activations import RECOMPUTED, layer_input
-from llmlaunch.memory.job import FloatColumn, Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import logits_split, loss_piece
 from llmlaunch.memory.prediction import made_again_of_head, projection
 from llmlaunch.memory.recompute import by_recompute

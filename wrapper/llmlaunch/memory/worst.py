@@ -9,9 +9,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.freed import keep_freed_memory
-from llmlaunch.memory.job import FloatColumn, IntColumn, Job, RankColumns, all_are_candidates
+from llmlaunch.memory.job import Job, RankColumns, all_are_candidates
 
 __all__ = ["Ranks", "WorstRanks", "most_bytes", "pieces", "worst_of"]
 

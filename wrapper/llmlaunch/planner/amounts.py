@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.layout import RECOMPUTE_NONE, LayoutColumns
 from llmlaunch.models.shape import ModelShape
 
 __all__ = ["fewest", "most_of", "without"]
-
-IntColumn = NDArray[np.int64]
-BoolColumn = NDArray[np.bool_]
 
 
 def most_of(shape: ModelShape, layouts: LayoutColumns, name: str) -> IntColumn:

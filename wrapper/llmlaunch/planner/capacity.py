@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import IntColumn, Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.terms import rank_terms
 
 __all__ = ["capacities", "fitting"]
 
-FloatColumn = NDArray[np.float64]
 PIECE = 8192  # ranks priced at a time, so that the columns of the formula stay in the processor's cache
 CHORDS = 3  # interpolations before plain bisection: bytes are nearly affine in the layers
 

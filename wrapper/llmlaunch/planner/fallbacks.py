@@ -17,6 +17,7 @@ from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import Found
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.units import GIB
 
 __all__ = ["HEAD_ROOM_STEP", "can_load", "find_fallbacks"]
 
@@ -28,7 +29,6 @@ HEAD_ROOM_STEP = 0.08
 
 # Share of a step worth giving for fewer activations: of what is predicted they are the part that is least certain.
 WORTH = 0.01
-GIB = 2**30
 
 
 def find_fallbacks(setting: Setting, plan: Plan, count: int) -> Fallbacks:

@@ -8,10 +8,10 @@ from llmlaunch.errors import UserError
 from llmlaunch.memory.host import Node
 from llmlaunch.planner.plan import Limit
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.units import GIB
 
 __all__ = ["host_limit", "node_of"]
 
-GIB = 2**30
 UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}  # sbatch: megabytes where no unit is given
 SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.IGNORECASE)
 

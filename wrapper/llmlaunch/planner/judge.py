@@ -17,10 +17,9 @@ from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import step_time
+from llmlaunch.units import GIB
 
 __all__ = ["Judged", "Refusal", "judged", "rules_failed"]
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)

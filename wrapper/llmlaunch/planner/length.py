@@ -6,10 +6,10 @@ import re
 
 from llmlaunch.planner.plan import JobLength
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.units import DAY, HOUR, MINUTE, duration
 
-__all__ = ["duration", "job_length", "time_limit_said"]
+__all__ = ["job_length", "time_limit_said"]
 
-MINUTE, HOUR, DAY = 60, 3600, 86400
 # what sbatch takes as --time (man sbatch, SLURM 23.11): minutes, or fields counted from the hours where there are days
 _DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
 _PLAIN = re.compile(r"(?:(\d+):)??(\d+)(?::(\d+))?")
@@ -25,14 +25,6 @@ def job_length(recipe: Recipe, step_seconds: float) -> JobLength:
         seconds=seconds,
         gpu_hours=seconds * recipe.world_size / HOUR,
     )
-
-
-def duration(seconds: float) -> str:
-    """A time in the unit a person would use."""
-    for unit, name in ((DAY, "days"), (HOUR, "hours"), (MINUTE, "minutes")):
-        if seconds >= 1.5 * unit:
-            return f"{seconds / unit:,.1f} {name}"
-    return f"{seconds:.1f} seconds"
 
 
 def time_limit_said(recipe: Recipe, length: JobLength) -> tuple[str, ...]:

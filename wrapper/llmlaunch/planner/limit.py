@@ -8,10 +8,10 @@ from llmlaunch.calibration.margins import Margin, no_margin
 from llmlaunch.cluster.profile import Accelerator
 from llmlaunch.planner.plan import Limit
 from llmlaunch.recipe.types import MemoryPolicy
+from llmlaunch.units import GIB
 
 __all__ = ["memory_limit"]
 
-GIB = 2**30
 RULE = 0.80
 
 

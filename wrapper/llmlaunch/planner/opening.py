@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.base import RunningWords
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.floor import least_bytes
 from llmlaunch.memory.halves import distinct_held
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Opened", "open_uneven"]
 
-FloatColumn = NDArray[np.float64]
-IntColumn = NDArray[np.int64]
 AT_ONCE = 2048  # splits opened together, those with the shortest steps first; the next ones may be outpaced by then
 
 

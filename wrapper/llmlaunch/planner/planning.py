@@ -22,6 +22,7 @@ from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.flops import model_flops_per_token
 from llmlaunch.timing.step import step_time
+from llmlaunch.units import GIB
 
 if TYPE_CHECKING:
     from llmlaunch.planner.change import Change
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["make_plan", "plan_of"]
 
 ALTERNATIVES = 5
-GIB = 2**30
 
 
 def make_plan(

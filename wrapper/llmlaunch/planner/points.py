@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.base import HeldWords, RunningWords
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import Layout, LayoutColumns
 
 __all__ = ["Points", "Rows", "joined"]
-
-IntColumn = NDArray[np.int64]
-FloatColumn = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.base import RunningWords
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns, Rule, Situation, refusal_counts
 from llmlaunch.memory.halves import (
     HeldHalf,
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
     from llmlaunch.planner.setting import Setting
 
 __all__ = ["Held", "Way", "alike", "first_failed", "held_at", "held_job", "is_safe", "price", "situation", "update_at"]
-
-IntColumn = NDArray[np.int64]
-FloatColumn = NDArray[np.float64]
-BoolColumn = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

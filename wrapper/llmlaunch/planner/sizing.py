@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.planner.enumerate import MOST_CONTEXT, offered_values
-from llmlaunch.planner.length import DAY, duration, job_length
+from llmlaunch.planner.length import job_length
 from llmlaunch.planner.plan import NO_LAYOUT, JobLength, Sizing, Tried
 from llmlaunch.planner.rehearsed import REHEARSED
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, Found
@@ -23,6 +23,7 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.variants import pinned_numbers
 from llmlaunch.recipe.types import MOST_NODES, Budget, Recipe
 from llmlaunch.timing.floor import least_device_seconds
+from llmlaunch.units import DAY, GIB, duration
 
 __all__ = [
     "DEFAULT_MOST_NODES",
@@ -38,7 +39,6 @@ DEFAULT_MOST_NODES = 1024
 ALL_UP_TO = 64
 AT_ONCE = 1024
 DAYS, GPU_HOURS = "days", "gpu_hours"
-GIB = 2**30
 
 
 def smallest_cluster(setting: Setting, fewest: int, most: int) -> Sizing:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.capacity import capacities, fitting
@@ -17,8 +18,6 @@ from llmlaunch.timing.stages import last_seconds, stage_seconds
 
 __all__ = ["Costs", "balanced", "balanced_within", "costs_of"]
 
-FloatColumn = NDArray[np.float64]
-IntColumn = NDArray[np.int64]
 Split = tuple[int, ...]
 
 

@@ -14,13 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 
 __all__ = ["balance", "uneven"]
 
-FloatColumn = NDArray[np.float64]
-IntColumn = NDArray[np.int64]
-BoolColumn = NDArray[np.bool_]
 
 SAME = 1e-9  # seconds that differ by less are equal: sums of floats do not come out the same in every order
 

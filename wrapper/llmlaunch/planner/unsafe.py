@@ -6,10 +6,9 @@ from llmlaunch.errors import NothingSafe
 from llmlaunch.memory.terms import RESIDUAL
 from llmlaunch.planner.plan import Plan
 from llmlaunch.rundir.messages import counted
+from llmlaunch.units import GIB
 
 __all__ = ["correction_text", "explain_unsafe", "refuse"]
-
-GIB = 2**30
 
 
 def refuse(plan: Plan) -> None:

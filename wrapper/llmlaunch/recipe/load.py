@@ -33,11 +33,10 @@ from llmlaunch.recipe.types import (
     Recipe,
     Training,
 )
+from llmlaunch.units import GIB
 from llmlaunch.workload import Workload
 
 __all__ = ["load_recipe"]
-
-_GIB = 2**30
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -214,7 +213,7 @@ def _budget(file: BudgetFile) -> Budget:
 
 
 def _memory(file: MemoryFile) -> MemoryPolicy:
-    return MemoryPolicy(float(file.limit), int(file.floor_gib * _GIB), file.risk, file.calibration)
+    return MemoryPolicy(float(file.limit), int(file.floor_gib * GIB), file.risk, file.calibration)
 
 
 def _pins(file: PinsFile) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank
 from llmlaunch.rehearsal.records import records_in
 from llmlaunch.rundir.summary import AttemptSummary, RankSummary
 from llmlaunch.rundir.values import byte_count
+from llmlaunch.units import GIB
 
 __all__ = ["collected_rehearsal", "is_rehearsal", "nothing_shown"]
 
 Record = Mapping[str, Any]
 
-GIB = 2**30
 NEARLY = 0.95  # what the driver calls the memory of a device and what its data sheet does differ by a little
 LACKING = "the description of this rehearsal lacks what its records need; rehearse again with this llmlaunch"
 

@@ -23,6 +23,7 @@ from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank, headline
 from llmlaunch.rehearsal.records import PACKAGES, place_of, rank_of, shape_of
 from llmlaunch.rehearsal.verdict import Judged, judged, unseen_by_a_trace
 from llmlaunch.techniques import Techniques
+from llmlaunch.units import GIB
 
 __all__ = ["MALFORMED", "dated_ranks", "rehearsals_of", "rehearsed_ranks", "sentence_of", "told_of"]
 
@@ -178,7 +179,6 @@ def _same_version(record: Record, recipe: Recipe) -> bool:
 
 
 Found = Sequence[tuple[RehearsedRank, float]]  # with unix seconds
-GIB = 2**30
 
 
 def sentence_of(found: Found, judgement: Judged, package: str) -> str:

@@ -9,11 +9,11 @@ from llmlaunch.rehearsal.attribution import FORWARD, REMAINDER
 from llmlaunch.rehearsal.next_layout import NextLayout
 from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, RehearsedRank, compared, headline
 from llmlaunch.rehearsal.verdict import Judged, JudgedRank
-from llmlaunch.report.text import gib, table
+from llmlaunch.report.text import table
+from llmlaunch.units import GIB, gib
 
 __all__ = ["rehearsal_text"]
 
-GIB = 2**30
 SHOWN_BYTES = 0.005 * GIB  # less is 0.00
 
 

@@ -27,6 +27,7 @@ from llmlaunch.planner.limit import RULE
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, RehearsedRank
+from llmlaunch.units import GIB
 
 __all__ = [
     "RESIDUAL_OF_RUNS",
@@ -41,7 +42,6 @@ __all__ = [
 ]
 
 SAFE, UNSAFE = "safe", "unsafe"
-GIB = 2**30
 COMMUNICATORS = "communicators"
 COMMUNICATORS_MAY_EXCEED = 0.30
 RUNS_DIFFER = 0.05

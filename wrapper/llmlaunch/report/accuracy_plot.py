@@ -10,11 +10,10 @@ from typing import Any
 
 from llmlaunch.errors import UserError
 from llmlaunch.report.svg import svg, write_svg
-from llmlaunch.report.text import gib
+from llmlaunch.units import GIB, gib
 
 __all__ = ["accuracy_svg", "write_accuracy_plot"]
 
-GIB = 2**30
 SIDE, LEFT, TOP = 560.0, 80.0, 50.0  # of the square inside the axes, in SVG units
 BAND = 0.10
 # Okabe and Ito's colours for the colour-blind, without yellow, neighbours far apart in lightness.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llmlaunch.report.text import gib, one_line, percent, table
+from llmlaunch.report.text import one_line, percent, table
+from llmlaunch.units import gib
 
 __all__ = ["accuracy_text", "records_text", "signed"]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from llmlaunch.planner.neighbour import Neighbour
 from llmlaunch.planner.plan import Candidate, Plan
-from llmlaunch.report.text import gib, table
+from llmlaunch.report.text import table
+from llmlaunch.units import GIB, gib
 
 __all__ = ["front_text", "neighbours_text", "refused_text"]
 
-GIB = 2**30
 SHOWN_STEP_BYTES = GIB  # the front as text shows a layout where it frees at least so much more
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from llmlaunch.planner.plan import Fallback, Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.report.text import gib, table
+from llmlaunch.report.text import table
+from llmlaunch.units import gib
 
 __all__ = ["fallback_text"]
 

@@ -13,8 +13,9 @@ from llmlaunch.planner.search import Found
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.svg import svg, write_svg
-from llmlaunch.report.text import gib, one_line
+from llmlaunch.report.text import one_line
 from llmlaunch.rundir.messages import counted
+from llmlaunch.units import gib
 
 __all__ = ["grid_svg", "write_grid_plot"]
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.planner.length import duration
 from llmlaunch.planner.plan import NO_LAYOUT, Candidate, JobLength, Limit, Plan
 from llmlaunch.planner.unsafe import correction_text
 from llmlaunch.recipe.types import Budget, Recipe
 from llmlaunch.report.fallback_text import fallback_text
-from llmlaunch.report.text import gib, table
+from llmlaunch.report.text import table
 from llmlaunch.rundir.messages import counted
+from llmlaunch.units import duration, gib
 
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbour import Neighbour

@@ -8,14 +8,14 @@ from datetime import datetime
 from typing import Any
 
 from llmlaunch.causes.words import sentence
-from llmlaunch.report.text import gib, one_line
+from llmlaunch.report.text import one_line
+from llmlaunch.units import duration, gib
 
 __all__ = [
     "attempt_began",
     "attempt_ended",
     "attempt_told",
     "cause_words",
-    "duration",
     "hung_words",
     "loss_words",
     "not_finite_words",
@@ -23,7 +23,6 @@ __all__ = [
     "waiting_words",
 ]
 
-_LONGEST_SECONDS = 1e10
 _SIGNALS = {"USR1": "its time is nearly up", "TERM": "it is being preempted or cancelled"}
 
 
@@ -131,21 +130,6 @@ def waiting_words(reason: str, expected: datetime | None, now: datetime) -> str:
         return f"is waiting{because}"
     wait = duration((expected - now).total_seconds())
     return f"is waiting{because}; SLURM expects it to start at {expected:%Y-%m-%d %H:%M}, in {wait}"
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`; what no run lasts is `?`."""
-    if not abs(seconds) < _LONGEST_SECONDS:
-        return "?"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 100:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -6,15 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from llmlaunch.rundir.identifiers import printable
 
-__all__ = ["gib", "one_line", "percent", "table"]
-
-GIB = 2**30
-
-
-def gib(count: float) -> str:
-    """Bytes as GiB with as many digits as matter: 0.43, 7.21, 63.3."""
-    value = count / GIB
-    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+__all__ = ["one_line", "percent", "table"]
 
 
 def percent(share: float) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmlaunch.report.run_words import duration
 from llmlaunch.report.spans import Column, Line, cut, fitting, said
-from llmlaunch.report.text import gib, one_line
+from llmlaunch.report.text import one_line
 from llmlaunch.report.watch_bars import BLOCKS, Glyphs, alarm, bar, scale_bytes
 from llmlaunch.report.watch_one import PHASE_STYLES
 from llmlaunch.report.watched import Gauge, Watched
+from llmlaunch.units import duration, gib
 
 __all__ = ["several_runs"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import all_to_all, links, neighbour, ring
@@ -16,7 +16,6 @@ from llmlaunch.timing.split import Split
 
 __all__ = ["Passes", "context_ring", "expert_exchange", "tensor_pass", "tensor_passes"]
 
-FloatColumn = NDArray[np.float64]
 
 RING_KERNELS = 30.0  # of a ring step forward and backward: attention in pieces, corrections, sends and receives
 CORRECTION_BYTES = 20.0  # per query element and ring step: partial outputs and query gradients added up in fp32

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster, HostLink
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, layer_input, swapped_bytes
 from llmlaunch.memory.job import Job, candidate_ranks
@@ -15,7 +15,6 @@ from llmlaunch.timing.constants import constant
 
 __all__ = ["host_link", "host_link_bytes_per_second", "moves_activations", "moving_seconds"]
 
-FloatColumn = NDArray[np.float64]
 
 HOPPER = 9.0
 # Nominal bytes a second of 16 lanes, one direction (PCI Express Base Specification: 16 and 32 GT/s, 128b/130b).

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
@@ -26,7 +26,6 @@ from llmlaunch.timing.split import Split
 
 __all__ = ["KINDS", "Layer", "dense_layer", "mixture_layer"]
 
-FloatColumn = NDArray[np.float64]
 
 KINDS = (
     "matrix_products",

@@ -12,14 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster, Link
+from llmlaunch.columns import FloatColumn
 from llmlaunch.timing.constants import constant
 
 __all__ = ["Links", "all_to_all", "links", "neighbour", "pipeline_hop", "ring"]
-
-FloatColumn = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

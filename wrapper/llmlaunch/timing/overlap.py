@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.timing.constants import constant
 
 __all__ = ["exposed"]
-
-FloatColumn = NDArray[np.float64]
 
 
 def exposed(seconds: FloatColumn, hiding: FloatColumn) -> FloatColumn:

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.constants import constant, of_generation
@@ -22,7 +20,6 @@ from llmlaunch.timing.split import Split
 
 __all__ = ["Linear", "Pace", "Rates", "Work", "attention_linears", "attention_scores", "mlp_linears", "pace", "rates"]
 
-FloatColumn = NDArray[np.float64]
 
 GRADIENT_BUFFER_BYTES = 4.0  # of what weights' gradients are added to, whatever they are reduced in
 MULTIPROCESSORS = {7: 80, 8: 108, 9: 132, 10: 148}  # streaming multiprocessors of V100, A100, H100 SXM, B200

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
@@ -21,8 +21,6 @@ from llmlaunch.timing.stages import Pieces, Stages, pieces, stages, stages_in_ba
 
 __all__ = ["Running", "running"]
 
-FloatColumn = NDArray[np.float64]
-IntColumn = NDArray[np.int64]
 
 PIECE = 4096  # layouts worked out together
 LOADER_WORKERS = 2.0  # Megatron's --num-workers by default, and what other loaders are usually given

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 
 __all__ = ["Split", "split_of"]
-
-FloatColumn = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.timing.exchange import tensor_pass
@@ -27,9 +27,6 @@ __all__ = [
     "stages",
     "stages_in_balance",
 ]
-
-FloatColumn = NDArray[np.float64]
-IntColumn = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.overlap import exposed
@@ -16,8 +17,6 @@ from llmlaunch.timing.running import Running, running
 from llmlaunch.timing.update import Update, update
 
 __all__ = ["StepTime", "combined", "step_seconds", "step_time"]
-
-FloatColumn = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

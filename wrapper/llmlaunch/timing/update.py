@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, candidate_ranks
 from llmlaunch.memory.trained import trained_parameters
@@ -18,8 +19,6 @@ from llmlaunch.timing.network import links, ring
 
 __all__ = ["Update", "update"]
 
-FloatColumn = NDArray[np.float64]
-BoolColumn = NDArray[np.bool_]
 
 # Read and written through device memory for every parameter a device updates: fp32 master, two moments and gradient
 # read, the first three and the parameter written; the gradient is read once more for its norm.

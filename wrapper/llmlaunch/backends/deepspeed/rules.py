@@ -5,43 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.backends.deepspeed.splits import SPLIT_RULES, TOGETHER
+from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 
 __all__ = ["ANY_RULES", "OWN_RULES", "RULES", "not_split"]
 
-Bools = NDArray[np.bool_]
 CONFIG = "deepspeed/runtime/config.py _batch_assertion, 0.19.8"
 TRAINER = "llmlaunch/trainers/deepspeed/train.py"
 
 
-def only(field: str) -> Callable[[Situation], Bools]:
+def only(field: str) -> Callable[[Situation], BoolColumn]:
     """The layout field is 1."""
 
-    def allows(s: Situation) -> Bools:
-        passes: Bools = np.equal(getattr(s.layouts, field), 1)
+    def allows(s: Situation) -> BoolColumn:
+        passes: BoolColumn = np.equal(getattr(s.layouts, field), 1)
         return passes
 
     return allows
 
 
-def batch(s: Situation) -> Bools:
-    passes: Bools = np.equal(s.workload.global_batch_size % (s.layouts.data * s.layouts.micro_batch_size), 0)
+def batch(s: Situation) -> BoolColumn:
+    passes: BoolColumn = np.equal(s.workload.global_batch_size % (s.layouts.data * s.layouts.micro_batch_size), 0)
     return passes
 
 
-def half_precision(s: Situation) -> Bools:
+def half_precision(s: Situation) -> BoolColumn:
     refused = s.workload.precision == "fp16" and s.cluster.accelerator.kind == "cpu"
     return np.full(len(s.layouts), not refused)
 
 
-def sequence_parallel(s: Situation) -> Bools:
+def sequence_parallel(s: Situation) -> BoolColumn:
     return np.equal(s.layouts.sequence_parallel, 0)
 
 
-def no_selective(s: Situation) -> Bools:
+def no_selective(s: Situation) -> BoolColumn:
     return np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["SPLIT_RULES", "TOGETHER", "context_sizes", "split_sections", "tensor_sizes"]
 
-Bools = NDArray[np.bool_]
 SHARDS = "deepspeed/module_inject/tp_shard.py get_shard_size, 0.19.8"
 PLAN = "deepspeed/module_inject/tp_plan_converter.py TPPlanConverter.convert, 0.19.8"
 ULYSSES = "deepspeed/runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF.__init__, 0.19.8"
@@ -56,56 +56,56 @@ def split_sections(recipe: Recipe, layout: Layout) -> dict[str, Any]:
     return sections
 
 
-def split_where(s: Situation, size: NDArray[np.int64], allowed: bool | Bools) -> Bools:
+def split_where(s: Situation, size: NDArray[np.int64], allowed: bool | BoolColumn) -> BoolColumn:
     """A size of 1 always passes."""
-    passes: Bools = np.equal(size, 1) | allowed
+    passes: BoolColumn = np.equal(size, 1) | allowed
     return passes
 
 
-def one_of_both(s: Situation) -> Bools:
+def one_of_both(s: Situation) -> BoolColumn:
     return split_where(s, s.layouts.tensor, np.equal(s.layouts.context, 1))
 
 
-def tensor_plan(s: Situation) -> Bools:
+def tensor_plan(s: Situation) -> BoolColumn:
     planned = s.shape.moe is None and s.shape.mla is None and s.shape.position_embedding == "rope"
     return split_where(s, s.layouts.tensor, planned)
 
 
-def tensor_groups(s: Situation) -> Bools:
+def tensor_groups(s: Situation) -> BoolColumn:
     return split_where(s, s.layouts.tensor, s.shape.num_query_groups % s.layouts.tensor == 0)
 
 
-def tensor_ffn(s: Situation) -> Bools:
+def tensor_ffn(s: Situation) -> BoolColumn:
     return split_where(s, s.layouts.tensor, s.shape.ffn_hidden_size % s.layouts.tensor == 0)
 
 
-def tensor_whole_layers(s: Situation) -> Bools:
+def tensor_whole_layers(s: Situation) -> BoolColumn:
     return split_where(s, s.layouts.tensor, s.techniques.adapters is None)
 
 
-def tensor_whole_sequences(s: Situation) -> Bools:
+def tensor_whole_sequences(s: Situation) -> BoolColumn:
     tiled = s.techniques.loss == "tiled" or s.techniques.mlp_chunks > 1
     return split_where(s, s.layouts.tensor, not tiled)
 
 
-def context_heads(s: Situation) -> Bools:
+def context_heads(s: Situation) -> BoolColumn:
     return split_where(s, s.layouts.context, s.shape.num_attention_heads % s.layouts.context == 0)
 
 
-def context_groups(s: Situation) -> Bools:
+def context_groups(s: Situation) -> BoolColumn:
     groups, context = s.shape.num_query_groups, s.layouts.context
     return split_where(s, context, (groups % context == 0) | (context % groups == 0))
 
 
-def context_sequence(s: Situation) -> Bools:
+def context_sequence(s: Situation) -> BoolColumn:
     return split_where(s, s.layouts.context, s.workload.sequence_length % s.layouts.context == 0)
 
 
-def context_equal_heads(s: Situation) -> Bools:
+def context_equal_heads(s: Situation) -> BoolColumn:
     return split_where(s, s.layouts.context, s.shape.mla is None)
 
 
-def context_unmasked(s: Situation) -> Bools:
+def context_unmasked(s: Situation) -> BoolColumn:
     window = s.shape.sliding_window
     masked = window is not None and window.tokens < s.workload.sequence_length
     return split_where(s, s.layouts.context, not masked and s.shape.attention_softcap is None)

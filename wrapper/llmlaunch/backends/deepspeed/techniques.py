@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.backends.argument import Argument, argument
 from llmlaunch.backends.requirements import Requirement, pinned_least
+from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
@@ -28,7 +28,6 @@ __all__ = [
     "wide_gradients",
 ]
 
-Bools = NDArray[np.bool_]
 TRAINER = "llmlaunch/trainers/deepspeed/train.py"
 CHECKPOINTING = "transformers/modeling_layers.py GradientCheckpointingLayer, 5.23"
 ZERO = "deepspeed/runtime/zero/config.py, 0.19.8"
@@ -164,19 +163,19 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def implies(condition: bool, then: Bools) -> Bools:
+def implies(condition: bool, then: BoolColumn) -> BoolColumn:
     return then if condition else np.ones(len(then), dtype=np.bool_)
 
 
-def optimizer_needs_zero(s: Situation) -> Bools:
+def optimizer_needs_zero(s: Situation) -> BoolColumn:
     return implies(s.techniques.offload_optimizer > 0, s.layouts.zero_stage > 0)
 
 
-def partly_needs_stage_3(s: Situation) -> Bools:
+def partly_needs_stage_3(s: Situation) -> BoolColumn:
     return implies(0 < s.techniques.offload_optimizer < 1, np.equal(s.layouts.zero_stage, 3))
 
 
-def parameters_need_stage_3(s: Situation) -> Bools:
+def parameters_need_stage_3(s: Situation) -> BoolColumn:
     return implies(s.techniques.offload_parameters, np.equal(s.layouts.zero_stage, 3))
 
 

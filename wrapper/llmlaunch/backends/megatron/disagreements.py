@@ -7,17 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Situation
 
 __all__ = ["DISAGREEMENTS", "MOST_DISAGREEMENTS", "Disagreement", "disagreements_table"]
 
-Bools = NDArray[np.bool_]
 MOST_DISAGREEMENTS = 20
 
 
-def always(s: Situation) -> Bools:
+def always(s: Situation) -> BoolColumn:
     return np.ones(len(s.layouts), dtype=np.bool_)
 
 
@@ -29,7 +28,7 @@ class Disagreement:
     rule: str
     sentence: str
     where: str
-    applies: Callable[[Situation], Bools] = always
+    applies: Callable[[Situation], BoolColumn] = always
 
 
 DISAGREEMENTS: tuple[Disagreement, ...] = (

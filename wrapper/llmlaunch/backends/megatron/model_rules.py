@@ -6,17 +6,16 @@ What it cannot is refused by name: left out, a model would train as another one 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.backends.megatron.attention_arguments import windowed
 from llmlaunch.backends.requirements import Requirement
+from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.models.shape import ModelShape, Router, natural_activation
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["MODEL_REQUIREMENTS", "MODEL_RULES"]
 
-Bools = NDArray[np.bool_]
 
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
 BUILDER = "megatron/training/argument_utils.py core_transformer_config_from_args, core 0.19"
@@ -213,31 +212,33 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def biased_experts_are_whole(s: Situation) -> Bools:
+def biased_experts_are_whole(s: Situation) -> BoolColumn:
     biased = s.shape.moe is not None and s.shape.linear_bias
-    column: Bools = np.logical_or(not biased, np.equal(s.layouts.expert_tensor, 1))
+    column: BoolColumn = np.logical_or(not biased, np.equal(s.layouts.expert_tensor, 1))
     return column
 
 
-def window_without_context(s: Situation) -> Bools:
-    column: Bools = np.logical_or(not windowed(s.shape, s.workload.sequence_length), np.equal(s.layouts.context, 1))
+def window_without_context(s: Situation) -> BoolColumn:
+    column: BoolColumn = np.logical_or(
+        not windowed(s.shape, s.workload.sequence_length), np.equal(s.layouts.context, 1)
+    )
     return column
 
 
-def deepep_needs_others(s: Situation) -> Bools:
+def deepep_needs_others(s: Situation) -> BoolColumn:
     flex = s.shape.moe is not None and s.shape.moe.token_dispatcher == "flex"
     deepep = flex and s.techniques.flex_backend in (None, "deepep")
-    column: Bools = np.logical_or(not deepep, s.layouts.expert * s.layouts.expert_tensor > 1)
+    column: BoolColumn = np.logical_or(not deepep, s.layouts.expert * s.layouts.expert_tensor > 1)
     return column
 
 
-def overlapped_expert_is_kept(s: Situation) -> Bools:
+def overlapped_expert_is_kept(s: Situation) -> BoolColumn:
     made_again = s.techniques.overlap_shared_expert and "shared_experts" in s.techniques.recompute_modules
-    column: Bools = np.logical_or(not made_again, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
+    column: BoolColumn = np.logical_or(not made_again, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
     return column
 
 
-def delayed_prediction(s: Situation) -> Bools:
+def delayed_prediction(s: Situation) -> BoolColumn:
     allowed = not s.techniques.delay_weight_gradients or s.shape.mtp_num_layers <= 1
     return np.full(len(s.layouts), allowed)
 

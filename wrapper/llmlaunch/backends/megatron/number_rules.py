@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.requirements import Requirement
+from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.products import attention_linears
 
 __all__ = ["NUMBER_REQUIREMENTS", "NUMBER_RULES"]
 
-Bools = NDArray[np.bool_]
 
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
@@ -82,35 +82,35 @@ NUMBER_REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def implies(condition: Bools | bool, then: Bools | bool) -> Bools:
-    column: Bools = np.logical_or(np.logical_not(condition), then)
+def implies(condition: BoolColumn | bool, then: BoolColumn | bool) -> BoolColumn:
+    column: BoolColumn = np.logical_or(np.logical_not(condition), then)
     return column
 
 
-def parameters_need_distributed(s: Situation) -> Bools:
+def parameters_need_distributed(s: Situation) -> BoolColumn:
     return implies(s.numbers.narrow_parameters, s.layouts.zero_stage > 0)
 
 
-def formats_need_distributed(s: Situation) -> Bools:
+def formats_need_distributed(s: Situation) -> BoolColumn:
     return implies(s.numbers.optimizer is not None, np.equal(s.layouts.zero_stage, 1))
 
 
-def formats_stay_on_device(s: Situation) -> Bools:
+def formats_stay_on_device(s: Situation) -> BoolColumn:
     offloads = s.numbers.optimizer is not None and s.techniques.offload_optimizer > 0
     return np.full(len(s.layouts), not offloads)
 
 
-def offload_needs_delayed(s: Situation) -> Bools:
+def offload_needs_delayed(s: Situation) -> BoolColumn:
     kept = s.numbers.narrow_parameters and s.numbers.narrow != "delayed"
     return np.full(len(s.layouts), not (kept and s.techniques.offload_optimizer > 0))
 
 
-def delayed_keeps_norms(s: Situation) -> Bools:
+def delayed_keeps_norms(s: Situation) -> BoolColumn:
     forbidden = s.numbers.narrow == "delayed" and bool(NOT_WITH_DELAYED & set(s.techniques.recompute_modules))
     return implies(forbidden, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
 
 
-def narrow_sizes(s: Situation) -> Bools:
+def narrow_sizes(s: Situation) -> BoolColumn:
     """Every matrix of the blocks, divided as the layout divides it, has sizes the products take."""
     if s.numbers.narrow is None:
         return np.ones(len(s.layouts), dtype=np.bool_)
@@ -126,16 +126,16 @@ def narrow_sizes(s: Situation) -> Bools:
     return fits
 
 
-def _multiple(size: int, split: NDArray[np.int64] | int, multiple: int) -> Bools:
-    column: Bools = np.equal(size % (np.asarray(split) * multiple), 0)
+def _multiple(size: int, split: NDArray[np.int64] | int, multiple: int) -> BoolColumn:
+    column: BoolColumn = np.equal(size % (np.asarray(split) * multiple), 0)
     return column
 
 
-def narrow_rows(s: Situation) -> Bools:
+def narrow_rows(s: Situation) -> BoolColumn:
     if s.numbers.narrow is None:
         return np.ones(len(s.layouts), dtype=np.bool_)
     rows = s.workload.sequence_length * s.layouts.micro_batch_size // s.layouts.context
-    column: Bools = np.equal(rows % MULTIPLES[s.numbers.narrow][0], 0)
+    column: BoolColumn = np.equal(rows % MULTIPLES[s.numbers.narrow][0], 0)
     return column
 
 

@@ -7,16 +7,15 @@ What needs no asking stands elsewhere: gradients and parameters of data parallel
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.backends.argument import Argument, argument
 from llmlaunch.backends.requirements import Requirement
+from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_FULL, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["OVERLAP_REQUIREMENTS", "OVERLAP_RULES", "overlap_arguments"]
 
-Bools = NDArray[np.bool_]
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
 EXCHANGE = "layout.overlap_expert_communication"
@@ -65,29 +64,29 @@ OVERLAP_REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def implies(asked: bool, then: Bools) -> Bools:
-    column: Bools = np.logical_or(not asked, then)
+def implies(asked: bool, then: BoolColumn) -> BoolColumn:
+    column: BoolColumn = np.logical_or(not asked, then)
     return column
 
 
-def hidden_exchange_experts(s: Situation) -> Bools:
+def hidden_exchange_experts(s: Situation) -> BoolColumn:
     return implies(s.techniques.overlap_expert_communication, np.greater(s.layouts.expert, 1))
 
 
-def hidden_exchange_no_full(s: Situation) -> Bools:
+def hidden_exchange_no_full(s: Situation) -> BoolColumn:
     return implies(s.techniques.overlap_expert_communication, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL))
 
 
-def hidden_exchange_interleaved(s: Situation) -> Bools:
+def hidden_exchange_interleaved(s: Situation) -> BoolColumn:
     interleaved = (s.layouts.pipeline == 1) | (s.layouts.virtual_pipeline > 1)
     return implies(s.techniques.overlap_expert_communication, interleaved)
 
 
-def hidden_tensor_sequence(s: Situation) -> Bools:
+def hidden_tensor_sequence(s: Situation) -> BoolColumn:
     return implies(s.techniques.tp_comm_overlap, np.greater(s.layouts.sequence_parallel, 0))
 
 
-def all_to_all_heads(s: Situation) -> Bools:
+def all_to_all_heads(s: Situation) -> BoolColumn:
     """Each tensor rank's heads are dealt out over the context ranks; a rank holds a query group at least."""
     tensor, context = s.layouts.tensor, s.layouts.context
     groups = s.shape.num_attention_heads if s.shape.mla is not None else s.shape.num_query_groups

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.requirements import Requirement
+from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["MIXTURE_REQUIREMENTS", "RULES"]
 
-Bools = NDArray[np.bool_]
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
 BLOCK = "megatron/core/transformer/transformer_block.py get_num_layers_to_build, core 0.19"
@@ -27,59 +27,59 @@ ATTENTION = "transformer_engine/pytorch/attention/dot_product_attention/dot_prod
 SCHEDULES = "megatron/core/pipeline_parallel/schedules.py, core 0.19"
 
 
-def divides(part: NDArray[Any], whole: NDArray[Any] | int) -> Bools:
-    column: Bools = np.equal(np.asarray(whole) % part, 0)
+def divides(part: NDArray[Any], whole: NDArray[Any] | int) -> BoolColumn:
+    column: BoolColumn = np.equal(np.asarray(whole) % part, 0)
     return column
 
 
-def implies(condition: NDArray[Any], then: NDArray[Any] | bool) -> Bools:
-    column: Bools = np.logical_or(np.logical_not(condition), then)
+def implies(condition: NDArray[Any], then: NDArray[Any] | bool) -> BoolColumn:
+    column: BoolColumn = np.logical_or(np.logical_not(condition), then)
     return column
 
 
-def heads(s: Situation) -> Bools:
+def heads(s: Situation) -> BoolColumn:
     return divides(s.layouts.tensor, s.shape.num_attention_heads)
 
 
-def query_groups(s: Situation) -> Bools:
+def query_groups(s: Situation) -> BoolColumn:
     t, groups = s.layouts.tensor, s.shape.num_query_groups
     return divides(t, groups) | np.equal(t % groups, 0)
 
 
-def query_columns(s: Situation) -> Bools:
+def query_columns(s: Situation) -> BoolColumn:
     """Where there are fewer query groups than tensor parallel ranks, a group's columns are cut. Latent attention has
     matrices of its own."""
     columns = s.shape.query_width + 2 * s.shape.key_value_width
     return divides(s.layouts.tensor, columns) if s.shape.mla is None else np.ones(len(s.layouts), dtype=np.bool_)
 
 
-def ffn(s: Situation) -> Bools:
+def ffn(s: Situation) -> BoolColumn:
     """Of dense layers; a model whose layers are all mixtures builds none."""
     dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
     return divides(s.layouts.tensor, s.shape.ffn_hidden_size if dense else 0)
 
 
-def shared_expert(s: Situation) -> Bools:
+def shared_expert(s: Situation) -> BoolColumn:
     return divides(s.layouts.tensor, s.shape.moe.shared_expert_ffn_hidden_size if s.shape.moe else 0)
 
 
-def layers(s: Situation) -> Bools:
+def layers(s: Situation) -> BoolColumn:
     return s.layouts.uneven | divides(s.layouts.pipeline, s.shape.num_layers)
 
 
-def virtual_layers(s: Situation) -> Bools:
+def virtual_layers(s: Situation) -> BoolColumn:
     return s.layouts.uneven | divides(s.layouts.pipeline * s.layouts.virtual_pipeline, s.shape.num_layers)
 
 
-def stages_named(s: Situation) -> Bools:
+def stages_named(s: Situation) -> BoolColumn:
     return implies(s.layouts.uneven, np.equal(of_stages(s, len), s.layouts.pipeline * s.layouts.virtual_pipeline))
 
 
-def stages_hold_all(s: Situation) -> Bools:
+def stages_hold_all(s: Situation) -> BoolColumn:
     return implies(s.layouts.uneven, np.equal(of_stages(s, sum), s.shape.num_layers))
 
 
-def stages_hold_some(s: Situation) -> Bools:
+def stages_hold_some(s: Situation) -> BoolColumn:
     between = of_stages(s, lambda split: min(split[1:-1], default=1))
     ends = of_stages(s, lambda split: min(split[0], split[-1]))
     enough = np.greater(between, 0) & np.greater_equal(ends, s.layouts.virtual_pipeline == 1)
@@ -92,52 +92,52 @@ def of_stages(s: Situation, figure: Callable[[Sequence[int]], int]) -> NDArray[n
     return figures[s.layouts.partition]
 
 
-def virtual_needs_pipeline(s: Situation) -> Bools:
+def virtual_needs_pipeline(s: Situation) -> BoolColumn:
     return implies(s.layouts.virtual_pipeline > 1, s.layouts.pipeline > 1)
 
 
-def batch(s: Situation) -> Bools:
+def batch(s: Situation) -> BoolColumn:
     return divides(s.layouts.data * s.layouts.micro_batch_size, s.workload.global_batch_size)
 
 
-def interleaved_microbatches(s: Situation) -> Bools:
+def interleaved_microbatches(s: Situation) -> BoolColumn:
     per_pipeline = s.workload.global_batch_size // (s.layouts.data * s.layouts.micro_batch_size)
     return implies(s.layouts.virtual_pipeline > 1, divides(s.layouts.pipeline, per_pipeline))
 
 
-def context_length(s: Situation) -> Bools:
+def context_length(s: Situation) -> BoolColumn:
     return implies(s.layouts.context > 1, divides(2 * s.layouts.context, s.workload.sequence_length))
 
 
-def context_precision(s: Situation) -> Bools:
+def context_precision(s: Situation) -> BoolColumn:
     return implies(s.layouts.context > 1, s.workload.precision != "fp32")
 
 
-def sequence_needs_tensor(s: Situation) -> Bools:
+def sequence_needs_tensor(s: Situation) -> BoolColumn:
     return implies(s.layouts.sequence_parallel > 0, s.layouts.tensor > 1)
 
 
-def sequence_length(s: Situation) -> Bools:
+def sequence_length(s: Situation) -> BoolColumn:
     split = s.layouts.tensor * s.layouts.context
     return implies(s.layouts.sequence_parallel > 0, divides(split, s.workload.sequence_length))
 
 
-def experts(s: Situation) -> Bools:
+def experts(s: Situation) -> BoolColumn:
     if s.shape.moe is None:
         return np.equal(s.layouts.expert, 1) & np.equal(s.layouts.expert_tensor, 1)
     return divides(s.layouts.expert, s.shape.moe.num_experts)
 
 
-def expert_ffn(s: Situation) -> Bools:
+def expert_ffn(s: Situation) -> BoolColumn:
     width = s.shape.moe.ffn_hidden_size if s.shape.moe else s.shape.ffn_hidden_size
     return divides(s.layouts.expert_tensor, width)
 
 
-def expert_world(s: Situation) -> Bools:
+def expert_world(s: Situation) -> BoolColumn:
     return divides(s.layouts.expert * s.layouts.expert_tensor * s.layouts.pipeline, s.world_size)
 
 
-def mixture_needs_sequence(s: Situation) -> Bools:
+def mixture_needs_sequence(s: Situation) -> BoolColumn:
     if s.shape.moe is None:
         return np.ones(len(s.layouts), dtype=np.bool_)
     return implies(s.layouts.tensor > 1, s.layouts.sequence_parallel > 0)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, pinned_stages
 from llmlaunch.backends.requirements import Requirement
+from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Rule, Situation
 
 __all__ = ["SHARDING_REQUIREMENTS", "SHARDING_RULES"]
 
-Bools = NDArray[np.bool_]
 CHECKPOINTS = "megatron/training/checkpointing.py"
 
 
@@ -47,16 +46,16 @@ SHARDING_REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def sharded(s: Situation) -> Bools:
-    column: Bools = np.greater_equal(s.layouts.zero_stage, FIRST_STAGE)
+def sharded(s: Situation) -> BoolColumn:
+    column: BoolColumn = np.greater_equal(s.layouts.zero_stage, FIRST_STAGE)
     return column
 
 
-def sharded_one_stage(s: Situation) -> Bools:
+def sharded_one_stage(s: Situation) -> BoolColumn:
     return ~sharded(s) | np.equal(s.layouts.pipeline, 1)
 
 
-def sharded_optimizer_stays(s: Situation) -> Bools:
+def sharded_optimizer_stays(s: Situation) -> BoolColumn:
     return ~sharded(s) | np.bool_(s.techniques.offload_optimizer == 0.0)
 
 

@@ -6,17 +6,16 @@ Flags and checks were read in megatron-core 0.19.2 (the wheel's arguments.py and
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.backends.argument import Argument, argument
 from llmlaunch.backends.requirements import Requirement, pinned_least
+from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
 __all__ = ["REQUIREMENTS", "TECHNIQUE_RULES", "technique_arguments", "technique_environment"]
 
-Bools = NDArray[np.bool_]
 Words = tuple[str, ...]
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
@@ -128,24 +127,24 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def implies(condition: Bools | bool, then: Bools) -> Bools:
-    column: Bools = np.logical_or(np.logical_not(condition), then)
+def implies(condition: BoolColumn | bool, then: BoolColumn) -> BoolColumn:
+    column: BoolColumn = np.logical_or(np.logical_not(condition), then)
     return column
 
 
-def layers_on_one_stage(s: Situation) -> Bools:
+def layers_on_one_stage(s: Situation) -> BoolColumn:
     return implies(s.layouts.offload_layers > 0, np.equal(s.layouts.pipeline, 1))
 
 
-def layers_without_recompute(s: Situation) -> Bools:
+def layers_without_recompute(s: Situation) -> BoolColumn:
     return implies(s.layouts.offload_layers > 0, np.equal(s.layouts.recompute, RECOMPUTE_NONE))
 
 
-def layers_that_stay(s: Situation) -> Bools:
+def layers_that_stay(s: Situation) -> BoolColumn:
     return implies(s.layouts.offload_layers > 0, s.layouts.offload_layers < s.shape.num_layers)
 
 
-def recomputed_mlp_unbiased(s: Situation) -> Bools:
+def recomputed_mlp_unbiased(s: Situation) -> BoolColumn:
     """A recomputed MLP hands its bias out as its own output, so autograd makes it a result of the recomputed function,
     whose backward pass then calls itself."""
     dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
@@ -153,31 +152,31 @@ def recomputed_mlp_unbiased(s: Situation) -> Bools:
     return implies(biased, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
 
 
-def layers_or_modules(s: Situation) -> Bools:
+def layers_or_modules(s: Situation) -> BoolColumn:
     return implies(bool(s.techniques.offload_modules), np.equal(s.layouts.offload_layers, 0))
 
 
-def modules_without_full(s: Situation) -> Bools:
+def modules_without_full(s: Situation) -> BoolColumn:
     return implies(bool(s.techniques.offload_modules), np.not_equal(s.layouts.recompute, RECOMPUTE_FULL))
 
 
-def offload_needs_distributed(s: Situation) -> Bools:
+def offload_needs_distributed(s: Situation) -> BoolColumn:
     return implies(s.techniques.offload_optimizer > 0, s.layouts.zero_stage > 0)
 
 
-def offload_needs_half(s: Situation) -> Bools:
+def offload_needs_half(s: Situation) -> BoolColumn:
     return np.full(len(s.layouts), not (s.techniques.offload_optimizer > 0 and s.workload.precision == "fp32"))
 
 
-def delay_needs_experts(s: Situation) -> Bools:
+def delay_needs_experts(s: Situation) -> BoolColumn:
     return implies(s.techniques.delay_weight_gradients, s.layouts.expert > 1)
 
 
-def delay_without_full(s: Situation) -> Bools:
+def delay_without_full(s: Situation) -> BoolColumn:
     return implies(s.techniques.delay_weight_gradients, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL))
 
 
-def delay_interleaved(s: Situation) -> Bools:
+def delay_interleaved(s: Situation) -> BoolColumn:
     interleaved = (s.layouts.pipeline == 1) | (s.layouts.virtual_pipeline > 1)
     return implies(s.techniques.delay_weight_gradients, interleaved)
 
