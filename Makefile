@@ -17,7 +17,7 @@ ORACLE_EXAMPLES ?= 3000
 # Tests that run at once in `make test` (tests/conftest.py says which); 0: one after another, in the order of their names.
 AT_ONCE ?= 2
 
-.PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table flags-table clean
+.PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table flags-table docs-tables clean
 
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
@@ -60,6 +60,9 @@ benchmark: install  ## ratios for benchmarks/RESULTS.md
 
 flags-table: install  ## the tables of docs/megatron-flags.md
 	PYTHONPATH=tests/frameworks $(RUN) tests/frameworks/flags_table.py
+
+docs-tables: install  ## the tables of rules, techniques and facts in docs/megatron*.md, docs/deepspeed*.md, docs/backends.md
+	PYTHONPATH=tests $(RUN) -m support.backend_tables
 
 accuracy-table: install  ## the tables of README.md, from the measurements that come with the source
 	$(RUN) -m llmlaunch accuracy tests/data/measurements/fit.jsonl tests/data/measurements/outcomes.jsonl \

@@ -28,11 +28,11 @@ ROOM = Path(megatron.__file__).parent
 GPU_RECORDS = ROOT / "benchmarks" / "gpu"  # each file: {"words": [...]} of a training that ended well, and more
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
-# Written, but no literal of the room: made of the recipe's precision (number_arguments.py), and one shared constant.
+# Written, but no literal of the room: made of the recipe's precision (number_formats.py), and one shared constant.
 COMPOSED = ("--bf16", "--fp16", RESHARDING_FLAG)
 # Literals of the room that are never written.
 NEVER_WRITTEN = {
-    "--num-layers-per-virtual-pipeline-stage": "refused in backend.extra_args (stages.py)",
+    "--num-layers-per-virtual-pipeline-stage": "refused in backend.extra_args (layout_arguments.py)",
     "--world-size": "of the step that builds indexes, not Megatron's (backend.py)",
     "--planned-for": "of the step that asks the parser at job start, not Megatron's (backend.py)",
     "--compute-capability": "of the step that builds indexes, not Megatron's (backend.py)",
@@ -47,7 +47,7 @@ def flags_of(words: Iterable[str]) -> set[str]:
 def literals() -> Iterator[tuple[str, ast.AST]]:
     """Every node of the room's modules, with its module's name, but for what a single rank is rehearsed with: those
     words are no job's, and test_megatron_ranks_alone.py trains with them."""
-    for module in sorted(set(ROOM.glob("*.py")) - {ROOM / "alone.py"}):
+    for module in sorted(set(ROOM.glob("*.py")) - {ROOM / "rank_alone.py"}):
         for node in ast.walk(ast.parse(module.read_text("utf-8"))):
             yield module.name, node
 

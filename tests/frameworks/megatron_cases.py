@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llmlaunch.assets import asset
 from llmlaunch.backends.argument import words_of
 from llmlaunch.backends.megatron.arguments import planned_arguments
-from llmlaunch.backends.megatron.environment import environment
+from llmlaunch.backends.megatron.backend import environment
 from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, rules_for
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE
 from llmlaunch.backends.megatron.versions import spoken_words

@@ -12,14 +12,14 @@ from deepspeed_asked import Asked, deepspeed_answers
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.checks import CHECKS, KNOWN_KEYS, wrongly_accepted
 from llmlaunch.backends.deepspeed.config import ds_config
 from llmlaunch.backends.deepspeed.model_config import model_config
-from llmlaunch.backends.deepspeed.pipeline import pipeline_config
+from llmlaunch.backends.deepspeed.scripts import pipeline_config
 from llmlaunch.layout import Layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from support.ds_config_checks import CHECKS, KNOWN_KEYS, wrongly_accepted
 
 pytestmark = pytest.mark.frameworks
 

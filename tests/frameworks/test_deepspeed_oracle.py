@@ -56,8 +56,8 @@ STRICTER = (
     Stricter("context-masks", "the window is lost", "deepspeed/runtime/sequence_parallel/ulysses_sp.py:420"),
     Stricter("offload-parameters-zero-3", "ignored below 3", "deepspeed/runtime/zero/offload_config.py:20"),
     Stricter("offload-optimizer-zero", "ignored at 0", "deepspeed/runtime/zero/offload_config.py:52"),
-    Stricter("gradients-fp32-here", "not counted", "llmlaunch/backends/facts/deepspeed.py"),
-    Stricter("gradients-as-computed", "not counted", "llmlaunch/backends/facts/deepspeed.py"),
+    Stricter("gradients-fp32-here", "not counted", "llmlaunch/backends/deepspeed/facts.py"),
+    Stricter("gradients-as-computed", "not counted", "llmlaunch/backends/deepspeed/facts.py"),
     Stricter("whole-optimizer-offload", "would be compiled on the node", "deepspeed/runtime/zero/stage3.py:150"),
 )
 

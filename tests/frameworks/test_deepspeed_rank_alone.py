@@ -14,8 +14,8 @@ import pytest
 from trainer_runner import TINY, Ran, as_case, run
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.deepspeed.alone import rank_alone
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.backends.deepspeed.rank_alone import rank_alone
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import rank_parameters

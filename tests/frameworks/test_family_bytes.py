@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.backends.deepspeed.model_facts import with_family
-from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer

@@ -29,7 +29,7 @@ def test_every_flag_is_found_in_the_source() -> None:
         and node.func.id == "argument"
         and not isinstance(node.args[0], ast.Constant | ast.Name)
     ]
-    assert composed == ["number_arguments.py: f'--{precision}'"]
+    assert composed == ["number_formats.py: f'--{precision}'"]
     imported = {
         node.args[0].id
         for _, node in literals()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.base import NodeVariable
+from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe

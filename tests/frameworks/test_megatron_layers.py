@@ -13,7 +13,7 @@ from megatron_oracle import Ask, Verdict, megatron
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.stages import stage_words
+from llmlaunch.backends.megatron.layout_arguments import stage_words
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 

@@ -17,8 +17,6 @@ from megatron_oracle import Ask, Verdict, megatron
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.disagreements import DISAGREEMENTS
-from llmlaunch.backends.megatron.layers import layer_of
 from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, ALL_RULES
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.models.shape import ModelShape
@@ -29,6 +27,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import Workload
+from support.megatron_disagreements import DISAGREEMENTS, layer_of
 
 pytestmark = pytest.mark.frameworks
 

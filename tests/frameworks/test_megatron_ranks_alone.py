@@ -13,8 +13,8 @@ import pytest
 from cpu_training import MEGATRON_CPU, CpuJob, Trained, train_on_cpu
 from trained_cases import recipe_for
 
-from llmlaunch.backends.megatron.alone import rank_alone
 from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.rank_alone import rank_alone
 from llmlaunch.layout import Layout
 from llmlaunch.trainers import RANK_ALONE
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_trainer_runs import free_port
 
-from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.job import Job, all_ranks

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.backends.argument import NodeVariable
+from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.checkpoints import checkpoint_bytes
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import RECOMPUTE_FULL, Layout

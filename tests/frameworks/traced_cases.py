@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.estimate import RankEstimate

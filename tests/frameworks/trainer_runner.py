@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.backends.argument import NodeVariable
+from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["NO_NUMBER_FORMATS", "NumberFormats", "OptimizerFormats"]
+__all__ = ["ELEMENT_BYTES", "NO_NUMBER_FORMATS", "NumberFormats", "OptimizerFormats"]
 
 
 @dataclass(frozen=True)
@@ -37,3 +37,6 @@ class NumberFormats:
 
 
 NO_NUMBER_FORMATS = NumberFormats()
+
+
+ELEMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmlaunch.backends.facts.megatron_deepspeed import DROPOUT, megatron_deepspeed_facts
+from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import DROPOUT, megatron_deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.estimate import RankEstimate

@@ -16,7 +16,6 @@ from llmlaunch.backends.megatron import techniques as megatron_techniques
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.backends.techniques_table import TECHNIQUE_LIST
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
 from llmlaunch.planner.planning import make_plan
@@ -25,6 +24,7 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.trainers import TRAINER
 from support.recipes import recipe_of
+from support.technique_list import TECHNIQUE_LIST
 
 DENSE, MIXTURE, DEEPSPEED = "llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed"
 OWN = "the recipe for DeepSpeed with a script of one's own"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from shapes import LLAMA3_8B
 
-from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts, engine_of
+from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, engine_of
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import estimate

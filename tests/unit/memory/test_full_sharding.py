@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from shapes import LLAMA2_7B, LLAMA3_8B, LLAMA3_70B
 
-from llmlaunch.backends.facts.fsdp import (
+from llmlaunch.backends.fsdp import (
     atorch_facts,
     composer_facts,
     internevo_facts,
     torchtitan_facts,
     torchtune_facts,
 )
-from llmlaunch.backends.facts.megatron import MegatronOptions
-from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import estimate

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from shapes import LLAMA3_8B
 
-from llmlaunch.backends.facts.deepspeed import deepspeed_facts
-from llmlaunch.backends.facts.megatron import megatron_facts
+from llmlaunch.backends.deepspeed.facts import deepspeed_facts
+from llmlaunch.backends.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.estimate import Estimate

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
 
-from llmlaunch.backends.facts.deepspeed import deepspeed_facts
-from llmlaunch.backends.facts.megatron import megatron_facts
+from llmlaunch.backends.deepspeed.facts import deepspeed_facts
+from llmlaunch.backends.megatron.facts import megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimate import RankEstimate

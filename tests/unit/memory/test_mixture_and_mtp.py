@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import estimate

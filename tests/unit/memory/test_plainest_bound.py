@@ -15,18 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
 
-from llmlaunch.backends.deepspeed.model_facts import shipped_facts
-from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
-from llmlaunch.backends.facts.fsdp import (
+from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, shipped_facts
+from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
+from llmlaunch.backends.fsdp import (
     atorch_facts,
     composer_facts,
     internevo_facts,
     torchtitan_facts,
     torchtune_facts,
 )
-from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
-from llmlaunch.backends.facts.megatron_deepspeed import megatron_deepspeed_facts
-from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.facts import MemoryFacts

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from shapes import LLAMA3_8B
 
-from llmlaunch.backends.facts.megatron import megatron_facts
+from llmlaunch.backends.megatron.facts import megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
 from test_memory_laws import job_of, layouts
 
-from llmlaunch.backends.facts.megatron import megatron_facts
+from llmlaunch.backends.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.estimate import RankEstimate

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from shapes import LLAMA3_8B, LLAMA3_70B, MIXTRAL
 
-from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import estimate

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.backends.base import NodeVariable, RankAlone, Rendered
+from llmlaunch.backends.argument import NodeVariable
+from llmlaunch.backends.base import RankAlone, Rendered
 from llmlaunch.cluster.profile import Accelerator, Cluster, Link, Site
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimate import Estimate, RankEstimate

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from run_samples import NASTY, deepspeed_cpu, nasty_job
 
-from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.backends.argument import NodeVariable
+from llmlaunch.backends.base import Rendered
 from llmlaunch.recipe.types import Recipe, Restart
 from llmlaunch.rendering.read import RunFiles, read_run
 from llmlaunch.rendering.run_directory import render_run

@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from run_samples import NASTY
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.base import NodeVariable
+from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.documents.secrets import looks_secret
 from llmlaunch.errors import UserError
 from llmlaunch.rendering.shell import (

@@ -212,7 +212,7 @@ def test_masks_made_by_the_loader_set_a_floor() -> None:
 
 def test_narrower_numbers_are_faster_on_the_rack() -> None:
     def with_recipe(name: str | None) -> Job:
-        from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+        from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 
         return replace(job(), facts=megatron_facts(MegatronOptions(fp8_recipe=name, compute_capability=10.0)))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import Layout, LayoutColumns

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Argument", "NodeVariable", "Reason", "Word", "argument", "flag_groups", "flag_of", "number", "words_of"]
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.types import Recipe
+
+__all__ = [
+    "Argument",
+    "NodeVariable",
+    "Reason",
+    "Word",
+    "argument",
+    "flag_groups",
+    "flag_of",
+    "merged_environment",
+    "number",
+    "refuse_repeats",
+    "words_of",
+]
 
 
 @dataclass(frozen=True)
@@ -77,3 +92,31 @@ def flag_groups(words: Iterable[Word]) -> Iterator[list[Word]]:
 def flag_of(group: Sequence[Word]) -> str:
     """The flag of such a group, also where its value is behind an equals sign."""
     return str(group[0]).split("=", 1)[0]
+
+
+def refuse_repeats(recipe: Recipe, planned: Iterable[str | NodeVariable]) -> None:
+    """Raises UserError where `backend.extra_args` repeats a flag that is planned."""
+    mine = {word for word in planned if isinstance(word, str) and word.startswith("--")}
+    for word in recipe.backend.extra_args:
+        flag = word.split("=", 1)[0]
+        if flag in mine:
+            raise UserError(
+                f"{recipe.path}: backend.extra_args: {flag} is planned by llmlaunch already; say it in the recipe "
+                "(layout, training, model) and remove it there"
+            )
+
+
+def merged_environment(
+    recipe: Recipe, wanted: Mapping[str, str], required: Mapping[str, str], because: str
+) -> dict[str, str]:
+    """Our variables, those of `wanted` as the recipe sets them where it does.
+
+    Raises UserError where the recipe sets one of `required` to something else; `because` says what needs it.
+    """
+    for name, value in required.items():
+        given = recipe.environment.get(name)
+        if given is not None and given != value:
+            raise UserError(
+                f"{recipe.path}: environment.{name}: is {given!r}, but {because} needs {value!r}; remove the line"
+            )
+    return {**wanted, **required, **{k: v for k, v in recipe.environment.items() if k in wanted}}

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llmlaunch.backends.argument import Argument, NodeVariable, Reason, Word
+from llmlaunch.backends.argument import Argument, Reason, Word
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Backend", "HeldWords", "NodeVariable", "ProgressLines", "RankAlone", "Rendered", "RunningWords", "Space"]
+__all__ = ["Backend", "HeldWords", "ProgressLines", "RankAlone", "Rendered", "RunningWords", "Space"]
 
 
 @dataclass(frozen=True)

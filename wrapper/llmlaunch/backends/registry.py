@@ -25,10 +25,10 @@ def backend_for(recipe: Recipe) -> Backend:
 def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank: int, steps: int) -> RankAlone:
     """A pipeline rank of the rendered job by itself, for so many steps. Raises UserError where it cannot be."""
     if recipe.backend.name == "deepspeed":
-        from llmlaunch.backends.deepspeed import alone as deepspeed
+        from llmlaunch.backends.deepspeed import rank_alone as deepspeed
 
         return deepspeed.rank_alone(recipe, layout, rendered, pipeline_rank, steps)
-    from llmlaunch.backends.megatron import alone as megatron
+    from llmlaunch.backends.megatron import rank_alone as megatron
 
     return megatron.rank_alone(recipe, layout, rendered, pipeline_rank, steps)
 

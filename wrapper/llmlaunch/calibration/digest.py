@@ -10,10 +10,13 @@ import llmlaunch
 
 __all__ = ["MODULES", "ROOMS", "digest_of", "estimator_digest"]
 
-ROOMS = ("memory", "backends/facts", "models")
+ROOMS = ("memory", "models")
 MODULES = (
     *("layout.py", "techniques.py", "workload.py", "number_formats.py"),
-    "backends/deepspeed/model_facts.py",
+    *(
+        f"backends/{name}.py"
+        for name in ("deepspeed/facts", "deepspeed/megatron_deepspeed_facts", "fsdp", "megatron/facts")
+    ),
     *(f"calibration/{name}.py" for name in ("complete", "defaults", "pricing", "records", "trainers", "unread")),
 )
 

@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmlaunch.backends.deepspeed.model_facts import SHIPPED_TRAINER, bucket_bytes, script_facts, shipped_facts
-from llmlaunch.backends.facts.deepspeed import BUCKET_ELEMENTS, LIVE_ELEMENTS, DeepSpeedOptions, deepspeed_facts
-from llmlaunch.backends.facts.elements import ELEMENT_BYTES
-from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
-from llmlaunch.backends.facts.megatron_deepspeed import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
-from llmlaunch.backends.facts.megatron_fsdp import megatron_fsdp_facts
+from llmlaunch.backends.deepspeed.facts import (
+    BUCKET_ELEMENTS,
+    LIVE_ELEMENTS,
+    SHIPPED_TRAINER,
+    DeepSpeedOptions,
+    bucket_bytes,
+    deepspeed_facts,
+    script_facts,
+    shipped_facts,
+)
+from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.calibration.complete import Unsupported, complete, with_every_field
 from llmlaunch.calibration.tables import TABLES_OF_BACKENDS
 from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split
@@ -21,7 +27,7 @@ from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job
 from llmlaunch.models.families import OF_FAMILIES
 from llmlaunch.models.shape import OF_MEMORY, MlaShape, ModelShape, MoeShape, Router, SlidingWindow
-from llmlaunch.number_formats import OptimizerFormats
+from llmlaunch.number_formats import ELEMENT_BYTES, OptimizerFormats
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import Workload
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llmlaunch.backends.facts.fsdp import (
+from llmlaunch.backends.fsdp import (
     atorch_facts,
     composer_facts,
     internevo_facts,

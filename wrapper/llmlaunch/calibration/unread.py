@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmlaunch.backends.facts.megatron import LOSSES
+from llmlaunch.backends.megatron.facts import LOSSES
 from llmlaunch.calibration.complete import Unsupported
 from llmlaunch.calibration.trainers import TORCHTITAN, TORCHTUNE, TRAINERS
 

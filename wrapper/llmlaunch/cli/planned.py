@@ -109,7 +109,7 @@ def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def planned(path: str, overrides: tuple[str, ...]) -> Planned:
     """Load, choose the backend, search. Raises UserError; the plan may be unsafe."""
-    from llmlaunch.backends.found_version import with_found_version
+    from llmlaunch.backends.framework_version import with_found_version
     from llmlaunch.launchers.probed import probed_packages
     from llmlaunch.recipe.cautions import cautions
     from llmlaunch.recipe.load import load_recipe

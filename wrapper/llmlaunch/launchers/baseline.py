@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from llmlaunch.backends.deepspeed.environment import CPU_ACCELERATOR, MALLOC
+from llmlaunch.backends.deepspeed.arguments import CPU_ACCELERATOR, MALLOC
 from llmlaunch.errors import UserError
 from llmlaunch.trainers import TRAINER, TRAINER_MODULES
 

@@ -44,7 +44,7 @@ AUTO_NODES = 0  # a recipe whose number of nodes the planner has not chosen yet
 class BackendChoice:
     """`name` is "megatron-lm" or "deepspeed". `path` is the Megatron-LM checkout on the cluster; `script` a
     DeepSpeed training script of the person's own, with `script_args`; `extra_args` go to the framework as they are.
-    `found_version` is what was seen of it where `version` says nothing (llmlaunch.backends.found_version)."""
+    `found_version` is what was seen of it where `version` says nothing (llmlaunch.backends.framework_version)."""
 
     name: str
     version: str | None = None

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from llmlaunch.backends.argument import NodeVariable, Word, flag_groups, flag_of
 from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.megatron.alone import LEFT_OUT
+from llmlaunch.backends.megatron.rank_alone import LEFT_OUT
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.backends.argument import NodeVariable
+from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.documents.writing import json_bytes, text_bytes
 from llmlaunch.planner.plan import Fallback, Plan, as_planned

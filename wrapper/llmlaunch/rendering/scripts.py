@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from llmlaunch.backends.argument import Reason
-from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.backends.argument import NodeVariable, Reason
+from llmlaunch.backends.base import Rendered
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.documents.slurm_options import other_gres
 from llmlaunch.errors import UserError

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from llmlaunch.backends.base import NodeVariable
+from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.documents.templates import render
 from llmlaunch.errors import UserError
 

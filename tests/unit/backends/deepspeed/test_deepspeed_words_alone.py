@@ -7,9 +7,10 @@ import json
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.base import NodeVariable, RankAlone, Rendered
-from llmlaunch.backends.deepspeed.alone import SCRIPTS_REFUSED, rank_alone
+from llmlaunch.backends.argument import NodeVariable
+from llmlaunch.backends.base import RankAlone, Rendered
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.backends.deepspeed.rank_alone import SCRIPTS_REFUSED, rank_alone
 from llmlaunch.backends.deepspeed.scripts import KINDS
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout

@@ -9,7 +9,7 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.backends.argument import words_of
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.settings import REASONS, dotted_keys
+from llmlaunch.backends.deepspeed.config import REASONS, dotted_keys
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.recipe.load import load_recipe
 

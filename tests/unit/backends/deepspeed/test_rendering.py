@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmlaunch.backends.base import NodeVariable, Rendered
+from llmlaunch.backends.argument import NodeVariable
+from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.deepspeed.rules import RULES
 from llmlaunch.errors import UserError

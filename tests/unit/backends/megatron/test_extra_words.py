@@ -6,8 +6,8 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.base import Rendered
+from llmlaunch.backends.megatron.arguments import PLANNED_BY
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.extra_words import PLANNED_BY
 from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout

@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmlaunch.backends.base import NodeVariable
+from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.disagreements import DISAGREEMENTS, MOST_DISAGREEMENTS
-from llmlaunch.backends.megatron.layers import LAYERS, layer_of
 from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, ALL_RULES
 from llmlaunch.backends.megatron.rules import RULES
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
@@ -19,6 +17,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.recipe.types import Recipe
+from support.megatron_disagreements import DISAGREEMENTS, LAYERS, MOST_DISAGREEMENTS, layer_of
 from support.recipes import recipe_of
 
 DENSE = Layout(8, 4, virtual_pipeline=5, data=16, sequence_parallel=1, zero_stage=1)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.base import NodeVariable, RankAlone
-from llmlaunch.backends.megatron.alone import LEFT_OUT, REFUSED, rank_alone
+from llmlaunch.backends.argument import NodeVariable
+from llmlaunch.backends.base import RankAlone
 from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.rank_alone import LEFT_OUT, REFUSED, rank_alone
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout

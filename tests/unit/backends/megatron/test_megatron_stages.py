@@ -9,8 +9,8 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.layout_arguments import STAGE_FLAGS, stage_words
 from llmlaunch.backends.megatron.rules import RULES
-from llmlaunch.backends.megatron.stages import STAGE_FLAGS, stage_words
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, LayoutColumns, Situation
 from llmlaunch.recipe.load import load_recipe

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.number_formats import OptimizerFormats

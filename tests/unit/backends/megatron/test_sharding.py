@@ -12,7 +12,7 @@ from llmlaunch.backends.argument import words_of
 from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.checkpoints import reshards
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.sharding_rules import SHARDING_RULES
+from llmlaunch.backends.megatron.sharding import SHARDING_RULES
 from llmlaunch.backends.registry import recorded_name
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, LayoutColumns, Situation

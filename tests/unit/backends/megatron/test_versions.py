@@ -9,7 +9,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.argument import argument
-from llmlaunch.backends.found_version import checkout_version, with_found_version
+from llmlaunch.backends.framework_version import checkout_version, with_found_version
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.legality import rules_for
 from llmlaunch.backends.megatron.versions import (

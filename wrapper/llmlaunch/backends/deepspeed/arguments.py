@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import Argument, NodeVariable, argument, number
+from llmlaunch.backends.argument import Argument, NodeVariable, Reason, argument, merged_environment, number
 from llmlaunch.backends.deepspeed.techniques import technique_arguments
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe, Schedule
 
-__all__ = ["CONFIG_FILE", "MODEL_FILE", "RUN_DIR", "TRAINER_FILE", "config_arguments", "trainer_arguments"]
+__all__ = [
+    "CONFIG_FILE",
+    "CPU_ACCELERATOR",
+    "MALLOC",
+    "MODEL_FILE",
+    "REASONS",
+    "RUN_DIR",
+    "TRAINER_FILE",
+    "config_arguments",
+    "environment",
+    "trainer_arguments",
+]
+
 
 RUN_DIR = "LLMLAUNCH_RUN_DIR"
 CONFIG_FILE = "ds_config.json"
@@ -105,3 +117,32 @@ def _checkpoints(recipe: Recipe) -> list[Argument]:
         argument("--save", training.checkpoint_path, of="training.checkpoint_path"),
         argument("--save-interval", training.save_interval, of="training.save_interval"),
     ]
+
+
+# glibc keeps freed blocks of up to 32 MiB once it has seen some. With these thresholds tensors go back to the kernel,
+# and resident memory is what the tensors need (docs/deepspeed.md, "Resident memory on a CPU").
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
+CPU_ACCELERATOR = {"DS_ACCELERATOR": "cpu"}
+
+_FREED = Reason(("cluster",), "without a GPU the peak is resident memory: freed tensors go back to the kernel")
+REASONS = {
+    "OMP_NUM_THREADS": Reason(why="one CPU thread per rank, as torchrun would set"),
+    "TOKENIZERS_PARALLELISM": Reason(why="each rank reads its own text; threads of tokenizers would fight for cores"),
+    "PYTORCH_CUDA_ALLOC_CONF": Reason(
+        why="expandable segments keep long runs from dying of fragmentation well under the card's size"
+    ),
+    "DS_ACCELERATOR": Reason(("cluster",), "the cluster has no GPU, and DeepSpeed would look for one"),
+    "MALLOC_MMAP_THRESHOLD_": _FREED,
+    "MALLOC_TRIM_THRESHOLD_": _FREED,
+}
+
+
+def environment(recipe: Recipe) -> dict[str, str]:
+    """Raises UserError where the recipe sets one that must be so to something else."""
+    wanted = {"TOKENIZERS_PARALLELISM": "false"}
+    if not recipe.techniques.steps_on_the_host:  # else train.sh shares out the cores of the node
+        wanted["OMP_NUM_THREADS"] = "1"
+    if recipe.cluster.accelerator.kind == "gpu":
+        return merged_environment(recipe, wanted | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}, "")
+    because = f"cluster {recipe.cluster.name}, which has no GPU,"
+    return merged_environment(recipe, wanted | MALLOC, CPU_ACCELERATOR, because)

@@ -5,24 +5,29 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from llmlaunch.backends.argument import NodeVariable, Word, words_of
+from llmlaunch.backends.argument import NodeVariable, Word, refuse_repeats, words_of
 from llmlaunch.backends.base import HeldWords, Rendered, Space
-from llmlaunch.backends.conflicts import refuse_repeats
 from llmlaunch.backends.deepspeed.arguments import (
     CONFIG_FILE,
     MODEL_FILE,
+    REASONS,
     RUN_DIR,
     TRAINER_FILE,
+    environment,
 )
-from llmlaunch.backends.deepspeed.config import bucket_elements, live_parameters, to_json
-from llmlaunch.backends.deepspeed.environment import REASONS, environment
+from llmlaunch.backends.deepspeed.config import bucket_elements, live_parameters, settings, to_json
+from llmlaunch.backends.deepspeed.facts import (
+    SHIPPED_TRAINER,
+    DeepSpeedOptions,
+    bucket_bytes,
+    deepspeed_facts,
+    script_facts,
+    shipped_facts,
+)
+from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import accumulates_in_fp32
 from llmlaunch.backends.deepspeed.model_config import model_config, refuse_what_the_trainer_cannot_build
-from llmlaunch.backends.deepspeed.model_facts import SHIPPED_TRAINER, bucket_bytes, script_facts, shipped_facts
 from llmlaunch.backends.deepspeed.scripts import kind_of
-from llmlaunch.backends.deepspeed.settings import settings
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
-from llmlaunch.backends.facts.deepspeed import DeepSpeedOptions, deepspeed_facts
-from llmlaunch.backends.facts.megatron_deepspeed import accumulates_in_fp32
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import Layout, Rule

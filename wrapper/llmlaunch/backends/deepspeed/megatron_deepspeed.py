@@ -16,9 +16,8 @@ from llmlaunch.backends.argument import Argument, argument
 from llmlaunch.backends.deepspeed.arguments import config_arguments
 from llmlaunch.backends.deepspeed.config import ds_config
 from llmlaunch.backends.deepspeed.rules import ANY_RULES
-from llmlaunch.backends.megatron.data_arguments import data_arguments
 from llmlaunch.backends.megatron.model_arguments import model_arguments
-from llmlaunch.backends.megatron.training_arguments import training_arguments
+from llmlaunch.backends.megatron.training_arguments import data_arguments, training_arguments
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe

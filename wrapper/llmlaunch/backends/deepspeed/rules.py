@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from llmlaunch.backends.deepspeed.splits import SPLIT_RULES, TOGETHER
 from llmlaunch.columns import BoolColumn
-from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
+from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
+from llmlaunch.recipe.types import Recipe
 
-__all__ = ["ANY_RULES", "OWN_RULES", "RULES", "not_split"]
+__all__ = [
+    "ANY_RULES",
+    "OWN_RULES",
+    "RULES",
+    "SPLIT_RULES",
+    "TOGETHER",
+    "context_sizes",
+    "not_split",
+    "split_sections",
+    "tensor_sizes",
+]
+
 
 CONFIG = "deepspeed/runtime/config.py _batch_assertion, 0.19.8"
 TRAINER = "llmlaunch/trainers/deepspeed/train.py"
@@ -50,7 +63,7 @@ def not_split(name: str, field: str, where: str = TRAINER) -> Rule:
     return Rule(field.replace("_", "-"), sentence, where, only(field))
 
 
-# Of every script.
+# Rules of every script.
 ANY_RULES: tuple[Rule, ...] = (
     not_split("virtual pipeline", "virtual_pipeline"),
     not_split("expert", "expert"),
@@ -81,7 +94,172 @@ ANY_RULES: tuple[Rule, ...] = (
         of_words=True,
     ),
 )
-# Of a script that has no stages: of its splits only that one of them is made is known.
+SHARDS = "deepspeed/module_inject/tp_shard.py get_shard_size, 0.19.8"
+PLAN = "deepspeed/module_inject/tp_plan_converter.py TPPlanConverter.convert, 0.19.8"
+ULYSSES = "deepspeed/runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF.__init__, 0.19.8"
+GROUPS = (
+    "deepspeed/utils/groups.py _init_tp_mesh_device, runtime/sequence_parallel/parallel_state_sp.py "
+    "initialize_sequence_parallel, 0.19.8"
+)
+ADAPTED = "deepspeed/module_inject/auto_tp.py _replace_with_config, 0.19.8"
+TILED = "deepspeed/runtime/sequence_parallel/ulysses_sp.py SequenceTiledCompute.backward, 0.19.8"
+
+
+def tensor_sizes(recipe: Recipe) -> tuple[int, ...]:
+    """Those inside one NVLink domain: every half layer ends in an all-reduce."""
+    return _divisors(recipe.world_size, recipe.cluster.nvlink_domain_devices)
+
+
+def context_sizes(recipe: Recipe) -> tuple[int, ...]:
+    """No more than there are heads to exchange for sequence."""
+    return _divisors(recipe.world_size, recipe.model.num_attention_heads)
+
+
+def _divisors(number: int, most: int) -> tuple[int, ...]:
+    return tuple(size for size in range(1, most + 1) if number % size == 0)
+
+
+def split_sections(recipe: Recipe, layout: Layout) -> dict[str, Any]:
+    """The keys of ds_config.json. Gradients travel in the precision of the computation, as they do without Ulysses;
+    DeepSpeed's default would be fp32 for it alone."""
+    sections: dict[str, Any] = {}
+    if layout.tensor > 1:
+        sections["tensor_parallel"] = {"autotp_size": layout.tensor, "vocab_parallel_lm_head": False}
+    if layout.context > 1:
+        sections["sequence_parallel_size"] = layout.context
+        sections["seq_parallel_communication_data_type"] = recipe.workload.precision
+    return sections
+
+
+def split_where(s: Situation, size: NDArray[np.int64], allowed: bool | BoolColumn) -> BoolColumn:
+    """A size of 1 always passes."""
+    passes: BoolColumn = np.equal(size, 1) | allowed
+    return passes
+
+
+def one_of_both(s: Situation) -> BoolColumn:
+    return split_where(s, s.layouts.tensor, np.equal(s.layouts.context, 1))
+
+
+def tensor_plan(s: Situation) -> BoolColumn:
+    planned = s.shape.moe is None and s.shape.mla is None and s.shape.position_embedding == "rope"
+    return split_where(s, s.layouts.tensor, planned)
+
+
+def tensor_groups(s: Situation) -> BoolColumn:
+    return split_where(s, s.layouts.tensor, s.shape.num_query_groups % s.layouts.tensor == 0)
+
+
+def tensor_ffn(s: Situation) -> BoolColumn:
+    return split_where(s, s.layouts.tensor, s.shape.ffn_hidden_size % s.layouts.tensor == 0)
+
+
+def tensor_whole_layers(s: Situation) -> BoolColumn:
+    return split_where(s, s.layouts.tensor, s.techniques.adapters is None)
+
+
+def tensor_whole_sequences(s: Situation) -> BoolColumn:
+    tiled = s.techniques.loss == "tiled" or s.techniques.mlp_chunks > 1
+    return split_where(s, s.layouts.tensor, not tiled)
+
+
+def context_heads(s: Situation) -> BoolColumn:
+    return split_where(s, s.layouts.context, s.shape.num_attention_heads % s.layouts.context == 0)
+
+
+def context_groups(s: Situation) -> BoolColumn:
+    groups, context = s.shape.num_query_groups, s.layouts.context
+    return split_where(s, context, (groups % context == 0) | (context % groups == 0))
+
+
+def context_sequence(s: Situation) -> BoolColumn:
+    return split_where(s, s.layouts.context, s.workload.sequence_length % s.layouts.context == 0)
+
+
+def context_equal_heads(s: Situation) -> BoolColumn:
+    return split_where(s, s.layouts.context, s.shape.mla is None)
+
+
+def context_unmasked(s: Situation) -> BoolColumn:
+    window = s.shape.sliding_window
+    masked = window is not None and window.tokens < s.workload.sequence_length
+    return split_where(s, s.layouts.context, not masked and s.shape.attention_softcap is None)
+
+
+TOGETHER = Rule(
+    "tensor-or-context",
+    "AutoTP and Ulysses both make groups of neighbouring ranks, so a job is split by one of the two: set tensor or "
+    "context to 1",
+    GROUPS,
+    one_of_both,
+)
+
+SPLIT_RULES: tuple[Rule, ...] = (
+    TOGETHER,
+    Rule(
+        "tensor-plan",
+        "the tensor-parallel plans of Hugging Face's mixtures and of multi-latent attention have styles AutoTP "
+        "refuses, and GPT-2 has no plan: tensor must be 1",
+        PLAN,
+        tensor_plan,
+    ),
+    Rule(
+        "tensor-query-groups",
+        "query groups (key/value heads) must be divisible by tensor: AutoTP would give some ranks more heads than "
+        "others, or none, and memory is planned for equal ranks",
+        SHARDS,
+        tensor_groups,
+    ),
+    Rule(
+        "tensor-ffn",
+        "the FFN size must be divisible by tensor: AutoTP would split it unevenly, and memory is planned for equal "
+        "ranks",
+        SHARDS,
+        tensor_ffn,
+    ),
+    Rule(
+        "tensor-adapters",
+        "AutoTP does not know the layers adapters stand beside and would leave them whole: tensor must be 1",
+        ADAPTED,
+        tensor_whole_layers,
+        of_words=True,
+    ),
+    Rule(
+        "tensor-tiles",
+        "tiles of the sequence run their part of the model again by themselves, with AutoTP's reductions in it: not "
+        "tried with tensor above 1",
+        TILED,
+        tensor_whole_sequences,
+        of_words=True,
+    ),
+    Rule("context-heads", "attention heads must be divisible by context", ULYSSES, context_heads),
+    Rule(
+        "context-query-groups",
+        "query groups (key/value heads) must be divisible by context, or context by them",
+        ULYSSES,
+        context_groups,
+    ),
+    Rule(
+        "context-sequence",
+        "the sequence length must be divisible by context",
+        "deepspeed/runtime/sequence_parallel/ulysses_sp.py UlyssesSPDataLoaderAdapter, 0.19.8",
+        context_sequence,
+    ),
+    Rule(
+        "context-latents",
+        "Ulysses wants keys and values of one width, which multi-latent attention has not: context must be 1",
+        "deepspeed/runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF.forward, 0.19.8",
+        context_equal_heads,
+    ),
+    Rule(
+        "context-masks",
+        "Ulysses drops the attention mask and needs torch's own attention: no window shorter than the sequence and no "
+        "capped scores with context above 1",
+        "deepspeed/runtime/sequence_parallel/ulysses_sp.py register_with_transformers, 0.19.8",
+        context_unmasked,
+    ),
+)
+# Rules of a script without pipeline stages; which of its splits it supports is not known beyond that.
 OWN_RULES: tuple[Rule, ...] = (not_split("pipeline", "pipeline"), TOGETHER, *ANY_RULES)
-# Of the shipped script, and of any that trains a Transformers model.
+# Rules of the shipped script, and of any script that trains a Transformers model.
 RULES: tuple[Rule, ...] = (not_split("pipeline", "pipeline"), *SPLIT_RULES, *ANY_RULES)

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmlaunch.backends.argument import Argument
 from llmlaunch.backends.base import RunningWords
 from llmlaunch.backends.deepspeed.arguments import config_arguments, trainer_arguments
@@ -16,13 +19,12 @@ from llmlaunch.backends.deepspeed.megatron_deepspeed import (
     megatron_deepspeed_arguments,
     megatron_deepspeed_config,
 )
-from llmlaunch.backends.deepspeed.pipeline import PIPELINE_RULES, pipeline_config
-from llmlaunch.backends.deepspeed.rules import OWN_RULES, RULES
-from llmlaunch.backends.deepspeed.splits import context_sizes, tensor_sizes
-from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
+from llmlaunch.backends.deepspeed.rules import ANY_RULES, OWN_RULES, RULES, context_sizes, not_split, tensor_sizes
+from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["KINDS", "SHIPPED", "ScriptKind", "kind_of"]
+__all__ = ["KINDS", "PIPELINE_RULES", "SHIPPED", "ScriptKind", "kind_of", "pipeline_config"]
+
 
 Json = dict[str, Any]
 Sizes = Callable[[Recipe], tuple[int, ...]]
@@ -57,6 +59,53 @@ def _only_the_config(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
 
 def _shipped_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     return (*trainer_arguments(recipe, layout), *config_arguments())
+
+
+ENGINE = "deepspeed/runtime/pipe/engine.py PipelineEngine.__init__, 0.19.8"
+
+
+def pipeline_config(recipe: Recipe, layout: Layout) -> dict[str, Any]:
+    """With `pipeline`: how many stages the script makes, and whether every layer is recomputed. How it shares out its
+    layers is an argument of PipelineModule; stages of equally many decoder layers are planned for."""
+    recomputed = 1 if layout.recompute == RECOMPUTE_FULL else 0
+    section = {"stages": layout.pipeline, "activation_checkpoint_interval": recomputed}
+    return ds_config(recipe, layout) | {"pipeline": section}
+
+
+def _low_zero(s: Situation) -> NDArray[np.bool_]:
+    return np.less(s.layouts.zero_stage, 2)
+
+
+def _sharded_bf16(s: Situation) -> NDArray[np.bool_]:
+    narrow = s.workload.precision == "bf16"
+    passes: NDArray[np.bool_] = np.equal(s.layouts.zero_stage, 1) | (not narrow)
+    return passes
+
+
+def _even(s: Situation) -> NDArray[np.bool_]:
+    return np.equal(s.shape.num_layers % s.layouts.pipeline, 0)
+
+
+PIPELINE_RULES: tuple[Rule, ...] = (
+    Rule(
+        "pipeline-zero",
+        "a pipeline runs with ZeRO 0 or 1: gradients and parameters stay whole on a stage",
+        ENGINE,
+        _low_zero,
+        of_words=True,
+    ),
+    Rule(
+        "pipeline-bf16",
+        "bf16 with a pipeline needs zero_stage 1: at 0 another optimizer runs, whose memory is not counted",
+        "deepspeed/runtime/engine.py _do_optimizer_sanity_check, 0.19.8",
+        _sharded_bf16,
+        of_words=True,
+    ),
+    Rule("pipeline-layers", "the layers must be divisible by pipeline", ENGINE, _even),
+    not_split("tensor", "tensor", "deepspeed/runtime/pipe/engine.py and AutoTP abort together, 0.19.8"),
+    not_split("context", "context", ENGINE),
+    *ANY_RULES,
+)
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ WIDE_GRADIENT_RULES: tuple[Rule, ...] = (
     Rule(
         "gradients-fp32-here",
         "gradient_dtype: fp32 is not counted for optimizer states on the host: leave one of the two out",
-        "llmlaunch/backends/facts/deepspeed.py ENGINES",
+        "llmlaunch/backends/deepspeed/facts.py ENGINES",
         lambda s: implies(s.techniques.offload_optimizer > 0, np.zeros(len(s.layouts), dtype=np.bool_)),
         of_words=True,
     ),

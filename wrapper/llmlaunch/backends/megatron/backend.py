@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import words_of
-from llmlaunch.backends.base import NodeVariable, Rendered, Space
-from llmlaunch.backends.facts.megatron import MegatronOptions, megatron_facts
+from llmlaunch.backends.argument import NodeVariable, Reason, merged_environment, words_of
+from llmlaunch.backends.base import Rendered, Space
 from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
-from llmlaunch.backends.megatron.environment import REASONS, environment
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, rules_for
-from llmlaunch.backends.megatron.number_record import number_record
-from llmlaunch.backends.megatron.search_words import held_words, running_words
+from llmlaunch.backends.megatron.number_formats import number_record
+from llmlaunch.backends.megatron.search_space import held_words, running_words
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts
+from llmlaunch.backends.megatron.techniques import technique_environment
 from llmlaunch.backends.megatron.versions import spoken_version, spoken_words
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
+from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET
 
-__all__ = ["MegatronLM"]
+__all__ = ["REASONS", "MegatronLM", "environment"]
+
 
 SCRIPT = "pretrain_gpt.py"
 CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
@@ -127,3 +129,52 @@ def _alone(recipe: Recipe, file: str) -> tuple[str | NodeVariable, ...]:
     words = (NodeVariable(RUN_DIR, f"/{file}"), "--world-size", str(recipe.world_size))
     capability = recipe.cluster.accelerator.compute_capability
     return (*words, "--compute-capability", capability) if capability else words
+
+
+BLACKWELL = 10.0
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+USUAL_CONNECTIONS = "8"  # CUDA's own default
+
+REASONS = {
+    "OMP_NUM_THREADS": Reason(why="one CPU thread per rank, as torchrun would set"),
+    "PYTORCH_CUDA_ALLOC_CONF": Reason(
+        why="expandable segments keep long runs from dying of fragmentation well under the card's size"
+    ),
+    "TORCH_NCCL_AVOID_RECORD_STREAMS": Reason(why="communication buffers are given back as soon as they are read"),
+    CONNECTIONS: Reason(
+        ("layout.tensor", "layout.context", "layout.zero_stage"),
+        "1 orders collectives before the kernels they overlap with; arguments.py asserts it for tensor or context "
+        "parallelism before Blackwell, and refuses it for zero_stage 2 and 3",
+    ),
+    "NVTE_CPU_OFFLOAD_V1": Reason(
+        ("layout.offload_modules",),
+        "Transformer Engine from 2.10 on would offload weights too, and arguments.py refuses to start without it",
+    ),
+}
+
+
+def _refuse_one_connection(recipe: Recipe) -> None:
+    if recipe.environment.get(CONNECTIONS) == "1":
+        raise UserError(
+            f"{recipe.path}: environment.{CONNECTIONS}: is '1', and with zero_stage 2 or 3 arguments.py wants another "
+            "value: gathering would wait for computation; remove the line"
+        )
+
+
+def environment(recipe: Recipe, layout: Layout) -> dict[str, str]:
+    """Raises UserError where the recipe's environment sets one that must be so to something else."""
+    wanted = {
+        "OMP_NUM_THREADS": "1",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
+    }
+    capability = recipe.cluster.accelerator.compute_capability
+    blackwell = capability is not None and float(capability) >= BLACKWELL
+    sharded = layout.zero_stage >= FIRST_STAGE
+    split = layout.tensor > 1 or layout.context > 1
+    required = {CONNECTIONS: "1"} if split and not blackwell and not sharded else {}
+    if sharded:
+        _refuse_one_connection(recipe)
+        wanted[CONNECTIONS] = USUAL_CONNECTIONS
+    required |= technique_environment(recipe.techniques)
+    return merged_environment(recipe, wanted, required, f"Megatron-LM with this layout ({layout.describe()})")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from llmlaunch.backends.megatron import (
-    checkpoint_rules,
     model_rules,
-    number_rules,
+    number_formats,
     overlap,
     rules,
-    sharding_rules,
+    sharding,
     techniques,
+    training_arguments,
     versions,
 )
 from llmlaunch.layout import Rule
@@ -22,24 +22,24 @@ ALL_REQUIREMENTS = (
     *model_rules.MODEL_REQUIREMENTS,
     *rules.MIXTURE_REQUIREMENTS,
     *techniques.REQUIREMENTS,
-    *sharding_rules.SHARDING_REQUIREMENTS,
+    *sharding.SHARDING_REQUIREMENTS,
     *overlap.OVERLAP_REQUIREMENTS,
-    *checkpoint_rules.CHECKPOINT_REQUIREMENTS,
+    *training_arguments.CHECKPOINT_REQUIREMENTS,
     *versions.VERSION_REQUIREMENTS,
-    *number_rules.NUMBER_REQUIREMENTS,
+    *number_formats.NUMBER_REQUIREMENTS,
 )
 ALL_RULES = (
     *rules.RULES,
     *model_rules.MODEL_RULES,
     *techniques.TECHNIQUE_RULES,
-    *sharding_rules.SHARDING_RULES,
+    *sharding.SHARDING_RULES,
     *overlap.OVERLAP_RULES,
-    *number_rules.NUMBER_RULES,
+    *number_formats.NUMBER_RULES,
 )
 
 
 def rules_for(recipe: Recipe) -> tuple[Rule, ...]:
     """Those that can refuse a layout of this recipe."""
     usual = recipe.training.numbers == NO_NUMBER_FORMATS
-    idle = number_rules.NUMBER_RULES if usual else ()
+    idle = number_formats.NUMBER_RULES if usual else ()
     return tuple(rule for rule in (*ALL_RULES, *versions.rules_of_version(recipe)) if rule not in idle)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmlaunch.backends.megatron.attention_arguments import windowed
+from llmlaunch.backends.megatron.model_arguments import windowed
 from llmlaunch.backends.requirements import Requirement
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation

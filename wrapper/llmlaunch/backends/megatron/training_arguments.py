@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from llmlaunch.backends.argument import Argument, argument, number
-from llmlaunch.backends.megatron.number_arguments import number_arguments
+from llmlaunch.backends.checkpoints import RESHARDING_FLAG, saved_by_parameter
+from llmlaunch.backends.megatron.number_formats import number_arguments
+from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, pinned_stages
+from llmlaunch.backends.requirements import Requirement
+from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import Data, Recipe
 
-__all__ = ["training_arguments"]
+__all__ = ["CHECKPOINT_REQUIREMENTS", "checkpoint_arguments", "data_arguments", "training_arguments"]
+
 
 MOST_WARMUP_STEPS = 2000
 MEGATRON_FIRST_BETA = 0.9  # --adam-beta1's default
@@ -68,3 +73,130 @@ def _log(recipe: Recipe) -> list[Argument]:
         argument("--log-device-memory-used", why="for whoever reads the log, beside what the monitor measures"),
         *([] if board is None else [argument("--tensorboard-dir", board, of="training.tensorboard")]),
     ]
+
+
+DEFAULT_SPLIT = "99,1,0"
+NUMBERS, HUGGING_FACE = "NullTokenizer", "HuggingFaceTokenizer"
+
+
+def data_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+    """Raises UserError for data that only the DeepSpeed trainer reads."""
+    data = recipe.data
+    if data.python_source:
+        raise UserError(
+            f"{recipe.path}: data.python_source: is for the DeepSpeed trainer; Megatron-LM reads indexed datasets "
+            "(data.path, data.blend) or made-up data (data.mock: true)"
+        )
+    causal = "fused attention is causal by itself; masks would take sequence x sequence bytes of every sample"
+    mask = argument("--no-create-attention-mask-in-dataloader", why=causal)
+    source = [argument("--mock-data", of="data.mock")] if data.mock else _files(data)
+    return (mask, *source, *_tokenizer(recipe, layout))
+
+
+def _files(data: Data) -> list[Argument]:
+    """Weights stand before the paths they belong to (get_blend_from_list, core/datasets/utils.py, core 0.19)."""
+    if data.blend:
+        words = [word for part in data.blend for word in (number(part.weight), part.path)]
+        made = [argument("--data-path", *words, of="data.blend")]
+    else:
+        made = [argument("--data-path", data.path, of="data.path")]
+    kept = "" if data.split else "a hundredth is kept apart"
+    made += [argument("--split", data.split or DEFAULT_SPLIT, of="data.split", why=kept)]
+    if data.cache_path is not None:
+        made += [argument("--data-cache-path", data.cache_path, of="data.cache_path")]
+    return made
+
+
+def _tokenizer(recipe: Recipe, layout: Layout) -> list[Argument]:
+    """Megatron makes as many rows of the embedding as the tokenizer has words, padded (build_tokenizer,
+    core/tokenizers/utils/build_tokenizer.py, core 0.19), unless it is told: the plan's are said."""
+    data, shape = recipe.data, recipe.model
+    kind = data.tokenizer_type or (HUGGING_FACE if data.tokenizer else NUMBERS)
+    none = "tokens are numbers already" if kind == NUMBERS else ""
+    made = [argument("--tokenizer-type", kind, of=("data.tokenizer", "data.tokenizer_type"), why=none)]
+    if kind == NUMBERS:
+        return [*made, argument("--vocab-size", shape.vocab_size, of="model.vocab_size")]
+    if data.tokenizer is not None:
+        made += [argument("--tokenizer-model", data.tokenizer, of="data.tokenizer")]
+    planned = "the plan's number, whatever the tokenizer counts"
+    size = shape.padded_vocab_size(layout.tensor)
+    return [*made, argument("--padded-vocab-size", size, of=("model.vocab_size", "layout.tensor"), why=planned)]
+
+
+def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+    """The weights of the first step, and where checkpoints are written and read.
+
+    --pretrained-checkpoint is read only where --load has no checkpoint yet (load_checkpoint, training/checkpointing.py,
+    core 0.19), without optimizer and from step 0, so a job that comes back goes on from its own; without --load it is
+    always read. Where it holds no checkpoint, Megatron ends with an error.
+
+    Told by SIGTERM (--exit-signal's default), Megatron saves after the step and exits with 0; workers of its data
+    loader then ignore that signal, too (training/datasets/data_samplers.py, core 0.16 on). Where --load is empty, it
+    begins at step 0. Never --async-save (docs/backends.md says why)."""
+    training = recipe.training
+    begun = (*_start(training.start_from), *_format(recipe, layout))
+    if training.checkpoint_path is None or training.save_interval is None:
+        return begun
+    place, key = training.checkpoint_path, "training.checkpoint_path"
+    made = [
+        argument("--save", place, of=key),
+        argument("--load", place, of=key, why="a job that comes back goes on from its last checkpoint"),
+        argument("--save-interval", training.save_interval, of="training.save_interval"),
+        argument("--exit-signal-handler", of="restart", why="saves and ends when it is told to"),
+    ]
+    asked = RESHARDING_FLAG in recipe.backend.extra_args
+    if layout.zero_stage == 1 and saved_by_parameter(recipe, layout) and not asked:
+        made.append(argument(RESHARDING_FLAG, of="on_oom", why="another layout may have to load it"))
+    return (*begun, *made)
+
+
+def _format(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+    """Megatron-FSDP takes no other format than its own, checkpoints or not."""
+    if layout.zero_stage >= FIRST_STAGE:
+        return (argument("--ckpt-format", "fsdp_dtensor", of="layout.zero_stage", why="Megatron-FSDP takes no other"),)
+    if recipe.training.checkpoint_path is None:
+        return ()
+    said, dist = recipe.training.checkpoint_format, "loaded under another split, too"
+    return (argument("--ckpt-format", said or "torch_dist", of="training.checkpoint_format", why="" if said else dist),)
+
+
+def _start(weights: str | None) -> tuple[Argument, ...]:
+    if weights is None:
+        return ()
+    first = "read by the first start alone: where --load has a checkpoint, that one wins"
+    return (argument("--pretrained-checkpoint", weights, of="training.start_from", why=first),)
+
+
+ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
+KEY = "training.checkpoint_format"
+
+CHECKPOINT_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "no-torch-dcp",
+        KEY,
+        "torch_dcp needs --use-torch-fsdp2, which is not planned; write fsdp_dtensor with zero_stage 2 or 3",
+        ARGUMENTS,
+        lambda r: r.training.checkpoint_format == "torch_dcp",
+    ),
+    Requirement(
+        "sharded-format",
+        KEY,
+        "zero_stage 2 and 3 take fsdp_dtensor alone; remove it",
+        ARGUMENTS,
+        lambda r: asks_for_sharding(r) and r.training.checkpoint_format not in (None, "fsdp_dtensor"),
+    ),
+    Requirement(
+        "format-of-sharded",
+        KEY,
+        "fsdp_dtensor needs zero_stage 2 or 3; pin one, or remove it",
+        ARGUMENTS,
+        lambda r: r.training.checkpoint_format == "fsdp_dtensor" and not asks_for_sharding(r),
+    ),
+    Requirement(
+        "old-format-whole-optimizer",
+        KEY,
+        "torch needs zero_stage: 0 pinned: one rank would gather the states of a sharded optimizer in host memory",
+        "megatron/core/optimizer/distrib_optimizer.py get_parameter_state_dp_zero, core 0.19",
+        lambda r: r.training.checkpoint_format == "torch" and set(pinned_stages(r)) != {0},
+    ),
+)

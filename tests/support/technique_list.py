@@ -1,13 +1,13 @@
 """Every technique a recipe can ask for: its key, the paper, what it saves and costs, and what each backend is told.
 
-docs/backends.md holds the table; tests keep page, keys and flags equal to this list.
+docs/backends.md shows the list as a table; tests keep page, recipe keys and rendered flags equal to it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TECHNIQUE_LIST", "Technique", "techniques_table"]
+__all__ = ["TECHNIQUE_LIST", "Technique"]
 
 
 @dataclass(frozen=True)
@@ -202,13 +202,3 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
         None,
     ),
 )
-
-
-def techniques_table() -> str:
-    """One Markdown row for each technique."""
-    rows = ["| key | from | saves | costs | megatron-lm | deepspeed |", "|---|---|---|---|---|---|"]
-    for entry in TECHNIQUE_LIST:
-        keys = ", ".join(f"`{key}`" for key in entry.keys)
-        told = " | ".join(text or "refused" for text in (entry.megatron, entry.deepspeed))
-        rows.append(f"| {keys} | {entry.source} | {entry.saves} | {entry.costs} | {told} |")
-    return "\n".join(rows)

@@ -1,5 +1,8 @@
-"""Where we refuse what Megatron itself takes, on purpose, as data: tests show each against the real Megatron core, and
-that there are no others; docs/megatron-rules.md tells them."""
+"""What llmlaunch refuses on purpose although Megatron accepts it, and the layers in which Megatron checks a job.
+
+tests/frameworks/test_megatron_oracle.py shows each disagreement against the real Megatron core, and that there are no
+others. docs/megatron-rules.md lists them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,18 @@ import numpy as np
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Situation
 
-__all__ = ["DISAGREEMENTS", "MOST_DISAGREEMENTS", "Disagreement", "disagreements_table"]
+__all__ = ["DISAGREEMENTS", "LAYERS", "MOST_DISAGREEMENTS", "Disagreement", "layer_of"]
+
+# The four layers in which Megatron checks a job, one after the other: a later refusal costs more.
+ARGUMENTS, CONFIG, GROUPS, RUN_TIME = LAYERS = ("arguments", "transformer config", "process groups", "run time")
+# Files that are read before the first layer of the model is built; every other file is read at run time.
+_EARLY = {
+    "megatron/training/arguments.py": ARGUMENTS,
+    "megatron/core/transformer/transformer_config.py": CONFIG,
+    "megatron/core/transformer/pipeline_parallel_layer_layout.py": CONFIG,
+    "megatron/core/model_parallel_config.py": CONFIG,
+    "megatron/core/parallel_state.py": GROUPS,
+}
 
 MOST_DISAGREEMENTS = 20
 
@@ -60,8 +74,6 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
 )
 
 
-def disagreements_table() -> str:
-    """One Markdown row for each, for docs/megatron-rules.md."""
-    rows = ["| rule | what Megatron does | there |", "|---|---|---|"]
-    rows += [f"| `{each.rule}` | {each.sentence} | `{each.where}` |" for each in DISAGREEMENTS]
-    return "\n".join(rows)
+def layer_of(where: str) -> str:
+    """Return the layer that checks a rule, from the Megatron file the rule names first."""
+    return next((layer for file, layer in _EARLY.items() if where.startswith(file)), RUN_TIME)

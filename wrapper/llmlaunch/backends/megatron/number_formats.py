@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.backends.argument import Argument, argument
 from llmlaunch.backends.requirements import Requirement
 from llmlaunch.columns import BoolColumn
-from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
+from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.number_formats import NumberFormats
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.products import attention_linears
 
-__all__ = ["NUMBER_REQUIREMENTS", "NUMBER_RULES"]
+__all__ = ["NUMBER_REQUIREMENTS", "NUMBER_RULES", "number_arguments", "number_record"]
 
 
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
@@ -191,3 +196,70 @@ NUMBER_RULES: tuple[Rule, ...] = (
         narrow_rows,
     ),
 )
+
+
+# Gradients need the range of e5m2 where one scale is for a whole tensor; with a scale for each block e4m3 has enough of
+# it (transformer_engine/common/recipe/__init__.py, the recipes' defaults, 2.20).
+FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}
+REMEMBERED_STEPS = 1024
+
+
+def number_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+    """The format of the computation, the narrower one of its linear layers, and those the optimizer keeps."""
+    precision = recipe.workload.precision
+    made = [argument(f"--{precision}", of="training.precision")] if precision != "fp32" else []
+    return (*made, *_narrow(recipe.training.numbers, layout), *_optimizer(recipe))
+
+
+def _narrow(numbers: NumberFormats, layout: Layout) -> list[Argument]:
+    name = numbers.narrow
+    if name is None:
+        return []
+    if name == "nvfp4":
+        return [argument("--fp4-format", "e2m1", of="training.fp4"), argument("--fp4-recipe", name, of="training.fp4")]
+    key = "training.fp8"
+    made = [argument("--fp8-format", FORMATS[name], of=key), argument("--fp8-recipe", name, of=key)]
+    if name == "delayed":
+        of_many = "a scale from the largest value of many steps; its default is the last step alone"
+        made += [argument("--fp8-amax-history-len", REMEMBERED_STEPS, of=key, why=of_many)]
+        made += [argument("--fp8-amax-compute-algo", "max", of=key, why=of_many)]
+    if numbers.narrow_parameters:
+        made += [argument("--fp8-param-gather", of="training.fp8_parameters")]
+        if name == "mxfp8" and layout.zero_stage == 1:  # Megatron-FSDP switches it off
+            shared = "gathered in bf16 into the gradients' buffer; one of their own would take 2 bytes a parameter more"
+            made += [argument("--reuse-grad-buf-for-mxfp8-param-ag", of="training.fp8_parameters", why=shared)]
+    return made
+
+
+def _optimizer(recipe: Recipe) -> list[Argument]:
+    """Megatron's main gradients are its gradient buffer: their format is that of `training.gradient_dtype`."""
+    kept = recipe.training.numbers.optimizer
+    if kept is None:
+        return []
+    key = "training.optimizer"
+    made = [
+        argument("--use-precision-aware-optimizer", of=key),
+        argument("--main-params-dtype", kept.main_parameters, of=f"{key}.main_parameters"),
+        argument("--exp-avg-dtype", kept.first_moment, of=f"{key}.first_moment"),
+        argument("--exp-avg-sq-dtype", kept.second_moment, of=f"{key}.second_moment"),
+    ]
+    if recipe.training.gradient_dtype == "bf16":
+        made += [argument("--main-grads-dtype", "bf16", of="training.gradient_dtype")]
+    return made
+
+
+Section = dict[str, object]
+
+
+def number_record(recipe: Recipe, facts: MemoryFacts) -> dict[str, Section]:
+    """What a record's "optimizer" and "precision" sections say beyond the recipe's `precision`."""
+    precision, numbers = recipe.workload.precision, recipe.training.numbers
+    optimizer: Section = {"gradient_dtype": "fp32" if facts.gradient_bytes == 4 else precision}
+    if numbers.optimizer is not None:
+        optimizer["state_dtype"] = f"{numbers.optimizer.first_moment}, {numbers.optimizer.second_moment}"
+        optimizer["state_bytes_per_parameter"] = facts.optimizer_bytes
+        optimizer["formats"] = asdict(numbers.optimizer)
+    if numbers.narrow is None:
+        return {"optimizer": optimizer}
+    narrow: Section = {"fp8_recipe": numbers.narrow, "fp8_param_gather": numbers.narrow_parameters}
+    return {"optimizer": optimizer, "precision": narrow}

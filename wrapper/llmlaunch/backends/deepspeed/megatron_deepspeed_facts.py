@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmlaunch.backends.facts.elements import ELEMENT_BYTES
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.number_formats import ELEMENT_BYTES
 
 __all__ = ["DROPOUT", "accumulates_in_fp32", "megatron_deepspeed_facts"]
 

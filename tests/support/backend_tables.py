@@ -1,0 +1,143 @@
+"""The tables of docs/megatron*.md, docs/deepspeed*.md and docs/backends.md, made from the backends' rules and facts.
+
+`make docs-tables` writes them into the pages; tests/unit/backends/test_backend_docs.py keeps page and code equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from llmlaunch.backends.deepspeed import hugging_face, megatron_deepspeed
+from llmlaunch.backends.deepspeed import rules as deepspeed_rules
+from llmlaunch.backends.deepspeed import scripts as deepspeed_scripts
+from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
+from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
+from llmlaunch.backends.megatron import model_rules, number_formats, overlap, sharding, training_arguments, versions
+from llmlaunch.backends.megatron import rules as megatron_rules
+from llmlaunch.backends.megatron import techniques as megatron_techniques
+from llmlaunch.backends.requirements import Requirement
+from llmlaunch.layout import Rule
+from support.megatron_disagreements import DISAGREEMENTS, layer_of
+from support.technique_list import TECHNIQUE_LIST
+
+__all__ = ["tables", "write_tables"]
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
+PRECISIONS = {"half": "bf16, fp16", "fp32": "fp32"}
+
+MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
+    (*megatron_rules.MIXTURE_REQUIREMENTS, *megatron_rules.RULES),
+    (*model_rules.MODEL_REQUIREMENTS, *model_rules.MODEL_RULES),
+    (*number_formats.NUMBER_REQUIREMENTS, *number_formats.NUMBER_RULES),
+    (*overlap.OVERLAP_REQUIREMENTS, *overlap.OVERLAP_RULES),
+    (*sharding.SHARDING_REQUIREMENTS, *sharding.SHARDING_RULES),
+    (*megatron_techniques.REQUIREMENTS, *megatron_techniques.TECHNIQUE_RULES),
+    (*versions.VERSION_REQUIREMENTS, *versions.VERSION_RULES["0.16"]),
+)
+DEEPSPEED_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
+    deepspeed_rules.RULES,
+    deepspeed_scripts.PIPELINE_RULES,
+    hugging_face.HUGGING_FACE_RULES,
+    megatron_deepspeed.MEGATRON_DEEPSPEED_RULES,
+    (
+        *deepspeed_techniques.REQUIREMENTS,
+        *deepspeed_techniques.TECHNIQUE_RULES,
+        *deepspeed_techniques.WIDE_GRADIENT_RULES,
+    ),
+)
+
+
+def tables() -> list[tuple[str, str]]:
+    """Return every generated table with the page of docs/ that shows it; `*` leaves open which page of a series."""
+    return [
+        *(("megatron*.md", _rules_table(rules, layer_of)) for rules in MEGATRON_RULES),
+        *(("deepspeed*.md", _rules_table(rules)) for rules in DEEPSPEED_RULES),
+        ("megatron-rules.md", _disagreements_table()),
+        ("deepspeed-memory.md", _engines_table()),
+        ("backends.md", _techniques_table()),
+        ("backends.md", _rules_table(training_arguments.CHECKPOINT_REQUIREMENTS, layer_of)),
+    ]
+
+
+def _rules_table(rules: Iterable[Rule | Requirement], layer_of: Callable[[str], str] | None = None) -> str:
+    """One row for each rule, in the order in which they are applied; `layer_of` names the layer that checks it."""
+    rows = []
+    for rule in rules:
+        layer = [layer_of(rule.where)] if layer_of else []
+        rows.append([f"`{rule.key}`", _escaped(rule.sentence), *layer, f"`{_escaped(rule.where)}`"])
+    return _table(["rule", "what it says", *(["layer"] if layer_of else []), "checked in"], rows)
+
+
+def _disagreements_table() -> str:
+    rows = [[f"`{each.rule}`", each.sentence, f"`{each.where}`"] for each in DISAGREEMENTS]
+    return _table(["rule", "what Megatron does", "there"], rows)
+
+
+def _techniques_table() -> str:
+    rows = []
+    for entry in TECHNIQUE_LIST:
+        rendered = (text or "refused" for text in (entry.megatron, entry.deepspeed))
+        rows.append([", ".join(f"`{key}`" for key in entry.keys), entry.source, entry.saves, entry.costs, *rendered])
+    return _table(["key", "from", "saves", "costs", "megatron-lm", "deepspeed"], rows)
+
+
+def _engines_table() -> str:
+    """DeepSpeed's optimizer classes: bytes per parameter in each phase of a step."""
+    phases = ["lasting", "between micro-batches", "end of backward", "step", "step, not fused"]
+    head = ["class", "ZeRO", "precision", *phases, "where", "how known"]
+    return _table(head, [_engine_row(engine) for engine in ENGINES])
+
+
+def _engine_row(engine: Engine) -> list[str]:
+    precision = PRECISIONS[engine.precision]
+    if engine.accumulation != "same":
+        precision = f"bf16, gradients {engine.accumulation}"
+    if engine.offload:
+        precision += ", optimizer offloaded"
+    whole, sharded = engine.final
+    final = (whole * (2 if engine.flattened else 1), sharded)
+    extras = (engine.accumulated, final, engine.step, engine.foreach_step or engine.step)
+    phases = (engine.lasting, *((engine.lasting[0] + more[0], engine.lasting[1] + more[1]) for more in extras))
+    cells = [engine.name, str(engine.stage), precision, *(_share(share) for share in phases)]
+    return [*cells, f"`{engine.where}`", engine.evidence]
+
+
+def _share(share: Share) -> str:
+    whole, sharded = share
+    return " + ".join([f"{whole:g}"] * bool(whole) + [f"{sharded:g}/D"] * bool(sharded))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def write_tables() -> None:
+    """Replace each table in its page: the one with the same head that has most first cells of rows in common."""
+    for pages, table in tables():
+        head = table.splitlines()[0]
+        blocks = [
+            (path, block.strip("\n"))
+            for path in sorted(DOCS.glob(pages))
+            for block in TABLE.findall(path.read_text("utf-8"))
+            if block.startswith(head)
+        ]
+        if not blocks:
+            raise SystemExit(f"docs/{pages} has no table with the head {head}")
+        path, closest = max(blocks, key=lambda block: len(_first_cells(block[1]) & _first_cells(table)))
+        path.write_text(path.read_text("utf-8").replace(closest, table), "utf-8")
+
+
+def _first_cells(table: str) -> set[str]:
+    return {line.split("|")[1].strip() for line in table.splitlines()[2:] if line.startswith("|")}
+
+
+if __name__ == "__main__":
+    write_tables()
