@@ -78,7 +78,7 @@ def test_mean_power_is_of_the_samples_where_nothing_counts_energy(gpu_node: Node
 def test_power_over_a_counter_that_began_anew() -> None:
     power = Power()
     for joules, at in ((1000.0, 0.0), (3000.0, 10.0), (50.0, 20.0), (2050.0, 30.0)):
-        power.take_joules(joules, at)
+        power.add_joules(joules, at)
     assert power.mean == 200  # 4000 joules in the 20 seconds of which both ends are known
 
 

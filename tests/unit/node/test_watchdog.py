@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.node.process_tree import Child, kill_tree
+from llmlaunch.node.process_tree import Process, kill_tree
 from llmlaunch.node.watchdog import Clock
 from support.node_rig import ATTEMPT, NODE, NodeRig, alive, until
 
@@ -280,7 +280,7 @@ def test_what_outlives_term_is_killed_with_all_below(cpu_node: NodeRig) -> None:
     deaf = "trap '' TERM; sleep 600 & wait; sleep 600"
     shell = subprocess.Popen(["bash", "-c", deaf])
     below = until(lambda: _children(shell.pid), "the sleeper")
-    kill_tree(Child(shell.pid))
+    kill_tree(Process(shell.pid))
     assert shell.wait() == -signal.SIGKILL
     until(lambda: not any(alive(pid) for pid in below), "the end of the sleeper")
 

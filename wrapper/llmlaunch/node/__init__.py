@@ -1,7 +1,7 @@
-"""What runs on compute nodes: the monitor, the rank wrapper, the order of the nodes, what ended their trainers and the
-job's last word.
+"""What runs on compute nodes: the monitor, the watchdog, the rank wrapper, the order of the nodes, the cause of a
+failure and the end of an attempt.
 
 Packed into each run directory as `node.pyz` (see `llmlaunch.rendering.node_archive`), so these modules keep to Python
-3.8, the standard library, pynvml, `llmlaunch.causes` and `llmlaunch.placement`, which are packed with them. All
-imports are relative.
+3.8, the standard library, pynvml, and the packages packed with them. All imports are relative. A command of `node.pyz`
+(`python3 node.pyz finish ...`) is `main` of the module of its name.
 """

@@ -5,47 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from importlib import import_module
 
-COMMANDS = "begin,choose,diagnose,finish,monitor,place,preflight,rank,tell,watchdog"
-USAGE = f"usage: python3 node.pyz {{{COMMANDS}}} ... (docs/run-directory.md)"
+COMMANDS = ("begin", "choose", "diagnose", "finish", "monitor", "place", "preflight", "rank", "tell", "watchdog")
+USAGE = f"usage: python3 node.pyz {{{','.join(COMMANDS)}}} ... (docs/run-directory.md)"
+HOLD_END_SIGNALS = ("monitor", "watchdog")
 
 
 def main() -> None:
-    """Run the command that is named first. Never returns.
+    """Run the command that is named first, `main` of the module of its name. Never returns.
 
     Ends by `os._exit`: interpreter shutdown would wait for a thread stuck in the driver, and turns a flush that
     a full disk refused into exit code 120.
     """
     command, arguments = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
-    if command == "monitor":
-        from .signals import hold_end_signals
-
-        hold_end_signals()  # before the rest is imported: a monitor that is stopped early still exits with 0
-        from .monitor import main as run
-    elif command == "rank":
-        from .rank import main as run
-    elif command == "finish":
-        from .finish import main as run
-    elif command == "place":
-        from .place import main as run
-    elif command == "begin":
-        from .begin import main as run
-    elif command == "diagnose":
-        from .diagnose import main as run
-    elif command == "tell":
-        from .tell import main as run
-    elif command == "watchdog":
-        from .signals import hold_end_signals
-
-        hold_end_signals()  # likewise: it still writes down the last step
-        from .watchdog import main as run
-    elif command == "preflight":
-        from .preflight import main as run
-    elif command == "choose":
-        from .choose import main as run
-    else:
+    if command not in COMMANDS:
         sys.exit(USAGE)
-    code = run(arguments)
+    if command in HOLD_END_SIGNALS:  # before the rest is imported: one that is stopped early still exits with 0
+        from .signals import hold_end_signals
+
+        hold_end_signals()
+    code = import_module(f".{command}", __package__).main(arguments)
     with contextlib.suppress(OSError):  # a full disk does not change the exit code
         sys.stdout.flush()
         sys.stderr.flush()

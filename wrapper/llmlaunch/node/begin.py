@@ -1,4 +1,4 @@
-"""Before an attempt: is there anything left to train, and with which layout.
+"""The begin of an attempt: is there anything left to train, and with which layout.
 
 SLURM may start a job again that was finished or given up: requeued after a node failed, or the next link of a chain.
 """
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     """
     options = _arguments(argv)
     nodes = sys.stdin.read().split()
-    earlier = [one for one in attempts_of_run(options.run_dir) if one.name != options.attempt]
+    earlier = [attempt for attempt in attempts_of_run(options.run_dir) if attempt.name != options.attempt]
     layout = options.layout or _next_layout(earlier)
     ended = None if options.layout else _earlier_end(options, earlier)
     if ended is not None:
@@ -120,7 +120,7 @@ def _bound(options: argparse.Namespace, earlier: list[Attempt], layout: str) -> 
         return None
     code = int(ours[-1].status.get("exit_code") or COMES_BACK_LATER)
     step = saved_step(options.run_dir, layout)
-    restarts = len([one for one in ours if not one.is_fallback])
+    restarts = len([attempt for attempt in ours if not attempt.is_fallback])
     if restarts > int(policy["times"]):
         return "failed", code, f"restarted {policy['times']} times already (restart.times); resume it when you know why"
     tried = fruitless(ours, layout, step)

@@ -1,4 +1,4 @@
-"""After the preflight: which of the allocated nodes train, and which are bad and why."""
+"""The choice after the preflight: which of the allocated nodes train, and which are bad and why."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def main(argv: list[str]) -> int:
     chosen = [node for node in allocated if node not in bad][: options.nodes]
     enough = len(chosen) == options.nodes
     # What is wrong everywhere is seldom the nodes' fault: a wrong recipe, an environment that lacks something.
-    alike = len(allocated) > 1 and len(bad) == len(allocated)
+    all_bad = len(allocated) > 1 and len(bad) == len(allocated)
     record = {
         "schema": 1,
         "nodes": chosen if enough else [],
         "spare": [node for node in allocated if node not in bad and node not in chosen],
         "bad": bad,
-        "why": _why(allocated, bad, options.nodes, enough, alike, markers),
+        "why": _why(allocated, bad, options.nodes, enough, all_bad, markers),
     }
     say(f"preflight: {record['why']}")
     try:
         replace_json(directory / "preflight.json", record)
         for node, why in bad.items():
-            replace_json(directory / "causes" / f"{node}.json", _cause(node, why, alike, enough))
+            replace_json(directory / "causes" / f"{node}.json", _cause(node, why, all_bad, enough))
         begun = read_object(directory / "attempt.json")
         if enough and begun is not None:
             replace_json(directory / "attempt.json", {**begun, "nodes": chosen})
@@ -87,13 +87,16 @@ def bad_nodes(markers: dict[str, Record | None]) -> dict[str, str]:
 
 
 def _without_container_failures(bad: dict[str, str], logs: Path) -> dict[str, str]:
-    """`bad` without nodes whose container may start next time; of one whose container cannot start, its log's words."""
-    judged = {}
+    """`bad` without nodes whose container may start next time; for one whose container cannot start, the log's line is
+    given."""
+    remaining = {}
     for node, why in bad.items():
         hit = of_hits(scan(read_log(logs / f"{node}.log")), node, []) if why == NOT_STARTED else None
         if hit is None or hit["kind"] != "container_busy":
-            judged[node] = f"its container does not start: {hit['line']}" if hit and hit["kind"] == "container" else why
-    return judged
+            remaining[node] = (
+                f"its container does not start: {hit['line']}" if hit and hit["kind"] == "container" else why
+            )
+    return remaining
 
 
 def _reached(marker: Record | None) -> int:
@@ -113,11 +116,11 @@ def _why(
     bad: dict[str, str],
     wanted: int,
     enough: bool,
-    alike: bool,
+    all_bad: bool,
     markers: dict[str, Record | None],
 ) -> str:
     named = "; ".join(f"{node}: {why}" for node, why in bad.items())
-    if alike:
+    if all_bad:
         return f"every node fails alike, so look at the recipe and the environment first: {named}"
     if not enough:
         return f"{len(allocated) - len(bad)} of {len(allocated)} nodes are good and {wanted} are needed; {named}"
@@ -128,10 +131,10 @@ def _why(
     return f"{len(allocated) - len(bad)} of {len(allocated)} nodes are good" + (f"; {named}" if bad else "")
 
 
-def _cause(node: str, why: str, alike: bool, enough: bool) -> Record:
+def _cause(node: str, why: str, all_bad: bool, enough: bool) -> Record:
     """Where enough nodes are left the training goes on, and whatever ends it has another cause."""
-    kind = "crash" if alike else "preflight"
-    return cause(kind, node, why, "preflight", sick=not alike, consequence=enough, at=time.time())
+    kind = "crash" if all_bad else "preflight"
+    return cause(kind, node, why, "preflight", sick=not all_bad, consequence=enough, at=time.time())
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""Where the trainers of this node failed: what ended them, into `attempts/<attempt>/causes/<node>.json`.
+"""What ended the trainers of this node, where they failed, goes into `attempts/<attempt>/causes/<node>.json`.
 
 It looks at the node's log, the ranks' own ends, the kernel's counters and its log, and at what the monitor saw. The
 job's fate is not its own: it always exits with 0, and within SECONDS.
@@ -41,9 +41,9 @@ def main(argv: list[str]) -> int:
         if options.before:
             replace_json(causes / f".{options.node}.before.json", {"schema": 1, "at": time.time(), **memory_counters()})
             return 0
-        found = diagnosed(options.run_dir, options.attempt, options.node, options.code)
-        replace_json(causes / f"{options.node}.json", found)
-        say(f"{options.node}: {found['kind']}: {found['line']}")
+        record = cause_on_node(options.run_dir, options.attempt, options.node, options.code)
+        replace_json(causes / f"{options.node}.json", record)
+        say(f"{options.node}: {record['kind']}: {record['line']}")
     except SystemExit:
         pass  # a wrong argument; argparse has said which
     except Exception as error:
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def diagnosed(run_dir: Path, attempt: str, node: str, code: int) -> Record:
+def cause_on_node(run_dir: Path, attempt: str, node: str, code: int) -> Record:
     """The cause for this node, `crash` with its exit code where nothing better is known.
 
     A fault of the device goes first, whoever saw it; then the first telling line of the log; then the kernel's count
@@ -66,24 +66,24 @@ def diagnosed(run_dir: Path, attempt: str, node: str, code: int) -> Record:
     ranks = [sound_rank(record) for record in records if record is not None and record.get("node") == node]
     text = read_log(run_dir / "logs" / f"{attempt}.{node}.log")
     hits = scan(text)
-    seen = _monitored(run_dir / "peaks" / f"{node}.jsonl", attempt)
-    said = of_hits(hits, node, ranks)
-    if said is not None and said["sick"]:
-        return said
-    lost = [one for one in seen if one.get("event") == "gpu_lost"]
+    monitored = _monitored(run_dir / "peaks" / f"{node}.jsonl", attempt)
+    logged = of_hits(hits, node, ranks)
+    if logged is not None and logged["sick"]:
+        return logged
+    lost = [event for event in monitored if event.get("event") == "gpu_lost"]
     if lost:
         return _lost_gpu(lost[0], node)
-    kernel = _of_our_gpus(scan("\n".join(kernel_lines(since))), seen)
+    kernel = _hits_on_our_gpus(scan("\n".join(kernel_lines(since))), monitored)
     if kernel:
         return cause(kernel[0].kind, node, kernel[0].line, "kernel", numbers=dict(kernel[0].numbers), sick=True)
-    if said is not None and not _weak(said):
-        return _with_size_of_shared_memory(said) if said["kind"] == "shm_full" else said
+    if logged is not None and not _is_weak(logged):
+        return _with_shared_memory_size(logged) if logged["kind"] == "shm_full" else logged
     killed = _killed_by_the_kernel(node, ranks, text, before)
     if killed is not None:
         return killed
     if _full(run_dir):
         return cause("disk_full", node, f"no space left in {run_dir}", "disk")
-    best = likelier(said, of_ranks(node, ranks))
+    best = likelier(logged, of_ranks(node, ranks))
     return best or cause("crash", node, f"the trainers of {node} ended with exit code {code}", "ranks")
 
 
@@ -93,7 +93,7 @@ def _killed_by_the_kernel(node: str, ranks: Sequence[Record], text: str, before:
     rose = (now["oom_kills"] or 0) - (before.get("oom_kills") or 0)
     if now["oom_kills"] is None or before.get("oom_kills") is None or rose <= 0:
         return None
-    if not was_killed(ranks) and not any(words in text for words in _KILLED):
+    if not was_killed(ranks) and not any(phrase in text for phrase in _KILLED):
         return None
     victim = next((rank for rank in ranks if rank.get("signal") == "SIGKILL" or rank.get("ended_at") is None), {})
     numbers = {"oom_kills": rose, **{key: now[key] for key in ("limit_bytes", "peak_bytes") if now[key] is not None}}
@@ -101,7 +101,7 @@ def _killed_by_the_kernel(node: str, ranks: Sequence[Record], text: str, before:
     return cause("host_oom", node, line, "kernel", rank=victim.get("rank"), numbers=numbers, at=victim.get("ended_at"))
 
 
-def _with_size_of_shared_memory(record: Record) -> Record:
+def _with_shared_memory_size(record: Record) -> Record:
     """The cause with `shm_bytes`, the size of /dev/shm as this process sees it, in the container if any."""
     try:
         status = os.statvfs("/dev/shm")
@@ -110,8 +110,8 @@ def _with_size_of_shared_memory(record: Record) -> Record:
     return {**record, "numbers": {**record["numbers"], "shm_bytes": status.f_blocks * status.f_frsize}}
 
 
-def _weak(said: Record) -> bool:
-    return said["kind"] == "crash" or bool(said["consequence"])
+def _is_weak(record: Record) -> bool:
+    return record["kind"] == "crash" or bool(record["consequence"])
 
 
 def _lost_gpu(event: Record, node: str) -> Record:
@@ -120,24 +120,24 @@ def _lost_gpu(event: Record, node: str) -> Record:
     return cause("gpu_lost", node, line, "monitor", sick=True, at=event.get("time"))
 
 
-def _of_our_gpus(hits: Sequence[Hit], seen: Sequence[Record]) -> list[Hit]:
+def _hits_on_our_gpus(hits: Sequence[Hit], monitored: Sequence[Record]) -> list[Hit]:
     """Faults of GPUs the monitor saw (all, where it saw none): a shared node's kernel tells of its neighbours, too."""
-    ours = {str(gpu.get("pci")).lower()[-12:-2] for one in seen for gpu in one.get("gpus") or []}
+    ours = {str(gpu.get("pci")).lower()[-12:-2] for event in monitored for gpu in event.get("gpus") or []}
     faults = [hit for hit in hits if "xid" in hit.numbers]
     return [hit for hit in faults if not ours or any(pci in hit.line.lower() for pci in ours)]
 
 
 def _monitored(path: Path, attempt: str) -> list[Record]:
     """The monitor's lines on this attempt; at most the last 4 MiB of its file."""
-    found = []
+    records = []
     for line in read_log(path).splitlines():
         try:
             record = parse_json(line.encode())
         except ValueError:
             continue
         if isinstance(record, dict) and record.get("attempt") == attempt:
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
 def _full(run_dir: Path) -> bool:
@@ -175,7 +175,7 @@ def kernel_lines(since: float, path: str = "/dev/kmsg") -> list[str]:
     except OSError:
         return []
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    found = []
+    lines = []
     try:
         for _ in range(MOST_RECORDS):
             try:
@@ -186,12 +186,12 @@ def kernel_lines(since: float, path: str = "/dev/kmsg") -> list[str]:
                 break
             line = _line(record, since - booted)
             if line is not None:
-                found.append(line)
+                lines.append(line)
     except OSError:
         pass  # EAGAIN: all of it was read
     finally:
         os.close(descriptor)
-    return found
+    return lines
 
 
 def _line(record: bytes, since_boot: float) -> str | None:

@@ -1,4 +1,9 @@
-"""The job's last word: did every trainer succeed, and if not, which failed first and how."""
+"""The end of an attempt: did every trainer succeed, and if not, which failed first and how; what comes next.
+
+Last of all comes the summary of the attempt, so that whoever reads the store need not open every node's file. By then
+the verdict is written and printed: what goes wrong there, or takes too long, changes nothing, and `collect` makes the
+same summary from the same files.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..causes.attempt import cause_of
 from ..causes.node_cause import cause as cause_record
@@ -49,6 +54,16 @@ ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # what a shell
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
+class Verdict(NamedTuple):
+    """How the attempt ended, before what comes next is decided."""
+
+    state: str  # succeeded, failed or stopped
+    exit_code: int
+    why: str
+    cause: Record | None  # None where it did not fail, or nothing is known
+    stop_signal: str  # what asked the trainers to stop: USR1, TERM, PREEMPTED, or empty
+
+
 def main(argv: list[str]) -> int:
     """Write `status.json` and one line to stderr, print what comes next, and last of all write `summary.json`; returns
     the exit code of the job."""
@@ -57,79 +72,85 @@ def main(argv: list[str]) -> int:
     done = _done_markers(directory, options)
     ranks = _rank_records(directory)
     nodes = _nodes(done, ranks, options.nodes)
-    code, why = judge(options.code, ranks, nodes)
     progress = read_object(directory / "progress.json") or {}
-    told = options.told
-    ended_by_watchdog = progress.get("hung") or progress.get("behind")
-    if not told and not ended_by_watchdog:  # which did not ask it to stop
-        told = PREEMPTED if any((directory / "told").glob("*")) else ""
-    state = "succeeded" if code == 0 else "failed"
-    if told and code == 0 and not _is_complete(progress):
-        state, code, why = "stopped", COMES_BACK_LATER, _stopped(told, progress)
-    cause = None if state != "failed" else _cause_or_none(options.run_dir, options.attempt, ranks, code)
-    if state == "failed" and told and _ended_by_order(cause):
-        if progress.get("step") is None:  # it had nothing to save
-            state, code, cause = "stopped", COMES_BACK_LATER, None
-            why = f"{_order(told)} before any step was logged"
-        elif told == "TERM":
-            cause = cause_record("cancelled", None, f"{_order(told)}, and it ended without saving", "job")
-    if cause is not None and cause["source"] != "ranks":  # of which `why` tells already
-        why = f"{why}; {sentence(cause)}"
-    if told == PREEMPTED and cause is not None and not cause["consequence"] and cause["kind"] not in SAID_BY_SLURM:
-        told = ""  # one failed by itself, and `srun --kill-on-bad-exit` told the others
-    facts = gather(options.run_dir, options.attempt, state, cause, told, progress)
+    verdict = _verdict(options, directory, ranks, nodes, progress)
+    facts = gather(options.run_dir, options.attempt, verdict, progress)
     follows = decide(facts)
-    write_status(
-        options.run_dir,
-        {
-            "schema": 1,
-            "attempt": options.attempt,
-            "state": state,
-            "exit_code": code,
-            "nodes": nodes,
-            "ranks": ranks,
-            "ended_at": time.time(),
-            "why": why,
-            "layout": "" if facts.layout == FIRST_LAYOUT else facts.layout,
-            "cause": cause,
-            "step": progress.get("step"),
-            "saved_step": facts.saved_step,
-            "tracker_step": read_tracker(checkpoint_of(options.run_dir, facts.layout)),
-            "restarts": facts.restarts,
-            "fruitless": facts.fruitless,
-            "next": follows.as_json(),
-        },
-    )
-    say(f"attempt {options.attempt} {state}: {why}")
-    if state != "succeeded" and (facts.described.get("restart") or facts.described.get("fallbacks")):
+    status = {
+        "schema": 1,
+        "attempt": options.attempt,
+        "state": verdict.state,
+        "exit_code": verdict.exit_code,
+        "nodes": nodes,
+        "ranks": ranks,
+        "ended_at": time.time(),
+        "why": verdict.why,
+        "layout": "" if facts.layout == FIRST_LAYOUT else facts.layout,
+        "cause": verdict.cause,
+        "step": progress.get("step"),
+        "saved_step": facts.saved_step,
+        "tracker_step": read_tracker(checkpoint_of(options.run_dir, facts.layout)),
+        "restarts": facts.restarts,
+        "fruitless": facts.fruitless,
+        "next": follows.as_json(),
+    }
+    write_status(options.run_dir, status)
+    say(f"attempt {options.attempt} {verdict.state}: {verdict.why}")
+    if verdict.state != "succeeded" and (facts.run.get("restart") or facts.run.get("fallbacks")):
         say(f"next: {follows.action} {follows.layout}".rstrip() + f" ({follows.why})")
     for number in ENDS:  # the verdict stands: who ends the job now is not to change its exit code
         signal.signal(number, signal.SIG_IGN)
-    print("next", *_words(follows, nodes_at_fault(cause)), flush=True)
+    print("next", *_next_for_script(follows, nodes_at_fault(verdict.cause)), flush=True)
     write_summary(options.run_dir, options.attempt)
-    return code
+    return verdict.exit_code
 
 
-def gather(run_directory: Path, attempt: str, state: str, cause: Record | None, told: str, progress: Record) -> Facts:
-    """What the decision depends on, from the files of this attempt and of those before it."""
+def _verdict(
+    options: argparse.Namespace, directory: Path, ranks: list[Record], nodes: list[Record], progress: Record
+) -> Verdict:
+    code, why = judge(options.code, ranks, nodes)
+    stop_signal = options.stop_signal
+    ended_by_watchdog = progress.get("hung") or progress.get("behind")
+    if not stop_signal and not ended_by_watchdog:  # which did not ask it to stop
+        stop_signal = PREEMPTED if any((directory / "told").glob("*")) else ""
+    if code == 0 and stop_signal and not _is_complete(progress):
+        return Verdict("stopped", COMES_BACK_LATER, _stopped(stop_signal, progress), None, stop_signal)
+    if code == 0:
+        return Verdict("succeeded", 0, why, None, stop_signal)
+    cause = _cause_or_none(options.run_dir, options.attempt, ranks, code)
+    if stop_signal and _ended_by_order(cause):
+        if progress.get("step") is None:  # it had nothing to save
+            why = f"{_order(stop_signal)} before any step was logged"
+            return Verdict("stopped", COMES_BACK_LATER, why, None, stop_signal)
+        if stop_signal == "TERM":
+            cause = cause_record("cancelled", None, f"{_order(stop_signal)}, and it ended without saving", "job")
+    if cause is not None and cause["source"] != "ranks":  # of which `why` tells already
+        why = f"{why}; {sentence(cause)}"
+    if stop_signal == PREEMPTED and cause and not cause["consequence"] and cause["kind"] not in SAID_BY_SLURM:
+        stop_signal = ""  # one failed by itself, and `srun --kill-on-bad-exit` ended the others
+    return Verdict("failed", code, why, cause, stop_signal)
+
+
+def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record) -> Facts:
+    """Collect what the decision depends on, from the files of this attempt and of those before it."""
     # judged once more where its step lingered: what was said of it then is not of an attempt before
-    every = [one._replace(status={}) if one.name == attempt else one for one in attempts_of_run(run_directory)]
+    every = [item._replace(status={}) if item.name == attempt else item for item in attempts_of_run(run_directory)]
     ours = of_this_submission(every, run_directory, attempt)
-    layout = next((one.layout for one in ours if one.name == attempt), FIRST_LAYOUT)
+    layout = next((item.layout for item in ours if item.name == attempt), FIRST_LAYOUT)
     step = saved_step(run_directory, layout)
     return Facts(
-        state=state,
-        kind=str((cause or {}).get("kind") or ""),
-        told=told,
+        state=verdict.state,
+        kind=str((verdict.cause or {}).get("kind") or ""),
+        stop_signal=verdict.stop_signal,
         stop_file=(run_directory / STOP_FILE).exists(),
         made_a_step=progress.get("step") is not None,
         trained_before=any(made_a_step(run_directory, earlier) for earlier in every if earlier.name != attempt),
         layout=layout,
         saved_step=step,
-        restarts=max(0, len([one for one in ours if not one.is_fallback]) - 1),
+        restarts=max(0, len([item for item in ours if not item.is_fallback]) - 1),
         fruitless=fruitless(ours, layout, step),
-        described=read_object(run_directory / "run.json") or {},
-        tries=1 + len([one for one in ours if job_of(one.name) == job_of(attempt) and one.was_retried]),
+        run=read_object(run_directory / "run.json") or {},
+        tries=1 + len([item for item in ours if job_of(item.name) == job_of(attempt) and item.was_retried]),
     )
 
 
@@ -138,14 +159,14 @@ def _is_complete(progress: Record) -> bool:
     return step is not None and steps is not None and step >= steps
 
 
-def _stopped(told: str, progress: Record) -> str:
+def _stopped(stop_signal: str, progress: Record) -> str:
     step, steps = progress.get("step"), progress.get("steps")
     at = "" if step is None else f" after step {step}" + ("" if steps is None else f" of {steps}")
-    return f"{_order(told)} and ended in order{at}"
+    return f"{_order(stop_signal)} and ended in order{at}"
 
 
-def _order(told: str) -> str:
-    return "preempted" if told == PREEMPTED else f"told to stop (SIG{told})"
+def _order(stop_signal: str) -> str:
+    return "preempted" if stop_signal == PREEMPTED else f"told to stop (SIG{stop_signal})"
 
 
 def _ended_by_order(cause: Record | None) -> bool:
@@ -155,7 +176,7 @@ def _ended_by_order(cause: Record | None) -> bool:
     return cause["source"] == "ranks" and cause["numbers"].get("exit_code") in ENDED_FROM_OUTSIDE
 
 
-def _words(follows: Next, at_fault: list[str]) -> list[str]:
+def _next_for_script(follows: Next, at_fault: list[str]) -> list[str]:
     if follows.action in ("fallback", "again"):
         return [follows.action if follows.action == "again" else follows.layout]
     if follows.action == "requeue":
@@ -179,10 +200,10 @@ def judge(launcher_code: int, ranks: list[Record], nodes: list[Record]) -> tuple
         why = f"rank {first['rank']} on node {first['node']} {_ending(first)}{others}"
         return launcher_code or _own_code(first), why
     if missing:
-        named = [node for node in missing if node is not None]
-        parts = [f"node {node} left no done marker" for node in named]
-        if len(named) < len(missing):
-            parts.append(f"{_count(len(missing) - len(named), 'node')} left no trace")
+        names = [node for node in missing if node is not None]
+        parts = [f"node {node} left no done marker" for node in names]
+        if len(names) < len(missing):
+            parts.append(f"{_count(len(missing) - len(names), 'node')} left no trace")
         why = "; ".join(parts)
         return launcher_code or 1, f"the launcher returned {launcher_code}; {why}" if launcher_code else why
     return launcher_code, f"the launcher returned {launcher_code}, though every trainer ended with 0"
@@ -223,18 +244,18 @@ def _done_markers(directory: Path, options: argparse.Namespace) -> list[str]:
     give_up_at = time.monotonic() + patience
     while True:
         try:
-            found = sorted(path.name for path in (directory / "done").iterdir())
+            markers = sorted(path.name for path in (directory / "done").iterdir())
         except OSError:
-            found = []
-        if len(found) >= options.nodes or time.monotonic() >= give_up_at:
-            return found
+            markers = []
+        if len(markers) >= options.nodes or time.monotonic() >= give_up_at:
+            return markers
         time.sleep(POLL_SECONDS)
 
 
 def _rank_records(directory: Path) -> list[Record]:
     records = [read_object(path) for path in (directory / "ranks").glob("*.json")]
-    known = [sound_rank(record) for record in records if record is not None and type(record.get("rank")) is int]
-    return sorted(known, key=lambda record: record["rank"])
+    ranks = [sound_rank(record) for record in records if record is not None and type(record.get("rank")) is int]
+    return sorted(ranks, key=lambda record: record["rank"])
 
 
 def _nodes(done: list[str], ranks: list[Record], count: int) -> list[Record]:
@@ -250,7 +271,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--attempt", required=True)
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--code", type=int, required=True, help="what the launcher returned")
-    parser.add_argument("--told", default="", help="the signal that asked the job to stop: USR1 or TERM")
+    parser.add_argument("--told", dest="stop_signal", default="", help="what asked the job to stop: USR1 or TERM")
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for late markers of a file system")
     return parser.parse_args(argv)
 
@@ -259,7 +280,7 @@ PATIENCE_SECONDS = 30.0  # the allocation is paid for, and a file system may han
 
 
 def write_summary(run_directory: Path, attempt: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
-    """Make `summary.json` of the attempt, or say in one line why there is none. The caller must leave by `os._exit`:
+    """Write `summary.json` of the attempt, or say in one line why there is none. The caller must leave by `os._exit`:
     what still hangs in the file system then is not waited for."""
     worker = threading.Thread(target=_write, args=(run_directory, attempt), daemon=True)
     worker.start()

@@ -1,4 +1,4 @@
-"""What one GPU, or one slice of it, held and did: the most and the mean of what its driver could answer."""
+"""Memory, processes, utilization and power of one GPU or one slice of it: peaks and means of the driver's answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .nvml import running_processes
 if TYPE_CHECKING:
     from .files import Record
     from .nvml import Device
-    from .process_tree import Job
+    from .process_tree import JobProcesses
 
 RISE_BYTES = 256 * 2**20  # memory grew by this much since the last process list: time for another one
 A_TIME_OF_DAY = 1e9  # 2001
@@ -22,7 +22,7 @@ MEAN_POWER_SECONDS = 1.0  # the energy counter moves every 10 to 100 ms: over le
 
 
 class Gpu:
-    """One device, sampled. All numbers are of the time since the monitor began."""
+    """The samples of one device. All numbers are of the time since the monitor began."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -36,7 +36,7 @@ class Gpu:
         self._used_at_list = 0
         self._process_peaks: dict[int, int] = {}
         self._accounting_peaks: dict[int, int] = {}
-        self._busy = Mean()
+        self._busy = RunningMean()
         self._power = Power()
         # Switched on by the site (`nvidia-smi -am 1`) or not at all: it needs root, and is not ours to change. No
         # slice has it.
@@ -45,7 +45,7 @@ class Gpu:
         )
 
     def sample_memory(self) -> None:
-        """The cheap call, microseconds: device memory now.
+        """Sample device memory, the cheap call (microseconds).
 
         Used is total - free. The `used` field itself includes the driver's reserve in version 1 of the struct
         and leaves it out in version 2 (nvml.h 13.4.92).
@@ -65,32 +65,32 @@ class Gpu:
         self._peak = max(used, self._peak or 0)
 
     def sample_utilization(self) -> None:
-        """Microseconds: the share of the last sixth of a second to second, by product, in which a kernel ran. A GPU
-        in MIG mode does not say."""
+        """Sample the share of the last sixth of a second to second, by product, in which a kernel ran (microseconds).
+        A GPU in MIG mode does not say."""
         if self.device.parent is None:
             rates = self.device.ask("utilization", pynvml.nvmlDeviceGetUtilizationRates)
             if rates is not None and rates.gpu <= 100:
-                self._busy.take(rates.gpu)
+                self._busy.add(rates.gpu)
 
     def sample_power(self) -> None:
-        """Up to half a millisecond: watts, of one second's mean on Ampere (but GA100) and newer, of the moment before;
-        and the energy since the driver was loaded, from Volta on. A slice has neither."""
+        """Sample power and energy (up to half a millisecond). Watts are the mean of one second on Ampere (but GA100)
+        and newer, of the moment before; energy since the driver was loaded comes from Volta on. A slice has neither."""
         if self.device.parent is None:
             milliwatts = self.device.ask("power", pynvml.nvmlDeviceGetPowerUsage)
             if milliwatts is not None:
-                self._power.take_watts(milliwatts / 1000.0)
+                self._power.add_watts(milliwatts / 1000.0)
             millijoules = self.device.ask("energy", pynvml.nvmlDeviceGetTotalEnergyConsumption)
             if millijoules is not None:
-                self._power.take_joules(millijoules / 1000.0, time.monotonic())
+                self._power.add_joules(millijoules / 1000.0, time.monotonic())
 
     @property
     def risen(self) -> bool:
         """Whether the device holds over RISE_BYTES more than at the last process list."""
         return self._used is not None and self._used > self._used_at_list + RISE_BYTES
 
-    def sample_processes(self, rank_pids: Collection[int], job: Job) -> None:
-        """The dear calls, milliseconds under the driver's lock: memory by process, and the driver's own peaks, which
-        it keeps of processes that have ended, too."""
+    def sample_processes(self, rank_pids: Collection[int], job: JobProcesses) -> None:
+        """Sample memory by process and the driver's own peaks, which it also keeps of processes that have ended. These
+        calls are dear: milliseconds under the driver's lock."""
         self._used_at_list = self._used or 0
         self.device.identify()  # where a passing error kept it from us
         for pid, used in self._processes():  # None inside some containers and MIG slices
@@ -110,7 +110,7 @@ class Gpu:
         return started < A_TIME_OF_DAY or started > self._began - CLOCK_SECONDS
 
     def _processes(self) -> list[tuple[int, int | None]]:
-        """The list by the newest call this driver answers sensibly.
+        """Return the process list by the newest call this driver answers sensibly.
 
         R535 drivers before release grew the third version's struct without telling: from the second entry on,
         pid and memory are shifted (nvitop issue 88). The second version of the same driver is right.
@@ -155,14 +155,14 @@ class Gpu:
         }
 
 
-class Mean:
-    """Of everything taken; None of nothing."""
+class RunningMean:
+    """Arithmetic mean of all samples added so far, or None before the first."""
 
     def __init__(self) -> None:
         self._sum = 0.0
         self._count = 0
 
-    def take(self, value: float) -> None:
+    def add(self, value: float) -> None:
         self._sum += value
         self._count += 1
 
@@ -172,19 +172,19 @@ class Mean:
 
 
 class Power:
-    """Mean watts, by the energy counter over all time between its readings, else of the samples; and the most."""
+    """Mean watts, from the energy counter over all time between its readings, else from the samples; and peak watts."""
 
     def __init__(self) -> None:
         self.peak: float | None = None
-        self._samples = Mean()
+        self._samples = RunningMean()
         self._last: tuple[float, float] | None = None  # joules, seconds
         self._joules = self._seconds = 0.0
 
-    def take_watts(self, watts: float) -> None:
-        self._samples.take(watts)
+    def add_watts(self, watts: float) -> None:
+        self._samples.add(watts)
         self.peak = max(watts, self.peak or 0.0)
 
-    def take_joules(self, joules: float, at: float) -> None:
+    def add_joules(self, joules: float, at: float) -> None:
         """A counter that went backwards began anew, with its driver: that stretch is left out."""
         if self._last is not None and joules >= self._last[0]:
             self._joules += joules - self._last[0]

@@ -1,4 +1,4 @@
-"""Main memory of the whole node, and of the job's cgroup: the most of each."""
+"""Main memory of the whole node and of the job's cgroup, and the kernel's count of processes killed for want of it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ AVAILABLE = re.compile(rb"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 
 
 class HostMemory:
-    """Used is MemTotal - MemAvailable of /proc/meminfo, as `free` counts it: what could be given back is not used. It
-    is the most of the samples; the cgroup's is the kernel's own maximum, page cache included, and where it keeps none
-    the most of the samples, too."""
+    """Peak use. The node's is MemTotal - MemAvailable of /proc/meminfo, as `free` counts it (what could be given back
+    is not used), the maximum of the samples. The cgroup's is the kernel's own maximum, page cache included, and where
+    the kernel keeps none the maximum of the samples, too."""
 
     def __init__(self, meminfo: str = "/proc/meminfo") -> None:
         self._meminfo = meminfo
@@ -29,7 +29,7 @@ class HostMemory:
         self._cgroup_peak: int | None = None
 
     def sample(self) -> None:
-        """The node, tens of microseconds; nothing where /proc does not say."""
+        """Sample the node (tens of microseconds); nothing where /proc does not say."""
         try:
             if self._descriptor < 0:
                 self._descriptor = os.open(self._meminfo, os.O_RDONLY | os.O_CLOEXEC)
@@ -43,12 +43,12 @@ class HostMemory:
         self._used_peak = max(self._total - int(available.group(1)) * 1024, self._used_peak or 0)
 
     def sample_cgroup(self) -> None:
-        """The job, some small files."""
+        """Sample the job's cgroup (some small files)."""
         self._cgroup = memory_counters()
         peak = self._cgroup.get("peak_bytes")
-        seen = peak if peak is not None else memory_now_bytes()
-        if seen is not None:
-            self._cgroup_peak = max(seen, self._cgroup_peak or 0)
+        used = peak if peak is not None else memory_now_bytes()
+        if used is not None:
+            self._cgroup_peak = max(used, self._cgroup_peak or 0)
 
     def record(self) -> Record:
         return {
@@ -80,17 +80,17 @@ def memory_counters(root: Path = Path("/")) -> Record:
     )
     kills = [_field(folder / names[0], "oom_kill") for folder in folders]
     limits = [_number(folder / names[1]) for folder in folders]
-    known = [limit for limit in limits if limit is not None and limit < UNLIMITED]
-    counted = [count for count in kills if count is not None]
+    finite = [limit for limit in limits if limit is not None and limit < UNLIMITED]
+    counts = [count for count in kills if count is not None]
     return {
-        "oom_kills": sum(counted) if counted else None,
-        "limit_bytes": min(known, default=None),
+        "oom_kills": sum(counts) if counts else None,
+        "limit_bytes": min(finite, default=None),
         "peak_bytes": _number(folders[0] / names[2]) if folders else None,
     }
 
 
 def memory_now_bytes(root: Path = Path("/")) -> int | None:
-    """What this process's group holds: version 2 counts no maximum before Linux 5.19."""
+    """Return what this process's group uses now: version 2 counts no maximum before Linux 5.19."""
     folders, version = _folders(root)
     return _number(folders[0] / ("memory.current" if version == 2 else "memory.usage_in_bytes")) if folders else None
 
@@ -101,10 +101,10 @@ def _folders(root: Path) -> tuple[list[Path], int]:
     groups = [fields for fields in groups if len(fields) == 3]
     for _, controllers, path in groups:
         if "memory" in controllers.split(","):
-            return _of_job(path, _mount(root, 1)), 1
+            return _job_folders(path, _mount(root, 1)), 1
     for number, controllers, path in groups:
         if number == "0" and not controllers:
-            return _of_job(path, _mount(root, 2)), 2
+            return _job_folders(path, _mount(root, 2)), 2
     return [], 2
 
 
@@ -124,7 +124,7 @@ def _mount(root: Path, version: int) -> tuple[str, Path]:
     return "/", place / "unified" if (place / "unified").is_dir() else place
 
 
-def _of_job(path: str, mounted: tuple[str, Path]) -> list[Path]:
+def _job_folders(path: str, mounted: tuple[str, Path]) -> list[Path]:
     """The group's folder and those above it, as far as they are of its job and mounted; where its own is not to be
     seen, the nearest above it that is."""
     top, place = mounted

@@ -1,4 +1,7 @@
-"""The one thread that touches the run directory. Its file server may be gone, and then a call hangs: nobody waits."""
+"""A monitor's lines on their way to `peaks/<node>.jsonl`, or, where that cannot be written, to the node's own disk.
+
+One thread alone touches the run directory. Its file server may be gone, and then a call hangs: nobody waits for it.
+"""
 
 from __future__ import annotations
 
@@ -64,14 +67,14 @@ class DiskThread:
 class _Line:
     def __init__(self, content: bytes) -> None:
         self.content = content
-        self.kept: bool | None = None  # in the spool; False: that could not take it; None: nobody asked it to
+        self.spooled: bool | None = None  # False: the spool could not take it; None: it was not asked to
 
 
-class Outbox:
+class LineWriter:
     """Used by the main thread, which never waits: the disk thread writes, and hands back what it could not.
 
-    A disk that takes `hang_seconds` over one thing waits for a server that is gone; what was kept is tried again every
-    `retry_seconds`.
+    A disk that takes `hang_seconds` over one thing waits for a server that is gone; what is spooled is tried again
+    every `retry_seconds`.
     """
 
     def __init__(
@@ -84,65 +87,65 @@ class Outbox:
         self._relative = relative
         self._hang_seconds = hang_seconds
         self._retry_seconds = retry_seconds
-        self._on_the_way: deque[_Line] = deque()
+        self._pending: deque[_Line] = deque()
         self._refused: deque[_Line] = deque()
-        self._tried_at = time.monotonic()
+        self._delivery_tried_at = time.monotonic()
 
     def put(self, record: Record, sync: bool = False) -> None:
         """A line cannot be lost from here on, but by SIGKILL or two full disks. `sync` asks for fsync now."""
         line = _Line(json.dumps(record, separators=(",", ":")).encode() + b"\n")
         if self._hangs():
-            self._keep_on_the_way()  # those before it
-            self._keep(line)
+            self._spool_pending()  # those before it
+            self._put_in_spool(line)
         else:
-            self._on_the_way.append(line)
+            self._pending.append(line)
             self._disk.give(lambda: self._write(line, sync))
 
     def settle(self) -> None:
-        """Keep what was refused and what hangs; now and then, try to deliver what is kept."""
-        self._keep_refused()
+        """Spool what was refused and what hangs; now and then, try to deliver what is spooled."""
+        self._spool_refused()
         if self._hangs():
-            self._keep_on_the_way()
-        elif time.monotonic() - self._tried_at >= self._retry_seconds:
+            self._spool_pending()
+        elif time.monotonic() - self._delivery_tried_at >= self._retry_seconds:
             self.deliver()
 
     def deliver(self) -> None:
-        self._tried_at = time.monotonic()
+        self._delivery_tried_at = time.monotonic()
         self._disk.give(self._deliver)
 
     def finish(self, timeout_seconds: float) -> None:
-        """The last: wait for the disk, and keep what it did not take."""
+        """End: wait for the disk, and spool what it did not take."""
         if not self._hangs():
             self.deliver()
             self._disk.finish(timeout_seconds)
-        self._keep_refused()
-        self._keep_on_the_way()
+        self._spool_refused()
+        self._spool_pending()
 
     def _hangs(self) -> bool:
         return self._disk.waiting_seconds() >= self._hang_seconds
 
-    def _keep_refused(self) -> None:
+    def _spool_refused(self) -> None:
         while self._refused:
-            self._keep(self._refused.popleft())
+            self._put_in_spool(self._refused.popleft())
 
-    def _keep_on_the_way(self) -> None:
+    def _spool_pending(self) -> None:
         """They may still arrive, when the server comes back: whoever delivers leaves out what has."""
-        for line in list(self._on_the_way):
-            self._keep(line)
+        for line in list(self._pending):
+            self._put_in_spool(line)
 
-    def _keep(self, line: _Line) -> None:
-        if line.kept is None:
-            line.kept = True  # said first: from now on the disk thread leaves it to the spool
+    def _put_in_spool(self, line: _Line) -> None:
+        if line.spooled is None:
+            line.spooled = True  # set first: from now on the disk thread leaves it to the spool
             if not self._spool.append(self._relative, line.content):
-                line.kept = False
+                line.spooled = False
                 self.dropped += 1
 
     # in the disk thread
 
     def _write(self, line: _Line, sync: bool) -> None:
-        if not line.kept and not self._peaks.append(line.content, sync):
+        if not line.spooled and not self._peaks.append(line.content, sync):
             self._refused.append(line)
-        self._on_the_way.popleft()
+        self._pending.popleft()
 
     def _deliver(self) -> None:
         with contextlib.suppress(OSError):  # later

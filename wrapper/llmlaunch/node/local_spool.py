@@ -21,7 +21,7 @@ from .files import replace_bytes
 from .peaks import PeaksFile
 
 # A file on its way to the run directory, no longer written to: node1.<nanoseconds>.taken.jsonl
-TAKEN = re.compile(r"\.\d+\.taken(?=\.\w+$)")
+CLAIMED = re.compile(r"\.\d+\.taken(?=\.\w+$)")
 TRIES = 50
 BETWEEN_TRIES_SECONDS = 0.005
 
@@ -69,7 +69,7 @@ class Spool:
 
 
 def deliver_all(root: Path, but: Path) -> None:
-    """Every run's folder, except `but`; what cannot be delivered stays. It may hang, as any file system."""
+    """Deliver every run's folder except `but`; what cannot be delivered stays. It may hang, as any file system."""
     with contextlib.suppress(OSError):
         for folder in sorted(root.iterdir()) if is_private(root) else ():
             if folder != but:
@@ -86,15 +86,15 @@ def deliver(root: Path, folder: Path) -> None:
     if spool_folder(root, run_directory) != folder or not Path(run_directory).is_dir():
         return
     for path in _files(folder):
-        taken = _take(path)
-        descriptor = _lock(taken)
+        claimed = _claim(path)
+        descriptor = _lock(claimed)
         if descriptor is None:
             continue
         try:
-            target = Path(run_directory) / path.relative_to(folder).with_name(TAKEN.sub("", path.name))
+            target = Path(run_directory) / path.relative_to(folder).with_name(CLAIMED.sub("", path.name))
             deliver_one = _append_missing if path.suffix == ".jsonl" else _replace_older
-            deliver_one(target, taken)
-            taken.unlink()
+            deliver_one(target, claimed)
+            claimed.unlink()
         finally:
             os.close(descriptor)
     _remove_if_empty(folder, name)
@@ -121,18 +121,18 @@ def _append(path: Path, lines: bytes) -> bool:
 
 def _files(folder: Path) -> list[Path]:
     """What is to be delivered: what an earlier one left behind first, nothing half written."""
-    found = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    wanted = [path for path in found if path.parent != folder and not path.name.startswith(".")]
-    return sorted(wanted, key=lambda path: (TAKEN.search(path.name) is None, path))
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    wanted = [path for path in files if path.parent != folder and not path.name.startswith(".")]
+    return sorted(wanted, key=lambda path: (CLAIMED.search(path.name) is None, path))
 
 
-def _take(path: Path) -> Path:
-    """From now on, whoever has more to say begins another file."""
-    if TAKEN.search(path.name) is not None:
+def _claim(path: Path) -> Path:
+    """Rename the file for delivery: from now on, whoever has more to write begins another file."""
+    if CLAIMED.search(path.name) is not None:
         return path
-    taken = path.with_name(f"{path.stem}.{time.time_ns()}.taken{path.suffix}")
-    path.rename(taken)
-    return taken
+    claimed = path.with_name(f"{path.stem}.{time.time_ns()}.taken{path.suffix}")
+    path.rename(claimed)
+    return claimed
 
 
 def _lock(path: Path) -> int | None:
@@ -154,9 +154,9 @@ def _lock(path: Path) -> int | None:
     return None
 
 
-def _append_missing(target: Path, taken: Path) -> None:
-    """The whole lines that are not there yet."""
-    content = taken.read_bytes()
+def _append_missing(target: Path, claimed: Path) -> None:
+    """Append to `target` the whole lines of `claimed` that are not there yet. Raises OSError."""
+    content = claimed.read_bytes()
     missing = dict.fromkeys(content[: content.rfind(b"\n") + 1].split(b"\n")[:-1])
     with contextlib.suppress(FileNotFoundError), target.open("rb") as file:
         for line in file:
@@ -169,12 +169,12 @@ def _append_missing(target: Path, taken: Path) -> None:
     file_there.close()
 
 
-def _replace_older(target: Path, taken: Path) -> None:
-    """By the time that both say, `at`."""
-    ours, theirs = read_object(taken) or {}, read_object(target) or {}
+def _replace_older(target: Path, claimed: Path) -> None:
+    """Replace `target` by `claimed` if that was written later, by the `at` timestamp inside each file."""
+    ours, theirs = read_object(claimed) or {}, read_object(target) or {}
     if (theirs.get("at") or 0) > (ours.get("at") or 0):
         return
-    replace_bytes(target, taken.read_bytes())
+    replace_bytes(target, claimed.read_bytes())
 
 
 def _remove_if_empty(folder: Path, name: bytes) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ..rundir.spool_place import spool_root
 from .files import say
 from .host_memory import HostMemory
-from .line_writer import DiskThread, Outbox
+from .line_writer import DiskThread, LineWriter
 from .local_spool import Spool, deliver_all
 from .logged_memory import LoggedPeaks
 from .nvml_sampler import NvmlSampler, load_small
@@ -78,7 +78,7 @@ class Monitor:
         self._spool = Spool(spool_root(os.environ), options.run_dir)
         relative = f"peaks/{options.node}.jsonl"
         peaks = PeaksFile(options.run_dir / relative)
-        self._outbox = Outbox(
+        self._writer = LineWriter(
             self._disk, peaks, self._spool, relative, options.hang_after, retry_seconds=options.beat_interval
         )
         self._started_at = time.monotonic()
@@ -88,7 +88,7 @@ class Monitor:
         self._sampler.start()
         self._disk.start()
         self._disk.give(self._look)
-        self._outbox.deliver()
+        self._writer.deliver()
         self._deliver_others()
         self._host.sample_cgroup()
         number = self._until_ready()
@@ -125,7 +125,7 @@ class Monitor:
             if leap or (beat and (coarse != written or now - written_at >= QUIET_BEATS * self._options.beat_interval)):
                 self._write("beat", self._peak_fields(), sync=leap)
                 written, written_at = coarse, now
-            self._outbox.settle()
+            self._writer.settle()
             tick = max(tick + self._options.interval, time.monotonic())
             number = self._wait(tick - time.monotonic())
             if number is not None:
@@ -140,11 +140,11 @@ class Monitor:
         answered = self._sampler.finish(LAST_SAMPLE_SECONDS)
         self._write_events()
         self._write("end", self._end_fields(number, answered), sync=True)
-        self._outbox.finish(LAST_LINE_SECONDS)
+        self._writer.finish(LAST_LINE_SECONDS)
 
     def _sample_node(self) -> bool:
         """What is cheap and comes from this node's own kernel; True where a rank has just ended."""
-        self._ranks.take(self._records.found)
+        self._ranks.update(self._records.records)
         ended = self._ranks.sample()
         self._host.sample()
         self._sampler.rank_pids = self._ranks.pids
@@ -169,8 +169,8 @@ class Monitor:
         threading.Thread(target=deliver_all, args=(root, ours), name="deliver", daemon=True).start()
 
     def _wait(self, seconds: float) -> int | None:
-        told = signal.sigtimedwait(self._ends, max(0.0, seconds))
-        return told.si_signo if told is not None else None
+        info = signal.sigtimedwait(self._ends, max(0.0, seconds))
+        return info.si_signo if info is not None else None
 
     def _write_events(self) -> None:
         for event in self._sampler.events():
@@ -183,7 +183,7 @@ class Monitor:
 
     def _write(self, event: str, fields: Record, sync: bool = False) -> None:
         base = {"v": 1, "event": event, "attempt": self._options.attempt, "node": self._options.node}
-        self._outbox.put({**base, "time": time.time(), **fields}, sync)
+        self._writer.put({**base, "time": time.time(), **fields}, sync)
 
     def _coarse_peaks(self) -> list[int]:
         """Every peak in steps of STEP_BYTES."""
@@ -200,7 +200,7 @@ class Monitor:
             "processes": self._ranks.records(),
             "host": self._host.record(),
             "logged": self._logged_records,
-            "dropped": self._outbox.dropped,
+            "dropped": self._writer.dropped,
         }
 
     def _start_fields(self) -> Record:
@@ -222,8 +222,8 @@ class Monitor:
 
 
 def _largest_rise(before: list[int], now: list[int]) -> int:
-    """Of two lists of peaks in one order; a peak that is new rose from nothing, and those behind it are compared with
-    others', which may write a line too many."""
+    """Return the largest increase between two lists of peaks. A new entry counts from zero; entries after it are then
+    compared out of step, which at worst writes one extra line."""
     padded = before + [0] * (len(now) - len(before))
     return max((peak - old for old, peak in zip(padded, now)), default=0)
 

@@ -32,8 +32,8 @@ NOT_AVAILABLE = 2**64 - 1
 
 
 def open_devices(skipped: Skipped) -> list[Device]:
-    """Every GPU this process may see, a GPU in MIG mode by its slices; `skipped(index, code)` for each it may not, as
-    under SLURM's cgroups.
+    """Open every GPU this process may see, a GPU in MIG mode by its slices. `skipped(index, code)` is called for each
+    it may not see, as under SLURM's cgroups.
 
     Raises pynvml.NVMLError where there is no library or no driver. NVML ignores CUDA_VISIBLE_DEVICES, and its
     order is neither CUDA's nor stable over reboots: the UUID is the name of a GPU.
@@ -46,11 +46,11 @@ def open_devices(skipped: Skipped) -> list[Device]:
         except pynvml.NVMLError as error:
             skipped(index, error.value)
             continue
-        found = _slices(whole, skipped) if _in_slices(whole) else [whole]
+        parts = _slices(whole, skipped) if _in_slices(whole) else [whole]
         if whole.lost is not None:
             skipped(index, whole.lost)
         else:
-            devices += found
+            devices += parts
     return devices
 
 
@@ -89,7 +89,7 @@ class Device:
             self.pci = _text(pci.busId) if pci is not None else None
 
     def ask(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer, or None; a call that will never answer is not made again."""
+        """Return the answer, or None; a call that will never answer is not made again."""
         if self.lost is not None or name in self.unavailable:
             return None
         try:
@@ -105,8 +105,8 @@ class Device:
 
 
 def running_processes(handle: Any, version: str) -> list[tuple[int, int | None]]:
-    """Pid and bytes of the processes on a device, by `nvmlDeviceGetComputeRunningProcesses_<version>`; None where the
-    driver does not say. Raises pynvml.NVMLError.
+    """Return pid and bytes of the processes on a device, by `nvmlDeviceGetComputeRunningProcesses_<version>`; None
+    where the driver does not say. Raises pynvml.NVMLError.
 
     The binding's own function asks twice, first how many there are, and this call is the dear one: 4.5 ms under the
     driver's lock (MangoHud pull request 2104). Half as much memory again lies behind what the driver is told of: the
@@ -137,7 +137,7 @@ def _in_slices(whole: Device) -> bool:
 
 def _slices(whole: Device, skipped: Skipped) -> list[Device]:
     """The MIG devices of a GPU. Asked whole, it answers with sums, and privileged callers alone (nvml.h)."""
-    found = []
+    slices = []
     code = pynvml.NVML_ERROR_NOT_FOUND
     try:
         for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(whole.handle)):
@@ -147,12 +147,12 @@ def _slices(whole: Device, skipped: Skipped) -> list[Device]:
                 # places that are empty are NOT_FOUND; slices of other jobs are refused
                 code = error.value if error.value != pynvml.NVML_ERROR_NOT_FOUND else code
                 continue
-            found.append(Device(whole.index, handle, whole))
+            slices.append(Device(whole.index, handle, whole))
     except pynvml.NVMLError as error:
         code = error.value
-    if not found:
+    if not slices:
         skipped(whole.index, code)
-    return found
+    return slices
 
 
 def _text(value: Any) -> str | None:

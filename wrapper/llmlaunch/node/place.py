@@ -42,7 +42,7 @@ class Source(NamedTuple):
     """Bandwidths between the job's nodes, and where they are from: "matrix" or "topology"."""
 
     name: str
-    said: str
+    description: str
     bytes_per_second: list[list[float]]
 
 
@@ -93,26 +93,28 @@ def _terms(job: Record) -> dict[str, Term]:
     return traffic(Sizes(**job["layout"]), sent, devices, int(job.get("nvlink_domain_devices", devices)))
 
 
-def _placed(nodes: list[str], terms: dict[str, Term], source: Source, found: Placement) -> Record:
-    order = [nodes[index] for index in found.order]
-    best = ", and no order takes less" if found.proved else ""
-    gain = 1.0 - found.seconds / found.before_seconds
+def _placed(nodes: list[str], terms: dict[str, Term], source: Source, placement: Placement) -> Record:
+    order = [nodes[index] for index in placement.order]
+    best = ", and no order takes less" if placement.proved else ""
+    gain = 1.0 - placement.seconds / placement.before_seconds
     if order == nodes:
-        why = f"SLURM's: none better was found{best} (by {source.said})"
+        why = f"SLURM's: none better was found{best} (by {source.description})"
     elif gain < LEAST_GAIN:
-        why = f"changed by {source.said}: as long between nodes as SLURM's order, but over fewer slow links{best}"
+        why = (
+            f"changed by {source.description}: as long between nodes as SLURM's order, but over fewer slow links{best}"
+        )
     else:
-        why = f"changed by {source.said}: {gain:.1%} less time between nodes than in SLURM's order{best}"
+        why = f"changed by {source.description}: {gain:.1%} less time between nodes than in SLURM's order{best}"
     cost = inverse(source.bytes_per_second)
     return {
         "schema": 1,
         "order": order,
         "source": source.name,
-        "seconds": found.seconds,
-        "slurm_order_seconds": found.before_seconds,
-        "terms": term_seconds(terms, found.order, cost),
+        "seconds": placement.seconds,
+        "slurm_order_seconds": placement.before_seconds,
+        "terms": term_seconds(terms, placement.order, cost),
         "slurm_order_terms": term_seconds(terms, range(len(nodes)), cost),
-        "proved": found.proved,
+        "proved": placement.proved,
         "why": why,
     }
 
@@ -129,15 +131,15 @@ def _from_matrix(job: Record, nodes: Sequence[str], why: list[str]) -> Source | 
         return None
     place_of = {name: index for index, name in enumerate(matrix["nodes"])}
     rows = matrix["gigabytes_per_second"]
-    known = [(a, b) for a in nodes for b in nodes if a != b and a in place_of and b in place_of]
-    if not known:
+    measured = [(a, b) for a in nodes for b in nodes if a != b and a in place_of and b in place_of]
+    if not measured:
         why.append(f"the measured matrix knows fewer than two of these {counted(len(nodes), 'node')}")
         return None
-    speeds = {(a, b): rows[place_of[a]][place_of[b]] * 1e9 for a, b in known}
+    speeds = {(a, b): rows[place_of[a]][place_of[b]] * 1e9 for a, b in measured}
     median = statistics.median(speeds.values())
     missing = sum(node not in place_of for node in nodes)
-    said = "the measured matrix" + (f" ({missing} of {len(nodes)} nodes not in it: median)" if missing else "")
-    return Source("matrix", said, [[speeds.get((a, b), median) for b in nodes] for a in nodes])
+    description = "the measured matrix" + (f" ({missing} of {len(nodes)} nodes not in it: median)" if missing else "")
+    return Source("matrix", description, [[speeds.get((a, b), median) for b in nodes] for a in nodes])
 
 
 def _from_topology(job: Record, nodes: Sequence[str], why: list[str]) -> Source | None:
@@ -229,11 +231,13 @@ def _split(expression: str) -> list[str]:
 
 
 def _expand_one(part: str) -> list[str]:
-    found = _BRACKETS.search(part)
-    if found is None:
+    brackets = _BRACKETS.search(part)
+    if brackets is None:
         return [part]
-    head, tails = part[: found.start()], _expand_one(part[found.end() :])
-    return [head + number + tail for piece in found.group(1).split(",") for number in _numbers(piece) for tail in tails]
+    head, tails = part[: brackets.start()], _expand_one(part[brackets.end() :])
+    return [
+        head + number + tail for piece in brackets.group(1).split(",") for number in _numbers(piece) for tail in tails
+    ]
 
 
 def _numbers(piece: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Before the training: is this node whole, and does it reach the others. One task on each node runs this.
+"""The preflight: before the training, one task on each node tries whether it is whole and reaches the others.
 
 How far the node came is in `attempts/<attempt>/preflight/<node>.json` at any moment, so that one that hangs or dies is
 known by what it did not reach; `node.pyz choose` reads them.
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     children = [_start(options, device) for device in range(options.devices)]
     try:
         for device, line in _lines(children, time.monotonic() + options.seconds):
-            marker.hear(device, line)
+            marker.update(device, line)
             if marker.bad:
                 break
     finally:
@@ -68,20 +68,20 @@ class Marker:
         """What all devices have reached."""
         return STAGES[min(self._reached)]
 
-    def hear(self, device: int, line: str) -> None:
+    def update(self, device: int, line: str) -> None:
         """One line of a device's process; what is no JSON is none of ours."""
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except ValueError:
             return
-        if not isinstance(said, dict):
+        if not isinstance(message, dict):
             return
-        if "bad" in said:
-            self.blame(str(said["bad"]))
-        elif said.get("stage") in STAGES:
+        if "bad" in message:
+            self.blame(str(message["bad"]))
+        elif message.get("stage") in STAGES:
             before = self.stage
-            self._reached[device] = STAGES.index(said["stage"])
-            self._seconds[device] = said.get("seconds", self._seconds[device])
+            self._reached[device] = STAGES.index(message["stage"])
+            self._seconds[device] = message.get("seconds", self._seconds[device])
             if self.stage != before:
                 self.write()
 
@@ -106,11 +106,11 @@ class Marker:
 
 
 def _start(options: argparse.Namespace, device: int) -> subprocess.Popen[bytes]:
-    words = ["--kind", options.kind, "--devices", options.devices, "--local-rank", device]
-    words += ["--rank", options.rank * options.devices + device, "--world-size", options.nodes * options.devices]
-    words += ["--address", options.address, "--port", options.port, "--patience-seconds", options.seconds / 3]
+    arguments = ["--kind", options.kind, "--devices", options.devices, "--local-rank", device]
+    arguments += ["--rank", options.rank * options.devices + device, "--world-size", options.nodes * options.devices]
+    arguments += ["--address", options.address, "--port", options.port, "--patience-seconds", options.seconds / 3]
     return subprocess.Popen(
-        [options.python, str(options.script), *map(str, words)],
+        [options.python, str(options.script), *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         preexec_fn=lambda: die_with_parent(signal.SIGKILL),
@@ -119,7 +119,7 @@ def _start(options: argparse.Namespace, device: int) -> subprocess.Popen[bytes]:
 
 def _lines(children: list[subprocess.Popen[bytes]], end: float) -> Iterator[tuple[int, str]]:
     """Whole lines with the number of the process that wrote them, until all have closed or the time is over."""
-    held = [b""] * len(children)
+    unfinished = [b""] * len(children)
     with selectors.DefaultSelector() as selector:
         for number, child in enumerate(children):
             selector.register(child.stdout.fileno(), selectors.EVENT_READ, number)  # type: ignore[union-attr]
@@ -129,7 +129,7 @@ def _lines(children: list[subprocess.Popen[bytes]], end: float) -> Iterator[tupl
                 if not piece:
                     selector.unregister(key.fd)
                     continue
-                *whole, held[key.data] = (held[key.data] + piece).split(b"\n")
+                *whole, unfinished[key.data] = (unfinished[key.data] + piece).split(b"\n")
                 for line in whole:
                     yield key.data, line.decode(errors="replace")
 
@@ -186,7 +186,7 @@ def _ours(count: int, visible: str | None) -> list[int]:
 
 
 def _problems(handle: Any) -> list[str]:
-    found = []
+    problems = []
     volatile = _ask(
         pynvml.nvmlDeviceGetTotalEccErrors,
         handle,
@@ -194,19 +194,19 @@ def _problems(handle: Any) -> list[str]:
         pynvml.NVML_VOLATILE_ECC,
     )
     if volatile:
-        found.append(f"has {volatile} uncorrectable ECC errors since the driver was loaded")
+        problems.append(f"has {volatile} uncorrectable ECC errors since the driver was loaded")
     if _ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) == pynvml.NVML_FEATURE_ENABLED:
-        found.append("waits for a reset to retire memory pages")
+        problems.append("waits for a reset to retire memory pages")
     remapped = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)
     if remapped is not None:
         _, _, pending, failed = remapped
-        found += ["waits for a reset to remap memory rows"] if pending else []
-        found += ["could not remap a bad memory row"] if failed else []
+        problems += ["waits for a reset to remap memory rows"] if pending else []
+        problems += ["could not remap a bad memory row"] if failed else []
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     if memory is not None and memory.total - memory.free > MOST_USED_BYTES:
         used = (memory.total - memory.free) / 2**30
-        found.append(f"has {used:.1f} GiB in use before the training; another process holds them")
-    return found
+        problems.append(f"has {used:.1f} GiB in use before the training; another process holds them")
+    return problems
 
 
 def _ask(call: Callable[..., Any], *arguments: Any) -> Any:

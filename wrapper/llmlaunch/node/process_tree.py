@@ -1,4 +1,4 @@
-"""A process by its number and start, and those below it (Linux)."""
+"""Processes of this machine as /proc shows them (Linux): one of them, those below it, and those of our job."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
+
+CAUGHT_SIGNALS = re.compile(r"^SigCgt:\s*([0-9a-f]+)", re.MULTILINE)
+# SLURM's cgroups: /slurm/uid_1000/job_7/step_0/task_0, /system.slice/slurmstepd.scope/job_7/step_0/user/task_0
+JOB_CGROUP = re.compile(r"^\d+:[^:\n]*:(/(?:[^/\n]+/)*?job_\d+)(?=/|$)", re.MULTILINE)
+MOST_GENERATIONS = 64  # from a data loader up to the job's script there are five
 
 
-CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)", re.MULTILINE)
-
-
-class Child:
+class Process:
     """The process that has the number `pid` now; another that gets the same number later is not meant."""
 
     def __init__(self, pid: int) -> None:
@@ -29,103 +31,102 @@ class Child:
         return state not in ("", "Z", "X") and started == self._started
 
     def signal(self, number: int) -> None:
-        """Nothing where it is gone."""
+        """Send the signal; a process that is gone is left alone."""
         if self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
-def kill_tree(child: Child) -> None:
-    """SIGKILL to the process and all below it, itself first, so that it starts no more."""
-    below = descendants(child.pid)
-    child.signal(signal.SIGKILL)
+class JobProcesses:
+    """Which processes belong to our job. The driver lists those of every job, by numbers that may be of another pid
+    namespace. Our job is what this process and its parent, which also starts the trainers, belong to."""
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+        self._cgroup = _job_cgroup("self")
+
+    def owns(self, pid: int, trainers: Collection[int]) -> bool:
+        """Whether `pid` exists here and is of this job: by its cgroup where SLURM made one, else as a descendant of
+        our parent or of `trainers`."""
+        if self._cgroup is not None:
+            return _job_cgroup(str(pid)) == self._cgroup
+        for _ in range(MOST_GENERATIONS):
+            if pid == self._parent or pid in trainers:
+                return Path(f"/proc/{pid}").exists()
+            pid = parent_of(pid)
+            if pid <= 0:
+                return False
+        return False
+
+
+def kill_tree(process: Process) -> None:
+    """SIGKILL the process and all below it, itself first, so that it starts no more."""
+    below = descendants(process.pid)
+    process.signal(signal.SIGKILL)
     for pid in below:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
 
 def listeners(pid: int, number: int) -> list[int]:
-    """The process, if it has a handler for signal `number`; else those nearest below it that have one."""
+    """Return the process if it has a handler for signal `number`, else those nearest below it that have one."""
     if _catches(pid, number):
         return [pid]
     children = _children()
-    found, rest = [], list(children.get(pid, []))
-    for one in rest:
-        if _catches(one, number):
-            found.append(one)
+    listening, rest = [], list(children.get(pid, []))
+    for child in rest:
+        if _catches(child, number):
+            listening.append(child)
         else:
-            rest += children.get(one, [])
-    return found
+            rest += children.get(child, [])
+    return listening
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below `pid`, parents before their children; those that ended meanwhile may be among them."""
+    """Return all processes below `pid`, parents before their children; some may have ended meanwhile."""
     children = _children()
-    found = [pid]
-    for parent in found:
-        found += children.get(parent, [])
-    return found[1:]
+    pids = [pid]
+    for parent in pids:
+        pids += children.get(parent, [])
+    return pids[1:]
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent's process id; -1 of a process that is not there."""
+    return _stat(pid)[2]
+
+
+def all_pids() -> Iterator[int]:
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
 def _children() -> dict[int, list[int]]:
-    """Every process of this machine by its parent."""
-    found: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            found.setdefault(_stat(int(entry.name))[2], []).append(int(entry.name))
-    return found
+    """Map each parent of this machine to its children."""
+    children: dict[int, list[int]] = {}
+    for pid in all_pids():
+        children.setdefault(parent_of(pid), []).append(pid)
+    return children
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether it has a handler for the signal (SigCgt of proc(5))."""
-    try:
-        caught = CAUGHT.search(Path(f"/proc/{pid}/status").read_text(errors="replace"))
-    except OSError:
-        return False
+    """Whether the process has a handler for the signal (SigCgt of proc(5))."""
+    caught = CAUGHT_SIGNALS.search(_read(str(pid), "status"))
     return caught is not None and bool(int(caught.group(1), 16) >> (number - 1) & 1)
 
 
+def _job_cgroup(pid: str) -> str | None:
+    match = JOB_CGROUP.search(_read(pid, "cgroup"))
+    return match.group(1) if match is not None else None
+
+
 def _stat(pid: int) -> tuple[str, str, int]:
-    """State letter, start (clock ticks since boot), parent; "", "", -1 of a process that is not there (proc(5))."""
+    """Return state letter, start (clock ticks since boot) and parent; "", "", -1 of a process that is not there. The
+    name before them in proc(5)'s line is in brackets, and may hold blanks and brackets of its own."""
+    fields = _read(str(pid), "stat").rpartition(")")[2].split()
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return fields[0], fields[19], int(fields[1])
-    except (OSError, IndexError, ValueError):
+    except (IndexError, ValueError):
         return "", "", -1
-
-
-# SLURM's cgroups: /slurm/uid_1000/job_7/step_0/task_0, /system.slice/slurmstepd.scope/job_7/step_0/user/task_0
-JOB = re.compile(r"^\d+:[^:\n]*:(/(?:[^/\n]+/)*?job_\d+)(?=/|$)", re.MULTILINE)
-MOST_STEPS = 64  # from a data loader up to the job's script there are five
-
-
-class Job:
-    """Ours, as seen from this process and from its parent, which starts the trainers too."""
-
-    def __init__(self) -> None:
-        self._parent = os.getppid()
-        found = JOB.search(_read("self", "cgroup"))
-        self._cgroup = found.group(1) if found is not None else None
-
-    def owns(self, pid: int, trainers: Collection[int]) -> bool:
-        """Whether `pid` exists here and is of this job: by its cgroup where SLURM made one, else as a descendant of
-        our parent or of `trainers`."""
-        if self._cgroup is not None:
-            found = JOB.search(_read(str(pid), "cgroup"))
-            return found is not None and found.group(1) == self._cgroup
-        for _ in range(MOST_STEPS):
-            if pid == self._parent or pid in trainers:
-                return Path(f"/proc/{pid}").exists()
-            pid = _parent_of(pid)
-            if pid <= 0:
-                return False
-        return False
-
-
-def _parent_of(pid: int) -> int:
-    """0 where there is none, or no such process."""
-    words = _read(str(pid), "stat").rpartition(")")[2].split()  # the name before it may hold anything
-    return int(words[1]) if len(words) > 1 else 0
 
 
 def _read(pid: str, name: str) -> str:

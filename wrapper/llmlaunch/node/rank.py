@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     stacks = None
     if put_hook_first(options.run_dir):
         stacks = prepare_stacks(directory, rank)
-        tell_probe(options.run_dir, options.attempt, options.node, rank, local_rank)
+        set_probe_variable(options.run_dir, options.attempt, options.node, rank, local_rank)
     record: Record = {
         "v": 1,
         "rank": rank,
@@ -86,25 +86,25 @@ def spawn(program: list[str], rank: int) -> int:
     told twice.
     """
     # torchrun is started deaf to TERM; its workers are not to inherit that
-    heard = [n for n in FORWARDED if n == signal.SIGTERM or signal.getsignal(n) != signal.SIG_IGN]
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [*heard, *NOT_FOR_TRAINERS])
+    handled = [n for n in FORWARDED if n == signal.SIGTERM or signal.getsignal(n) != signal.SIG_IGN]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [*handled, *NOT_FOR_TRAINERS])
     wrapper = os.getpid()
     child = os.fork()
     if child == 0:
         _become(program, wrapper, mask)
-    asked = []  # the signals it was sent so far
+    forwarded = []  # the signals it was sent so far
 
     def forward(number: int, frame: object = None) -> None:
-        asked.append(number)
+        forwarded.append(number)
         with contextlib.suppress(OSError):  # gone, or of another user since
             os.kill(child, number)
 
     def ask_to_save(number: int, frame: object) -> None:
         """Once, and not where it was told to end already: a second signal would break off its saving."""
-        if not asked:
+        if not forwarded:
             forward(save_signal())
 
-    for number in heard:
+    for number in handled:
         signal.signal(number, forward)
     signal.signal(ASKS_TO_SAVE, ask_to_save)
     signal.signal(ASKS_FOR_STACKS, lambda number, frame: ask_for_stacks(child, rank))
@@ -173,7 +173,8 @@ PROBE_VARIABLE = "LLMLAUNCH_PROBE"
 
 
 def put_hook_first(run_directory: Path) -> bool:
-    """For a trainer that is started now; false where the run directory has no hook."""
+    """Put the run directory's hook first on PYTHONPATH for a trainer that is started next; False where there is no
+    hook."""
     hook = run_directory / HOOK_FOLDER
     try:
         (hook / "sitecustomize.py").stat()
@@ -186,7 +187,7 @@ def put_hook_first(run_directory: Path) -> bool:
     return True
 
 
-def tell_probe(run_directory: Path, attempt: str, node: str, rank: int, local_rank: int) -> None:
-    """The variable that the memory probe of this rank wakes at, in the trainer and in what that starts."""
+def set_probe_variable(run_directory: Path, attempt: str, node: str, rank: int, local_rank: int) -> None:
+    """Set the variable that starts this rank's memory probe, in the trainer and in what that starts."""
     place = {"run": str(run_directory), "attempt": attempt, "node": node, "rank": rank, "local_rank": local_rank}
     os.environ[PROBE_VARIABLE] = json.dumps(place)

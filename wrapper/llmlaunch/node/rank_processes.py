@@ -25,9 +25,9 @@ class RankProcess:
         self.rank = int(record["rank"])
         self.resident_bytes: int | None = None
         self.resident_peak_bytes: int | None = None
-        self._take(record)
+        self._follow(record)
 
-    def _take(self, record: Record) -> None:
+    def _follow(self, record: Record) -> None:
         """Follow the process of `record`; of one that ended, keep the kernel's own maximum."""
         self.pid = int(record["program_pid"])
         self.alive = record.get("ended_at") is None and self._open()
@@ -69,12 +69,12 @@ class RankProcess:
             return None, None
         return _kib(RESIDENT, status), _kib(RESIDENT_PEAK, status)
 
-    def take(self, record: Record) -> None:
-        """Of a program that is gone, its maximum from its record, and its successor if it was restarted."""
+    def update(self, record: Record) -> None:
+        """Where the program is gone, take its maximum from its record, or follow its successor if it was restarted."""
         if self.alive:
             return
         if record["program_pid"] != self.pid:
-            self._take(record)
+            self._follow(record)
         else:
             self._rise(record.get("resident_peak_bytes"))
 
@@ -91,31 +91,31 @@ class RankProcesses:
     """The programs of one node's ranks. Reads /proc alone: their records come from the thread that may hang."""
 
     def __init__(self) -> None:
-        self._known: dict[str, RankProcess] = {}  # by file name of the record
-        self._taken: dict[str, Record] = {}
+        self._processes: dict[str, RankProcess] = {}  # by file name of the record
+        self._last_records: dict[str, Record] = {}
 
-    def take(self, records: dict[str, Record]) -> None:
+    def update(self, records: dict[str, Record]) -> None:
         """The records of this node's ranks, as they were last read."""
-        if records is self._taken:
+        if records is self._last_records:
             return
-        self._taken = records
+        self._last_records = records
         for name, record in records.items():
-            if name in self._known:
-                self._known[name].take(record)
+            if name in self._processes:
+                self._processes[name].update(record)
             else:
-                self._known[name] = RankProcess(record)
+                self._processes[name] = RankProcess(record)
 
     def sample(self) -> bool:
         """Read the resident memory of the living; True where one has just ended."""
-        ended = [process for process in self._known.values() if process.sample()]
+        ended = [process for process in self._processes.values() if process.sample()]
         return bool(ended)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in self._known.values())
+        return tuple(process.pid for process in self._processes.values())
 
     def records(self) -> list[Record]:
-        return [process.record() for process in sorted(self._known.values(), key=lambda process: process.rank)]
+        return [process.record() for process in sorted(self._processes.values(), key=lambda process: process.rank)]
 
 
 class RankRecords:
@@ -126,24 +126,24 @@ class RankRecords:
     """
 
     def __init__(self, run_directory: Path, attempt: str, node: str, node_rank: int | None = None) -> None:
-        self.found: dict[str, Record] = {}  # by file name; replaced, never changed
+        self.records: dict[str, Record] = {}  # by file name; replaced, never changed
         self._run_directory = run_directory
         self._node = node
         self._node_rank = node_rank
         self._directory = attempt_directory(run_directory, attempt) / "ranks"
         self._foreign: set[str] = set()
         self._own_names: list[str] | None = None
-        self._asked_for_names = False
+        self._names_known = False
 
     def look(self, again: bool) -> None:
         """For new ones, and `again` at those that are known."""
-        if not self._asked_for_names:
-            self._asked_for_names = True
+        if not self._names_known:
+            self._names_known = True
             self._own_names = _own_names(self._run_directory, self._node_rank)
         names = self._own_names or [path.name for path in self._directory.glob("*.json")]
         fresh = {}
         for name in names:
-            if name in self._foreign or (name in self.found and not again):
+            if name in self._foreign or (name in self.records and not again):
                 continue
             record = read_object(self._directory / name)
             if record is None or record.get("program_pid") is None or record.get("rank") is None:
@@ -153,7 +153,7 @@ class RankRecords:
             else:
                 self._foreign.add(name)
         if fresh:
-            self.found = {**self.found, **fresh}
+            self.records = {**self.records, **fresh}
 
 
 def _own_names(run_directory: Path, node_rank: int | None) -> list[str] | None:
@@ -166,5 +166,5 @@ def _own_names(run_directory: Path, node_rank: int | None) -> list[str] | None:
 
 
 def _kib(pattern: re.Pattern[bytes], status: bytes) -> int | None:
-    found = pattern.search(status)
-    return int(found.group(1)) * 1024 if found else None
+    match = pattern.search(status)
+    return int(match.group(1)) * 1024 if match else None

@@ -30,7 +30,7 @@ class Facts(NamedTuple):
 
     state: str  # succeeded, failed or stopped
     kind: str  # of the cause; empty where nothing is known
-    told: str  # what asked it to stop: USR1 (time limit, stop file), TERM (SLURM or a person), PREEMPTED, or empty
+    stop_signal: str  # USR1 (time limit, stop file), TERM (SLURM or a person), PREEMPTED, or empty
     stop_file: bool
     made_a_step: bool  # in this attempt
     trained_before: bool  # an earlier attempt of this run made a step
@@ -38,7 +38,7 @@ class Facts(NamedTuple):
     saved_step: int
     restarts: int  # automatic ones of this submission so far
     fruitless: int  # attempts in a row, this one included, that got no further than saved_step
-    described: Record  # run.json
+    run: Record  # run.json
     tries: int = 1  # in this job, this attempt's included, that ended for a reason of _TRIED_AGAIN
 
 
@@ -55,25 +55,25 @@ class Next(NamedTuple):
 
 
 def decide(facts: Facts) -> Next:
-    """The one that holds first: done, told to end, out of memory, then the rules of restart."""
+    """Apply the first rule that holds: done, asked to end, out of memory, then the rules of restart."""
     if facts.state == "succeeded":
         return Next("end", "done")
     if facts.stop_file:
         return Next("end", "the stop file asked for it")
-    if facts.told == "TERM":
+    if facts.stop_signal == "TERM":
         return Next("end", "SLURM or a person ended the job; what follows is theirs to say")
-    if facts.kind == "oom" and not facts.told:
+    if facts.kind == "oom" and not facts.stop_signal:
         return _after_oom(facts)
-    if facts.kind in _TRIED_AGAIN and not facts.told and not facts.made_a_step and facts.tries < _MOST_TRIES:
+    if facts.kind in _TRIED_AGAIN and not facts.stop_signal and not facts.made_a_step and facts.tries < _MOST_TRIES:
         return Next("again", _TRIED_AGAIN[facts.kind], layout=facts.layout)
     return _restart(facts)
 
 
 def _after_oom(facts: Facts) -> Next:
-    fallbacks = facts.described.get("fallbacks") or []
+    fallbacks = facts.run.get("fallbacks") or []
     if not fallbacks:
         return Next("end", "out of memory would come again; on_oom: fallback tries layouts with more head-room")
-    names = [str(one["layout"]) for one in fallbacks]
+    names = [str(fallback["layout"]) for fallback in fallbacks]
     left = fallbacks[names.index(facts.layout) + 1 :] if facts.layout in names else fallbacks
     if not left:
         return Next("end", "out of memory with the last fallback layout, too")
@@ -83,15 +83,15 @@ def _after_oom(facts: Facts) -> Next:
 
 
 def _after_checkpoint(facts: Facts, left: list[Record]) -> Next:
-    """The first of the layouts left that can go on from it; where none can, what the recipe says."""
-    after, step = facts.described.get("after_checkpoint"), facts.saved_step
+    """Choose the first layout left that can load the checkpoint; where none can, what the recipe says."""
+    after, step = facts.run.get("after_checkpoint"), facts.saved_step
     if after == "stop":
         return Next("end", f"there is a checkpoint of step {step} (on_oom.after_checkpoint: stop)")
     mine = facts.layout if facts.layout.startswith("fallback/") else ""
-    able = [str(one["layout"]) for one in left if mine in (one.get("loads") or [])]
+    able = [str(fallback["layout"]) for fallback in left if mine in (fallback.get("loads") or [])]
     if able:
         return Next("fallback", f"out of memory; it can load the checkpoint of step {step}", layout=able[0])
-    names = " and ".join(str(one["layout"]) for one in left)
+    names = " and ".join(str(fallback["layout"]) for fallback in left)
     if after == "restart":
         why = f"out of memory; {names} cannot load the checkpoint of step {step}, and save in another folder"
         return Next("fallback", why, layout=str(left[0]["layout"]))
@@ -100,13 +100,13 @@ def _after_checkpoint(facts: Facts, left: list[Record]) -> Next:
 
 
 def _restart(facts: Facts) -> Next:
-    policy = facts.described.get("restart")
+    policy = facts.run.get("restart")
     if not isinstance(policy, dict):
         return Next("end", "no restart is asked for")
     if facts.kind in _CERTAIN:
         return Next("end", f"{facts.kind} would come again")
     # What has trained once has arguments, data and memory that work; what hits it later may be the node's.
-    if facts.kind in ("crash", "") and not facts.made_a_step and not facts.trained_before and not facts.told:
+    if facts.kind in ("crash", "") and not facts.made_a_step and not facts.trained_before and not facts.stop_signal:
         return Next("end", "it ended before its first step, and would again")
     if facts.restarts >= int(policy["times"]):
         return Next("end", f"restarted {counted(facts.restarts, 'time')} already (restart.times)")
@@ -120,8 +120,8 @@ def _restart(facts: Facts) -> Next:
 
 
 def _backoff_seconds(facts: Facts, first: float) -> int:
-    """None after a time limit; else doubled with each attempt in a row that was in vain."""
-    if facts.told:
+    """Return 0 after a time limit, else seconds that double with each attempt in a row that got no further."""
+    if facts.stop_signal:
         return 0
     doubled = first * 2.0 ** max(0, facts.fruitless - 1)
     return round(min(doubled, max(first, _MOST_BACKOFF_SECONDS)))

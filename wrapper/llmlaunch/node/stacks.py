@@ -1,4 +1,5 @@
-"""Where a trainer is: the hook that lets it write its stacks down, and the asking."""
+"""The stacks of the trainers: the file each writes them to, the request for them, and where the ranks of a training
+that hangs stand by them (those few that stand elsewhere are why)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def prepare_stacks(attempt_directory: Path, rank: int) -> Path:
 
 
 def ask_for_stacks(program: int, rank: int) -> None:
-    """Of the program, or where it is a shell of those below it that have the hook. Raises nothing."""
+    """Ask the program for its stacks, or where it is a shell those below it that have the hook. Raises nothing."""
     with contextlib.suppress(OSError):
         for pid in listeners(program, WRITES_STACKS):
             with contextlib.suppress(OSError):
@@ -75,29 +76,29 @@ def where_they_stand(attempt_directory: Path, ranks: int) -> str:
         place = _place(path) if path.stem.isdigit() else None
         if place is not None:
             places.setdefault(place, []).append(int(path.stem))
-    named = _Names(attempt_directory)
+    names = _RankNames(attempt_directory)
     fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), min(item[1])))
-    parts = [f"{named.of(there)} in {place}" for place, there in fewest_first[:MOST_PLACES]]
+    parts = [f"{names.join(there)} in {place}" for place, there in fewest_first[:MOST_PLACES]]
     if len(fewest_first) > MOST_PLACES:
         parts.append(f"others in {len(fewest_first) - MOST_PLACES} more places")
     silent = set(range(ranks)).difference(*places.values())
     if places and silent:
-        parts.insert(0, f"no answer from {named.of(silent)}")
+        parts.insert(0, f"no answer from {names.join(silent)}")
     return ", ".join(parts)
 
 
-class _Names:
+class _RankNames:
     """Ranks and the nodes they are on, for a sentence."""
 
     def __init__(self, attempt_directory: Path) -> None:
         self._records = attempt_directory / "ranks"
 
-    def of(self, ranks: Collection[int]) -> str:
+    def join(self, ranks: Collection[int]) -> str:
         if len(ranks) > MOST_NAMED:
             return f"{len(ranks)} ranks"
-        return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(self._one(rank) for rank in sorted(ranks))
+        return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(self._name(rank) for rank in sorted(ranks))
 
-    def _one(self, rank: int) -> str:
+    def _name(self, rank: int) -> str:
         record = read_object(self._records / f"{rank}.json")
         return str(rank) if record is None else f"{rank} on {record.get('node')}"
 

@@ -1,4 +1,4 @@
-"""When a step is overdue: bookkeeping over what the logs said and when, without a clock of its own."""
+"""The progress of the steps, and when the next one is overdue. It has no clock of its own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SLOWEST = 2.0  # times the longest gap that turned out to be none: evaluations a
 SAVING_SECONDS = 1800.0
 
 
-class Allowed(NamedTuple):
+class TimeLimit(NamedTuple):
     what: str  # that is waited for: "first step", "a step", "saving"
     seconds: float
 
 
-class Pace:
+class StepTracker:
     """Times are seconds of one clock that only grows. `progress` is the object of that name in run.json."""
 
     def __init__(self, progress: Record, now: float) -> None:
@@ -44,32 +44,32 @@ class Pace:
         self._slow = False
         self._last_sign = now
         self._last_step_at = now
-        self.known = False  # at least one step was read
+        self.any_step = False  # at least one step was read
         self.first_step: int | None = None  # the number of the first step that was read
 
-    def hear(self, news: StepNews, now: float) -> bool:
-        """Take in what one look brought; whether a new step was in it."""
+    def update(self, news: StepNews, now: float) -> bool:
+        """Take in what one look at the logs brought. Returns whether a new step was in it."""
         before = None if self._last is None else self._last.step
-        fresh = [step for step in news.steps if self._take(step)]
+        fresh = [step for step in news.steps if self._is_new_step(step)]
         if fresh:
             self._advance(before, fresh, now)
         if news.slow:
             self._slow, self._last_sign = True, now
         return bool(fresh)
 
-    def _take(self, step: Step) -> bool:
-        """The line's numbers; whether its step is another than the last one's."""
+    def _is_new_step(self, step: Step) -> bool:
+        """Take in the line's numbers. Returns whether its step is another than the last one's."""
         if self.first_step is None:
             self.first_step = step.step
         new = self._last is None or step.step is None or step.step != self._last.step
         if step.step is not None or self._last is None:
             self._last = step
         self._steps = step.steps or self._steps
-        self._take_loss(step)
+        self._update_loss(step)
         self._tokens_per_second = step.tokens_per_second or self._tokens_per_second
         return new
 
-    def _take_loss(self, step: Step) -> None:
+    def _update_loss(self, step: Step) -> None:
         """A line without a loss leaves what was said before it."""
         if step.loss is None:
             return
@@ -81,31 +81,32 @@ class Pace:
 
     def _advance(self, before: int | None, fresh: list[Step], now: float) -> None:
         gap = now - self._last_step_at
-        said = [step.seconds for step in fresh if step.seconds]
-        if said:
-            self._seconds.extend(said)
-        elif self.known and self._last is not None and self._last.step is not None and before is not None:
+        reported = [step.seconds for step in fresh if step.seconds]
+        if reported:
+            self._seconds.extend(reported)
+        elif self.any_step and self._last is not None and self._last.step is not None and before is not None:
             self._seconds.append(gap / max(1, self._last.step - before))
-        if self.known and self._slow:
+        if self.any_step and self._slow:
             self._longest_save = max(self._longest_save, gap)
-        elif self.known:
+        elif self.any_step:
             self._gaps.append(gap)
             self._longest_gap = max(self._longest_gap, gap)
-        self.known, self._slow = True, self._saves_next([before, *(step.step for step in fresh)])
+        self.any_step, self._slow = True, self._saves_next([before, *(step.step for step in fresh)])
         self._last_step_at = self._last_sign = now
 
-    def _saves_next(self, said: list[int | None]) -> bool:
-        """Whether a save lies between the last of the steps `said` and the one whose line comes next, by the recipe's
+    def _saves_next(self, numbers: list[int | None]) -> bool:
+        """Whether a save lies between the last of the step `numbers` and the one whose line comes next, by the recipe's
         interval and the way from the last but one."""
-        steps = [step for step in said if step is not None]
+        steps = [step for step in numbers if step is not None]
         if not steps or not isinstance(self._save_every, int):
             return False
         stride = max(1, steps[-1] - steps[-2]) if len(steps) > 1 else 1
         next_save = -(-steps[-1] // self._save_every) * self._save_every
         return next_save < steps[-1] + stride
 
-    def allowed(self, saving: bool = False) -> Allowed | None:
-        """How long the next sign may take; None: for ever. `saving`: the trainers were told to save."""
+    def limit(self, saving: bool = False) -> TimeLimit | None:
+        """Return how long the next sign of progress may take, or None for no limit. With `saving` the trainers were
+        asked to save."""
         if self._floor is None or (not self._promised and len(self._gaps) < FEW_GAPS):
             return None
         if self._gaps:
@@ -113,22 +114,22 @@ class Pace:
         else:
             ordinary = max(self._first or 0.0, self._floor)
         if saving or self._slow or self._is_done():
-            return Allowed("saving", max(ordinary, PATIENCE * self._longest_save, self._saving))
-        return Allowed("a step" if self.known else "first step", ordinary)
+            return TimeLimit("saving", max(ordinary, PATIENCE * self._longest_save, self._saving))
+        return TimeLimit("a step" if self.any_step else "first step", ordinary)
 
     def overdue(self, now: float, saving: bool = False) -> Record | None:
-        """The "hung" of progress.json where the next step does not come; else None."""
-        allowed, since = self.allowed(saving), now - self._last_sign
-        if allowed is None or since <= allowed.seconds:
+        """Return the "hung" of progress.json where the next sign is overdue, else None."""
+        limit, since = self.limit(saving), now - self._last_sign
+        if limit is None or since <= limit.seconds:
             return None
-        return {"since_seconds": round(since, 1), "allowed_seconds": round(allowed.seconds, 1), "what": allowed.what}
+        return {"since_seconds": round(since, 1), "allowed_seconds": round(limit.seconds, 1), "what": limit.what}
 
     def _is_done(self) -> bool:
         step = None if self._last is None else self._last.step
         return step is not None and isinstance(self._steps, int) and step >= self._steps
 
     def record(self) -> Record:
-        """What progress.json says of the steps; null = not known."""
+        """Return what progress.json says of the steps; null = not known."""
         seconds = median(self._seconds) if self._seconds else None
         tokens_per_second = self._tokens_per_second
         if tokens_per_second is None and seconds and isinstance(self._tokens_per_step, int):

@@ -1,19 +1,15 @@
-"""Tells the trainers of this node, by way of their wrappers: save and end (USR1), or say where you are (USR2)."""
+"""Asks the trainers of this node, through their wrappers, to save and end (USR1) or to write their stacks (USR2)."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .files import say
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from .process_tree import all_pids, parent_of
 
 SIGNALS = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 POLL_SECONDS = 0.5
@@ -25,8 +21,8 @@ def main(argv: list[str]) -> int:
     options = _arguments(argv)
     give_up_at = time.monotonic() + options.wait
     while True:
-        told = [pid for pid in wrappers(options.parent) if _send(pid, SIGNALS[options.signal])]
-        if told:
+        signalled = [pid for pid in wrappers(options.parent) if _send(pid, SIGNALS[options.signal])]
+        if signalled:
             return 0
         if time.monotonic() > give_up_at or not Path(f"/proc/{options.parent}").exists():
             say(f"tell: no trainer to send {options.signal}")
@@ -34,26 +30,17 @@ def main(argv: list[str]) -> int:
         time.sleep(POLL_SECONDS)
 
 
-def wrappers(parent: int) -> Iterator[int]:
+def wrappers(parent: int) -> list[int]:
     """Process ids of the rank wrappers `parent` has started. torchrun has other children too, and USR1 ends those."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _parent(entry) == parent and _is_wrapper(entry):
-            yield int(entry.name)
+    return [pid for pid in all_pids() if parent_of(pid) == parent and _is_wrapper(pid)]
 
 
-def _parent(entry: Path) -> int:
+def _is_wrapper(pid: int) -> bool:
     try:
-        # the name in brackets may hold blanks and brackets of its own
-        return int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _is_wrapper(entry: Path) -> bool:
-    with contextlib.suppress(OSError):
-        words = (entry / "cmdline").read_bytes().split(b"\0")
-        return any(word.endswith(b"node.pyz") and b"rank" in words[at + 1 : at + 2] for at, word in enumerate(words))
-    return False
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(word.endswith(b"node.pyz") and b"rank" in command[at + 1 : at + 2] for at, word in enumerate(command))
 
 
 def _send(pid: int, number: signal.Signals) -> bool:

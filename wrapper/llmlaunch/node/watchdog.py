@@ -1,4 +1,5 @@
-"""Beside the training step, on the batch host: notes its progress, ends it when it hangs, sees the stop file.
+"""The watchdog beside the training step, on the batch host: it notes the progress, ends the step when it hangs, and
+looks for the stop file.
 
 Whatever goes wrong in here ends the watchdog with one line, and nothing else.
 """
@@ -18,11 +19,11 @@ from ..rundir.step_lines import StepLines
 from .begin import STOP_FILE
 from .checkpoint import read_tracker
 from .files import attempt_directory, replace_json, say
-from .process_tree import Child, kill_tree
+from .process_tree import Process, kill_tree
 from .progress import NodeLogs
 from .signals import die_with_parent, hold_end_signals
 from .stacks import where_they_stand
-from .step_tracker import Pace
+from .step_tracker import StepTracker
 
 if TYPE_CHECKING:
     from .files import Record
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 class Watchdog:
-    """One attempt's. Raises OSError, ValueError where its run.json cannot be used."""
+    """The watchdog of one attempt. Raises OSError or ValueError where its run.json cannot be used."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         run = read_object(options.run_dir / options.layout / "run.json") or {}
@@ -64,33 +65,33 @@ class Watchdog:
         self._from_step = int(begun.get("tracker_step") or 0) if progress.get("promised") else 0
         nodes = int(run.get("nodes") or 1)
         self._ranks = nodes * int(run.get("devices_per_node") or 1)
-        self._child = Child(options.child)
-        self._told_pid = options.shell or options.child
+        self._child = Process(options.child)
+        self._stop_pid = options.shell or options.child
         self._shell: int | None = options.shell
         self._nodes = nodes
         self._linger_seconds = options.linger
         self._all_ended_at: float | None = None
         self._poll = _poll_seconds(options.poll, progress.get("floor_seconds"))
         self._clock = Clock(self._poll + STOOD_STILL_SECONDS)
-        self._pace = Pace(progress, self._clock.now())
+        self._tracker = StepTracker(progress, self._clock.now())
         step_lines = StepLines(progress.get("step_patterns"), progress.get("slow_patterns"))
         self._logs = NodeLogs(options.run_dir / "logs", options.attempt, step_lines, nodes)
         self._silent_until = None if progress.get("promised") else progress.get("first_step_seconds")
-        self._told = self._unwritten = False
+        self._stop_requested = self._unwritten = False
         self._written_at = -WRITE_SECONDS
         self._at: float | None = None  # unix seconds of the last step
 
     def watch(self, ends: frozenset[signal.Signals]) -> None:
-        """Until one of `ends`, or the child's end."""
+        """Watch until one of the signals `ends` comes, or the child ends."""
         while self._child.alive():
             self._look()
-            self._obey_stop_file()
-            self._say_that_nothing_is_known()
+            self._check_stop_file()
+            self._warn_if_no_step()
             if self._began_behind():
                 self._end_child(ends)
                 return
             if self._all_nodes_ended():
-                self._ask_for_a_verdict()
+                self._request_verdict()
             elif self._overdue() and self._hangs(ends):
                 return
             if signal.sigtimedwait(ends, self._poll) is not None:
@@ -99,7 +100,7 @@ class Watchdog:
         self._write()
 
     def _look(self, everywhere: bool = False) -> bool:
-        fresh = self._pace.hear(self._logs.look(everywhere), self._clock.now())
+        fresh = self._tracker.update(self._logs.look(everywhere), self._clock.now())
         if fresh:
             self._at, self._unwritten = time.time(), True
         if self._unwritten and self._clock.now() - self._written_at >= WRITE_SECONDS:
@@ -107,7 +108,7 @@ class Watchdog:
         return fresh
 
     def _overdue(self) -> Record | None:
-        return self._pace.overdue(self._clock.now(), saving=is_there(self._directory / "told"))
+        return self._tracker.overdue(self._clock.now(), saving=is_there(self._directory / "told"))
 
     def _hangs(self, ends: frozenset[signal.Signals]) -> bool:
         """Look into every log; where none has news, ask for stacks and end the child. False: a step came after all."""
@@ -133,7 +134,7 @@ class Watchdog:
         return True
 
     def _end_child(self, ends: frozenset[signal.Signals]) -> None:
-        """TERM, and KILL a minute later. Until then one of `ends` leaves the rest to whoever sent it."""
+        """Send TERM, and KILL after TERM_SECONDS. Until then one of `ends` leaves the rest to whoever sent it."""
         self._child.signal(signal.SIGTERM)
         give_up_at = time.monotonic() + TERM_SECONDS
         while self._child.alive() and time.monotonic() < give_up_at:
@@ -144,9 +145,9 @@ class Watchdog:
             kill_tree(self._child)
 
     def _began_behind(self) -> bool:
-        """Whether the trainers did not load the checkpoint: their first step is one that it holds already. Without this
-        they would train again, and save over it."""
-        first = self._pace.first_step
+        """Whether the trainers did not load the checkpoint: their first step is one that the checkpoint contains.
+        Without this they would train again, and save over it."""
+        first = self._tracker.first_step
         if first is None or first > self._from_step:
             return False
         self._behind = {"first_step": first, "checkpoint_step": self._from_step}
@@ -155,24 +156,24 @@ class Watchdog:
         return True
 
     def _wait_for_dumps(self) -> None:
-        """Until every rank's are there and grow no more, 20 s at most."""
+        """Wait until every rank's stacks are there and grow no more, DUMP_SECONDS at most."""
         give_up_at = time.monotonic() + DUMP_SECONDS
         before = None
         while time.monotonic() < give_up_at and self._child.alive():
-            found = [_files(self._directory / folder) for folder in ("stacks", "flight")]
-            now = [sizes for sizes in found if sizes is not None]
+            folders = [_file_sizes(self._directory / folder) for folder in ("stacks", "flight")]
+            now = [sizes for sizes in folders if sizes is not None]
             if now == before and all(len(sizes) >= self._ranks for sizes in now):
                 return
             before = now
             time.sleep(max(0.5, self._ranks / 1000.0))  # each look asks the file system for every rank's files
 
-    def _obey_stop_file(self) -> None:
-        if self._told or not is_there(self._stop_file):
+    def _check_stop_file(self) -> None:
+        if self._stop_requested or not is_there(self._stop_file):
             return
-        self._told = True
+        self._stop_requested = True
         say(f"watchdog: {self._stop_file} is there: asking the trainers to save and stop")
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._told_pid, signal.SIGUSR1)
+            os.kill(self._stop_pid, signal.SIGUSR1)
 
     def _all_nodes_ended(self) -> bool:
         """Whether train.sh of every node left its done marker, or the cause of its end. A hidden file there was written
@@ -187,7 +188,7 @@ class Watchdog:
             >= self._nodes
         )
 
-    def _ask_for_a_verdict(self) -> None:
+    def _request_verdict(self) -> None:
         """URG to the shell, once, where the launcher lingers: it may wait for a container to be removed."""
         now = self._clock.now()
         if self._all_ended_at is None:
@@ -197,22 +198,22 @@ class Watchdog:
                 os.kill(self._shell, signal.SIGURG)
             self._shell = None
 
-    def _say_that_nothing_is_known(self) -> None:
+    def _warn_if_no_step(self) -> None:
         if self._silent_until is None or self._clock.now() < self._silent_until:
             return
         self._silent_until = None
-        if not self._pace.known:
+        if not self._tracker.any_step:
             say("watchdog: no line of the logs reports a step; a hang will go unnoticed, only the stop file is watched")
 
     def _write(self, hung: Record | None = None) -> None:
-        if hung is None and not self._pace.known:
+        if hung is None and not self._tracker.any_step:
             return
         named = read_tracker(self._checkpoint)
         if named is not None:  # a tracker that vanishes later does not unsay it
             self._saved_step = max(named, self._saved_step or 0)
         record = {
             "schema": 1,
-            **self._pace.record(),
+            **self._tracker.record(),
             "tracker_step": self._saved_step,
             "at": self._at,
             "hung": hung,
@@ -239,9 +240,9 @@ class Clock:
         return self._seconds
 
 
-def _poll_seconds(asked: float, floor: object) -> float:
+def _poll_seconds(requested: float, floor: object) -> float:
     """A small floor needs quick looks."""
-    return min(asked, max(0.1, floor / 10.0)) if isinstance(floor, (int, float)) else asked
+    return min(requested, max(0.1, floor / 10.0)) if isinstance(floor, (int, float)) else requested
 
 
 def is_there(path: Path) -> bool:
@@ -253,8 +254,8 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def _files(directory: Path) -> dict[str, int] | None:
-    """Names and sizes of the files in `directory` that are not empty; None where there is no such folder."""
+def _file_sizes(directory: Path) -> dict[str, int] | None:
+    """Map the names of the non-empty files in `directory` to their bytes; None where there is no such folder."""
     try:
         sizes = {entry.name: entry.stat().st_size for entry in os.scandir(directory) if entry.is_file()}
     except OSError:

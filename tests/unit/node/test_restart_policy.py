@@ -18,8 +18,8 @@ FALLBACKS = [
 ]
 
 
-def facts(described: dict[str, Any] | None = None, **changes: Any) -> Facts:
-    plain = Facts("failed", "nccl", "", False, True, False, ".", 100, 0, 0, {"restart": RESTART, **(described or {})})
+def facts(run: dict[str, Any] | None = None, **changes: Any) -> Facts:
+    plain = Facts("failed", "nccl", "", False, True, False, ".", 100, 0, 0, {"restart": RESTART, **(run or {})})
     return plain._replace(**changes)
 
 
@@ -32,25 +32,27 @@ def test_a_failure_after_progress_goes_on_from_the_last_checkpoint() -> None:
 
 
 def test_a_time_limit_goes_on_at_once() -> None:
-    assert decide(facts(state="stopped", kind="", told="USR1")) == Next("requeue", "saved; goes on later", seconds=0)
+    assert decide(facts(state="stopped", kind="", stop_signal="USR1")) == Next(
+        "requeue", "saved; goes on later", seconds=0
+    )
 
 
 def test_a_preempted_job_that_saved_in_time_puts_itself_back() -> None:
     """scancel tells the batch script too; preemption with grace time tells the steps alone."""
-    assert decide(facts(state="stopped", kind="", told=PREEMPTED)).action == "requeue"
-    assert decide(facts(state="stopped", kind="", told="TERM")).action == "end"
+    assert decide(facts(state="stopped", kind="", stop_signal=PREEMPTED)).action == "requeue"
+    assert decide(facts(state="stopped", kind="", stop_signal="TERM")).action == "end"
 
 
 def test_where_requeue_is_forbidden_the_next_link_of_the_chain_goes_on() -> None:
-    described = {"restart": {**RESTART, "by": "chain"}}
-    assert decide(facts(described, state="stopped", told="USR1")).action == "chain"
+    run = {"restart": {**RESTART, "by": "chain"}}
+    assert decide(facts(run, state="stopped", stop_signal="USR1")).action == "chain"
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"told": "TERM", "state": "stopped"}, "SLURM or a person ended the job"),
-        ({"stop_file": True, "told": "USR1", "state": "stopped"}, "the stop file asked for it"),
+        ({"stop_signal": "TERM", "state": "stopped"}, "SLURM or a person ended the job"),
+        ({"stop_file": True, "stop_signal": "USR1", "state": "stopped"}, "the stop file asked for it"),
         ({"kind": "crash", "made_a_step": False}, "it ended before its first step, and would again"),
         ({"kind": "", "made_a_step": False}, "it ended before its first step, and would again"),
         ({"kind": "disk_full"}, "disk_full would come again"),
@@ -61,7 +63,7 @@ def test_where_requeue_is_forbidden_the_next_link_of_the_chain_goes_on() -> None
         ({"kind": "oom"}, "on_oom: fallback tries layouts with more head-room"),
         ({"restarts": 20}, "restarted 20 times already"),
         ({"fruitless": 2}, "2 attempts in a row got no further than step 100"),
-        ({"described": {"restart": None}}, "no restart is asked for"),
+        ({"run": {"restart": None}}, "no restart is asked for"),
     ],
 )
 def test_what_ends_a_job(changes: dict[str, Any], why: str) -> None:
@@ -88,9 +90,13 @@ def test_the_wait_doubles_with_each_vain_attempt_up_to_an_hour() -> None:
     assert waits == [60, 60, 120, 240, 3600]
 
 
-def oom(layout: str = ".", saved_step: int = 0, after: str = "reshard", kind: str = "oom", told: str = "") -> Next:
-    described = {"fallbacks": FALLBACKS, "after_checkpoint": after}
-    return decide(facts(described, kind=kind, layout=layout, saved_step=saved_step, told=told, made_a_step=False))
+def oom(
+    layout: str = ".", saved_step: int = 0, after: str = "reshard", kind: str = "oom", stop_signal: str = ""
+) -> Next:
+    run = {"fallbacks": FALLBACKS, "after_checkpoint": after}
+    return decide(
+        facts(run, kind=kind, layout=layout, saved_step=saved_step, stop_signal=stop_signal, made_a_step=False)
+    )
 
 
 def test_out_of_memory_falls_back_on_one_layout_after_the_other() -> None:
@@ -103,7 +109,7 @@ def test_a_taken_port_is_answered_with_another_one_at_once_and_not_for_ever() ->
     taken = facts({"restart": None}, kind="port_taken", made_a_step=False, layout="fallback/1")
     assert decide(taken) == Next("again", "another program had the port", layout="fallback/1")
     assert decide(taken._replace(tries=3)).action == "end"
-    assert decide(taken._replace(told="USR1")).action == "end"
+    assert decide(taken._replace(stop_signal="USR1")).action == "end"
 
 
 def test_a_container_that_did_not_start_is_tried_again_at_once_and_not_for_ever() -> None:
@@ -132,7 +138,7 @@ def test_what_begins_again_does_so_only_where_nothing_left_can_go_on() -> None:
 
 
 def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop() -> None:
-    assert oom(told="USR1").action == "end"
+    assert oom(stop_signal="USR1").action == "end"
 
 
 @given(
@@ -158,7 +164,7 @@ def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop
                 "checkpoint",
             ]
         ),
-        told=st.sampled_from(["", "USR1", "TERM", PREEMPTED]),
+        stop_signal=st.sampled_from(["", "USR1", "TERM", PREEMPTED]),
         stop_file=st.booleans(),
         made_a_step=st.booleans(),
         trained_before=st.booleans(),
@@ -166,7 +172,7 @@ def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop
         saved_step=st.integers(0, 10**6),
         restarts=st.integers(0, 100),
         fruitless=st.integers(0, 10),
-        described=st.just({"restart": RESTART, "fallbacks": FALLBACKS, "after_checkpoint": "restart"}),
+        run=st.just({"restart": RESTART, "fallbacks": FALLBACKS, "after_checkpoint": "restart"}),
     )
 )
 def test_no_job_comes_back_for_ever(case: Facts) -> None:

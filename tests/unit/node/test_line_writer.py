@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.node.line_writer import Outbox
+from llmlaunch.node.line_writer import LineWriter
 from llmlaunch.node.local_spool import Spool
 from llmlaunch.node.peaks import PeaksFile
 
@@ -43,7 +43,7 @@ class Rig:
         self.run.mkdir()
         self.disk = Disk()
         self.spool = Spool(place / "spool", self.run)
-        self.outbox = Outbox(self.disk, PeaksFile(self.run / PEAKS), self.spool, PEAKS, 5.0, 0.0)  # type: ignore[arg-type]
+        self.outbox = LineWriter(self.disk, PeaksFile(self.run / PEAKS), self.spool, PEAKS, 5.0, 0.0)  # type: ignore[arg-type]
 
     def arrived(self) -> list[int]:
         path = self.run / PEAKS

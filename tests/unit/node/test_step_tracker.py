@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from llmlaunch.node.step_tracker import Pace
+from llmlaunch.node.step_tracker import StepTracker
 from llmlaunch.rundir.step_lines import Step, StepNews
 
 FLOOR, FIRST, SAVING = 600.0, 3600.0, 1800.0
 
 
 class Job:
-    """A training whose log is told to a Pace, second by second."""
+    """A training whose log is told to a StepTracker, second by second."""
 
     def __init__(self, **progress: object) -> None:
         told = {"floor_seconds": FLOOR, "first_step_seconds": FIRST, "promised": True, "steps": 1000, **progress}
         self.now = 0.0
-        self.pace = Pace(told, self.now)
+        self.pace = StepTracker(told, self.now)
         self.step = 0
 
     def steps(self, count: int, seconds: float) -> Job:
         for _ in range(count):
             self.step += 1
             self.now += seconds
-            self.pace.hear(StepNews([Step(self.step, 1000, 3.0, None, None)], slow=False), self.now)
+            self.pace.update(StepNews([Step(self.step, 1000, 3.0, None, None)], slow=False), self.now)
         return self
 
     def slow(self, after: float = 0.0) -> Job:
         self.now += after
-        self.pace.hear(StepNews([], slow=True), self.now)
+        self.pace.update(StepNews([], slow=True), self.now)
         return self
 
     def hung_after(self, saving: bool = False) -> tuple[str, float]:
         """What is waited for and for how long, and that exactly then it is overdue."""
-        allowed = self.pace.allowed(saving)
+        allowed = self.pace.limit(saving)
         assert allowed is not None
         assert self.pace.overdue(self.now + allowed.seconds, saving) is None
         hung = self.pace.overdue(self.now + allowed.seconds + 1.0, saving)
@@ -89,15 +89,15 @@ def test_a_script_that_does_not_say_so_saves_when_the_recipe_does(
     job = Job(promised=False, save_every=50)
     for step in range(stride, 121, stride):
         job.now += 1.0
-        job.pace.hear(StepNews([Step(step, 1000, None, None, None)], slow=False), job.now)
-        allowed = job.pace.allowed()
+        job.pace.update(StepNews([Step(step, 1000, None, None, None)], slow=False), job.now)
+        allowed = job.pace.limit()
         assert step not in before_saves or allowed is None or allowed.what == "saving"
         assert step not in others or allowed is None or allowed.what == "a step"
 
 
 def test_told_to_save_and_after_the_last_step_it_is_saving() -> None:
     assert Job().steps(20, 1.0).hung_after(saving=True) == ("saving", SAVING)
-    assert Job(steps=20).steps(20, 1.0).pace.allowed() == ("a step", FLOOR)  # the log's own total counts
+    assert Job(steps=20).steps(20, 1.0).pace.limit() == ("a step", FLOOR)  # the log's own total counts
     last = Job()
     last.step = 980
     assert last.steps(20, 1.0).hung_after() == ("saving", SAVING)
@@ -105,15 +105,15 @@ def test_told_to_save_and_after_the_last_step_it_is_saving() -> None:
 
 def test_the_same_step_said_again_is_no_news() -> None:
     job = Job().steps(20, 1.0)
-    assert not job.pace.hear(StepNews([Step(20, 1000, 2.5, 77.0, None)], slow=False), job.now + 590.0)
+    assert not job.pace.update(StepNews([Step(20, 1000, 2.5, 77.0, None)], slow=False), job.now + 590.0)
     assert job.pace.overdue(job.now + FLOOR + 1.0) is not None
     assert job.pace.record()["loss"] == 2.5
 
 
 def test_lines_without_a_number_are_news_each() -> None:
-    pace = Pace({"floor_seconds": FLOOR, "first_step_seconds": FIRST, "promised": True}, 0.0)
+    pace = StepTracker({"floor_seconds": FLOOR, "first_step_seconds": FIRST, "promised": True}, 0.0)
     for second in range(1, 10):
-        assert pace.hear(StepNews([Step(None, None, 2.0, None, None)], slow=False), float(second))
+        assert pace.update(StepNews([Step(None, None, 2.0, None, None)], slow=False), float(second))
     assert pace.overdue(9.0 + FLOOR) is None
     assert pace.overdue(10.0 + FLOOR) is not None
     assert pace.record()["step"] is None
@@ -121,8 +121,8 @@ def test_lines_without_a_number_are_news_each() -> None:
 
 def test_a_script_that_promised_nothing_is_judged_when_its_steps_are_sure() -> None:
     job = Job(promised=False)
-    assert job.pace.allowed() is None
-    assert job.steps(3, 1.0).pace.allowed() is None  # two gaps
+    assert job.pace.limit() is None
+    assert job.steps(3, 1.0).pace.limit() is None  # two gaps
     assert job.steps(1, 1.0).hung_after() == ("a step", FLOOR)
 
 
@@ -132,7 +132,7 @@ def test_lines_that_come_in_bursts_are_one_gap_each() -> None:
     for burst in range(1, 6):
         lines = [Step(80 * burst + n, 1000, None, None, None) for n in range(80)]
         job.now += 1000.0
-        job.pace.hear(StepNews(lines, slow=False), job.now)
+        job.pace.update(StepNews(lines, slow=False), job.now)
     assert job.hung_after() == ("a step", 10_000.0)
     assert job.pace.record()["step_seconds"] == 12.5
 
@@ -152,7 +152,7 @@ def test_switched_off_nothing_is_overdue_and_progress_is_known() -> None:
     ],
 )
 def test_tokens_a_second_are_the_lines_own_or_the_recipes(line: Step, expected: tuple[float, float]) -> None:
-    pace = Pace({"promised": True, "tokens_per_step": 4096}, 0.0)
-    pace.hear(StepNews([line], slow=False), 4.0)
+    pace = StepTracker({"promised": True, "tokens_per_step": 4096}, 0.0)
+    pace.update(StepNews([line], slow=False), 4.0)
     record = pace.record()
     assert (record["tokens_per_second"], record["step_seconds"]) == expected
