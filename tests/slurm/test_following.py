@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from one_machine import Cluster, run_directory, wait_until
 
-from llmlaunch.launchers.follow import follow_steps
 from llmlaunch.launchers.run_files import read_submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
-from llmlaunch.report.screen import Screen
+from llmlaunch.watch.follow import follow_steps
+from llmlaunch.watch.screen import Screen
 
 pytestmark = pytest.mark.slurm
 

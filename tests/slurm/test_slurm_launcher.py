@@ -15,10 +15,10 @@ from one_machine import Cluster, new_cluster, run_directory, throw_away, wait_un
 
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.follow import follow
 from llmlaunch.launchers.look import look_at
 from llmlaunch.launchers.run_files import cancel_mark, read_submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
+from llmlaunch.watch.follow import follow
 
 pytestmark = pytest.mark.slurm
 

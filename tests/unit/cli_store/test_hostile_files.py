@@ -24,12 +24,12 @@ from llmlaunch.launchers.base import JobState
 from llmlaunch.launchers.look import Look, look_at
 from llmlaunch.launchers.run_files import read_submission
 from llmlaunch.launchers.submitting import was_submitting
-from llmlaunch.launchers.watch import RunWatch
-from llmlaunch.launchers.watched_run import RunReader
-from llmlaunch.launchers.watching import JsonView, PlainView
-from llmlaunch.report.watch_screen import frame
 from llmlaunch.rundir.summarize import attempt_summary
 from llmlaunch.store.read_directory import read_directory
+from llmlaunch.watch.events import RunWatch
+from llmlaunch.watch.loop import JsonView, PlainView
+from llmlaunch.watch.run_reader import RunReader
+from llmlaunch.watch.terminal import frame
 from support.store_run_dirs import STARTED, gpu
 
 ATTEMPT = "77.0"

@@ -12,9 +12,9 @@ from pathlib import Path
 from local_jobs import run_directory, wait_until
 
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.follow import follow
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.logs import JobLogs
+from llmlaunch.watch.follow import follow
 
 
 def test_shows_the_lines_of_a_job_and_its_end(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from local_jobs import wait_until
 
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.follow_all import follow_all
-from llmlaunch.report.screen import Screen
+from llmlaunch.watch.follow_all import follow_all
+from llmlaunch.watch.screen import Screen
 
 
 class Recorded:

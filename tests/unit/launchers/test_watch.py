@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from llmlaunch.launchers.base import Submission
-from llmlaunch.launchers.watch import RunWatch
 from llmlaunch.units import GIB
+from llmlaunch.watch.events import RunWatch
 
 STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
 RUN: dict[str, Any] = {

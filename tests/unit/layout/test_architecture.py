@@ -13,6 +13,7 @@ FLOORS = (
     ("backends", "planner", "calibration"),
     ("rendering", "report"),
     ("launchers", "store", "sinks", "rehearsal"),
+    ("watch",),
     ("cli",),
 )
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.errors import OutputLost
-from llmlaunch.report.screen import Screen
+from llmlaunch.watch.screen import Screen
 
 
 class Terminal(io.StringIO):
@@ -52,7 +52,7 @@ def test_lines_in_place_are_cut_to_the_terminal(monkeypatch: pytest.MonkeyPatch)
 WATCHES = """
 import os, signal, sys, time
 from llmlaunch.errors import OutputLost
-from llmlaunch.report.screen import Screen, outliving_the_terminal
+from llmlaunch.watch.screen import Screen, outliving_the_terminal
 from pathlib import Path
 lasting, out = sys.argv[1] == "lasting", Path(sys.argv[2])
 screen, other = Screen(sys.stdout, lasting), Screen(sys.stderr, lasting)

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.report.spans import Line, plain
-from llmlaunch.report.watch_bars import ASCII, BLOCKS, Glyphs, alarm, bar, sparkline
-from llmlaunch.report.watch_plain import changes
-from llmlaunch.report.watch_screen import frame
-from llmlaunch.report.watched import Gauge, Watched
 from llmlaunch.units import GIB
+from llmlaunch.watch.bars import ASCII, BLOCKS, Glyphs, Line, alarm, bar, plain, sparkline
+from llmlaunch.watch.loop import changes
+from llmlaunch.watch.model import Gauge, Watched
+from llmlaunch.watch.terminal import frame
 
 NOW = 1000.0
 

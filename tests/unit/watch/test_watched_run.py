@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.launchers import watched_run
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.look import Look
 from llmlaunch.launchers.monitor_tails import MonitorTails
-from llmlaunch.launchers.watched_run import RunReader
-from llmlaunch.report.watched import Gauge, Watched
+from llmlaunch.watch import run_reader
+from llmlaunch.watch.model import Gauge, Watched
+from llmlaunch.watch.run_reader import RunReader
 from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
 STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
@@ -35,7 +35,7 @@ PLAN = {"memory": {"limit_bytes": 64 * GIB}}
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched_run, "_MEMORY_SECONDS", 0.0)
+    monkeypatch.setattr(run_reader, "_MEMORY_SECONDS", 0.0)
 
 
 def write(path: Path, value: Any) -> None:

@@ -14,7 +14,7 @@ from llmlaunch.errors import UserError
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.logs import JobLogs
-    from llmlaunch.report.screen import Screen
+    from llmlaunch.watch.screen import Screen
 
 __all__ = ["command"]
 
@@ -37,9 +37,9 @@ def command(run: str, node: str, attempt: str, job: bool, tail: int | None, foll
     or --tail is named, the lines themselves.
     """
     from llmlaunch.launchers.choose import launcher_of
-    from llmlaunch.launchers.follow import follow as follow_job
-    from llmlaunch.launchers.follow import follow_steps
-    from llmlaunch.report.screen import Screen
+    from llmlaunch.watch.follow import follow as follow_job
+    from llmlaunch.watch.follow import follow_steps
+    from llmlaunch.watch.screen import Screen
 
     submission = submission_of(run)
     screen = Screen(sys.stdout)

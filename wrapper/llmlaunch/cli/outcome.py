@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.launchers.base import JobState
-from llmlaunch.report.run_words import cause_words
-from llmlaunch.report.screen import Screen
+from llmlaunch.report.run_text import cause_words
 from llmlaunch.report.text import table
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.messages import to_type
 from llmlaunch.units import gib
+from llmlaunch.watch.screen import Screen
 
 __all__ = ["ending", "tell_outcome"]
 

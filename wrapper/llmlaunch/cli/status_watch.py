@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from llmlaunch.cli.printed import say
 from llmlaunch.cli.submitted import note_ends
-from llmlaunch.launchers.asked import Asked
 from llmlaunch.launchers.base import Submission
-from llmlaunch.launchers.watching import JsonView, PlainView, View, watch
-from llmlaunch.report.screen import Screen
-from llmlaunch.report.watch_screen import TerminalView, can_draw
+from llmlaunch.watch.loop import JsonView, PlainView, View, watch
+from llmlaunch.watch.poller import Asked
+from llmlaunch.watch.screen import Screen
+from llmlaunch.watch.terminal import TerminalView, can_draw
 
 __all__ = ["watch_runs"]
 

@@ -259,8 +259,8 @@ def _follow(choice: Choice, submission: Submission, raw: bool, aside: bool) -> i
     stderr, because stdout holds the JSON alone."""
     from llmlaunch.cli.outcome import tell_outcome
     from llmlaunch.cli.submitted import note_end
-    from llmlaunch.launchers.follow import follow, follow_steps
-    from llmlaunch.report.screen import Screen, outliving_the_terminal
+    from llmlaunch.watch.follow import follow, follow_steps
+    from llmlaunch.watch.screen import Screen, outliving_the_terminal
 
     warn = Screen(sys.stderr, lasting=True)
     screen = warn if aside else Screen(sys.stdout, lasting=True)

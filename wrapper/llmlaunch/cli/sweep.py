@@ -153,11 +153,11 @@ def _follow(launcher: Launcher, submissions: Sequence[Submission], aside: bool) 
     """To the end of all, also where the terminal is closed on the way; then each is collected."""
     from llmlaunch.cli.outcome import ending
     from llmlaunch.cli.submitted import note_end
-    from llmlaunch.launchers.follow_all import follow_all
     from llmlaunch.launchers.run_files import run_name
-    from llmlaunch.report.screen import Screen, outliving_the_terminal
     from llmlaunch.store.collect import collect
     from llmlaunch.store.database import open_store
+    from llmlaunch.watch.follow_all import follow_all
+    from llmlaunch.watch.screen import Screen, outliving_the_terminal
 
     warn = Screen(sys.stderr, lasting=True)
     screen = warn if aside else Screen(sys.stdout, lasting=True)

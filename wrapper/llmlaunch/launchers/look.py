@@ -11,7 +11,7 @@ from llmlaunch.causes import words as cause_words
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of
 from llmlaunch.launchers.run_files import latest_attempt, run_name
-from llmlaunch.report.run_words import not_finite_words
+from llmlaunch.report.run_text import not_finite_words
 from llmlaunch.rundir.files import read_object, read_run_id
 from llmlaunch.rundir.identifiers import is_fallback
 from llmlaunch.rundir.messages import counted

@@ -24,7 +24,7 @@ from llmlaunch.rehearsal.lone_rank import lone_rank
 from llmlaunch.rehearsal.ranks import ON_GPU, AskedRank, RehearsedRank
 from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.rendering.run_directory import render_run
-from llmlaunch.report.run_words import cause_words, waiting_words
+from llmlaunch.report.run_text import cause_words, waiting_words
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.messages import to_type
 from llmlaunch.rundir.summarize import attempt_summary

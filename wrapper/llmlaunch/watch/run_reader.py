@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmlaunch.launchers.attempts import read_attempt
 from llmlaunch.launchers.base import Submission
-from llmlaunch.launchers.gauges import Gauges, monitor_remarks, predicted_of
+from llmlaunch.launchers.logs import JobLogs
 from llmlaunch.launchers.look import Look
 from llmlaunch.launchers.monitor_tails import MonitorTails
-from llmlaunch.launchers.recent_steps import RecentSteps
 from llmlaunch.launchers.run_files import latest_attempt, run_name
-from llmlaunch.launchers.steps import run_facts
-from llmlaunch.report.watched import Gauge, Watched
+from llmlaunch.launchers.steps import RunFacts, run_facts
+from llmlaunch.rundir.step_lines import Step
+from llmlaunch.watch.gauges import Gauges, monitor_remarks, predicted_of
+from llmlaunch.watch.model import Gauge, Watched
 
-__all__ = ["RunReader"]
+__all__ = ["RecentSteps", "RunReader"]
 
 _MEMORY_SECONDS = 5.0
 """Between two looks at the monitors' files: they write every 10 s at most."""
@@ -130,3 +132,49 @@ def _whole(value: object) -> int | None:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and type(value) is not bool else None
+
+
+_REMEMBERED = 120
+_TAIL_LINES = 400
+_SECONDS_A_LOG = 0.05
+"""While nobody knows which node logs steps, every log is looked at, and of many logs less often."""
+
+
+@dataclass
+class RecentSteps:
+    """Of one attempt. `steps` are the last ones, oldest first, one entry a step."""
+
+    submission: Submission
+    attempt: str
+    facts: RunFacts
+    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _speakers: set[str] = field(default_factory=set)
+    _looked_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self._logs = JobLogs(self.submission, attempts=frozenset({self.attempt}), later=False, tail=_TAIL_LINES)
+
+    @property
+    def last(self) -> Step | None:
+        return self.steps[-1] if self.steps else None
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at < len(self._logs.logs) * _SECONDS_A_LOG and not self._speakers:
+            return
+        self._looked_at = now
+        for entry in self._logs.new_entries():
+            found = self.facts.step_of(entry.text)
+            if found is not None:
+                self._speakers.add(entry.node)
+                self._add(found)
+        if self._speakers and self._logs.nodes is None:
+            self._logs.nodes = frozenset(self._speakers)
+            self._logs.logs = {path: log for path, log in self._logs.logs.items() if log.node in self._speakers}
+
+    def _add(self, found: Step) -> None:
+        """Another rank may say the same step; one that went back, after a rollback, is the last all the same."""
+        last = self.last
+        if last is not None and last.step is not None and found.step == last.step:
+            return
+        self.steps.append(found)

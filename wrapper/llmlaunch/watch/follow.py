@@ -13,10 +13,10 @@ from llmlaunch.causes.scan import read_log
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.logs import JobLogs
 from llmlaunch.launchers.run_files import read_end
-from llmlaunch.launchers.watch import RunWatch
-from llmlaunch.report.run_words import waiting_words
-from llmlaunch.report.screen import Screen
+from llmlaunch.report.run_text import waiting_words
 from llmlaunch.rundir.messages import to_type
+from llmlaunch.watch.events import RunWatch
+from llmlaunch.watch.screen import Screen
 
 __all__ = ["follow", "follow_steps"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.run_files import run_name
-from llmlaunch.launchers.watch import RunWatch
-from llmlaunch.report.screen import Screen
 from llmlaunch.report.text import one_line
+from llmlaunch.watch.events import RunWatch
+from llmlaunch.watch.screen import Screen
 
 __all__ = ["follow_all"]
 

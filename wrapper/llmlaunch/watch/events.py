@@ -13,7 +13,7 @@ from llmlaunch.launchers.attempts import AttemptFiles, attempt_names, fullest_by
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JOB, JobLogs, LogLine
 from llmlaunch.launchers.steps import RunFacts, run_facts
-from llmlaunch.report.run_words import attempt_began, attempt_ended, attempt_told, hung_words, step_line
+from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_told, hung_words, step_line
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.step_lines import Step
 from llmlaunch.units import duration

@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from llmlaunch.report.spans import Line
 from llmlaunch.report.text import one_line
-from llmlaunch.report.watch_bars import ASCII, BLOCKS, Glyphs
-from llmlaunch.report.watch_one import one_run
-from llmlaunch.report.watch_several import several_runs
-from llmlaunch.report.watched import Watched
+from llmlaunch.watch.bars import ASCII, BLOCKS, Glyphs, Line
+from llmlaunch.watch.frames import one_run, several_runs
+from llmlaunch.watch.model import Watched
 
 if TYPE_CHECKING:
     from rich.console import Console

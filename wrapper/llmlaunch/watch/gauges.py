@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.launchers.monitor_tails import Seen
-from llmlaunch.report.watched import Gauge
 from llmlaunch.rundir.attempt_files import AttemptFiles
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.monitor_samples import GpuPeaks
@@ -18,6 +17,7 @@ from llmlaunch.rundir.summary import RankSummary
 from llmlaunch.rundir.traces import rank_traces
 from llmlaunch.rundir.values import byte_count, time_or_none
 from llmlaunch.units import duration
+from llmlaunch.watch.model import Gauge
 
 __all__ = ["Gauges", "Predicted", "monitor_remarks", "predicted_of"]
 
