@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.argument import words_of
+from llmlaunch.backends.argument import command_words
 from llmlaunch.backends.megatron.arguments import planned_arguments
 from llmlaunch.backends.megatron.backend import environment
 from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, rules_for
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE
-from llmlaunch.backends.megatron.versions import spoken_words
+from llmlaunch.backends.megatron.versions import rendered_arguments
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.models.schema import check_shape
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
@@ -45,8 +45,8 @@ class Case:
 
     @property
     def words(self) -> tuple[str, ...]:
-        spoken = spoken_words(self.recipe, planned_arguments(self.recipe, self.layout))
-        return tuple(word for word in words_of(spoken.arguments) if isinstance(word, str))
+        spoken = rendered_arguments(self.recipe, planned_arguments(self.recipe, self.layout))
+        return tuple(word for word in command_words(spoken.arguments) if isinstance(word, str))
 
     @property
     def until(self) -> str:

@@ -13,7 +13,7 @@ from megatron_oracle import Ask, Verdict, megatron
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.layout_arguments import stage_words
+from llmlaunch.backends.megatron.layout_arguments import stage_flags
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 
@@ -109,7 +109,7 @@ def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
     ],
 )
 def test_every_way_is_among_those_tried(layout: Layout, flag: str, ask: Ask) -> None:
-    assert flag in stage_words(layout)
+    assert flag in stage_flags(layout)
     pattern = (0,) * sum(layout.layers_by_stage)
     assert laid_out(ask, layout, words_of(layout, pattern, 0)).stages == tuple(planned(layout, pattern, 0))
 

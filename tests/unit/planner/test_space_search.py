@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.base import HeldWords, RunningWords
+from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
 from llmlaunch.errors import UserError
@@ -81,7 +81,7 @@ def test_every_point_is_what_the_estimator_and_the_step_time_say_of_its_layout(n
         )
 
 
-def every_layout(asked: Setting) -> Iterator[tuple[tuple[RunningWords, HeldWords], Layout, bool, float]]:
+def every_layout(asked: Setting) -> Iterator[tuple[tuple[StepTechniques, StateTechniques], Layout, bool, float]]:
     """By brute force: (words, layout, safe, seconds) of every legal layout, amounts one after the other."""
     recipe, backend = asked.recipe, asked.backend
     splits, words = enumerate_splits(recipe, backend.space(recipe)), words_of(recipe, backend)
@@ -101,7 +101,7 @@ def every_layout(asked: Setting) -> Iterator[tuple[tuple[RunningWords, HeldWords
                 yield (way, held), layouts.row(index), bool(safe[index]), float(seconds[index])
 
 
-def amounts(way: RunningWords, layers: int) -> list[tuple[str, int]]:
+def amounts(way: StepTechniques, layers: int) -> list[tuple[str, int]]:
     return [(way.solved, amount) for amount in range(1, layers + 1)] if way.solved else [("", 0)]
 
 

@@ -14,12 +14,12 @@ __all__ = [
     "Reason",
     "Word",
     "argument",
+    "command_words",
     "flag_groups",
     "flag_of",
     "merged_environment",
     "number",
     "refuse_repeats",
-    "words_of",
 ]
 
 
@@ -72,7 +72,7 @@ def number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def words_of(arguments: Iterable[Argument]) -> tuple[Word, ...]:
+def command_words(arguments: Iterable[Argument]) -> tuple[Word, ...]:
     """The words of a command line, in order."""
     return tuple(word for each in arguments for word in each.words)
 

@@ -11,11 +11,11 @@ from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Backend", "HeldWords", "ProgressLines", "RankAlone", "Rendered", "RunningWords", "Space"]
+__all__ = ["Backend", "ProgressLines", "RankAlone", "Rendered", "Space", "StateTechniques", "StepTechniques"]
 
 
 @dataclass(frozen=True)
-class RunningWords:
+class StepTechniques:
     """What a layout does to its activations, by the names of `Layout` and `Techniques`. `solved` is the amount of it
     that is left to the planner: "recompute_layers" or "offload_layers", or none."""
 
@@ -30,7 +30,7 @@ class RunningWords:
 
 
 @dataclass(frozen=True)
-class HeldWords:
+class StateTechniques:
     """What a layout does to its parameters, gradients and optimizer states. `gradient_dtype` None is the backend's own
     choice."""
 
@@ -43,7 +43,8 @@ class HeldWords:
 @dataclass(frozen=True)
 class Space:
     """The values of each layout field this backend can be asked for; empty = the planner enumerates all divisors.
-    `running` and `held` are the words that make sense together; a recipe's own take their place. `uneven`: stages may
+    `step_techniques` and `state_techniques` list the combinations worth a search; a recipe's own settings replace them.
+    `uneven`: stages may
     hold different numbers of layers."""
 
     tensor: tuple[int, ...] = (1,)
@@ -53,8 +54,8 @@ class Space:
     expert: tuple[int, ...] = ()
     expert_tensor: tuple[int, ...] = (1,)
     sequence_parallel: tuple[int, ...] = (0,)
-    running: tuple[RunningWords, ...] = (RunningWords(),)
-    held: tuple[HeldWords, ...] = (HeldWords(),)
+    step_techniques: tuple[StepTechniques, ...] = (StepTechniques(),)
+    state_techniques: tuple[StateTechniques, ...] = (StateTechniques(),)
     uneven: bool = False
 
 

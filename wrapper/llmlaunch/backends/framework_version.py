@@ -10,7 +10,7 @@ from pathlib import Path
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, NEWEST, known_version
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["CHECKOUT_VARIABLE", "Found", "checkout_version", "with_found_version"]
+__all__ = ["CHECKOUT_VARIABLE", "VersionedRecipe", "checkout_version", "with_framework_version"]
 
 CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
 PACKAGE_INFO = Path("megatron", "core", "package_info.py")
@@ -20,16 +20,16 @@ _PRE_RELEASE = re.compile(r"^PRE_RELEASE\s*=\s*([\"'])([0-9A-Za-z.+-]{0,20})\1\s
 
 
 @dataclass(frozen=True)
-class Found:
+class VersionedRecipe:
     """The recipe with what was found, also as a sentence of its assumptions, and what a person should be warned of."""
 
     recipe: Recipe
     warnings: tuple[str, ...] = ()
 
 
-def with_found_version(
+def with_framework_version(
     recipe: Recipe, environment: Mapping[str, str], probed: Callable[[Recipe], Mapping[str, str] | None]
-) -> Found:
+) -> VersionedRecipe:
     """`probed` gives the packages of the training environment by name, where a probe has looked at it
     (`llmlaunch doctor --container`), else None. Nothing here fails: what cannot be read says nothing."""
     if recipe.backend.name != "megatron-lm":
@@ -40,9 +40,9 @@ def with_found_version(
         found = _with_probed(recipe, probed, "megatron-core")
         if found.recipe.backend.runs_version is None:
             note = f"Megatron core {NEWEST}, the newest llmlaunch knows; backend.version names another"
-            return Found(replace(recipe, assumptions=(*recipe.assumptions, note)))
+            return VersionedRecipe(replace(recipe, assumptions=(*recipe.assumptions, note)))
     else:
-        found = Found(_noted(recipe, seen, f"as {checkout} says"), _disagreement(recipe, seen, str(checkout)))
+        found = VersionedRecipe(_noted(recipe, seen, f"as {checkout} says"), _disagreement(recipe, seen, str(checkout)))
     return replace(found, warnings=(*found.warnings, *_unknown(found.recipe)))
 
 
@@ -63,10 +63,12 @@ def checkout_version(checkout: Path) -> str | None:
     return ".".join(number[1] for number in numbers if number) + (pre_release[2] if pre_release else "")
 
 
-def _with_probed(recipe: Recipe, probed: Callable[[Recipe], Mapping[str, str] | None], package: str) -> Found:
+def _with_probed(recipe: Recipe, probed: Callable[[Recipe], Mapping[str, str] | None], package: str) -> VersionedRecipe:
     packages = None if recipe.backend.version else probed(recipe)
     version = (packages or {}).get(package)
-    return Found(recipe if version is None else _noted(recipe, version, "as llmlaunch doctor saw in its environment"))
+    return VersionedRecipe(
+        recipe if version is None else _noted(recipe, version, "as llmlaunch doctor saw in its environment")
+    )
 
 
 def _noted(recipe: Recipe, version: str, why: str) -> Recipe:

@@ -109,12 +109,12 @@ def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def planned(path: str, overrides: tuple[str, ...]) -> Planned:
     """Load, choose the backend, search. Raises UserError; the plan may be unsafe."""
-    from llmlaunch.backends.framework_version import with_found_version
+    from llmlaunch.backends.framework_version import with_framework_version
     from llmlaunch.launchers.probed import probed_packages
     from llmlaunch.recipe.cautions import cautions
     from llmlaunch.recipe.load import load_recipe
 
-    found = with_found_version(load_recipe(path, overrides), os.environ, probed_packages)
+    found = with_framework_version(load_recipe(path, overrides), os.environ, probed_packages)
     warn_once((*found.warnings, *cautions(found.recipe)))
     return plan_loaded(found.recipe)
 

@@ -85,9 +85,9 @@ def _values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
 def offered_values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
     """What a layout field may be where nobody pins it; `data` follows from the others."""
     if name == "zero_stage":
-        return tuple(dict.fromkeys(held.zero_stage for held in space.held))
+        return tuple(dict.fromkeys(held.zero_stage for held in space.state_techniques))
     if name in ("recompute", "recompute_layers", "offload_layers"):
-        return tuple(dict.fromkeys(getattr(way, name) for way in space.running))
+        return tuple(dict.fromkeys(getattr(way, name) for way in space.step_techniques))
     offered: tuple[int, ...] = getattr(space, name, ())
     if offered:
         return offered

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from llmlaunch.backends.base import HeldWords, RunningWords
+from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, Layout, LayoutColumns
 from llmlaunch.planner.judge import judged
@@ -41,13 +41,13 @@ def of_words(setting: Setting, chosen: Layout) -> Iterator[Neighbour]:
 def _stages_offered(setting: Setting) -> dict[str, tuple[int, ...]]:
     """Every ZeRO stage of the implementation the recipe chose: pinned, so that it stays that one."""
     space = setting.backend.space(setting.recipe)
-    return {"zero_stage": tuple(dict.fromkeys(held.zero_stage for held in space.held))}
+    return {"zero_stage": tuple(dict.fromkeys(held.zero_stage for held in space.state_techniques))}
 
 
-def running_of(setting: Setting, chosen: Layout) -> RunningWords:
+def running_of(setting: Setting, chosen: Layout) -> StepTechniques:
     """The running words of the chosen layout; an amount that the recipe does not pin is for the planner to solve."""
     ways, pins = setting.recipe.techniques, setting.recipe.pins
-    words = RunningWords(
+    words = StepTechniques(
         chosen.recompute,
         ways.recompute_modules,
         ways.recompute_method,
@@ -63,13 +63,13 @@ def running_of(setting: Setting, chosen: Layout) -> RunningWords:
     return words
 
 
-def held_of(setting: Setting, chosen: Layout) -> HeldWords:
+def held_of(setting: Setting, chosen: Layout) -> StateTechniques:
     ways = setting.recipe.techniques
     dtype = setting.recipe.training.gradient_dtype
-    return HeldWords(chosen.zero_stage, dtype, ways.offload_optimizer, ways.offload_parameters)
+    return StateTechniques(chosen.zero_stage, dtype, ways.offload_optimizer, ways.offload_parameters)
 
 
-def _other_formats(setting: Setting, now: HeldWords) -> list[HeldWords]:
+def _other_formats(setting: Setting, now: StateTechniques) -> list[StateTechniques]:
     """Gradients accumulated in another format than now: never chosen unasked, but worth knowing."""
     recipe, formats = setting.recipe, ("fp32", "bf16") if setting.recipe.workload.precision == "bf16" else ()
     others = []
@@ -88,7 +88,7 @@ def _accepted(setting: Setting, recipe: Recipe) -> bool:
     return True
 
 
-def _best_of_each(setting: Setting, points: Points, now: tuple[RunningWords, HeldWords]) -> list[int]:
+def _best_of_each(setting: Setting, points: Points, now: tuple[StepTechniques, StateTechniques]) -> list[int]:
     """Of the points that differ from `now` in the same way, the fastest safe one, else the one that needs the least."""
     best: dict[tuple[str, str], tuple[bool, float, int]] = {}
     rows = points.rows
@@ -104,9 +104,11 @@ def _best_of_each(setting: Setting, points: Points, now: tuple[RunningWords, Hel
     return [best[kind][2] for kind in sorted(best, key=lambda kind: order.index(kind[0]))]
 
 
-def _difference(now: tuple[RunningWords, HeldWords], then: tuple[RunningWords, HeldWords]) -> tuple[str, str] | None:
+def _difference(
+    now: tuple[StepTechniques, StateTechniques], then: tuple[StepTechniques, StateTechniques]
+) -> tuple[str, str] | None:
     """(the one choice in which they differ, which way it goes); None where they differ in none or several."""
-    held = [f.name for f in fields(HeldWords) if getattr(now[1], f.name) != getattr(then[1], f.name)]
+    held = [f.name for f in fields(StateTechniques) if getattr(now[1], f.name) != getattr(then[1], f.name)]
     running = [
         part for part, said in (("recompute", _recompute), ("offload", _offload)) if said(now[0]) != said(then[0])
     ]
@@ -116,16 +118,16 @@ def _difference(now: tuple[RunningWords, HeldWords], then: tuple[RunningWords, H
     return name, _direction(name, then)
 
 
-def _recompute(way: RunningWords) -> tuple[object, ...]:
+def _recompute(way: StepTechniques) -> tuple[object, ...]:
     method = way.recompute_method if way.recompute == RECOMPUTE_FULL else ""
     return way.recompute, way.recompute_modules, method, way.recompute_layers, way.solved == "recompute_layers"
 
 
-def _offload(way: RunningWords) -> tuple[object, ...]:
+def _offload(way: StepTechniques) -> tuple[object, ...]:
     return way.offload_modules, way.offload_checkpoints, way.offload_layers, way.solved == "offload_layers"
 
 
-def _direction(name: str, words: tuple[RunningWords, HeldWords]) -> str:
+def _direction(name: str, words: tuple[StepTechniques, StateTechniques]) -> str:
     """What the ways of one choice are told apart by; of those alike the best is shown."""
     running, held = words
     if name == "recompute":
@@ -136,7 +138,7 @@ def _direction(name: str, words: tuple[RunningWords, HeldWords]) -> str:
     return str(getattr(held, name))
 
 
-def _said(name: str, words: tuple[RunningWords, HeldWords], layout: Layout) -> Value:
+def _said(name: str, words: tuple[StepTechniques, StateTechniques], layout: Layout) -> Value:
     """A choice as a person says it."""
     running, held = words
     if name == "recompute":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.base import RunningWords
+from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.floor import least_bytes
@@ -64,7 +64,7 @@ def open_uneven(
     where there are fewer. Where the best balance is not safe, the best that memory allows takes its place."""
     opened = Opened(fast)
     ways = len(words.without_amounts) * len(words.held)
-    worth = _least(setting, RunningWords(), words, splits) < opened.to_beat  # nothing takes time away
+    worth = _least(setting, StepTechniques(), words, splits) < opened.to_beat  # nothing takes time away
     opened.outpaced += ways * int(np.count_nonzero(~worth))
     splits = splits.take(np.flatnonzero(worth))
     room = _with_room(setting, words, splits)
@@ -108,7 +108,7 @@ def _allowed(
     return passed
 
 
-def _least(setting: Setting, way: RunningWords, words: Words, splits: LayoutColumns) -> FloatColumn:
+def _least(setting: Setting, way: StepTechniques, words: Words, splits: LayoutColumns) -> FloatColumn:
     """Seconds no stages go below."""
     recipe = setting.recipe
     layouts = splits.with_words(0, way.recompute, way.recompute_layers, way.offload_layers)

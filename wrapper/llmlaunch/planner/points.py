@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.base import HeldWords, RunningWords
+from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import Layout, LayoutColumns
 
@@ -44,8 +44,8 @@ class Points:
     """`rows` over the splits and the words they point to."""
 
     splits: LayoutColumns
-    running: Sequence[RunningWords]
-    held: Sequence[HeldWords]
+    running: Sequence[StepTechniques]
+    held: Sequence[StateTechniques]
     rows: Rows
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class Points:
         moved = [replace(block, split=block.split + start) for block, start in zip(blocks, starts, strict=True)]
         return replace(self, splits=LayoutColumns.joined([self.splits, *splits]), rows=joined([self.rows, *moved]))
 
-    def words(self, index: int) -> tuple[RunningWords, HeldWords]:
+    def words(self, index: int) -> tuple[StepTechniques, StateTechniques]:
         return self.running[self.rows.running[index]], self.held[self.rows.held[index]]
 
     def layout(self, index: int) -> Layout:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.base import RunningWords
+from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns, Rule, Situation, refusal_counts
 from llmlaunch.memory.halves import (
@@ -185,7 +185,7 @@ def _way(
     setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, rows: IntColumn, held_of: IntColumn
 ) -> Way:
     said, layouts = spoken(setting.recipe, words, places, splits)
-    solved, none = words.running[places[0]].solved, RunningWords() in words.running
+    solved, none = words.running[places[0]].solved, StepTechniques() in words.running
     return Way(setting, setting.job_of(said), places[0], rows, layouts, held_of, solved, none)
 
 

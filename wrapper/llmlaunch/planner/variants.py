@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
 
-from llmlaunch.backends.base import Backend, HeldWords, RunningWords, Space
+from llmlaunch.backends.base import Backend, Space, StateTechniques, StepTechniques
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, LayoutColumns
 from llmlaunch.recipe.types import Recipe
@@ -20,8 +20,8 @@ __all__ = ["Words", "as_ints", "every_way", "pinned_numbers", "recipe_with", "sp
 class Words:
     """All that is tried with every split: each of `running` with each of `held`."""
 
-    running: tuple[RunningWords, ...]
-    held: tuple[HeldWords, ...]
+    running: tuple[StepTechniques, ...]
+    held: tuple[StateTechniques, ...]
 
     @property
     def without_amounts(self) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ def words_of(recipe: Recipe, backend: Backend) -> Words:
     space = backend.space(recipe)
     held = held_variants(recipe, space)
     if not held:
-        stages = ", ".join(str(stage) for stage in dict.fromkeys(offer.zero_stage for offer in space.held))
+        stages = ", ".join(str(stage) for stage in dict.fromkeys(offer.zero_stage for offer in space.state_techniques))
         raise UserError(
             f"{recipe.path}: layout.zero_stage: {recipe.pins['zero_stage']} is none of what {recipe.backend.name} has "
             f"({stages}); use one of those"
@@ -44,7 +44,7 @@ def words_of(recipe: Recipe, backend: Backend) -> Words:
     return Words(tuple(way for way in running_variants(recipe, space) if _accepted(recipe, backend, way, held)), held)
 
 
-def _accepted(recipe: Recipe, backend: Backend, way: RunningWords, held: Sequence[HeldWords]) -> bool:
+def _accepted(recipe: Recipe, backend: Backend, way: StepTechniques, held: Sequence[StateTechniques]) -> bool:
     """The recipe's own words and an offered way together may be more than the backend can do."""
     try:
         backend.rules(recipe_with(recipe, way, held[0]))
@@ -71,19 +71,19 @@ def every_way(recipe: Recipe, words: Words, splits: LayoutColumns) -> Iterator[t
         yield spoken(recipe, words, places, splits)
 
 
-def running_variants(recipe: Recipe, space: Space) -> tuple[RunningWords, ...]:
+def running_variants(recipe: Recipe, space: Space) -> tuple[StepTechniques, ...]:
     """What is done to activations, each once, in the order of the backend's offer."""
-    said, codes = _said(recipe, RunningWords), pinned_numbers(recipe, "recompute")
+    said, codes = _said(recipe, StepTechniques), pinned_numbers(recipe, "recompute")
     # a granularity nobody offers is taken as it is: a script of one's own recomputes what it likes
-    unheard = [RunningWords(code) for code in codes if all(way.recompute != code for way in space.running)]
-    offered = [way for way in space.running if not codes or way.recompute in codes]
+    unheard = [StepTechniques(code) for code in codes if all(way.recompute != code for way in space.step_techniques)]
+    offered = [way for way in space.step_techniques if not codes or way.recompute in codes]
     if set(codes) == {RECOMPUTE_FULL} and "recompute_method" not in recipe.fixed:
         offered = [way for way in offered if way.solved != "recompute_layers"]  # full is said, not some layers
     ways = (way for offer in (*offered, *unheard) for way in _with_amounts(recipe, replace(offer, **said)))
     return tuple(dict.fromkeys(ways))
 
 
-def _with_amounts(recipe: Recipe, way: RunningWords) -> Iterator[RunningWords]:
+def _with_amounts(recipe: Recipe, way: StepTechniques) -> Iterator[StepTechniques]:
     """The way with every pinned amount; what is not pinned is solved where the way has an amount at all."""
     block = way.recompute == RECOMPUTE_FULL and way.recompute_method == "block"
     solved = "recompute_layers" if block else way.solved if way.solved == "offload_layers" else None
@@ -97,18 +97,18 @@ def _with_amounts(recipe: Recipe, way: RunningWords) -> Iterator[RunningWords]:
             yield replace(way, recompute_layers=recomputed, offload_layers=offloaded, solved=solved)
 
 
-def held_variants(recipe: Recipe, space: Space) -> tuple[HeldWords, ...]:
+def held_variants(recipe: Recipe, space: Space) -> tuple[StateTechniques, ...]:
     """What is done to parameters, gradients and states, each once, in the order of the backend's offer."""
-    said, stages = _said(recipe, HeldWords), pinned_numbers(recipe, "zero_stage")
-    ways = (replace(offer, **said) for offer in space.held if not stages or offer.zero_stage in stages)
+    said, stages = _said(recipe, StateTechniques), pinned_numbers(recipe, "zero_stage")
+    ways = (replace(offer, **said) for offer in space.state_techniques if not stages or offer.zero_stage in stages)
     return tuple(dict.fromkeys(ways))
 
 
-def _said(recipe: Recipe, words: type[RunningWords] | type[HeldWords]) -> dict[str, Any]:
+def _said(recipe: Recipe, words: type[StepTechniques] | type[StateTechniques]) -> dict[str, Any]:
     """The recipe's own words among those of a kind."""
     names = [f.name for f in fields(words) if f.name in recipe.fixed and f.name in OWN]
     said = {name: getattr(recipe.techniques, name) for name in names}
-    if words is HeldWords and "gradient_dtype" in recipe.fixed:
+    if words is StateTechniques and "gradient_dtype" in recipe.fixed:
         said["gradient_dtype"] = recipe.training.gradient_dtype
     return said
 
@@ -116,7 +116,7 @@ def _said(recipe: Recipe, words: type[RunningWords] | type[HeldWords]) -> dict[s
 OWN = {f.name for f in fields(Techniques)}
 
 
-def recipe_with(recipe: Recipe, running: RunningWords, held: HeldWords) -> Recipe:
+def recipe_with(recipe: Recipe, running: StepTechniques, held: StateTechniques) -> Recipe:
     """The recipe that says these words."""
     words = {f.name: getattr(way, f.name) for way in (running, held) for f in fields(way) if f.name in OWN}
     training = replace(recipe.training, gradient_dtype=held.gradient_dtype)

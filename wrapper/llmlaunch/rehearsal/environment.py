@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, known_version, spoken_version
+from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, known_version, rendered_version
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.install import is_installed, python_of, user_folder, versions_in
@@ -75,7 +75,7 @@ def refuse_another_version(environment: TraceEnvironment, recipe: Recipe) -> tup
         UserError: the recipe's version takes other arguments than the environment's.
     """
     asked, here = recipe.backend.runs_version, environment.versions.get(CORE, "unknown")
-    words = spoken_version(recipe)
+    words = rendered_version(recipe)
     if known_version(here) is None:
         raise UserError(
             f"{environment.folder}: holds Megatron core {here}, and a trace knows {', '.join(KNOWN_VERSIONS)} alone; "

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.argument import words_of
+from llmlaunch.backends.argument import command_words
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.deepspeed.config import REASONS, dotted_keys
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
@@ -47,7 +47,7 @@ def test_nothing_is_rendered_without_a_reason(name: str, layout: Layout, overrid
     config = json.loads(result.files["ds_config.json"])
     assert list(result.settings) == list(dotted_keys(config))
     assert set(result.environment) <= set(result.variables)
-    words = words_of(result.arguments)
+    words = command_words(result.arguments)
     assert words == result.program[-len(words) :]
     for reason in (*result.settings.values(), *(each.reason for each in result.arguments), *result.variables.values()):
         assert reason.keys or reason.why

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.argument import words_of
+from llmlaunch.backends.argument import command_words
 from llmlaunch.backends.checkpoints import reshards, save_seconds
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.errors import UserError
@@ -25,7 +25,7 @@ def recipe_of(*overrides: str, name: str = "llama3-70b") -> Recipe:
 
 
 def format_of(recipe: Recipe, layout: Layout) -> str:
-    words = words_of(MegatronLM().render(recipe, layout).arguments)
+    words = command_words(MegatronLM().render(recipe, layout).arguments)
     assert words.count("--ckpt-format") == 1
     return words[words.index("--ckpt-format") + 1]
 
@@ -63,7 +63,7 @@ def test_the_old_format_is_of_one_cut_and_written_by_few() -> None:
 
 
 def test_tensorboard_gets_its_folder() -> None:
-    words = words_of(MegatronLM().render(recipe_of("training.tensorboard=/tb"), WHOLE).arguments)
+    words = command_words(MegatronLM().render(recipe_of("training.tensorboard=/tb"), WHOLE).arguments)
     assert words[words.index("--tensorboard-dir") + 1] == "/tb"
 
 

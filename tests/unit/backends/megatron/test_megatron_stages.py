@@ -9,7 +9,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.layout_arguments import STAGE_FLAGS, stage_words
+from llmlaunch.backends.megatron.layout_arguments import STAGE_FLAGS, stage_flags
 from llmlaunch.backends.megatron.rules import RULES
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, LayoutColumns, Situation
@@ -24,7 +24,7 @@ def recipe_of(*overrides: str) -> Recipe:
 
 
 def words_of(pipeline: int, chunks: int, split: Split, mtp_layers: int = 0) -> str:
-    return " ".join(stage_words(Layout(pipeline=pipeline, virtual_pipeline=chunks, layers_by_stage=split), mtp_layers))
+    return " ".join(stage_flags(Layout(pipeline=pipeline, virtual_pipeline=chunks, layers_by_stage=split), mtp_layers))
 
 
 @pytest.mark.parametrize(

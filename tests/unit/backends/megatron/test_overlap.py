@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmlaunch.backends.argument import words_of
+from llmlaunch.backends.argument import command_words
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.overlap import OVERLAP_RULES
 from llmlaunch.backends.registry import backend_for
@@ -25,7 +25,7 @@ HIDDEN = "layout.overlap_expert_communication=true"
 
 
 def words(layout: Layout, recipe: Recipe) -> tuple[str, ...]:
-    return words_of(MegatronLM().render(recipe, layout).arguments)
+    return command_words(MegatronLM().render(recipe, layout).arguments)
 
 
 def broken(layout: Layout, recipe: Recipe) -> set[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.argument import words_of
+from llmlaunch.backends.argument import command_words
 from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.checkpoints import reshards
 from llmlaunch.backends.megatron.backend import MegatronLM
@@ -44,7 +44,7 @@ def value(words: tuple[str, ...], flag: str) -> str:
 
 @pytest.mark.parametrize(("stage", "strategy"), [(2, "optim_grads"), (3, "optim_grads_params")])
 def test_the_stages_are_strategies_of_megatron_fsdp(stage: int, strategy: str) -> None:
-    words = words_of(rendered(Layout(data=32, zero_stage=stage)).arguments)
+    words = command_words(rendered(Layout(data=32, zero_stage=stage)).arguments)
     assert value(words, "--data-parallel-sharding-strategy") == strategy
     assert value(words, "--ckpt-format") == "fsdp_dtensor"  # demanded without checkpoints, too
     assert {"--use-megatron-fsdp", "--use-distributed-optimizer", "--no-gradient-accumulation-fusion"} <= set(words)
@@ -55,13 +55,13 @@ def test_the_stages_are_strategies_of_megatron_fsdp(stage: int, strategy: str) -
 def test_gradients_accumulate_in_what_the_plan_counts() -> None:
     said = {dtype: rendered(THIRD, f"training.gradient_dtype={dtype}").arguments for dtype in ("fp32", "bf16")}
     for dtype, arguments in said.items():
-        assert value(words_of(arguments), "--megatron-fsdp-main-grads-dtype") == dtype
-    assert value(words_of(rendered(THIRD).arguments), "--megatron-fsdp-main-grads-dtype") == "fp32"
+        assert value(command_words(arguments), "--megatron-fsdp-main-grads-dtype") == dtype
+    assert value(command_words(rendered(THIRD).arguments), "--megatron-fsdp-main-grads-dtype") == "fp32"
 
 
 def test_learned_positions_are_not_initialised_on_the_meta_device() -> None:
     gpt3 = ("model=gpt3-175b", "training.sequence_length=2048")
-    assert "--init-model-with-meta-device" not in words_of(rendered(THIRD, *gpt3).arguments)
+    assert "--init-model-with-meta-device" not in command_words(rendered(THIRD, *gpt3).arguments)
     assert MegatronLM().facts(recipe_of("layout.zero_stage=3", *gpt3)).placed_whole
     assert not MegatronLM().facts(recipe_of("layout.zero_stage=3")).placed_whole
 
@@ -76,7 +76,7 @@ def test_several_connections_even_with_tensor_parallelism() -> None:
 
 
 def test_checkpoints_are_in_its_own_format_whatever_may_follow() -> None:
-    words = words_of(rendered(THIRD, *SAVING, "on_oom=fallback").arguments)
+    words = command_words(rendered(THIRD, *SAVING, "on_oom=fallback").arguments)
     assert words.count("--ckpt-format") == 1
     assert "--dist-ckpt-optim-fully-reshardable" not in words
 

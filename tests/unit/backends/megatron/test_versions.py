@@ -9,7 +9,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.argument import argument
-from llmlaunch.backends.framework_version import checkout_version, with_found_version
+from llmlaunch.backends.framework_version import checkout_version, with_framework_version
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.legality import rules_for
 from llmlaunch.backends.megatron.versions import (
@@ -18,7 +18,7 @@ from llmlaunch.backends.megatron.versions import (
     VERSION_REQUIREMENTS,
     core_parser,
     known_version,
-    spoken_words,
+    rendered_arguments,
 )
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, LayoutColumns, Situation
@@ -80,7 +80,7 @@ def test_a_version_is_known_by_its_first_two_numbers(said: str | None, known: st
 
 def test_what_only_helps_is_left_out_and_said() -> None:
     recipe, helping = recipe_of("0.16"), argument("--lighten-the-load", why="it helps")
-    spoken = spoken_words(recipe, (argument("--seed", 1, of="training.seed"), helping))
+    spoken = rendered_arguments(recipe, (argument("--seed", 1, of="training.seed"), helping))
     assert [each.flag for each in spoken.arguments] == ["--seed"]
     assert spoken.notes == ("--lighten-the-load is left out: Megatron core 0.16 does not know it",)
 
@@ -90,13 +90,13 @@ def test_what_the_recipe_asks_for_is_refused_by_name() -> None:
     with pytest.raises(
         UserError, match=r"layout\.mlp_chunks: Megatron core 0\.16 has no --mlp-chunks.*core 0\.19 has it"
     ):
-        spoken_words(recipe_of("0.16"), (asked,))
-    assert spoken_words(recipe_of("0.19"), (asked,)).arguments == (asked,)
+        rendered_arguments(recipe_of("0.16"), (asked,))
+    assert rendered_arguments(recipe_of("0.19"), (asked,)).arguments == (asked,)
     yarn = argument("--position-embedding-type", "yarn", of="model.position_embedding")
     with pytest.raises(
         UserError, match=r"model\.position_embedding: Megatron core 0\.16 has no --position-emb\S+ yarn;"
     ):
-        spoken_words(recipe_of("0.16"), (yarn,))
+        rendered_arguments(recipe_of("0.16"), (yarn,))
 
 
 LACKED_BY_0_16 = {
@@ -162,7 +162,7 @@ def test_the_checkout_says_the_version_where_the_recipe_does_not(tmp_path: Path)
         (recipe_of("", f"backend={{name: megatron-lm, path: {place}}}"), {}),
         (recipe_of(), {"MEGATRON_LM_PATH": str(place)}),
     ):
-        found = with_found_version(recipe, environment, not_probed)
+        found = with_framework_version(recipe, environment, not_probed)
         assert found.recipe.backend.runs_version == "0.16.1"
         assert found.recipe.assumptions == (f"Megatron core 0.16.1, as {place} says",)
         assert (found.warnings, found.recipe.digest) == ((), recipe.digest)
@@ -171,24 +171,24 @@ def test_the_checkout_says_the_version_where_the_recipe_does_not(tmp_path: Path)
 
 def test_the_recipe_wins_over_its_checkout_and_the_difference_is_said(tmp_path: Path) -> None:
     environment = {"MEGATRON_LM_PATH": str(checkout(tmp_path))}
-    found = with_found_version(recipe_of("0.19"), environment, not_probed)
+    found = with_framework_version(recipe_of("0.19"), environment, not_probed)
     assert (found.recipe.backend.runs_version, found.recipe.assumptions) == ("0.19", ())
     assert found.warnings == (
         f"backend.version says 0.19, but {tmp_path} is Megatron core 0.16.1; its arguments follow the recipe",
     )
-    assert with_found_version(recipe_of("0.16"), environment, not_probed).warnings == ()
+    assert with_framework_version(recipe_of("0.16"), environment, not_probed).warnings == ()
 
 
 def test_a_probe_says_it_where_there_is_no_checkout_to_read() -> None:
-    found = with_found_version(recipe_of(), {}, lambda recipe: {"megatron-core": "0.16.0", "torch": "2.9.1"})
+    found = with_framework_version(recipe_of(), {}, lambda recipe: {"megatron-core": "0.16.0", "torch": "2.9.1"})
     assert found.recipe.backend.runs_version == "0.16.0"
     other = load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"))
-    found = with_found_version(other, {}, lambda recipe: {"deepspeed": "0.17.2"})
+    found = with_framework_version(other, {}, lambda recipe: {"deepspeed": "0.17.2"})
     assert found.recipe.backend.runs_version == "0.17.2"
 
 
 def test_where_nothing_is_known_the_newest_is_assumed_in_the_open() -> None:
-    found = with_found_version(recipe_of(), {"MEGATRON_LM_PATH": os.devnull}, not_probed)
+    found = with_framework_version(recipe_of(), {"MEGATRON_LM_PATH": os.devnull}, not_probed)
     assert found.recipe.backend.runs_version is None
     assert found.recipe.assumptions[-1].startswith(f"Megatron core {NEWEST}, the newest llmlaunch knows")
     assert found.warnings == ()
@@ -196,7 +196,7 @@ def test_where_nothing_is_known_the_newest_is_assumed_in_the_open() -> None:
 
 @pytest.mark.parametrize("version", ["0.20.0", "0.17", "main"])
 def test_an_unknown_version_is_warned_of_and_rendered_as_the_newest(version: str) -> None:
-    found = with_found_version(recipe_of(version), {}, not_probed)
+    found = with_framework_version(recipe_of(version), {}, not_probed)
     assert [w.split(";")[0] for w in found.warnings] == [
         f"Megatron core {version} is none of those llmlaunch knows (0.16, 0.19)"
     ]

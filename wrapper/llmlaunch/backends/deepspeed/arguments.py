@@ -96,17 +96,17 @@ def _warmup(recipe: Recipe) -> Argument:
 
 def _learning(said: Schedule) -> list[Argument]:
     """What differs from the script's own: AdamW as the Llama models were trained, at a constant rate."""
-    usual, made = Schedule(), []
+    usual, arguments = Schedule(), []
     if said.decay is not None:
-        made += [argument("--learning-rate-decay", said.decay, of="training.learning_rate_decay")]
+        arguments += [argument("--learning-rate-decay", said.decay, of="training.learning_rate_decay")]
     if said.minimum_learning_rate:
         least = repr(said.minimum_learning_rate)
-        made += [argument("--minimum-learning-rate", least, of="training.minimum_learning_rate")]
+        arguments += [argument("--minimum-learning-rate", least, of="training.minimum_learning_rate")]
     if said.weight_decay != usual.weight_decay:
-        made += [argument("--weight-decay", said.weight_decay, of="training.weight_decay")]
+        arguments += [argument("--weight-decay", said.weight_decay, of="training.weight_decay")]
     if said.adam_betas != usual.adam_betas:
-        made += [argument("--adam-betas", *map(number, said.adam_betas), of="training.adam_betas")]
-    return made
+        arguments += [argument("--adam-betas", *map(number, said.adam_betas), of="training.adam_betas")]
+    return arguments
 
 
 def _checkpoints(recipe: Recipe) -> list[Argument]:

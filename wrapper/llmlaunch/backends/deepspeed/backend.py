@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from llmlaunch.backends.argument import NodeVariable, Word, refuse_repeats, words_of
-from llmlaunch.backends.base import HeldWords, Rendered, Space
+from llmlaunch.backends.argument import NodeVariable, Word, command_words, refuse_repeats
+from llmlaunch.backends.base import Rendered, Space, StateTechniques
 from llmlaunch.backends.deepspeed.arguments import (
     CONFIG_FILE,
     MODEL_FILE,
@@ -64,8 +64,8 @@ class DeepSpeed:
             expert=one,
             expert_tensor=one,
             sequence_parallel=(0,),
-            running=kind.running(recipe),
-            held=_held_words(recipe, kind.most_zero),
+            step_techniques=kind.step_techniques(recipe),
+            state_techniques=_state_techniques(recipe, kind.most_zero),
         )
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
@@ -102,9 +102,9 @@ class DeepSpeed:
             script: tuple[Word, ...] = (NodeVariable(RUN_DIR, f"/{TRAINER_FILE}"),)
         else:
             script = (recipe.backend.script, *recipe.backend.script_args)
-        refuse_repeats(recipe, words_of(planned))
+        refuse_repeats(recipe, command_words(planned))
         return Rendered(
-            program=(*script, *words_of(planned), *recipe.backend.extra_args),
+            program=(*script, *command_words(planned), *recipe.backend.extra_args),
             environment=environment(recipe),
             arguments=planned,
             variables=REASONS,
@@ -116,9 +116,9 @@ class DeepSpeed:
         )
 
 
-def _held_words(recipe: Recipe, most: int) -> tuple[HeldWords, ...]:
+def _state_techniques(recipe: Recipe, most: int) -> tuple[StateTechniques, ...]:
     """On a CPU the host is the device: nothing leaves it."""
-    stages = tuple(HeldWords(stage, recipe.training.gradient_dtype) for stage in range(most + 1))
+    stages = tuple(StateTechniques(stage, recipe.training.gradient_dtype) for stage in range(most + 1))
     if recipe.cluster.accelerator.kind != "gpu":
         return stages
     offloaded = tuple(replace(held, offload_optimizer=1.0) for held in stages[1:])

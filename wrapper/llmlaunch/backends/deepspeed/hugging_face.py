@@ -98,12 +98,12 @@ def _warmup(recipe: Recipe) -> Argument:
 
 
 def _numbers(recipe: Recipe, layout: Layout) -> list[Argument]:
-    precision, made = recipe.workload.precision, []
+    precision, arguments = recipe.workload.precision, []
     if precision != "fp32":
-        made += [argument(f"--{precision}", "True", of="training.precision")]
+        arguments += [argument(f"--{precision}", "True", of="training.precision")]
     if layout.recompute == RECOMPUTE_FULL:
-        made += [argument("--gradient_checkpointing", "True", of="layout.recompute")]
-    return made
+        arguments += [argument("--gradient_checkpointing", "True", of="layout.recompute")]
+    return arguments
 
 
 def _saving(recipe: Recipe) -> list[Argument]:

@@ -143,16 +143,16 @@ def _said_as_then(arguments: Iterable[Argument]) -> Iterator[Argument]:
 
 
 def _parallel(layout: Layout) -> list[Argument]:
-    made = [
+    arguments = [
         argument("--tensor-model-parallel-size", layout.tensor, of="layout.tensor"),
         argument("--pipeline-model-parallel-size", layout.pipeline, of="layout.pipeline"),
         argument("--zero-stage", layout.zero_stage, of="layout.zero_stage"),
     ]
     if layout.pipeline == 1:
-        made += [argument("--no-pipeline-parallel", of="layout.pipeline", why="else even one stage is a pipeline")]
+        arguments += [argument("--no-pipeline-parallel", of="layout.pipeline", why="else even one stage is a pipeline")]
     if layout.context > 1:
-        made += [argument("--ds-sequence-parallel-size", layout.context, of="layout.context", why="Ulysses")]
-    return made
+        arguments += [argument("--ds-sequence-parallel-size", layout.context, of="layout.context", why="Ulysses")]
+    return arguments
 
 
 def _recompute(layout: Layout) -> list[Argument]:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmlaunch.backends.argument import Argument, NodeVariable, argument, words_of
+from llmlaunch.backends.argument import Argument, NodeVariable, argument, command_words
 from llmlaunch.backends.base import RankAlone, Rendered
 from llmlaunch.backends.deepspeed.arguments import CONFIG_FILE, RUN_DIR
 from llmlaunch.backends.deepspeed.config import to_json
@@ -66,7 +66,12 @@ def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank
     script = rendered.program[0]
     config, scaled = _config(rendered)
     return RankAlone(
-        program=(NodeVariable(RUN_DIR, f"/{STARTER_FILE}"), script, *words_of(arguments), *recipe.backend.extra_args),
+        program=(
+            NodeVariable(RUN_DIR, f"/{STARTER_FILE}"),
+            script,
+            *command_words(arguments),
+            *recipe.backend.extra_args,
+        ),
         environment={
             "WORLD_SIZE": str(layout.world_size),
             "RANK": "0",

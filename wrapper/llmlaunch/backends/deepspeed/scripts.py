@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.argument import Argument
-from llmlaunch.backends.base import RunningWords
+from llmlaunch.backends.base import StepTechniques
 from llmlaunch.backends.deepspeed.arguments import config_arguments, trainer_arguments
 from llmlaunch.backends.deepspeed.config import ds_config
 from llmlaunch.backends.deepspeed.hugging_face import HUGGING_FACE_RULES, hugging_face_arguments, hugging_face_config
@@ -38,22 +38,22 @@ def _all_divisors(recipe: Recipe) -> tuple[int, ...]:
     return ()
 
 
-def _as_said(recipe: Recipe) -> tuple[RunningWords, ...]:
+def _no_techniques(recipe: Recipe) -> tuple[StepTechniques, ...]:
     """Only the script knows what it recomputes and offloads; the recipe's own words say so."""
-    return (RunningWords(),)
+    return (StepTechniques(),)
 
 
-def _layers_again(recipe: Recipe) -> tuple[RunningWords, ...]:
-    return (RunningWords(), RunningWords(RECOMPUTE_FULL))
+def _full_recompute(recipe: Recipe) -> tuple[StepTechniques, ...]:
+    return (StepTechniques(), StepTechniques(RECOMPUTE_FULL))
 
 
-def _layers_again_or_offloaded(recipe: Recipe) -> tuple[RunningWords, ...]:
-    full = RunningWords(RECOMPUTE_FULL)
+def _full_recompute_or_offload(recipe: Recipe) -> tuple[StepTechniques, ...]:
+    full = StepTechniques(RECOMPUTE_FULL)
     offloaded = (replace(full, offload_checkpoints=True),) if recipe.cluster.accelerator.kind == "gpu" else ()
-    return (RunningWords(), full, *offloaded)
+    return (StepTechniques(), full, *offloaded)
 
 
-def _only_the_config(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+def _config_arguments_only(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     return config_arguments()
 
 
@@ -115,12 +115,12 @@ class ScriptKind:
     ZeRO stage it runs with."""
 
     rules: tuple[Rule, ...] = OWN_RULES
-    arguments: Callable[[Recipe, Layout], tuple[Argument, ...]] = _only_the_config
+    arguments: Callable[[Recipe, Layout], tuple[Argument, ...]] = _config_arguments_only
     config: Callable[[Recipe, Layout], Json] = ds_config
     tensor: Sizes = _one
     context: Sizes = _one
     pipeline: Sizes = _one
-    running: Callable[[Recipe], tuple[RunningWords, ...]] = _as_said
+    step_techniques: Callable[[Recipe], tuple[StepTechniques, ...]] = _no_techniques
     most_zero: int = 3
 
 
@@ -129,7 +129,7 @@ SHIPPED = ScriptKind(
     arguments=_shipped_arguments,
     tensor=tensor_sizes,
     context=context_sizes,
-    running=_layers_again_or_offloaded,
+    step_techniques=_full_recompute_or_offload,
 )
 KINDS: dict[str, ScriptKind] = {
     "own": ScriptKind(),
@@ -137,13 +137,13 @@ KINDS: dict[str, ScriptKind] = {
         rules=(*RULES, *HUGGING_FACE_RULES),
         arguments=hugging_face_arguments,
         config=hugging_face_config,
-        running=_layers_again,
+        step_techniques=_full_recompute,
     ),
     "pipeline": ScriptKind(
         rules=PIPELINE_RULES,
         config=pipeline_config,
         pipeline=_all_divisors,
-        running=_layers_again,
+        step_techniques=_full_recompute,
         most_zero=1,
     ),
     "megatron-deepspeed": ScriptKind(
@@ -152,7 +152,7 @@ KINDS: dict[str, ScriptKind] = {
         config=megatron_deepspeed_config,
         tensor=tensor_sizes,
         pipeline=_all_divisors,
-        running=_layers_again,
+        step_techniques=_full_recompute,
         most_zero=1,  # what its memory is known for
     ),
 }

@@ -230,35 +230,35 @@ WIDE_GRADIENT_RULES: tuple[Rule, ...] = (
 
 def offload_sections(recipe: Recipe) -> dict[str, Any]:
     """The sections of `zero_optimization` that move states and parameters to the host."""
-    ways, pinned = recipe.techniques, recipe.cluster.accelerator.kind == "gpu"
+    techniques, pinned = recipe.techniques, recipe.cluster.accelerator.kind == "gpu"
     sections: dict[str, Any] = {}
-    if ways.offload_optimizer:
-        sections["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned, "ratio": ways.offload_optimizer}
-    if ways.offload_parameters:
+    if techniques.offload_optimizer:
+        sections["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned, "ratio": techniques.offload_optimizer}
+    if techniques.offload_parameters:
         sections["offload_param"] = {"device": "cpu", "pin_memory": pinned}
     return sections
 
 
-def checkpointing_section(ways: Techniques) -> dict[str, Any]:
+def checkpointing_section(techniques: Techniques) -> dict[str, Any]:
     """The top-level section the script hands to deepspeed.checkpointing."""
-    return {"activation_checkpointing": {"cpu_checkpointing": True}} if ways.offload_checkpoints else {}
+    return {"activation_checkpointing": {"cpu_checkpointing": True}} if techniques.offload_checkpoints else {}
 
 
-def technique_arguments(ways: Techniques, layout: Layout) -> tuple[Argument, ...]:
+def technique_arguments(techniques: Techniques, layout: Layout) -> tuple[Argument, ...]:
     """What the shipped script is told."""
-    made: list[Argument] = []
+    arguments: list[Argument] = []
     if layout.recompute == RECOMPUTE_FULL:
-        made += [argument("--gradient-checkpointing", of="layout.recompute")]
-    if ways.offload_checkpoints:
-        made += [argument("--offload-checkpoints", of="layout.offload_checkpoints")]
-    if ways.mlp_chunks > 1:
-        made += [argument("--mlp-chunks", ways.mlp_chunks, of="layout.mlp_chunks")]
-    if ways.loss == "tiled":
-        made += [argument("--loss-tiles", ways.loss_tiles, of=("layout.loss", "layout.loss_tiles"))]
-    if ways.adapters is not None:
-        made += [argument("--adapter-rank", ways.adapters.rank, of="training.adapters.rank")]
+        arguments += [argument("--gradient-checkpointing", of="layout.recompute")]
+    if techniques.offload_checkpoints:
+        arguments += [argument("--offload-checkpoints", of="layout.offload_checkpoints")]
+    if techniques.mlp_chunks > 1:
+        arguments += [argument("--mlp-chunks", techniques.mlp_chunks, of="layout.mlp_chunks")]
+    if techniques.loss == "tiled":
+        arguments += [argument("--loss-tiles", techniques.loss_tiles, of=("layout.loss", "layout.loss_tiles"))]
+    if techniques.adapters is not None:
+        arguments += [argument("--adapter-rank", techniques.adapters.rank, of="training.adapters.rank")]
         frozen = argument("--frozen-adapter-down", of="training.adapters.frozen_down")
-        made += [frozen] if ways.adapters.frozen_down else []
-    if ways.trained_layers is not None:
-        made += [argument("--trained-layers", ways.trained_layers, of="training.trained_layers")]
-    return tuple(made)
+        arguments += [frozen] if techniques.adapters.frozen_down else []
+    if techniques.trained_layers is not None:
+        arguments += [argument("--trained-layers", techniques.trained_layers, of="training.trained_layers")]
+    return tuple(arguments)

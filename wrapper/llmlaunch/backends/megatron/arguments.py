@@ -14,7 +14,7 @@ from llmlaunch.backends.megatron.overlap import overlap_arguments
 from llmlaunch.backends.megatron.sharding import sharding_arguments
 from llmlaunch.backends.megatron.techniques import technique_arguments
 from llmlaunch.backends.megatron.training_arguments import checkpoint_arguments, data_arguments, training_arguments
-from llmlaunch.backends.megatron.versions import core_parser, spoken_version
+from llmlaunch.backends.megatron.versions import core_parser, rendered_version
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
@@ -86,7 +86,7 @@ PLANNED_BY = {
 
 def refuse_contradictions(recipe: Recipe, planned: Iterable[Argument]) -> None:
     """Raises UserError for a word of `backend.extra_args` that says again, or otherwise, what is planned."""
-    flags = core_parser(spoken_version(recipe)).flags
+    flags = core_parser(rendered_version(recipe)).flags
 
     def name(flag: str) -> str:
         return flags[flag].dest if flag in flags else flag.lstrip("-").replace("-", "_")

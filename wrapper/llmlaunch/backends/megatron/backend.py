@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import NodeVariable, Reason, merged_environment, words_of
+from llmlaunch.backends.argument import NodeVariable, Reason, command_words, merged_environment
 from llmlaunch.backends.base import Rendered, Space
 from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, rules_for
 from llmlaunch.backends.megatron.number_formats import number_record
-from llmlaunch.backends.megatron.search_space import held_words, running_words
+from llmlaunch.backends.megatron.search_space import state_techniques, step_techniques
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts
 from llmlaunch.backends.megatron.techniques import technique_environment
-from llmlaunch.backends.megatron.versions import spoken_version, spoken_words
+from llmlaunch.backends.megatron.versions import rendered_arguments, rendered_version
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, Rule
@@ -53,8 +53,8 @@ class MegatronLM:
             virtual_pipeline=(1,) if sharded else (),
             expert_tensor=tensor if recipe.model.moe else (1,),
             sequence_parallel=(0, 1),
-            running=running_words(recipe),
-            held=held_words(recipe),
+            step_techniques=step_techniques(recipe),
+            state_techniques=state_techniques(recipe),
             uneven=not sharded,
         )
 
@@ -69,11 +69,11 @@ class MegatronLM:
         refuse_unmet(recipe, ALL_REQUIREMENTS)
         where = recipe.backend.path
         script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where}/{SCRIPT}"
-        facts, ways = self.facts(recipe), recipe.techniques
-        spoken = spoken_words(recipe, planned_arguments(recipe, layout))
-        program = (script, *words_of(spoken.arguments), *recipe.backend.extra_args)
+        facts, techniques = self.facts(recipe), recipe.techniques
+        spoken = rendered_arguments(recipe, planned_arguments(recipe, layout))
+        program = (script, *command_words(spoken.arguments), *recipe.backend.extra_args)
         indexed = bool(recipe.data.datasets)
-        checker = (*_alone(recipe, CHECKER_FILE), "--planned-for", spoken_version(recipe))
+        checker = (*_alone(recipe, CHECKER_FILE), "--planned-for", rendered_version(recipe))
         files = {CHECKER_FILE: MEGATRON_CHECK.read_bytes()}
         files |= {INDEXER_FILE: MEGATRON_DATASET.read_bytes()} if indexed else {}
         return Rendered(
@@ -91,16 +91,16 @@ class MegatronLM:
                 **number_record(recipe, facts),
                 "implementation": {
                     "attention": "auto",
-                    "cross_entropy_fusion": ways.loss,
-                    "cpu_activation_offload": bool(ways.offload_modules or layout.offload_layers),
+                    "cross_entropy_fusion": techniques.loss,
+                    "cpu_activation_offload": bool(techniques.offload_modules or layout.offload_layers),
                     "transformer_impl": "transformer_engine",
                     "gated_activation_fused": True,
                     "overlap_grad_reduce": layout.zero_stage > 0,
                     "overlap_param_gather": layout.zero_stage > 0,
-                    "overlap_moe_expert_parallel_comm": ways.overlap_expert_communication
-                    or ways.delay_weight_gradients,
-                    "tp_comm_overlap": ways.tp_comm_overlap,
-                    "cp_comm_type": ways.context_comm or "p2p" if layout.context > 1 else None,
+                    "overlap_moe_expert_parallel_comm": techniques.overlap_expert_communication
+                    or techniques.delay_weight_gradients,
+                    "tp_comm_overlap": techniques.tp_comm_overlap,
+                    "cp_comm_type": techniques.context_comm or "p2p" if layout.context > 1 else None,
                     "gradient_accumulation_fusion": layout.zero_stage < FIRST_STAGE,
                     "expandable_segments": True,
                 },
@@ -112,7 +112,7 @@ def _options(recipe: Recipe) -> MegatronOptions:
     capability, numbers = recipe.cluster.accelerator.compute_capability, recipe.training.numbers
     return MegatronOptions(
         recipe.workload.precision,
-        version=spoken_version(recipe),
+        version=rendered_version(recipe),
         gradient_dtype=recipe.training.gradient_dtype,
         optimizer=numbers.optimizer,
         context_all_to_all=recipe.techniques.context_comm == "a2a",

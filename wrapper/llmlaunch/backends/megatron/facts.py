@@ -249,7 +249,7 @@ def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
     base = megatron_facts(options)
     copies = 0.0 if base.quantized is None else base.quantized.weight_copy_bytes
     narrow = base.quantized is not None and base.quantized.replaces_parameters
-    made = 0.0 if options.gradient_accumulation_fusion else ELEMENT_BYTES[options.precision]
+    linear_gradient_bytes = 0.0 if options.gradient_accumulation_fusion else ELEMENT_BYTES[options.precision]
     return replace(
         base,
         backend="megatron-fsdp",
@@ -258,7 +258,7 @@ def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
         full_sharding=FullSharding(
             gathered_bytes=copies if narrow else base.parameter_bytes,
             root_bytes=base.parameter_bytes,
-            gradient_bytes=made,
+            gradient_bytes=linear_gradient_bytes,
             reduced_bytes=base.gradient_bytes,
             gathered_blocks=2.0,
             gathered_elements=PREFETCHED_ELEMENTS,

@@ -8,28 +8,28 @@ from llmlaunch.backends.argument import Argument, argument
 from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["STAGE_FLAGS", "parallel_arguments", "stage_arguments", "stage_words"]
+__all__ = ["STAGE_FLAGS", "parallel_arguments", "stage_arguments", "stage_flags"]
 
 
 def parallel_arguments(shape: ModelShape, layout: Layout) -> tuple[Argument, ...]:
     """Sizes of all groups, the stages, and what overlaps with what."""
-    made = [
+    arguments = [
         argument("--tensor-model-parallel-size", layout.tensor, of="layout.tensor"),
         argument("--pipeline-model-parallel-size", layout.pipeline, of="layout.pipeline"),
         argument("--context-parallel-size", layout.context, of="layout.context"),
         *stage_arguments(layout, shape.mtp_num_layers),
     ]
     if layout.sequence_parallel:
-        made += [argument("--sequence-parallel", of="layout.sequence_parallel")]
+        arguments += [argument("--sequence-parallel", of="layout.sequence_parallel")]
     if shape.moe is not None:
-        made += [argument("--expert-model-parallel-size", layout.expert, of="layout.expert")]
+        arguments += [argument("--expert-model-parallel-size", layout.expert, of="layout.expert")]
         default = "its default is the tensor parallel size, not 1"
         size = argument("--expert-tensor-parallel-size", layout.expert_tensor, of="layout.expert_tensor", why=default)
-        made += [size]
+        arguments += [size]
     if layout.zero_stage == 1:
-        made += [argument("--use-distributed-optimizer", of="layout.zero_stage")]
-        made += [argument(flag, of="layout.zero_stage", why="hides communication") for flag in OVERLAP]
-    return tuple(made)
+        arguments += [argument("--use-distributed-optimizer", of="layout.zero_stage")]
+        arguments += [argument(flag, of="layout.zero_stage", why="hides communication") for flag in OVERLAP]
+    return tuple(arguments)
 
 
 OVERLAP = ("--overlap-grad-reduce", "--overlap-param-gather")
@@ -45,7 +45,7 @@ CHUNKS, WRITTEN = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-pa
 STAGE_FLAGS = (FIRST, LAST, EMBEDDING, LOSS, CHUNKS, WRITTEN, "--num-layers-per-virtual-pipeline-stage")
 
 
-def stage_words(layout: Layout, mtp_layers: int = 0) -> Words:
+def stage_flags(layout: Layout, mtp_layers: int = 0) -> Words:
     """The flags of the stages of `layout`. `mtp_layers` heads of multi-token prediction stand before the loss, on the
     last stage, where Megatron puts them without a layout too."""
     chunks = (CHUNKS, str(layout.virtual_pipeline)) if layout.virtual_pipeline > 1 else ()
@@ -59,14 +59,14 @@ def stage_words(layout: Layout, mtp_layers: int = 0) -> Words:
 
 
 def stage_arguments(layout: Layout, mtp_layers: int = 0) -> tuple[Argument, ...]:
-    """`stage_words` with what each follows from."""
-    words, made = stage_words(layout, mtp_layers), []
+    """`stage_flags` with what each follows from."""
+    words, arguments = stage_flags(layout, mtp_layers), []
     for place, flag in enumerate(words):
         if flag.startswith("--"):
             values = [word for word in words[place + 1 : place + 2] if not word.startswith("--")]
             key = "layout.virtual_pipeline" if flag == CHUNKS else "layout.layers_by_stage"
-            made.append(argument(flag, *values, of=key))
-    return tuple(made)
+            arguments.append(argument(flag, *values, of=key))
+    return tuple(arguments)
 
 
 def _first_and_last(layout: Layout) -> Words | None:

@@ -33,23 +33,23 @@ def model_arguments(recipe: Recipe) -> tuple[Argument, ...]:
 def _sizes(shape: ModelShape, sequence_length: int) -> list[Argument]:
     longest = max(shape.max_position_embeddings, sequence_length)
     lengths = ("model.max_position_embeddings", "training.sequence_length")
-    made = [
+    arguments = [
         argument("--num-layers", shape.num_layers, of="model.num_layers"),
         argument("--hidden-size", shape.hidden_size, of="model.hidden_size"),
         argument("--ffn-hidden-size", shape.ffn_hidden_size, of="model.ffn_hidden_size"),
         argument("--num-attention-heads", shape.num_attention_heads, of="model.num_attention_heads"),
     ]
     if shape.mla is None:
-        made += [argument("--kv-channels", shape.head_dim, of="model.head_dim")]
-    made += [
+        arguments += [argument("--kv-channels", shape.head_dim, of="model.head_dim")]
+    arguments += [
         argument("--seq-length", sequence_length, of="training.sequence_length"),
         argument("--max-position-embeddings", longest, of=lengths, why="the longer of the two"),
         argument("--normalization", shape.normalization, of="model.normalization"),
     ]
     if shape.norm_epsilon != MEGATRON_NORM_EPSILON:
-        made += [argument("--norm-epsilon", repr(shape.norm_epsilon), of="model.norm_epsilon")]
+        arguments += [argument("--norm-epsilon", repr(shape.norm_epsilon), of="model.norm_epsilon")]
     return [
-        *made,
+        *arguments,
         argument("--attention-dropout", number(shape.attention_dropout), of="model.attention_dropout"),
         argument("--hidden-dropout", number(shape.hidden_dropout), of="model.hidden_dropout"),
     ]
@@ -72,12 +72,12 @@ def _switches(shape: ModelShape) -> list[Argument]:
         "--qk-layernorm": (shape.qk_layernorm and shape.mla is None, "model.qk_layernorm"),
         "--apply-layernorm-1p": (shape.zero_centered_norm, "model.zero_centered_norm"),
     }
-    made = [argument(flag, of=key) for flag, (on, key) in switches.items() if on]
+    arguments = [argument(flag, of=key) for flag, (on, key) in switches.items() if on]
     if shape.mla is not None:
-        made += [_latent_norms(shape.mla)]
+        arguments += [_latent_norms(shape.mla)]
     if not shape.gated_mlp and not shape.linear_bias:
-        made += [argument("--no-bias-gelu-fusion", of="model.linear_bias", why="the fused kernel adds a bias")]
-    return made
+        arguments += [argument("--no-bias-gelu-fusion", of="model.linear_bias", why="the fused kernel adds a bias")]
+    return arguments
 
 
 def _latent_norms(mla: MlaShape) -> Argument:
@@ -125,24 +125,24 @@ def _scaled(scaling: RopeScaling | None) -> list[Argument]:
         kept = argument("--rope-scaling-factor", number(scaling.factor), of=f"{SCALING}.factor")
         return [argument("--use-rope-scaling", of=f"{SCALING}.kind"), kept]
     before = f"{SCALING}.original_max_position_embeddings"
-    made = _yarn(scaling)
+    arguments = _yarn(scaling)
     if scaling.original_max_position_embeddings is not None:
         flag = "--yarn-original-max-position-embeddings"
-        made += [argument(flag, scaling.original_max_position_embeddings, of=before)]
-    made += [argument("--yarn-beta-fast", number(scaling.beta_fast), of=f"{SCALING}.beta_fast")]
-    made += [argument("--yarn-beta-slow", number(scaling.beta_slow), of=f"{SCALING}.beta_slow")]
+        arguments += [argument(flag, scaling.original_max_position_embeddings, of=before)]
+    arguments += [argument("--yarn-beta-fast", number(scaling.beta_fast), of=f"{SCALING}.beta_fast")]
+    arguments += [argument("--yarn-beta-slow", number(scaling.beta_slow), of=f"{SCALING}.beta_slow")]
     if not scaling.truncate:
-        made += [argument("--no-yarn-correction-range-round-to-int", of=f"{SCALING}.truncate")]
-    return made
+        arguments += [argument("--no-yarn-correction-range-round-to-int", of=f"{SCALING}.truncate")]
+    return arguments
 
 
 def _yarn(scaling: RopeScaling) -> list[Argument]:
     """Where both weights are left out, Megatron's defaults (1 and 0) scale as transformers does: 0.1 ln(factor) + 1."""
-    made = [argument("--rotary-scaling-factor", number(scaling.factor), of=f"{SCALING}.factor")]
+    arguments = [argument("--rotary-scaling-factor", number(scaling.factor), of=f"{SCALING}.factor")]
     if scaling.mscale is not None and scaling.mscale_all_dim is not None:
-        made += [argument("--mscale", number(scaling.mscale), of=f"{SCALING}.mscale")]
-        made += [argument("--mscale-all-dim", number(scaling.mscale_all_dim), of=f"{SCALING}.mscale_all_dim")]
-    return made
+        arguments += [argument("--mscale", number(scaling.mscale), of=f"{SCALING}.mscale")]
+        arguments += [argument("--mscale-all-dim", number(scaling.mscale_all_dim), of=f"{SCALING}.mscale_all_dim")]
+    return arguments
 
 
 def _latent_rotation(scaling: RopeScaling | None) -> list[Argument]:
@@ -163,11 +163,11 @@ def _grouped(shape: ModelShape) -> list[Argument]:
 
 
 def _latent(mla: MlaShape) -> list[Argument]:
-    made = [argument("--multi-latent-attention", of="model.mla")]
+    arguments = [argument("--multi-latent-attention", of="model.mla")]
     if mla.q_lora_rank is not None:
-        made += [argument("--q-lora-rank", mla.q_lora_rank, of="model.mla.q_lora_rank")]
+        arguments += [argument("--q-lora-rank", mla.q_lora_rank, of="model.mla.q_lora_rank")]
     return [
-        *made,
+        *arguments,
         argument("--kv-lora-rank", mla.kv_lora_rank, of="model.mla.kv_lora_rank"),
         argument("--qk-head-dim", mla.qk_head_dim, of="model.mla.qk_head_dim"),
         argument("--qk-pos-emb-head-dim", mla.qk_pos_emb_head_dim, of="model.mla.qk_pos_emb_head_dim"),
@@ -180,21 +180,28 @@ def _window(shape: ModelShape, sequence_length: int) -> list[Argument]:
     window = shape.sliding_window
     if window is None or not windowed(shape, sequence_length):
         return []
-    made = [argument("--window-size", f"{window.tokens - 1},0", of="model.sliding_window.tokens")]
+    arguments = [argument("--window-size", f"{window.tokens - 1},0", of="model.sliding_window.tokens")]
     if window.full_every:
-        made += [argument("--window-attn-skip-freq", window.full_every, of="model.sliding_window.full_every")]
-    return made
+        arguments += [argument("--window-attn-skip-freq", window.full_every, of="model.sliding_window.full_every")]
+    return arguments
 
 
 ROUTER = "model.moe.router"
 
 
-def mixture_arguments(shape: ModelShape, ways: Techniques) -> tuple[Argument, ...]:
+def mixture_arguments(shape: ModelShape, techniques: Techniques) -> tuple[Argument, ...]:
     """Empty for a dense model."""
     if shape.moe is None:
         return ()
     moe = shape.moe
-    return (*_experts(moe), *_dispatcher(moe, ways), *_router(moe), *_balancing(moe), *_shared(moe, ways), *_some(moe))
+    return (
+        *_experts(moe),
+        *_dispatcher(moe, techniques),
+        *_router(moe),
+        *_balancing(moe),
+        *_shared(moe, techniques),
+        *_some(moe),
+    )
 
 
 def _experts(moe: MoeShape) -> list[Argument]:
@@ -205,71 +212,74 @@ def _experts(moe: MoeShape) -> list[Argument]:
     ]
 
 
-def _dispatcher(moe: MoeShape, ways: Techniques) -> list[Argument]:
+def _dispatcher(moe: MoeShape, techniques: Techniques) -> list[Argument]:
     kind = moe.token_dispatcher or "alltoall"
-    made = [argument("--moe-token-dispatcher-type", kind, of="layout.token_dispatcher")]
+    arguments = [argument("--moe-token-dispatcher-type", kind, of="layout.token_dispatcher")]
     if kind == "flex":
-        backend = ways.flex_backend or "deepep"
-        made += [argument("--moe-flex-dispatcher-backend", backend, of="layout.flex_backend")]
+        backend = techniques.flex_backend or "deepep"
+        arguments += [argument("--moe-flex-dispatcher-backend", backend, of="layout.flex_backend")]
     if kind == "flex" or moe.num_experts >= FP32_ROUTER_EXPERTS:
         who = "the flex dispatcher sends" if kind == "flex" else f"{FP32_ROUTER_EXPERTS} experts and more want"
-        made += [argument("--moe-router-dtype", "fp32", why=f"{who} fp32 scores")]
+        arguments += [argument("--moe-router-dtype", "fp32", why=f"{who} fp32 scores")]
     if moe.grouped_gemm is not False:
-        made += [argument("--moe-grouped-gemm", why="all experts of a rank in one kernel")]
-    return made
+        arguments += [argument("--moe-grouped-gemm", why="all experts of a rank in one kernel")]
+    return arguments
 
 
 def _router(moe: MoeShape) -> list[Argument]:
     """Softmax over the chosen experts' logits is softmax over all, made to sum to 1 again: Megatron's default. Sigmoid
     scores always are. Groups are chosen by the sum of their best topk / group_topk scores
     (megatron/core/transformer/moe/moe_utils.py group_limited_topk, core 0.19)."""
-    router, made = moe.router, []
+    router, arguments = moe.router, []
     if router.score_function != "softmax":
-        made += [argument("--moe-router-score-function", router.score_function, of=f"{ROUTER}.score_function")]
+        arguments += [argument("--moe-router-score-function", router.score_function, of=f"{ROUTER}.score_function")]
     elif not router.normalize_topk:
-        made += [argument("--moe-router-pre-softmax", of=f"{ROUTER}.normalize_topk")]
+        arguments += [argument("--moe-router-pre-softmax", of=f"{ROUTER}.normalize_topk")]
     elif moe.topk == 1:
         alone = "one score that sums to 1 would teach the router nothing; Megatron refuses it"
-        made += [argument("--moe-router-pre-softmax", of="model.moe.topk", why=alone)]
+        arguments += [argument("--moe-router-pre-softmax", of="model.moe.topk", why=alone)]
     if router.groups is not None and router.group_topk is not None:
-        made += [argument("--moe-router-num-groups", router.groups, of=f"{ROUTER}.groups")]
-        made += [argument("--moe-router-group-topk", router.group_topk, of=f"{ROUTER}.group_topk")]
+        arguments += [argument("--moe-router-num-groups", router.groups, of=f"{ROUTER}.groups")]
+        arguments += [argument("--moe-router-group-topk", router.group_topk, of=f"{ROUTER}.group_topk")]
     if router.scaling_factor != 1.0:
         factor = number(router.scaling_factor)
-        made += [argument("--moe-router-topk-scaling-factor", factor, of=f"{ROUTER}.scaling_factor")]
+        arguments += [argument("--moe-router-topk-scaling-factor", factor, of=f"{ROUTER}.scaling_factor")]
     if router.expert_bias:
-        made += [argument("--moe-router-enable-expert-bias", of=f"{ROUTER}.expert_bias")]
-    return made
+        arguments += [argument("--moe-router-enable-expert-bias", of=f"{ROUTER}.expert_bias")]
+    return arguments
 
 
 def _balancing(moe: MoeShape) -> list[Argument]:
     kind, key = moe.router.balancing, f"{ROUTER}.balancing"
-    made = [argument("--moe-router-load-balancing-type", kind, of=key)]
+    arguments = [argument("--moe-router-load-balancing-type", kind, of=key)]
     if kind == "none":
-        return made
-    return [*made, argument("--moe-aux-loss-coeff", number(moe.router.aux_loss_coeff), of=f"{ROUTER}.aux_loss_coeff")]
+        return arguments
+    return [
+        *arguments,
+        argument("--moe-aux-loss-coeff", number(moe.router.aux_loss_coeff), of=f"{ROUTER}.aux_loss_coeff"),
+    ]
 
 
-def _shared(moe: MoeShape, ways: Techniques) -> list[Argument]:
+def _shared(moe: MoeShape, techniques: Techniques) -> list[Argument]:
     width = moe.shared_expert_ffn_hidden_size
     if not width:
         return []
     key = "model.moe.shared_expert_ffn_hidden_size"
-    made = [argument("--moe-shared-expert-intermediate-size", width, of=key)]
+    arguments = [argument("--moe-shared-expert-intermediate-size", width, of=key)]
     if moe.shared_expert_gate:
-        made += [argument("--moe-shared-expert-gate", of="model.moe.shared_expert_gate")]
-    if ways.overlap_shared_expert:
-        made += [argument("--moe-shared-expert-overlap", of="layout.overlap_shared_expert")]
-    return made
+        arguments += [argument("--moe-shared-expert-gate", of="model.moe.shared_expert_gate")]
+    if techniques.overlap_shared_expert:
+        arguments += [argument("--moe-shared-expert-overlap", of="layout.overlap_shared_expert")]
+    return arguments
 
 
 def _some(moe: MoeShape) -> list[Argument]:
     """Which layers are mixtures, and how many tokens an expert takes."""
-    made = []
+    arguments = []
     if len(set(moe.layer_pattern)) > 1:
         pattern = ",".join(str(flag) for flag in moe.layer_pattern)
-        made += [argument("--moe-layer-freq", f"[{pattern}]", of="model.moe.layer_pattern")]
+        arguments += [argument("--moe-layer-freq", f"[{pattern}]", of="model.moe.layer_pattern")]
     if moe.capacity_factor is not None:
         capacity = number(moe.capacity_factor)
-        made += [argument("--moe-expert-capacity-factor", capacity, of="model.moe.capacity_factor")]
-    return made
+        arguments += [argument("--moe-expert-capacity-factor", capacity, of="model.moe.capacity_factor")]
+    return arguments

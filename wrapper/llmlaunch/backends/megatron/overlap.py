@@ -133,12 +133,12 @@ OVERLAP_RULES: tuple[Rule, ...] = (
 def overlap_arguments(recipe: Recipe) -> tuple[Argument, ...]:
     """Empty where the recipe asks for none. `delay_weight_gradients` brings its own --overlap-moe-expert-parallel-comm
     (techniques.py)."""
-    ways = recipe.techniques
-    made: list[Argument] = []
-    if ways.tp_comm_overlap:
-        made += [argument("--tp-comm-overlap", of="layout.tp_comm_overlap")]
-    if ways.context_comm is not None:
-        made += [argument("--cp-comm-type", ways.context_comm, of="layout.context_comm")]
-    if ways.overlap_expert_communication and not ways.delay_weight_gradients:
-        made += [argument("--overlap-moe-expert-parallel-comm", of=EXCHANGE)]
-    return tuple(made)
+    techniques = recipe.techniques
+    arguments: list[Argument] = []
+    if techniques.tp_comm_overlap:
+        arguments += [argument("--tp-comm-overlap", of="layout.tp_comm_overlap")]
+    if techniques.context_comm is not None:
+        arguments += [argument("--cp-comm-type", techniques.context_comm, of="layout.context_comm")]
+    if techniques.overlap_expert_communication and not techniques.delay_weight_gradients:
+        arguments += [argument("--overlap-moe-expert-parallel-comm", of=EXCHANGE)]
+    return tuple(arguments)

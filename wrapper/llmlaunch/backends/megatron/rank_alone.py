@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from llmlaunch.backends.argument import Argument, NodeVariable, Word, argument, flag_groups, flag_of, words_of
+from llmlaunch.backends.argument import Argument, NodeVariable, Word, argument, command_words, flag_groups, flag_of
 from llmlaunch.backends.base import RankAlone, Rendered
-from llmlaunch.backends.megatron.versions import core_parser, spoken_version
+from llmlaunch.backends.megatron.versions import core_parser, rendered_version
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
@@ -103,7 +103,7 @@ def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank
     kept = _without(out, groups)
     mine = tuple(each.argument for each in added)
     return RankAlone(
-        program=(NodeVariable("LLMLAUNCH_RUN_DIR", f"/{STARTER_FILE}"), script, *kept, *words_of(mine)),
+        program=(NodeVariable("LLMLAUNCH_RUN_DIR", f"/{STARTER_FILE}"), script, *kept, *command_words(mine)),
         environment={
             "WORLD_SIZE": str(layout.world_size),
             "RANK": str(pipeline_rank * _ranks_between_stages(layout, said)),
@@ -121,7 +121,7 @@ def _without(out: Collection[str], groups: Iterable[Sequence[Word]]) -> list[Wor
 
 
 def _refuse(recipe: Recipe, groups: Sequence[Sequence[Word]]) -> None:
-    version = spoken_version(recipe)
+    version = rendered_version(recipe)
     cannot = f"{recipe.path}: no rank of this job can be run alone on a device"
     if FAKE not in core_parser(version).flags:
         raise UserError(f"{cannot}: Megatron core {version} has no {FAKE}; name a newer backend.version")

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from itertools import product
 
-from llmlaunch.backends.base import HeldWords, RunningWords
-from llmlaunch.backends.megatron.sharding import asks_for_sharding, sharding_words
+from llmlaunch.backends.base import StateTechniques, StepTechniques
+from llmlaunch.backends.megatron.sharding import asks_for_sharding, sharding_techniques
 from llmlaunch.backends.megatron.techniques import DEFAULT_MODULES
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["held_words", "running_words"]
+__all__ = ["state_techniques", "step_techniques"]
 
 Modules = tuple[str, ...]
 
 
-def running_words(recipe: Recipe) -> tuple[RunningWords, ...]:
+def step_techniques(recipe: Recipe) -> tuple[StepTechniques, ...]:
     """None, every set of modules that lets go of something, every layer, and so many layers as it takes; nothing or
     growing sets of modules offloaded beside them, or the first layers whole."""
-    kept = RunningWords(RECOMPUTE_NONE)
-    modules = [RunningWords(RECOMPUTE_SELECTIVE, names) for names in _module_sets(recipe)]
-    block = RunningWords(RECOMPUTE_FULL, recompute_method="block", solved="recompute_layers")
-    words = [kept, *modules, RunningWords(RECOMPUTE_FULL), block]
+    kept = StepTechniques(RECOMPUTE_NONE)
+    modules = [StepTechniques(RECOMPUTE_SELECTIVE, names) for names in _module_sets(recipe)]
+    block = StepTechniques(RECOMPUTE_FULL, recompute_method="block", solved="recompute_layers")
+    words = [kept, *modules, StepTechniques(RECOMPUTE_FULL), block]
     if recipe.cluster.accelerator.kind != "gpu":
         return tuple(words)
     offloaded = [_offloading(way, names) for way, names in product((kept, *modules), _offload_sets(recipe.model))]
-    layers = RunningWords(RECOMPUTE_NONE, solved="offload_layers")
+    layers = StepTechniques(RECOMPUTE_NONE, solved="offload_layers")
     return (*words, *(way for way in offloaded if way is not None), layers)
 
 
@@ -60,21 +60,21 @@ def _offload_sets(shape: ModelShape) -> list[Modules]:
     return [*experts, attention[0], *((*one, *other) for one, other in product(attention, experts[1:]))]
 
 
-def _offloading(way: RunningWords, names: Modules) -> RunningWords | None:
+def _offloading(way: StepTechniques, names: Modules) -> StepTechniques | None:
     """None where Megatron refuses the two together, or what is offloaded is made again anyway."""
     made_again = {"moe": {"moe_act", "expert_fc1"}, "moe_act": {"moe_act"}}
     if any(made_again.get(module, set()) & set(names) for module in way.recompute_modules):
         return None
-    return RunningWords(way.recompute, way.recompute_modules, offload_modules=names)
+    return StepTechniques(way.recompute, way.recompute_modules, offload_modules=names)
 
 
-def held_words(recipe: Recipe) -> tuple[HeldWords, ...]:
+def state_techniques(recipe: Recipe) -> tuple[StateTechniques, ...]:
     """With and without the distributed optimizer, and with its states on the host, or Megatron-FSDP; in bf16 gradients
     may accumulate in either format."""
     free = "gradient_dtype" not in recipe.fixed and recipe.workload.precision == "bf16"
     formats = ("fp32", "bf16") if free else (recipe.training.gradient_dtype,)
     if asks_for_sharding(recipe):
-        return sharding_words(formats)
+        return sharding_techniques(formats)
     offloads = (0.0, 1.0) if recipe.cluster.accelerator.kind == "gpu" else (0.0,)
     stages = [(0, 0.0), *((1, offload) for offload in offloads)]
-    return tuple(HeldWords(stage, dtype, offload) for dtype in formats for stage, offload in stages)
+    return tuple(StateTechniques(stage, dtype, offload) for dtype in formats for stage, offload in stages)

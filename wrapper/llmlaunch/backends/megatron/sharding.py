@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from llmlaunch.backends.argument import Argument, argument
-from llmlaunch.backends.base import HeldWords
+from llmlaunch.backends.base import StateTechniques
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_fsdp_facts
 from llmlaunch.backends.requirements import Requirement
 from llmlaunch.columns import BoolColumn
@@ -25,7 +25,7 @@ __all__ = [
     "pinned_stages",
     "sharding_arguments",
     "sharding_facts",
-    "sharding_words",
+    "sharding_techniques",
 ]
 
 
@@ -45,9 +45,9 @@ def asks_for_sharding(recipe: Recipe) -> bool:
     return any(stage >= FIRST_STAGE for stage in pinned_stages(recipe))
 
 
-def sharding_words(gradient_formats: tuple[str | None, ...]) -> tuple[HeldWords, ...]:
+def sharding_techniques(gradient_formats: tuple[str | None, ...]) -> tuple[StateTechniques, ...]:
     """What a search may choose of what is held: the stages, each with every format of gradients."""
-    return tuple(HeldWords(stage, dtype) for dtype in gradient_formats for stage in STRATEGIES)
+    return tuple(StateTechniques(stage, dtype) for dtype in gradient_formats for stage in STRATEGIES)
 
 
 def gradient_format(recipe: Recipe) -> str:
@@ -63,7 +63,7 @@ def sharding_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     auto = (
         "Megatron-FSDP does not read --accumulate-allreduce-grads-in-fp32; by itself it accumulates in bf16 with bf16"
     )
-    made = [
+    arguments = [
         argument("--use-megatron-fsdp", of=KEY),
         argument("--data-parallel-sharding-strategy", STRATEGIES[layout.zero_stage], of=KEY),
         argument("--use-distributed-optimizer", of=KEY, why="Megatron-FSDP switches it on anyway"),
@@ -73,8 +73,8 @@ def sharding_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
         argument("--no-gradient-accumulation-fusion", of=KEY, why="fused, it needs Transformer Engine 2.10"),
     ]
     if _made_in_shards(recipe.model):
-        made += [argument("--init-model-with-meta-device", of=KEY, why="no device ever holds the whole model")]
-    return tuple(made)
+        arguments += [argument("--init-model-with-meta-device", of=KEY, why="no device ever holds the whole model")]
+    return tuple(arguments)
 
 
 def _made_in_shards(shape: ModelShape) -> bool:

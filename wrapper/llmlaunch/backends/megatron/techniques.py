@@ -266,28 +266,28 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
 
 def technique_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     """The flags of every technique, recompute among them."""
-    ways = recipe.techniques
-    made = [*_recompute(ways, recipe, layout), *_offload(ways, layout)]
-    if ways.loss == "native":
-        made += [argument("--cross-entropy-loss-fusion", of="layout.loss")]
-        made += [argument("--cross-entropy-fusion-impl", "native", of="layout.loss")]
-    if ways.mlp_chunks > 1:
-        made += [argument("--mlp-chunks-for-training", ways.mlp_chunks, of="layout.mlp_chunks")]
-    if ways.delay_weight_gradients:
+    techniques = recipe.techniques
+    arguments = [*_recompute(techniques, recipe, layout), *_offload(techniques, layout)]
+    if techniques.loss == "native":
+        arguments += [argument("--cross-entropy-loss-fusion", of="layout.loss")]
+        arguments += [argument("--cross-entropy-fusion-impl", "native", of="layout.loss")]
+    if techniques.mlp_chunks > 1:
+        arguments += [argument("--mlp-chunks-for-training", techniques.mlp_chunks, of="layout.mlp_chunks")]
+    if techniques.delay_weight_gradients:
         key, needs = "layout.delay_weight_gradients", "delayed weight gradients need it"
-        made += [argument("--overlap-moe-expert-parallel-comm", of=key, why=needs)]
-        made += [argument("--delay-wgrad-compute", of=key)]
+        arguments += [argument("--overlap-moe-expert-parallel-comm", of=key, why=needs)]
+        arguments += [argument("--delay-wgrad-compute", of=key)]
     if recipe.training.gradient_dtype == "bf16":
-        made += [argument("--grad-reduce-in-bf16", of="training.gradient_dtype")]
+        arguments += [argument("--grad-reduce-in-bf16", of="training.gradient_dtype")]
     elif recipe.training.gradient_dtype == "fp32" and recipe.workload.precision == "fp16":
-        made += [argument("--accumulate-allreduce-grads-in-fp32", of="training.gradient_dtype")]
-    return tuple(made)
+        arguments += [argument("--accumulate-allreduce-grads-in-fp32", of="training.gradient_dtype")]
+    return tuple(arguments)
 
 
-def _recompute(ways: Techniques, recipe: Recipe, layout: Layout) -> list[Argument]:
+def _recompute(techniques: Techniques, recipe: Recipe, layout: Layout) -> list[Argument]:
     key = "layout.recompute"
     if layout.recompute == RECOMPUTE_SELECTIVE:
-        modules = argument("--recompute-modules", *modules_of(ways), of="layout.recompute_modules")
+        modules = argument("--recompute-modules", *modules_of(techniques), of="layout.recompute_modules")
         return [argument("--recompute-granularity", "selective", of=key), modules]
     if layout.recompute != RECOMPUTE_FULL:
         return []
@@ -295,31 +295,31 @@ def _recompute(ways: Techniques, recipe: Recipe, layout: Layout) -> list[Argumen
     if not layers:
         chunks = layout.pipeline * layout.virtual_pipeline
         all_of_a_chunk = max(layout.layers_by_stage, default=recipe.model.num_layers // chunks)
-        layers = 1 if ways.recompute_method == "uniform" else all_of_a_chunk
+        layers = 1 if techniques.recompute_method == "uniform" else all_of_a_chunk
     return [
         argument("--recompute-granularity", "full", of=key),
-        argument("--recompute-method", ways.recompute_method, of="layout.recompute_method"),
+        argument("--recompute-method", techniques.recompute_method, of="layout.recompute_method"),
         argument("--recompute-num-layers", layers, of="layout.recompute_layers"),
     ]
 
 
-def _offload(ways: Techniques, layout: Layout) -> list[Argument]:
-    made: list[Argument] = []
-    if ways.offload_modules:
-        made += [argument("--fine-grained-activation-offloading", of="layout.offload_modules")]
-        made += [argument("--offload-modules", *ways.offload_modules, of="layout.offload_modules")]
+def _offload(techniques: Techniques, layout: Layout) -> list[Argument]:
+    arguments: list[Argument] = []
+    if techniques.offload_modules:
+        arguments += [argument("--fine-grained-activation-offloading", of="layout.offload_modules")]
+        arguments += [argument("--offload-modules", *techniques.offload_modules, of="layout.offload_modules")]
     if layout.offload_layers:
-        made += [argument("--cpu-offloading-num-layers", layout.offload_layers, of="layout.offload_layers")]
-    if ways.offload_optimizer:
+        arguments += [argument("--cpu-offloading-num-layers", layout.offload_layers, of="layout.offload_layers")]
+    if techniques.offload_optimizer:
         key = "layout.offload_optimizer"
-        made += [argument("--optimizer-cpu-offload", of=key)]
-        made += [argument("--optimizer-offload-fraction", repr(ways.offload_optimizer), of=key)]
-        made += [argument("--use-precision-aware-optimizer", of=key, why="--optimizer-cpu-offload needs it")]
-        made += [argument("--overlap-cpu-optimizer-d2h-h2d", of=key, why="hides the copies behind the step")]
-    return made
+        arguments += [argument("--optimizer-cpu-offload", of=key)]
+        arguments += [argument("--optimizer-offload-fraction", repr(techniques.offload_optimizer), of=key)]
+        arguments += [argument("--use-precision-aware-optimizer", of=key, why="--optimizer-cpu-offload needs it")]
+        arguments += [argument("--overlap-cpu-optimizer-d2h-h2d", of=key, why="hides the copies behind the step")]
+    return arguments
 
 
-def technique_environment(ways: Techniques) -> dict[str, str]:
+def technique_environment(techniques: Techniques) -> dict[str, str]:
     """Variables a technique needs: without NVTE_CPU_OFFLOAD_V1 Transformer Engine from 2.10 on would offload weights
     too, and arguments.py refuses to start (core 0.19)."""
-    return {"NVTE_CPU_OFFLOAD_V1": "1"} if ways.offload_modules else {}
+    return {"NVTE_CPU_OFFLOAD_V1": "1"} if techniques.offload_modules else {}

@@ -33,7 +33,7 @@ def _batch(recipe: Recipe, layout: Layout) -> list[Argument]:
 
 def _optimizer(recipe: Recipe) -> list[Argument]:
     training, said = recipe.training, recipe.training.schedule
-    made = [
+    arguments = [
         argument("--lr", repr(training.learning_rate), of="training.learning_rate"),
         argument("--lr-decay-style", said.decay or "cosine", of="training.learning_rate_decay", why=_usual(said.decay)),
         _warmup(recipe),
@@ -41,12 +41,12 @@ def _optimizer(recipe: Recipe) -> list[Argument]:
         argument("--weight-decay", said.weight_decay, of="training.weight_decay"),
     ]
     if said.minimum_learning_rate:
-        made += [argument("--min-lr", repr(said.minimum_learning_rate), of="training.minimum_learning_rate")]
+        arguments += [argument("--min-lr", repr(said.minimum_learning_rate), of="training.minimum_learning_rate")]
     first, second = said.adam_betas
     if first != MEGATRON_FIRST_BETA:
-        made += [argument("--adam-beta1", number(first), of="training.adam_betas")]
-    made += [argument("--adam-beta2", number(second), of="training.adam_betas")]
-    return [*made, argument("--seed", training.seed, of="training.seed")]
+        arguments += [argument("--adam-beta1", number(first), of="training.adam_betas")]
+    arguments += [argument("--adam-beta2", number(second), of="training.adam_betas")]
+    return [*arguments, argument("--seed", training.seed, of="training.seed")]
 
 
 def _usual(said: object) -> str:
@@ -97,14 +97,14 @@ def _files(data: Data) -> list[Argument]:
     """Weights stand before the paths they belong to (get_blend_from_list, core/datasets/utils.py, core 0.19)."""
     if data.blend:
         words = [word for part in data.blend for word in (number(part.weight), part.path)]
-        made = [argument("--data-path", *words, of="data.blend")]
+        arguments = [argument("--data-path", *words, of="data.blend")]
     else:
-        made = [argument("--data-path", data.path, of="data.path")]
+        arguments = [argument("--data-path", data.path, of="data.path")]
     kept = "" if data.split else "a hundredth is kept apart"
-    made += [argument("--split", data.split or DEFAULT_SPLIT, of="data.split", why=kept)]
+    arguments += [argument("--split", data.split or DEFAULT_SPLIT, of="data.split", why=kept)]
     if data.cache_path is not None:
-        made += [argument("--data-cache-path", data.cache_path, of="data.cache_path")]
-    return made
+        arguments += [argument("--data-cache-path", data.cache_path, of="data.cache_path")]
+    return arguments
 
 
 def _tokenizer(recipe: Recipe, layout: Layout) -> list[Argument]:
@@ -113,14 +113,14 @@ def _tokenizer(recipe: Recipe, layout: Layout) -> list[Argument]:
     data, shape = recipe.data, recipe.model
     kind = data.tokenizer_type or (HUGGING_FACE if data.tokenizer else NUMBERS)
     none = "tokens are numbers already" if kind == NUMBERS else ""
-    made = [argument("--tokenizer-type", kind, of=("data.tokenizer", "data.tokenizer_type"), why=none)]
+    arguments = [argument("--tokenizer-type", kind, of=("data.tokenizer", "data.tokenizer_type"), why=none)]
     if kind == NUMBERS:
-        return [*made, argument("--vocab-size", shape.vocab_size, of="model.vocab_size")]
+        return [*arguments, argument("--vocab-size", shape.vocab_size, of="model.vocab_size")]
     if data.tokenizer is not None:
-        made += [argument("--tokenizer-model", data.tokenizer, of="data.tokenizer")]
+        arguments += [argument("--tokenizer-model", data.tokenizer, of="data.tokenizer")]
     planned = "the plan's number, whatever the tokenizer counts"
     size = shape.padded_vocab_size(layout.tensor)
-    return [*made, argument("--padded-vocab-size", size, of=("model.vocab_size", "layout.tensor"), why=planned)]
+    return [*arguments, argument("--padded-vocab-size", size, of=("model.vocab_size", "layout.tensor"), why=planned)]
 
 
 def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
@@ -138,7 +138,7 @@ def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]
     if training.checkpoint_path is None or training.save_interval is None:
         return begun
     place, key = training.checkpoint_path, "training.checkpoint_path"
-    made = [
+    arguments = [
         argument("--save", place, of=key),
         argument("--load", place, of=key, why="a job that comes back goes on from its last checkpoint"),
         argument("--save-interval", training.save_interval, of="training.save_interval"),
@@ -146,8 +146,8 @@ def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]
     ]
     asked = RESHARDING_FLAG in recipe.backend.extra_args
     if layout.zero_stage == 1 and saved_by_parameter(recipe, layout) and not asked:
-        made.append(argument(RESHARDING_FLAG, of="on_oom", why="another layout may have to load it"))
-    return (*begun, *made)
+        arguments.append(argument(RESHARDING_FLAG, of="on_oom", why="another layout may have to load it"))
+    return (*begun, *arguments)
 
 
 def _format(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:

@@ -31,12 +31,12 @@ __all__ = [
     "VERSION_RULES",
     "CoreParser",
     "Flag",
-    "Spoken",
+    "VersionArguments",
     "core_parser",
     "known_version",
+    "rendered_arguments",
+    "rendered_version",
     "rules_of_version",
-    "spoken_version",
-    "spoken_words",
 ]
 
 KNOWN_VERSIONS = ("0.16", "0.19")
@@ -76,7 +76,7 @@ class CoreParser:
 
 
 @dataclass(frozen=True)
-class Spoken:
+class VersionArguments:
     """The arguments as a version takes them, and what a person should know of it."""
 
     arguments: tuple[Argument, ...]
@@ -100,18 +100,18 @@ def known_version(version: str | None) -> str | None:
     return match[1] if match and match[1] in KNOWN_VERSIONS else None
 
 
-def spoken_version(recipe: Recipe) -> str:
+def rendered_version(recipe: Recipe) -> str:
     """Whose flags are rendered: those of the recipe's version where it is known, else of the newest."""
     return known_version(recipe.backend.runs_version) or NEWEST
 
 
-def spoken_words(recipe: Recipe, planned: Iterable[Argument]) -> Spoken:
+def rendered_arguments(recipe: Recipe, planned: Iterable[Argument]) -> VersionArguments:
     """`planned` as the recipe's version takes it.
 
     Raises:
         UserError: the version lacks a flag, or a value of one, that the recipe asks for.
     """
-    version = spoken_version(recipe)
+    version = rendered_version(recipe)
     flags = core_parser(version).flags
     kept, notes = [], []
     for each in planned:
@@ -125,7 +125,7 @@ def spoken_words(recipe: Recipe, planned: Iterable[Argument]) -> Spoken:
         if strange:
             raise UserError(_lacking(recipe, each, version, f"has no {each.flag} {strange[0]}"))
         kept.append(each)
-    return Spoken(tuple(kept), (*notes, *_strange_extras(recipe, flags, version)))
+    return VersionArguments(tuple(kept), (*notes, *_strange_extras(recipe, flags, version)))
 
 
 def _lacking(recipe: Recipe, each: Argument, version: str, what: str) -> str:
@@ -167,11 +167,11 @@ VERSION_RULES: dict[str, tuple[Rule, ...]] = {
 
 
 def rules_of_version(recipe: Recipe) -> tuple[Rule, ...]:
-    return VERSION_RULES.get(spoken_version(recipe), ())
+    return VERSION_RULES.get(rendered_version(recipe), ())
 
 
 def _lacks(recipe: Recipe, flag: str) -> bool:
-    return flag not in core_parser(spoken_version(recipe)).flags
+    return flag not in core_parser(rendered_version(recipe)).flags
 
 
 VERSION_REQUIREMENTS: tuple[Requirement, ...] = (
