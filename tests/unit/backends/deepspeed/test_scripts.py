@@ -99,7 +99,7 @@ def test_each_rule_of_pipelines_refuses_what_it_is_there_for(key: str, layout: L
 
 def test_pipelines_are_searched_with_zero_0_and_1() -> None:
     recipe = recipe_of("pipeline")
-    assert {held.zero_stage for held in DeepSpeed().space(recipe).held} == {0, 1}
+    assert {held.zero_stage for held in DeepSpeed().space(recipe).state_techniques} == {0, 1}
     plan = make_plan(recipe, DeepSpeed())
     assert plan.chosen is not None
     assert plan.chosen.layout.zero_stage == 1
