@@ -22,9 +22,9 @@ import megatron_rank  # the first to import torch
 from megatron.core.optimizer import optimizer as optimizers
 from megatron.core.pipeline_parallel import schedules
 
-import apart
-import failures
-import report
+import live_storages
+import trace_checks
+import trace_ranks
 
 WORDS = """--num-layers 1 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 --seq-length 64
 --max-position-embeddings 64 --position-embedding-type rope --swiglu --disable-bias-linear --normalization RMSNorm
@@ -69,7 +69,7 @@ def a_step_that_is_not_taken() -> None:
 
 
 def no_parameters() -> None:
-    own = report.state_of
+    own = live_storages.state_of
     megatron_rank.state_of = lambda model, optimizer: own(model, optimizer) | {"parameter_count": 0}
 
 
@@ -99,13 +99,13 @@ def traced(job: dict[str, Any]) -> dict[str, Any]:
         with contextlib.redirect_stdout(io.StringIO()):
             return {"name": job["name"], "trace": megatron_rank.trace(RANK, 1, 0)}
     except (Exception, SystemExit) as error:
-        return {"name": job["name"], "failure": failures.failure_of(error)}
+        return {"name": job["name"], "failure": trace_checks.failure_of(error)}
 
 
 def main() -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    for answer in apart.answers_of([{"name": name} for name in BREAKS], traced, 2, SECONDS):
+    for answer in trace_ranks.answers_of([{"name": name} for name in BREAKS], traced, 2, SECONDS):
         print(json.dumps(answer), flush=True)
 
 

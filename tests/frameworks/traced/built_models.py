@@ -25,7 +25,7 @@ import megatron_judge as judge  # the first to import torch
 from megatron.training.argument_utils import gpt_config_from_args
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from invented_scalars import InventedScalars
+from fake_dispatch import InventedScalars
 from pretrain import build_model
 
 

@@ -58,7 +58,7 @@ from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
 import balanced_routing
 import fake_cuda
-from invented_scalars import InventedScalars
+from fake_dispatch import InventedScalars
 from pretrain import build_model, forward_step
 
 Stage = tuple[int, int, int, list[str], int]

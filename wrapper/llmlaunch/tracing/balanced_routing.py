@@ -12,8 +12,8 @@ import numpy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from failures import Unsupported
-from quick_dispatch import bare
+from fake_dispatch import bare
+from trace_checks import NotTraceable
 
 __all__ = ["BalancedSelection", "install"]
 
@@ -36,7 +36,7 @@ class BalancedSelection(TorchDispatchMode):
 def _share(count: int, chosen: int, experts: int) -> int:
     share, rest = divmod(count * chosen, experts)
     if rest:
-        raise Unsupported(f"{count} tokens x {chosen} cannot be shared evenly by {experts} experts")
+        raise NotTraceable(f"{count} tokens x {chosen} cannot be shared evenly by {experts} experts")
     return share
 
 
@@ -91,7 +91,7 @@ def _sort_in_any_order(sort: Any) -> Any:
 def install(chosen: int, experts: int) -> None:
     """Answer Megatron's reads of token counts as balanced routing would.
 
-    Raises Unsupported, during the run, when tokens x `chosen` is no multiple of `experts`.
+    Raises NotTraceable, during the run, when tokens x `chosen` is no multiple of `experts`.
     """
     from megatron.core.transformer.moe import experts as expert_layers
     from megatron.core.transformer.moe import token_dispatcher

@@ -11,7 +11,7 @@ import types
 from typing import Any
 from unittest.mock import MagicMock
 
-from failures import Unsupported
+from trace_checks import NotTraceable
 
 __all__ = ["install"]
 
@@ -29,7 +29,7 @@ class _Kernel:
         return lambda *args, **options: None
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        raise Unsupported(f"the Triton kernel {self.__name__} was called from Python")
+        raise NotTraceable(f"the Triton kernel {self.__name__} was called from Python")
 
 
 def _decorator(*args: Any, **options: Any) -> Any:

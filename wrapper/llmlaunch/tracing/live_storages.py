@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,9 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from quick_dispatch import bare
+from fake_dispatch import bare
 
-__all__ = ["STORAGES", "Birth", "LiveStorages"]
+__all__ = ["STORAGES", "Birth", "LiveStorages", "grouped", "state_of", "stateless_of"]
 
 ALLOCATION_BYTES = 512  # c10 CUDACachingAllocator kMinBlockSize: every request is rounded up to this
 FRAMEWORKS = ("megatron/", "transformer_engine/")
@@ -176,3 +177,73 @@ class LiveStorages(TorchDispatchMode):
 
 
 STORAGES = LiveStorages()  # of this process
+
+
+def _tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple | set) and id(value) not in seen:
+        seen.add(id(value))
+        for item in [*value.values()] if isinstance(value, dict) else value:
+            yield from _tensors_in(item, seen)
+
+
+def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+    """Main parameters and states of every optimizer in the chain; the model's own parameters are not among them."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for name in ("shard_fp32_from_float16_groups", "fp32_from_float16_groups"):
+            yield from _tensors_in(getattr(part, name, []), set())
+        if part.optimizer is not None:
+            for state in part.optimizer.state.values():
+                yield from _tensors_in(state, set())
+
+
+def stateless_of(optimizer: Any) -> int:
+    """Tensors that an optimizer steps and keeps no state of."""
+    return sum(
+        not part.optimizer.state.get(tensor)
+        for part in getattr(optimizer, "chained_optimizers", [optimizer])
+        if part.optimizer is not None
+        for group in part.optimizer.param_groups
+        for tensor in group["params"]
+    )
+
+
+def state_of(model: list[Any], optimizer: Any) -> dict[str, Any]:
+    """How much lasts, and marks it as what it is."""
+    buffers = [buffer for chunk in model for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
+    parameters = [parameter.data for chunk in model for parameter in chunk.parameters()]
+    gradients = [buffer.grad_data for buffer in buffers]
+    states = list(_optimizer_tensors(optimizer))
+    sizes = {
+        "parameters": STORAGES.mark(parameters, "parameters"),
+        "gradients": STORAGES.mark(gradients, "gradients"),
+        "optimizer": STORAGES.mark(states, "optimizer_states"),
+    }
+    return {
+        "parameter_count": sum(parameter.numel() for parameter in parameters),
+        "padded_count": sum(buffer.grad_data.numel() for buffer in buffers),
+        "optimizer_state_count": sum(tensor.numel() for tensor in states),
+        "bytes": {**sizes, "other": STORAGES.now_bytes - sum(sizes.values())},
+    }
+
+
+def grouped(births: list[Birth]) -> list[dict[str, Any]]:
+    """Largest first, births that differ in nothing but time together."""
+    groups = Counter(births)
+    rows = [
+        {
+            "bytes": birth.bytes * count,
+            "count": count,
+            "shape": list(birth.shape),
+            "dtype": birth.dtype,
+            "phase": birth.phase,
+            "operator": birth.operator,
+            "site": birth.site,
+            "module": birth.module,
+            "role": birth.role,
+            "until": birth.until,
+        }
+        for birth, count in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row["bytes"])

@@ -53,18 +53,16 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import balanced_routing
 import caching_allocator
-import quick_dispatch
+import fake_dispatch
+from fake_dispatch import InventedScalars
 from few_microbatches import enough_microbatches, full_microbatches
-from honesty import Evidence, insist
-from invented_scalars import InventedScalars
-from live_storages import STORAGES
-from obstacles import insist_traceable
+from live_storages import STORAGES, grouped, state_of, stateless_of
 from patches import CALLS, in_phase
 from pretrain import PASSES, build_model, forward_step
-from report import grouped, state_of, stateless_of
+from trace_checks import TraceEvidence, insist_complete, insist_traceable
 
 patches.patch_megatron()
-quick_dispatch.install()
+fake_dispatch.install()
 
 __all__ = ["trace"]
 
@@ -75,7 +73,7 @@ KIB = 2**10
 
 
 @dataclass
-class _Job:
+class _TracedJob:
     """Megatron's arguments, and how many micro-batches of the job's run in each iteration of the trace."""
 
     args: Any
@@ -83,7 +81,7 @@ class _Job:
     run: tuple[int, ...]
 
 
-def _initialize(arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool) -> _Job:
+def _initialize(arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool) -> _TracedJob:
     """Megatron's arguments and process groups, as `initialize_megatron` makes them."""
 
     given = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} | dict(os.environ)
@@ -102,7 +100,7 @@ def _initialize(arguments: list[str], world_size: int, pipeline_rank: int, fewer
     initialize._set_random_seed(args.seed)
     all_of_them = get_num_microbatches()
     run = (full_microbatches(args, pipeline_rank), *[enough_microbatches(args, pipeline_rank)] * (ITERATIONS - 1))
-    return _Job(args, all_of_them, tuple(min(count if fewer else all_of_them, all_of_them) for count in run))
+    return _TracedJob(args, all_of_them, tuple(min(count if fewer else all_of_them, all_of_them) for count in run))
 
 
 def _configure_schedules(args: Any, model: list[Any], optimizer: Any) -> Any:
@@ -156,14 +154,15 @@ def _replayed() -> dict[str, dict[str, int]]:
     settings = {"default": False, "expandable": True}
     replayed = {name: caching_allocator.replay(STORAGES.events(), setting) for name, setting in settings.items()}
     figures = ("reserved_bytes", "allocated_bytes", "idle_bytes", "stuck_bytes")
-    return {figure: {name: getattr(one, figure) for name, one in replayed.items()} for figure in figures}
+    return {figure: {name: getattr(replay, figure) for name, replay in replayed.items()} for figure in figures}
 
 
 def trace(arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool = True) -> dict[str, Any]:
-    """What the rank held: lasting state, peak and what was alive at the peak (bytes, rounded to 512 as c10 does).
+    """Return the memory the rank used: lasting state, peak and what was alive at the peak (bytes, rounded to 512 as c10
+    does).
 
-    `fewer`: run as few micro-batches as show the peak of all of them. Raises Dishonest where not all of a training step
-    ran, Unsupported where the rank cannot be traced, and what Megatron raises where it refuses the job.
+    `fewer`: run as few micro-batches as show the peak of all of them. Raises IncompleteTrace where not all of a
+    training step ran, NotTraceable where the rank cannot be traced, and what Megatron raises where it refuses the job.
     """
     started = time.time()
     job = _initialize(arguments, world_size, pipeline_rank, fewer)
@@ -179,26 +178,10 @@ def trace(arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool
         STORAGES.phase = "end"
         state = state_of(model, optimizer)
         lasting = STORAGES.alive()
-    chunks = range(len(model))
-    insist(
-        Evidence(
-            job.run,
-            [PASSES["forward", chunk] for chunk in chunks],
-            [PASSES["backward", chunk] for chunk in chunks],
-            CALLS["optimizer step"],
-            skipped,
-            state["parameter_count"],
-            state["optimizer_state_count"],
-            stateless_of(optimizer),
-            STORAGES.peak_phase,
-            STORAGES.peak_by_phase,
-        )
-    )
+    insist_complete(_evidence(job, len(model), skipped, state, stateless_of(optimizer)))
+    sizes = {name: getattr(args, f"{name}_model_parallel_size", None) for name in ("tensor", "pipeline", "expert")}
     return {
-        "parallel": {
-            name: getattr(args, f"{name}_model_parallel_size", None) for name in ("tensor", "pipeline", "expert")
-        }
-        | {"data": args.data_parallel_size, "context": args.context_parallel_size},
+        "parallel": sizes | {"data": args.data_parallel_size, "context": args.context_parallel_size},
         "pipeline_rank": pipeline_rank,
         "microbatches": job.microbatches,
         "microbatches_run": list(job.run),
@@ -217,3 +200,18 @@ def trace(arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool
         "resident_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
         "seconds": round(time.time() - started, 1),
     }
+
+
+def _evidence(job: _TracedJob, chunks: int, skipped: int, state: dict[str, Any], stateless: int) -> TraceEvidence:
+    return TraceEvidence(
+        microbatches=job.run,
+        forwards=[PASSES["forward", chunk] for chunk in range(chunks)],
+        backwards=[PASSES["backward", chunk] for chunk in range(chunks)],
+        steps=CALLS["optimizer step"],
+        skipped=skipped,
+        parameter_count=state["parameter_count"],
+        optimizer_state_count=state["optimizer_state_count"],
+        stateless=stateless,
+        peak_phase=STORAGES.peak_phase,
+        peak_by_phase=STORAGES.peak_by_phase,
+    )

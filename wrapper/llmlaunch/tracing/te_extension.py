@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 import torch
 from torch import Tensor
 
-from failures import Unsupported
+from trace_checks import NotTraceable
 
 __all__ = ["install"]
 
@@ -60,7 +60,7 @@ def generic_gemm(
     **options: Any,
 ) -> tuple[Any, ...]:
     if quantizer is not None:
-        raise Unsupported("a quantized GEMM output is not modelled")
+        raise NotTraceable("a quantized GEMM output is not modelled")
     dtype = a.dtype if out_dtype is None else TORCH_DTYPE[int(out_dtype)]
     if out is None:
         out = torch.empty(gemm_shape(a, transa, b, transb), dtype=dtype, device=a.device)
@@ -81,7 +81,7 @@ def te_general_grouped_gemm(
     *rest: Any,
 ) -> Any:
     if out is None:
-        raise Unsupported("a grouped GEMM that allocates its own output is not modelled")
+        raise NotTraceable("a grouped GEMM that allocates its own output is not modelled")
     return bias
 
 
@@ -131,7 +131,7 @@ def fused_rope_forward(x: Tensor, *rest: Any, **options: Any) -> Tensor:
 
 
 def thd_read_half_tensor(x: Tensor, cu_seqlens: Tensor, half: int) -> Tensor:
-    raise Unsupported("packed sequences are not modelled")
+    raise NotTraceable("packed sequences are not modelled")
 
 
 def multi_tensor_l2norm(chunk: int, flag: Tensor, lists: list[list[Tensor]], *rest: Any) -> tuple[Tensor, Tensor]:
@@ -194,7 +194,7 @@ class _Names(type):
         return value
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        raise Unsupported(f"transformer_engine_torch.{cls.__name__} is not modelled")
+        raise NotTraceable(f"transformer_engine_torch.{cls.__name__} is not modelled")
 
 
 def _extension() -> types.ModuleType:

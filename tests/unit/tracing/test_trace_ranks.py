@@ -18,7 +18,7 @@ from llmlaunch.tracing import TRACER
 PROGRAM = """
 import json, os, signal, sys, time
 sys.path.insert(0, {tracer!r})
-from apart import ReaderLeft, answers_of, end_on_signals
+from trace_ranks import ReaderLeft, answers_of, end_on_signals
 
 def work(job):
     if "file" in job:

@@ -1,4 +1,4 @@
-"""What torch does anew for every operator on fake tensors, done with less.
+"""How operators on fake tensors are dispatched: faster than torch does it, and with values for the few that are read.
 
 A trace dispatches some ten thousand operators, most of them hundreds of times with the same shapes. Torch's own cache
 of what they give out (torch/_subclasses/fake_tensor.py, 2.13) is kept; only its key is made faster, of the same parts.
@@ -11,9 +11,13 @@ from typing import Any
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["bare", "install"]
+__all__ = ["InventedScalars", "bare", "install"]
 
+fake_tensor.CONSTANT_NUMEL_LIMIT = 4096  # lists made into tensors (splits of a grouped GEMM) can be read back
+
+META = torch.device("meta")
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 _own_key = FakeTensorMode._cache_key
@@ -71,3 +75,23 @@ def _key(mode: Any, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def install() -> None:
     FakeTensorMode._cache_key = _key
     bare(FakeTensorMode)
+
+
+@bare
+class InventedScalars(TorchDispatchMode):
+    """A fake tensor has no value; Megatron reads a few. What it wrote as a constant is known; of the rest flags read as
+    false and numbers as one."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:  # every second operator
+            tensor = args[0]
+            return META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
+        if func is torch.ops.aten._local_scalar_dense.default:
+            constant = getattr(args[0], "constant", None)
+            if constant is not None:
+                return constant.item()
+            dtype = args[0].dtype
+            return False if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+        if func.namespace == "c10d" and "coalesced" in func._schema.name:
+            return torch._C._distributed_c10d.FakeWork().boxed()
+        return func(*args, **(kwargs or {}))

@@ -1,12 +1,14 @@
-"""benchmarks/gpu/allocator_replay.py runs through and writes its record, with the model in the place of torch: what a
-GPU would say is not known from here."""
+"""The programs of benchmarks/gpu run through and write their records: allocator_replay.py with the model in the place
+of torch, trace_against_gpu.py with a stand-in for llmlaunch. What a GPU would say is not known from here."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,16 @@ FOLDER = ROOT / "benchmarks" / "gpu"
 sys.path.insert(0, str(FOLDER))
 
 from allocation_events import made_up, read_events, write_events  # noqa: E402
+
+STAND_IN = """
+import json, os, sys
+assert not os.path.exists(os.environ["LLMLAUNCH_STORE"])
+place = sys.argv[sys.argv.index("--on") + 1]
+held = {"trace": (97, None), "gpu": (100, 120)}[place]
+rank = {"pipeline_rank": 3, "allocated_bytes": held[0], "reserved_bytes": held[1]}
+print(json.dumps({"layout": {"tensor": int(WIDE) if place == "gpu" else 2}, "ranks": [rank]}))
+sys.exit(3)  # unsafe, which is an answer
+"""
 
 
 def test_a_file_of_events_holds_them_in_order(tmp_path: Path) -> None:
@@ -67,3 +79,36 @@ def test_the_program_compares_both_settings_and_a_device_that_is_too_small(tmp_p
     for one in whole:
         assert one["torch"]["reserved_bytes"] >= one["torch"]["allocated_bytes"] > 0
         assert one["looks"] >= 400
+
+
+def compare(tmp_path: Path, wide: int) -> subprocess.CompletedProcess[str]:
+    stand_in = tmp_path / "stand_in.py"
+    stand_in.write_text(STAND_IN.replace("WIDE", str(wide)))
+    command = f"{shlex.quote(sys.executable)} {shlex.quote(str(stand_in))}"
+    words = [
+        str(FOLDER / "trace_against_gpu.py"),
+        str(tmp_path / "records"),
+        "mine.yaml",
+        "layout.tensor=2",
+        "--command",
+        command,
+    ]
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+
+
+def test_both_are_compared_rank_by_rank(tmp_path: Path) -> None:
+    done = compare(tmp_path, wide=2)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "records").glob("trace_against_gpu-mine-*.json")
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    assert [(row["rank"], row["kind"], row["trace"], row["gpu"]) for row in rows] == [
+        (3, "allocated_bytes", 97, 100),
+        (3, "reserved_bytes", None, 120),
+    ]
+    assert "at most 3.00 % apart" in done.stdout
+
+
+def test_two_layouts_are_not_compared(tmp_path: Path) -> None:
+    done = compare(tmp_path, wide=4)
+    assert done.returncode != 0
+    assert "different layouts" in done.stderr
