@@ -23,11 +23,9 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.halves import distinct_held, held_half, running_half, worst_of_halves
 from llmlaunch.memory.job import Job
-from llmlaunch.planner.enumerate import enumerate_splits
-from llmlaunch.planner.host import node_of
 from llmlaunch.planner.pricing import first_failed, situation
-from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.planner.variants import Words, spoken, words_of
+from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, enumerate_splits, technique_space
+from llmlaunch.planner.setting import Setting, node_of, setting_of
 from llmlaunch.recipe.load import load_recipe
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "llama3-70b.yaml"
@@ -37,7 +35,7 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     recipe = load_recipe(RECIPE)
     setting, node = setting_of(recipe, backend_for(recipe)), node_of(recipe)
-    splits, words = legal_splits(setting), words_of(recipe, setting.backend)
+    splits, words = legal_splits(setting), technique_space(recipe, setting.backend)
     places = list(product(range(len(words.running)), range(len(words.held))))
     points = [spoken_by(setting, words, place, splits) for place in places]
     few, held_of = distinct_held(setting.job, splits)
@@ -65,14 +63,14 @@ def every(work: Callable[..., object], arguments: Sequence[tuple[object, ...]]) 
 def legal_splits(setting: Setting) -> LayoutColumns:
     recipe, backend = setting.recipe, setting.backend
     splits = enumerate_splits(recipe, backend.space(recipe))
-    rules = [rule for rule in backend.rules(recipe) if not rule.of_words]
+    rules = [rule for rule in backend.rules(recipe) if not rule.of_techniques]
     return splits.take(np.flatnonzero(first_failed(rules, situation(recipe, splits)) < 0))
 
 
 def spoken_by(
-    setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns
+    setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns
 ) -> tuple[Job, LayoutColumns]:
-    said, layouts = spoken(setting.recipe, words, places, splits)
+    said, layouts = apply_techniques(setting.recipe, words, places, splits)
     return setting.job_of(said), layouts
 
 

@@ -25,7 +25,7 @@ from llmlaunch.calibration.read import read_records
 from llmlaunch.calibration.regret import Choice, Tried, choose, predicted, rule_of_thumb, tried
 from llmlaunch.calibration.throughput import rank_correlation, throughput
 from llmlaunch.cluster.load import load_cluster
-from llmlaunch.planner.limit import memory_limit
+from llmlaunch.planner.setting import memory_limit
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.timing.constants import replaced
 

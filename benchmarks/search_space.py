@@ -24,7 +24,7 @@ from pathlib import Path
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.references import Setting as Theory
 from llmlaunch.calibration.references import megatron_theory
-from llmlaunch.planner.search import Found
+from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
@@ -48,13 +48,13 @@ def prepared(recipe: Recipe) -> Setting:
     return setting_of(recipe, backend_for(recipe))
 
 
-def searched(setting: Setting, rounds: int) -> tuple[Found, float]:
+def searched(setting: Setting, rounds: int) -> tuple[SearchResult, float]:
     """The result and the median of process seconds, the first search left out."""
-    found = setting.search()
+    found = search(setting)
     seconds = []
     for _ in range(rounds):
         start = time.process_time()
-        found = setting.search()
+        found = search(setting)
         seconds.append(time.process_time() - start)
     return found, statistics.median(seconds)
 
@@ -74,7 +74,7 @@ def beside_the_scalar_formula(rounds: int) -> None:
     """The same layouts, in turn with the search, so that both meet the same machine."""
     recipe = load_recipe(ROOT / "recipes" / "llama3-70b.yaml")
     setting = prepared(recipe)
-    found = setting.search()
+    found = search(setting)
     length = recipe.workload.sequence_length
     layouts = [found.points.layout(i) for i in range(0, len(found.points), max(len(found.points) // SCALAR_LAYOUTS, 1))]
     theories = [

@@ -19,9 +19,9 @@ import numpy as np
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.planner.capacity import capacities, fitting
 from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.planner.stages import balance, uneven
+from llmlaunch.planner.stage_balance import balance_alike, balance_kinds
+from llmlaunch.planner.stage_search import capacities, fitting
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.timing.stages import stage_seconds
 
@@ -38,16 +38,16 @@ def main() -> None:
     costs = stage_seconds(job, recipe.cluster, splits)
     most = capacities(job, splits, limit)
     inputs = costs.dense_layer, costs.first, costs.last, splits.pipeline, layers, most
-    table, feasible = uneven(*inputs)
+    table, feasible = balance_alike(*inputs)
     ranks = int(splits.pipeline.sum())
     timed(f"capacities of {ranks:,} ranks", len(splits), rounds, lambda: capacities(job, splits, limit))
-    at_once = timed("layers by rank", len(splits), rounds, lambda: uneven(*inputs))
+    at_once = timed("layers by rank", len(splits), rounds, lambda: balance_alike(*inputs))
     rows = np.linspace(0, len(splits) - 1, ONE_BY_ONE).astype(int)
     fits = [fitting(job, splits.take(np.array([row])), limit) for row in rows]
 
     def one_by_one() -> list[tuple[int, ...] | None]:
         return [
-            balance([costs.dense_layer[r]] * layers, costs.first[r], costs.last[r], int(splits.pipeline[r]), held)
+            balance_kinds([costs.dense_layer[r]] * layers, costs.first[r], costs.last[r], int(splits.pipeline[r]), held)
             for r, held in zip(rows, fits, strict=True)
         ]
 
@@ -93,7 +93,7 @@ def won(setting: Setting) -> None:
         costs = stage_seconds(job, setting.recipe.cluster, one)
         layer = costs.dense_layer + costs.mixture_layer
         free = np.full((1, pipeline), layers)
-        table, _ = uneven(layer, costs.first, costs.last, one.pipeline, layers, free)
+        table, _ = balance_alike(layer, costs.first, costs.last, one.pipeline, layers, free)
         beside = np.zeros(pipeline)
         beside[0], beside[-1] = costs.first[0], costs.last[0]
         even = float((layers / pipeline * layer[0] + beside).max())

@@ -217,7 +217,7 @@ def every_layout(recipe: Recipe, words: Layout) -> LayoutColumns:
     sizes = LayoutColumns(
         tensor, pipeline, virtual, context, data, expert, expert_tensor, batch, sequence, none, none, none, none, none
     )
-    return sizes.with_words(words.zero_stage, words.recompute, words.recompute_layers, words.offload_layers)
+    return sizes.with_techniques(words.zero_stage, words.recompute, words.recompute_layers, words.offload_layers)
 
 
 def _inner(expert: tuple[int, ...], expert_tensor: tuple[int, ...]) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ from llmlaunch.backends.deepspeed.model_config import model_config
 from llmlaunch.backends.deepspeed.scripts import pipeline_config
 from llmlaunch.layout import Layout
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from support.ds_config_checks import CHECKS, KNOWN_KEYS, wrongly_accepted
@@ -207,7 +208,7 @@ def test_the_known_keys_are_those_deepspeed_reads(asked: Asked) -> None:
 @pytest.mark.parametrize("name", GALLERY)
 def test_the_gallerys_plans_are_accepted(asked: Asked, name: str) -> None:
     recipe = load_recipe(asset("recipes", f"{name}.yaml"))
-    plan = make_plan(recipe, DeepSpeed())
+    plan = make_plan(setting_of(recipe, DeepSpeed()))
     planned = replace(recipe, techniques=plan.chosen.techniques)
     case = question(planned, plan.layout)
     assert asked(**case) is None

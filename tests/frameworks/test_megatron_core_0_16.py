@@ -21,7 +21,8 @@ from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.versions import core_parser, rules_of_version
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.planner.plan import as_planned
-from llmlaunch.planner.sized import make_sized_plan
+from llmlaunch.planner.setting import setting_of
+from llmlaunch.planner.sizing import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
@@ -77,7 +78,8 @@ def planned_stages(layout: Layout, layers: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", MEGATRON)
 def test_the_gallery_planned_for_0_16_is_taken_by_it(ask: Ask, name: str) -> None:
-    recipe, plan = make_sized_plan(at_0_16(load_recipe(RECIPES / f"{name}.yaml", ())), MegatronLM(), None)
+    setting, plan = make_sized_plan(setting_of(at_0_16(load_recipe(RECIPES / f"{name}.yaml", ())), MegatronLM()))
+    recipe = setting.recipe
     recipe = as_planned(recipe, plan.chosen)
     words = words_of(recipe, plan.layout)
     flags = core_parser("0.16").flags

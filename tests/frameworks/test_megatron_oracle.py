@@ -23,6 +23,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.pricing import situation
+from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
@@ -76,7 +77,7 @@ GALLERY = sorted(path.stem for path in asset("recipes", ".").glob("*.yaml"))
 def planned_cases(name: str) -> list[Case]:
     """What a recipe is planned with, and its alternatives."""
     recipe = recipe_of(name)
-    plan = make_plan(recipe, MegatronLM())
+    plan = make_plan(setting_of(recipe, MegatronLM()))
     ways = (plan.chosen, *plan.alternatives)
     return [Case(as_planned(recipe, way), way.layout) for way in ways]
 

@@ -9,7 +9,8 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.planner.plan import Plan, as_planned
-from llmlaunch.planner.sized import make_sized_plan
+from llmlaunch.planner.setting import setting_of
+from llmlaunch.planner.sizing import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, RehearsedRank
@@ -38,8 +39,8 @@ def planned(*words: str, recipe: str = GALLERY) -> Planned:
     """As `check` plans it, with no store."""
     loaded = load_recipe(recipe, words or PINS)
     backend = backend_for(loaded)
-    sized, plan = make_sized_plan(loaded, backend)
-    said = as_planned(sized, plan.chosen)
+    sized, plan = make_sized_plan(setting_of(loaded, backend))
+    said = as_planned(sized.recipe, plan.chosen)
     return Planned(said, plan, backend.render(said, plan.layout))
 
 

@@ -177,17 +177,17 @@ class LayoutColumns:
         """Layouts `start` to `stop`, not copied."""
         return self.take(slice(start, stop))
 
-    def with_words(
+    def with_techniques(
         self, zero_stage: int, recompute: int, recompute_layers: int | IntColumn, offload_layers: int | IntColumn
     ) -> LayoutColumns:
-        """The same splits with other words, each one for all or a column."""
-        words = {
+        """The same splits with other techniques; each argument is a scalar for all rows or a column."""
+        techniques = {
             "zero_stage": zero_stage,
             "recompute": recompute,
             "recompute_layers": recompute_layers,
             "offload_layers": offload_layers,
         }
-        columns: dict[str, Any] = {n: np.broadcast_to(np.int64(value), len(self)) for n, value in words.items()}
+        columns: dict[str, Any] = {n: np.broadcast_to(np.int64(value), len(self)) for n, value in techniques.items()}
         return replace(self, **columns)
 
     def with_amount(self, name: str, amount: IntColumn) -> LayoutColumns:
@@ -236,15 +236,15 @@ class Rule:
     """One legality rule as data.
 
     `allows(situation)` is a boolean column: True where the layout passes. `sentence` is shown when it fails;
-    `where` names the place in the framework that checks it, with the version it was read in. `of_words`: it looks at
-    what is tried with every split (ZeRO stage, recompute, amounts, techniques), so it is asked anew for each.
+    `where` names the place in the framework that checks it, with the version it was read in. `of_techniques`: the rule
+    looks at what is tried with every split (ZeRO stage, recompute, amounts, techniques), so it is evaluated for each.
     """
 
     key: str
     sentence: str
     where: str
     allows: Callable[[Situation], BoolColumn]
-    of_words: bool = False
+    of_techniques: bool = False
 
 
 def refusal_counts(rules: Iterable[Rule], first_failed: IntColumn) -> Mapping[str, int]:

@@ -19,6 +19,7 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.schema import LayoutFile, PinsFile, WhatIfFile
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
@@ -246,7 +247,7 @@ def test_what_a_backend_cannot_do_is_refused_before_anything_is_searched(key: st
     recipe = recipe_of(name, *overrides)
     backend = backend_for(recipe)
     with pytest.raises(UserError, match=said) as caught:
-        make_plan(recipe, backend)
+        make_plan(setting_of(recipe, backend))
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=said):
         backend.render(recipe, GPUS if backend.name == "megatron-lm" else ZERO_3)
@@ -367,7 +368,7 @@ def test_megatron_offloads_no_optimizer_of_fp32(precision: str, taken: bool) -> 
 
 def test_the_planner_keeps_to_them() -> None:
     recipe = recipe_of(DENSE, "layout={offload_layers: 2}")
-    plan = make_plan(recipe, backend_for(recipe))
+    plan = make_plan(setting_of(recipe, backend_for(recipe)))
     assert (plan.layout.pipeline, plan.layout.recompute) == (1, 0)
     assert plan.refused["offload-layers-one-stage"] > 0
 
@@ -377,7 +378,7 @@ def test_the_planner_keeps_to_them() -> None:
 def test_what_no_backend_runs_is_planned_and_never_rendered(name: str, what: str) -> None:
     recipe = recipe_of(name, f"what_if={{{what}}}")
     backend = backend_for(recipe)
-    plan = make_plan(recipe, backend)
+    plan = make_plan(setting_of(recipe, backend))
     with pytest.raises(UserError, match=rf"what_if\.{what.split(':')[0]}: no backend runs it"):
         backend.render(recipe, plan.layout)
 

@@ -13,7 +13,8 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.pricing import Priced, priced
 from llmlaunch.planner.plan import Plan, as_planned
-from llmlaunch.planner.sized import make_sized_plan
+from llmlaunch.planner.setting import setting_of
+from llmlaunch.planner.sizing import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rendering.run_json import run_description
 from llmlaunch.rundir.summary import AttemptSummary, RankSummary
@@ -40,7 +41,8 @@ def planned(name: str, *words: str) -> tuple[dict[str, Any], Plan]:
     """run.json of a recipe, and its plan."""
     recipe = load_recipe(asset("recipes", f"{name}.yaml"), words)
     backend = backend_for(recipe)
-    recipe, plan = make_sized_plan(recipe, backend)
+    setting, plan = make_sized_plan(setting_of(recipe, backend))
+    recipe = setting.recipe
     rendered = backend.render(as_planned(recipe, plan.chosen), plan.layout)
     return dict(run_description(as_planned(recipe, plan.chosen), plan, rendered)), plan
 

@@ -25,6 +25,7 @@ from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, is_impossible
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.unsafe import refuse
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
@@ -152,7 +153,7 @@ def test_accuracy_does_not_believe_it(
 def test_a_negative_term_of_host_memory_is_no_less_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_optimizer", lambda job, rows, node: np.full(len(rows), -1e9))
     recipe = loaded(tmp_path)
-    plan = make_plan(recipe, backend_for(recipe))
+    plan = make_plan(setting_of(recipe, backend_for(recipe)))
     assert not plan.safe
     assert str(plan.estimate.fault).startswith("of a node's host memory, offloaded optimizer would take -7.45 GiB")
     with pytest.raises(NothingSafe, match="bug of llmlaunch"):
@@ -166,9 +167,9 @@ def test_a_bug_of_some_layouts_leaves_the_others(tmp_path: Path, monkeypatch: py
         return np.where(rows.layouts.recompute == RECOMPUTE_FULL, -1e12, right(job, rows))
 
     recipe = loaded(tmp_path, "{tensor: 4, pipeline: 1, context: 1}")
-    before = make_plan(recipe, backend_for(recipe))
+    before = make_plan(setting_of(recipe, backend_for(recipe)))
     monkeypatch.setattr(moments, "kept_activations", broken)
-    plan = make_plan(recipe, backend_for(recipe))
+    plan = make_plan(setting_of(recipe, backend_for(recipe)))
     assert plan.safe
     assert plan.chosen == before.chosen
     assert plan.layout.recompute != RECOMPUTE_FULL

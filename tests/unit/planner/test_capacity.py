@@ -16,10 +16,10 @@ from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MoeShape
-from llmlaunch.planner.capacity import capacities, fitting
-from llmlaunch.planner.enumerate import enumerate_splits
+from llmlaunch.planner.search_space import enumerate_splits
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.stages import balance
+from llmlaunch.planner.stage_balance import balance_kinds
+from llmlaunch.planner.stage_search import capacities, fitting
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
@@ -114,7 +114,7 @@ def test_early_ranks_that_keep_many_micro_batches_get_fewer_layers_where_memory_
     limit = 1.02 * estimate(JOB, replace(layout, layers_by_stage=(17, 18, 22, 23))).worst.device_bytes
     most = capacities(JOB, columns, limit)[0]
     assert list(most) == sorted(most)
-    split = balance([1.0] * LAYERS, 0.0, 0.0, 4, fitting(JOB, columns, limit))
+    split = balance_kinds([1.0] * LAYERS, 0.0, 0.0, 4, fitting(JOB, columns, limit))
     assert split is not None
     assert split != (20, 20, 20, 20)
     assert estimate(JOB, replace(layout, layers_by_stage=split)).worst.device_bytes <= limit

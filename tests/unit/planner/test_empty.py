@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
-from llmlaunch.planner.empty import no_layout, tightest
-from llmlaunch.planner.enumerate import enumerate_splits
 from llmlaunch.planner.judge import rules_failed
+from llmlaunch.planner.no_legal_layout import no_layout, tightest
 from llmlaunch.planner.pins import freed, widened
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.search import search
+from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
 from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.planner.variants import every_way, words_of
 from llmlaunch.recipe.load import load_recipe
 
 GOOD = """\
@@ -47,7 +47,7 @@ def setting(name: str, *words: str) -> Setting:
 def refusal(name: str, *words: str) -> str:
     here = setting(name, *words)
     with pytest.raises(UserError) as caught:
-        make_plan(here.recipe, here.backend)
+        make_plan(setting_of(here.recipe, here.backend))
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -58,7 +58,7 @@ def test_two_pins_that_contradict_each_other_are_named_with_their_lines(tmp_path
     path.write_text(GOOD + "  virtual_pipeline: 4\n  tensor: 2\n  pipeline: 1\n")
     recipe = load_recipe(path)
     with pytest.raises(UserError) as caught:
-        make_plan(recipe, backend_for(recipe))
+        make_plan(setting_of(recipe, backend_for(recipe)))
     message = str(caught.value)
     # in the schema's order
     assert message.startswith(
@@ -110,7 +110,7 @@ def test_where_no_pin_is_to_blame_the_tightest_rule_and_what_would_satisfy_it_ar
     assert "[batch; deepspeed/runtime/config.py" in message
     assert "training.global_batch_size: 8 (from 7)" in message
     near = setting("quickstart", "training.global_batch_size=8")
-    assert len(near.search().order)
+    assert len(search(near).order)
 
 
 def test_the_tightest_rule_is_the_one_whose_relaxation_leaves_the_most() -> None:
@@ -119,7 +119,7 @@ def test_the_tightest_rule_is_the_one_whose_relaxation_leaves_the_most() -> None
     rules = here.backend.rules(here.recipe)
     splits = enumerate_splits(here.recipe, here.backend.space(here.recipe))
     left: Counter[str] = Counter()
-    for said, layouts in every_way(here.recipe, words_of(here.recipe, here.backend), splits):
+    for said, layouts in technique_layouts(here.recipe, technique_space(here.recipe, here.backend), splits):
         for rule in rules:
             others = rules_failed(said, layouts, [other for other in rules if other is not rule])
             left[rule.key] += int(np.count_nonzero(~others.any(axis=0)))
@@ -141,7 +141,7 @@ PINS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 
 
 def any_legal(here: Setting, keep: tuple[str, ...]) -> bool:
-    return len(here.of(freed(here, keep)).search().points) > 0
+    return len(search(here.with_recipe(freed(here, keep))).points) > 0
 
 
 @settings(max_examples=12, deadline=None)
@@ -149,8 +149,8 @@ def any_legal(here: Setting, keep: tuple[str, ...]) -> bool:
 def test_the_named_pins_clash_and_no_fewer_do(pins: dict[str, Any]) -> None:
     base = setting("llama3-8b", "nodes=1", "training.global_batch_size=24")
     words = ("offload_optimizer", "offload_modules", "gradient_dtype")
-    here = base.of(replace(base.recipe, pins=pins, fixed=words))
-    assume(not len(here.search().points))
+    here = base.with_recipe(replace(base.recipe, pins=pins, fixed=words))
+    assume(not len(search(here).points))
     clash = widened(here).conflict()
     assert clash
     assert not any_legal(here, clash)

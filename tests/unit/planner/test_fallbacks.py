@@ -15,6 +15,7 @@ from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, WORTH, can_load, find_fa
 from llmlaunch.planner.plan import Candidate, Fallbacks, Plan
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
 
@@ -26,7 +27,10 @@ def fallbacks_of(
 ) -> tuple[Setting, Plan, Fallbacks]:
     recipe = load_recipe(asset("recipes", f"{name}.yaml"), (*overrides, "on_oom=fallback"))
     backend = backend_for(recipe)
-    setting, plan = setting_of(recipe, backend, lessons=lessons), make_plan(recipe, backend, lessons=lessons)
+    setting, plan = (
+        setting_of(recipe, backend, lessons=lessons),
+        make_plan(setting_of(recipe, backend, lessons=lessons)),
+    )
     return setting, plan, find_fallbacks(setting, plan, count)
 
 
@@ -37,7 +41,7 @@ def fallbacks_of(
 def test_each_leaves_a_step_more_free_and_none_with_as_much_is_faster(name: str, lessons: Lessons) -> None:
     setting, plan, found = fallbacks_of(name, lessons=lessons)
     assert (len(found.layouts), found.missing) == (2, None)
-    searched = setting.search()
+    searched = search(setting)
     before = plan
     for fallback in found.layouts:
         after = fallback.plan

@@ -20,9 +20,9 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.job import Job
-from llmlaunch.planner.capacity import capacities, fitting
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.stages import balance, uneven
+from llmlaunch.planner.stage_balance import balance_alike, balance_kinds
+from llmlaunch.planner.stage_search import capacities, fitting
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.timing.stages import stage_seconds, stages
 from llmlaunch.timing.step import step_time
@@ -76,7 +76,7 @@ def test_alike_layers(layers: int, layout: Layout, share: float, correction: Cor
     job = replace(JOB, shape=replace(JOB.shape, num_layers=layers), correction=correction)
     limit, one = limit_of(job, layout, share), LayoutColumns.of([layout])
     costs, most = stage_seconds(job, RECIPE.cluster, one), capacities(job, one, limit)
-    table, feasible = uneven(costs.dense_layer, costs.first, costs.last, one.pipeline, layers, most)
+    table, feasible = balance_alike(costs.dense_layer, costs.first, costs.last, one.pipeline, layers, most)
     assert_best(job, layout, tuple(table[0].tolist()) if feasible[0] else None, limit)
 
 
@@ -92,5 +92,5 @@ def test_dense_layers_and_mixtures(pattern: tuple[int, ...], share: float, corre
     limit, one = limit_of(job, layout, share), LayoutColumns.of([layout])
     costs = stage_seconds(job, RECIPE.cluster, one)
     each = [float((costs.mixture_layer if flag else costs.dense_layer)[0]) for flag in pattern]
-    split = balance(each, float(costs.first[0]), float(costs.last[0]), 3, fitting(job, one, limit))
+    split = balance_kinds(each, float(costs.first[0]), float(costs.last[0]), 3, fitting(job, one, limit))
     assert_best(job, layout, split, limit)

@@ -9,13 +9,13 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.planner.enumerate import SPLIT_FIELDS
-from llmlaunch.planner.judge import judged as judged_alone
-from llmlaunch.planner.neighbour import Neighbour
-from llmlaunch.planner.neighbours import neighbours
+from llmlaunch.planner.judge import judge_layouts as judged_alone
+from llmlaunch.planner.neighbours import Neighbour, neighbours
 from llmlaunch.planner.plan import Candidate, as_planned
 from llmlaunch.planner.plan_json import neighbours_json
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.search import search
+from llmlaunch.planner.search_space import SPLIT_FIELDS
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.report.choices_text import neighbours_text
@@ -32,8 +32,8 @@ EVEN = {name: ("layout.layers_by_stage=even",) for name in RECIPES if "deepspeed
 def chosen_and_near(name: str, *words: str) -> tuple[Setting, Candidate, list[Neighbour]]:
     recipe = load_recipe(asset("recipes", f"{name}.yaml"), words)
     setting = setting_of(recipe, backend_for(recipe))
-    chosen = make_plan(recipe, setting.backend).chosen
-    planned = setting.of(as_planned(recipe, chosen))
+    chosen = make_plan(setting_of(recipe, setting.backend)).chosen
+    planned = setting.with_recipe(as_planned(recipe, chosen))
     return planned, chosen, neighbours(planned, chosen.layout)
 
 
@@ -66,7 +66,7 @@ def test_a_neighbour_in_size_costs_what_a_search_pinned_to_it_says_and_fails_for
         pins["offload_layers"] = layout.offload_layers
         pins |= {"recompute_layers": layout.recompute_layers} if layout.recompute_layers else {}
         fixed = ("recompute_modules", "recompute_method", "gradient_dtype", *OFFLOADS)
-        found = setting.of(replace(setting.recipe, pins=pins, fixed=fixed)).search()
+        found = search(setting.with_recipe(replace(setting.recipe, pins=pins, fixed=fixed)))
         assert found.searched == 1
         if not one.judged.legal:
             assert one.judged.refusal is not None
@@ -79,7 +79,7 @@ def test_a_neighbour_in_size_costs_what_a_search_pinned_to_it_says_and_fails_for
 
 def test_a_neighbour_in_words_is_the_best_of_the_layouts_that_differ_in_that_choice_alone() -> None:
     setting, chosen, near = chosen_and_near("llama2-7b-deepspeed")
-    found = setting_of(replace(setting.recipe, techniques=NO_TECHNIQUES), setting.backend).search()
+    found = search(setting_of(replace(setting.recipe, techniques=NO_TECHNIQUES), setting.backend))
     every = [found.at(setting.recipe, i) for i in range(len(found.points))]
     for one in near:
         if one.name == "zero_stage":
@@ -134,7 +134,7 @@ def test_where_the_planner_chose_how_many_layers_to_recompute_each_neighbour_get
 
 def test_the_table_and_the_json_say_the_same() -> None:
     setting, _, near = chosen_and_near("llama3-70b")
-    plan = make_plan(setting.recipe, setting.backend)
+    plan = make_plan(setting_of(setting.recipe, setting.backend))
     text = "\n".join(neighbours_text(plan, near))
     for row in neighbours_json(near):
         assert f"{row['field'].replace('_', ' ')} " in text

@@ -11,12 +11,11 @@ from llmlaunch.calibration.margins import Margin, no_margin
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks
-from llmlaunch.planner.host import host_limit
-from llmlaunch.planner.limit import memory_limit
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.setting import setting_of
+from llmlaunch.planner.search import search
+from llmlaunch.planner.setting import host_limit, memory_limit, setting_of
 from llmlaunch.planner.unsafe import explain_unsafe
 from llmlaunch.units import GIB
 from support.recipes import recipe_of
@@ -24,7 +23,7 @@ from support.recipes import recipe_of
 
 def plan_of(name: str, *overrides: str) -> Plan:
     recipe = recipe_of(name, *overrides)
-    return make_plan(recipe, backend_for(recipe))
+    return make_plan(setting_of(recipe, backend_for(recipe)))
 
 
 def test_the_70b_recipe_is_safe_as_it_ships() -> None:
@@ -38,7 +37,7 @@ def test_the_70b_recipe_is_safe_as_it_ships() -> None:
 @pytest.mark.parametrize("name", ["llama3-70b", "llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed", "quickstart"])
 def test_every_layout_is_chosen_from_or_refused_once(name: str) -> None:
     recipe = recipe_of(name)
-    found = setting_of(recipe, backend_for(recipe)).search()
+    found = search(setting_of(recipe, backend_for(recipe)))
     assert found.searched > len(found.points)
     assert sum(found.refused.values()) + int(np.count_nonzero(found.safe)) == found.searched
     assert np.all(np.diff(found.step_seconds[found.order][1:]) >= -1e-9)
@@ -48,7 +47,7 @@ def test_every_layout_is_chosen_from_or_refused_once(name: str) -> None:
 
 def test_what_the_search_prices_is_what_the_plan_shows() -> None:
     recipe = recipe_of("llama3-70b")
-    plan = make_plan(recipe, backend_for(recipe))
+    plan = make_plan(setting_of(recipe, backend_for(recipe)))
     job = setting_of(as_planned(recipe, plan.chosen), backend_for(recipe)).job
     again = worst_ranks(job, LayoutColumns.of([plan.layout]))
     assert int(again.device_bytes[0]) == plan.chosen.device_bytes == plan.estimate.worst.device_bytes
@@ -133,7 +132,7 @@ def test_with_enough_measured_runs_they_decide_and_the_floor_stays_free(ratio: f
     assert limit.limit_bytes == int(memory * share - 2 * GIB)
     assert limit.limit_bytes <= memory
     assert limit.reason.startswith(said.sentence)
-    plan = plan_json(make_plan(recipe, backend_for(recipe), lessons=Lessons(margin=said)))
+    plan = plan_json(make_plan(setting_of(recipe, backend_for(recipe), lessons=Lessons(margin=said))))
     assert (plan["memory"]["risk"], plan["memory"]["runs"]) == (0.05, 30)
     assert plan["memory"]["limit_bytes"] == limit.limit_bytes
 
@@ -141,7 +140,7 @@ def test_with_enough_measured_runs_they_decide_and_the_floor_stays_free(ratio: f
 def test_measured_runs_change_nothing_where_no_risk_is_asked_for() -> None:
     recipe = recipe_of("llama3-8b")
     said = Margin(0.05, 30, 19, 1.01, "risk 0.05 by 30 comparable runs")
-    assert plan_json(make_plan(recipe, backend_for(recipe), lessons=Lessons(margin=said))) == plan_json(
+    assert plan_json(make_plan(setting_of(recipe, backend_for(recipe), lessons=Lessons(margin=said)))) == plan_json(
         plan_of("llama3-8b")
     )
 

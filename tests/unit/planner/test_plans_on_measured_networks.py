@@ -12,6 +12,7 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 
 NODES = 16
@@ -29,7 +30,7 @@ def plan_on(factor: float) -> Plan:
     matrix = BandwidthMatrix(tuple(f"n{i:02}" for i in range(NODES)), speeds)
     cluster = replace(recipe.cluster, devices_per_node=4, nvlink_domain_devices=4, bandwidth=matrix)
     recipe = replace(recipe, cluster=cluster, pins={})
-    return make_plan(recipe, backend_for(recipe))
+    return make_plan(setting_of(recipe, backend_for(recipe)))
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import NothingSafe, UserError
-from llmlaunch.planner.length import job_length, time_limit_said
 from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan_assumptions import job_length, time_limit_note
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.sized import make_sized_plan
-from llmlaunch.planner.sizing import ALL_UP_TO, smallest_cluster, splittable, stride
+from llmlaunch.planner.sizing import ALL_UP_TO, make_sized_plan, smallest_cluster, splittable, stride
 from llmlaunch.planner.unsafe import refuse
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of
@@ -26,7 +26,8 @@ DAY = 86400
 
 def sized(name: str, *overrides: str) -> tuple[Recipe, Plan]:
     recipe = recipe_of(name, *overrides)
-    return make_sized_plan(recipe, backend_for(recipe))
+    setting, plan = make_sized_plan(setting_of(recipe, backend_for(recipe)))
+    return setting.recipe, plan
 
 
 LONG = ("llama3-8b", "training.tokens=1T")
@@ -39,7 +40,7 @@ def short_of(share: float) -> float:
 
 def safe_on(recipe: Recipe, nodes: int) -> bool:
     try:
-        return make_plan(replace(recipe, nodes=nodes), backend_for(recipe)).safe
+        return make_plan(setting_of(replace(recipe, nodes=nodes), backend_for(recipe))).safe
     except UserError:  # no layout is legal
         return False
 
@@ -72,7 +73,7 @@ def test_the_choice_is_the_plan_and_the_digest_of_that_number_written_down() -> 
     recipe, plan = sized("llama3-70b", "nodes=auto", "budget.max_nodes=10")
     written = recipe_of("llama3-70b", f"nodes={recipe.nodes}")
     assert recipe.digest == written.digest
-    assert replace(plan, sizing=None, budget=written.budget) == make_plan(written, backend_for(written))
+    assert replace(plan, sizing=None, budget=written.budget) == make_plan(setting_of(written, backend_for(written)))
 
 
 @settings(max_examples=25, deadline=None)
@@ -93,7 +94,7 @@ def test_only_what_no_layout_could_split_is_left_out(
     setting = setting_of(replace(recipe, pins=pins, training=training), backend_for(recipe))
     counts = np.arange(1, 11)
     for nodes, can in zip(counts.tolist(), splittable(setting, counts).tolist(), strict=True):
-        legal = len(setting.of(replace(setting.recipe, nodes=nodes)).search().layouts)
+        legal = len(search(setting.with_recipe(replace(setting.recipe, nodes=nodes))).layouts)
         assert can or not legal
 
 
@@ -125,7 +126,7 @@ def test_days_are_met_by_the_fewest_nodes_that_meet_them() -> None:
     for tried in plan.sizing.tried[:-1]:
         assert tried.refused in ("no_layout", "memory", "days")
         if tried.length is not None:
-            alone = make_plan(replace(recipe, nodes=tried.nodes), backend_for(recipe))
+            alone = make_plan(setting_of(replace(recipe, nodes=tried.nodes), backend_for(recipe)))
             assert alone.length == tried.length
             assert alone.length.seconds > days * DAY
 
@@ -141,7 +142,7 @@ def test_a_budget_that_a_fixed_number_of_nodes_exceeds_names_the_fewest_that_do_
     assert f"of budget.days: {days}" in said
     enough, _ = sized(*LONG, f"budget.days={days}", "nodes=auto")
     assert f"The fewest that stay within it: nodes: {enough.nodes} (" in said
-    refuse(make_sized_plan(enough, backend_for(enough))[1])
+    refuse(make_sized_plan(setting_of(enough, backend_for(enough)))[1])
     assert recipe.nodes == 4
 
 
@@ -190,7 +191,7 @@ def test_what_no_number_of_nodes_could_split_is_said_with_its_reason(words: tupl
 def test_the_advice_for_too_few_nodes_is_the_smallest_number_that_fits() -> None:
     recipe = recipe_of("llama3-70b", "model=llama3-405b", "nodes=1")
     found = smallest_cluster(setting_of(recipe, backend_for(recipe)), 2, 100).nodes
-    assert make_plan(recipe, backend_for(recipe)).changes == {"nodes": found}
+    assert make_plan(setting_of(recipe, backend_for(recipe))).changes == {"nodes": found}
 
 
 def test_the_length_of_a_job_is_its_steps() -> None:
@@ -216,8 +217,8 @@ def test_the_length_of_a_job_is_its_steps() -> None:
 )
 def test_slurms_time_limit_is_read_as_slurm_does(asked: str | int, hours: float) -> None:
     recipe = replace(recipe_of("llama3-8b"), slurm={"time": asked})
-    assert time_limit_said(recipe, job_length(recipe, hours * 3.599)) == ()
-    (said,) = time_limit_said(recipe, job_length(recipe, hours * 3.601))
+    assert time_limit_note(recipe, job_length(recipe, hours * 3.599)) == ()
+    (said,) = time_limit_note(recipe, job_length(recipe, hours * 3.601))
     assert "slurm.time" in said
     assert "training.save_interval" in said
 
@@ -225,10 +226,10 @@ def test_slurms_time_limit_is_read_as_slurm_does(asked: str | int, hours: float)
 @pytest.mark.parametrize("asked", [None, False, "UNLIMITED", "0", 0, "soon"])
 def test_no_limit_ends_no_job(asked: str | int | None) -> None:
     recipe = replace(recipe_of("llama3-8b"), slurm={} if asked is None else {"time": asked})
-    assert time_limit_said(recipe, job_length(recipe, 1e6)) == ()
+    assert time_limit_note(recipe, job_length(recipe, 1e6)) == ()
 
 
 def test_a_job_that_can_be_resumed_is_told_so() -> None:
     recipe = recipe_of("llama3-8b", "training.save_interval=10", "training.checkpoint_path=/ck", "slurm.time=60")
-    (said,) = time_limit_said(recipe, job_length(recipe, 1e3))
+    (said,) = time_limit_note(recipe, job_length(recipe, 1e3))
     assert "its last checkpoint" in said

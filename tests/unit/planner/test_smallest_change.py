@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NAMES
-from llmlaunch.planner.change import said
-from llmlaunch.planner.enumerate import offered_values
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.search import search
+from llmlaunch.planner.search_space import offered_values
 from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.planner.smallest_change import advice, smallest_change
+from llmlaunch.planner.smallest_change import advice, smallest_change, yaml_text
 from support.recipes import recipe_of
 
 SMALL = ("cluster=a100-40gb-x8", "nodes=1", "training.global_batch_size=32")
@@ -47,28 +47,28 @@ def setting(name: str, *words: str) -> Setting:
 
 
 def safe(found: Setting, pins: dict[str, Any]) -> bool:
-    return bool(np.any(found.of(replace(found.recipe, pins=pins)).search().safe))
+    return bool(np.any(search(found.with_recipe(replace(found.recipe, pins=pins))).safe))
 
 
 def words_of(changes: dict[str, Any]) -> list[str]:
-    return [f"{key}={said(value)}" for key, value in changes.items()]
+    return [f"{key}={yaml_text(value)}" for key, value in changes.items()]
 
 
 @settings(max_examples=12, deadline=None)
 @given(PINS)
 def test_the_named_change_of_pins_is_safe_when_it_is_applied_and_none_smaller_is(pins: dict[str, Any]) -> None:
-    pinned = (f"{name}: {said(value)}" for name, value in {**pins, **FEW_WORDS}.items())
+    pinned = (f"{name}: {yaml_text(value)}" for name, value in {**pins, **FEW_WORDS}.items())
     words = (*SMALL, "memory.limit=0.6", f"layout={{{', '.join(pinned)}}}")
     try:
         here = setting("llama3-8b", *words)
     except UserError:
         assume(False)  # what no layout could pass is refused before anything is searched
-    assume(not np.any(here.search().safe))
+    assume(not np.any(search(here).safe))
     change = smallest_change(here)
     assert change is not None
     assume(all(key.startswith("layout.") for key in change.settings))
     recipe = recipe_of("llama3-8b", *words, *words_of(dict(change.settings)))
-    plan = make_plan(recipe, backend_for(recipe))
+    plan = make_plan(setting_of(recipe, backend_for(recipe)))
     assert plan.safe
     assert plan.layout == change.layout
     named = {key.removeprefix("layout.") for key in change.settings}
@@ -130,7 +130,7 @@ def test_a_pin_is_named_as_the_recipe_writes_it() -> None:
     assert change is not None
     assert change.sentence() == "set layout.distributed_optimizer: true (from false)"
     again = recipe_of("llama3-70b", words, *words_of(dict(change.settings)))
-    assert make_plan(again, backend_for(again)).safe
+    assert make_plan(setting_of(again, backend_for(again))).safe
 
 
 def test_what_belonged_to_the_pinned_recompute_goes_with_it() -> None:
@@ -140,7 +140,7 @@ def test_what_belonged_to_the_pinned_recompute_goes_with_it() -> None:
     assert change is not None
     if "layout.recompute" in change.settings:
         assert change.settings["layout.recompute_modules"] is None
-    assert make_plan(change.recipe, here.backend).safe
+    assert make_plan(setting_of(change.recipe, here.backend)).safe
 
 
 def test_where_no_layout_change_does_a_technique_is_added_and_the_recipe_so_changed_is_safe() -> None:
@@ -148,12 +148,12 @@ def test_where_no_layout_change_does_a_technique_is_added_and_the_recipe_so_chan
     # a length that Ulysses cannot split
     words = ("training.sequence_length=32767", "cluster=a100-40gb-x8", "nodes=1", wide)
     here = setting("llama2-7b-deepspeed", *words)
-    assert not np.any(here.search().safe)
+    assert not np.any(search(here).safe)
     change = smallest_change(here)
     assert change is not None
     assert change.sentence() == "add layout.loss: tiled"
     again = recipe_of("llama2-7b-deepspeed", *words, *words_of(dict(change.settings)))
-    assert make_plan(again, backend_for(again)).layout == change.layout
+    assert make_plan(setting_of(again, backend_for(again))).layout == change.layout
 
 
 def test_a_word_of_the_recipe_that_stands_in_the_way_is_set_to_what_would_be_chosen() -> None:
@@ -162,7 +162,7 @@ def test_a_word_of_the_recipe_that_stands_in_the_way_is_set_to_what_would_be_cho
     assert change is not None
     assert change.sentence() == "set layout.offload_optimizer: 1.0 (from 0.0)"
     again = recipe_of("llama3-70b", *words, *words_of(dict(change.settings)))
-    assert make_plan(again, backend_for(again)).layout == change.layout
+    assert make_plan(setting_of(again, backend_for(again))).layout == change.layout
 
 
 def test_more_nodes_come_after_the_techniques_and_keep_the_pins_that_can_stay() -> None:
@@ -171,17 +171,17 @@ def test_more_nodes_come_after_the_techniques_and_keep_the_pins_that_can_stay() 
     assert change is not None
     assert list(change.settings) == ["nodes"]
     again = recipe_of("llama3-70b", *words, *words_of(dict(change.settings)))
-    assert make_plan(again, backend_for(again)).safe
+    assert make_plan(setting_of(again, backend_for(again))).safe
 
 
 def test_an_unsafe_plan_carries_the_change_as_words_to_write() -> None:
     recipe = recipe_of("llama3-8b", *SMALL, "layout={tensor: 1, pipeline: 1}")
-    plan = make_plan(recipe, backend_for(recipe))
+    plan = make_plan(setting_of(recipe, backend_for(recipe)))
     assert not plan.safe
     assert plan.changes is not None
     assert plan_json(plan)["changes"] == dict(plan.changes)
     again = recipe_of("llama3-8b", *SMALL, "layout={tensor: 1, pipeline: 1}", *words_of(dict(plan.changes)))
-    assert make_plan(again, backend_for(again)).safe
+    assert make_plan(setting_of(again, backend_for(again))).safe
 
 
 def test_where_nothing_helps_the_advice_says_what_was_tried() -> None:
@@ -194,4 +194,4 @@ def test_stages_named_unevenly_are_made_even_before_several_pins_change() -> Non
     change = smallest_change(here)
     assert change is not None
     assert change.sentence() == "remove layout.layers_by_stage"
-    assert make_plan(change.recipe, here.backend).safe
+    assert make_plan(setting_of(change.recipe, here.backend)).safe

@@ -20,14 +20,11 @@ from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_FULL, Layout, LayoutColumn
 from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.host import worst_hosts
-from llmlaunch.planner.amounts import fewest
-from llmlaunch.planner.enumerate import enumerate_splits
-from llmlaunch.planner.host import node_of
 from llmlaunch.planner.plan import as_planned
-from llmlaunch.planner.pricing import first_failed, situation
-from llmlaunch.planner.search import EQUAL, Found
-from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.planner.variants import recipe_with, words_of
+from llmlaunch.planner.pricing import fewest, first_failed, situation
+from llmlaunch.planner.search import EQUAL, SearchResult, search
+from llmlaunch.planner.search_space import enumerate_splits, recipe_with_techniques, technique_space
+from llmlaunch.planner.setting import Setting, node_of, setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.timing.step import step_time
 
@@ -64,7 +61,7 @@ def setting(name: str, *more: str, lessons: Lessons = NO_LESSONS) -> Setting:
 )
 def test_every_point_is_what_the_estimator_and_the_step_time_say_of_its_layout(name: str, said: str) -> None:
     asked = setting(name, lessons=LESSONS[said])
-    found = asked.search()
+    found = search(asked)
     assert len(found.points)
     for index in np.linspace(0, len(found.points) - 1, 150).astype(int):
         candidate = found.at(asked.recipe, int(index))
@@ -84,12 +81,12 @@ def test_every_point_is_what_the_estimator_and_the_step_time_say_of_its_layout(n
 def every_layout(asked: Setting) -> Iterator[tuple[tuple[StepTechniques, StateTechniques], Layout, bool, float]]:
     """By brute force: (words, layout, safe, seconds) of every legal layout, amounts one after the other."""
     recipe, backend = asked.recipe, asked.backend
-    splits, words = enumerate_splits(recipe, backend.space(recipe)), words_of(recipe, backend)
+    splits, words = enumerate_splits(recipe, backend.space(recipe)), technique_space(recipe, backend)
     for way, held in product(words.running, words.held):
-        said = recipe_with(recipe, way, held)
+        said = recipe_with_techniques(recipe, way, held)
         job = asked.job_of(said)
         for name, amount in amounts(way, recipe.model.num_layers):
-            layouts = splits.with_words(held.zero_stage, way.recompute, way.recompute_layers, way.offload_layers)
+            layouts = splits.with_techniques(held.zero_stage, way.recompute, way.recompute_layers, way.offload_layers)
             layouts = layouts.with_amount(name, np.full(len(layouts), amount)) if name else layouts
             chunk = recipe.model.num_layers / (layouts.pipeline * layouts.virtual_pipeline)
             legal = first_failed(backend.rules(said), situation(said, layouts)) < 0
@@ -113,7 +110,7 @@ def amounts(way: StepTechniques, layers: int) -> list[tuple[str, int]]:
 def test_the_fastest_is_that_of_brute_force_over_every_split_word_and_amount(name: str, said: str) -> None:
     asked = setting(name, "layout.layers_by_stage=even", lessons=LESSONS[said])
     safe = [seconds for _, _, is_safe, seconds in every_layout(asked) if is_safe]
-    found = asked.search()
+    found = search(asked)
     assert np.any(found.safe) == bool(safe)
     assert found.step_seconds[found.safe].min() == pytest.approx(min(safe), rel=1e-12)
     assert found.candidate(asked.recipe, 0).step_seconds <= min(safe) * (1 + EQUAL)
@@ -126,7 +123,7 @@ def test_amounts_are_the_fewest_that_are_safe_for_every_split() -> None:
         if words[0].solved and is_safe:
             amount = getattr(layout, str(words[0].solved))
             least.setdefault((words, split_of(layout)), amount)
-    found = asked.search()
+    found = search(asked)
     solved = [i for i in np.flatnonzero(found.safe) if found.points.words(i)[0].solved]
     assert solved, "no split of this recipe needs some layers and not all"
     for index in solved:
@@ -174,14 +171,14 @@ def test_the_fastest_uneven_stages_are_those_of_brute_force(name: str, said: str
     asked = setting_of(recipe, backend_for(recipe), lessons=LESSONS[said])
     cuts = [cut for p in (2, 4) for cut in product(range(1, LAYERS), repeat=p) if sum(cut) == LAYERS]
     named = (replace(recipe, layers_by_stage=cut) for cut in cuts)
-    fastest = min(_fastest(asked.of(one).search()) for one in (replace(recipe, layers_by_stage=()), *named))
-    assert _fastest(asked.search()) == pytest.approx(fastest, rel=1e-12)
+    fastest = min(_fastest(search(asked.with_recipe(one))) for one in (replace(recipe, layers_by_stage=()), *named))
+    assert _fastest(search(asked)) == pytest.approx(fastest, rel=1e-12)
 
 
 LAYERS = 10
 
 
-def _fastest(found: Found) -> float:
+def _fastest(found: SearchResult) -> float:
     return float(found.step_seconds[found.safe].min(initial=np.inf))
 
 
@@ -196,7 +193,7 @@ def test_bisection_finds_the_fewest(rows: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_layout_is_safe_or_has_exactly_one_reason(name: str) -> None:
-    found = setting(name).search()
+    found = search(setting(name))
     assert sum(found.refused.values()) + int(np.count_nonzero(found.safe)) == found.searched
 
 
@@ -204,17 +201,17 @@ def test_every_layout_is_safe_or_has_exactly_one_reason(name: str) -> None:
 def test_rules_that_do_not_look_at_words_say_the_same_for_all(name: str) -> None:
     asked = setting(name)
     recipe, backend = asked.recipe, asked.backend
-    splits, words = enumerate_splits(recipe, backend.space(recipe)), words_of(recipe, backend)
-    rules = [rule for rule in backend.rules(recipe) if not rule.of_words]
+    splits, words = enumerate_splits(recipe, backend.space(recipe)), technique_space(recipe, backend)
+    rules = [rule for rule in backend.rules(recipe) if not rule.of_techniques]
     plain = first_failed(rules, situation(recipe, splits))
     for way, held in product(words.running, words.held):
-        layouts = splits.with_words(held.zero_stage, way.recompute, 1, 1)
-        assert np.array_equal(plain, first_failed(rules, situation(recipe_with(recipe, way, held), layouts)))
+        layouts = splits.with_techniques(held.zero_stage, way.recompute, 1, 1)
+        assert np.array_equal(plain, first_failed(rules, situation(recipe_with_techniques(recipe, way, held), layouts)))
 
 
-def ways_of(*overrides: str, name: str = "llama3-8b") -> Found:
+def ways_of(*overrides: str, name: str = "llama3-8b") -> SearchResult:
     recipe = load_recipe(asset("recipes", f"{name}.yaml"), overrides)
-    return setting_of(recipe, backend_for(recipe)).search()
+    return search(setting_of(recipe, backend_for(recipe)))
 
 
 def test_a_recipes_own_words_take_the_place_of_those_offered() -> None:
@@ -264,7 +261,7 @@ def test_the_format_of_gradients_is_searched_only_where_the_recipe_says_auto() -
 
 @pytest.mark.parametrize("name", ["dense", "mixture"])
 def test_of_layouts_no_model_can_tell_apart_the_plainest_is_chosen(name: str) -> None:
-    found = setting(name).search()
+    found = search(setting(name))
     rows, chosen = found.points.rows, int(found.first[0])
     fastest = found.step_seconds[found.safe].min()
     equal = np.flatnonzero(found.safe & (found.step_seconds <= fastest * (1 + EQUAL)))
@@ -275,7 +272,7 @@ def test_of_layouts_no_model_can_tell_apart_the_plainest_is_chosen(name: str) ->
 
 
 def test_equals_go_to_the_smaller_split_and_the_fewer_words() -> None:
-    found = setting("cpu").search()
+    found = search(setting("cpu"))
     first = found.points.layout(int(found.first[0]))
     assert [getattr(first, name) for name in LAYOUT_FIELDS if name.endswith("pipeline")] == [1, 1]
     assert np.array_equal(found.order[: len(found.first)], found.first)

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.planner.stages import balance, uneven
+from llmlaunch.planner.stage_balance import balance_alike, balance_kinds
 
 Split = tuple[int, ...]
 
@@ -43,7 +43,7 @@ def test_alike_layers_are_split_as_the_best_of_all_splits(
     allowed = [s for s in every_split(layers, pipeline) if all(n <= c for n, c in zip(s, caps, strict=False))]
     best = min((judged(s, [layer] * layers, first, last) for s in allowed), default=None)
     columns = (np.array([float(value)]) for value in (layer, first, last))
-    table, feasible = uneven(*columns, np.array([pipeline]), layers, np.array([caps]))
+    table, feasible = balance_alike(*columns, np.array([pipeline]), layers, np.array([caps]))
     assert feasible[0] == (best is not None)
     expected = () if best is None else best[2]
     assert tuple(table[0]) == (*expected, *(0,) * (5 - len(expected)))
@@ -55,10 +55,10 @@ def test_a_row_among_others_is_split_as_it_is_alone(data: st.DataObject, rows: i
     columns = [np.array([float(data.draw(number)) for _ in range(rows)]) for _ in range(3)]
     pipeline = np.array([data.draw(number) for _ in range(rows)])
     caps = np.array([[data.draw(st.integers(1, 16)) for _ in range(8)] for _ in range(rows)])
-    together, feasible = uneven(*columns, pipeline, 16, caps)
+    together, feasible = balance_alike(*columns, pipeline, 16, caps)
     for row in range(rows):
         one = slice(row, row + 1)
-        alone, possible = uneven(*(c[one] for c in columns), pipeline[one], 16, caps[one])
+        alone, possible = balance_alike(*(c[one] for c in columns), pipeline[one], 16, caps[one])
         assert feasible[row] == possible[0]
         assert list(together[row]) == list(alone[0])
 
@@ -87,4 +87,4 @@ def test_layers_of_any_kinds_are_split_as_the_best_of_all_splits(
 
     splits = [judged(s, kinds, first, last) for s in every_split(len(kinds), pipeline) if allowed(s)]
     best = min(splits, default=None)
-    assert balance(kinds, first, last, pipeline, fits) == (None if best is None else best[2])
+    assert balance_kinds(kinds, first, last, pipeline, fits) == (None if best is None else best[2])

@@ -11,6 +11,7 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.ranks import asked_ranks
@@ -21,7 +22,7 @@ FOUR_STAGES = "layout={tensor: 4, pipeline: 4, virtual_pipeline: 1, context: 1, 
 
 def planned(name: str, *overrides: str) -> tuple[Recipe, Plan]:
     recipe = load_recipe(str(RECIPES / f"{name}.yaml"), overrides)
-    return recipe, make_plan(recipe, backend_for(recipe))
+    return recipe, make_plan(setting_of(recipe, backend_for(recipe)))
 
 
 def numbers(recipe: Recipe, plan: Plan, word: str) -> list[tuple[int, ...]]:

@@ -19,7 +19,7 @@ RECIPE = load_recipe(
     ("layout={tensor: 4, pipeline: 4, virtual_pipeline: 1, context: 1}",),
 )
 SETTING = setting_of(RECIPE, backend_for(RECIPE))
-PLAN = make_plan(RECIPE, backend_for(RECIPE))
+PLAN = make_plan(setting_of(RECIPE, backend_for(RECIPE)))
 
 
 def text(process: int, ran_out: bool = False) -> str:

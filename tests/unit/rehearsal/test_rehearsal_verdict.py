@@ -23,7 +23,7 @@ RECIPE = load_recipe(
     str(RECIPES / "llama3-8b.yaml"), ("layout={tensor: 4, pipeline: 4, virtual_pipeline: 1, context: 1}",)
 )
 SETTING = setting_of(RECIPE, backend_for(RECIPE))
-PLAN = make_plan(RECIPE, backend_for(RECIPE))
+PLAN = make_plan(setting_of(RECIPE, backend_for(RECIPE)))
 UNSEEN = unseen_by_a_trace(SETTING.job_of(RECIPE), PLAN.layout)
 FIRST = PLAN.estimate.ranks[0]
 RULE = MemoryPolicy()
@@ -141,7 +141,7 @@ def test_a_host_that_overflows_stays_unsafe() -> None:
 
 def test_a_trace_routes_evenly_and_what_uneven_routing_takes_is_added() -> None:
     recipe = load_recipe(str(RECIPES / "mixtral-8x7b.yaml"))
-    plan = make_plan(recipe, backend_for(recipe))
+    plan = make_plan(setting_of(recipe, backend_for(recipe)))
     unseen = unseen_by_a_trace(setting_of(recipe, backend_for(recipe)).job_of(recipe), plan.layout)
     assert len(unseen) == plan.layout.pipeline
     assert all(rank[ROUTING] > 0 for rank in unseen)

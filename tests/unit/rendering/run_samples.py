@@ -12,8 +12,8 @@ from llmlaunch.cluster.profile import Accelerator, Cluster, Link, Site
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimate import Estimate, RankEstimate
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.planner.length import job_length
 from llmlaunch.planner.plan import Candidate, Limit, Plan
+from llmlaunch.planner.plan_assumptions import job_length
 from llmlaunch.recipe.types import BackendChoice, Code, Container, Data, MemoryPolicy, Recipe, Restart, Training
 from llmlaunch.rehearsal.lone_rank import LoneRank, lone_rank
 from llmlaunch.rendering.scripts import job_script

@@ -15,6 +15,7 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rendering.provenance import gather_provenance
 from llmlaunch.rendering.run_directory import run_files
@@ -50,7 +51,7 @@ slurm:
 def rendered(path: Path, *overrides: str) -> dict[str, bytes]:
     recipe = load_recipe(path, overrides)
     backend = backend_for(recipe)
-    plan = make_plan(recipe, backend)
+    plan = make_plan(setting_of(recipe, backend))
     recipe = as_planned(recipe, plan.chosen)
     return run_files(recipe, plan, {}, backend.render(recipe, plan.layout), gather_provenance(recipe))
 

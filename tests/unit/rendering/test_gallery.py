@@ -14,6 +14,7 @@ from llmlaunch.cluster.accelerators import find_accelerator
 from llmlaunch.models.presets import preset_names
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
@@ -27,7 +28,7 @@ def loaded(name: str) -> Recipe:
 
 @cache
 def planned(name: str) -> Plan:
-    return make_plan(loaded(name), backend_for(loaded(name)))
+    return make_plan(setting_of(loaded(name), backend_for(loaded(name))))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,11 +12,12 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
-from llmlaunch.planner.grid import grid_of
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.report.grid_plot import grid_svg, write_grid_plot
+from llmlaunch.report.layout_grid import grid_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -29,7 +30,7 @@ def setting(name: str, *words: str) -> Setting:
 @pytest.mark.parametrize("name", ["llama3-8b", "llama2-7b-deepspeed"])
 def test_a_cell_holds_the_fastest_safe_layout_there_else_the_one_that_needs_the_least(name: str) -> None:
     here = setting(name, "cluster=a100-40gb-x8")
-    found = here.search()
+    found = search(here)
     grid = grid_of(here, found)
     for (row, micro_batch_size), cell in grid.cells.items():
         inside = np.equal(found.layouts.micro_batch_size, micro_batch_size)
@@ -48,8 +49,8 @@ def test_a_cell_holds_the_fastest_safe_layout_there_else_the_one_that_needs_the_
 
 def test_the_picture_names_the_chosen_cell_its_limit_and_the_rule_of_a_grey_one(tmp_path: Path) -> None:
     here = setting("llama3-8b", "cluster=a100-40gb-x8")
-    plan = make_plan(here.recipe, here.backend)
-    write_grid_plot(here, here.search(), plan, tmp_path / "grid.svg")
+    plan = make_plan(setting_of(here.recipe, here.backend))
+    write_grid_plot(here, search(here), plan, tmp_path / "grid.svg")
     root = ElementTree.parse(tmp_path / "grid.svg").getroot()
     titles = [element.text or "" for element in root.iter(f"{SVG}title")]
     texts = [element.text or "" for element in root.iter(f"{SVG}text")]
@@ -64,8 +65,8 @@ def test_the_picture_names_the_chosen_cell_its_limit_and_the_rule_of_a_grey_one(
 
 def test_every_colour_stands_for_what_the_legend_says() -> None:
     here = setting("llama3-8b", "cluster=a100-40gb-x8")
-    plan = make_plan(here.recipe, here.backend)
-    grid = grid_of(here, here.search())
+    plan = make_plan(setting_of(here.recipe, here.backend))
+    grid = grid_of(here, search(here))
     root = ElementTree.fromstring(grid_svg(here.recipe, plan, grid))
     drawn = {}
     for group in root.iter(f"{SVG}g"):
@@ -89,15 +90,15 @@ def test_a_name_that_is_markup_is_drawn_as_text(tmp_path: Path) -> None:
     here = setting("quickstart")
     evil = '<script>alert(1)</script> & "x"\n'
     recipe = replace(here.recipe, name=evil, model=replace(here.recipe.model, name=evil))
-    plan = make_plan(recipe, here.backend)
-    text = grid_svg(recipe, plan, grid_of(here.of(recipe), here.search()))
+    plan = make_plan(setting_of(recipe, here.backend))
+    text = grid_svg(recipe, plan, grid_of(here.with_recipe(recipe), search(here)))
     assert "<script" not in text
     assert ElementTree.fromstring(text).find(f"{SVG}title") is not None
 
 
 def test_only_svg_is_written_and_an_unwritable_place_is_said(tmp_path: Path) -> None:
     here = setting("quickstart")
-    plan, found = make_plan(here.recipe, here.backend), here.search()
+    plan, found = make_plan(setting_of(here.recipe, here.backend)), search(here)
     with pytest.raises(UserError, match=r"grid.png: --plot writes SVG; give a name that ends in .svg"):
         write_grid_plot(here, found, plan, tmp_path / "grid.png")
     with pytest.raises(UserError, match="cannot be written"):
@@ -106,12 +107,12 @@ def test_only_svg_is_written_and_an_unwritable_place_is_said(tmp_path: Path) -> 
 
 def test_the_same_recipe_gives_the_same_picture() -> None:
     here = setting("llama3-8b")
-    plan = make_plan(here.recipe, here.backend)
-    first, second = (grid_svg(here.recipe, plan, grid_of(here, here.search())) for _ in range(2))
+    plan = make_plan(setting_of(here.recipe, here.backend))
+    first, second = (grid_svg(here.recipe, plan, grid_of(here, search(here))) for _ in range(2))
     assert first == second
 
 
 def test_a_space_where_nothing_is_safe_is_drawn_too() -> None:
     here = setting("llama3-70b", "model=llama3-405b", "nodes=1")
-    plan = make_plan(here.recipe, here.backend)
-    assert "unsafe" in grid_svg(here.recipe, plan, grid_of(here, here.search()))
+    plan = make_plan(setting_of(here.recipe, here.backend))
+    assert "unsafe" in grid_svg(here.recipe, plan, grid_of(here, search(here)))

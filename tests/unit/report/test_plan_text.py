@@ -11,8 +11,8 @@ from llmlaunch.calibration.calibrations import Score
 from llmlaunch.calibration.lessons import Lessons
 from llmlaunch.calibration.support import Asked, support_of
 from llmlaunch.memory.correction import Correction
-from llmlaunch.planner.pareto import pareto
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.search import pareto, search
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.unsafe import explain_unsafe
 from llmlaunch.recipe.load import load_recipe
@@ -22,7 +22,7 @@ from llmlaunch.report.plan_text import check_text, plan_text
 
 def said(*overrides: str) -> str:
     recipe = load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"), overrides)
-    return check_text(recipe, make_plan(recipe, backend_for(recipe)))
+    return check_text(recipe, make_plan(setting_of(recipe, backend_for(recipe))))
 
 
 def test_techniques_stand_in_the_headline() -> None:
@@ -33,7 +33,7 @@ def test_techniques_stand_in_the_headline() -> None:
 
 def test_the_refusals_and_the_safe_layouts_add_up_to_what_was_searched() -> None:
     recipe = load_recipe(asset("recipes", "llama3-8b.yaml"))
-    plan = make_plan(recipe, backend_for(recipe))
+    plan = make_plan(setting_of(recipe, backend_for(recipe)))
     text = plan_text(recipe, plan)
     head = re.search(r"Searched ([\d,]+) layouts: ([\d,]+) are legal and safe; refused", text)
     assert head is not None
@@ -45,7 +45,7 @@ def test_the_refusals_and_the_safe_layouts_add_up_to_what_was_searched() -> None
 
 def test_ranked_layouts_say_the_words_that_tell_them_apart() -> None:
     recipe = load_recipe(asset("recipes", "llama3-70b.yaml"))
-    plan = make_plan(recipe, backend_for(recipe))
+    plan = make_plan(setting_of(recipe, backend_for(recipe)))
     ranked = [one.describe() for one in (plan.chosen, *plan.alternatives)]
     assert len(set(ranked)) == len(ranked)
     assert all(line in plan_text(recipe, plan) for line in ranked)
@@ -53,7 +53,7 @@ def test_ranked_layouts_say_the_words_that_tell_them_apart() -> None:
 
 def test_a_plan_that_is_not_safe_calls_its_layouts_the_closest() -> None:
     recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ["model=llama3-405b", "nodes=1"])
-    assert "Closest layouts, none of them safe" in plan_text(recipe, make_plan(recipe, backend_for(recipe)))
+    assert "Closest layouts, none of them safe" in plan_text(recipe, make_plan(setting_of(recipe, backend_for(recipe))))
 
 
 def lessons(torch_share: float, outside_gib: float, highest: float = 1.02) -> Lessons:
@@ -64,7 +64,7 @@ def lessons(torch_share: float, outside_gib: float, highest: float = 1.02) -> Le
 
 def test_what_measured_runs_add_is_a_term_and_a_line() -> None:
     recipe = load_recipe(asset("recipes", "llama3-8b.yaml"))
-    text = check_text(recipe, make_plan(recipe, backend_for(recipe), lessons=lessons(0.02, -0.31)))
+    text = check_text(recipe, make_plan(setting_of(recipe, backend_for(recipe), lessons=lessons(0.02, -0.31))))
     assert re.search(r"^  measured residual +\d", text, flags=re.MULTILINE)
     assert re.search(
         r"  measured residual \+[\d.]+ GiB allocated, \+2\.0% of torch's memory, -0\.31 GiB outside torch "
@@ -73,18 +73,20 @@ def test_what_measured_runs_add_is_a_term_and_a_line() -> None:
     )
     assert "  measured runs: 3 runs on h100-80gb, 3 of this family of models (dense gated): none peaked" in text
     assert "more than the limit leaves free" not in text
-    assert "measured residual" not in check_text(recipe, make_plan(recipe, backend_for(recipe)))
+    assert "measured residual" not in check_text(recipe, make_plan(setting_of(recipe, backend_for(recipe))))
 
 
 def test_runs_that_exceeded_their_predictions_by_more_than_the_limit_leaves_are_pointed_out() -> None:
     recipe = load_recipe(asset("recipes", "llama3-8b.yaml"))
-    text = check_text(recipe, make_plan(recipe, backend_for(recipe), lessons=lessons(0.0, 0.0, highest=1.4)))
+    text = check_text(
+        recipe, make_plan(setting_of(recipe, backend_for(recipe), lessons=lessons(0.0, 0.0, highest=1.4)))
+    )
     assert "none peaked more than 40.0 % above its prediction (calibration an id); that is more than the limit" in text
 
 
 def test_a_refusal_says_what_of_it_was_measured() -> None:
     recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), ("nodes=1", "layout={tensor: 1, pipeline: 1, context: 1}"))
-    plan = make_plan(recipe, backend_for(recipe), lessons=lessons(0.9, 9.0))
+    plan = make_plan(setting_of(recipe, backend_for(recipe), lessons=lessons(0.9, 9.0)))
     assert not plan.safe
     said = str(explain_unsafe(plan))
     assert "GiB too much), most of it" in said
@@ -95,7 +97,7 @@ def test_a_refusal_says_what_of_it_was_measured() -> None:
 def test_the_front_is_thinned_for_a_person_and_says_so() -> None:
     recipe = load_recipe(asset("recipes", "llama3-8b.yaml"))
     setting = setting_of(recipe, backend_for(recipe))
-    plan, found = make_plan(recipe, setting.backend), setting.search()
+    plan, found = make_plan(setting_of(recipe, setting.backend)), search(setting)
     front = [found.at(recipe, int(row)) for row in pareto(found)]
     lines = "\n".join(front_text(plan, front)).split("\n")
     assert lines[0].startswith(f"Pareto front of step time against head-room: {len(front)} safe layouts")

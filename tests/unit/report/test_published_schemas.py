@@ -20,7 +20,8 @@ from llmlaunch.calibration.support import Asked, margin_of, support_of
 from llmlaunch.memory.correction import Correction
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.sized import make_sized_plan
+from llmlaunch.planner.setting import setting_of
+from llmlaunch.planner.sizing import make_sized_plan
 from llmlaunch.recipe.json_schema import schema
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.report.accuracy_json import accuracy_json
@@ -44,14 +45,14 @@ def shape(name: str) -> jsonschema.Draft202012Validator:
 @pytest.mark.parametrize("path", RECIPES, ids=[path.stem for path in RECIPES])
 def test_every_shipped_recipe_is_safe_and_its_plan_has_the_published_shape(path: Path) -> None:
     recipe = load_recipe(path)
-    plan = make_plan(recipe, backend_for(recipe))
+    plan = make_plan(setting_of(recipe, backend_for(recipe)))
     assert plan.safe
     shape("plan").validate(plan_json(plan))
 
 
 def test_an_unsafe_plan_has_the_same_shape() -> None:
     recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ["nodes=1"])
-    shape("plan").validate(plan_json(make_plan(recipe, backend_for(recipe))))
+    shape("plan").validate(plan_json(make_plan(setting_of(recipe, backend_for(recipe)))))
 
 
 @pytest.mark.parametrize("share", [0.4, -0.1])
@@ -62,7 +63,7 @@ def test_a_plan_that_measured_runs_correct_has_the_same_shape(share: float) -> N
     lessons = Lessons(
         margin_of(scores, asked, 0.05, "an id"), Correction(share, -1e8, "an id"), support_of(scores, asked, "an id")
     )
-    plan = plan_json(make_plan(recipe, backend_for(recipe), lessons=lessons))
+    plan = plan_json(make_plan(setting_of(recipe, backend_for(recipe), lessons=lessons)))
     shape("plan").validate(plan)
     assert {rank["terms"]["measured_residual"] > 0 for rank in plan["memory"]["ranks"]} == {share > 0}
 
@@ -70,7 +71,7 @@ def test_a_plan_that_measured_runs_correct_has_the_same_shape(share: float) -> N
 @pytest.mark.parametrize("budget", ["{days: 14}", "{gpu_hours: 1, max_nodes: 4}", "{max_nodes: 2}"])
 def test_a_plan_with_its_nodes_chosen_has_the_same_shape(budget: str) -> None:
     recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ["nodes=auto", f"budget={budget}"])
-    _, plan = make_sized_plan(recipe, backend_for(recipe))
+    _, plan = make_sized_plan(setting_of(recipe, backend_for(recipe)))
     shape("plan").validate(plan_json(plan))
 
 

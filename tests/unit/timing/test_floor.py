@@ -8,6 +8,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
+from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.timing.floor import least_device_seconds
@@ -36,7 +37,7 @@ def test_no_layout_beats_the_floor(words: tuple[str, ...]) -> None:
     recipe = load_recipe(asset("recipes", f"{words[0]}.yaml"), words[1:])
     for nodes in (1, 8):
         setting = setting_of(replace(recipe, nodes=nodes), backend_for(recipe))
-        found = setting.search()
+        found = search(setting)
         if len(found.order):
             fastest = float(found.step_seconds.min()) * setting.recipe.world_size
             assert fastest >= least_device_seconds(setting.job, recipe.cluster)
@@ -45,5 +46,5 @@ def test_no_layout_beats_the_floor(words: tuple[str, ...]) -> None:
 def test_the_floor_is_near_enough_to_be_of_use() -> None:
     recipe = load_recipe(asset("recipes", "llama3-70b.yaml"))
     setting = setting_of(recipe, backend_for(recipe))
-    fastest = float(setting.search().step_seconds.min()) * recipe.world_size
+    fastest = float(search(setting).step_seconds.min()) * recipe.world_size
     assert fastest < 2.0 * least_device_seconds(setting.job, recipe.cluster)

@@ -14,7 +14,7 @@ from llmlaunch.calibration.machines import clusters_by_gpu
 from llmlaunch.calibration.records import case_of
 from llmlaunch.calibration.regret import Choice, Tried, choose, predicted, rule_of_thumb, tried
 from llmlaunch.calibration.throughput import measured_step_seconds, rank_correlation, throughput
-from llmlaunch.planner.limit import memory_limit
+from llmlaunch.planner.setting import memory_limit
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.report.accuracy_json import accuracy_json
 from llmlaunch.report.accuracy_text import accuracy_text

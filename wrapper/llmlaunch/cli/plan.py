@@ -8,6 +8,7 @@ import click
 
 from llmlaunch.cli.planned import planned, recipe_arguments
 from llmlaunch.cli.printed import print_json
+from llmlaunch.planner.search import search
 
 __all__ = ["command"]
 
@@ -24,16 +25,16 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool, with_front: 
     Exit code 0: safe. 2: the recipe is invalid. 3: no layout is safe.
     """
     from llmlaunch.planner.neighbours import neighbours
-    from llmlaunch.planner.pareto import pareto
     from llmlaunch.planner.plan_json import candidates_json, neighbours_json
+    from llmlaunch.planner.search import pareto
     from llmlaunch.planner.unsafe import refuse
     from llmlaunch.report.console import print_verdict
     from llmlaunch.report.plan_text import plan_text
 
     result = planned(recipe, overrides)
     plan, setting = result.plan, result.setting
-    near = neighbours(setting.of(result.recipe), plan.layout)
-    searched = setting.search() if with_front or plot is not None else None
+    near = neighbours(setting.with_recipe(result.recipe), plan.layout)
+    searched = search(setting) if with_front or plot is not None else None
     front = None
     if searched is not None and with_front:
         front = [searched.at(setting.recipe, int(row)) for row in pareto(searched)]

@@ -120,7 +120,7 @@ def planned(path: str, overrides: tuple[str, ...]) -> Planned:
 
 
 def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizing | None = None) -> Planned:
-    """Choose the backend, search. `baseline_bytes` as `make_plan` takes it; `sizing` is how an earlier plan chose the
+    """Choose the backend, search. `baseline_bytes` as `setting_of` takes it; `sizing` is how an earlier plan chose the
     nodes the recipe now has."""
     from llmlaunch.backends.registry import backend_for
     from llmlaunch.cli.measured import lessons_of
@@ -128,19 +128,19 @@ def plan_loaded(recipe: Recipe, baseline_bytes: int | None = None, sizing: Sizin
     from llmlaunch.planner.plan import as_planned
     from llmlaunch.planner.plan_json import plan_json
     from llmlaunch.planner.setting import setting_of
-    from llmlaunch.planner.sized import make_sized_plan
+    from llmlaunch.planner.sizing import make_sized_plan
 
     backend = backend_for(recipe)
-    lessons = with_rehearsals(recipe, backend, baseline_bytes, lessons_of(recipe))
-    recipe, plan = make_sized_plan(recipe, backend, baseline_bytes, lessons)
+    setting = setting_of(recipe, backend, baseline_bytes, lessons_of(recipe))
+    setting, plan = make_sized_plan(with_rehearsals(setting))
+    recipe = setting.recipe
     plan = plan if sizing is None else replace(plan, sizing=sizing)
-    setting = setting_of(recipe, backend, baseline_bytes, lessons)
     if recipe.on_oom.layouts and plan.good:
         from llmlaunch.planner.fallbacks import find_fallbacks
 
         plan = replace(plan, fallbacks=find_fallbacks(setting, plan, recipe.on_oom.layouts))
     recipe = as_planned(recipe, plan.chosen)
-    placement = None if recipe.cluster.bandwidth is None else _placement(setting.of(recipe), plan)
+    placement = None if recipe.cluster.bandwidth is None else _placement(setting.with_recipe(recipe), plan)
     whole = plan_json(plan) | {"placement": None if placement is None else placement.as_json()}
     return Planned(recipe, backend, plan, whole, setting, placement)
 

@@ -8,34 +8,33 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmlaunch.backends.registry import recorded_name
-from llmlaunch.calibration.lessons import Lessons
 from llmlaunch.cli.printed import warn_once
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.types import NO_CALIBRATION, Recipe
+from llmlaunch.recipe.types import NO_CALIBRATION
 
 if TYPE_CHECKING:
-    from llmlaunch.backends.base import Backend
+    from llmlaunch.planner.setting import Setting
 
 __all__ = ["with_rehearsals"]
 
 
-def with_rehearsals(recipe: Recipe, backend: Backend, baseline_bytes: int | None, lessons: Lessons) -> Lessons:
-    """The lessons, with what was rehearsed of the recipe's own layouts. A recipe without calibration takes none of
-    these either. A store that cannot be read must not keep anybody from planning: that is one warning."""
+def with_rehearsals(setting: Setting) -> Setting:
+    """Return the setting with the rehearsals that the store holds of the recipe's own layouts. A recipe without
+    calibration takes none of these either. A store that cannot be read is a warning: planning goes on without it."""
+    recipe = setting.recipe
     if recipe.memory.calibration == NO_CALIBRATION:
-        return lessons
+        return setting
     try:
         contents = _contents(recorded_name(recipe))
     except UserError as failure:
         warn_once([f"rehearsals are not used: {failure}"])
-        return lessons
+        return setting
     if not contents:
-        return lessons
-    from llmlaunch.planner.setting import setting_of
+        return setting
     from llmlaunch.rehearsal.earlier import rehearsals_of
 
-    setting = setting_of(replace(recipe, nodes=recipe.nodes or 1), backend, baseline_bytes, lessons)
-    return replace(lessons, rehearsals=rehearsals_of([json.loads(text) for text in contents], setting))
+    rehearsals = rehearsals_of([json.loads(text) for text in contents], setting)
+    return replace(setting, lessons=replace(setting.lessons, rehearsals=rehearsals))
 
 
 def _contents(backend: str) -> Sequence[str]:

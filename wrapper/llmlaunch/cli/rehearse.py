@@ -93,7 +93,7 @@ def command(recipe: str, overrides: tuple[str, ...], rank: str, place: str, outp
 
 def _say_what_is_left_out(result: Planned) -> None:
     """The plan may be another one than before: what a rehearsal refuted is not chosen again."""
-    from llmlaunch.planner.rehearsed import REHEARSED
+    from llmlaunch.planner.search import REHEARSED
 
     count = result.plan.refused.get(REHEARSED, 0)
     if count:

@@ -11,11 +11,10 @@ import numpy as np
 from llmlaunch.backends.checkpoints import reshards
 from llmlaunch.memory.estimate import Estimate
 from llmlaunch.memory.estimator import estimate
-from llmlaunch.planner.host import node_of
 from llmlaunch.planner.plan import Candidate, Fallback, Fallbacks, Plan, as_planned
 from llmlaunch.planner.planning import plan_of
-from llmlaunch.planner.search import Found
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.search import SearchResult, search
+from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import GIB
 
@@ -57,7 +56,7 @@ def _next_plans(setting: Setting, plan: Plan) -> Iterator[Plan]:
     """One after the other, as long as a layout is safe."""
     while True:
         lowered = _lowered(setting, plan)
-        found = lowered.search()
+        found = search(lowered)
         if not np.any(found.safe):
             return
         plan = plan_of(lowered, found, _place(lowered, found, plan))
@@ -72,7 +71,7 @@ def _lowered(setting: Setting, plan: Plan) -> Setting:
     return replace(setting, limit=replace(setting.limit, limit_bytes=max(limit, 0), reason=reason))
 
 
-def _place(setting: Setting, found: Found, plan: Plan) -> int:
+def _place(setting: Setting, found: SearchResult, plan: Plan) -> int:
     """Of the layouts nearly as fast as the first: the first that keeps no more activations than the plan's either,
     because nobody knows which term was too low; else the first."""
     most = _activations(plan.estimate)

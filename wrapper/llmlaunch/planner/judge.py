@@ -10,16 +10,14 @@ from numpy.typing import NDArray
 
 from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.memory.estimator import estimate, worst_ranks
-from llmlaunch.planner.host import node_of
 from llmlaunch.planner.pricing import situation
-from llmlaunch.planner.rehearsed import REHEARSED, lifts, rehearsal_of
-from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, lifts, rehearsal_of
+from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import step_time
 from llmlaunch.units import GIB
 
-__all__ = ["Judged", "Refusal", "judged", "rules_failed"]
+__all__ = ["LayoutVerdict", "Refusal", "judge_layouts", "rules_failed"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Judged:
+class LayoutVerdict:
     """One layout. What a rule refuses is not priced: its figures are None."""
 
     layout: Layout
@@ -51,18 +49,18 @@ def rules_failed(recipe: Recipe, layouts: LayoutColumns, rules: Sequence[Rule]) 
     return np.array([~rule.allows(asked) for rule in rules], dtype=np.bool_).reshape(len(rules), len(layouts))
 
 
-def judged(setting: Setting, layouts: Sequence[Layout]) -> list[Judged]:
+def judge_layouts(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:
     """Each of `layouts`, which split exactly the recipe's devices, in their order.
 
     Raises:
         UserError: the backend cannot do what the recipe asks for, whatever the layout.
     """
-    rules = sorted(setting.backend.rules(setting.recipe), key=lambda rule: rule.of_words)  # as a search asks them
+    rules = sorted(setting.backend.rules(setting.recipe), key=lambda rule: rule.of_techniques)  # as a search asks them
     failed = rules_failed(setting.recipe, LayoutColumns.of(layouts), rules)
     legal = [layout for i, layout in enumerate(layouts) if not failed[:, i].any()]
     priced = iter(_priced(setting, legal))
     return [
-        Judged(layout, None, None, _by_rule(rules, failed[:, i])) if failed[:, i].any() else next(priced)
+        LayoutVerdict(layout, None, None, _by_rule(rules, failed[:, i])) if failed[:, i].any() else next(priced)
         for i, layout in enumerate(layouts)
     ]
 
@@ -73,14 +71,14 @@ def _by_rule(rules: Sequence[Rule], failed: NDArray[np.bool_]) -> Refusal:
     return Refusal(rule.key, rule.sentence)
 
 
-def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[Judged]:
+def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:
     columns = LayoutColumns.of(layouts)
     if not layouts:
         return []
     device = worst_ranks(setting.job, columns).device_bytes
     seconds = step_time(setting.job, setting.cluster, columns).total
     return [
-        Judged(layout, float(seconds[i]), int(device[i]), _by_memory(setting, layout))
+        LayoutVerdict(layout, float(seconds[i]), int(device[i]), _by_memory(setting, layout))
         for i, layout in enumerate(layouts)
     ]
 

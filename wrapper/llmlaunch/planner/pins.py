@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.layout import RECOMPUTE_NAMES
-from llmlaunch.planner.enumerate import offered_values
-from llmlaunch.planner.search import Found
+from llmlaunch.planner.search import SearchResult, search
+from llmlaunch.planner.search_space import as_ints, offered_values
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.variants import as_ints
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["Widened", "as_pin", "freed", "widened"]
@@ -29,7 +28,7 @@ class Widened:
     and `distance` how far it is from those it does not: in powers of two for a size, in steps for a kind."""
 
     setting: Setting
-    found: Found
+    found: SearchResult
     names: tuple[str, ...]
     kept: NDArray[np.int64]
     distance: NDArray[np.float64]
@@ -70,7 +69,7 @@ class Widened:
 
 def widened(setting: Setting) -> Widened:
     """Search as if there were no pins; what they name is searched beside what the backend offers."""
-    found = setting.of(freed(setting)).search()
+    found = search(setting.with_recipe(freed(setting)))
     pins = setting.recipe.pins
     kept, distance = np.zeros(len(found.points), dtype=np.int64), np.zeros(len(found.points))
     for j, (name, pin) in enumerate(pins.items()):

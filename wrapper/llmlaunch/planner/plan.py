@@ -21,9 +21,9 @@ __all__ = [
     "Fallbacks",
     "JobLength",
     "Limit",
+    "NodeTrial",
     "Plan",
     "Sizing",
-    "Tried",
     "as_planned",
 ]
 
@@ -91,7 +91,7 @@ class JobLength:
 
 
 @dataclass(frozen=True)
-class Tried:
+class NodeTrial:
     """What became of one number of nodes. `refused` is "no_layout", "memory", "host_memory", "broken_estimate",
     "rehearsed", "days" or "gpu_hours", and None where the fastest safe layout stays within the budget. `device_bytes`
     is the worst rank's of the best layout, None where none is legal or its estimate is broken; `length` is None where
@@ -108,7 +108,7 @@ class Tried:
 class Sizing:
     """The numbers of nodes tried, ascending; only the last may do."""
 
-    tried: tuple[Tried, ...]
+    tried: tuple[NodeTrial, ...]
 
     @property
     def nodes(self) -> int | None:

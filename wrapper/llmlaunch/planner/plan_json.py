@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from llmlaunch.memory.correction import Correction
-from llmlaunch.planner.neighbour import Neighbour
+from llmlaunch.planner.neighbours import Neighbour
 from llmlaunch.planner.plan import Candidate, Fallbacks, JobLength, Plan, Sizing
 from llmlaunch.recipe.types import NO_BUDGET
 

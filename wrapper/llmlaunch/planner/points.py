@@ -13,7 +13,7 @@ from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import Layout, LayoutColumns
 
-__all__ = ["Points", "Rows", "joined"]
+__all__ = ["Points", "Rows", "join_rows"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Points:
         """These points and more: each block over splits of its own."""
         starts = np.cumsum([len(self.splits), *(len(more) for more in splits)])[: len(blocks)]
         moved = [replace(block, split=block.split + start) for block, start in zip(blocks, starts, strict=True)]
-        return replace(self, splits=LayoutColumns.joined([self.splits, *splits]), rows=joined([self.rows, *moved]))
+        return replace(self, splits=LayoutColumns.joined([self.splits, *splits]), rows=join_rows([self.rows, *moved]))
 
     def words(self, index: int) -> tuple[StepTechniques, StateTechniques]:
         return self.running[self.rows.running[index]], self.held[self.rows.held[index]]
@@ -94,6 +94,6 @@ class Points:
         )
 
 
-def joined(blocks: Sequence[Rows]) -> Rows:
+def join_rows(blocks: Sequence[Rows]) -> Rows:
     """One after the other."""
     return Rows(**{f.name: np.concatenate([getattr(block, f.name) for block in blocks]) for f in fields(Rows)})

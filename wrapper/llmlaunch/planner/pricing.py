@@ -7,17 +7,16 @@ splits that differ in it; a point is the sum of two halves (memory/halves.py, ti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
-from llmlaunch.layout import LayoutColumns, Rule, Situation, refusal_counts
+from llmlaunch.layout import RECOMPUTE_NONE, LayoutColumns, Rule, Situation, refusal_counts
 from llmlaunch.memory.halves import (
     HeldHalf,
     RunningHalf,
@@ -28,23 +27,34 @@ from llmlaunch.memory.halves import (
     worst_of_halves,
 )
 from llmlaunch.memory.job import Job
-from llmlaunch.planner.amounts import fewest, most_of, without
-from llmlaunch.planner.host import node_of
-from llmlaunch.planner.points import Points, Rows, joined
-from llmlaunch.planner.variants import Words, recipe_with, spoken
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.planner.points import Points, Rows, join_rows
+from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, recipe_with_techniques
+from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.running import Running, running
 from llmlaunch.timing.step import step_seconds
 from llmlaunch.timing.update import Update, update
 
-if TYPE_CHECKING:
-    from llmlaunch.planner.setting import Setting
-
-__all__ = ["Held", "Way", "alike", "first_failed", "held_at", "held_job", "is_safe", "price", "situation", "update_at"]
+__all__ = [
+    "ModelStateBatch",
+    "TechniqueBatch",
+    "fewest",
+    "first_failed",
+    "group_equal",
+    "is_safe",
+    "most_of",
+    "price",
+    "situation",
+    "state_batch",
+    "state_job",
+    "state_update",
+    "without_amount",
+]
 
 
 @dataclass(frozen=True)
-class Held:
+class ModelStateBatch:
     """One set of held words, at `place`, over the few splits that differ in what is held."""
 
     place: int
@@ -53,7 +63,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Way:
+class TechniqueBatch:
     """One set of running words, at `place`, over `rows` of the splits. `held_of` says which of the held splits each is;
     `solved` names the amount to be solved, and `none_searched` whether none of it is among the words too."""
 
@@ -75,28 +85,28 @@ class Way:
         return running(self.job, self.setting.cluster, self.layouts)
 
     @cached_property
-    def with_none(self) -> Way:
+    def with_none(self) -> TechniqueBatch:
         """The same without what is to be solved."""
         assert self.solved is not None
-        return replace(self, layouts=without(self.layouts, self.solved))
+        return replace(self, layouts=without_amount(self.layouts, self.solved))
 
     @cached_property
-    def with_all(self) -> Way:
+    def with_all(self) -> TechniqueBatch:
         assert self.solved is not None
         return self.with_amount(most_of(self.job.shape, self.layouts, self.solved))
 
-    def with_amount(self, amount: IntColumn) -> Way:
+    def with_amount(self, amount: IntColumn) -> TechniqueBatch:
         assert self.solved is not None
         return replace(self, layouts=self.layouts.with_amount(self.solved, amount))
 
-    def take(self, index: NDArray[np.bool_] | IntColumn) -> Way:
+    def take(self, index: NDArray[np.bool_] | IntColumn) -> TechniqueBatch:
         """Some of the rows."""
         return replace(self, rows=self.rows[index], layouts=self.layouts.take(index), held_of=self.held_of[index])
 
-    def bytes_with(self, held: Held) -> Worst:
+    def bytes_with(self, held: ModelStateBatch) -> Worst:
         return worst_of_halves(self.half, held.half, self.held_of)
 
-    def safe_with(self, held: Held) -> BoolColumn:
+    def safe_with(self, held: ModelStateBatch) -> BoolColumn:
         """Fits devices and nodes."""
         worst = self.bytes_with(held)
         return is_safe(self.setting, worst.device_bytes, worst.host_bytes)
@@ -105,10 +115,10 @@ class Way:
         """Of a step; `update` is of the held splits."""
         return step_seconds(self.passes, update.take(self.held_of))
 
-    def priced_with(self, held: Held) -> Rows:
+    def priced_with(self, held: ModelStateBatch) -> Rows:
         return self.priced_at(held, self.seconds_with(held.update))
 
-    def priced_at(self, held: Held, seconds: FloatColumn) -> Rows:
+    def priced_at(self, held: ModelStateBatch, seconds: FloatColumn) -> Rows:
         """Where the seconds of a step are known already."""
         worst, count = self.bytes_with(held), len(self.rows)
         return Rows(
@@ -124,13 +134,15 @@ class Way:
         )
 
 
-def price(setting: Setting, splits: LayoutColumns, words: Words, rules: Sequence[Rule]) -> tuple[Points, Counter[str]]:
+def price(
+    setting: Setting, splits: LayoutColumns, words: TechniqueSpace, rules: Sequence[Rule]
+) -> tuple[Points, Counter[str]]:
     """All points of the legal `splits`, and how many each of the `rules`, which look at the words, refuses."""
     blocks: list[Rows] = []
     refused: Counter[str] = Counter()
     few, held_of = distinct_held(setting.job, splits)
-    for places in alike(setting, words):
-        helds = [held_at(setting, words, place, few) for place in places]
+    for places in group_equal(setting, words):
+        helds = [state_batch(setting, words, place, few) for place in places]
         for i in range(len(words.running)):
             failed = [_failed(setting, words, (i, held.place), splits, rules) for held in helds]
             for found in failed:
@@ -139,32 +151,34 @@ def price(setting: Setting, splits: LayoutColumns, words: Words, rules: Sequence
             way = _way(setting, words, (i, places[0]), splits.take(rows), rows, held_of[rows])
             allowed = [found[rows] < 0 for found in failed]
             blocks += [_block(way, held, mine) for held, mine in zip(helds, allowed, strict=True)]
-    return Points(splits, words.running, words.held, joined(blocks)), refused
+    return Points(splits, words.running, words.held, join_rows(blocks)), refused
 
 
-def alike(setting: Setting, words: Words) -> list[list[int]]:
+def group_equal(setting: Setting, words: TechniqueSpace) -> list[list[int]]:
     """Places of the held words, those together whose facts are the same: what runs is worked out once for them."""
     groups: dict[object, list[int]] = {}
     for place in range(len(words.held)):
-        groups.setdefault(held_job(setting, words, place).facts, []).append(place)
+        groups.setdefault(state_job(setting, words, place).facts, []).append(place)
     return list(groups.values())
 
 
-def held_job(setting: Setting, words: Words, place: int) -> Job:
+def state_job(setting: Setting, words: TechniqueSpace, place: int) -> Job:
     """The job of the held words at `place`."""
-    return setting.job_of(recipe_with(setting.recipe, words.running[0], words.held[place]))
+    return setting.job_of(recipe_with_techniques(setting.recipe, words.running[0], words.held[place]))
 
 
-def held_at(setting: Setting, words: Words, place: int, few: LayoutColumns) -> Held:
-    job = held_job(setting, words, place)
-    layouts = few.with_words(words.held[place].zero_stage, 0, 0, 0)
-    return Held(place, held_half(job, layouts, node_of(setting.recipe)), update_at(setting, words, place, few))
+def state_batch(setting: Setting, words: TechniqueSpace, place: int, few: LayoutColumns) -> ModelStateBatch:
+    job = state_job(setting, words, place)
+    layouts = few.with_techniques(words.held[place].zero_stage, 0, 0, 0)
+    return ModelStateBatch(
+        place, held_half(job, layouts, node_of(setting.recipe)), state_update(setting, words, place, few)
+    )
 
 
-def update_at(setting: Setting, words: Words, place: int, few: LayoutColumns) -> Update:
+def state_update(setting: Setting, words: TechniqueSpace, place: int, few: LayoutColumns) -> Update:
     """The held words' seconds alone."""
     return update(
-        held_job(setting, words, place), setting.cluster, few.with_words(words.held[place].zero_stage, 0, 0, 0)
+        state_job(setting, words, place), setting.cluster, few.with_techniques(words.held[place].zero_stage, 0, 0, 0)
     )
 
 
@@ -175,21 +189,26 @@ def is_safe(setting: Setting, device_bytes: FloatColumn, host_bytes: FloatColumn
 
 
 def _failed(
-    setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, rules: Sequence[Rule]
+    setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns, rules: Sequence[Rule]
 ) -> IntColumn:
-    said, layouts = spoken(setting.recipe, words, places, splits)
+    said, layouts = apply_techniques(setting.recipe, words, places, splits)
     return first_failed(rules, situation(said, layouts))
 
 
 def _way(
-    setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, rows: IntColumn, held_of: IntColumn
-) -> Way:
-    said, layouts = spoken(setting.recipe, words, places, splits)
+    setting: Setting,
+    words: TechniqueSpace,
+    places: tuple[int, int],
+    splits: LayoutColumns,
+    rows: IntColumn,
+    held_of: IntColumn,
+) -> TechniqueBatch:
+    said, layouts = apply_techniques(setting.recipe, words, places, splits)
     solved, none = words.running[places[0]].solved, StepTechniques() in words.running
-    return Way(setting, setting.job_of(said), places[0], rows, layouts, held_of, solved, none)
+    return TechniqueBatch(setting, setting.job_of(said), places[0], rows, layouts, held_of, solved, none)
 
 
-def _block(way: Way, held: Held, allowed: BoolColumn) -> Rows:
+def _block(way: TechniqueBatch, held: ModelStateBatch, allowed: BoolColumn) -> Rows:
     """The points of one set of words; where an amount is solved, of the splits that need some of it."""
     if way.solved is None:
         rows = way.priced_with(held)
@@ -197,7 +216,7 @@ def _block(way: Way, held: Held, allowed: BoolColumn) -> Rows:
     return _fewest_safe(way, held, allowed).priced_with(held)
 
 
-def _fewest_safe(way: Way, held: Held, allowed: BoolColumn) -> Way:
+def _fewest_safe(way: TechniqueBatch, held: ModelStateBatch, allowed: BoolColumn) -> TechniqueBatch:
     """The rows that need some of the amount, with the least that is safe, or all of it where nothing is. Rows that are
     safe without are left out where those are searched too: they are the same layouts without these words."""
     needed = np.flatnonzero(allowed & ~way.with_none.safe_with(held) if way.none_searched else allowed)
@@ -222,3 +241,34 @@ def first_failed(rules: Sequence[Rule], situation: Situation) -> IntColumn:
     for index, rule in enumerate(rules):
         failed[(failed < 0) & ~rule.allows(situation)] = index
     return failed
+
+
+def most_of(shape: ModelShape, layouts: LayoutColumns, name: str) -> IntColumn:
+    """All layers of a model chunk can be recomputed; one of a rank's stays on the device
+    (megatron/core/transformer/transformer_config.py cpu_offloading_num_layers, core 0.19)."""
+    even = shape.num_layers // (layouts.pipeline * layouts.virtual_pipeline)
+    largest = np.array([max(split, default=0) for split in layouts.partitions])[layouts.partition]
+    layers = np.where(layouts.uneven, largest, even)
+    most: IntColumn = np.maximum(layers if name == "recompute_layers" else layers - 1, 1)
+    return most
+
+
+def without_amount(layouts: LayoutColumns, name: str) -> LayoutColumns:
+    """The same layouts with none of an amount."""
+    if name == "recompute_layers":
+        return layouts.with_techniques(0, RECOMPUTE_NONE, 0, layouts.offload_layers)
+    return layouts.with_amount(name, np.zeros(len(layouts), dtype=np.int64))
+
+
+def fewest(safe: Callable[[IntColumn, IntColumn], BoolColumn], most: IntColumn, enough: BoolColumn) -> IntColumn:
+    """The smallest amount in 1 .. `most` of each row for which `safe(rows, amounts)` holds, `most` where that is not
+    `enough`. What is safe stays safe with more."""
+    low: IntColumn = np.ones_like(most)
+    high: IntColumn = most.copy()
+    rows = np.flatnonzero(enough)
+    while len(rows := rows[low[rows] < high[rows]]):
+        middle = (low[rows] + high[rows]) // 2
+        found = safe(rows, middle)
+        high[rows[found]] = middle[found]
+        low[rows[~found]] = middle[~found] + 1
+    return high

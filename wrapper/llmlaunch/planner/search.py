@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.calibration.lessons import Rehearsal
-from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
+from llmlaunch.layout import LAYOUT_FIELDS, Layout, LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.guard import is_impossible
-from llmlaunch.planner.enumerate import enumerate_splits, enumerate_uneven
-from llmlaunch.planner.opening import open_uneven
-from llmlaunch.planner.plan import Candidate
+from llmlaunch.planner.plan import Candidate, Limit
 from llmlaunch.planner.points import Points
 from llmlaunch.planner.pricing import first_failed, is_safe, price, situation
-from llmlaunch.planner.rehearsed import REHEARSED, lifts, refutable, rehearsed_points
-from llmlaunch.planner.variants import recipe_with, words_of
+from llmlaunch.planner.search_space import enumerate_splits, enumerate_uneven, recipe_with_techniques, technique_space
+from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.uneven_search import open_uneven
 from llmlaunch.recipe.types import Recipe
 
-if TYPE_CHECKING:
-    from llmlaunch.planner.setting import Setting
+__all__ = [
+    "BROKEN_ESTIMATE",
+    "HOST_MEMORY",
+    "MEMORY",
+    "OUTPACED",
+    "REHEARSED",
+    "SearchResult",
+    "lifts",
+    "pareto",
+    "refutable",
+    "rehearsal_of",
+    "rehearsed_points",
+    "search",
+]
 
-__all__ = ["BROKEN_ESTIMATE", "HOST_MEMORY", "MEMORY", "OUTPACED", "Found", "search"]
 
 MEMORY = "memory"
 HOST_MEMORY = "host_memory"  # fits the devices, not the node
@@ -38,7 +47,7 @@ RANKED = 64  # sorting a million layouts takes longer than pricing them, and few
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The legal layouts with their worst rank and step time, by column.
 
     `first` are the first of the ranking, `order` all of it: the safe ones, fastest first, or, where none is safe, all
@@ -83,7 +92,7 @@ class Found:
     def at(self, recipe: Recipe, index: int) -> Candidate:
         """The layout at `index` of the columns."""
         points, seconds = self.points, float(self.step_seconds[index])
-        said = recipe_with(recipe, *points.words(index))
+        said = recipe_with_techniques(recipe, *points.words(index))
         return Candidate(
             layout=points.layout(index),
             device_bytes=int(points.rows.device_bytes[index]),
@@ -95,16 +104,16 @@ class Found:
         )
 
 
-def search(setting: Setting) -> Found:
+def search(setting: Setting) -> SearchResult:
     """Price every legal layout. Nothing is sampled: `check` and `plan` see the same space.
 
     Raises:
         UserError: the recipe asks for what its backend cannot do whatever the layout.
     """
     recipe, backend = setting.recipe, setting.backend
-    space, words = backend.space(recipe), words_of(recipe, backend)
+    space, words = backend.space(recipe), technique_space(recipe, backend)
     rules = backend.rules(recipe)
-    of_words = [rule for rule in rules if rule.of_words]
+    of_words = [rule for rule in rules if rule.of_techniques]
     refused: Counter[str] = Counter()
     even = _legal(recipe, rules, enumerate_splits(recipe, space), len(words.running) * len(words.held), refused)
     points, by_words = price(setting, even, words, of_words)
@@ -120,7 +129,7 @@ def search(setting: Setting) -> Found:
     safe, by_memory = _judged(setting, points, rehearsed, filled)
     refused = refused + by_words + opened.refused + by_memory
     refused += Counter({MEMORY: opened.overfull, OUTPACED: opened.outpaced})
-    return Found(
+    return SearchResult(
         points=points,
         safe=safe,
         filled=filled,
@@ -161,7 +170,7 @@ def _legal(
 ) -> LayoutColumns:
     """The splits that pass the rules that look at nothing else; what the others fail is added to `refused`, once for
     each way they would have been tried."""
-    of_splits = [rule for rule in rules if not rule.of_words]
+    of_splits = [rule for rule in rules if not rule.of_techniques]
     failed = first_failed(of_splits, situation(recipe, splits))
     for key, count in refusal_counts(of_splits, failed).items():
         refused[key] += ways * count
@@ -199,3 +208,61 @@ def _ranking(points: Points, safe: NDArray[np.bool_], filled: NDArray[np.float64
     plainest = equal[np.lexsort([key[equal] for key in plain])[0]]
     first: NDArray[np.int64] = index[np.concatenate([[plainest], order[order != plainest]])][:count]
     return first
+
+
+def pareto(found: SearchResult) -> NDArray[np.int64]:
+    """Rows of `found`, fastest first: each next one is slower and leaves more free. Of layouts equal in both the first
+    stands for all."""
+    safe = np.flatnonzero(found.safe)
+    filled = found.device_bytes[safe]
+    order = np.lexsort((safe, filled, np.round(found.step_seconds[safe], 12)))
+    filled = filled[order]
+    least_before = np.concatenate([[np.inf], np.minimum.accumulate(filled)])[: len(filled)]
+    front: NDArray[np.int64] = safe[order[filled < least_before]]
+    return front
+
+
+REHEARSED = "rehearsed"  # why a layout is refused
+
+
+def rehearsed_points(rehearsals: Iterable[Rehearsal], recipe: Recipe, points: Points) -> Mapping[int, Rehearsal]:
+    """By their place among `points` the layouts that were rehearsed as they are, with the same words and workload."""
+    found: dict[int, Rehearsal] = {}
+    for one in rehearsals:
+        for row in np.flatnonzero(_split_alike(points, one.layout)[points.rows.split]):
+            said = recipe_with_techniques(recipe, *points.words(int(row)))
+            if points.layout(int(row)) == one.layout and _says(said, one):
+                found[int(row)] = one
+    return found
+
+
+def rehearsal_of(rehearsals: Iterable[Rehearsal], recipe: Recipe, layout: Layout) -> Rehearsal | None:
+    """That of one layout, with the words that `recipe` says."""
+    return next((one for one in rehearsals if one.layout == layout and _says(recipe, one)), None)
+
+
+def lifts(one: Rehearsal, limit: Limit) -> bool:
+    """Whether it lets pass what the estimate refuses. Where less of a device may be filled than when it was judged, as
+    for a layout to fall back on, it does not."""
+    return one.safe and limit.limit_bytes >= one.limit_bytes
+
+
+def refutable(rehearsals: Iterable[Rehearsal], recipe: Recipe) -> int:
+    """At most how many layouts of the recipe's search a rehearsal refuses."""
+    mine = (one for one in rehearsals if one.layout.world_size == recipe.world_size)
+    return sum(not one.safe and one.workload == recipe.workload for one in mine)
+
+
+def _says(recipe: Recipe, one: Rehearsal) -> bool:
+    words = recipe.techniques, recipe.training.gradient_dtype
+    return recipe.workload == one.workload and words == (one.techniques, one.gradient_dtype)
+
+
+def _split_alike(points: Points, layout: Layout) -> NDArray[np.bool_]:
+    """Of the splits those of its sizes: few of millions of points are looked at one by one."""
+    splits = points.splits
+    alike = np.ones(len(splits), dtype=np.bool_)
+    for name in LAYOUT_FIELDS:
+        if name not in ("zero_stage", "recompute", "recompute_layers", "offload_layers"):
+            alike &= np.equal(getattr(splits, name), getattr(layout, name))
+    return alike

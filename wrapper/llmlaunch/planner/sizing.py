@@ -1,7 +1,7 @@
-"""How many nodes: the fewest on which a safe layout exists that stays within the budget.
+"""How many nodes a job needs: the fewest with a safe layout that stays within the recipe's budget.
 
 Safe on n nodes does not mean safe on n + 1, because sizes must divide; so counts are tried one after the other, from
-the fewest. What cannot be split at all is known without pricing anything.
+the fewest. Counts whose devices cannot be split at all are refused without pricing anything.
 """
 
 from __future__ import annotations
@@ -13,27 +13,20 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.errors import UserError
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
-from llmlaunch.planner.enumerate import MOST_CONTEXT, offered_values
-from llmlaunch.planner.length import job_length
-from llmlaunch.planner.plan import NO_LAYOUT, JobLength, Sizing, Tried
-from llmlaunch.planner.rehearsed import REHEARSED
-from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, Found
+from llmlaunch.planner.plan import NO_LAYOUT, JobLength, NodeTrial, Plan, Sizing
+from llmlaunch.planner.plan_assumptions import job_length
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
+from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_numbers
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.variants import pinned_numbers
-from llmlaunch.recipe.types import MOST_NODES, Budget, Recipe
+from llmlaunch.recipe.digest import recipe_digest
+from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES, Budget, Recipe
 from llmlaunch.timing.floor import least_device_seconds
 from llmlaunch.units import DAY, GIB, duration
 
-__all__ = [
-    "DEFAULT_MOST_NODES",
-    "beyond",
-    "excess",
-    "most_nodes",
-    "said",
-    "smallest_cluster",
-    "sufficient",
-]
+__all__ = ["DEFAULT_MOST_NODES", "make_sized_plan", "most_nodes", "smallest_cluster"]
 
 DEFAULT_MOST_NODES = 1024
 ALL_UP_TO = 64
@@ -41,75 +34,148 @@ AT_ONCE = 1024
 DAYS, GPU_HOURS = "days", "gpu_hours"
 
 
+def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
+    """Return the setting with its number of nodes, and its plan. For `nodes: auto` that is the fewest nodes that are
+    safe and within the budget, or the nearest to it.
+
+    Raises:
+        UserError: no layout is legal at all, on any number of nodes.
+    """
+    recipe, sizing = setting.recipe, None
+    if recipe.nodes == AUTO_NODES:
+        sizing = smallest_cluster(setting, 1, most_nodes(recipe))
+        setting = setting.with_recipe(_with_nodes(recipe, sizing.nodes or _nearest(recipe, sizing).nodes))
+    plan = replace(make_plan(setting), sizing=sizing, budget=recipe.budget)
+    if not plan.safe or most_exceeded(recipe.budget, plan.length) is None:
+        return setting, plan
+    return setting, replace(plan, beyond_budget=_beyond_budget(setting, plan))
+
+
+def _with_nodes(recipe: Recipe, nodes: int) -> Recipe:
+    """Return the recipe as if the person had written that number."""
+    sized = replace(recipe, nodes=nodes)
+    return replace(sized, digest=recipe_digest(sized))
+
+
+def _nearest(recipe: Recipe, sizing: Sizing) -> NodeTrial:
+    """Return the best of counts that all fail: the safe one that exceeds the budget least, else the one whose memory
+    is nearest to fitting."""
+    safe = [(trial, trial.length) for trial in sizing.tried if trial.length is not None]
+    if safe:
+        return min(safe, key=lambda pair: max(_budget_shares(recipe.budget, pair[1]).values(), default=0.0))[0]
+    legal = [trial for trial in sizing.tried if trial.device_bytes is not None]
+    if not legal:
+        first, last = sizing.tried[0], sizing.tried[-1]
+        raise UserError(
+            f"{recipe.path}: nodes: auto: no number of nodes up to {last.nodes} has a legal layout; "
+            f"on {first.nodes}, {first.reason}; change the batch or the pins accordingly"
+        )
+    return min(legal, key=lambda trial: trial.device_bytes or 0)
+
+
+def _beyond_budget(setting: Setting, plan: Plan) -> str:
+    """Return by what the plan exceeds the budget, and the nearest number of nodes or budget that would do."""
+    recipe, budget = setting.recipe, setting.recipe.budget
+    key = most_exceeded(budget, plan.length)
+    allowed = getattr(budget, key or "")
+    tightest = (
+        f"no safe layout stays within the budget: on nodes: {recipe.nodes} the fastest, {plan.layout.describe()}, "
+        f"takes {_length_text(plan.length, key)} of budget.{key}: {allowed:,.10g}"
+    )
+    within = plan.sizing or smallest_cluster(setting, 1, most_nodes(recipe))
+    most = within.tried[-1].nodes
+    if within.nodes is not None:
+        return f"{tightest}. The fewest that stay within it: nodes: {within.nodes} ({_last_length_text(within)})."
+    more = smallest_cluster(setting, most + 1, DEFAULT_MOST_NODES)
+    if more.nodes is not None:
+        return f"{tightest}. More would: budget.max_nodes: {more.nodes} ({_last_length_text(more)})."
+    nearest = _nearest(recipe, Sizing(within.tried + more.tried))
+    length = nearest.length or plan.length
+    return (
+        f"{tightest}. No number of nodes up to {max(most, DEFAULT_MOST_NODES)} does; nodes: {nearest.nodes} would with "
+        f"{_sufficient_budget(budget, length)}."
+    )
+
+
+def _last_length_text(sizing: Sizing) -> str:
+    length = sizing.tried[-1].length
+    return _length_text(length) if length is not None else ""
+
+
+def most_nodes(recipe: Recipe) -> int:
+    """Return the largest number of nodes that is considered."""
+    return recipe.budget.max_nodes or min(max(DEFAULT_MOST_NODES, 2 * recipe.nodes), MOST_NODES)
+
+
 def smallest_cluster(setting: Setting, fewest: int, most: int) -> Sizing:
-    """The first count of nodes from `fewest` to `most` with a safe layout within the recipe's budget.
+    """Return the trials up to the first count of nodes from `fewest` to `most` with a safe layout within the budget.
 
     Every count that can be split is tried up to ALL_UP_TO, and beyond it those at least a 32nd to a 64th above the last
-    one that had a layout. What arithmetic alone would take beyond the budget is not searched, unless nothing else is
+    one that had a layout. Counts whose arithmetic alone exceeds the budget are not searched, unless nothing else is
     safe: then the nearest of those is.
     """
-    tried: list[Tried] = []
+    trials: list[NodeTrial] = []
     searched = 0
     for nodes, can_split in _counts(setting, fewest, most):
         if not can_split:
-            tried.append(Tried(nodes, NO_LAYOUT, _no_split(setting.recipe, nodes)))
+            trials.append(NodeTrial(nodes, NO_LAYOUT, _no_split_reason(setting.recipe, nodes)))
         elif nodes == most or nodes - searched >= stride(nodes):
-            sized = setting.of(replace(setting.recipe, nodes=nodes))
-            tried.append(_hopeless(sized) or _try(sized))
-            if tried[-1].refused is None:
-                return Sizing(tuple(tried))
-            searched = nodes if tried[-1].device_bytes is not None else searched
-    return Sizing(_with_one_safe(setting, tried))
+            sized = setting.with_recipe(replace(setting.recipe, nodes=nodes))
+            trials.append(_hopeless(sized) or _try(sized))
+            if trials[-1].refused is None:
+                return Sizing(tuple(trials))
+            searched = nodes if trials[-1].device_bytes is not None else searched
+    return Sizing(_with_a_safe_count(setting, trials))
 
 
 def stride(nodes: int) -> int:
-    """How far apart counts are searched: 1 up to ALL_UP_TO, then 2 up to its double, 4 up to the next, and so on."""
+    """Return how far apart counts are searched: 1 up to ALL_UP_TO, 2 up to its double, 4 up to the next, and so on."""
     return 1 if nodes <= ALL_UP_TO else 2 ** ((nodes - 1).bit_length() - (ALL_UP_TO - 1).bit_length())
 
 
-def _with_one_safe(setting: Setting, tried: Sequence[Tried]) -> tuple[Tried, ...]:
-    """Where nothing searched is safe: those left unsearched for the budget, the nearest to it first, until one is."""
-    found = {one.nodes: one for one in tried}
-    unsearched = [one.nodes for one in tried if one.refused in (DAYS, GPU_HOURS) and one.length is None]
+def _with_a_safe_count(setting: Setting, trials: Sequence[NodeTrial]) -> tuple[NodeTrial, ...]:
+    """If no searched count is safe, search the counts skipped for the budget, the nearest to it first, until one is."""
+    by_nodes = {trial.nodes: trial for trial in trials}
+    skipped = [trial.nodes for trial in trials if trial.refused in (DAYS, GPU_HOURS) and trial.length is None]
     if setting.recipe.budget.days is not None:
-        unsearched.reverse()  # more nodes are faster, fewer cost less
-    for nodes in unsearched if all(one.length is None for one in tried) else ():
-        found[nodes] = _try(setting.of(replace(setting.recipe, nodes=nodes)))
-        if found[nodes].length is not None:
+        skipped.reverse()  # more nodes are faster, fewer cost less
+    for nodes in skipped if all(trial.length is None for trial in trials) else ():
+        by_nodes[nodes] = _try(setting.with_recipe(replace(setting.recipe, nodes=nodes)))
+        if by_nodes[nodes].length is not None:
             break
-    return tuple(found.values())
+    return tuple(by_nodes.values())
 
 
 def _counts(setting: Setting, fewest: int, most: int) -> Iterator[tuple[int, bool]]:
-    """Each count, and whether it can be split; worked out as far as it is asked for."""
+    """Yield each count and whether its devices can be split; lazily, AT_ONCE counts at a time."""
     for first in range(fewest, most + 1, AT_ONCE):
         counts = np.arange(first, min(first + AT_ONCE, most + 1))
         yield from zip(counts.tolist(), splittable(setting, counts).tolist(), strict=True)
 
 
 def splittable(setting: Setting, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether all devices can be tensor x pipeline x context x data, so that heads, sequence and batch are shared out
-    evenly: what every framework needs, whatever else it does."""
+    """Whether all devices of each count of nodes can be tensor x pipeline x context x data, so that heads, sequence and
+    batch are shared out evenly: what every framework needs, whatever else it does."""
     recipe = setting.recipe
-    # sizes are offered where they divide the devices: of so many nodes all do
-    largest = setting.of(replace(recipe, nodes=math.lcm(*range(1, MOST_CONTEXT + 1))))
-    tensor = _sharing(recipe.model.num_attention_heads, _values(largest, "tensor"))
-    context = _sharing(recipe.workload.sequence_length, _values(largest, "context"))
+    # Sizes are offered where they divide the devices; this many nodes are divided by all of them.
+    largest = setting.with_recipe(replace(recipe, nodes=math.lcm(*range(1, MOST_CONTEXT + 1))))
+    tensor = _dividing(recipe.model.num_attention_heads, _values(largest, "tensor"))
+    context = _dividing(recipe.workload.sequence_length, _values(largest, "context"))
     splits = np.unique(np.multiply.outer(np.multiply.outer(tensor, context), _pipelines(largest)))
     worlds = counts * recipe.cluster.devices_per_node
     data = np.where(worlds[:, None] % splits == 0, worlds[:, None] // splits, 0)
     pinned = pinned_numbers(recipe, "data")
     if pinned:
         data = np.where(np.isin(data, pinned), data, 0)
-    whole = np.zeros(len(counts), dtype=np.bool_)
+    can_split = np.zeros(len(counts), dtype=np.bool_)
     for size in _values(largest, "micro_batch_size"):
-        shared = recipe.workload.global_batch_size % np.maximum(data * size, 1) == 0
-        whole |= np.any((data > 0) & shared, axis=1)
-    return whole
+        even = recipe.workload.global_batch_size % np.maximum(data * size, 1) == 0
+        can_split |= np.any((data > 0) & even, axis=1)
+    return can_split
 
 
 def _pipelines(setting: Setting) -> NDArray[np.int64]:
-    """Uneven stages need not divide the layers."""
+    """Return the pipeline sizes to consider; where stages may be uneven they need not divide the layers."""
     recipe = setting.recipe
     free = recipe.layers_by_stage is None and not pinned_numbers(recipe, "pipeline")
     if free and setting.backend.space(recipe).uneven:
@@ -123,90 +189,85 @@ def _values(setting: Setting, name: str) -> NDArray[np.int64]:
     return np.array(values, dtype=np.int64)
 
 
-def _sharing(whole: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    shares: NDArray[np.int64] = sizes[whole % sizes == 0]
-    return shares
+def _dividing(whole: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    divisors: NDArray[np.int64] = sizes[whole % sizes == 0]
+    return divisors
 
 
-def _no_split(recipe: Recipe, nodes: int) -> str:
+def _no_split_reason(recipe: Recipe, nodes: int) -> str:
     pins = ", ".join(f"{name}={value}" for name, value in recipe.pins.items())
-    kept = f" as pinned ({pins})" if pins else ""
+    as_pinned = f" as pinned ({pins})" if pins else ""
     return (
-        f"{nodes * recipe.cluster.devices_per_node} devices cannot be split{kept} so that they share heads, layers, "
-        f"sequence and training.global_batch_size: {recipe.workload.global_batch_size} evenly"
+        f"{nodes * recipe.cluster.devices_per_node} devices cannot be split{as_pinned} so that they share heads, "
+        f"layers, sequence and training.global_batch_size: {recipe.workload.global_batch_size} evenly"
     )
 
 
-def _hopeless(setting: Setting) -> Tried | None:
-    """What not even the arithmetic alone could do within the budget; None where it could."""
+def _hopeless(setting: Setting) -> NodeTrial | None:
+    """Return the refusal of a count whose arithmetic alone exceeds the budget, else None."""
     recipe = setting.recipe
     if recipe.budget.days is None and recipe.budget.gpu_hours is None:
         return None
     least = job_length(recipe, least_device_seconds(setting.job, recipe.cluster) / recipe.world_size)
-    over = beyond(recipe.budget, least)
-    return None if over is None else Tried(recipe.nodes, over, f"its arithmetic alone takes {said(least, over)}")
+    over = most_exceeded(recipe.budget, least)
+    if over is None:
+        return None
+    return NodeTrial(recipe.nodes, over, f"its arithmetic alone takes {_length_text(least, over)}")
 
 
-def _try(setting: Setting) -> Tried:
-    recipe, found = setting.recipe, setting.search()
-    if not len(found.points):
-        return Tried(recipe.nodes, NO_LAYOUT, _no_legal(found))
-    best = found.candidate(recipe, 0)
-    if not np.any(found.safe):
-        rehearsed = found.rehearsed.get(int(found.first[0]))
+def _try(setting: Setting) -> NodeTrial:
+    """Search one count of nodes."""
+    nodes, result = setting.recipe.nodes, search(setting)
+    if not len(result.points):
+        return NodeTrial(nodes, NO_LAYOUT, _no_legal_reason(result))
+    best = result.candidate(setting.recipe, 0)
+    if not np.any(result.safe):
+        rehearsed = result.rehearsed.get(int(result.first[0]))
         if rehearsed is not None and not rehearsed.safe:
-            return Tried(recipe.nodes, REHEARSED, rehearsed.sentence, best.device_bytes)
+            return NodeTrial(nodes, REHEARSED, rehearsed.sentence, best.device_bytes)
         if best.device_bytes >= IMPOSSIBLE_BYTES:
-            return Tried(recipe.nodes, BROKEN_ESTIMATE, "its estimate cannot be right, which is a bug of llmlaunch")
+            return NodeTrial(nodes, BROKEN_ESTIMATE, "its estimate cannot be right, which is a bug of llmlaunch")
         if best.device_bytes <= setting.limit.limit_bytes:
-            return Tried(recipe.nodes, HOST_MEMORY, "fits the devices, not the host memory", best.device_bytes)
+            return NodeTrial(nodes, HOST_MEMORY, "fits the devices, not the host memory", best.device_bytes)
         needs, limit = best.device_bytes / GIB, setting.limit.limit_bytes / GIB
-        return Tried(recipe.nodes, MEMORY, f"needs {needs:.1f} GiB of {limit:.1f} GiB", best.device_bytes)
-    length = job_length(recipe, best.step_seconds)
-    over = beyond(recipe.budget, length)
-    return Tried(recipe.nodes, over, f"takes {said(length, over)}", best.device_bytes, length)
+        return NodeTrial(nodes, MEMORY, f"needs {needs:.1f} GiB of {limit:.1f} GiB", best.device_bytes)
+    length = job_length(setting.recipe, best.step_seconds)
+    over = most_exceeded(setting.recipe.budget, length)
+    return NodeTrial(nodes, over, f"takes {_length_text(length, over)}", best.device_bytes, length)
 
 
-def _no_legal(found: Found) -> str:
-    """Splittable, and yet the backend refuses every layout."""
-    if not found.refused:
+def _no_legal_reason(result: SearchResult) -> str:
+    """Why the backend refuses every layout of devices that can be split."""
+    if not result.refused:
         return "no split of the devices matches the pins"
-    key, _ = max(found.refused.items(), key=lambda item: item[1])
-    sentence = next((rule.sentence for rule in found.rules if rule.key == key), key)
+    key, _ = max(result.refused.items(), key=lambda item: item[1])
+    sentence = next((rule.sentence for rule in result.rules if rule.key == key), key)
     return f"no layout is legal, most because {sentence} [{key}]"
 
 
-def most_nodes(recipe: Recipe) -> int:
-    """How far more nodes are looked for."""
-    return recipe.budget.max_nodes or min(max(DEFAULT_MOST_NODES, 2 * recipe.nodes), MOST_NODES)
-
-
-def beyond(budget: Budget, length: JobLength) -> str | None:
-    """The part of the budget that the job exceeds most, by its key; None where it stays within."""
-    over = {key: share for key, share in _shares(budget, length).items() if share > 1.0}
+def most_exceeded(budget: Budget, length: JobLength) -> str | None:
+    """Return the key of the budget that the job exceeds most; None where it stays within."""
+    over = {key: share for key, share in _budget_shares(budget, length).items() if share > 1.0}
     return max(over, key=lambda key: over[key]) if over else None
 
 
-def excess(budget: Budget, length: JobLength) -> float:
-    """How many times the tightest part of the budget the job takes."""
-    return max(_shares(budget, length).values(), default=0.0)
-
-
-def _shares(budget: Budget, length: JobLength) -> dict[str, float]:
-    taken = {DAYS: length.seconds / DAY, GPU_HOURS: length.gpu_hours}
+def _budget_shares(budget: Budget, length: JobLength) -> dict[str, float]:
+    """Map each limited key of the budget to the share of it that the job takes."""
+    needed = {DAYS: length.seconds / DAY, GPU_HOURS: length.gpu_hours}
     allowed = {DAYS: budget.days, GPU_HOURS: budget.gpu_hours}
-    return {key: taken[key] / most for key, most in allowed.items() if most is not None}
+    return {key: needed[key] / most for key, most in allowed.items() if most is not None}
 
 
-def said(length: JobLength, key: str | None = None) -> str:
-    """What of the job a part of the budget is about, in its unit; all of it where none is named."""
+def _length_text(length: JobLength, key: str | None = None) -> str:
+    """Describe the job's length in the unit of one key of the budget; in both where no key is given."""
     hours = f"{length.gpu_hours:,.0f} GPU-hours"
     if key is None:
         return f"{duration(length.seconds)} and {hours}"
     return hours if key == GPU_HOURS else f"{length.seconds / DAY:,.2f} days"
 
 
-def sufficient(budget: Budget, length: JobLength) -> str:
-    """The keys of the budget the job exceeds, each with what would do."""
+def _sufficient_budget(budget: Budget, length: JobLength) -> str:
+    """List the keys of the budget that the job exceeds, each with the value that would do."""
     enough = {DAYS: math.ceil(length.seconds / DAY * 100) / 100, GPU_HOURS: math.ceil(length.gpu_hours)}
-    return ", ".join(f"budget.{key}: {enough[key]}" for key, share in _shares(budget, length).items() if share > 1.0)
+    shares = _budget_shares(budget, length)
+    return ", ".join(f"budget.{key}: {enough[key]}" for key, share in shares.items() if share > 1.0)

@@ -3,22 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.planner.change import Change, said_at, unfixed, with_word, without
 from llmlaunch.planner.pins import AMOUNTS, Widened, as_pin, freed, widened
 from llmlaunch.planner.plan import Candidate
+from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, most_nodes, smallest_cluster
 from llmlaunch.recipe.places import written_pin
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
+from llmlaunch.techniques import NO_TECHNIQUES
 
-__all__ = ["advice", "smallest_change"]
+__all__ = ["Change", "advice", "smallest_change", "stated_value", "unfixed", "with_technique", "without", "yaml_text"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """`settings` are what to write, by dotted key; None takes the key away. `recipe` is the recipe so changed and
+    `layout` the fastest safe one of it. `before` holds what was there of the keys that change."""
+
+    settings: Mapping[str, Any]
+    recipe: Recipe
+    layout: Layout
+    before: Mapping[str, Any] = field(default_factory=dict)
+
+    def sentence(self) -> str:
+        """`set layout.tensor: 8 (from 4) and layout.data: 4 (from 8)`, as one clause."""
+        words = [self._clause(key, value) for key, value in self.settings.items()]
+        runs = (f"{verb} {' and '.join(what for _, what in run)}" for verb, run in groupby(words, key=itemgetter(0)))
+        return " and ".join(runs)
+
+    def _clause(self, key: str, value: Any) -> tuple[str, str]:
+        if value is None:
+            return "remove", key
+        if key not in self.before:
+            return "add", f"{key}: {yaml_text(value)}"
+        return "set", f"{key}: {yaml_text(value)} (from {yaml_text(self.before[key])})"
+
+
+def yaml_text(value: Any) -> str:
+    """A value as YAML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"[{', '.join(map(yaml_text, value))}]" if isinstance(value, (list, tuple)) else str(value)
+
+
+def unfixed(recipe: Recipe, name: str) -> Recipe:
+    """The recipe with this word left for the planner to choose."""
+    return replace(recipe, fixed=tuple(word for word in recipe.fixed if word != name))
+
+
+def stated_value(recipe: Recipe, name: str) -> Any:
+    """What `layout:` says of a pin or technique; None where it says nothing."""
+    if name in recipe.pins:
+        return recipe.pins[name]
+    value = getattr(recipe.techniques, name, None)
+    return None if value == getattr(NO_TECHNIQUES, name, None) else value
+
+
+def without(recipe: Recipe, name: str) -> Recipe:
+    """A pin or a technique taken away."""
+    if name in recipe.pins:
+        return replace(recipe, pins={other: pin for other, pin in recipe.pins.items() if other != name})
+    none: dict[str, Any] = {name: getattr(NO_TECHNIQUES, name)}
+    return replace(unfixed(recipe, name), techniques=replace(recipe.techniques, **none))
+
+
+def with_technique(recipe: Recipe, name: str, value: Any) -> Recipe:
+    """A number of layers pinned, or a technique said."""
+    if name in AMOUNTS:
+        return replace(recipe, pins={**recipe.pins, name: value})
+    held: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value}
+    fixed = tuple(dict.fromkeys((*recipe.fixed, name)))
+    return replace(recipe, techniques=replace(recipe.techniques, **held), fixed=fixed)
+
 
 SHORTER = (2, 4, 8, 16, 32)
 # What a recipe may add that no search chooses, the cheapest first.
@@ -80,14 +145,14 @@ def _by_pins(
 
 def _fastest(setting: Setting, change: Change) -> Change | None:
     """The change with the layout that is planned once it is applied."""
-    found = setting.of(change.recipe).search()
+    found = search(setting.with_recipe(change.recipe))
     return replace(change, layout=found.candidate(change.recipe, 0).layout) if np.any(found.safe) else None
 
 
 def _tidied(change: Change) -> Change:
     """What belongs to the recompute that was pinned goes with it, or the changed recipe would contradict itself."""
     recipe, now = change.recipe, change.recipe.pins["recompute"]
-    away = [name for name, kind in BELONGS.items() if kind != now and said_at(recipe, name) is not None]
+    away = [name for name, kind in BELONGS.items() if kind != now and stated_value(recipe, name) is not None]
     for name in away:
         recipe = without(recipe, name)
     return replace(change, settings={**change.settings, **{f"layout.{name}": None for name in away}}, recipe=recipe)
@@ -122,7 +187,7 @@ def _by_words(setting: Setting) -> Change | None:
     best: tuple[float, Change] | None = None
     for name in names:
         free = without(recipe, name) if name in AMOUNTS else unfixed(recipe, name)
-        found = setting.of(free).search()
+        found = search(setting.with_recipe(free))
         if np.any(found.safe):
             chosen = found.candidate(free, 0)
             if best is None or chosen.step_seconds < best[0]:
@@ -138,23 +203,23 @@ def _worded(recipe: Recipe, name: str, chosen: Candidate) -> Change:
     value = list(value) if isinstance(value, tuple) else value
     if not value:
         return Change({key: None}, without(recipe, name), chosen.layout, {key: before})
-    return Change({key: value}, with_word(without(recipe, name), name, value), chosen.layout, {key: before})
+    return Change({key: value}, with_technique(without(recipe, name), name, value), chosen.layout, {key: before})
 
 
 def _added(recipe: Recipe) -> Iterator[Change]:
     """Each technique the recipe says nothing of."""
     for name, value in ADDED:
-        if said_at(recipe, name) is None:
-            yield Change({f"layout.{name}": value}, with_word(recipe, name, value), Layout())
+        if stated_value(recipe, name) is None:
+            yield Change({f"layout.{name}": value}, with_technique(recipe, name, value), Layout())
 
 
 def _larger(setting: Setting) -> Iterator[Change]:
     """More nodes, then a shorter sequence, each with as few of the pins changed as do."""
     recipe = setting.recipe
-    unhurried = setting.of(replace(freed(setting), budget=NO_BUDGET))
+    unhurried = setting.with_recipe(replace(freed(setting), budget=NO_BUDGET))
     nodes = smallest_cluster(unhurried, recipe.nodes + 1, most_nodes(unhurried.recipe)).nodes
     if nodes is not None:
-        wide = widened(setting.of(replace(recipe, nodes=nodes)))
+        wide = widened(setting.with_recipe(replace(recipe, nodes=nodes)))
         found = _by_pins(wide, *_nodes_set(recipe, nodes))
         if found is not None:
             yield found
@@ -163,7 +228,7 @@ def _larger(setting: Setting) -> Iterator[Change]:
         if length >= 1:
             training = replace(recipe.training, workload=replace(recipe.workload, sequence_length=length))
             key = "training.sequence_length"
-            wide = widened(setting.of(replace(recipe, training=training)))
+            wide = widened(setting.with_recipe(replace(recipe, training=training)))
             found = _by_pins(wide, {key: length}, {key: recipe.workload.sequence_length})
             if found is not None:
                 yield found

@@ -207,7 +207,7 @@ class Recipe:
     reproduce both. `digest` is sha256 over the resolved content (order, comments and white space left out).
     `pins` holds what the person fixed of the layout, by the names of `Layout` (recompute as "none", "selective" or
     "full"); what is absent is llmlaunch's to choose. A pin may be one value or a tuple of allowed values.
-    `nodes` is AUTO_NODES until the planner has chosen them (llmlaunch.planner.sized).
+    `nodes` is AUTO_NODES until the planner has chosen them (llmlaunch.planner.sizing).
     """
 
     name: str

@@ -15,9 +15,8 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
-from llmlaunch.planner.host import node_of
 from llmlaunch.planner.plan import Candidate, JobLength, Plan
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank, headline
 from llmlaunch.rehearsal.records import PACKAGES, place_of, rank_of, shape_of
@@ -55,7 +54,7 @@ def _rehearsal(shape: str, records: Sequence[Record], setting: Setting) -> Rehea
         return None
     training = replace(recipe.training, gradient_dtype=said["gradient_dtype"])
     planned = replace(recipe, nodes=nodes, techniques=Techniques.from_json(said["techniques"]), training=training)
-    own = setting.of(planned)
+    own = setting.with_recipe(planned)
     plan = _plan_of_one(own, layout)
     if shape_of(planned, plan, setting.backend.render(planned, layout))["shape"] != shape:
         return None

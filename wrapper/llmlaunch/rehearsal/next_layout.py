@@ -12,6 +12,7 @@ from llmlaunch.planner.fallbacks import find_fallbacks
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.plan_json import candidates_json
 from llmlaunch.planner.planning import plan_of
+from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.rehearsal.verdict import Judged, JudgedRank
 
@@ -42,7 +43,7 @@ def next_layout(setting: Setting, plan: Plan, found: Judged) -> NextLayout | Non
     if share <= 0:
         return None
     priced = _corrected(setting, share)
-    searched = priced.search()
+    searched = search(priced)
     if not np.any(searched.safe):
         return None
     return NextLayout(plan_of(priced, searched, 0), f"with torch's memory priced {share:.1%} higher, as rehearsed")
@@ -60,4 +61,4 @@ def _corrected(setting: Setting, share: float) -> Setting:
     before = setting.lessons.correction
     factor = before.torch_factor * (1.0 + share)
     correction: Correction = replace(before, torch_share=factor - 1.0)
-    return replace(setting, lessons=replace(setting.lessons, correction=correction)).of(setting.recipe)
+    return replace(setting, lessons=replace(setting.lessons, correction=correction)).with_recipe(setting.recipe)

@@ -23,8 +23,8 @@ from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.terms import OUTSIDE_TORCH
-from llmlaunch.planner.limit import RULE
 from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.setting import FUJII_SHARE
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, RehearsedRank
 from llmlaunch.units import GIB
@@ -136,7 +136,7 @@ def _judged_rank(
 def _measured_limit(plan: Plan, policy: MemoryPolicy, parts: Mapping[str, int]) -> tuple[int, str]:
     """Of a rank that a GPU measured: all but the floor and what remains unknown; never less than the rule allows."""
     limit = plan.limit
-    if policy.limit != RULE or limit.risk is not None:
+    if policy.limit != FUJII_SHARE or limit.risk is not None:
         return limit.limit_bytes, limit.reason
     unknown = round(COMMUNICATORS_MAY_EXCEED * parts[COMMUNICATORS] + RUNS_DIFFER * parts["process"])
     measured = limit.memory_bytes - policy.floor_bytes - unknown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmlaunch.planner.neighbour import Neighbour
+from llmlaunch.planner.neighbours import Neighbour
 from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.report.text import table
 from llmlaunch.units import GIB, gib

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.layout import RECOMPUTE_NAMES
-from llmlaunch.planner.grid import Cell, Grid, Row, grid_of
 from llmlaunch.planner.plan import Candidate, Limit, Plan
-from llmlaunch.planner.search import Found
+from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.report.layout_grid import Cell, Grid, Row, grid_of
 from llmlaunch.report.svg import svg, write_svg
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.messages import counted
@@ -31,7 +31,7 @@ OVER: tuple[Colour, Colour] = ((249, 209, 200), (232, 137, 121))
 REFUSED: Colour = (236, 236, 239)
 
 
-def write_grid_plot(setting: Setting, found: Found, plan: Plan, path: Path) -> None:
+def write_grid_plot(setting: Setting, found: SearchResult, plan: Plan, path: Path) -> None:
     """Write the heat map to `path`, whose name ends in .svg. Raises UserError where it cannot be written."""
     write_svg(path, lambda: grid_svg(setting.recipe, plan, grid_of(setting, found)))
 

@@ -15,7 +15,7 @@ from llmlaunch.rundir.messages import counted
 from llmlaunch.units import duration, gib
 
 if TYPE_CHECKING:
-    from llmlaunch.planner.neighbour import Neighbour
+    from llmlaunch.planner.neighbours import Neighbour
 
 __all__ = ["check_text", "plan_text"]
 

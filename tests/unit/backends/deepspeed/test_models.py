@@ -13,6 +13,7 @@ from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
@@ -77,7 +78,7 @@ def test_a_sequence_longer_than_the_model_was_built_for_makes_room() -> None:
 def test_models_the_script_cannot_build_are_refused_before_anything_is_searched(model: str, message: str) -> None:
     recipe = recipe_of(model)
     with pytest.raises(UserError, match=message):
-        make_plan(recipe, DeepSpeed())
+        make_plan(setting_of(recipe, DeepSpeed()))
 
 
 def test_deepseek_from_weights_is_taken(tmp_path: Path) -> None:

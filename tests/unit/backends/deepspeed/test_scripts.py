@@ -17,6 +17,7 @@ from llmlaunch.backends.deepspeed.megatron_deepspeed import TAKEN
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns, Situation
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
@@ -100,7 +101,7 @@ def test_each_rule_of_pipelines_refuses_what_it_is_there_for(key: str, layout: L
 def test_pipelines_are_searched_with_zero_0_and_1() -> None:
     recipe = recipe_of("pipeline")
     assert {held.zero_stage for held in DeepSpeed().space(recipe).state_techniques} == {0, 1}
-    plan = make_plan(recipe, DeepSpeed())
+    plan = make_plan(setting_of(recipe, DeepSpeed()))
     assert plan.chosen is not None
     assert plan.chosen.layout.zero_stage == 1
     assert plan.chosen.layout.tensor == plan.chosen.layout.context == 1

@@ -13,7 +13,7 @@ from llmlaunch.backends.megatron.overlap import OVERLAP_RULES
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns, Situation
-from llmlaunch.planner.judge import judged
+from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of
@@ -35,7 +35,7 @@ def broken(layout: Layout, recipe: Recipe) -> set[str]:
 
 
 def priced(layout: Layout, recipe: Recipe) -> tuple[float, int]:
-    one = judged(setting_of(recipe, MegatronLM()), [layout])[0]
+    one = judge_layouts(setting_of(recipe, MegatronLM()), [layout])[0]
     assert one.step_seconds is not None
     assert one.device_bytes is not None
     return one.step_seconds, one.device_bytes

@@ -18,7 +18,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, LayoutColumns, Situation
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.models.parameters import count_parameters
-from llmlaunch.planner.neighbour_words import of_words
+from llmlaunch.planner.neighbours import technique_neighbours
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
@@ -127,11 +127,11 @@ def test_what_it_cannot_do_is_refused(key: str, layout: Layout, overrides: tuple
 
 
 def test_only_a_recipe_that_pins_it_gets_it() -> None:
-    free = make_plan(recipe_of(), MegatronLM())
+    free = make_plan(setting_of(recipe_of(), MegatronLM()))
     assert free.layout.zero_stage <= 1
     assert recorded_name(recipe_of()) == "megatron-lm"
     pinned = recipe_of("layout.zero_stage=[2, 3]")
-    plan = make_plan(pinned, MegatronLM())
+    plan = make_plan(setting_of(pinned, MegatronLM()))
     assert plan.layout.zero_stage >= 2
     assert plan.layout.pipeline == 1
     record = measurement_template(pinned, plan, MegatronLM().render(pinned, plan.layout))
@@ -142,7 +142,7 @@ def test_only_a_recipe_that_pins_it_gets_it() -> None:
 def test_its_neighbours_are_of_the_same_implementation() -> None:
     recipe = recipe_of("layout.zero_stage=3")
     setting = setting_of(recipe, MegatronLM())
-    found = list(of_words(setting, make_plan(recipe, MegatronLM()).layout))
+    found = list(technique_neighbours(setting, make_plan(setting_of(recipe, MegatronLM())).layout))
     stages = {one.judged.layout.zero_stage for one in found}
     assert stages == {2, 3}
     assert [one.judged.layout.zero_stage for one in found if one.name == "zero_stage"] == [2]

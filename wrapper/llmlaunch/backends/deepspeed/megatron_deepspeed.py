@@ -198,7 +198,7 @@ MEGATRON_DEEPSPEED_RULES: tuple[Rule, ...] = (
         "a pipeline runs with ZeRO 0 or 1",
         "deepspeed/runtime/pipe/engine.py PipelineEngine.__init__, 0.19.8",
         lambda s: np.equal(s.layouts.pipeline, 1) | np.less(s.layouts.zero_stage, 2),
-        of_words=True,
+        of_techniques=True,
     ),
     Rule(
         "megatron-heads",

@@ -91,7 +91,7 @@ ANY_RULES: tuple[Rule, ...] = (
         "gradient checkpointing recomputes whole layers: recompute must be none or full",
         "transformers/modeling_utils.py gradient_checkpointing_enable, 5.23",
         no_selective,
-        of_words=True,
+        of_techniques=True,
     ),
 )
 SHARDS = "deepspeed/module_inject/tp_shard.py get_shard_size, 0.19.8"
@@ -222,7 +222,7 @@ SPLIT_RULES: tuple[Rule, ...] = (
         "AutoTP does not know the layers adapters stand beside and would leave them whole: tensor must be 1",
         ADAPTED,
         tensor_whole_layers,
-        of_words=True,
+        of_techniques=True,
     ),
     Rule(
         "tensor-tiles",
@@ -230,7 +230,7 @@ SPLIT_RULES: tuple[Rule, ...] = (
         "tried with tensor above 1",
         TILED,
         tensor_whole_sequences,
-        of_words=True,
+        of_techniques=True,
     ),
     Rule("context-heads", "attention heads must be divisible by context", ULYSSES, context_heads),
     Rule(

@@ -185,21 +185,21 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "offload_optimizer needs zero_stage 1, 2 or 3",
         OFFLOAD,
         optimizer_needs_zero,
-        of_words=True,
+        of_techniques=True,
     ),
     Rule(
         "offload-part-zero-3",
         "offload_optimizer below 1 needs zero_stage 3",
         f"{ZERO} offload_ratio_check",
         partly_needs_stage_3,
-        of_words=True,
+        of_techniques=True,
     ),
     Rule(
         "offload-parameters-zero-3",
         "offload_parameters needs zero_stage 3 (DeepSpeed would silently ignore it below)",
         OFFLOAD,
         parameters_need_stage_3,
-        of_words=True,
+        of_techniques=True,
     ),
 )
 
@@ -216,14 +216,14 @@ WIDE_GRADIENT_RULES: tuple[Rule, ...] = (
         "gradient_dtype: fp32 needs zero_stage 1, 2 or 3",
         "deepspeed/runtime/engine.py _do_optimizer_sanity_check, 0.19.8",
         lambda s: np.greater(s.layouts.zero_stage, 0),
-        of_words=True,
+        of_techniques=True,
     ),
     Rule(
         "gradients-fp32-here",
         "gradient_dtype: fp32 is not counted for optimizer states on the host: leave one of the two out",
         "llmlaunch/backends/deepspeed/facts.py ENGINES",
         lambda s: implies(s.techniques.offload_optimizer > 0, np.zeros(len(s.layouts), dtype=np.bool_)),
-        of_words=True,
+        of_techniques=True,
     ),
 )
 

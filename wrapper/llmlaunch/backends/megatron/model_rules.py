@@ -267,13 +267,13 @@ MODEL_RULES: tuple[Rule, ...] = (
         "overlap_shared_expert cannot recompute shared_experts",
         CONFIG,
         overlapped_expert_is_kept,
-        of_words=True,
+        of_techniques=True,
     ),
     Rule(
         "delayed-gradients-prediction",
         "delay_weight_gradients takes one module of multi-token prediction at most",
         CONFIG,
         delayed_prediction,
-        of_words=True,
+        of_techniques=True,
     ),
 )

@@ -107,7 +107,7 @@ OVERLAP_RULES: tuple[Rule, ...] = (
         "overlap_expert_communication needs recompute none or selective",
         CONFIG,
         hidden_exchange_no_full,
-        of_words=True,
+        of_techniques=True,
     ),
     Rule(
         "hidden-exchange-interleaved",

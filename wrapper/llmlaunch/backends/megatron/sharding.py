@@ -145,13 +145,13 @@ SHARDING_RULES: tuple[Rule, ...] = (
         "on, so those of one stage would stand for all",
         f"{CHECKPOINTS} generate_state_dict, preprocess_fsdp_dtensor_state_dict, core 0.19",
         sharded_one_stage,
-        of_words=True,
+        of_techniques=True,
     ),
     Rule(
         "sharded-optimizer-stays",
         "zero_stage 2 and 3 keep the optimizer on the device: the one that is offloaded knows no sharded tensors",
         "megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, core 0.19",
         sharded_optimizer_stays,
-        of_words=True,
+        of_techniques=True,
     ),
 )

@@ -159,7 +159,7 @@ VERSION_RULES: dict[str, tuple[Rule, ...]] = {
             "--pipeline-model-parallel-size above 1",
             "megatron/core/transformer/transformer_config.py, core 0.16",
             _heads_overlap_between_stages,
-            of_words=True,
+            of_techniques=True,
         ),
     ),
 }

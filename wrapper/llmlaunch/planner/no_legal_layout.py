@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Rule
-from llmlaunch.planner.change import unfixed
-from llmlaunch.planner.enumerate import enumerate_splits
 from llmlaunch.planner.judge import rules_failed
 from llmlaunch.planner.pins import Widened, as_pin, freed, widened
+from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import advice, smallest_change
-from llmlaunch.planner.variants import every_way, words_of
+from llmlaunch.planner.smallest_change import advice, smallest_change, unfixed
 from llmlaunch.recipe.places import place_of, written_pin
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.messages import counted
@@ -41,7 +39,7 @@ def no_layout(setting: Setting) -> UserError:
     pins = wide.conflict()
     if not pins:
         return UserError(_nothing_legal(setting))
-    why = tightest(setting.of(freed(setting, pins)))
+    why = tightest(setting.with_recipe(freed(setting, pins)))
     clash = _contradiction(setting.recipe, pins, _words_that_clash(setting, pins))
     return UserError(f"{clash}: {_because(setting, why)}. {_ways_out(wide, pins)}")
 
@@ -55,7 +53,7 @@ def tightest(setting: Setting) -> Tightest:
 def tightest_for_splits(setting: Setting) -> Tightest:
     """The same of the rules that look at sizes alone; no rule where they let some split pass, whatever the words."""
     recipe = setting.recipe
-    rules = [rule for rule in setting.backend.rules(recipe) if not rule.of_words]
+    rules = [rule for rule in setting.backend.rules(recipe) if not rule.of_techniques]
     failed = rules_failed(recipe, enumerate_splits(recipe, setting.backend.space(recipe)), rules)
     return _tightest(rules, [failed]) if failed.any(axis=0).all() else Tightest(None, 0, failed.shape[1])
 
@@ -74,11 +72,11 @@ def _tightest(rules: Sequence[Rule], failures: Iterable[NDArray[np.bool_]]) -> T
 
 def _failed(setting: Setting, rules: Sequence[Rule]) -> Iterator[NDArray[np.bool_]]:
     """Which rule (row) refuses which split (column), for every set of words tried with the splits."""
-    recipe, words = setting.recipe, np.array([rule.of_words for rule in rules])
+    recipe, words = setting.recipe, np.array([rule.of_techniques for rule in rules])
     splits = enumerate_splits(recipe, setting.backend.space(recipe))
     failed = rules_failed(recipe, splits, rules)
-    for said, layouts in every_way(recipe, words_of(recipe, setting.backend), splits):
-        failed[words] = rules_failed(said, layouts, [rule for rule in rules if rule.of_words])
+    for said, layouts in technique_layouts(recipe, technique_space(recipe, setting.backend), splits):
+        failed[words] = rules_failed(said, layouts, [rule for rule in rules if rule.of_techniques])
         yield failed
 
 
@@ -126,7 +124,7 @@ def _ways_out(wide: Widened, names: Sequence[str]) -> str:
 def _nothing_legal(setting: Setting) -> str:
     """Nobody's pins are to blame: what of batch, nodes and sequence would do."""
     recipe = setting.recipe
-    why = tightest(setting.of(freed(setting)))
+    why = tightest(setting.with_recipe(freed(setting)))
     does = [f"{key}: {value} (from {before})" for key, value, before in _legal_sizes(setting)]
     way = f"Legal would be {', or '.join(does)}" if does else "Change the model, the batch or the nodes accordingly"
     place = place_of(recipe, ("layout",))
@@ -169,7 +167,7 @@ def _resized(recipe: Recipe, key: str, value: int) -> Recipe:
 
 
 def _any_legal(setting: Setting, recipe: Recipe) -> bool:
-    changed = setting.of(recipe)
+    changed = setting.with_recipe(recipe)
     rules = setting.backend.rules(recipe)
     return any(not failed.any(axis=0).all() for failed in _failed(changed, rules))
 

@@ -17,13 +17,13 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 
-__all__ = ["balance", "uneven"]
+__all__ = ["balance_alike", "balance_kinds"]
 
 
 SAME = 1e-9  # seconds that differ by less are equal: sums of floats do not come out the same in every order
 
 
-def uneven(
+def balance_alike(
     layer_seconds: FloatColumn,
     first_seconds: FloatColumn,
     last_seconds: FloatColumn,
@@ -101,7 +101,7 @@ def _taken(open_ends: IntColumn, early: FloatColumn, missing: IntColumn, pipelin
     return taken
 
 
-def balance(
+def balance_kinds(
     layer_seconds: Sequence[float],
     first_seconds: float,
     last_seconds: float,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +19,20 @@ from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.floor import least_bytes
 from llmlaunch.memory.halves import distinct_held
 from llmlaunch.planner.points import Rows
-from llmlaunch.planner.pricing import Way, alike, first_failed, held_at, held_job, is_safe, situation, update_at
+from llmlaunch.planner.pricing import (
+    TechniqueBatch,
+    first_failed,
+    group_equal,
+    is_safe,
+    situation,
+    state_batch,
+    state_job,
+    state_update,
+)
+from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, recipe_with_techniques
+from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
-from llmlaunch.planner.variants import Words, recipe_with, spoken
 from llmlaunch.timing.running import running
-
-if TYPE_CHECKING:
-    from llmlaunch.planner.setting import Setting
 
 __all__ = ["Opened", "open_uneven"]
 
@@ -58,7 +64,7 @@ class Opened:
 
 
 def open_uneven(
-    setting: Setting, splits: LayoutColumns, words: Words, rules: Sequence[Rule], fast: FloatColumn
+    setting: Setting, splits: LayoutColumns, words: TechniqueSpace, rules: Sequence[Rule], fast: FloatColumn
 ) -> Opened:
     """Of the legal uneven `splits`, each with all words that have no amount to solve. `fast`: see `Opened`, infinite
     where there are fewer. Where the best balance is not safe, the best that memory allows takes its place."""
@@ -68,7 +74,7 @@ def open_uneven(
     opened.outpaced += ways * int(np.count_nonzero(~worth))
     splits = splits.take(np.flatnonzero(worth))
     room = _with_room(setting, words, splits)
-    for places in alike(setting, words):
+    for places in group_equal(setting, words):
         for i in words.without_amounts:
             passed = np.array([_allowed(setting, words, (i, j), splits, rules, opened) for j in places])
             allowed = passed & room[places]
@@ -82,11 +88,11 @@ def open_uneven(
     return opened
 
 
-def _with_room(setting: Setting, words: Words, splits: LayoutColumns) -> NDArray[np.bool_]:
+def _with_room(setting: Setting, words: TechniqueSpace, splits: LayoutColumns) -> NDArray[np.bool_]:
     """Which splits (column) could fit with which held words (row), before their layers are cut."""
     few, held_of = distinct_held(setting.job, splits)
     least = [
-        least_bytes(held_job(setting, words, place), few.with_words(held.zero_stage, 0, 0, 0))[held_of]
+        least_bytes(state_job(setting, words, place), few.with_techniques(held.zero_stage, 0, 0, 0))[held_of]
         for place, held in enumerate(words.held)
     ]
     room: NDArray[np.bool_] = np.array(least) <= setting.limit.limit_bytes
@@ -95,33 +101,33 @@ def _with_room(setting: Setting, words: Words, splits: LayoutColumns) -> NDArray
 
 def _allowed(
     setting: Setting,
-    words: Words,
+    words: TechniqueSpace,
     places: tuple[int, int],
     splits: LayoutColumns,
     rules: Sequence[Rule],
     opened: Opened,
 ) -> NDArray[np.bool_]:
     """What the rules that look at words let pass; the others are counted."""
-    failed = first_failed(rules, situation(*spoken(setting.recipe, words, places, splits)))
+    failed = first_failed(rules, situation(*apply_techniques(setting.recipe, words, places, splits)))
     opened.refused.update(refusal_counts(rules, failed))
     passed: NDArray[np.bool_] = failed < 0
     return passed
 
 
-def _least(setting: Setting, way: StepTechniques, words: Words, splits: LayoutColumns) -> FloatColumn:
+def _least(setting: Setting, way: StepTechniques, words: TechniqueSpace, splits: LayoutColumns) -> FloatColumn:
     """Seconds no stages go below."""
     recipe = setting.recipe
-    layouts = splits.with_words(0, way.recompute, way.recompute_layers, way.offload_layers)
-    job = setting.job_of(recipe_with(recipe, way, words.held[0]))
+    layouts = splits.with_techniques(0, way.recompute, way.recompute_layers, way.offload_layers)
+    job = setting.job_of(recipe_with_techniques(recipe, way, words.held[0]))
     return running(job, setting.cluster, layouts, in_balance=True).total
 
 
 def _batches(
-    setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, opened: Opened
+    setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns, opened: Opened
 ) -> Iterator[tuple[LayoutColumns, IntColumn]]:
     """The splits that are not outpaced, those with the shortest steps first, as the best balance cuts their layers, and
     which of the splits they are."""
-    said, layouts = spoken(setting.recipe, words, places, splits)
+    said, layouts = apply_techniques(setting.recipe, words, places, splits)
     job = setting.job_of(said)
     cluster = setting.cluster
     costs, least = costs_of(job, cluster, layouts), _least(setting, words.running[places[0]], words, splits)
@@ -135,7 +141,7 @@ def _batches(
 
 def _open(
     setting: Setting,
-    words: Words,
+    words: TechniqueSpace,
     places: tuple[int, Sequence[int]],
     splits: LayoutColumns,
     allowed: NDArray[np.bool_],
@@ -149,17 +155,17 @@ def _open(
     way, few = _way(setting, words, (i, held_places[0]), splits)
     priced = 0
     for place, mine in zip(held_places, allowed, strict=True):
-        seconds = way.seconds_with(update_at(setting, words, place, few))
+        seconds = way.seconds_with(state_update(setting, words, place, few))
         near = np.flatnonzero(mine & (seconds < opened.to_beat))
         priced += len(near)
         if len(near):
-            rows = way.take(near).priced_at(held_at(setting, words, place, few), seconds[near])
+            rows = way.take(near).priced_at(state_batch(setting, words, place, few), seconds[near])
             _add(setting, words, (i, place), splits.take(near), rows, opened)
     return priced
 
 
 def _add(
-    setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, rows: Rows, opened: Opened
+    setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns, rows: Rows, opened: Opened
 ) -> None:
     """The rows, in the place of those that are not safe the best that memory allows."""
     safe = is_safe(setting, rows.device_bytes, rows.host_bytes)
@@ -170,22 +176,26 @@ def _add(
     opened.add(splits.take(kept), replace(rows.take(kept), split=np.arange(np.count_nonzero(kept))), safe[kept])
 
 
-def _fit(setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns, opened: Opened) -> IntColumn:
+def _fit(
+    setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns, opened: Opened
+) -> IntColumn:
     """Adds the best that memory allows of `splits`; which of them have such stages."""
-    said, layouts = spoken(setting.recipe, words, places, splits)
+    said, layouts = apply_techniques(setting.recipe, words, places, splits)
     job = setting.job_of(said)
     costs = costs_of(job, setting.cluster, layouts)
     fitting, cut = balanced_within(job, layouts, costs, setting.limit.limit_bytes)
     if len(fitting):
         way, few = _way(setting, words, places, cut)
-        rows = way.priced_with(held_at(setting, words, places[1], few))
+        rows = way.priced_with(state_batch(setting, words, places[1], few))
         opened.add(cut, rows, is_safe(setting, rows.device_bytes, rows.host_bytes))
     return fitting
 
 
-def _way(setting: Setting, words: Words, places: tuple[int, int], splits: LayoutColumns) -> tuple[Way, LayoutColumns]:
+def _way(
+    setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns
+) -> tuple[TechniqueBatch, LayoutColumns]:
     """The splits with the words at `places`, and the few that differ in what is held."""
-    said, layouts = spoken(setting.recipe, words, places, splits)
+    said, layouts = apply_techniques(setting.recipe, words, places, splits)
     job = setting.job_of(said)
     few, held_of = distinct_held(job, layouts)
-    return Way(setting, job, places[0], np.arange(len(layouts)), layouts, held_of), few
+    return TechniqueBatch(setting, job, places[0], np.arange(len(layouts)), layouts, held_of), few

@@ -9,10 +9,10 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.planner.empty import tightest, tightest_for_splits
+from llmlaunch.planner.no_legal_layout import tightest, tightest_for_splits
 from llmlaunch.planner.pins import as_pin
 from llmlaunch.planner.plan import Candidate
-from llmlaunch.planner.search import Found
+from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting
 
 __all__ = ["Cell", "Grid", "Row", "grid_of"]
@@ -53,7 +53,7 @@ def _group(fields: tuple[str, ...], row: Row) -> int:
     return prod(row) if fields == SPLIT else row[0]
 
 
-def grid_of(setting: Setting, found: Found) -> Grid:
+def grid_of(setting: Setting, found: SearchResult) -> Grid:
     """The rows with the fastest safe layouts and those closest to fitting, every micro-batch size up to twice the
     largest that is safe in one of them."""
     split = any(np.any(getattr(found.points.splits, name) > 1) for name in SPLIT)
@@ -69,7 +69,7 @@ def grid_of(setting: Setting, found: Found) -> Grid:
     return Grid(fields, rows, columns, cells, len(by_row))
 
 
-def _best(setting: Setting, found: Found, fields: tuple[str, ...]) -> dict[tuple[Row, int], Cell]:
+def _best(setting: Setting, found: SearchResult, fields: tuple[str, ...]) -> dict[tuple[Row, int], Cell]:
     places = np.stack([found.points.column(name) for name in (*fields, "micro_batch_size")], axis=1)
     cell = np.ravel_multi_index(tuple(places.T), tuple((places.max(axis=0, initial=0) + 1).tolist()))
     worth: NDArray[np.float64] = np.where(found.safe, found.step_seconds, found.device_bytes)
@@ -93,7 +93,7 @@ def _refused(setting: Setting, fields: tuple[str, ...], row: Row, micro_batch_si
     """The rule that stands in the way of this cell."""
     values = dict(zip((*fields, "micro_batch_size"), (*row, micro_batch_size), strict=True))
     pins = {name: pin for name, value in values.items() if (pin := as_pin(name, value)) is not None}
-    narrowed = setting.of(replace(setting.recipe, pins={**setting.recipe.pins, **pins}))
+    narrowed = setting.with_recipe(replace(setting.recipe, pins={**setting.recipe.pins, **pins}))
     rule = tightest_for_splits(narrowed).rule or tightest(narrowed).rule
     if rule is None:
         return Cell(refused=("devices", "the pins leave no split of the devices"))
