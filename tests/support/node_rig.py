@@ -162,6 +162,13 @@ class NodeRig:
         quick = ("--interval", "0.02", "--list-interval", "0.1", "--beat-interval", "0.05", "--stall-after", "600")
         return self.start("monitor", *place, *quick, *options, **more)
 
+    def monitored(self, scenario: str, gibibytes: float, *options: str) -> Line:
+        """The last line of a monitor that is stopped once it has written this much memory in use."""
+        self.scenario(scenario)
+        monitor = self.monitor(*options)
+        self.until_used(gibibytes)
+        return self.stop(monitor)
+
     def rank(self, *program: str, rank: int = 0, node: str = NODE, **more: Any) -> Any:
         """Start `program` under the rank wrapper."""
         place = ("--run-dir", str(self.run_directory), "--attempt", ATTEMPT, "--node", node)

@@ -38,31 +38,42 @@ def test_the_launchers_code_is_the_jobs_and_the_ranks_own_is_kept(cpu_node: Node
     run(cpu_node, "exit 0", rank=0)
     run(cpu_node, "kill -9 $$", rank=1, node="node2")
     code, status, said = cpu_node.finish(nodes=2, code=1)
-    assert (code, status["state"], status["exit_code"]) == (1, "failed", 1)
-    assert status["ranks"][1]["signal"] == "SIGKILL"
-    assert status["why"] == "rank 1 on node node2 was ended by SIGKILL"
+    assert [rank.rank for rank in summary(cpu_node).ranks] == [0, 1]
+    assert (code, status["state"], status["exit_code"], status["ranks"][1]["signal"]) == (1, "failed", 1, "SIGKILL")
     assert said == f"llmlaunch: attempt {ATTEMPT} failed: rank 1 on node node2 was ended by SIGKILL\n"
 
 
-def test_a_failed_rank_is_not_hidden_by_a_launcher_that_returned_0(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 7", rank=0)
-    cpu_node.done(NODE)
-    code, status, _ = cpu_node.finish(nodes=1, code=0)
-    assert (code, status["why"]) == (7, f"rank 0 on node {NODE} exited with 7")
-
-
-def test_a_signal_counts_as_the_shell_counts_it(cpu_node: NodeRig) -> None:
-    run(cpu_node, "kill -SEGV $$", rank=0)
-    cpu_node.done(NODE)
-    assert cpu_node.finish(nodes=1, code=0)[0] == 128 + signal.SIGSEGV
-
-
-def test_the_first_to_fail_is_named_not_those_it_took_with_it(cpu_node: NodeRig) -> None:
-    run(cpu_node, "kill -TERM $$", rank=0)
-    run(cpu_node, "exit 3", rank=1)
-    run(cpu_node, "exit 4", rank=2)
-    _, status, _ = cpu_node.finish(nodes=1, code=1)
-    assert status["why"] == f"rank 1 on node {NODE} exited with 3 (first of 3 failed ranks)"
+@pytest.mark.parametrize(
+    ("ends", "done", "nodes", "launcher", "code", "why"),
+    [
+        pytest.param(["exit 7"], [NODE], 1, 0, 7, f"rank 0 on node {NODE} exited with 7", id="content launcher"),
+        pytest.param(["kill -SEGV $$"], [NODE], 1, 0, 139, "ended by SIGSEGV", id="a signal as a shell counts it"),
+        pytest.param(
+            ["kill -TERM $$", "exit 3", "exit 4"],
+            [],
+            1,
+            1,
+            1,
+            "exited with 3 (first of 3 failed ranks)",
+            id="who began",
+        ),
+        pytest.param([], [NODE], 2, 0, 1, "1 node left no trace", id="a node that left nothing"),
+        pytest.param([], [], 1, 127, 127, "the launcher returned 127; 1 node left no trace", id="no rank started"),
+        pytest.param(["exit 0"], [NODE], 1, 5, 5, "returned 5, though every trainer ended with 0", id="launcher alone"),
+        # a disk too full for rank records does not fail a job that trained to its end
+        pytest.param([], [NODE], 1, 0, 0, "1 node, 0 ranks", id="done markers are enough"),
+    ],
+)
+def test_code_and_reason(
+    cpu_node: NodeRig, ends: list[str], done: list[str], nodes: int, launcher: int, code: int, why: str
+) -> None:
+    cpu_node.attempt_directory.mkdir(parents=True)
+    for rank, end in enumerate(ends):
+        run(cpu_node, end, rank=rank)
+    cpu_node.done(*done)
+    returned, status, _ = cpu_node.finish(nodes, launcher)
+    assert returned == status["exit_code"] == code
+    assert status["why"].endswith(why)
 
 
 def test_a_node_without_its_marker_fails_the_job(cpu_node: NodeRig) -> None:
@@ -74,26 +85,6 @@ def test_a_node_without_its_marker_fails_the_job(cpu_node: NodeRig) -> None:
     assert status["nodes"][1] == {"node": "node2", "done": False}
 
 
-def test_a_node_that_left_nothing_fails_the_job(cpu_node: NodeRig) -> None:
-    cpu_node.done(NODE)
-    code, status, _ = cpu_node.finish(nodes=2, code=0)
-    assert (code, status["why"]) == (1, "1 node left no trace")
-    assert status["nodes"] == [{"node": NODE, "done": True}, {"node": None, "done": False}]
-
-
-def test_a_job_that_never_started_a_rank(cpu_node: NodeRig) -> None:
-    cpu_node.run_directory.mkdir()
-    code, status, _ = cpu_node.finish(nodes=1, code=127)
-    assert (code, status["ranks"]) == (127, [])
-    assert status["why"] == "the launcher returned 127; 1 node left no trace"
-
-
-def test_done_markers_alone_are_enough(cpu_node: NodeRig) -> None:
-    """A disk too full for rank records does not fail a job that trained to its end."""
-    cpu_node.done(NODE)
-    assert cpu_node.finish(nodes=1, code=0)[0] == 0
-
-
 def test_a_rank_without_an_end_did_not_fail_by_that(cpu_node: NodeRig) -> None:
     wrapper = cpu_node.rank("sleep", "600")
     cpu_node.until_record()
@@ -101,14 +92,6 @@ def test_a_rank_without_an_end_did_not_fail_by_that(cpu_node: NodeRig) -> None:
     cpu_node.done(NODE)
     code, status, _ = cpu_node.finish(nodes=1, code=0)
     assert (code, status["ranks"][0]["ended_at"]) == (0, None)
-
-
-def test_a_launcher_that_failed_though_all_trainers_were_content(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 0", rank=0)
-    cpu_node.done(NODE)
-    code, status, _ = cpu_node.finish(nodes=1, code=5)
-    assert (code, status["state"]) == (5, "failed")
-    assert status["why"] == "the launcher returned 5, though every trainer ended with 0"
 
 
 def test_other_attempts_do_not_count(cpu_node: NodeRig) -> None:
@@ -168,7 +151,7 @@ def test_a_crash_before_the_first_step_ends_only_what_never_trained(cpu_node: No
     assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "requeue"
 
 
-def told(rig: NodeRig, code: int, order: str = "TERM") -> dict[str, Any]:
+def finish_stopped(rig: NodeRig, code: int, order: str = "TERM") -> dict[str, Any]:
     """The verdict of a job that was told to stop, and whose launcher returned `code`."""
     place = ("--run-dir", str(rig.run_directory), "--attempt", ATTEMPT, "--nodes", "1", "--wait", "0")
     rig.start("finish", *place, "--code", str(code), "--told", order).communicate(timeout=120)
@@ -180,25 +163,25 @@ def told(rig: NodeRig, code: int, order: str = "TERM") -> dict[str, Any]:
 @pytest.mark.parametrize("order", ["TERM", "USR1"])
 def test_a_start_that_is_cancelled_is_no_crash(cpu_node: NodeRig, end: str, order: str) -> None:
     run(cpu_node, end, rank=0)
-    status = told(cpu_node, 143, order)
+    status = finish_stopped(cpu_node, 143, order)
     assert (status["state"], status["cause"], status["exit_code"]) == ("stopped", None, 75)
     assert status["why"] == f"told to stop (SIG{order}) before any step was logged"
 
 
 def test_a_start_that_is_cancelled_before_any_rank_is_no_crash(cpu_node: NodeRig) -> None:
     cpu_node.attempt_directory.mkdir(parents=True)
-    assert told(cpu_node, 1)["state"] == "stopped"
+    assert finish_stopped(cpu_node, 1)["state"] == "stopped"
 
 
 def test_a_crash_of_its_own_stays_one_though_it_was_told_to_stop(cpu_node: NodeRig) -> None:
     run(cpu_node, "exit 3", rank=0)
-    assert told(cpu_node, 3)["state"] == "failed"
+    assert finish_stopped(cpu_node, 3)["state"] == "failed"
 
 
 def test_who_is_cancelled_after_a_step_and_does_not_save_was_cancelled(cpu_node: NodeRig) -> None:
     run(cpu_node, "kill -TERM $$", rank=0)
     (cpu_node.attempt_directory / "progress.json").write_text(json.dumps({"step": 4}))
-    status = told(cpu_node, 143)
+    status = finish_stopped(cpu_node, 143)
     assert (status["state"], status["cause"]["kind"]) == ("failed", "cancelled")
 
 
@@ -228,18 +211,12 @@ def test_the_last_act_is_a_whole_summary(cpu_node: NodeRig) -> None:
     cpu_node.done(NODE, "node2")
     assert cpu_node.finish(nodes=2, code=0)[0] == 0
     found = summary(cpu_node)
-    assert [(one.rank, one.node, one.peak_source) for one in found.ranks] == [
+    assert [(rank.rank, rank.node, rank.peak_source) for rank in found.ranks] == [
         (0, NODE, "ru_maxrss"),
         (1, "node2", "ru_maxrss"),
     ]
     assert found.ranks[1].peak_bytes == cpu_node.record(1)["resident_peak_bytes"]
     assert still_whole(found, cpu_node.run_directory)
-
-
-def test_a_failed_attempt_has_one_too(cpu_node: NodeRig) -> None:
-    run(cpu_node, "kill -9 $$", rank=0)
-    assert cpu_node.finish(nodes=1, code=1)[0] == 1
-    assert [one.rank for one in summary(cpu_node).ranks] == [0]
 
 
 def test_what_this_node_kept_for_itself_is_in_it(
@@ -297,4 +274,4 @@ def test_who_ends_the_job_during_its_last_act_changes_nothing(cpu_node: NodeRig)
     assert finish.stdout.readline() == "next end\n"  # said before
     finish.send_signal(signal.SIGTERM)
     assert finish.wait() == 0
-    assert [one.rank for one in summary(cpu_node).ranks] == [0]
+    assert [rank.rank for rank in summary(cpu_node).ranks] == [0]

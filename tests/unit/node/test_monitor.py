@@ -1,14 +1,17 @@
-"""Resident memory of the ranks: on any node, and all there is on one without GPUs."""
+"""The monitor's life beside its ranks, and what it reads of them, of the node and of its log."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 
 from support.node_rig import ATTEMPT, NODE, NodeRig, until
 
 MIB = 2**20
+
+
 # Holds 96 MiB for a moment, then waits on its standard input.
 SPIKE = "import sys; block = b'x' * (96 << 20); del block; print('ready', flush=True); sys.stdin.read()"
 
@@ -88,7 +91,7 @@ def test_it_ends_with_its_parent(cpu_node: NodeRig) -> None:
 
 
 def test_a_checkpoint_signal_does_not_end_it(cpu_node: NodeRig) -> None:
-    monitor = cpu_node.monitor()
+    monitor = cpu_node.monitor("--beat-interval", "0.01")
     cpu_node.until_event("start")
     before = len(cpu_node.lines())
     monitor.send_signal(signal.SIGUSR1)
@@ -101,6 +104,41 @@ def test_a_wrong_argument_does_not_fail_the_job(cpu_node: NodeRig) -> None:
     _, said = monitor.communicate()
     assert monitor.returncode == 0
     assert "--run-dir" in said
+
+
+def test_the_nodes_main_memory_is_sampled(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_event("start")
+    host = gpu_node.stop(monitor)["host"]
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert host["total_bytes"] == total
+    assert 0 < host["used_peak_bytes"] < total
+    assert set(host) == {"used_peak_bytes", "total_bytes", "cgroup_peak_bytes", "cgroup_limit_bytes"}
+
+
+def test_memory_lines_of_the_nodes_own_log(cpu_node: NodeRig) -> None:
+    log = cpu_node.run_directory / "logs" / f"{ATTEMPT}.{NODE}.log"
+    log.parent.mkdir(parents=True)
+    monitor = cpu_node.monitor("--list-interval", "0.05", "--beat-interval", "0.01")
+    cpu_node.until_event("start")
+    with log.open("a") as file:
+        file.write(
+            "[Rank 3] (after 2 iterations) memory (MB) | allocated: 1.00 | max allocated: 2.00 | reserved: 3.00 "
+        )
+        file.flush()
+        before = len(cpu_node.lines())
+        until(lambda: len(cpu_node.lines()) > before + 3, "looks at half a line")
+        file.write("| max reserved: 4.00\n")
+    wanted = {
+        "rank": 3,
+        "allocated_peak_bytes": 2 * 2**20,
+        "reserved_peak_bytes": 4 * 2**20,
+        "device_bytes": None,
+        "source": "megatron log",
+    }
+    cpu_node.until_line("the line", lambda line: line.get("logged") == [wanted])
+    assert cpu_node.stop(monitor)["logged"] == [wanted]
 
 
 def _peak(line: dict[str, object]) -> int:

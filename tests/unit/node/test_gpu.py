@@ -1,4 +1,4 @@
-"""What the monitor says about GPUs, against what the scripted driver truly did."""
+"""What the monitor writes of GPUs and their slices, against what the scripted driver truly did."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import os
 import time
 from typing import Any
 
+import pytest
+
+from llmlaunch.node.gpu import Power
 from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
 TWO_GPUS = "gpu uuid=GPU-a\ngpu uuid=GPU-b\n"
+
+
+MIG = "gpu uuid=GPU-a mig=1\nslice 0 uuid=MIG-a total=10G\nslice 0 uuid=MIG-b total=20G\ngpu uuid=GPU-b\n"
 
 
 def test_peaks_over_time_are_the_true_ones(gpu_node: NodeRig) -> None:
@@ -51,10 +57,7 @@ def test_every_line_stands_alone(gpu_node: NodeRig) -> None:
 
 def test_accounting_sees_the_spike_that_no_sample_saw(gpu_node: NodeRig) -> None:
     mine = os.getpid()
-    gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={mine} mem=30G peak=70G\n")
-    monitor = gpu_node.monitor()
-    gpu_node.until_used(30.5)
-    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    (gpu,) = gpu_node.monitored(f"gpu accounting=1\nproc 0 pid={mine} mem=30G peak=70G\n", 30.5)["gpus"]
     assert gpu["process_peak_bytes"] == {str(mine): 30 * GIB}
     assert gpu["accounting_peak_bytes"] == {str(mine): 70 * GIB}
 
@@ -118,13 +121,8 @@ def test_only_processes_of_this_job_with_amounts_that_can_be(gpu_node: NodeRig) 
     """One number is of no process here, as in another pid namespace, one of another job's, here our own parent's."""
     mine, parent = os.getpid(), os.getppid()
     unknown = gpu_node.rank("sleep", "600").pid
-    gpu_node.scenario(
-        f"gpu\nproc 0 pid=4194300 mem=1G\nproc 0 pid={parent} mem=4G\n"
-        f"proc 0 pid={mine} mem=2G\nproc 0 pid={unknown} mem=na\n"
-    )
-    monitor = gpu_node.monitor()
-    gpu_node.until_used(7.5)
-    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    others = f"gpu\nproc 0 pid=4194300 mem=1G\nproc 0 pid={parent} mem=4G\n"
+    (gpu,) = gpu_node.monitored(f"{others}proc 0 pid={mine} mem=2G\nproc 0 pid={unknown} mem=na\n", 7.5)["gpus"]
     assert gpu["process_peak_bytes"] == {str(mine): 2 * GIB}
 
 
@@ -142,20 +140,14 @@ def test_a_trainer_below_a_rank_is_of_this_job(gpu_node: NodeRig) -> None:
 
 def test_a_shifted_process_list_is_not_believed(gpu_node: NodeRig) -> None:
     mine, other = os.getpid(), gpu_node.rank("sleep", "600").pid
-    gpu_node.scenario(f"gpu shifted=1\nproc 0 pid={mine} mem=2G\nproc 0 pid={other} mem=3G\n")
-    monitor = gpu_node.monitor()
-    gpu_node.until_used(5.5)
-    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    (gpu,) = gpu_node.monitored(f"gpu shifted=1\nproc 0 pid={mine} mem=2G\nproc 0 pid={other} mem=3G\n", 5.5)["gpus"]
     assert gpu["process_peak_bytes"] == {str(mine): 2 * GIB, str(other): 3 * GIB}
     assert "processes_v3" in gpu["unavailable"]
 
 
 def test_an_old_driver_answers_the_older_calls(old_gpu_node: NodeRig) -> None:
     mine = os.getpid()
-    old_gpu_node.scenario(f"gpu\nproc 0 pid={mine} mem=7G\n")
-    monitor = old_gpu_node.monitor()
-    old_gpu_node.until_used(7.5)
-    (gpu,) = old_gpu_node.stop(monitor)["gpus"]
+    (gpu,) = old_gpu_node.monitored(f"gpu\nproc 0 pid={mine} mem=7G\n", 7.5)["gpus"]
     assert gpu["device_peak_bytes"] == 7 * GIB + GIB // 2
     assert gpu["reserved_bytes"] is None
     assert gpu["process_peak_bytes"] == {str(mine): 7 * GIB}
@@ -214,23 +206,83 @@ def test_lines_are_few_while_no_peak_moves(gpu_node: NodeRig) -> None:
     assert end["gpus"][0]["device_peak_bytes"] == 5012 * 2**20
 
 
-def test_a_peak_that_leapt_is_written_at_once(gpu_node: NodeRig) -> None:
+@pytest.mark.parametrize(("beat", "later"), [("600", []), ("0.2", ["gpu used=1G\n"])], ids=["leap", "beat"])
+def test_a_peak_that_rose_is_written(gpu_node: NodeRig, beat: str, later: list[str]) -> None:
     gpu_node.scenario("gpu used=4G\n")
-    monitor = gpu_node.monitor("--beat-interval", "600")
+    monitor = gpu_node.monitor("--beat-interval", beat)
     gpu_node.until_event("start")
-    gpu_node.until_sampled("gpu used=60G\n")
-    gpu_node.until_line("the leap", lambda line: _peak_gib(line) > 60)
+    for scenario in ("gpu used=60G\n", *later):
+        gpu_node.until_sampled(scenario)
+    gpu_node.until_line("a line after the rise", lambda line: _peak_gib(line) > 60)
     monitor.kill()
 
 
-def test_a_peak_that_rose_is_written_at_the_next_beat(gpu_node: NodeRig) -> None:
-    gpu_node.scenario("gpu used=4G\n")
-    monitor = gpu_node.monitor("--beat-interval", "0.2")
-    gpu_node.until_used(4.5)
-    gpu_node.until_sampled("gpu used=60G\n")
-    gpu_node.until_sampled("gpu used=1G\n")
-    gpu_node.until_line("a line after the rise", lambda line: _peak_gib(line) > 60)
+def test_a_gpu_in_mig_mode_is_measured_by_slice(gpu_node: NodeRig) -> None:
+    mine = os.getpid()
+    gpu_node.scenario(f"{MIG}proc 100 pid={mine} mem=2G\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_used(2)
+    gpu_node.scenario(f"{MIG}proc 100 pid={mine} mem=9G\nproc 101 pid={mine} mem=1G\n")
+    gpu_node.until_used(9)
+    first, second, whole = gpu_node.stop(monitor)["gpus"]
+    assert [gpu["uuid"] for gpu in (first, second, whole)] == ["MIG-a", "MIG-b", "GPU-b"]
+    assert [gpu["mig"] for gpu in (first, second, whole)] == ["GPU-a", "GPU-a", None]
+    assert [gpu["index"] for gpu in (first, second, whole)] == [0, 0, 1]
+    assert [gpu["total_bytes"] for gpu in (first, second)] == [10 * GIB, 20 * GIB]
+    assert (first["device_peak_bytes"], first["process_peak_bytes"]) == (9 * GIB, {str(mine): 9 * GIB})
+    assert second["process_peak_bytes"] == {str(mine): GIB}
+    assert first["pci"] == second["pci"] != whole["pci"]
+    assert first["unavailable"] == {}
+    assert (first["utilization_percent"], first["power_watts"]) == (None, None)
+    calls = gpu_node.calls()
+    assert calls["nvmlDeviceGetUtilizationRates"] == calls["nvmlDeviceGetMemoryInfo_v2"] / 3
+
+
+@pytest.mark.parametrize(("refused", "code"), [("", 6), ("fail nvmlDeviceGetMigDeviceHandleByIndex code=4\n", 4)])
+def test_a_gpu_whose_slices_are_not_ours_is_skipped(gpu_node: NodeRig, refused: str, code: int) -> None:
+    gpu_node.scenario(f"gpu mig=1\n{'slice 0' if refused else ''}\ngpu uuid=GPU-b\n{refused}")
+    monitor = gpu_node.monitor()
+    start = gpu_node.until_event("start")
     gpu_node.stop(monitor)
+    skipped = gpu_node.lines()[0]
+    assert (skipped["event"], skipped["index"], skipped["code"]) == ("gpu_skipped", 0, code)
+    assert [gpu["uuid"] for gpu in start["gpus"]] == ["GPU-b"]
+
+
+def test_utilization_is_the_mean_of_the_samples(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu util=80 used=1G\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_sampled("gpu util=80 used=1G\n")
+    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    assert gpu["utilization_percent"] == 80
+    calls = gpu_node.calls()
+    assert calls["nvmlDeviceGetUtilizationRates"] == calls["nvmlDeviceGetMemoryInfo_v2"]
+
+
+def test_mean_power_is_by_the_energy_counter_and_the_peak_is_a_sample(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu power=500 drawn=300\n")
+    monitor = gpu_node.monitor()
+    line = gpu_node.until_line("a second of energy", lambda line: _power(line, "power_source") == "nvml energy counter")
+    gpu_node.stop(monitor)
+    (gpu,) = line["gpus"]
+    assert 30 < gpu["power_watts"] < 3000  # 300, but for what a busy machine puts between counter and clock
+    assert gpu["power_peak_watts"] == 500
+
+
+def test_mean_power_is_of_the_samples_where_nothing_counts_energy(gpu_node: NodeRig) -> None:
+    gpu_node.scenario("gpu power=500 drawn=none\n")
+    monitor = gpu_node.monitor()
+    gpu_node.until_event("start")
+    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    assert (gpu["power_watts"], gpu["power_source"]) == (500, "nvml power samples")
+    assert gpu["unavailable"] == {"energy": 3}
+
+
+def test_power_over_a_counter_that_began_anew() -> None:
+    power = Power()
+    for joules, at in ((1000.0, 0.0), (3000.0, 10.0), (50.0, 20.0), (2050.0, 30.0)):
+        power.add_joules(joules, at)
+    assert power.mean == 200  # 4000 joules in the 20 seconds of which both ends are known
 
 
 def _accounted(line: dict[str, Any]) -> dict[str, int]:
@@ -239,3 +291,8 @@ def _accounted(line: dict[str, Any]) -> dict[str, int]:
 
 def _peak_gib(line: dict[str, Any]) -> float:
     return float(line["gpus"][0]["device_peak_bytes"] / GIB)
+
+
+def _power(line: dict[str, object], name: str) -> object:
+    gpus = line.get("gpus")
+    return gpus[0][name] if isinstance(gpus, list) and gpus else None

@@ -1,4 +1,4 @@
-"""Memory counters of a task's cgroup, from /proc and cgroup trees as hosts and containers show them."""
+"""Main memory of the node and of the job's cgroup: files as kernels and container runtimes show them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.node.host_memory import memory_counters, memory_now_bytes
+from llmlaunch.node.host_memory import HostMemory, memory_counters, memory_now_bytes
 
 TASK = "/slurm/uid_0/job_7/step_0/task_0"
+
+
 # Lines of /proc/self/mountinfo, the first as a Debian 12 host shows it. In pyxis' containers the folder above the
 # task's, its step's, is mounted (seen with pyxis 0.24.0 and enroot 4.1.2).
 HOST_V1 = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+
+
 STEP_V1 = (
     "812 800 0:32 /slurm/uid_0/job_7/step_0 /sys/fs/cgroup/memory ro,relatime master:9 - cgroup cgroup rw,memory\n"
 )
+
+
 HOST_V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
 STEP_V2 = "812 800 0:26 /job_7/step_0 /sys/fs/cgroup ro,relatime - cgroup2 cgroup2 rw,nsdelegate\n"
 
 
@@ -122,3 +130,29 @@ def test_no_limit_is_none(tmp_path: Path) -> None:
 def test_no_cgroups_at_all(tmp_path: Path) -> None:
     assert memory_counters(tmp_path) == {"oom_kills": None, "limit_bytes": None, "peak_bytes": None}
     assert memory_now_bytes(tmp_path) is None
+
+
+def test_the_most_of_main_memory_is_kept(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    host = HostMemory(str(meminfo))
+    host.sample()
+    assert host.record()["used_peak_bytes"] is None  # no such file
+    for available in (700, 200, 900):
+        meminfo.write_text(f"MemTotal:        1000 kB\nMemFree:    5 kB\nMemAvailable:    {available} kB\n")
+        host.sample()
+    assert (host.record()["used_peak_bytes"], host.record()["total_bytes"]) == (800 * 1024, 1000 * 1024)
+
+
+def test_a_cgroup_without_a_maximum_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux before 5.19 has them; the limit may go with the job's step."""
+    counters = {"peak_bytes": None, "limit_bytes": 900}
+    now = iter([100, 700, None, 300])
+    monkeypatch.setattr("llmlaunch.node.host_memory.memory_counters", lambda: counters)
+    monkeypatch.setattr("llmlaunch.node.host_memory.memory_now_bytes", lambda: next(now))
+    memory = HostMemory()
+    for _ in range(4):
+        memory.sample_cgroup()
+    assert (memory.record()["cgroup_peak_bytes"], memory.record()["cgroup_limit_bytes"]) == (700, 900)
+    counters["peak_bytes"] = 800
+    memory.sample_cgroup()
+    assert memory.record()["cgroup_peak_bytes"] == 800
