@@ -1,4 +1,4 @@
-"""One word group of a rendered program, and what it follows from (`llmlaunch explain-args` tells it)."""
+"""One argument of a rendered program with the recipe keys that decide it, shown by `llmlaunch explain-args`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class NodeVariable:
-    """A program word expanded on the node: the value of the variable `name` there, then `suffix` as it is."""
+    """A command-line word expanded on the node: the value of the variable `name` there, followed by `suffix`."""
 
     name: str
     suffix: str = ""
@@ -36,7 +36,7 @@ Word = str | NodeVariable
 
 @dataclass(frozen=True)
 class Reason:
-    """What a rendered word follows from.
+    """Why an argument is rendered as it is.
 
     `keys` are the recipe keys whose values decide it, dotted as a person writes them: "training.sequence_length",
     "model.moe.topk", "layout.tensor" (a pin of the person's, or the planner's choice). None where llmlaunch chose;
@@ -49,7 +49,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Argument:
-    """A flag as the framework spells it, with its values."""
+    """A flag as the framework spells it, with its values and the reason for it."""
 
     flag: str
     values: tuple[Word, ...]
@@ -61,26 +61,26 @@ class Argument:
 
 
 def argument(flag: str, *values: object, of: str | tuple[str, ...] = (), why: str = "") -> Argument:
-    """`flag` with `values`, which follows from the recipe key (or keys) `of`."""
+    """Return `flag` with `values`; `of` names the recipe key or keys that decide it, `why` says more."""
     keys = (of,) if isinstance(of, str) else of
-    words = tuple(value if isinstance(value, NodeVariable) else str(value) for value in values)
-    return Argument(flag, words, Reason(keys, why))
+    as_words = tuple(value if isinstance(value, NodeVariable) else str(value) for value in values)
+    return Argument(flag, as_words, Reason(keys, why))
 
 
 def number(value: float) -> str:
-    """As short as it can be without losing anything: 1, 0.1, 500000."""
+    """Format a number as briefly as possible without losing precision: 1, 0.1, 500000."""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
 def command_words(arguments: Iterable[Argument]) -> tuple[Word, ...]:
-    """The words of a command line, in order."""
+    """Return the words of the command line that `arguments` make, in order."""
     return tuple(word for each in arguments for word in each.words)
 
 
-def flag_groups(words: Iterable[Word]) -> Iterator[list[Word]]:
-    """Each flag with the words up to the next one, which are its values."""
+def flag_groups(command: Iterable[Word]) -> Iterator[list[Word]]:
+    """Yield each flag of a command line together with its values: the words up to the next flag."""
     group: list[Word] = []
-    for word in words:
+    for word in command:
         if isinstance(word, str) and word.startswith("--") and group:
             yield group
             group = []
@@ -90,7 +90,7 @@ def flag_groups(words: Iterable[Word]) -> Iterator[list[Word]]:
 
 
 def flag_of(group: Sequence[Word]) -> str:
-    """The flag of such a group, also where its value is behind an equals sign."""
+    """Return the flag of a group of `flag_groups`, also when its value follows an equals sign."""
     return str(group[0]).split("=", 1)[0]
 
 
@@ -109,14 +109,14 @@ def refuse_repeats(recipe: Recipe, planned: Iterable[str | NodeVariable]) -> Non
 def merged_environment(
     recipe: Recipe, wanted: Mapping[str, str], required: Mapping[str, str], because: str
 ) -> dict[str, str]:
-    """Our variables, those of `wanted` as the recipe sets them where it does.
+    """Return the environment to export: `wanted`, overridden by the recipe's own settings, and `required`.
 
-    Raises UserError where the recipe sets one of `required` to something else; `because` says what needs it.
+    Raises UserError where the recipe sets a `required` variable to another value; `because` names what needs it.
     """
     for name, value in required.items():
-        given = recipe.environment.get(name)
-        if given is not None and given != value:
+        setting = recipe.environment.get(name)
+        if setting is not None and setting != value:
             raise UserError(
-                f"{recipe.path}: environment.{name}: is {given!r}, but {because} needs {value!r}; remove the line"
+                f"{recipe.path}: environment.{name}: is {setting!r}, but {because} needs {value!r}; remove the line"
             )
     return {**wanted, **required, **{k: v for k, v in recipe.environment.items() if k in wanted}}

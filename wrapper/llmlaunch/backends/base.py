@@ -16,8 +16,8 @@ __all__ = ["Backend", "ProgressLines", "RankAlone", "Rendered", "Space", "StateT
 
 @dataclass(frozen=True)
 class StepTechniques:
-    """What a layout does to its activations, by the names of `Layout` and `Techniques`. `solved` is the amount of it
-    that is left to the planner: "recompute_layers" or "offload_layers", or none."""
+    """Techniques that change what a step adds to the model states, under the names they have in `Layout` and
+    `Techniques`. `solved` names the amount the planner solves for: "recompute_layers", "offload_layers" or None."""
 
     recompute: int = RECOMPUTE_NONE
     recompute_modules: tuple[str, ...] = ()
@@ -31,8 +31,8 @@ class StepTechniques:
 
 @dataclass(frozen=True)
 class StateTechniques:
-    """What a layout does to its parameters, gradients and optimizer states. `gradient_dtype` None is the backend's own
-    choice."""
+    """Techniques that change the model states: parameters, gradients and optimizer states. `gradient_dtype` None is
+    the backend's default."""
 
     zero_stage: int = 0
     gradient_dtype: str | None = None
@@ -61,8 +61,8 @@ class Space:
 
 @dataclass(frozen=True)
 class ProgressLines:
-    """What the trainers print: regular expressions for the lines that report a step, and for those that say that
-    something slow begins, a save or an evaluation (llmlaunch.backends.logs). `promised`: step lines will come."""
+    """Regular expressions for log lines that report a step, and for lines that announce something slow: a save or an
+    evaluation (llmlaunch.backends.logs). `promised`: the trainer is known to print step lines."""
 
     step_patterns: tuple[str, ...] = ()
     slow_patterns: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class RankAlone:
 
 
 class Backend(Protocol):
-    """A training framework, as the planner and the renderer see it. All methods are pure."""
+    """A training framework as the planner and the renderer see it. All methods are pure."""
 
     name: str
 

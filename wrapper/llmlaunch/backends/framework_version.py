@@ -21,7 +21,7 @@ _PRE_RELEASE = re.compile(r"^PRE_RELEASE\s*=\s*([\"'])([0-9A-Za-z.+-]{0,20})\1\s
 
 @dataclass(frozen=True)
 class VersionedRecipe:
-    """The recipe with what was found, also as a sentence of its assumptions, and what a person should be warned of."""
+    """A recipe whose framework version is settled (its assumptions say how), and warnings for the person."""
 
     recipe: Recipe
     warnings: tuple[str, ...] = ()
@@ -35,15 +35,17 @@ def with_framework_version(
     if recipe.backend.name != "megatron-lm":
         return _with_probed(recipe, probed, "deepspeed")
     checkout = recipe.backend.path or environment.get(CHECKOUT_VARIABLE)
-    seen = checkout_version(Path(checkout)) if checkout else None
-    if seen is None:
-        found = _with_probed(recipe, probed, "megatron-core")
-        if found.recipe.backend.runs_version is None:
+    version = checkout_version(Path(checkout)) if checkout else None
+    if version is None:
+        versioned = _with_probed(recipe, probed, "megatron-core")
+        if versioned.recipe.backend.runs_version is None:
             note = f"Megatron core {NEWEST}, the newest llmlaunch knows; backend.version names another"
             return VersionedRecipe(replace(recipe, assumptions=(*recipe.assumptions, note)))
     else:
-        found = VersionedRecipe(_noted(recipe, seen, f"as {checkout} says"), _disagreement(recipe, seen, str(checkout)))
-    return replace(found, warnings=(*found.warnings, *_unknown(found.recipe)))
+        versioned = VersionedRecipe(
+            _noted(recipe, version, f"as {checkout} says"), _disagreement(recipe, version, str(checkout))
+        )
+    return replace(versioned, warnings=(*versioned.warnings, *_unknown(versioned.recipe)))
 
 
 def checkout_version(checkout: Path) -> str | None:
@@ -79,11 +81,13 @@ def _noted(recipe: Recipe, version: str, why: str) -> Recipe:
     return replace(recipe, backend=backend, assumptions=(*recipe.assumptions, f"{name} {version}, {why}"))
 
 
-def _disagreement(recipe: Recipe, seen: str, checkout: str) -> tuple[str, ...]:
-    said = recipe.backend.version
-    if said is None or seen == said or seen.startswith(f"{said}."):
+def _disagreement(recipe: Recipe, version: str, checkout: str) -> tuple[str, ...]:
+    stated = recipe.backend.version
+    if stated is None or version == stated or version.startswith(f"{stated}."):
         return ()
-    return (f"backend.version says {said}, but {checkout} is Megatron core {seen}; its arguments follow the recipe",)
+    return (
+        f"backend.version says {stated}, but {checkout} is Megatron core {version}; its arguments follow the recipe",
+    )
 
 
 def _unknown(recipe: Recipe) -> tuple[str, ...]:

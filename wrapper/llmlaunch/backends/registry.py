@@ -12,7 +12,7 @@ BACKENDS = ("megatron-lm", "deepspeed")
 
 
 def backend_for(recipe: Recipe) -> Backend:
-    """The backend of a validated recipe; only that one is imported."""
+    """Return the backend of a validated recipe; the module of the other backend is not imported."""
     if recipe.backend.name == "deepspeed":
         from llmlaunch.backends.deepspeed.backend import DeepSpeed
 
@@ -23,7 +23,10 @@ def backend_for(recipe: Recipe) -> Backend:
 
 
 def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank: int, steps: int) -> RankAlone:
-    """A pipeline rank of the rendered job by itself, for so many steps. Raises UserError where it cannot be."""
+    """Return one pipeline rank of the rendered job as a program of its own that runs `steps` steps.
+
+    Raises UserError for a rank or a job that cannot run alone.
+    """
     if recipe.backend.name == "deepspeed":
         from llmlaunch.backends.deepspeed import rank_alone as deepspeed
 
@@ -34,8 +37,8 @@ def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank
 
 
 def recorded_name(recipe: Recipe) -> str:
-    """What a measurement of the recipe says for its backend: Megatron-FSDP keeps other things in memory than the rest
-    of Megatron-LM, and its measurements stand apart."""
+    """Return the backend name for measurement records: "megatron-fsdp" is recorded apart from "megatron-lm", because it
+    keeps other things in memory."""
     if recipe.backend.name == "megatron-lm":
         from llmlaunch.backends.megatron.sharding import asks_for_sharding
 

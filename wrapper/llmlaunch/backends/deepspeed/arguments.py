@@ -87,25 +87,25 @@ def _schedule(recipe: Recipe) -> list[Argument]:
 
 
 def _warmup(recipe: Recipe) -> Argument:
-    said, steps = recipe.training.schedule.warmup_steps, recipe.training.steps
-    if said is not None:
-        return argument("--warmup-steps", said, of="training.warmup_steps")
+    stated, steps = recipe.training.schedule.warmup_steps, recipe.training.steps
+    if stated is not None:
+        return argument("--warmup-steps", stated, of="training.warmup_steps")
     warmup, length = min(steps // 10, MOST_WARMUP_STEPS), ("training.steps", "training.tokens")
     return argument("--warmup-steps", warmup, of=length, why=f"a tenth of the steps, at most {MOST_WARMUP_STEPS}")
 
 
-def _learning(said: Schedule) -> list[Argument]:
+def _learning(schedule: Schedule) -> list[Argument]:
     """What differs from the script's own: AdamW as the Llama models were trained, at a constant rate."""
     usual, arguments = Schedule(), []
-    if said.decay is not None:
-        arguments += [argument("--learning-rate-decay", said.decay, of="training.learning_rate_decay")]
-    if said.minimum_learning_rate:
-        least = repr(said.minimum_learning_rate)
+    if schedule.decay is not None:
+        arguments += [argument("--learning-rate-decay", schedule.decay, of="training.learning_rate_decay")]
+    if schedule.minimum_learning_rate:
+        least = repr(schedule.minimum_learning_rate)
         arguments += [argument("--minimum-learning-rate", least, of="training.minimum_learning_rate")]
-    if said.weight_decay != usual.weight_decay:
-        arguments += [argument("--weight-decay", said.weight_decay, of="training.weight_decay")]
-    if said.adam_betas != usual.adam_betas:
-        arguments += [argument("--adam-betas", *map(number, said.adam_betas), of="training.adam_betas")]
+    if schedule.weight_decay != usual.weight_decay:
+        arguments += [argument("--weight-decay", schedule.weight_decay, of="training.weight_decay")]
+    if schedule.adam_betas != usual.adam_betas:
+        arguments += [argument("--adam-betas", *map(number, schedule.adam_betas), of="training.adam_betas")]
     return arguments
 
 

@@ -54,15 +54,15 @@ class DeepSpeed:
     def space(self, recipe: Recipe) -> Space:
         """Tensor and context parallelism are searched for the shipped script on GPUs: whether a script of the person's
         own obeys them only a pin can say, and on a CPU they only cost."""
-        one, kind = (1,), kind_of(recipe)
+        unsplit, kind = (1,), kind_of(recipe)
         on_gpus = recipe.cluster.accelerator.kind == "gpu"
         return Space(
-            tensor=kind.tensor(recipe) if on_gpus else one,
+            tensor=kind.tensor(recipe) if on_gpus else unsplit,
             pipeline=kind.pipeline(recipe),
-            virtual_pipeline=one,
-            context=kind.context(recipe) if on_gpus else one,
-            expert=one,
-            expert_tensor=one,
+            virtual_pipeline=unsplit,
+            context=kind.context(recipe) if on_gpus else unsplit,
+            expert=unsplit,
+            expert_tensor=unsplit,
             sequence_parallel=(0,),
             step_techniques=kind.step_techniques(recipe),
             state_techniques=_state_techniques(recipe, kind.most_zero),
@@ -121,7 +121,7 @@ def _state_techniques(recipe: Recipe, most: int) -> tuple[StateTechniques, ...]:
     stages = tuple(StateTechniques(stage, recipe.training.gradient_dtype) for stage in range(most + 1))
     if recipe.cluster.accelerator.kind != "gpu":
         return stages
-    offloaded = tuple(replace(held, offload_optimizer=1.0) for held in stages[1:])
+    offloaded = tuple(replace(choice, offload_optimizer=1.0) for choice in stages[1:])
     streamed = (replace(offloaded[-1], offload_parameters=True),) if most == 3 else ()
     return (*stages, *offloaded, *streamed)
 
@@ -151,15 +151,15 @@ def _fused_optimizer(recipe: Recipe) -> bool:
     backend = recipe.backend
     if backend.script is None:
         return True
-    told = " ".join(map(str, (*backend.script_args, *backend.extra_args)))
-    return backend.script_kind == "hugging-face" and not re.search(r"--optim[= ]adamw_torch(?!_fused)", told)
+    script_words = " ".join(map(str, (*backend.script_args, *backend.extra_args)))
+    return backend.script_kind == "hugging-face" and not re.search(r"--optim[= ]adamw_torch(?!_fused)", script_words)
 
 
 def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
     precision, accumulation = recipe.workload.precision, recipe.training.gradient_dtype
     if recipe.backend.script is not None and recipe.backend.script_kind == "megatron-deepspeed":
         accumulation = "fp32" if accumulates_in_fp32(precision, accumulation) else accumulation
-    known: dict[str, dict[str, object]] = {
+    sections: dict[str, dict[str, object]] = {
         "optimizer": {"gradient_dtype": accumulation or precision},
         # so that the record prices the job that ran
         "implementation": {
@@ -171,9 +171,9 @@ def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
         },
     }
     if recipe.backend.script is None:
-        known["implementation"] |= {
+        sections["implementation"] |= {
             "attention": "auto",  # torch's scaled_dot_product_attention chooses
             "gated_activation_fused": False,
             "gradient_accumulation_fusion": False,
         }
-    return known
+    return sections

@@ -1,4 +1,4 @@
-"""What DeepSpeed with a Hugging Face model keeps in memory: a row for each of its optimizer classes, and the choice.
+"""What DeepSpeed with a Hugging Face model keeps in memory: its optimizer classes, and what model families add.
 
 Every row is bytes per parameter in a run on D data-parallel ranks, written (whole, sharded): whole + sharded / D. D
 counts the ranks of Ulysses sequence parallelism too; with AutoTP, parameters are those of one tensor rank. Rows marked
@@ -40,6 +40,8 @@ LIVE_ELEMENTS = 1_000_000_000  # stage3_max_live_parameters, stage3_max_reuse_di
 SUB_GROUP_ELEMENTS = 1_000_000_000  # sub_group_size
 # Offload by share sends whole sub-groups to the host, so that a share needs many of them.
 OFFLOAD_GROUPS = 20
+
+SHIPPED_TRAINER = "llmlaunch"  # as records of measured runs call it
 
 Share = tuple[float, float]  # bytes per parameter: whole, and divided by the ranks that shard
 
@@ -167,33 +169,45 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
     An AdamW that is not fused holds one more fp32 temporary of what it steps, the root of the second moments
     (torch/optim/adam.py `_multi_tensor_adam`, 2.13; counted).
     """
+    facts = _state_facts(options)
+    return _runtime_facts(_loss_facts(_activation_facts(facts, options), options), options)
+
+
+def _state_facts(options: DeepSpeedOptions) -> MemoryFacts:
+    """Parameters, gradients and optimizer states by ZeRO stage, and what the optimizer step adds to them."""
     width = ELEMENT_BYTES[options.precision]
     rows = [engine_of(stage, options) for stage in range(4)]
     if not options.fused_optimizer:
         rows = [row if row.foreach_step is None else replace(row, step=row.foreach_step) for row in rows]
     if options.offloaded_share:
         rows[3] = _partly_offloaded(rows[3], options.offloaded_share)
-    zero = rows[1]
-    ulysses = options.sequence_ranks > 1
-    # seq_parallel_communication_data_type is fp32 unless set (runtime/constants.py, 0.19.8)
-    bucket_width = ELEMENT_BYTES["fp32"] if ulysses else width
     return MemoryFacts(
         backend="deepspeed",
         version=VERSION,
         source="; ".join(dict.fromkeys(row.where for row in rows)),
         parameter_bytes=width,
         gradient_bytes=0.0,
-        optimizer_bytes=0.0 if zero.offload else 12.0,
+        optimizer_bytes=0.0 if rows[1].offload else 12.0,
         optimizer_bytes_unsharded=float(rows[0].lasting[0] - rows[0].parameters),
         gradient_life=_gradient_life(rows),
         step_bytes=_column([row.step[0] for row in rows]),
         step_bytes_sharded=_column([row.step[1] for row in rows]),
         sub_group_elements=SUB_GROUP_ELEMENTS,
         flat_step=not options.expandable_segments,
-        flat_bucket_bytes=BUCKET_ELEMENTS * width,  # engine.py buffered_allreduce_fallback, 0.19.8: not configurable
-        cut_checkpoints=not options.expandable_segments,
         placed_whole=not options.split_from_start,
-        activation_bytes=width,
+        # made in the forward pass, kept to the step (zero/partition_parameters.py `_partition_param_sec`, 0.19.8)
+        secondary_parameter_bytes=width / options.secondary_ranks if options.secondary_ranks > 1 else 0.0,
+        live_parameters=float(options.live_elements),
+        host=_host(width),
+    )
+
+
+def _activation_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFacts:
+    """What layers save for the backward pass, with and without Liger's kernels, AutoTP and Ulysses."""
+    return replace(
+        facts,
+        activation_bytes=ELEMENT_BYTES[options.precision],
+        cut_checkpoints=not options.expandable_segments,
         gated_activation_fused=options.liger,
         gated_gradient_in_place=options.liger,
         norm_extra_bytes=0.0 if options.liger else 4.0,
@@ -202,27 +216,41 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
         # the one kept for the first backward and the two newest (activation_checkpointing/offload_activations.py,
         # keep_last_count and max_fwd_stash_count, 0.19.8)
         travelling_checkpoints=3.0,
-        logit_bytes=0.0 if options.liger else width + 12.0,
-        logit_gradient_bytes=0.0 if options.liger else width + 4.0,
-        fused_loss=FusedLoss(2.0 * width + 4.0, width, 2.0 * width) if options.liger else None,
-        # 1 and 2 make two for every backward pass, to fill one while the other is reduced (overlap_comm); 3 makes one
-        # for good, and a flat copy of it to be reduced
-        bucket_bytes=2.0 * options.reduce_bucket_elements * bucket_width,
-        lasting_bucket_bytes=options.reduce_bucket_elements * bucket_width,
         context_all_to_all=True,
         # AutoTP (module_inject/auto_tp.py _replace_module, layers.py LinearLayer, 0.19.8)
         embedding_whole=True,
         logits_gathered=True,
         inputs_reduced_apart=True,
-        # made in the forward pass, kept to the step (zero/partition_parameters.py `_partition_param_sec`, 0.19.8)
-        secondary_parameter_bytes=width / options.secondary_ranks if options.secondary_ranks > 1 else 0.0,
-        live_parameters=float(options.live_elements),
+    )
+
+
+def _loss_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFacts:
+    width = ELEMENT_BYTES[options.precision]
+    return replace(
+        facts,
+        logit_bytes=0.0 if options.liger else width + 12.0,
+        logit_gradient_bytes=0.0 if options.liger else width + 4.0,
+        fused_loss=FusedLoss(2.0 * width + 4.0, width, 2.0 * width) if options.liger else None,
+        pad_vocabulary=False,
+    )
+
+
+def _runtime_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFacts:
+    """Buckets of collectives, workspaces, allocator cache and context."""
+    width = ELEMENT_BYTES[options.precision]
+    # seq_parallel_communication_data_type is fp32 unless set (runtime/constants.py, 0.19.8)
+    bucket_width = ELEMENT_BYTES["fp32"] if options.sequence_ranks > 1 else width
+    return replace(
+        facts,
+        flat_bucket_bytes=BUCKET_ELEMENTS * width,  # engine.py buffered_allreduce_fallback, 0.19.8: not configurable
+        # 1 and 2 make two for every backward pass, to fill one while the other is reduced (overlap_comm); 3 makes one
+        # for good, and a flat copy of it to be reduced
+        bucket_bytes=2.0 * options.reduce_bucket_elements * bucket_width,
+        lasting_bucket_bytes=options.reduce_bucket_elements * bucket_width,
         workspace_bytes=constant("workspace_bytes"),
         cache_share=constant("cache_share"),
         context_bytes=constant("context_bytes"),
         communicator_bytes=constant("communicator_bytes"),
-        pad_vocabulary=False,
-        host=_host(width),
     )
 
 
@@ -255,11 +283,8 @@ def _gradient_life(rows: list[Engine]) -> GradientLife:
 
 
 def _column(values: list[float]) -> tuple[float, float, float, float]:
-    zero, one, two, three = (float(value) for value in values)
-    return zero, one, two, three
-
-
-SHIPPED_TRAINER = "llmlaunch"  # as records of measured runs call it
+    stage_0, stage_1, stage_2, stage_3 = (float(value) for value in values)
+    return stage_0, stage_1, stage_2, stage_3
 
 
 def bucket_bytes(elements: float, precision: str) -> float:
@@ -279,13 +304,13 @@ def script_facts(facts: MemoryFacts, kind: str, precision: str, gradient_dtype: 
 
 
 def shipped_facts(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:
-    """Our loss lets go of the logits; left are the fp32 log-softmax, its gradient and that of its input (counted in a
-    profile of the backward pass, torch 2.13)."""
+    """Return the facts of the shipped script. Its loss frees the logits; left are the fp32 log-softmax, its gradient
+    and the gradient of its input (counted in a profile of the backward pass, torch 2.13)."""
     return with_family(replace(facts, logit_bytes=12.0), shape, sequence_length)
 
 
 def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:
-    """Of transformers 5.23, each counted in tests/frameworks/test_family_bytes.py.
+    """Return the facts of one model family in transformers 5.23; tests/frameworks/test_family_bytes.py counts each.
 
     Gemma's norm keeps what it normalized in fp32 before it multiplies (GemmaRMSNorm). GPT-2's is torch's own, which
     keeps nothing more, and its activation is written out (NewGELUActivation): three more results. Experts are weighed

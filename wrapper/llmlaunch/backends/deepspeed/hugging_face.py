@@ -90,9 +90,9 @@ def _decay(recipe: Recipe) -> list[Argument]:
 
 
 def _warmup(recipe: Recipe) -> Argument:
-    said, steps = recipe.training.schedule.warmup_steps, recipe.training.steps
-    if said is not None:
-        return argument("--warmup_steps", said, of="training.warmup_steps")
+    stated, steps = recipe.training.schedule.warmup_steps, recipe.training.steps
+    if stated is not None:
+        return argument("--warmup_steps", stated, of="training.warmup_steps")
     why = f"a tenth of the steps, at most {MOST_WARMUP_STEPS}"
     return argument("--warmup_steps", min(steps // 10, MOST_WARMUP_STEPS), of="training.steps", why=why)
 

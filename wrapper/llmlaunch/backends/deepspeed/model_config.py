@@ -46,9 +46,9 @@ def refuse_what_the_trainer_cannot_build(recipe: Recipe) -> None:
     shape = recipe.model
     lost = unsaid(replace(shape, mtp_num_layers=0))
     if lost:
-        found = ", ".join(_WORDS.get(field, field) for field in lost)
+        parts = ", ".join(_WORDS.get(field, field) for field in lost)
         raise UserError(
-            f"{recipe.path}: model: {shape.name} is no {shape.family} of Hugging Face's: {found} cannot be said in its "
+            f"{recipe.path}: model: {shape.name} is no {shape.family} of Hugging Face's: {parts} cannot be said in its "
             "configuration; set model.family, name a script of your own (backend.script) or use backend: megatron-lm"
         )
     for key, problem in _problems(recipe, shape):

@@ -104,10 +104,10 @@ def _config(rendered: Rendered) -> tuple[dict[str, bytes], tuple[str, ...]]:
 
 
 def _notes(recipe: Recipe, layout: Layout, rendered: Rendered) -> Iterator[str]:
-    said = {each.flag for each in rendered.arguments}
+    job_flags = {each.flag for each in rendered.arguments}
     if not recipe.data.mock:
         yield "made-up tokens: the dataset is not read, which is held by the host alone"
-    yield from (why for flag, why in LEFT_OUT.items() if flag in said and why)
+    yield from (why for flag, why in LEFT_OUT.items() if flag in job_flags and why)
     if recipe.model.moe is not None:
         yield "what a router makes of made-up weights is no balance: an expert's share of the tokens is not the job's"
     if recipe.techniques.offload_optimizer or recipe.techniques.offload_parameters:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.backends.argument import Argument, argument
-from llmlaunch.backends.requirements import Requirement, pinned_least
+from llmlaunch.backends.requirements import Requirement, implies, pinned_least
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
@@ -161,10 +161,6 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.training.gradient_dtype not in (None, r.workload.precision) and not wide_gradients(r),
     ),
 )
-
-
-def implies(condition: bool, then: BoolColumn) -> BoolColumn:
-    return then if condition else np.ones(len(then), dtype=np.bool_)
 
 
 def optimizer_needs_zero(s: Situation) -> BoolColumn:

@@ -23,10 +23,10 @@ __all__ = ["PLANNED_BY", "planned_arguments", "refuse_contradictions"]
 
 
 def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
-    """All that stands after the script's name but `backend.extra_args`, each with what it follows from.
+    """Return the arguments of the script without `backend.extra_args`, each with the recipe keys that decide it.
 
     Raises:
-        UserError: `backend.extra_args` contradicts what is planned here (extra_words.py).
+        UserError: `backend.extra_args` repeats or contradicts a planned argument.
     """
     planned = (
         *model_arguments(recipe),
@@ -42,8 +42,8 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     return planned
 
 
-# What the plan decides even where it renders nothing for it, by the parser's name for it, and the recipe key that says
-# it. Beside the plan it would make the job another one than was priced.
+# What the plan decides even where it renders no flag for it: the parser's `dest` and the recipe key to use instead. Set
+# in `backend.extra_args` it would change the job that was priced.
 PLANNED_BY = {
     "use_distributed_optimizer": "layout.zero_stage",
     "use_megatron_fsdp": "layout.zero_stage",
@@ -85,28 +85,32 @@ PLANNED_BY = {
 
 
 def refuse_contradictions(recipe: Recipe, planned: Iterable[Argument]) -> None:
-    """Raises UserError for a word of `backend.extra_args` that says again, or otherwise, what is planned."""
+    """Raise UserError for a flag in `backend.extra_args` that repeats or contradicts a planned argument.
+
+    The parser keeps one value under each name (`dest`), whichever flag sets it: of two flags with one `dest` the later
+    would win silently. So flags are compared by `dest`, as the parser of the recipe's version has it (versions.py).
+    """
     flags = core_parser(rendered_version(recipe)).flags
 
-    def name(flag: str) -> str:
-        return flags[flag].dest if flag in flags else flag.lstrip("-").replace("-", "_")
+    def name(option: str) -> str:
+        return flags[option].dest if option in flags else option.lstrip("-").replace("-", "_")
 
     mine = {name(each.flag): each for each in planned}
     decided = {name(flag): "layout.layers_by_stage" for flag in STAGE_FLAGS} | PLANNED_BY
     for word in recipe.backend.extra_args:
-        said = word.split("=", 1)[0]
-        if not said.startswith("--"):
+        flag = word.split("=", 1)[0]
+        if not flag.startswith("--"):
             continue
-        if name(said) in mine:
-            raise UserError(f"{recipe.path}: backend.extra_args: {_again(said, mine[name(said)])}")
-        if name(said) in decided:
+        if name(flag) in mine:
+            raise UserError(f"{recipe.path}: backend.extra_args: {_again(flag, mine[name(flag)])}")
+        if name(flag) in decided:
             raise UserError(
-                f"{recipe.path}: backend.extra_args: {said} would change what is planned; say it as "
-                f"{decided[name(said)]} and remove it there"
+                f"{recipe.path}: backend.extra_args: {flag} would change what is planned; say it as "
+                f"{decided[name(flag)]} and remove it there"
             )
 
 
-def _again(said: str, each: Argument) -> str:
-    same = "" if said == each.flag else f" says what {each.flag} does, and that"
+def _again(flag: str, each: Argument) -> str:
+    same = "" if flag == each.flag else f" says what {each.flag} does, and that"
     by = f" (by {', '.join(each.reason.keys)})" if each.reason.keys else ""
-    return f"{said}{same} is planned by llmlaunch already{by}; say it in the recipe and remove it there"
+    return f"{flag}{same} is planned by llmlaunch already{by}; say it in the recipe and remove it there"

@@ -1,4 +1,4 @@
-"""Megatron-LM as a backend: what it keeps in memory, how it can split a job, what it is started with."""
+"""Megatron-LM as a backend: facts of its memory, its search space, and what a job is started with."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class MegatronLM:
         where = recipe.backend.path
         script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where}/{SCRIPT}"
         facts, techniques = self.facts(recipe), recipe.techniques
-        spoken = rendered_arguments(recipe, planned_arguments(recipe, layout))
-        program = (script, *command_words(spoken.arguments), *recipe.backend.extra_args)
+        rendered = rendered_arguments(recipe, planned_arguments(recipe, layout))
+        program = (script, *command_words(rendered.arguments), *recipe.backend.extra_args)
         indexed = bool(recipe.data.datasets)
         checker = (*_alone(recipe, CHECKER_FILE), "--planned-for", rendered_version(recipe))
         files = {CHECKER_FILE: MEGATRON_CHECK.read_bytes()}
@@ -79,8 +79,8 @@ class MegatronLM:
         return Rendered(
             program=program,
             environment=environment(recipe, layout),
-            arguments=spoken.arguments,
-            notes=spoken.notes,
+            arguments=rendered.arguments,
+            notes=rendered.notes,
             variables=REASONS,
             files=files,
             check=(*checker, *program),
@@ -126,9 +126,9 @@ def _options(recipe: Recipe) -> MegatronOptions:
 
 def _alone(recipe: Recipe, file: str) -> tuple[str | NodeVariable, ...]:
     """The words that start one of our scripts on one node, before the training: the training's script follows."""
-    words = (NodeVariable(RUN_DIR, f"/{file}"), "--world-size", str(recipe.world_size))
+    program = (NodeVariable(RUN_DIR, f"/{file}"), "--world-size", str(recipe.world_size))
     capability = recipe.cluster.accelerator.compute_capability
-    return (*words, "--compute-capability", capability) if capability else words
+    return (*program, "--compute-capability", capability) if capability else program
 
 
 BLACKWELL = 10.0

@@ -1,4 +1,4 @@
-"""What Megatron core keeps in memory."""
+"""What Megatron core keeps in memory: with its DDP and distributed optimizer, and with Megatron-FSDP (ZeRO 2 and 3)."""
 
 from __future__ import annotations
 
@@ -44,10 +44,14 @@ ROUTER_LAST_BYTES = 4.0 + 1.0
 FP32_ROUTER_EXPERTS = 32
 WITHOUT_QUERY_NORM = ("0.16",)  # mla_qk_norm_config.py came later
 STATE_BYTES = {**ELEMENT_BYTES, "fp8": 1.0}
-WIDE_STATES = (
-    12.0  # a checkpoint holds master and moments in fp32, whatever they are kept in (fused_adam.py state_dict)
-)
+# A checkpoint holds master and moments in fp32, whatever they are kept in (fused_adam.py state_dict).
+WIDE_STATES = 12.0
 EAGER_LOSS_BYTES = {**LOSS_BYTES, "native": 4.0}
+
+# Megatron-FSDP: elements gathered ahead, elements that wait for their reduction.
+PREFETCHED_ELEMENTS = 5e8
+QUEUED_ELEMENTS = 1e9
+MXFP8_SCALE_BYTES = 2.0 / 32.0  # a byte for every 32 elements, in both orientations
 
 
 @dataclass(frozen=True)
@@ -88,21 +92,23 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
     NVIDIA's peaks fall evenly with the share, 47.2, 43.4, 39.6, 35.6 and 32.0 GB at 0, 25, 50, 75 and 100 % (Qwen3 30B
     on H100, optimizer offload card of Megatron-Bridge's skills, 2026-08).
     """
+    facts = _state_facts(options)
+    return _runtime_facts(_loss_facts(_activation_facts(facts, options), options), options)
+
+
+def _state_facts(options: MegatronOptions) -> MemoryFacts:
+    """Parameters, gradients and optimizer states, and what the optimizer step adds to them."""
     width = ELEMENT_BYTES[options.precision]
     gradients = ELEMENT_BYTES[options.gradient_dtype or ("fp32" if options.precision == "bf16" else options.precision)]
-    kept = optimizer_bytes(options)
+    state_bytes = optimizer_bytes(options)
     step = _gradient_copy(options, gradients) + _widened(options.optimizer)
-    engine = _engine_workspace(options)
-    # neither flash nor fused attention takes fp32 (transformer_engine/pytorch/attention/dot_product_attention/utils.py
-    # get_attention_backend, 2.20): the softmax of the scores is kept, and its backward pass holds four more at once
-    unfused = options.precision == "fp32"
     return MemoryFacts(
         backend="megatron-lm",
         version=options.version,
         source="megatron/core/optimizer and megatron/core/distributed, core 0.19",
         parameter_bytes=width,
         gradient_bytes=gradients,
-        optimizer_bytes=kept,
+        optimizer_bytes=state_bytes,
         # Muon keeps an fp32 momentum alone for matrices that are not embedding or head, Adam's two moments for the rest
         # (megatron/core/optimizer/muon.py, layer_wise_optimizer.py, core 0.19)
         matrix_states_spared_bytes=4.0 if options.muon else 0.0,
@@ -111,20 +117,28 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
         partly_offloaded_bytes=4.0,
         step_bytes=(step, 0.0, 0.0, 0.0),
         step_bytes_sharded=(0.0, step, step, step),
-        activation_bytes=width,
-        attention_scores_saved=unfused,
-        score_gradient_bytes=3.0 * width if unfused else 0.0,
-        logit_bytes=width + (LOSS_BYTES if options.compiled else EAGER_LOSS_BYTES)[options.loss],
-        kept_logit_bytes=width if options.loss == "te" else 4.0,
-        logit_gradient_bytes=width,
-        # --wgrad-deferral-limit is not recorded with the runs we have; Megatron's own tests set 2
-        deferred_head_gradients=2 if options.defer_embedding_wgrad else 0,
         moved_to_buffers=True,
         weight_gradient_fused=options.gradient_accumulation_fusion,
         weight_gradient_stubs=options.transformer_engine,
+        quantized=_quantized(options),
+        host=_host(width, state_bytes if options.optimizer is None else WIDE_STATES),
+    )
+
+
+def _activation_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
+    """What layers save for the backward pass: attention, sequence parallelism, router and experts.
+
+    Neither flash nor fused attention takes fp32 (transformer_engine/pytorch/attention/dot_product_attention/utils.py
+    get_attention_backend, 2.20): the softmax of the scores is saved, and its backward pass holds four more at once.
+    """
+    width = ELEMENT_BYTES[options.precision]
+    unfused = options.precision == "fp32"
+    return replace(
+        facts,
+        activation_bytes=width,
+        attention_scores_saved=unfused,
+        score_gradient_bytes=3.0 * width if unfused else 0.0,
         sequence_gather="last" if options.transformer_engine else "all",
-        user_buffers=USER_BUFFERS if options.tp_comm_overlap else 0,
-        pipeline_buffers=1,
         context_all_to_all=options.context_all_to_all,
         router_bytes=ROUTER_BYTES,
         router_last_bytes=ROUTER_LAST_BYTES,
@@ -133,14 +147,34 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
         router_scores_bytes=4.0,
         query_input_normed=options.version not in WITHOUT_QUERY_NORM,
         expert_imbalance=constant("expert_imbalance"),
-        quantized=_quantized(options),
+    )
+
+
+def _loss_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
+    width = ELEMENT_BYTES[options.precision]
+    return replace(
+        facts,
+        logit_bytes=width + (LOSS_BYTES if options.compiled else EAGER_LOSS_BYTES)[options.loss],
+        kept_logit_bytes=width if options.loss == "te" else 4.0,
+        logit_gradient_bytes=width,
+        # --wgrad-deferral-limit is not recorded with the runs we have; Megatron's own tests set 2
+        deferred_head_gradients=2 if options.defer_embedding_wgrad else 0,
+    )
+
+
+def _runtime_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
+    """Buffers, workspaces, allocator cache and context: what no tensor of the model accounts for."""
+    engine = _engine_workspace(options)
+    return replace(
+        facts,
+        user_buffers=USER_BUFFERS if options.tp_comm_overlap else 0,
+        pipeline_buffers=1,
         workspace_bytes=constant("workspace_bytes") + engine * (1.0 + 3.0 * options.tp_comm_overlap),
         grouped_workspace_bytes=4.0 * engine,
         cache_share=constant("cache_share"),
         mixture_cache_share=constant("mixture_cache_share"),
         context_bytes=constant("context_bytes"),
         communicator_bytes=constant("communicator_bytes"),
-        host=_host(width, kept if options.optimizer is None else WIDE_STATES),
     )
 
 
@@ -223,11 +257,6 @@ def _quantized(options: MegatronOptions) -> Quantized | None:
         "nvfp4": (0.5 + 1.0 / 16.0, 1.0 + 2.0 / 16.0),
     }[options.fp8_recipe]
     return Quantized(*copies, replaces_parameters=options.fp8_parameters)
-
-
-PREFETCHED_ELEMENTS = 5e8
-QUEUED_ELEMENTS = 1e9
-MXFP8_SCALE_BYTES = 2.0 / 32.0  # a byte for every 32 elements, in both orientations
 
 
 def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:

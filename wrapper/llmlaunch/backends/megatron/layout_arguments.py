@@ -1,4 +1,9 @@
-"""How the job is split, in Megatron-LM's words (core 0.19)."""
+"""Megatron-LM arguments for the layout (core 0.19): parallel sizes, and how layers are divided among stages.
+
+Uneven stages have three notations beside even ones, which exclude each other (transformer_config.py __post_init__,
+arguments.py validate_args): layer counts of the first and the last rank, a layer's place for the embedding or the loss,
+and all stages written out.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ __all__ = ["STAGE_FLAGS", "parallel_arguments", "stage_arguments", "stage_flags"
 
 
 def parallel_arguments(shape: ModelShape, layout: Layout) -> tuple[Argument, ...]:
-    """Sizes of all groups, the stages, and what overlaps with what."""
+    """Return the sizes of all parallel groups, the stages, and the overlap of gradient and parameter communication."""
     arguments = [
         argument("--tensor-model-parallel-size", layout.tensor, of="layout.tensor"),
         argument("--pipeline-model-parallel-size", layout.pipeline, of="layout.pipeline"),
@@ -41,7 +46,7 @@ Split = tuple[int, ...]
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"
 CHUNKS, WRITTEN = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"
-# none of them may be said beside the plan
+# none of them may stand in backend.extra_args
 STAGE_FLAGS = (FIRST, LAST, EMBEDDING, LOSS, CHUNKS, WRITTEN, "--num-layers-per-virtual-pipeline-stage")
 
 
@@ -51,19 +56,19 @@ def stage_flags(layout: Layout, mtp_layers: int = 0) -> Words:
     chunks = (CHUNKS, str(layout.virtual_pipeline)) if layout.virtual_pipeline > 1 else ()
     if len(set(layout.layers_by_stage)) <= 1:
         return chunks
-    for way in (_first_and_last, _slots):
-        words = way(layout)
-        if words is not None:
-            return (*words, *chunks)
+    for notation in (_first_and_last, _slots):
+        flags = notation(layout)
+        if flags is not None:
+            return (*flags, *chunks)
     return (WRITTEN, written_layout(layout.layers_by_stage, mtp_layers))
 
 
 def stage_arguments(layout: Layout, mtp_layers: int = 0) -> tuple[Argument, ...]:
     """`stage_flags` with what each follows from."""
-    words, arguments = stage_flags(layout, mtp_layers), []
-    for place, flag in enumerate(words):
+    flags, arguments = stage_flags(layout, mtp_layers), []
+    for place, flag in enumerate(flags):
         if flag.startswith("--"):
-            values = [word for word in words[place + 1 : place + 2] if not word.startswith("--")]
+            values = [word for word in flags[place + 1 : place + 2] if not word.startswith("--")]
             key = "layout.virtual_pipeline" if flag == CHUNKS else "layout.layers_by_stage"
             arguments.append(argument(flag, *values, of=key))
     return tuple(arguments)
@@ -82,8 +87,8 @@ def _first_and_last(layout: Layout) -> Words | None:
     if len(middle) != 1:
         return None
     usual = middle.pop()
-    words = (FIRST, str(first)) if ranks[0] != usual else ()
-    return (*words, *((LAST, str(last)) if ranks[-1] != usual else ()))
+    flags = (FIRST, str(first)) if ranks[0] != usual else ()
+    return (*flags, *((LAST, str(last)) if ranks[-1] != usual else ()))
 
 
 def _slots(layout: Layout) -> Words | None:

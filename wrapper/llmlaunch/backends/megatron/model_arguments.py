@@ -1,7 +1,7 @@
-"""The model in Megatron-LM's words (core 0.19): sizes and norms; attention and mixture have modules of their own.
+"""Megatron-LM arguments for the model (core 0.19): sizes, norms, attention, rotary scaling, mixture of experts.
 
-Whatever a published configuration says is said here, and what the command line cannot say is refused by name
-(model_rules.py): a model that trains as another one than was asked for is worse than none.
+Every setting of a published configuration has its argument here. What the command line cannot express is refused
+(model_rules.py), because a model that silently trains as another one is worse than none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MEGATRON_NORM_EPSILON = 1e-5  # --norm-epsilon's default
 
 
 def model_arguments(recipe: Recipe) -> tuple[Argument, ...]:
-    """All that describes the model itself, whatever the split."""
+    """Return the arguments that describe the model, whatever the layout."""
     shape = recipe.model
     return (
         *_sizes(shape, recipe.workload.sequence_length),
@@ -122,8 +122,8 @@ def _scaled(scaling: RopeScaling | None) -> list[Argument]:
         return [argument("--rotary-seq-len-interpolation-factor", number(scaling.factor), of=f"{SCALING}.factor")]
     if scaling.kind == "llama3":
         # the model is built with its default, 8, whatever the factor says; others are refused (model_rules.py)
-        kept = argument("--rope-scaling-factor", number(scaling.factor), of=f"{SCALING}.factor")
-        return [argument("--use-rope-scaling", of=f"{SCALING}.kind"), kept]
+        factor = argument("--rope-scaling-factor", number(scaling.factor), of=f"{SCALING}.factor")
+        return [argument("--use-rope-scaling", of=f"{SCALING}.kind"), factor]
     before = f"{SCALING}.original_max_position_embeddings"
     arguments = _yarn(scaling)
     if scaling.original_max_position_embeddings is not None:

@@ -1,4 +1,4 @@
-"""Which number formats Megatron-LM and Transformer Engine take, as data: of a device, of a recipe, of a layout."""
+"""Number formats on Megatron-LM and Transformer Engine: what a device and a layout allow, arguments, and the record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.argument import Argument, argument
-from llmlaunch.backends.requirements import Requirement
+from llmlaunch.backends.requirements import Requirement, implies
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.memory.facts import MemoryFacts
@@ -87,11 +87,6 @@ NUMBER_REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def implies(condition: BoolColumn | bool, then: BoolColumn | bool) -> BoolColumn:
-    column: BoolColumn = np.logical_or(np.logical_not(condition), then)
-    return column
-
-
 def parameters_need_distributed(s: Situation) -> BoolColumn:
     return implies(s.numbers.narrow_parameters, s.layouts.zero_stage > 0)
 
@@ -106,8 +101,8 @@ def formats_stay_on_device(s: Situation) -> BoolColumn:
 
 
 def offload_needs_delayed(s: Situation) -> BoolColumn:
-    kept = s.numbers.narrow_parameters and s.numbers.narrow != "delayed"
-    return np.full(len(s.layouts), not (kept and s.techniques.offload_optimizer > 0))
+    narrow_parameters = s.numbers.narrow_parameters and s.numbers.narrow != "delayed"
+    return np.full(len(s.layouts), not (narrow_parameters and s.techniques.offload_optimizer > 0))
 
 
 def delayed_keeps_norms(s: Situation) -> BoolColumn:
@@ -233,15 +228,15 @@ def _narrow(numbers: NumberFormats, layout: Layout) -> list[Argument]:
 
 def _optimizer(recipe: Recipe) -> list[Argument]:
     """Megatron's main gradients are its gradient buffer: their format is that of `training.gradient_dtype`."""
-    kept = recipe.training.numbers.optimizer
-    if kept is None:
+    formats = recipe.training.numbers.optimizer
+    if formats is None:
         return []
     key = "training.optimizer"
     arguments = [
         argument("--use-precision-aware-optimizer", of=key),
-        argument("--main-params-dtype", kept.main_parameters, of=f"{key}.main_parameters"),
-        argument("--exp-avg-dtype", kept.first_moment, of=f"{key}.first_moment"),
-        argument("--exp-avg-sq-dtype", kept.second_moment, of=f"{key}.second_moment"),
+        argument("--main-params-dtype", formats.main_parameters, of=f"{key}.main_parameters"),
+        argument("--exp-avg-dtype", formats.first_moment, of=f"{key}.first_moment"),
+        argument("--exp-avg-sq-dtype", formats.second_moment, of=f"{key}.second_moment"),
     ]
     if recipe.training.gradient_dtype == "bf16":
         arguments += [argument("--main-grads-dtype", "bf16", of="training.gradient_dtype")]

@@ -1,7 +1,7 @@
 """Communication that a recipe asks Megatron-LM to hide or to do otherwise (core 0.19): rules and words.
 
 What needs no asking stands elsewhere: gradients and parameters of data parallelism overlap wherever they are sharded
-(parallel_arguments.py, sharding.py), and interleaved stages overlap their transfers by Megatron's own default.
+(layout_arguments.py, sharding.py), and interleaved stages overlap their transfers by Megatron's own default.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.backends.argument import Argument, argument
-from llmlaunch.backends.requirements import Requirement
+from llmlaunch.backends.requirements import Requirement, implies
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_FULL, Rule, Situation
 from llmlaunch.recipe.types import Recipe
@@ -62,11 +62,6 @@ OVERLAP_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: _exchanged(r) and r.model.mtp_num_layers > 1,
     ),
 )
-
-
-def implies(asked: bool, then: BoolColumn) -> BoolColumn:
-    column: BoolColumn = np.logical_or(not asked, then)
-    return column
 
 
 def hidden_exchange_experts(s: Situation) -> BoolColumn:

@@ -94,24 +94,29 @@ def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank
     """
     if not 0 <= pipeline_rank < layout.pipeline:
         raise UserError(f"{recipe.path}: no pipeline rank {pipeline_rank}: ranks are 0 to {layout.pipeline - 1}")
-    script, *words = rendered.program
-    groups = list(flag_groups(words))
+    script, *arguments = rendered.program
+    groups = list(flag_groups(arguments))
     _refuse(recipe, groups)
-    said = {flag_of(group) for group in groups}
-    added = [each for each in _added(recipe, said, steps) if not (each.gives_way and each.argument.flag in said)]
-    out = {*LEFT_OUT, *(each.argument.flag for each in added)}
-    kept = _without(out, groups)
-    mine = tuple(each.argument for each in added)
+    flags = {flag_of(group) for group in groups}
+    added = [each for each in _added(recipe, flags, steps) if not (each.gives_way and each.argument.flag in flags)]
+    dropped = {*LEFT_OUT, *(each.argument.flag for each in added)}
+    remaining = _without(dropped, groups)
+    added_arguments = tuple(each.argument for each in added)
     return RankAlone(
-        program=(NodeVariable("LLMLAUNCH_RUN_DIR", f"/{STARTER_FILE}"), script, *kept, *command_words(mine)),
+        program=(
+            NodeVariable("LLMLAUNCH_RUN_DIR", f"/{STARTER_FILE}"),
+            script,
+            *remaining,
+            *command_words(added_arguments),
+        ),
         environment={
             "WORLD_SIZE": str(layout.world_size),
-            "RANK": str(pipeline_rank * _ranks_between_stages(layout, said)),
+            "RANK": str(pipeline_rank * _ranks_between_stages(layout, flags)),
             "LOCAL_RANK": "0",
         },
-        notes=(*_notes_of_left_out(said), *(each.note for each in added if each.note)),
-        arguments=(*(each for each in rendered.arguments if each.flag not in out), *mine),
-        own_words=tuple(map(str, _without(out, flag_groups(recipe.backend.extra_args)))),
+        notes=(*_notes_of_left_out(flags), *(each.note for each in added if each.note)),
+        arguments=(*(each for each in rendered.arguments if each.flag not in dropped), *added_arguments),
+        own_words=tuple(map(str, _without(dropped, flag_groups(recipe.backend.extra_args)))),
         files={STARTER_FILE: RANK_ALONE.read_bytes()},
     )
 
@@ -133,13 +138,13 @@ def _refuse(recipe: Recipe, groups: Sequence[Sequence[Word]]) -> None:
             raise UserError(f"{cannot} with the flex dispatcher: {FLEX}; try layout.token_dispatcher=alltoall")
 
 
-def _ranks_between_stages(layout: Layout, said: Collection[str]) -> int:
+def _ranks_between_stages(layout: Layout, job_flags: Collection[str]) -> int:
     """Stages are outermost (order tp-cp-ep-dp-pp), unless Megatron was told otherwise (training/initialize.py)."""
     inner = layout.tensor * layout.context
-    return inner if "--use-tp-pp-dp-mapping" in said else layout.world_size // layout.pipeline
+    return inner if "--use-tp-pp-dp-mapping" in job_flags else layout.world_size // layout.pipeline
 
 
-def _added(recipe: Recipe, said: Collection[str], steps: int) -> Iterator[_Added]:
+def _added(recipe: Recipe, job_flags: Collection[str], steps: int) -> Iterator[_Added]:
     lone = "this rank runs alone: it takes part in all of the job's groups, and nothing is sent"
     yield _Added(argument(FAKE, why=lone))
     yield _Added(argument("--train-iters", steps, why="the peak is reached in the first steps"))
@@ -148,22 +153,22 @@ def _added(recipe: Recipe, said: Collection[str], steps: int) -> Iterator[_Added
     )
     yield _Added(horizon, gives_way=True)
     yield _Added(argument("--log-interval", 1, why="every step is looked at"))
-    if "--mock-data" not in said:
+    if "--mock-data" not in job_flags:
         yield _Added(argument("--mock-data", why=_DATA), f"made-up data: {_DATA}")
-    if "--num-experts" in said:
+    if "--num-experts" in job_flags:
         yield _Added(
             argument("--moe-router-force-load-balancing", why="what a router makes of made-up values is no balance"),
             "the router sends tokens to random experts: in the job, an expert may get more than its share",
         )
-    if "--fp16" in said and "--loss-scale" not in said:
+    if "--fp16" in job_flags and "--loss-scale" not in job_flags:
         scale = "the usual first one, 2**32, skips the first steps, and with them the optimizer's states"
         yield _Added(argument("--initial-loss-scale", 1, why=scale))
 
 
-def _notes_of_left_out(said: Collection[str]) -> Iterator[str]:
+def _notes_of_left_out(job_flags: Collection[str]) -> Iterator[str]:
     by_reason: dict[str, list[str]] = {}
     for flag, why in LEFT_OUT.items():
-        if flag in said and why != _DATA:
+        if flag in job_flags and why != _DATA:
             by_reason.setdefault(why, []).append(flag)
     for why, flags in by_reason.items():
         yield f"without {', '.join(flags)}: {why}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.requirements import Requirement
+from llmlaunch.backends.requirements import Requirement, implies
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
@@ -32,11 +32,6 @@ def divides(part: NDArray[Any], whole: NDArray[Any] | int) -> BoolColumn:
     return column
 
 
-def implies(condition: NDArray[Any], then: NDArray[Any] | bool) -> BoolColumn:
-    column: BoolColumn = np.logical_or(np.logical_not(condition), then)
-    return column
-
-
 def heads(s: Situation) -> BoolColumn:
     return divides(s.layouts.tensor, s.shape.num_attention_heads)
 
@@ -47,14 +42,14 @@ def query_groups(s: Situation) -> BoolColumn:
 
 
 def query_columns(s: Situation) -> BoolColumn:
-    """Where there are fewer query groups than tensor parallel ranks, a group's columns are cut. Latent attention has
-    matrices of its own."""
+    """With fewer query groups than tensor parallel ranks the columns of a group are divided. Latent attention has
+    other matrices."""
     columns = s.shape.query_width + 2 * s.shape.key_value_width
     return divides(s.layouts.tensor, columns) if s.shape.mla is None else np.ones(len(s.layouts), dtype=np.bool_)
 
 
 def ffn(s: Situation) -> BoolColumn:
-    """Of dense layers; a model whose layers are all mixtures builds none."""
+    """Dense layers alone have this FFN: a model whose layers are all mixtures builds none."""
     dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
     return divides(s.layouts.tensor, s.shape.ffn_hidden_size if dense else 0)
 

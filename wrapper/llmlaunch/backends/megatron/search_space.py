@@ -1,4 +1,4 @@
-"""What a search may choose on Megatron-LM for each layout: recompute, offload, gradients; words that do something."""
+"""The techniques a search tries on Megatron-LM for each layout: recompute, offload and gradient formats."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ Modules = tuple[str, ...]
 def step_techniques(recipe: Recipe) -> tuple[StepTechniques, ...]:
     """None, every set of modules that lets go of something, every layer, and so many layers as it takes; nothing or
     growing sets of modules offloaded beside them, or the first layers whole."""
-    kept = StepTechniques(RECOMPUTE_NONE)
+    plain = StepTechniques(RECOMPUTE_NONE)
     modules = [StepTechniques(RECOMPUTE_SELECTIVE, names) for names in _module_sets(recipe)]
     block = StepTechniques(RECOMPUTE_FULL, recompute_method="block", solved="recompute_layers")
-    words = [kept, *modules, StepTechniques(RECOMPUTE_FULL), block]
+    choices = [plain, *modules, StepTechniques(RECOMPUTE_FULL), block]
     if recipe.cluster.accelerator.kind != "gpu":
-        return tuple(words)
-    offloaded = [_offloading(way, names) for way, names in product((kept, *modules), _offload_sets(recipe.model))]
+        return tuple(choices)
+    offloaded = [
+        _offloading(choice, names) for choice, names in product((plain, *modules), _offload_sets(recipe.model))
+    ]
     layers = StepTechniques(RECOMPUTE_NONE, solved="offload_layers")
-    return (*words, *(way for way in offloaded if way is not None), layers)
+    return (*choices, *(choice for choice in offloaded if choice is not None), layers)
 
 
 def _module_sets(recipe: Recipe) -> list[Modules]:
@@ -57,15 +59,15 @@ def _offload_sets(shape: ModelShape) -> list[Modules]:
     if shape.moe is None:
         return attention
     experts: list[Modules] = [("moe_act",), ("expert_fc1", "moe_act")]
-    return [*experts, attention[0], *((*one, *other) for one, other in product(attention, experts[1:]))]
+    return [*experts, attention[0], *((*first, *second) for first, second in product(attention, experts[1:]))]
 
 
-def _offloading(way: StepTechniques, names: Modules) -> StepTechniques | None:
+def _offloading(choice: StepTechniques, names: Modules) -> StepTechniques | None:
     """None where Megatron refuses the two together, or what is offloaded is made again anyway."""
     made_again = {"moe": {"moe_act", "expert_fc1"}, "moe_act": {"moe_act"}}
-    if any(made_again.get(module, set()) & set(names) for module in way.recompute_modules):
+    if any(made_again.get(module, set()) & set(names) for module in choice.recompute_modules):
         return None
-    return StepTechniques(way.recompute, way.recompute_modules, offload_modules=names)
+    return StepTechniques(choice.recompute, choice.recompute_modules, offload_modules=names)
 
 
 def state_techniques(recipe: Recipe) -> tuple[StateTechniques, ...]:

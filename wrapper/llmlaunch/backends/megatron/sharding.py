@@ -1,4 +1,4 @@
-"""Megatron-FSDP (core 0.19): which recipes ask for it, its words, and what it keeps in memory."""
+"""Megatron-FSDP (core 0.19): which recipes ask for it, its rules and arguments, and what it keeps in memory."""
 
 from __future__ import annotations
 

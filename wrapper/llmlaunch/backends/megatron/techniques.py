@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.backends.argument import Argument, argument
-from llmlaunch.backends.requirements import Requirement, pinned_least
+from llmlaunch.backends.requirements import Requirement, implies, pinned_least
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
@@ -125,11 +125,6 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.techniques.delay_weight_gradients and "moe" in r.techniques.recompute_modules,
     ),
 )
-
-
-def implies(condition: BoolColumn | bool, then: BoolColumn) -> BoolColumn:
-    column: BoolColumn = np.logical_or(np.logical_not(condition), then)
-    return column
 
 
 def layers_on_one_stage(s: Situation) -> BoolColumn:

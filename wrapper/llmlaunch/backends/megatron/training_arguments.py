@@ -1,4 +1,4 @@
-"""Batch, schedule, optimizer, precision and log, in Megatron-LM's words (core 0.19)."""
+"""Megatron-LM arguments for the training (core 0.19): batch, schedule, optimizer, log, data and checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEGATRON_FIRST_BETA = 0.9  # --adam-beta1's default
 
 
 def training_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
-    """How long it trains, on how much at once, in which numbers, and what it says of it."""
+    """Return the arguments for batch, schedule, optimizer, number formats and log."""
     return (*_batch(recipe, layout), *_optimizer(recipe), *_log(recipe), *number_arguments(recipe, layout))
 
 
@@ -32,31 +32,36 @@ def _batch(recipe: Recipe, layout: Layout) -> list[Argument]:
 
 
 def _optimizer(recipe: Recipe) -> list[Argument]:
-    training, said = recipe.training, recipe.training.schedule
+    training, schedule = recipe.training, recipe.training.schedule
     arguments = [
         argument("--lr", repr(training.learning_rate), of="training.learning_rate"),
-        argument("--lr-decay-style", said.decay or "cosine", of="training.learning_rate_decay", why=_usual(said.decay)),
+        argument(
+            "--lr-decay-style",
+            schedule.decay or "cosine",
+            of="training.learning_rate_decay",
+            why=_usual(schedule.decay),
+        ),
         _warmup(recipe),
-        argument("--clip-grad", said.clipping, of="training.gradient_clipping"),
-        argument("--weight-decay", said.weight_decay, of="training.weight_decay"),
+        argument("--clip-grad", schedule.clipping, of="training.gradient_clipping"),
+        argument("--weight-decay", schedule.weight_decay, of="training.weight_decay"),
     ]
-    if said.minimum_learning_rate:
-        arguments += [argument("--min-lr", repr(said.minimum_learning_rate), of="training.minimum_learning_rate")]
-    first, second = said.adam_betas
+    if schedule.minimum_learning_rate:
+        arguments += [argument("--min-lr", repr(schedule.minimum_learning_rate), of="training.minimum_learning_rate")]
+    first, second = schedule.adam_betas
     if first != MEGATRON_FIRST_BETA:
         arguments += [argument("--adam-beta1", number(first), of="training.adam_betas")]
     arguments += [argument("--adam-beta2", number(second), of="training.adam_betas")]
     return [*arguments, argument("--seed", training.seed, of="training.seed")]
 
 
-def _usual(said: object) -> str:
-    return "as the Llama models were trained" if said is None else ""
+def _usual(stated: object) -> str:
+    return "as the Llama models were trained" if stated is None else ""
 
 
 def _warmup(recipe: Recipe) -> Argument:
-    flag, said, steps = "--lr-warmup-iters", recipe.training.schedule.warmup_steps, recipe.training.steps
-    if said is not None:
-        return argument(flag, said, of="training.warmup_steps")
+    flag, stated, steps = "--lr-warmup-iters", recipe.training.schedule.warmup_steps, recipe.training.steps
+    if stated is not None:
+        return argument(flag, stated, of="training.warmup_steps")
     warmup = min(steps // 100, MOST_WARMUP_STEPS)
     return argument(flag, warmup, of=("training.steps", "training.tokens"), why="a hundredth of the steps")
 
@@ -96,12 +101,12 @@ def data_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
 def _files(data: Data) -> list[Argument]:
     """Weights stand before the paths they belong to (get_blend_from_list, core/datasets/utils.py, core 0.19)."""
     if data.blend:
-        words = [word for part in data.blend for word in (number(part.weight), part.path)]
-        arguments = [argument("--data-path", *words, of="data.blend")]
+        pairs = [word for part in data.blend for word in (number(part.weight), part.path)]
+        arguments = [argument("--data-path", *pairs, of="data.blend")]
     else:
         arguments = [argument("--data-path", data.path, of="data.path")]
-    kept = "" if data.split else "a hundredth is kept apart"
-    arguments += [argument("--split", data.split or DEFAULT_SPLIT, of="data.split", why=kept)]
+    why = "" if data.split else "a hundredth is kept apart"
+    arguments += [argument("--split", data.split or DEFAULT_SPLIT, of="data.split", why=why)]
     if data.cache_path is not None:
         arguments += [argument("--data-cache-path", data.cache_path, of="data.cache_path")]
     return arguments
@@ -144,8 +149,8 @@ def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]
         argument("--save-interval", training.save_interval, of="training.save_interval"),
         argument("--exit-signal-handler", of="restart", why="saves and ends when it is told to"),
     ]
-    asked = RESHARDING_FLAG in recipe.backend.extra_args
-    if layout.zero_stage == 1 and saved_by_parameter(recipe, layout) and not asked:
+    requested = RESHARDING_FLAG in recipe.backend.extra_args
+    if layout.zero_stage == 1 and saved_by_parameter(recipe, layout) and not requested:
         arguments.append(argument(RESHARDING_FLAG, of="on_oom", why="another layout may have to load it"))
     return (*begun, *arguments)
 
@@ -156,8 +161,9 @@ def _format(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
         return (argument("--ckpt-format", "fsdp_dtensor", of="layout.zero_stage", why="Megatron-FSDP takes no other"),)
     if recipe.training.checkpoint_path is None:
         return ()
-    said, dist = recipe.training.checkpoint_format, "loaded under another split, too"
-    return (argument("--ckpt-format", said or "torch_dist", of="training.checkpoint_format", why="" if said else dist),)
+    requested, key = recipe.training.checkpoint_format, "training.checkpoint_format"
+    why = "" if requested else "loaded under another split, too"
+    return (argument("--ckpt-format", requested or "torch_dist", of=key, why=why),)
 
 
 def _start(weights: str | None) -> tuple[Argument, ...]:

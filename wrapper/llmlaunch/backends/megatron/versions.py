@@ -84,14 +84,14 @@ class VersionArguments:
 
 
 @functools.cache
-def core_parser(known: str) -> CoreParser:
+def core_parser(known_version: str) -> CoreParser:
     """One of KNOWN_VERSIONS."""
-    told = json.loads((_PARSERS / f"{known}.json").read_text(encoding="utf-8"))
+    stored = json.loads((_PARSERS / f"{known_version}.json").read_text(encoding="utf-8"))
     flags = {
         name: Flag(flag["dest"], flag["values"], tuple(flag.get("choices", ())), flag.get("default"))
-        for name, flag in told["flags"].items()
+        for name, flag in stored["flags"].items()
     }
-    return CoreParser(told["version"], told["source"], flags)
+    return CoreParser(stored["version"], stored["source"], flags)
 
 
 def known_version(version: str | None) -> str | None:
@@ -113,7 +113,7 @@ def rendered_arguments(recipe: Recipe, planned: Iterable[Argument]) -> VersionAr
     """
     version = rendered_version(recipe)
     flags = core_parser(version).flags
-    kept, notes = [], []
+    accepted, notes = [], []
     for each in planned:
         flag = flags.get(each.flag)
         if flag is None and (not each.reason.keys or each.flag in ONLY_HELPS):
@@ -124,8 +124,8 @@ def rendered_arguments(recipe: Recipe, planned: Iterable[Argument]) -> VersionAr
         strange = [str(value) for value in each.values if flag.choices and str(value) not in flag.choices]
         if strange:
             raise UserError(_lacking(recipe, each, version, f"has no {each.flag} {strange[0]}"))
-        kept.append(each)
-    return VersionArguments(tuple(kept), (*notes, *_strange_extras(recipe, flags, version)))
+        accepted.append(each)
+    return VersionArguments(tuple(accepted), (*notes, *_strange_extras(recipe, flags, version)))
 
 
 def _lacking(recipe: Recipe, each: Argument, version: str, what: str) -> str:
@@ -137,10 +137,10 @@ def _lacking(recipe: Recipe, each: Argument, version: str, what: str) -> str:
 
 def _strange_extras(recipe: Recipe, flags: Mapping[str, Flag], version: str) -> list[str]:
     """Flags of the person's own that this parser does not take. A checkout may have some of its own, so they stay."""
-    words = (word.split("=", 1)[0] for word in recipe.backend.extra_args if word.startswith("--"))
+    flags_in_extra_args = (word.split("=", 1)[0] for word in recipe.backend.extra_args if word.startswith("--"))
     return [
         f"backend.extra_args: {flag} is no flag of Megatron core {version}; it stays, in case it is the checkout's own"
-        for flag in dict.fromkeys(words)
+        for flag in dict.fromkeys(flags_in_extra_args)
         if flag not in flags
     ]
 
