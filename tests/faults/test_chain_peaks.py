@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.chain import Chain, until
-from support.node_rig import GIB
+from support.chain import Chain
+from support.node_rig import GIB, until
 
 pytestmark = pytest.mark.faults
 

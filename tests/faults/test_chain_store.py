@@ -19,8 +19,8 @@ import psycopg
 import pytest
 
 from support import judge
-from support.chain import Chain, until
-from support.node_rig import GIB
+from support.chain import Chain
+from support.node_rig import GIB, until
 from support.postgres_server import PostgresServer
 
 COLLECTORS = 4

@@ -29,6 +29,20 @@ def assert_whole_and_once(node: NodeRig) -> None:
     assert len(node.lines()) == len(lines)
 
 
+def started(node: NodeRig, faulty_disk: Path, *options: str) -> Any:
+    """A monitor whose disk is well and that has seen 1 GiB in use."""
+    node.scenario("gpu used=1G\n")
+    monitor = node.monitor(*options, **node.faulty(faulty_disk))
+    node.until_used(1.5)
+    return monitor
+
+
+def until_spooled(node: NodeRig, gibibytes: int) -> None:
+    """So much is in use from now on; waits for a line in the spool that says so."""
+    node.until_sampled(f"gpu used={gibibytes}G\n")
+    until(lambda: any(peak_gib(line) > gibibytes for line in node.spooled()), "a line in the spool")
+
+
 def successor(node: NodeRig) -> None:
     """A monitor of another run of this user on this node comes and goes."""
     place = ("--run-dir", str(node.run_directory.with_name("other")), "--attempt", "1", "--node", NODE)
@@ -40,13 +54,10 @@ def successor(node: NodeRig) -> None:
 
 
 def test_lines_that_a_disk_refuses_wait_on_the_node_until_it_is_well(gpu_node: NodeRig, faulty_disk: Path) -> None:
-    gpu_node.scenario("gpu used=1G\n")
-    monitor = gpu_node.monitor(**gpu_node.faulty(faulty_disk))
-    gpu_node.until_used(1.5)
+    monitor = started(gpu_node, faulty_disk)
     for used, code in zip(range(10, 60, 10), REFUSALS.values(), strict=True):
         gpu_node.disk(str(code))
-        gpu_node.until_sampled(f"gpu used={used}G\n")
-        until(lambda: any(peak_gib(line) > used for line in gpu_node.spooled()), "a spooled line")  # noqa: B023
+        until_spooled(gpu_node, used)
         assert all(peak_gib(line) < used for line in gpu_node.lines())
         gpu_node.disk("")
         until(gpu_node.all_delivered, "delivery")
@@ -75,12 +86,9 @@ def test_a_monitor_that_could_not_write_to_the_end_leaves_it_to_its_successor(
 
 
 def test_what_a_killed_monitor_spooled_is_delivered_by_the_next_one(gpu_node: NodeRig, faulty_disk: Path) -> None:
-    gpu_node.scenario("gpu used=1G\n")
-    monitor = gpu_node.monitor(**gpu_node.faulty(faulty_disk))
-    gpu_node.until_used(1.5)
+    monitor = started(gpu_node, faulty_disk)
     gpu_node.disk(str(REFUSALS["ENOSPC"]))
-    gpu_node.until_sampled("gpu used=70G\n")
-    until(lambda: any(peak_gib(line) > 70 for line in gpu_node.spooled()), "a spooled line")
+    until_spooled(gpu_node, 70)
     monitor.kill()
     monitor.wait()
     (spooled,) = gpu_node.spool.glob("*/peaks/*.jsonl")
@@ -92,12 +100,9 @@ def test_what_a_killed_monitor_spooled_is_delivered_by_the_next_one(gpu_node: No
 
 
 def test_a_file_server_that_is_gone_does_not_keep_it(gpu_node: NodeRig, faulty_disk: Path) -> None:
-    gpu_node.scenario("gpu used=1G\n")
-    monitor = gpu_node.monitor(*HANG, **gpu_node.faulty(faulty_disk))
-    gpu_node.until_used(1.5)
+    monitor = started(gpu_node, faulty_disk, *HANG)
     gpu_node.disk("hang")
-    gpu_node.until_sampled("gpu used=70G\n")
-    until(lambda: any(peak_gib(line) > 70 for line in gpu_node.spooled()), "a line in the spool")
+    until_spooled(gpu_node, 70)
     monitor.send_signal(signal.SIGTERM)
     monitor.communicate()  # far less than the hang lasts
     assert monitor.returncode == 0
@@ -111,16 +116,12 @@ def test_a_file_server_that_is_gone_does_not_keep_it(gpu_node: NodeRig, faulty_d
 
 def test_a_file_server_that_is_gone_amid_a_delivery(gpu_node: NodeRig, faulty_disk: Path) -> None:
     """What was on its way waits in a file of its own, and arrives before what was said after it."""
-    gpu_node.scenario("gpu used=1G\n")
-    monitor = gpu_node.monitor(*HANG, **gpu_node.faulty(faulty_disk))
-    gpu_node.until_used(1.5)
+    monitor = started(gpu_node, faulty_disk, *HANG)
     gpu_node.disk(str(REFUSALS["EIO"]))
-    gpu_node.until_sampled("gpu used=30G\n")
-    until(lambda: any(peak_gib(line) > 30 for line in gpu_node.spooled()), "a line in the spool")
+    until_spooled(gpu_node, 30)
     gpu_node.disk("hang")
     until(lambda: any(gpu_node.spool.glob("*/peaks/*.taken.jsonl")), "a delivery")
-    gpu_node.until_sampled("gpu used=70G\n")
-    until(lambda: any(peak_gib(line) > 70 for line in gpu_node.spooled()), "a line after it")
+    until_spooled(gpu_node, 70)
     monitor.terminate()
     monitor.communicate()
     gpu_node.disk("")
@@ -143,12 +144,9 @@ def test_a_file_server_that_is_gone_from_the_start(gpu_node: NodeRig, faulty_dis
 
 
 def test_a_file_server_that_comes_back(gpu_node: NodeRig, faulty_disk: Path) -> None:
-    gpu_node.scenario("gpu used=1G\n")
-    monitor = gpu_node.monitor(*HANG, **gpu_node.faulty(faulty_disk))
-    gpu_node.until_used(1.5)
+    monitor = started(gpu_node, faulty_disk, *HANG)
     gpu_node.disk("hang")
-    gpu_node.until_sampled("gpu used=70G\n")
-    until(lambda: any(peak_gib(line) > 70 for line in gpu_node.spooled()), "a line in the spool")
+    until_spooled(gpu_node, 70)
     gpu_node.disk("")
     until(gpu_node.all_delivered, "delivery by the same monitor")
     gpu_node.until_sampled("gpu used=2G\n")

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,27 +18,25 @@ from typing import Any
 import psutil
 
 from support import judge
-from support.node_rig import GIB, alive
+from support.node_rig import GIB, alive, until
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "llama2-7b-deepspeed.yaml"
 TRAINER = ROOT / "tests" / "faults" / "trainer.py"
-PATIENCE_SECONDS = 240.0  # nothing is judged by how long it took
 # Of a call, as measured on a real driver (MangoHud pull request 2104); none of these is asked for the fan, 137 us.
 LATENCIES = """\
 slow nvmlDeviceGetComputeRunningProcesses_v3 us=4491
 slow nvmlDeviceGetMemoryInfo_v2 us=12
 slow nvmlDeviceGetUtilizationRates us=3
 """
-
-
-def until(holds: Callable[[], Any], what: str) -> Any:
-    """The first true answer of `holds`; fails the test when it never comes."""
-    give_up_at = time.monotonic() + PATIENCE_SECONDS
-    while not (answer := holds()):
-        assert time.monotonic() < give_up_at, f"never happened: {what}"
-        time.sleep(0.02)
-    return answer
+# Both commands in one interpreter: a third of what a fault test computes is starting programs.
+COLLECT_AND_EXPORT = """
+import sys
+from llmlaunch.cli.main import cli
+for words in (["collect", sys.argv[1]], ["measurements", "export", "exported.jsonl"]):
+    if cli.main(words, standalone_mode=False):
+        sys.exit(" ".join(words))
+"""
 
 
 @dataclass
@@ -234,16 +231,17 @@ class Chain:
         until(lambda: over() and not time.sleep(0.1) and over(), "the end of the run")
 
     def llmlaunch(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.python("-m", "llmlaunch", *words)
+
+    def python(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "llmlaunch", *words],
+            [sys.executable, *words],
             cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
 
     def records(self) -> list[dict[str, Any]]:
         """All that the store has, after `collect` of this run."""
-        done = self.llmlaunch("collect", str(self.run))
-        assert done.returncode == 0, done.stdout + done.stderr
-        done = self.llmlaunch("measurements", "export", "exported.jsonl")
+        done = self.python("-c", COLLECT_AND_EXPORT, str(self.run))
         assert done.returncode == 0, done.stdout + done.stderr
         return [json.loads(line) for line in (self.place / "exported.jsonl").read_text().splitlines()]
 
