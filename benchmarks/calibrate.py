@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "unit" / "calibration"), str(ROOT / "wrapper")]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "wrapper")]
 
-from hidden_bias import GIB, LAYOUTS, MODELS, configuration  # noqa: E402
-
-from llmlaunch.calibration.pricing import Priced, priced  # noqa: E402
+from llmlaunch.calibration.cases import Prediction, predict  # noqa: E402
 from llmlaunch.store.database import open_store  # noqa: E402
 from llmlaunch.store.location import where  # noqa: E402
 from llmlaunch.store.measurements import put_collected  # noqa: E402
+from support.hidden_bias import GIB, LAYOUTS, MODELS, configuration  # noqa: E402
 
 RANKS = 64
 PARSE = """
@@ -44,13 +43,13 @@ for (text,) in sqlite3.connect(sys.argv[1]).execute("SELECT content FROM measure
 Record = dict[str, Any]
 
 
-def configurations(rng: random.Random) -> Iterator[tuple[Record, Priced]]:
+def configurations(rng: random.Random) -> Iterator[tuple[Record, Prediction]]:
     """One after the other, never the same twice, all predicted to fit their card."""
     for length in range(1024, 10**6, 8):
         records = [configuration(model, layout, length) for model in MODELS for layout in LAYOUTS]
         rng.shuffle(records)
-        for record, one in zip(records, priced(records), strict=True):
-            if isinstance(one, Priced) and float((one.reserved + one.outside).max()) <= record["gpu_memory_bytes"]:
+        for record, one in zip(records, predict(records), strict=True):
+            if isinstance(one, Prediction) and float((one.reserved + one.outside).max()) <= record["gpu_memory_bytes"]:
                 yield record, one
 
 
@@ -60,7 +59,7 @@ def usual(rng: random.Random) -> Iterator[Record]:
             yield from run(rng, record, one, f"run-{number}-{repeat}")
 
 
-def run(rng: random.Random, record: Record, one: Priced, name: str) -> Iterator[Record]:
+def run(rng: random.Random, record: Record, one: Prediction, name: str) -> Iterator[Record]:
     stages, common = len(one.reserved), rng.gauss(0.05, 0.01)
     for rank in range(RANKS):
         stage = rank * stages // RANKS

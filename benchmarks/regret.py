@@ -6,32 +6,35 @@ Bars, on the 40 GB grid: mean regret at most 1 %, worst 5 %, no choice that died
     python benchmarks/regret.py [--fit] [--grid FILE.jsonl [--cluster PROFILE]]
 
 A grid is measured records (docs/store.md) that tell a speed (`step_seconds`, `tokens_per_second_per_gpu`, or
-`tflops_per_gpu` of a family in calibration/throughput.py) or died; `--cluster` is the machine they ran on.
+`tflops_per_gpu` of a family in accuracy/summary.py) or died; `--cluster` is the machine they ran on.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmlaunch.calibration.accuracy import scored
-from llmlaunch.calibration.machines import clusters_by_gpu
-from llmlaunch.calibration.read import read_records
-from llmlaunch.calibration.regret import Choice, Tried, choose, predicted, rule_of_thumb, tried
-from llmlaunch.calibration.throughput import rank_correlation, throughput
-from llmlaunch.cluster.load import load_cluster
-from llmlaunch.planner.setting import memory_limit
-from llmlaunch.recipe.types import MemoryPolicy
-from llmlaunch.timing.constants import replaced
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "wrapper")]
 
-OUTCOMES = Path(__file__).resolve().parent.parent / "tests" / "data" / "measurements" / "outcomes.jsonl"
+from llmlaunch.accuracy.scoring import score  # noqa: E402
+from llmlaunch.accuracy.summary import rank_correlation, throughput  # noqa: E402
+from llmlaunch.calibration.records import clusters_by_gpu, read_records  # noqa: E402
+from llmlaunch.cluster.load import load_cluster  # noqa: E402
+from llmlaunch.planner.setting import memory_limit  # noqa: E402
+from llmlaunch.recipe.types import MemoryPolicy  # noqa: E402
+from llmlaunch.timing.constants import replaced  # noqa: E402
+from support.regret import Choice, MeasuredLayout, choose, measured_layouts, predicted, rule_of_thumb  # noqa: E402
+
+OUTCOMES = ROOT / "tests" / "data" / "measurements" / "outcomes.jsonl"
 GRID, TABLES = "fujii-grid-A100-40GB", "nvidia-perf-dense"
-# What is fitted, on which family, and the values tried: the least mean of |ln(predicted / measured)| wins.
+# What is fitted, on which family, and the values measured_layouts: the least mean of |ln(predicted / measured)| wins.
 FITTED: Mapping[str, Mapping[str, np.ndarray]] = {
     GRID: {
         "matrix_efficiency_8": np.arange(0.70, 0.871, 0.01),
@@ -55,14 +58,14 @@ def main() -> None:
         records = list(read_records(told.grid))
         if told.cluster:
             clusters = {record["gpu"]: load_cluster(told.cluster, Path()) for record in records}
-        show(tried(records, clusters), str(told.grid))
+        show(measured_layouts(records, clusters), str(told.grid))
         return
     records = [record for record in read_records(OUTCOMES) if record.get("split") == "fit"]
-    grid, tables = (tried(of_family(records, name), clusters) for name in (GRID, TABLES))
+    grid, tables = (measured_layouts(of_family(records, name), clusters) for name in (GRID, TABLES))
     show(grid, GRID)
     left_out(grid)
     for name in (GRID, TABLES):
-        print(name, summary([scored(record, clusters) for record in of_family(records, name)]))
+        print(name, summary([score(record, clusters) for record in of_family(records, name)]))
     if told.fit:
         for runs, name in ((grid, GRID), (tables, TABLES)):
             print("fitted on", name, {key: f"{value:.3g}" for key, value in fit(runs, FITTED[name]).items()})
@@ -79,12 +82,12 @@ def summary(found: Sequence[Any]) -> str:
     return f"{speeds['records']} timed: {shares} rank correlation {order:.3f}"
 
 
-def limits(runs: Sequence[Tried]) -> dict[str, float]:
+def limits(runs: Sequence[MeasuredLayout]) -> dict[str, float]:
     devices = {run.cluster.accelerator.name: run.cluster.accelerator for run in runs}
     return {name: memory_limit(device, MemoryPolicy()).limit_bytes for name, device in devices.items()}
 
 
-def show(runs: Sequence[Tried], name: str) -> None:
+def show(runs: Sequence[MeasuredLayout], name: str) -> None:
     """Ours and the rule of thumb by group."""
     seconds = predicted(runs)
     ours = choose(runs, seconds, limits(runs))
@@ -96,7 +99,7 @@ def show(runs: Sequence[Tried], name: str) -> None:
         mine = [i for i, run in enumerate(runs) if run.group == group and run.seconds]
         real = np.array([runs[i].seconds for i in mine])
         error, order = np.abs(seconds[mine] / real - 1.0).mean(), rank_correlation(seconds[mine], real)
-        taken = choice.taken.case.layout.describe() if choice.taken else "nothing is safe"
+        taken = choice.chosen.case.layout.describe() if choice.chosen else "nothing is safe"
         losses = [said(choice.regret), said(choice.of_time_alone), said(thumb[group].regret)]
         correlation = "-" if order is None else f"{order:.2f}"
         row = [", ".join(map(str, group[1:])), str(len(mine)), *losses, taken, f"{error:.1%}", correlation]
@@ -114,14 +117,14 @@ def total(choices: Iterable[Choice]) -> str:
     all_of = list(choices)
     lost = [choice.regret for choice in all_of if choice.regret is not None]
     alone = [choice.of_time_alone for choice in all_of if choice.of_time_alone is not None]
-    dead, nothing = sum(choice.dead for choice in all_of), sum(choice.taken is None for choice in all_of)
+    dead, nothing = sum(choice.dead for choice in all_of), sum(choice.chosen is None for choice in all_of)
     return (
         f"mean {np.mean(lost):.2%}, worst {max(lost):.2%}; of the safe alone {np.mean(alone):.2%}, {max(alone):.2%}; "
         f"died {dead}, nothing safe {nothing}"
     )
 
 
-def left_out(runs: Sequence[Tried]) -> None:
+def left_out(runs: Sequence[MeasuredLayout]) -> None:
     """Each group chosen with constants fitted on the others."""
     print("each group left out of the fit:")
     choices = []
@@ -135,8 +138,8 @@ def left_out(runs: Sequence[Tried]) -> None:
     print(f"  {total(choices)}\n")
 
 
-def fit(runs: Sequence[Tried], grids: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The values of the constants that fit best, every combination tried."""
+def fit(runs: Sequence[MeasuredLayout], grids: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The values of the constants that fit best, every combination measured_layouts."""
     timed = [run for run in runs if run.seconds]
     real = np.array([run.seconds for run in timed])
 

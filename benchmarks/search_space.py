@@ -21,9 +21,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from llmlaunch.accuracy.anchors import ReferenceJob as Theory
+from llmlaunch.accuracy.anchors import megatron_theory
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.calibration.references import Setting as Theory
-from llmlaunch.calibration.references import megatron_theory
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from llmlaunch.calibration.calibrations import Calibration, Errors, Learned, Score
-from llmlaunch.calibration.digest import estimator_digest
+from llmlaunch.calibration.calibrations import Calibration, Errors, TrainingData, estimator_digest
+from llmlaunch.calibration.margins import Score
 from llmlaunch.memory.correction import Correction
 
 NO_ERRORS = Errors(0.0, 0.0, 0.0, 0.0, ())
@@ -35,7 +35,7 @@ def calibration(
         made_at=1.0 * number,
         llmlaunch="0.1.0",
         estimator=estimator_digest() if estimator is None else estimator,
-        data=Learned(
+        data=TrainingData(
             runs=len(scores),
             records=len(scores),
             died=0,

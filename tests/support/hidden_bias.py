@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from llmlaunch.calibration.pricing import Priced, priced
+from llmlaunch.calibration.cases import Prediction, predict
 from llmlaunch.units import GIB
 from support.measured_runs import CARD, template
 
@@ -61,17 +61,19 @@ def configuration(model: str, layout: tuple[int, int, int], sequence_length: int
 
 
 @cache
-def space() -> list[tuple[dict[str, Any], Priced]]:
+def space() -> list[tuple[dict[str, Any], Prediction]]:
     """All configurations of the site that are predicted to fit the card, with their predictions."""
     records = [
         configuration(model, layout, length) for model in MODELS for layout in LAYOUTS for length in (2048, 4096, 8192)
     ]
-    found = [(record, one) for record, one in zip(records, priced(records), strict=True) if isinstance(one, Priced)]
+    found = [
+        (record, one) for record, one in zip(records, predict(records), strict=True) if isinstance(one, Prediction)
+    ]
     return [(record, one) for record, one in found if (one.reserved + one.outside).max() <= CARD]
 
 
 def ran(
-    rng: random.Random, bias: Bias, chosen: tuple[dict[str, Any], Priced], number: int, apart: bool = True
+    rng: random.Random, bias: Bias, chosen: tuple[dict[str, Any], Prediction], number: int, apart: bool = True
 ) -> list[dict[str, Any]]:
     """The records that a run leaves: one for each pipeline rank, or one death. `apart`: torch's part is known, too."""
     record, one = chosen

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.calibration.accuracy import scored
-from llmlaunch.calibration.read import read_records
+from llmlaunch.accuracy.scoring import score
+from llmlaunch.calibration.records import read_records
 
 DATA = Path(__file__).parents[1] / "data" / "measurements"
 CARD = 80 * 2**30
@@ -29,5 +29,5 @@ def run(number: int, ratio: float | None, kind: str = "device", **changed: Any) 
     record.update(backend_version=None, **changed)
     if ratio is not None:
         record["peak_bytes"] = 1
-        record["peak_bytes"] = round((scored(record, {}).result.predicted_bytes or 0) * ratio)
+        record["peak_bytes"] = round((score(record, {}).predicted_bytes or 0) * ratio)
     return record

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.calibration.accuracy import Result, Scored, score, scored
-from llmlaunch.calibration.machines import clusters_by_gpu
-from llmlaunch.calibration.read import read_records
-from llmlaunch.calibration.summary import families
+from llmlaunch.accuracy.scoring import ScoredRecord, score
+from llmlaunch.accuracy.summary import families
+from llmlaunch.calibration.records import clusters_by_gpu, read_records
 from llmlaunch.errors import UserError
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"
@@ -23,36 +22,35 @@ def records() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found(records: list[dict[str, Any]]) -> list[Scored]:
+def results(records: list[dict[str, Any]]) -> list[ScoredRecord]:
     clusters = clusters_by_gpu()
-    return [scored(record, clusters) for record in records]
+    return [score(record, clusters) for record in records]
 
 
-@pytest.fixture(scope="module")
-def results(found: list[Scored]) -> list[Result]:
-    return [one.result for one in found]
-
-
-def test_every_record_gets_one_result_in_input_order(records: list[dict[str, Any]], results: list[Result]) -> None:
+def test_every_record_gets_one_result_in_input_order(
+    records: list[dict[str, Any]], results: list[ScoredRecord]
+) -> None:
     assert len(records) == 363 + 324
-    assert [r.id for r in results] == [record["id"] for record in records]
+    assert [r.record["id"] for r in results] == [record["id"] for record in records]
 
 
-def test_a_record_is_priced_or_refused_with_a_reason_never_half(results: list[Result]) -> None:
+def test_a_record_is_priced_or_refused_with_a_reason_never_half(results: list[ScoredRecord]) -> None:
     for result in results:
         assert result.supported == (result.predicted_bytes is not None)
         assert result.supported == (result.reason is None)
 
 
-def test_a_supported_record_with_a_card_has_a_verdict(records: list[dict[str, Any]], results: list[Result]) -> None:
+def test_a_supported_record_with_a_card_has_a_verdict(
+    records: list[dict[str, Any]], results: list[ScoredRecord]
+) -> None:
     for record, result in zip(records, results, strict=True):
         if result.supported and record["gpu_memory_bytes"]:
             assert result.verdict in ("safe", "unsafe")
             assert result.limit_bytes == int(0.8 * record["gpu_memory_bytes"])
 
 
-def test_step_time_is_predicted_where_the_batch_is_known(results: list[Result]) -> None:
-    grid = [r for r in results if r.family == "fujii-grid-A100-40GB"]
+def test_step_time_is_predicted_where_the_batch_is_known(results: list[ScoredRecord]) -> None:
+    grid = [r for r in results if r.record["family"] == "fujii-grid-A100-40GB"]
     assert grid
     assert all(r.predicted_step_seconds and r.predicted_tokens_per_second_per_gpu for r in grid)
 
@@ -66,8 +64,10 @@ def test_step_time_is_predicted_where_the_batch_is_known(results: list[Result]) 
         ("bigscience/device", 0.08),
     ],
 )
-def test_megatron_errors_stay_as_small_as_the_readme_says(found: list[Scored], family: str, most: float) -> None:
-    assert families(found)[family]["mape"] <= most
+def test_megatron_errors_stay_as_small_as_the_readme_says(
+    results: list[ScoredRecord], family: str, most: float
+) -> None:
+    assert families(results)[family]["mape"] <= most
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_megatron_errors_stay_as_small_as_the_readme_says(found: list[Scored], f
         ("dlrover/allocated", 0.06),
     ],
 )
-def test_trainers_no_recipe_can_choose_are_priced(found: list[Scored], family: str, most: float) -> None:
-    assert families(found)[family]["supported"] > 0
-    assert families(found)[family]["mape"] <= most
+def test_trainers_no_recipe_can_choose_are_priced(results: list[ScoredRecord], family: str, most: float) -> None:
+    assert families(results)[family]["supported"] > 0
+    assert families(results)[family]["mape"] <= most
 
 
-def test_offload_of_an_unknown_amount_is_refused(results: list[Result], records: list[dict[str, Any]]) -> None:
+def test_offload_of_an_unknown_amount_is_refused(results: list[ScoredRecord], records: list[dict[str, Any]]) -> None:
     for record, result in zip(records, results, strict=True):
         if record["backend"] == "megatron-fsdp" and record["implementation"]["cpu_activation_offload"]:
             assert result.reason == "how many layers' activations are offloaded is not recorded"

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
-from llmlaunch.calibration.bounds import bound_at
-from llmlaunch.calibration.margins import DIED
+from llmlaunch.calibration import margins
+from llmlaunch.calibration.margins import DIED, Bound, Score
+
+
+def bound_at(risk: float, runs: Sequence[tuple[float, float | None]]) -> Bound:
+    return margins.bound_at(risk, [Score(ratio, "device", "dense gated", None, share) for ratio, share in runs])
 
 
 def test_the_worse_bound_counts_where_enough_runs_are_near_the_limit() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.calibration.accuracy import scored
-from llmlaunch.calibration.comparable import runs_of, scores_of
-from llmlaunch.calibration.coverage import coverage
-from llmlaunch.calibration.machines import clusters_by_gpu
+from llmlaunch.accuracy.coverage import comparable_runs, coverage
+from llmlaunch.accuracy.scoring import score
+from llmlaunch.calibration.learning import scores_of_records
 from llmlaunch.calibration.margins import Margin
-from llmlaunch.calibration.support import Asked, margin_of
+from llmlaunch.calibration.records import clusters_by_gpu
+from llmlaunch.calibration.support import RunClass, margin_of
 from support.measured_runs import CARD, run
 
 CLUSTERS = clusters_by_gpu()
@@ -21,7 +21,8 @@ RATIOS = [0.90 + i / 100 for i in range(20)]
 
 
 def margin(records: list[dict[str, Any]], risk: float = 0.05, version: str | None = None) -> Margin:
-    return margin_of(scores_of(records, CLUSTERS, "megatron", H100), Asked(H100, "dense gated", version), risk)
+    scores = scores_of_records(records, CLUSTERS, "megatron", H100)
+    return margin_of(scores, RunClass(H100, "dense gated", version), risk)
 
 
 def measured(kind: str = "device") -> list[dict[str, Any]]:
@@ -125,7 +126,7 @@ def test_reserved_peaks_stand_in_for_device_ones_and_never_below_one() -> None:
 
 
 def test_coverage_is_reported_apart_for_what_a_planner_would_choose() -> None:
-    (pool,) = coverage(runs_of([scored(record, CLUSTERS) for record in measured()], CLUSTERS))
+    (pool,) = coverage(comparable_runs([score(record, CLUSTERS) for record in measured()], CLUSTERS))
     assert (pool["backend"], pool["accelerator"], pool["peak_kind"], pool["runs"]) == ("megatron", H100, "device", 20)
     at = {row["risk"]: row for row in pool["risks"]}
     assert at[0.1]["covered"]["all"] == {"runs": 20, "share": 0.9}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.calibration.accuracy import score
-from llmlaunch.calibration.defaults import DEFAULTS, with_defaults
-from llmlaunch.calibration.read import read_records
-from llmlaunch.calibration.records import TABLES, case_of
+from llmlaunch.accuracy.scoring import score
+from llmlaunch.calibration.cases import case_of
+from llmlaunch.calibration.completion import DEFAULTS, with_defaults
+from llmlaunch.calibration.records import TABLES, read_records
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"
 RECORDS = [r for name in ("fit", "outcomes") for r in read_records(DATA / f"{name}.jsonl") if r["backend"] in TABLES]

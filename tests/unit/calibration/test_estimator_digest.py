@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 import llmlaunch
-from llmlaunch.calibration.digest import MODULES, ROOMS, digest_of, estimator_digest
+from llmlaunch.calibration.calibrations import MODULES, ROOMS, digest_of, estimator_digest
 
 ROOT = Path(llmlaunch.__file__).parent
 LOADED = """
 import json, sys
-import llmlaunch.calibration.pricing
+import llmlaunch.calibration.cases
 print(json.dumps([m.__file__ for name, m in sys.modules.items() if name.startswith("llmlaunch") and m.__file__]))
 """
 # What pricing a record loads and no price depends on.
-SHARED = ("__init__.py", "columns.py", "errors.py", "units.py")
-ASIDE = (*SHARED, "documents/", "cluster/", "calibration/tables.py", "rundir/")
+SHARED = ("__init__.py", "assets.py", "columns.py", "errors.py", "units.py")
+ASIDE = (*SHARED, "causes/", "documents/", "cluster/", "calibration/records.py", "rundir/")
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_the_same_sources_have_the_same_digest_wherever_they_lie(copy: Path) -> 
     assert digest_of(copy) == estimator_digest()
 
 
-@pytest.mark.parametrize("name", ["memory/constants.json", "memory/peak.py", "calibration/records.py", "layout.py"])
+@pytest.mark.parametrize("name", ["memory/constants.json", "memory/peak.py", "calibration/cases.py", "layout.py"])
 def test_a_changed_source_changes_it(copy: Path, name: str) -> None:
     with (copy / name).open("a") as file:
         file.write(" ")

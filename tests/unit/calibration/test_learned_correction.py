@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmlaunch.calibration import evidence
-from llmlaunch.calibration.accuracy import RULE
+from llmlaunch.calibration import pool as pool_module
 from llmlaunch.calibration.calibrations import Calibration
-from llmlaunch.calibration.evidence import gather
-from llmlaunch.calibration.learning import FEWEST_RUNS, Outcome, learn
-from llmlaunch.calibration.machines import clusters_by_gpu
-from llmlaunch.calibration.pool import Pool, pools
+from llmlaunch.calibration.learning import FEWEST_RUNS, LearningResult, errors_of, folds_of, learn, score_runs, uniform
+from llmlaunch.calibration.margins import RULE
+from llmlaunch.calibration.pool import Pool, gather, pools
+from llmlaunch.calibration.records import clusters_by_gpu
 from llmlaunch.calibration.residual import PARTS, Equations, correction_of, equations_of
-from llmlaunch.calibration.validation import corrected, errors_of, folds_of, scored
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from support.hidden_bias import GIB, MODELS, Bias, noise_of, runs
 from support.measured_runs import CARD
@@ -40,20 +38,20 @@ def pool_of(found: list[list[dict[str, Any]]]) -> Pool:
     return pool
 
 
-def learned(found: list[list[dict[str, Any]]], before: Calibration | None = None) -> Outcome:
+def learned(found: list[list[dict[str, Any]]], before: Calibration | None = None) -> LearningResult:
     return learn(pool_of(found), before, 1.8e9, "0.1.0", "e" * 64)
 
 
 def calibration(found: list[list[dict[str, Any]]], before: Calibration | None = None) -> Calibration:
     outcome = learned(found, before)
-    assert outcome.refused is None
-    assert outcome.found is not None
-    return outcome.found
+    assert outcome.refusal is None
+    assert outcome.calibration is not None
+    return outcome.calibration
 
 
 def mean_error(found: list[list[dict[str, Any]]], correction: Correction) -> float:
     pool = pool_of(found)
-    return errors_of(pool, scored(pool, corrected(pool, correction)), np.ones(len(pool), dtype=bool)).mape
+    return errors_of(pool, score_runs(pool, uniform(pool, correction)), np.ones(len(pool), dtype=bool)).mape
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["probe", "device alone"])
@@ -93,7 +91,7 @@ def test_the_margin_covers_fresh_runs_at_its_risk(bias: Bias) -> None:
     covered, trials, bounded, died = 0, 0, 0, 0
     for seed in range(SEEDS):
         everything = runs(100 + seed, bias, 40 + FRESH)
-        found = learned(everything[:40]).found
+        found = learned(everything[:40]).calibration
         assert found is not None
         died += found.data.died
         bound = next(one for one in found.after.bounds if one.risk == 0.1).worse
@@ -101,7 +99,7 @@ def test_the_margin_covers_fresh_runs_at_its_risk(bias: Bias) -> None:
             continue
         bounded += 1
         fresh = pool_of(everything[40:])
-        said = scored(fresh, corrected(fresh, found.correction))
+        said = score_runs(fresh, uniform(fresh, found.correction))
         allowed = said.share * RULE * max(bound, 1.0) <= 1.0
         deaths = np.array([run.died for run in fresh.runs])
         trials += int(np.sum(allowed))
@@ -113,10 +111,10 @@ def test_the_margin_covers_fresh_runs_at_its_risk(bias: Bias) -> None:
 
 def test_with_fewer_runs_it_refuses_and_says_how_many_are_needed() -> None:
     outcome = learned(runs(3, BOTH, FEWEST_RUNS - 1))
-    assert outcome.found is None
-    assert outcome.refused is not None
-    assert f"{FEWEST_RUNS} runs are needed" in outcome.refused
-    assert f"holds {FEWEST_RUNS - 1}" in outcome.refused
+    assert outcome.calibration is None
+    assert outcome.refusal is not None
+    assert f"{FEWEST_RUNS} runs are needed" in outcome.refusal
+    assert f"holds {FEWEST_RUNS - 1}" in outcome.refusal
 
 
 def test_ranks_and_repeats_are_no_more_runs() -> None:
@@ -128,7 +126,7 @@ def test_ranks_and_repeats_are_no_more_runs() -> None:
     ]
     outcome = learned(again)
     assert outcome.runs == FEWEST_RUNS - 1
-    assert outcome.found is None
+    assert outcome.calibration is None
 
 
 def of_sign(model: str) -> float:
@@ -139,7 +137,7 @@ def of_sign(model: str) -> float:
 def test_a_bias_that_does_not_hold_for_other_models_is_not_learned(apart: bool) -> None:
     """Every model has its own: leaving a model out, the others predict it worse than nothing does."""
     assert len({of_sign(model) for model in MODELS}) == 2
-    found = learned(runs(8, Bias(by_model=of_sign), 90, apart=apart)).found
+    found = learned(runs(8, Bias(by_model=of_sign), 90, apart=apart)).calibration
     assert found is not None
     assert found.after.mape <= found.before.mape + 0.002
     assert abs(found.correction.torch_share) < 0.01
@@ -161,10 +159,10 @@ def test_it_refuses_to_worsen_what_is_in_use() -> None:
     in_use = calibration(runs(6, Bias(share=0.05), 60))
     split = Bias(noise=0.002, by_model=lambda model: 0.03 if model == both[0] else 0.07)
     outcome = learned(runs(7, split, 24, both), in_use)
-    assert outcome.found is not None
-    assert outcome.refused is not None
-    assert "would" in outcome.refused
-    assert learned(runs(7, split, 24, both)).refused is None, "and takes it where nothing is in use"
+    assert outcome.calibration is not None
+    assert outcome.refusal is not None
+    assert "would" in outcome.refusal
+    assert learned(runs(7, split, 24, both)).refusal is None, "and takes it where nothing is in use"
 
 
 def test_what_is_in_use_is_judged_on_the_same_runs() -> None:
@@ -181,7 +179,7 @@ def test_a_run_measured_wrong_moves_it_little() -> None:
     for record in wrong[0]:
         record["peak_bytes"] = CARD
         record["observed"] = {"reserved_peak_bytes": CARD - 2**28, "outside_torch_bytes": 20 * GIB}
-    before, after = calibration(good).correction, learned(wrong).found
+    before, after = calibration(good).correction, learned(wrong).calibration
     assert after is not None
     assert after.correction.torch_share == pytest.approx(before.torch_share, abs=0.004)
     assert after.correction.outside_bytes == pytest.approx(before.outside_bytes, abs=0.1 * GIB)
@@ -230,7 +228,7 @@ def test_an_attempt_whose_allocator_gave_its_cache_back_is_not_learned_from_and_
         record["observed"] = {**record["observed"], "alloc_retries": 3, "reserved_peak_bytes": CARD - GIB}
     pool = pool_of(full)
     assert 0 not in equations_of(pool).runs
-    said = scored(pool, corrected(pool, NO_CORRECTION))
+    said = score_runs(pool, uniform(pool, NO_CORRECTION))
     assert np.isnan(said.typical[0])
     assert said.worst[0] > 1.1
 
@@ -253,14 +251,14 @@ def test_the_memory_of_a_cpu_and_of_nodes_is_no_evidence_for_gpus() -> None:
         {**record, "id": "failed", "run_state": "failed"},
         {"id": "nothing"},
     ]
-    evidence = gather([record, *strangers])
-    assert len(evidence.configurations) == 1
-    assert sum(evidence.left_out.values()) == len(strangers)
-    assert len(evidence.left_out) == len(strangers)
+    pool = gather([record, *strangers])
+    assert len(pool.configurations) == 1
+    assert sum(pool.left_out.values()) == len(strangers)
+    assert len(pool.left_out) == len(strangers)
 
 
 def test_the_newest_configurations_count_and_no_more_than_that_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "MOST", 20)
+    monkeypatch.setattr(pool_module, "MOST", 20)
     newest_first = [record for run in runs(3, BOTH, 30, apart=False) for record in run[:1]]
     found = gather(newest_first)
     assert [one.record["id"] for one in found.configurations] == [record["id"] for record in newest_first[:20]]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmlaunch.calibration.margins import DIED, left_out, no_margin, runs_needed, upper_ratio
+from llmlaunch.calibration.margins import DIED, leave_one_out_bounds, no_margin, runs_needed, upper_ratio
 
 RISKS = st.sampled_from([0.5, 0.3, 0.25, 0.2, 0.1, 0.05])
 LIVED = st.floats(0.2, 5.0, allow_nan=False)
@@ -66,7 +66,9 @@ def test_less_risk_is_never_a_lower_bound(scores: list[float], one: float, other
 
 @given(SCORES, RISKS)
 def test_left_out_is_the_bound_of_the_others(scores: list[float], risk: float) -> None:
-    assert left_out(scores, risk) == [upper_ratio(scores[:i] + scores[i + 1 :], risk) for i in range(len(scores))]
+    assert leave_one_out_bounds(scores, risk) == [
+        upper_ratio(scores[:i] + scores[i + 1 :], risk) for i in range(len(scores))
+    ]
 
 
 @pytest.mark.parametrize(("risk", "needed"), [(0.5, 1), (0.1, 9), (0.05, 19), (0.03, 33), (0.01, 99), (0.001, 999)])

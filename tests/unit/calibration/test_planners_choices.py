@@ -10,31 +10,30 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.calibration.accuracy import RULE
-from llmlaunch.calibration.evidence import gather
+from llmlaunch.calibration.cases import Prediction, predict
 from llmlaunch.calibration.learning import learn
-from llmlaunch.calibration.machines import clusters_by_gpu
-from llmlaunch.calibration.pool import pools
-from llmlaunch.calibration.pricing import Priced, priced
+from llmlaunch.calibration.margins import RULE
+from llmlaunch.calibration.pool import gather, pools
+from llmlaunch.calibration.records import clusters_by_gpu
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from support.hidden_bias import LAYOUTS, MODELS, configuration
 from support.measured_runs import CARD
 
 SITES, RISK = 12, 0.1
 BIAS, SPREAD = 0.05, 0.04  # of a layout's true need over its prediction
-Option = tuple[dict[str, Any], Priced]
+Option = tuple[dict[str, Any], Prediction]
 
 
 @cache
 def jobs() -> list[list[Option]]:
     """Each with all its layouts."""
     every = [[configuration(m, layout, n) for layout in LAYOUTS] for m in MODELS for n in range(1024, 8193, 512)]
-    predictions = iter(priced([record for job in every for record in job]))
+    predictions = iter(predict([record for job in every for record in job]))
     found = [[(record, next(predictions)) for record in job] for job in every]
-    return [[(record, one) for record, one in job if isinstance(one, Priced)] for job in found]
+    return [[(record, one) for record, one in job if isinstance(one, Prediction)] for job in found]
 
 
-def predicted(one: Priced, correction: Correction = NO_CORRECTION) -> float:
+def predicted(one: Prediction, correction: Correction = NO_CORRECTION) -> float:
     outside = np.maximum(one.outside + correction.outside_bytes, 0.0)
     return float((one.reserved * (1.0 + correction.torch_share) + outside).max())
 
@@ -81,7 +80,7 @@ def test_the_next_choices_of_a_planner_are_covered_at_the_risk() -> None:
         for job in order[:45]:
             site.run(job, site.choice(job, RULE * CARD))
         (pool,), _ = pools(gather(site.ran).configurations, clusters_by_gpu())
-        found = learn(pool, None, 1.8e9, "0.1.0", "e" * 64).found
+        found = learn(pool, None, 1.8e9, "0.1.0", "e" * 64).calibration
         assert found is not None
         bound = next(one for one in found.after.bounds if one.risk == RISK).worse
         assert bound is not None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.calibration.references import ANCHORS, Setting, fujii_first_stage, megatron_theory
+from llmlaunch.accuracy.anchors import ANCHORS, ReferenceJob, fujii_first_stage, megatron_theory
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import ModelShape
 
@@ -43,7 +43,7 @@ def test_fujii_gives_the_values_of_its_authors_tests(
     layout = Layout(
         tensor=tensor, context=context, pipeline=pipeline, micro_batch_size=micro_batch, data=data, zero_stage=1
     )
-    found = fujii_first_stage(Setting(LLAMA_8B, layout, 8192, None))
+    found = fujii_first_stage(ReferenceJob(LLAMA_8B, layout, 8192, None))
     assert found is not None
     assert found.weights_and_optimizer_bytes / GIB == pytest.approx(weights, rel=1e-6)
     assert found.activation_bytes / GIB == pytest.approx(activations, rel=1e-6)
@@ -67,7 +67,7 @@ def test_megatron_theory_gives_what_megatron_prints(
     shape: ModelShape, layout: Layout, sequence: int, weights: int, activations: int, total: int
 ) -> None:
     padded = replace(shape, vocab_size=shape.padded_vocab_size(layout.tensor))
-    found = megatron_theory(Setting(padded, layout, sequence, None))
+    found = megatron_theory(ReferenceJob(padded, layout, sequence, None))
     assert found is not None
     assert found.weights_and_optimizer_bytes / MIB == pytest.approx(weights, abs=1)
     assert found.activation_bytes / MIB == pytest.approx(activations, abs=1)

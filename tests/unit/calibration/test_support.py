@@ -7,11 +7,11 @@ import math
 import pytest
 
 from llmlaunch.calibration.margins import DIED, upper_ratio
-from llmlaunch.calibration.support import RESIDENT, Asked, believed, margin_of, support_of
+from llmlaunch.calibration.support import RESIDENT, RunClass, margin_of, support_of, trusted_correction
 from llmlaunch.memory.correction import Correction
 from support.calibrated import score
 
-LLAMA = Asked("H100", "dense gated", "0.19.1")
+LLAMA = RunClass("H100", "dense gated", "0.19.1")
 DENSE = [score(0.95 + i / 200, version="0.19.0") for i in range(30)]
 MIXTURES = [score(1.00 + i / 200, "mixture gated", "0.19.0") for i in range(30)]
 
@@ -44,7 +44,7 @@ def test_kinds_of_peak_are_not_mixed() -> None:
     assert support_of([*DENSE, *few, score(9.0, kind="allocated")], LLAMA).runs == 30
     assert support_of(few, LLAMA).runs == 5
     assert support_of([*DENSE, *few], LLAMA, risk=0.001).runs == 30, "the pool that has most"
-    cpu = Asked("cpu", "dense gated", None, RESIDENT)
+    cpu = RunClass("cpu", "dense gated", None, RESIDENT)
     assert support_of([*DENSE, score(1.1, kind="resident")], cpu).runs == 1
 
 
@@ -82,7 +82,7 @@ def test_runs_of_the_same_version_alone_where_they_suffice() -> None:
 
 
 def test_a_new_family_gets_the_worst_bound_of_any_known_one() -> None:
-    asked = Asked("H100", "dense ungated", "0.19.1")
+    asked = RunClass("H100", "dense ungated", "0.19.1")
     margin = margin_of([*DENSE, *MIXTURES], asked, 0.05)
     assert margin.upper_ratio == max(
         upper_ratio([one.score for one in group], 0.05) or 0 for group in (DENSE, MIXTURES)
@@ -93,7 +93,7 @@ def test_a_new_family_gets_the_worst_bound_of_any_known_one() -> None:
 
 
 def test_a_family_of_too_few_runs_counts_with_its_highest() -> None:
-    asked = Asked("H100", "dense ungated", None)
+    asked = RunClass("H100", "dense ungated", None)
     margin = margin_of([*DENSE, score(1.4, "mixture gated")], asked, 0.05)
     assert margin.upper_ratio == 1.4
 
@@ -108,7 +108,7 @@ def test_one_known_family_says_nothing_of_another() -> None:
 
 
 def test_a_family_that_died_leaves_no_bound_for_another() -> None:
-    asked = Asked("H100", "dense ungated", None)
+    asked = RunClass("H100", "dense ungated", None)
     margin = margin_of([*DENSE * 4, score(DIED, "mixture gated")], asked, 0.05)
     assert margin.upper_ratio is None
     assert "ran out of memory" in margin.sentence
@@ -117,11 +117,11 @@ def test_a_family_that_died_leaves_no_bound_for_another() -> None:
 def test_a_version_with_too_few_runs_gets_the_worst_bound_of_any_version() -> None:
     older = [score(1.2 + i / 1000, version="0.16.0") for i in range(20)]
     few = [score(1.0, version="0.20.0") for _ in range(3)]
-    asked = Asked("H100", "dense gated", "0.20.1")
+    asked = RunClass("H100", "dense gated", "0.20.1")
     margin = margin_of([*DENSE, *older, *few], asked, 0.05)
     assert margin.upper_ratio == pytest.approx(1.219)
     assert "3 are of version 0.20" in str(margin.widened)
-    assert margin_of([*DENSE, *older], Asked("H100", "dense gated", None), 0.05).widened is None, "version not known"
+    assert margin_of([*DENSE, *older], RunClass("H100", "dense gated", None), 0.05).widened is None, "version not known"
 
 
 def test_reserved_peaks_never_bound_below_one() -> None:
@@ -132,7 +132,7 @@ def test_reserved_peaks_never_bound_below_one() -> None:
 def test_nothing_is_taken_off_a_prediction_for_runs_of_another_kind() -> None:
     less, more = Correction(-0.05, -1e9, "an id"), Correction(0.05, 1e9, "an id")
     known, new = support_of(DENSE, LLAMA), support_of(MIXTURES, LLAMA)
-    assert believed(less, known) == less
-    assert believed(less, new) == Correction(0.0, 0.0, "an id")
-    assert believed(more, new) == more
-    assert math.isclose(believed(Correction(0.05, -1e9, "an id"), new).outside_bytes, 0.0)
+    assert trusted_correction(less, known) == less
+    assert trusted_correction(less, new) == Correction(0.0, 0.0, "an id")
+    assert trusted_correction(more, new) == more
+    assert math.isclose(trusted_correction(Correction(0.05, -1e9, "an id"), new).outside_bytes, 0.0)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.calibration.accuracy import score
-from llmlaunch.calibration.read import read_records
-from llmlaunch.calibration.records import TABLES, case_of
+from llmlaunch.accuracy.scoring import score
+from llmlaunch.calibration.cases import case_of
+from llmlaunch.calibration.records import TABLES, read_records
 from llmlaunch.calibration.unread import UNREAD, Unread
 from llmlaunch.memory.estimator import estimate
 

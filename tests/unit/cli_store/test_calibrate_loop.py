@@ -11,7 +11,7 @@ from calibrating import BIAS, RECIPE, Cli
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.calibration.pricing import Priced, priced
+from llmlaunch.calibration.cases import Prediction, predict
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.sizing import make_sized_plan
@@ -80,8 +80,8 @@ GALLERY = [
 def test_the_records_of_a_run_are_priced_as_its_plan_was(name: str) -> None:
     """Otherwise a calibration would learn the difference between two of our own formulas."""
     run, plan = planned(name)
-    (one,) = priced([run["measurement"]])
-    assert isinstance(one, Priced), one
+    (one,) = predict([run["measurement"]])
+    assert isinstance(one, Prediction), one
     assert (one.reserved + one.outside).tolist() == [rank.device_bytes for rank in plan.estimate.ranks]
 
 
@@ -92,8 +92,8 @@ def test_the_record_of_split_sequences_is_priced_as_its_plan_was() -> None:
     """The optimizer step is the peak, where a bucket of ZeRO 3 lies too."""
     layout = "layout={context: 2, zero_stage: 3, recompute: full, micro_batch_size: 1}"
     run, plan = planned("llama2-7b-deepspeed", "cluster=h100-80gb-x8", "nodes=1", layout)
-    (one,) = priced([run["measurement"]])
-    assert isinstance(one, Priced), one
+    (one,) = predict([run["measurement"]])
+    assert isinstance(one, Prediction), one
     assert (one.reserved + one.outside).tolist() == [rank.device_bytes for rank in plan.estimate.ranks]
 
 
@@ -110,8 +110,8 @@ def test_the_record_of_split_sequences_is_priced_as_its_plan_was() -> None:
 def test_the_record_of_a_script_of_ones_own_is_priced_as_its_plan_was(kind: str, overrides: tuple[str, ...]) -> None:
     data = "data={mock: false, path: /data/tokens, tokenizer: GPT2BPETokenizer}" if "megatron" in kind else "name=x"
     run, plan = planned("llama2-7b-deepspeed", SCRIPT.format(kind), "cluster=h100-80gb-x8", data, *overrides)
-    (one,) = priced([run["measurement"]])
-    assert isinstance(one, Priced), one
+    (one,) = predict([run["measurement"]])
+    assert isinstance(one, Prediction), one
     assert (one.reserved + one.outside).tolist() == [rank.device_bytes for rank in plan.estimate.ranks]
 
 

@@ -15,7 +15,7 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.calibration.calibrations import Calibration
 from llmlaunch.cli.main import main
-from llmlaunch.store import sqlite_file
+from llmlaunch.store import reading
 from llmlaunch.store.calibrations import put, use
 from llmlaunch.store.database import open_store
 from support.calibrated import calibration, score
@@ -120,7 +120,7 @@ def test_a_calibration_that_cannot_be_had_is_refused_by_name(run: Run) -> None:
 def test_a_risk_rests_on_its_scores_and_on_no_pricing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = calibration([score(1.0 + i / 1000) for i in range(100)], accelerator=CARD)
     stored(mine)
-    monkeypatch.setitem(sys.modules, "llmlaunch.calibration.comparable", None)
+    monkeypatch.setitem(sys.modules, "llmlaunch.accuracy.coverage", None)
     memory = checked(run, "memory.risk=0.01")["memory"]
     assert (memory["runs"], memory["risk"]) == (100, 0.01)
     assert memory["limit_bytes"] == pytest.approx(memory["memory_bytes"] / 1.099 - 4 * 2**30, abs=2)
@@ -239,7 +239,7 @@ def test_a_busy_store_is_one_warning_and_nobody_waits_long(
     run: Run, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored(calibration(SCORES, accelerator=CARD))
-    monkeypatch.setattr(sqlite_file, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(reading, "BUSY_SECONDS", 0.05)
     with sqlite3.connect(own_home / "data" / "llmlaunch" / "store.db") as writer:
         writer.execute("BEGIN EXCLUSIVE")
         code, out, err = run("plan", RECIPE, "--json")
@@ -268,7 +268,7 @@ sys.argv = ["llmlaunch", "check", {RECIPE!r}, "--json"]
 try:
     main()
 finally:
-    print([name in sys.modules for name in ("sqlalchemy", "llmlaunch.calibration.records")], file=sys.stderr)
+    print([name in sys.modules for name in ("sqlalchemy", "llmlaunch.calibration.cases")], file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr.strip() == "[False, False]"

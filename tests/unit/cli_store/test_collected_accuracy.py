@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.calibration.read import problem
+from llmlaunch.calibration.records import problem
 from llmlaunch.cli.main import main
 from support.store_run_dirs import GIB, STARTED, gpu
 

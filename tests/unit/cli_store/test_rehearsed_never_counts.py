@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from calibrating import BIAS, RECIPE, Cli
 
-from llmlaunch.calibration.comparable import scores_of
-from llmlaunch.calibration.evidence import gather
-from llmlaunch.calibration.machines import clusters_by_gpu
-from llmlaunch.calibration.selection import left_out
+from llmlaunch.calibration.learning import scores_of_records
+from llmlaunch.calibration.pool import gather
+from llmlaunch.calibration.records import clusters_by_gpu, exclusion_reason
 from support.hidden_bias import runs
 from support.rehearsed_plans import PINS, on_gpu, planned, records, traced
 
@@ -34,16 +33,16 @@ def kept() -> list[dict[str, Any]]:
 
 
 def test_no_reader_takes_one_for_a_run(kept: list[dict[str, Any]]) -> None:
-    assert {left_out(record) for record in kept} == {"rehearsed"}
+    assert {exclusion_reason(record) for record in kept} == {"rehearsed"}
     assert gather(kept).configurations == []
     assert gather(kept).left_out == {"rehearsed": len(kept)}
-    assert scores_of(kept, clusters_by_gpu(), "megatron", "h100-80gb") == []
+    assert scores_of_records(kept, clusters_by_gpu(), "megatron", "h100-80gb") == []
 
 
 def test_a_full_card_of_one_is_no_death_either(kept: list[dict[str, Any]]) -> None:
     """Not even with the words of a cluster run that filled its card and failed."""
     record = {**kept[-1], "run_state": "failed", "peak_bytes": kept[-1]["gpu_memory_bytes"]}
-    assert left_out(record) == "rehearsed"
+    assert exclusion_reason(record) == "rehearsed"
 
 
 def test_a_store_full_of_them_calibrates_as_an_empty_one(cli: Cli, kept: list[dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ FLOORS = (
     ("errors", "assets", "causes", "columns", "documents", "rundir", "units", "user_data"),
     ("models", "cluster", "layout", "placement", "number_formats", "techniques", "workload"),
     ("recipe", "memory", "timing"),
-    ("backends", "planner", "calibration"),
+    ("backends", "planner", "calibration", "accuracy"),
     ("rendering", "report"),
     ("launchers", "store", "sinks", "rehearsal"),
     ("watch",),

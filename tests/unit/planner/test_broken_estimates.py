@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmlaunch.accuracy.scoring import refuse_broken, score
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.calibration.accuracy import refuse_broken, score, scored
-from llmlaunch.calibration.read import read_records
+from llmlaunch.calibration.records import read_records
 from llmlaunch.cli.main import _run
 from llmlaunch.columns import FloatColumn
 from llmlaunch.errors import NothingSafe
@@ -144,7 +144,7 @@ def test_accuracy_does_not_believe_it(
     assert result.reason is not None
     assert law.split(" -")[0] in result.reason
     with pytest.raises(NothingSafe, match="bug of llmlaunch"):
-        refuse_broken([scored(record, {})])
+        refuse_broken([score(record, {})])
     monkeypatch.setattr(sys, "argv", ["llmlaunch", "accuracy", str(file)])
     assert _run() == 3
     assert "This is a bug of llmlaunch" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
+from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.memory.correction import Correction
 from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, WORTH, can_load, find_fallbacks
 from llmlaunch.planner.plan import Candidate, Fallbacks, Plan

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.calibration.lessons import Lessons
 from llmlaunch.calibration.margins import Margin, no_margin
+from llmlaunch.calibration.support import Lessons
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks

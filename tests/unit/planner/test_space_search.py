@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmlaunch.assets import asset
 from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
+from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.correction import Correction

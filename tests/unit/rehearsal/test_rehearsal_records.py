@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from llmlaunch.calibration.accuracy import score
-from llmlaunch.calibration.machines import clusters_by_gpu
-from llmlaunch.calibration.read import problem
-from llmlaunch.calibration.summary import families
+from llmlaunch.accuracy.scoring import score
+from llmlaunch.accuracy.summary import families
+from llmlaunch.calibration.records import clusters_by_gpu, problem
 from llmlaunch.rehearsal.earlier import rehearsed_ranks
 from llmlaunch.rehearsal.records import shape_of
 from support.rehearsed_plans import PINS, VERSIONS, on_gpu, planned, records, traced
@@ -77,10 +76,10 @@ def test_priced_again_it_is_predicted_as_the_plan_predicted_it(kind: str) -> Non
 
 
 def test_accuracy_shows_them_as_a_family_of_their_own() -> None:
-    from llmlaunch.calibration.accuracy import scored
+    from llmlaunch.accuracy.scoring import score
 
     one = planned()
-    found = [scored(record, clusters_by_gpu()) for record in records(one, traced(one, 0, 1.1))]
+    found = [score(record, clusters_by_gpu()) for record in records(one, traced(one, 0, 1.1))]
     assert list(families(found)) == ["rehearsed/allocated"]
 
 

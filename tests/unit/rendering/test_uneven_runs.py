@@ -12,7 +12,7 @@ from run_samples import megatron_70b, plan
 
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.layout_arguments import written_layout
-from llmlaunch.calibration.records import case_of
+from llmlaunch.calibration.cases import case_of
 from llmlaunch.layout import Layout
 from llmlaunch.rendering.provenance import Provenance
 from llmlaunch.rendering.run_directory import run_files

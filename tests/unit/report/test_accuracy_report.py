@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from llmlaunch.calibration.accuracy import Scored, scored
-from llmlaunch.calibration.anchors import anchor_summary
-from llmlaunch.calibration.machines import clusters_by_gpu
-from llmlaunch.calibration.read import read_records
-from llmlaunch.calibration.summary import families
+from llmlaunch.accuracy.anchors import anchor_summary
+from llmlaunch.accuracy.scoring import ScoredRecord, score
+from llmlaunch.accuracy.summary import families
+from llmlaunch.calibration.records import clusters_by_gpu, read_records
 from llmlaunch.errors import UserError
 from llmlaunch.report.accuracy_json import accuracy_json
 from llmlaunch.report.accuracy_markdown import END, START, accuracy_markdown, write_between_markers
@@ -26,14 +26,14 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Scored]:
+def found() -> list[ScoredRecord]:
     clusters = clusters_by_gpu()
     files = (DATA / "fit.jsonl", DATA / "outcomes.jsonl")
-    return [scored(record, clusters) for file in files for record in read_records(file)]
+    return [score(record, clusters) for file in files for record in read_records(file)]
 
 
 @pytest.fixture(scope="module")
-def answer(found: list[Scored]) -> dict[str, Any]:
+def answer(found: list[ScoredRecord]) -> dict[str, Any]:
     return accuracy_json(found, clusters_by_gpu(), anchors=True)
 
 
@@ -42,23 +42,23 @@ def test_the_readme_tables_are_those_of_a_fresh_run(answer: dict[str, Any]) -> N
     assert written == accuracy_markdown(answer), "run: make accuracy-table"
 
 
-def test_the_anchors_stand_beside_the_same_records(found: list[Scored], answer: dict[str, Any]) -> None:
+def test_the_anchors_stand_beside_the_same_records(found: list[ScoredRecord], answer: dict[str, Any]) -> None:
     for one, record in zip(found, answer["records"], strict=True):
         assert set(record["anchors"]) == {"fujii", "megatron_theory"}
-        assert one.result.supported or set(record["anchors"].values()) == {None}
+        assert one.supported or set(record["anchors"].values()) == {None}
     simumax = answer["families"]["SimuMax/allocated"]
     assert simumax["anchors"]["megatron_theory"]["records"] == simumax["supported"]
     assert simumax["anchors"]["fujii"]["records"] == simumax["groups"]["dense"]["records"]
     assert answer["families"]["stas00/reserved"]["anchors"]["fujii"] == {"records": 0}  # Megatron's formulas alone
 
 
-def test_the_published_errors_of_the_anchors_are_found_again(found: list[Scored]) -> None:
+def test_the_published_errors_of_the_anchors_are_found_again(found: list[ScoredRecord]) -> None:
     # on the CI runs in 16 bits, by others' residual analysis: Fujii 27.4 % (dense), Megatron's theory 38.3 % (all)
     plain = [
         one
         for one in found
-        if one.result.family == "megatron-lm-goldens"
-        and one.result.supported
+        if one.record["family"] == "megatron-lm-goldens"
+        and one.supported
         and one.record["precision"]["fp8_recipe"] is None
         and one.record["optimizer"]["name"] == "adam"
         and one.record["backend"] == "megatron-lm"
@@ -73,10 +73,12 @@ def test_groups_split_a_family_without_loss(answer: dict[str, Any]) -> None:
         assert family["groups"][one]["records"] + family["groups"][other]["records"] == family["supported"]
 
 
-def test_runs_whose_flags_nobody_knows_are_never_refusals(found: list[Scored]) -> None:
-    grid = [one for one in found if one.result.family == "fujii-grid-A100-40GB" and one.result.peak_kind == "fits"]
+def test_runs_whose_flags_nobody_knows_are_never_refusals(found: list[ScoredRecord]) -> None:
+    grid = [
+        one for one in found if one.record["family"] == "fujii-grid-A100-40GB" and one.record["peak_kind"] == "fits"
+    ]
     known = families(grid)["fujii-grid-A100-40GB/fits"]
-    unknown = families([Scored({**o.record, "flags_known": False}, o.result, o.case, o.rank, o.worst) for o in grid])
+    unknown = families([replace(o, record={**o.record, "flags_known": False}) for o in grid])
     assert known["called_safe"] + known["called_unsafe"] == len(grid)
     assert unknown["fujii-grid-A100-40GB/fits"]["called_unsafe"] == 0
     assert unknown["fujii-grid-A100-40GB/fits"]["flags_unknown"] == len(grid)

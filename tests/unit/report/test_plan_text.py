@@ -7,9 +7,8 @@ from itertools import pairwise
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.calibration.calibrations import Score
-from llmlaunch.calibration.lessons import Lessons
-from llmlaunch.calibration.support import Asked, support_of
+from llmlaunch.calibration.margins import Score
+from llmlaunch.calibration.support import Lessons, RunClass, support_of
 from llmlaunch.memory.correction import Correction
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import pareto, search
@@ -58,7 +57,7 @@ def test_a_plan_that_is_not_safe_calls_its_layouts_the_closest() -> None:
 
 def lessons(torch_share: float, outside_gib: float, highest: float = 1.02) -> Lessons:
     scores = [Score(ratio, "device", "dense gated", None, 0.7) for ratio in (0.98, 1.0, highest)]
-    support = support_of(scores, Asked("h100-80gb", "dense gated", None), "an id")
+    support = support_of(scores, RunClass("h100-80gb", "dense gated", None), "an id")
     return Lessons(None, Correction(torch_share, outside_gib * 2**30, "an id"), support)
 
 

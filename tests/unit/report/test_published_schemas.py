@@ -9,14 +9,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from llmlaunch.accuracy.scoring import score
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.calibration.accuracy import scored
-from llmlaunch.calibration.calibrations import Score
-from llmlaunch.calibration.lessons import Lessons
-from llmlaunch.calibration.machines import clusters_by_gpu
-from llmlaunch.calibration.read import read_records
-from llmlaunch.calibration.support import Asked, margin_of, support_of
+from llmlaunch.calibration.margins import Score
+from llmlaunch.calibration.records import clusters_by_gpu, read_records
+from llmlaunch.calibration.support import Lessons, RunClass, margin_of, support_of
 from llmlaunch.memory.correction import Correction
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
@@ -59,7 +57,7 @@ def test_an_unsafe_plan_has_the_same_shape() -> None:
 def test_a_plan_that_measured_runs_correct_has_the_same_shape(share: float) -> None:
     recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), ["nodes=1", "memory.risk=0.05", "on_oom=fallback"])
     scores = [Score(1.0, "device", "dense gated", None, 0.7) for _ in range(20)]
-    asked = Asked("h100-80gb", "mixture gated", None)
+    asked = RunClass("h100-80gb", "mixture gated", None)
     lessons = Lessons(
         margin_of(scores, asked, 0.05, "an id"), Correction(share, -1e8, "an id"), support_of(scores, asked, "an id")
     )
@@ -78,7 +76,7 @@ def test_a_plan_with_its_nodes_chosen_has_the_same_shape(budget: str) -> None:
 @pytest.mark.parametrize("anchors", [False, True])
 def test_accuracy_has_the_published_shape(anchors: bool) -> None:
     found = [
-        scored(record, {})
+        score(record, {})
         for name in ("fit", "outcomes")
         for record in read_records(ROOT / "tests" / "data" / "measurements" / f"{name}.jsonl")
     ]

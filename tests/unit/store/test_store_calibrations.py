@@ -11,15 +11,13 @@ import jsonschema
 import pytest
 
 from llmlaunch.calibration.calibrations import (
-    Bound,
     Calibration,
     Errors,
-    Learned,
-    Score,
+    TrainingData,
     calibration_id,
     calibration_of_json,
 )
-from llmlaunch.calibration.margins import DIED
+from llmlaunch.calibration.margins import DIED, Bound, Score
 from llmlaunch.errors import UserError
 from llmlaunch.memory.correction import Correction
 from llmlaunch.store.calibrations import Use, all_calibrations, find_calibration, in_use, put, use, uses
@@ -39,7 +37,7 @@ def made(made_at: float, backend: str = "megatron", accelerator: str = "NVIDIA H
         made_at=made_at,
         llmlaunch="0.1.0",
         estimator="e" * 64,
-        data=Learned(12, 96, 1, "d" * 64, {"llama": 12}, {"0.19": 11, "unknown": 1}),
+        data=TrainingData(12, 96, 1, "d" * 64, {"llama": 12}, {"0.19": 11, "unknown": 1}),
         correction=Correction(0.031, 4.5e8, made_id),
         before=replace(ERRORS, mape=0.1),
         after=ERRORS,

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.calibration.accuracy import scored
-from llmlaunch.calibration.machines import clusters_by_gpu
-from llmlaunch.calibration.records import case_of
-from llmlaunch.calibration.regret import Choice, Tried, choose, predicted, rule_of_thumb, tried
-from llmlaunch.calibration.throughput import measured_step_seconds, rank_correlation, throughput
+from llmlaunch.accuracy.scoring import score
+from llmlaunch.accuracy.summary import measured_step_seconds, rank_correlation, throughput
+from llmlaunch.calibration.cases import case_of
+from llmlaunch.calibration.records import clusters_by_gpu
 from llmlaunch.planner.setting import memory_limit
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.report.accuracy_json import accuracy_json
 from llmlaunch.report.accuracy_text import accuracy_text
 from llmlaunch.timing.constants import constant, replaced
+from support.regret import Choice, MeasuredLayout, choose, measured_layouts, predicted, rule_of_thumb
 
 DATA = Path(__file__).parents[2] / "data" / "measurements" / "outcomes.jsonl"
 GRID, TABLES = "fujii-grid-A100-40GB", "nvidia-perf-dense"
@@ -31,8 +31,8 @@ def records(family: str) -> tuple[dict[str, Any], ...]:
 
 
 @cache
-def grid() -> tuple[Tried, ...]:
-    return tuple(tried(records(GRID), clusters_by_gpu()))
+def grid() -> tuple[MeasuredLayout, ...]:
+    return tuple(measured_layouts(records(GRID), clusters_by_gpu()))
 
 
 def limits() -> dict[str, float]:
@@ -82,14 +82,14 @@ def test_the_choice_does_not_hang_on_one_constant(name: str, values: tuple[float
 @pytest.mark.parametrize(("family", "mape", "order"), [(GRID, 0.08, 0.90), (TABLES, 0.12, 0.95)])
 def test_step_times_are_near_measured_ones_and_in_their_order(family: str, mape: float, order: float) -> None:
     clusters = clusters_by_gpu()
-    found = throughput([scored(record, clusters) for record in records(family)])
+    found = throughput([score(record, clusters) for record in records(family)])
     assert found["mape"] < mape
     assert found["rank_correlation"] > order
 
 
 def test_the_table_for_a_person_has_step_times() -> None:
     clusters = clusters_by_gpu()
-    answer = accuracy_json([scored(record, clusters) for record in records(TABLES)], clusters)
+    answer = accuracy_json([score(record, clusters) for record in records(TABLES)], clusters)
     lines = accuracy_text(answer).splitlines()
     start = lines.index("Predicted against measured step times (- is too fast)")
     assert lines[start + 2].split()[:2] == [
@@ -137,7 +137,7 @@ def test_ranks_correlate_as_spearman_says() -> None:
 
 def test_nothing_safe_is_no_choice() -> None:
     (choice, *_) = choose(grid(), predicted(grid()), dict.fromkeys(limits(), 0.0)).values()
-    assert choice.taken is None
+    assert choice.chosen is None
     assert choice.regret is None
     assert choice.of_time_alone is None
     assert not choice.dead

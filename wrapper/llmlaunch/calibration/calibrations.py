@@ -1,5 +1,5 @@
 """What was learned from the measured runs of one backend on one accelerator: the correction, the runs it comes from,
-how well it predicted runs it had not seen, and their scores, on which a margin rests (docs/calibration.md)."""
+its errors on runs it had not seen, and their scores, on which a margin rests (docs/calibration.md)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,44 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
-from llmlaunch.calibration.margins import DIED
+import llmlaunch
+from llmlaunch.calibration.margins import DIED, Bound, Score
 from llmlaunch.memory.correction import Correction
 
-__all__ = ["SCHEMA", "Bound", "Calibration", "Errors", "Learned", "Score", "calibration_id", "calibration_of_json"]
+__all__ = [
+    "MODULES",
+    "ROOMS",
+    "SCHEMA",
+    "Calibration",
+    "Errors",
+    "TrainingData",
+    "calibration_id",
+    "calibration_of_json",
+    "digest_of",
+    "estimator_digest",
+]
 
 SCHEMA = 1
+IDENTITY = ("id", "backend", "accelerator", "made_at", "llmlaunch", "estimator")
+# What prices a record: the formula, its constants, the facts of the backends, and how records are read.
+ROOMS = ("memory", "models")
+MODULES = (
+    *("layout.py", "techniques.py", "workload.py", "number_formats.py"),
+    *(
+        f"backends/{name}.py"
+        for name in ("deepspeed/facts", "deepspeed/megatron_deepspeed_facts", "fsdp", "megatron/facts")
+    ),
+    *(f"calibration/{name}.py" for name in ("cases", "completion", "trainers", "unread")),
+)
 
 
 @dataclass(frozen=True)
-class Learned:
+class TrainingData:
     """What a calibration was learned from. `runs` are configurations that ran, each counted once; `digest` is over all
     of them, so that equal digests are equal data."""
 
@@ -27,35 +53,13 @@ class Learned:
     died: int
     digest: str
     families: Mapping[str, int]  # runs by family of models
-    versions: Mapping[str, int]  # runs by version of the framework, "unknown" where no record says
-
-
-@dataclass(frozen=True)
-class Bound:
-    """How far above its prediction a run peaks at most at `risk`: over all runs, and over those predicted near the
-    limit, where a planner chooses. Null where there are fewer than `needed` of them, or too many died."""
-
-    risk: float
-    needed: int
-    runs: int
-    ratio: float | None
-    near_limit_runs: int
-    near_limit_ratio: float | None
-    room: float | None = None  # mean of predicted x max(worse, 1) / measured: what a plan sets aside for what it uses
-
-    @property
-    def worse(self) -> float | None:
-        """What a margin may rest on: the larger one, and that of all runs where too few were near the limit. None also
-        where enough were near the limit and too many of them died."""
-        if self.near_limit_runs < self.needed or self.ratio is None:
-            return self.ratio
-        return None if self.near_limit_ratio is None else max(self.ratio, self.near_limit_ratio)
+    versions: Mapping[str, int]  # runs by version of the framework, "unknown" if no record tells
 
 
 @dataclass(frozen=True)
 class Errors:
-    """How far predictions of runs were off, by runs that lived. `worst_under` is measured / predicted - 1 of the run
-    most under-predicted, 0 where none was."""
+    """Errors of predictions on runs that lived. `worst_under` is measured / predicted - 1 of the run most
+    under-predicted, 0 if there is none."""
 
     mape: float
     bias: float  # mean of predicted / measured - 1
@@ -65,46 +69,28 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Score:
-    """One run: measured / predicted by a correction that was learned without its model and without its configuration;
-    `DIED` where it ran out of memory, null in JSON. `family` is that of its model, `share` what the same
-    correction predicts of the rule's limit."""
-
-    score: float
-    kind: str
-    family: str
-    version: str | None
-    share: float | None
-
-
-@dataclass(frozen=True)
 class Calibration:
-    """`estimator` is a digest of what prices (`calibration.digest`): scores hold for that alone. `made_at` is in unix
-    seconds. `before` are the errors of what was in use when it was made, on the same runs."""
+    """A correction with its evidence. Each score is of a run whose model and configuration the correction behind it
+    had not seen. `before` are the errors, on the same runs, of what was in use when this was made."""
 
     id: str
     backend: str  # a value of calibration.records.TABLES
     accelerator: str
-    made_at: float
-    llmlaunch: str
-    estimator: str
-    data: Learned
+    made_at: float  # unix seconds
+    llmlaunch: str  # version
+    estimator: str  # `estimator_digest` at the time: the scores hold for predictions of that digest only
+    data: TrainingData
     correction: Correction
     before: Errors
     after: Errors
     scores: tuple[Score, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The shape of docs/schemas/calibration.schema.json."""
+        """Return the shape of docs/schemas/calibration.schema.json."""
         correction = self.correction
         return {
             "schema": SCHEMA,
-            "id": self.id,
-            "backend": self.backend,
-            "accelerator": self.accelerator,
-            "made_at": self.made_at,
-            "llmlaunch": self.llmlaunch,
-            "estimator": self.estimator,
+            **{name: getattr(self, name) for name in IDENTITY},
             "data": asdict(self.data),
             "correction": {"torch_share": correction.torch_share, "outside_bytes": correction.outside_bytes},
             "errors": {"before": asdict(self.before), "after": asdict(self.after)},
@@ -113,19 +99,18 @@ class Calibration:
 
 
 def calibration_id(backend: str, accelerator: str, made_at: float) -> str:
-    """One word of a shell, whatever the driver calls the accelerator."""
+    """Return an id that is one word of a shell, whatever characters the accelerator's name has."""
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{backend}-{accelerator}")
     return f"{plain}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(made_at))}"
 
 
 def calibration_of_json(content: Mapping[str, Any]) -> Calibration:
-    """Raises KeyError, TypeError or ValueError: not a calibration of this schema."""
+    """Return the calibration that `as_json` wrote. Raises KeyError, TypeError or ValueError for another schema."""
     if content["schema"] != SCHEMA:
         raise ValueError(f"calibration {content['id']} has schema {content['schema']}, this version knows {SCHEMA}")
-    plain = ("id", "backend", "accelerator", "made_at", "llmlaunch", "estimator")
     return Calibration(
-        **{name: content[name] for name in plain},
-        data=Learned(**content["data"]),
+        **{name: content[name] for name in IDENTITY},
+        data=TrainingData(**content["data"]),
         correction=Correction(**content["correction"], calibration_id=content["id"]),
         before=_errors(content["errors"]["before"]),
         after=_errors(content["errors"]["after"]),
@@ -135,3 +120,18 @@ def calibration_of_json(content: Mapping[str, Any]) -> Calibration:
 
 def _errors(content: Mapping[str, Any]) -> Errors:
     return Errors(**{**content, "bounds": tuple(Bound(**bound) for bound in content["bounds"])})
+
+
+@cache
+def estimator_digest() -> str:
+    """Return the sha256 over names and contents of the sources that price."""
+    return digest_of(Path(llmlaunch.__file__).parent)
+
+
+def digest_of(root: Path) -> str:
+    """Return the digest of the sources below another folder."""
+    sources = [path for room in ROOMS for path in (root / room).rglob("*") if path.suffix in (".py", ".json")]
+    digest = sha256()
+    for path in sorted([*sources, *(root / name for name in MODULES)]):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

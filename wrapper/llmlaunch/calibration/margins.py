@@ -13,6 +13,13 @@ infinite (then there is none), and never lowers it. A run known only to have fit
 score is below card / predicted, and taking it at that value would be valid but useless, because a small job on a
 large card would count as a gross under-prediction. It is left out; leaving out runs that lived makes deaths a larger
 share of the rest, which raises the bound.
+
+Bounds are taken over all comparable runs, and over those that a planner would choose. A planner takes, of many layouts,
+a fast one that is predicted to just fit. Among layouts near the limit it is likelier to take one whose prediction is
+too low than one whose prediction is too high, so its choices exceed their predictions more often than layouts at large
+do (the winner's curse), and a bound over all runs covers them less often than it says. Runs predicted near the limit
+are mostly what planners chose, so they are exchangeable with the next choice even if the rest are not. The larger of
+both bounds covers either way.
 """
 
 from __future__ import annotations
@@ -22,17 +29,70 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["DIED", "Margin", "left_out", "no_margin", "runs_needed", "upper_ratio"]
+__all__ = [
+    "BOUNDING",
+    "DIED",
+    "NEAR",
+    "RISKS",
+    "RULE",
+    "Bound",
+    "Margin",
+    "Score",
+    "bound_at",
+    "leave_one_out_bounds",
+    "no_margin",
+    "runs_needed",
+    "scores_of_best_kind",
+    "upper_ratio",
+]
 
+RULE = 0.80  # Fujii et al.: safe up to this share of device memory
+RISKS = (0.1, 0.05, 0.01)  # at which bounds are reported
+NEAR = 0.5  # of the rule's limit: from here on a planner chooses
 DIED = math.inf  # the score of a run that ran out of memory
+BOUNDING = ("device", "reserved")  # kinds of peak a plan's margin may rest on, best first
+
+
+@dataclass(frozen=True)
+class Score:
+    """One run: measured / predicted peak of one kind, or `DIED`. `family` is that of its model, `version` that of its
+    framework, `share` the predicted device bytes as a share of the rule's limit (None if its card is not known)."""
+
+    score: float
+    kind: str
+    family: str
+    version: str | None
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The ratio measured / predicted that a run exceeds at most at `risk`, over all runs and over those predicted near
+    the limit. A ratio is None with fewer than `needed` runs, or if too many of them died."""
+
+    risk: float
+    needed: int
+    runs: int
+    ratio: float | None
+    near_limit_runs: int
+    near_limit_ratio: float | None
+    room: float | None = None  # mean of predicted x max(worse, 1) / measured: what a plan sets aside for what it uses
+
+    @property
+    def worse(self) -> float | None:
+        """The ratio a margin may rest on: the larger one, or that of all runs if too few were near the limit. None also
+        if enough were near the limit and too many of those died."""
+        if self.near_limit_runs < self.needed or self.ratio is None:
+            return self.ratio
+        return None if self.near_limit_ratio is None else max(self.ratio, self.near_limit_ratio)
 
 
 @dataclass(frozen=True)
 class Margin:
-    """What comparable runs say at the asked risk. `upper_ratio` is None where they do not suffice.
+    """The bound that comparable runs give at a risk. `upper_ratio` is None if they do not suffice.
 
-    `sentence` says what the bound rests on, or why there is none; it ends without a full stop. `widened` says what is
-    new to the runs, where something is: such a bound may not allow more than the rule.
+    `sentence` tells the evidence behind the bound, or why there is none; it ends without a full stop. `widened` tells
+    in what way the plan is new to the runs, if it is: such a bound may not allow more than the rule.
     """
 
     risk: float
@@ -44,14 +104,14 @@ class Margin:
 
 
 def runs_needed(risk: float) -> int:
-    """The fewest runs that can bound `risk`: 1/risk - 1, rounded up."""
+    """Return the fewest runs that can bound `risk`: 1/risk - 1, rounded up."""
     return math.ceil(1 / _exact(risk) - 1)
 
 
 def upper_ratio(scores: Sequence[float], risk: float) -> float | None:
-    """The ratio measured / predicted that the next run exceeds with probability at most `risk`.
+    """Return the ratio measured / predicted that the next run exceeds with probability at most `risk`.
 
-    None with fewer than `runs_needed(risk)` scores, or where deaths reach down to the wanted place.
+    Return None with fewer than `runs_needed(risk)` scores, or if so many runs died that the wanted rank is a death.
     """
     place = math.ceil((len(scores) + 1) * (1 - _exact(risk)))
     if place > len(scores):
@@ -60,8 +120,8 @@ def upper_ratio(scores: Sequence[float], risk: float) -> float | None:
     return bound if math.isfinite(bound) else None
 
 
-def left_out(scores: Sequence[float], risk: float) -> list[float | None]:
-    """For every score the bound that the others alone give."""
+def leave_one_out_bounds(scores: Sequence[float], risk: float) -> list[float | None]:
+    """Return for each score the `upper_ratio` of all others."""
     place = math.ceil(len(scores) * (1 - _exact(risk)))
     if place > len(scores) - 1:
         return [None] * len(scores)
@@ -73,14 +133,34 @@ def left_out(scores: Sequence[float], risk: float) -> list[float | None]:
     return [bound if math.isfinite(bound) else None for bound in bounds]
 
 
+def bound_at(risk: float, scores: Sequence[Score]) -> Bound:
+    """Return the bound that scores of one kind of peak give."""
+    near = [score.score for score in scores if score.share is not None and score.share >= NEAR]
+    return Bound(
+        risk=risk,
+        needed=runs_needed(risk),
+        runs=len(scores),
+        ratio=upper_ratio([score.score for score in scores], risk),
+        near_limit_runs=len(near),
+        near_limit_ratio=upper_ratio(near, risk),
+    )
+
+
+def scores_of_best_kind(scores: Sequence[Score], needed: int, kinds: Sequence[str] = BOUNDING) -> list[Score]:
+    """Return the scores of the first of `kinds` that has at least `needed`, else of the kind that has most."""
+    by_kind = {kind: [score for score in scores if score.kind == kind] for kind in kinds}
+    enough = (of_kind for of_kind in by_kind.values() if len(of_kind) >= needed)
+    return next(enough, max(by_kind.values(), key=len))
+
+
 def no_margin(risk: float, runs: int, died: int = 0, holder: str = "the store") -> Margin:
-    """Too few runs, or too many that died, in one sentence with the numbers."""
+    """Return a margin without a bound, and the reason: too few runs, or too many that died."""
     needed = runs_needed(risk)
     if runs < needed:
-        said = f"risk {risk:g} needs {needed} comparable runs, {holder} holds {runs}"
+        reason = f"risk {risk:g} needs {needed} comparable runs, {holder} holds {runs}"
     else:
-        said = f"risk {risk:g} has no bound: {died} of the {runs} comparable runs in {holder} ran out of memory"
-    return Margin(risk, runs, needed, None, said)
+        reason = f"risk {risk:g} has no bound: {died} of the {runs} comparable runs in {holder} ran out of memory"
+    return Margin(risk, runs, needed, None, reason)
 
 
 def _exact(risk: float) -> Fraction:

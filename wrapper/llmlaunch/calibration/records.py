@@ -1,369 +1,282 @@
-"""A measured record as inputs of the estimator: which facts apply, what was assumed, or why it cannot be priced."""
+"""Measurement records (docs/store.md): their type, how they are read from a file, and which of them say something of
+other runs. Everything here is told from the record alone, before it is priced."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
-from llmlaunch.backends.deepspeed.facts import (
-    BUCKET_ELEMENTS,
-    LIVE_ELEMENTS,
-    SHIPPED_TRAINER,
-    DeepSpeedOptions,
-    bucket_bytes,
-    deepspeed_facts,
-    script_facts,
-    shipped_facts,
-)
-from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
-from llmlaunch.calibration.complete import Unsupported, complete, with_every_field
-from llmlaunch.calibration.tables import TABLES_OF_BACKENDS
-from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split
-from llmlaunch.calibration.unread import refuse_unread
-from llmlaunch.layout import RECOMPUTE_NAMES, Layout
-from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.memory.job import Job
-from llmlaunch.models.families import OF_FAMILIES
-from llmlaunch.models.shape import OF_MEMORY, MlaShape, ModelShape, MoeShape, Router, SlidingWindow
-from llmlaunch.number_formats import ELEMENT_BYTES, OptimizerFormats
-from llmlaunch.techniques import Techniques
-from llmlaunch.workload import Workload
+from llmlaunch.cluster.load import load_cluster
+from llmlaunch.cluster.profile import Cluster
+from llmlaunch.errors import UserError
+from llmlaunch.rundir.files import read_bytes
 
-__all__ = ["Case", "Unsupported", "case_of"]
+__all__ = [
+    "REHEARSED",
+    "TABLES",
+    "TORCHTITAN",
+    "TORCHTUNE",
+    "Measurement",
+    "Record",
+    "accelerator_of",
+    "card_bytes",
+    "clusters_by_gpu",
+    "configuration_key",
+    "exclusion_reason",
+    "problem",
+    "ran_long_enough",
+    "ran_out",
+    "read_records",
+    "retried_allocations",
+    "table_of",
+]
+
+
+class Measurement(TypedDict, total=False):
+    """One measurement record, from its import to its score: one configuration on one kind of GPU, one kind of peak and,
+    where known, one pipeline rank. The object itself is kept, so that fields beside these stay in it; null means "not
+    known", never a default. The last three groups are of runs that llmlaunch measured itself."""
+
+    id: str
+    family: str
+    split: str
+    peak_kind: str  # allocated, reserved, device, resident, host; without bytes: oom, host_oom, fits
+    peak_bytes: int | None
+    allocator_statistic: str | None
+    repeats: dict[str, Any] | None
+    pipeline_rank: int | None  # null: the worst one, or not known
+    rank_scope: str
+    backend: str
+    backend_version: str | None
+    gpu: str
+    gpu_memory_bytes: int | None
+    host_memory_bytes: int | None
+    devices_per_node: int | None
+    world_size: int | None
+    sequence_length: int | None
+    micro_batch_size: int | None  # sequences
+    global_batch_size: int | None
+    num_microbatches: int | None  # per pipeline and step
+    model: dict[str, Any]
+    parallelism: dict[str, Any]
+    optimizer: dict[str, Any]
+    recompute: dict[str, Any]
+    precision: dict[str, Any]
+    implementation: dict[str, Any]
+    techniques: dict[str, Any] | None
+    source: dict[str, Any]
+    step_seconds: float | None
+    tokens_per_second_per_gpu: float | None
+    tflops_per_gpu: float | None
+    flags_known: bool | None  # false: a published row without its recompute and optimizer flags
+
+    schema: int
+    run_id: str
+    attempt: str
+    run_state: str
+    started_at: float | None  # unix seconds
+    calibration_id: str
+
+    node: str | None
+    global_rank: int | None
+    gpu_uuid: str | None
+    peak_source: str | None
+    predicted_bytes: int | None
+    baseline_bytes: int | None
+    observed: dict[str, Any]
+
+    line: str
+    numbers: dict[str, Any]
+
 
 Record = Mapping[str, Any]
+"""A measurement record as it is read: the store takes over any JSON object with an id."""
 
-# Which measured backend uses which fact table: those of recipes, and of trainers no recipe can choose.
-TABLES = {**TABLES_OF_BACKENDS, **{backend: backend for backend in TRAINERS}}
-TRANSFORMER_ENGINE = ("megatron", "megatron-fsdp")  # the tables that know its number formats
-# Names of number formats in records and recipes -> Transformer Engine's recipes.
-FP8_RECIPES = {
-    "delayed": "delayed",
-    "fp8_ds": "delayed",
-    "tensorwise": "tensorwise",
-    "fp8_cs": "tensorwise",
-    "blockwise": "blockwise",
-    "fp8_sc": "blockwise",
-    "mxfp8": "mxfp8",
-    "fp8_mx": "mxfp8",
-    "nvfp4": "nvfp4",
+# Trainers that no recipe can choose are priced by fact tables of their own (trainers.py).
+TORCHTITAN, TORCHTUNE = "torchtitan-fsdp2", "torchtune single-device"
+TABLES = {
+    "megatron-lm": "megatron",
+    "megatron-bridge": "megatron",
+    "megatron-deepspeed": "megatron-deepspeed",
+    "deepspeed": "deepspeed",
+    "megatron-fsdp": "megatron-fsdp",
+    **{name: name for name in (TORCHTITAN, TORCHTUNE, "fsdp (composer)", "fsdp (atorch)", "internevo-fsdp")},
 }
-MUON = ("muon", "dist_muon")  # the second is the first with its layers' states spread over data parallel ranks
-# Records of NVIDIA's performance summary have the flag of Megatron-Bridge's model, which says false; what decides is
-# the number format, and those gather narrow parameters (src/megatron/bridge/training/mixed_precision.py,
-# perf_recipes/_common.py, 2026-08), fp4 from a release on, but for the runs whose own recipe says false
-# (perf_recipes/deepseek, perf_recipes/kimi). Any other record means what it says.
-SUMMARY = "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary"
-BRIDGE_GATHERS = ("delayed", "tensorwise", "mxfp8")
-BRIDGE_GATHERS_FP4_SINCE = "release 26.06"
-BRIDGE_KEEPS_WIDE = (("deepseek_v3", "H100"), ("kimi_k2", "GB200"))
-# Bytes of the optimizer a version shards over data parallelism alone, by (version, card); elsewhere none. Every branch
-# of this fork reads `get_data_parallel_group(with_context_parallel=True)`, and its 94 GB grid agrees. Its 40 GB grid
-# does not: so priced, two runs that died need 29 and 30 GiB of 40. With 12 or 8 of the 12 bytes over data alone, runs
-# that fitted are priced above the card. Four bytes (one fp32 copy) contradict neither; what in that build does it is
-# not known.
-OVER_DATA = {("okoge-kaz/Megatron-LM fork, Oct 2024", "A100-40GB"): 4.0}
-OF_THE_LAYOUT = ("recompute_layers", "offload_layers", "layers_by_stage")  # of what our own runs say of techniques
-CAPABILITY = {"V100": 7.0, "A100": 8.0, "A800": 8.0, "H100": 9.0, "H800": 9.0, "H200": 9.0, "B200": 10.0, "GB200": 10.0}
+"""The fact table of each measured backend. Runs of backends that share a table say something of one another."""
+
+SECTIONS = ("model", "parallelism", "optimizer", "recompute", "precision", "implementation")
+REQUIRED = (
+    *("id", "family", "peak_kind", "peak_bytes", "backend", "gpu", "sequence_length", "micro_batch_size"),
+    *SECTIONS,
+)
+CONFIGURATION = (
+    *("backend", "gpu", "gpu_memory_bytes", "world_size", "model", "sequence_length", "micro_batch_size"),
+    *("global_batch_size", "parallelism", "optimizer", "recompute", "precision", "implementation", "techniques"),
+)
+# The `gpu` of measured records -> the profile whose speeds give their step time. Cards without a profile have none.
+PROFILES = {
+    "A100": "a100-80gb-x8",
+    "A100-SXM": "a100-80gb-x8",
+    "A100-40GB": "a100-40gb-x8",
+    "H100": "h100-80gb-x8",
+    "H200": "h200-141gb-x8",
+    "B200": "b200-x8",
+    "B200-SXM": "b200-x8",
+    "GB200": "gb200-nvl72",
+}
+REHEARSED = "rehearsed"  # `source.evidence` and `family` of one rank that ran alone: it speaks for its own shape
+FULL = 0.9  # a failed run of our own that had filled this share of its card counts as out of memory
+FEWEST_STEPS = 2  # the second step is the first with the optimizer's states, and communicators are made on first use
 
 
-@dataclass(frozen=True)
-class Case:
-    """One record, ready to be priced. Where the batch is unknown, a full pipeline of micro-batches is assumed."""
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return all records of a JSON Lines file, in file order.
 
-    job: Job
-    layout: Layout
-    num_microbatches: int
-    batch_known: bool
-    assumed: Mapping[str, Any]
-
-
-def case_of(record: Record) -> Case:
-    """Raises Unsupported with the reason."""
-    record = with_every_field(record)
-    _refuse(record)
-    refuse_unread(record, TABLES[record["backend"]])
-    record, assumed = complete(record)
-    shape = _shape(record)
-    facts = _as_we_run_it(record, shape, _facts(record, assumed))
-    layout = _layout(record)
-    if TABLES[record["backend"]] == "megatron-deepspeed":
-        shape, layout = _as_megatron_deepspeed_runs(record, shape, layout, assumed)
-    microbatches = record.get("num_microbatches")
-    batch = record.get("global_batch_size")
-    if not microbatches and batch:
-        microbatches = batch // (layout.data * layout.micro_batch_size)
-    if not microbatches:
-        microbatches = assumed["num_microbatches"] = layout.pipeline
-    workload = Workload(
-        sequence_length=record["sequence_length"],
-        global_batch_size=batch or microbatches * layout.data * layout.micro_batch_size,
-        precision=record["precision"]["compute"],
-    )
-    layout = replace(layout, layers_by_stage=_stages(record, shape, layout))
-    group = record["parallelism"].get("microbatch_group") if layout.virtual_pipeline > 1 else None
-    techniques = _techniques(record)
-    return Case(Job(shape, workload, facts, group, techniques), layout, int(microbatches), bool(batch), assumed)
+    Raises:
+        UserError: the file cannot be read, or a line is not a measurement record.
+    """
+    try:
+        lines = read_bytes(path, 2**30, follow=True).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as failure:
+        why = failure.strerror if isinstance(failure, OSError) else "it is not UTF-8 text"
+        raise UserError(f"{path}: cannot be read: {why}; give a file of measurement records, one JSON a line") from None
+    records = [_record(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not records:
+        raise UserError(f"{path}: holds no record; give a file of measurement records, one JSON object a line")
+    return records
 
 
-def _stages(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...]:
-    """Layers by virtual stage, empty where they are even. A record tells those of each rank: with several chunks the
-    embedding takes the place of a layer in the first chunk of the first rank, the head in the last of the last
-    (`--account-for-embedding-in-pipeline-split`, core 0.19); other ranks spread theirs."""
-    told = (record.get("techniques") or {}).get("layers_by_stage")
-    if told:
-        return tuple(told)
-    uneven = record["parallelism"].get("layers_per_pipeline_rank") or default_split(record["backend"], shape, layout)
-    if not uneven:
-        return _ends_for_layers(record, shape, layout)
-    ranks, p, v = [int(n) for n in uneven], layout.pipeline, layout.virtual_pipeline
-    if len(ranks) != p or sum(ranks) != shape.num_layers:
-        raise Unsupported(f"layers_per_pipeline_rank {uneven} does not add up to {shape.num_layers} layers")
-    chunks = [[-(-layers // v)] * v for layers in ranks]
-    for rank, layers in enumerate(ranks):
-        if 0 < rank < p - 1:
-            chunks[rank] = [layers // v + (chunk < layers % v) for chunk in range(v)]
-            continue
-        missing = sum(chunks[rank]) - layers
-        order = range(v) if rank == 0 else range(v - 1, -1, -1)
-        for chunk in order:
-            taken = min(missing, chunks[rank][chunk])
-            chunks[rank][chunk] -= taken
-            missing -= taken
-    return tuple(chunks[rank][chunk] for chunk in range(v) for rank in range(p))
+def _record(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line, parse_constant=_refuse_constant)
+    except ValueError as failure:
+        raise UserError(f"{path}:{number}: is not JSON ({failure}); mend or remove the line") from None
+    except RecursionError:
+        raise UserError(f"{path}:{number}: is nested too deeply for a measurement record; remove the line") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path}:{number}: is not a JSON object; a measurement record is one object a line")
+    defect = problem(record)
+    if defect is not None:
+        raise UserError(f"{path}:{number}: {defect}")
+    return record
 
 
-def _ends_for_layers(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...]:
-    """Megatron refuses layers that its stages do not divide, unless the embedding and the head each stand for one
-    (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`; arguments.py validate_args,
-    core 0.19): where they do then, the first and the last virtual stage have one layer less. Llama 3.1 405B and Qwen3
-    235B, with 126 and 94 layers, are split so in NVIDIA's perf recipes."""
-    stages = layout.pipeline * layout.virtual_pipeline
-    if TABLES[record["backend"]] not in TRANSFORMER_ENGINE or stages == 1 or not shape.num_layers % stages:
-        return ()
-    each, left = divmod(shape.num_layers + 2, stages)
-    return () if left else (each - 1, *(each,) * (stages - 2), each - 1)
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of a measurement")
 
 
-def _refuse(record: Record) -> None:
-    backend = record["backend"]
-    if backend not in TABLES:
-        raise Unsupported(f"no fact table for backend {backend!r}")
-    optimizer = record["optimizer"]
-    muon = MUON if TABLES[backend] == "megatron" else ()
-    if optimizer["name"] not in ("adam", *muon, *OPTIMIZERS.get(backend, ())):
-        raise Unsupported(f"optimizer {optimizer['name']!r} is not modelled")
-    recipe = record["precision"].get("fp8_recipe")
-    formats = FP8_RECIPES if TABLES[backend] in TRANSFORMER_ENGINE else FORMATS.get(backend, ())
-    if recipe and recipe not in formats:
-        raise Unsupported(f"precision recipe {recipe!r} is not modelled for {backend}")
-    told = record.get("techniques") or _offloads_checkpoints(record)
-    if record["implementation"].get("cpu_activation_offload") and not told:
-        raise Unsupported("how many layers' activations are offloaded is not recorded")
+def problem(record: Record) -> str | None:
+    """Return why a JSON object is no measurement record, or None if it is one."""
+    missing = [name for name in REQUIRED if name not in record]
+    if missing:
+        return f"lacks {', '.join(missing)}; null means not known, absent is refused"
+    wrong = [name for name in SECTIONS if not isinstance(record[name], dict)]
+    return f"{', '.join(wrong)} must be an object" if wrong else None
 
 
-def _shape(record: Record) -> ModelShape:
-    m, moe, mla = record["model"], record["model"].get("moe"), record["model"].get("mla")
-    return ModelShape(
-        name=m["name"],
-        num_layers=m["num_layers"],
-        hidden_size=m["hidden_size"],
-        ffn_hidden_size=m["ffn_hidden_size"],
-        num_attention_heads=m["num_attention_heads"],
-        num_query_groups=m["num_query_groups"],
-        head_dim=m["head_dim"],
-        vocab_size=m["padded_vocab_size"],
-        max_position_embeddings=record["sequence_length"],
-        tied_embeddings=bool(m["tied_embeddings"]),
-        gated_mlp=bool(m["gated_mlp"]),
-        linear_bias=bool(m["linear_bias"]),
-        normalization=m["normalization"],
-        position_embedding=m["position_embedding"],
-        qk_layernorm=bool(m.get("qk_layernorm")),
-        attention_dropout=m.get("attention_dropout") or 0.0,
-        hidden_dropout=m.get("hidden_dropout") or 0.0,
-        mtp_num_layers=m.get("mtp_num_layers") or 0,
-        moe=_moe(moe, m["num_layers"], m["ffn_hidden_size"]) if moe else None,
-        mla=MlaShape(**{"q_lora_rank": None, **mla}) if mla else None,
-        **_of_family(m),
-    )
+def clusters_by_gpu() -> dict[str, Cluster]:
+    """Return the shipped cluster profile that stands for each kind of GPU that records name."""
+    loaded = {name: load_cluster(name) for name in set(PROFILES.values())}
+    return {gpu: loaded[name] for gpu, name in PROFILES.items()}
 
 
-def _of_family(model: Record) -> dict[str, Any]:
-    """What our own runs say of a family's ways."""
-    said = {name: model[name] for name in OF_FAMILIES if model.get(name) is not None}
-    if "sliding_window" in said:
-        said["sliding_window"] = SlidingWindow(**said["sliding_window"])
-    return said
+def table_of(record: Record) -> str | None:
+    """Return the fact table of the record's backend, or None for an unknown backend."""
+    return TABLES.get(str(record.get("backend")))
 
 
-def _as_megatron_deepspeed_runs(
-    record: Record, shape: ModelShape, layout: Layout, assumed: dict[str, Any]
-) -> tuple[ModelShape, Layout]:
-    """The fork's dropout where a record names none: the runs' launch scripts leave both at their default. Its bf16
-    optimizer shards the states whatever ZeRO stage is set."""
-    if not shape.attention_dropout:
-        assumed["model.attention_dropout"] = DROPOUT
-    if not shape.hidden_dropout:
-        assumed["model.hidden_dropout"] = DROPOUT
-    shape = replace(
-        shape,
-        attention_dropout=shape.attention_dropout or DROPOUT,
-        hidden_dropout=shape.hidden_dropout or DROPOUT,
-    )
-    if accumulates_in_fp32(record["precision"]["compute"], record["optimizer"]["gradient_dtype"]):
-        layout = replace(layout, zero_stage=max(layout.zero_stage, 1))
-    return shape, layout
+def accelerator_of(record: Record, clusters: Mapping[str, Cluster]) -> str:
+    """Return the accelerator's name as recipes have it if a profile stands for the record's card, else the card's."""
+    cluster = clusters.get(record["gpu"])
+    return cluster.accelerator.name if cluster else str(record["gpu"])
 
 
-def _moe(moe: Mapping[str, Any], layers: int, ffn_hidden_size: int) -> MoeShape:
-    return MoeShape(
-        num_experts=moe["num_experts"],
-        topk=moe["topk"],
-        ffn_hidden_size=moe.get("ffn_hidden_size") or ffn_hidden_size,
-        shared_expert_ffn_hidden_size=moe.get("shared_expert_ffn_hidden_size") or 0,
-        layer_pattern=tuple(moe.get("layer_pattern") or (1,) * layers),
-        capacity_factor=moe.get("capacity_factor"),
-        token_dispatcher=moe.get("token_dispatcher"),
-        grouped_gemm=moe.get("grouped_gemm"),
-        shared_expert_gate=bool(moe.get("shared_expert_gate")),
-        router=Router(**{name: said for name, said in (moe.get("router") or {}).items() if name in OF_MEMORY}),
-    )
+def card_bytes(record: Record, clusters: Mapping[str, Cluster]) -> int | None:
+    """Return the memory of the record's card: as recorded, else the profile's; None if neither is known."""
+    recorded, cluster = record.get("gpu_memory_bytes"), clusters.get(record["gpu"])
+    if isinstance(recorded, int | float) and recorded > 0:
+        return int(recorded)
+    return cluster.accelerator.memory_bytes if cluster else None
 
 
-def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
-    optimizer, implementation = record["optimizer"], record["implementation"]
-    precision = record["precision"]["compute"]
-    table = TABLES[record["backend"]]
-    if table == "deepspeed":
-        facts = deepspeed_facts(_deepspeed_options(record))
-    elif table == "megatron-deepspeed":
-        facts = megatron_deepspeed_facts(precision, optimizer["gradient_dtype"])
-    elif table in TRAINERS:
-        facts = TRAINERS[table](record)
-    elif table == "megatron-fsdp":
-        facts = megatron_fsdp_facts(_megatron_options(record, assumed))
-    else:
-        facts = megatron_facts(_megatron_options(record, assumed))
-    recorded = bool(implementation.get("gated_activation_fused"))
-    return replace(
-        facts,
-        attention_scores_saved=implementation.get("attention") == "unfused",
-        gated_activation_fused=facts.gated_activation_fused if table in (*TRAINERS, "deepspeed") else recorded,
-        pad_vocabulary=False,  # the record's own padded size is used
-    )
+def configuration_key(record: Record) -> str:
+    """Return a text that is equal for records that agree in everything that was chosen."""
+    return json.dumps({key: record.get(key) for key in CONFIGURATION}, sort_keys=True)
 
 
-def _as_we_run_it(record: Record, shape: ModelShape, facts: MemoryFacts) -> MemoryFacts:
-    """Our own runs of DeepSpeed say which kind of script they ran and how large its buckets were."""
-    implementation, precision = record["implementation"], record["precision"]["compute"]
-    elements, trainer = implementation.get("reduce_bucket_elements"), implementation.get("trainer")
-    if facts.backend != "deepspeed" or not elements:
-        return facts
-    if trainer:
-        facts = script_facts(facts, trainer, precision, record["optimizer"]["gradient_dtype"])
-    width = ELEMENT_BYTES[precision]  # in which gradients travel, with Ulysses too
-    facts = replace(
-        facts,
-        bucket_bytes=bucket_bytes(elements, precision),
-        lasting_bucket_bytes=elements * width,
-        pad_vocabulary=False,
-    )
-    return shipped_facts(facts, shape, record["sequence_length"]) if trainer == SHIPPED_TRAINER else facts
+def exclusion_reason(record: Record) -> str | None:
+    """Return in a few words why a record says nothing of other runs, or None if it does.
+
+    The peak of a run that failed is what it reached, not what it needed. A run that goes on, or that ended before its
+    second step, may need more than its peak. What other programs used of the same card is no part of a prediction. A
+    rank that was rehearsed alone speaks for its own shape only.
+    """
+    source = record.get("source")
+    if record.get("flags_known") is False:
+        return "flags not known"
+    if isinstance(source, Mapping) and source.get("evidence") in ("failed", REHEARSED):
+        return str(source["evidence"])
+    if ran_out(record):
+        return None
+    if record.get("peak_kind") == "oom":
+        return "ran out of memory that others held, or that its program kept from it"
+    if record.get("run_state") not in (None, "succeeded"):
+        return f"{record.get('run_state')}"
+    if not ran_long_enough(record):
+        return f"fewer than {FEWEST_STEPS} steps"
+    return "others on the card" if _shared_its_card(record) else None
 
 
-def _offloads_checkpoints(record: Record) -> bool:
-    """All that full recompute keeps is offloaded: one trainer's, and the only amount a record tells."""
-    implementation, full = record["implementation"], record["recompute"]["granularity"] == "full"
-    return bool(implementation.get("cpu_activation_offload")) and full and record["backend"] in OFFLOADS_ALL
+def ran_out(record: Record) -> bool:
+    """Whether the run died because its plan did not fit the card."""
+    return _filled_its_card(record) or (record.get("peak_kind") == "oom" and _had_its_card_alone(record))
 
 
-def _techniques(record: Record) -> Techniques:
-    """Those of our own runs stand in a section of their own, whole; others are read off where they are told."""
-    if record.get("techniques"):
-        return Techniques.from_json({n: said for n, said in record["techniques"].items() if n not in OF_THE_LAYOUT})
-    recompute = record["recompute"]
-    return Techniques(
-        recompute_modules=tuple(recompute.get("modules") or ()),
-        recompute_method=recompute["method"] if recompute.get("method") in ("uniform", "block") else "uniform",
-        offload_checkpoints=_offloads_checkpoints(record),
-        offload_optimizer=1.0 if record["optimizer"].get("offload") else 0.0,
-    )
+def ran_long_enough(record: Record) -> bool:
+    """Whether the run made the steps that a peak needs. It counts as long enough if its steps were not counted."""
+    steps = _observed(record).get("steps_run")
+    return not isinstance(steps, int) or steps >= FEWEST_STEPS
 
 
-def _deepspeed_options(record: Record) -> DeepSpeedOptions:
-    """Liger's Hugging Face model brings all its kernels, the gated activation and the norms among them, whatever the
-    record says of those (AutoLigerKernelForCausalLM, liger_kernel/transformers/auto_model.py, 0.8)."""
-    optimizer, implementation = record["optimizer"], record["implementation"]
-    share = _techniques(record).offload_optimizer
-    return DeepSpeedOptions(
-        reduce_bucket_elements=implementation.get("reduce_bucket_elements") or BUCKET_ELEMENTS,
-        live_elements=implementation.get("live_elements") or LIVE_ELEMENTS,
-        split_from_start="live_elements" in implementation,  # our own runs make the model in shards
-        precision=record["precision"]["compute"],
-        accumulation=optimizer["gradient_dtype"],
-        offload_optimizer=share == 1.0,
-        fused_optimizer=implementation.get("fused_optimizer") is not False,
-        offloaded_share=share % 1.0,
-        sequence_ranks=record["parallelism"].get("context") or 1,
-        liger=implementation["cross_entropy_fusion"] == "liger",
-        expandable_segments=bool(implementation.get("expandable_segments")),
-    )
+def retried_allocations(record: Record) -> bool:
+    """Whether torch's allocator returned its cache to the driver to continue. The card was full then, and the peak is
+    lower than it would have been on a larger card."""
+    retries = _observed(record).get("alloc_retries")
+    return isinstance(retries, int) and retries > 0
 
 
-def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOptions:
-    optimizer, implementation, precision = record["optimizer"], record["implementation"], record["precision"]
-    local = implementation.get("transformer_impl") == "local"
-    recipe = FP8_RECIPES[precision["fp8_recipe"]] if precision.get("fp8_recipe") else None
-    return MegatronOptions(
-        precision=precision["compute"],
-        gradient_dtype=optimizer["gradient_dtype"],
-        optimizer_bytes=optimizer.get("state_bytes_per_parameter"),
-        optimizer=OptimizerFormats(**optimizer["formats"]) if optimizer.get("formats") else None,
-        muon="muon" in optimizer["name"],
-        optimizer_instances=optimizer.get("optimizer_instances") or 1,
-        loss=implementation["cross_entropy_fusion"],
-        compiled=(record.get("source") or {}).get("evidence") != "traced",  # under fake tensors nothing is
-        fp8_recipe=recipe,
-        fp8_parameters=_gathers_narrow(record, recipe, assumed),
-        optimizer_bytes_over_data=OVER_DATA.get((str(record.get("backend_version")), record["gpu"]), 0.0),
-        transformer_engine=not local,
-        gradient_accumulation_fusion=implementation["gradient_accumulation_fusion"],
-        defer_embedding_wgrad=bool(implementation.get("defer_embedding_wgrad")),
-        context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
-        tp_comm_overlap=bool(implementation.get("tp_comm_overlap")),
-        compute_capability=CAPABILITY.get((record["gpu"] or "").upper().split("-")[0].split(" ")[0]),
-    )
+def _filled_its_card(record: Record) -> bool:
+    card, peak = record.get("gpu_memory_bytes"), record.get("peak_bytes")
+    of_a_card = record.get("peak_kind") not in ("host", "host_oom")
+    return bool(of_a_card and record.get("run_state") == "failed" and card and peak and peak >= FULL * card)
 
 
-def _gathers_narrow(record: Record, recipe: str | None, assumed: dict[str, Any]) -> bool:
-    """Whether parameters are kept and gathered in the narrow format."""
-    flag = "fp4_param_gather" if recipe == "nvfp4" else "fp8_param_gather"
-    if record["precision"].get(flag) or not str((record.get("source") or {}).get("citation")).startswith(SUMMARY):
-        return bool(record["precision"].get(flag))
-    fp4 = recipe == "nvfp4" and str(record.get("backend_version")) >= BRIDGE_GATHERS_FP4_SINCE
-    if not (fp4 or recipe in BRIDGE_GATHERS) or (record["model"]["name"], record["gpu"]) in BRIDGE_KEEPS_WIDE:
+def _had_its_card_alone(record: Record) -> bool:
+    """Whether the allocator's message names neither another process with a share of the card nor a limit that the
+    program had set itself. If it names one of them, the plan was not what ran out."""
+    numbers = record.get("numbers")
+    message = numbers if isinstance(numbers, Mapping) else {}
+    total, ours = message.get("total_bytes"), message.get("process_bytes")
+    others = message.get("other_processes_bytes") if ours else None  # alone, it may be this process under another pid
+    return message.get("allowed_bytes") is None and not (total and others and others > (1 - FULL) * total)
+
+
+def _shared_its_card(record: Record) -> bool:
+    """Whether other processes used a share of the card, before the trainer began or beside it."""
+    observed = _observed(record)
+    total = observed.get("device_total_bytes") or record.get("gpu_memory_bytes")
+    before = observed.get("baseline_bytes") or 0
+    if not isinstance(total, int) or not isinstance(before, int):
         return False
-    assumed[f"precision.{flag}"] = True
-    return True
+    peak, process_peak, beside = observed.get("device_peak_bytes"), observed.get("process_peak_bytes"), 0
+    if isinstance(peak, int) and isinstance(process_peak, int):
+        recorded = record.get("peak_bytes") if record.get("peak_kind") == "device" else None
+        beside = peak - before - max(process_peak, recorded if isinstance(recorded, int) else 0)
+    return max(before, beside) > (1 - FULL) * total
 
 
-def _layout(record: Record) -> Layout:
-    p = record["parallelism"]
-    return Layout(
-        tensor=p["tensor"],
-        pipeline=p["pipeline"],
-        virtual_pipeline=p["virtual_pipeline"] or 1,
-        context=p["context"],
-        data=p["data"],
-        expert=p["expert"],
-        expert_tensor=p["expert_tensor"],
-        micro_batch_size=record["micro_batch_size"],
-        sequence_parallel=int(bool(p.get("sequence_parallel")) and p["tensor"] > 1),
-        zero_stage=int(record["optimizer"]["zero_stage"] or 0),
-        recompute=RECOMPUTE_NAMES.index(record["recompute"]["granularity"]),
-        recompute_layers=record["recompute"].get("num_layers") or 0,
-        offload_layers=(record.get("techniques") or {}).get("offload_layers", 0),
-    )
+def _observed(record: Record) -> Record:
+    observed = record.get("observed")
+    return observed if isinstance(observed, Mapping) else {}

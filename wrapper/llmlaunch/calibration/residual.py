@@ -1,4 +1,4 @@
-"""What measured peaks exceed their predictions by, as equations in the two parts of a correction, and their solution.
+"""Measured minus predicted peaks as equations in the two parts of a correction, and their solution.
 
 A prediction has two parts: what torch reserves, R, and what is outside it, O. The correction is s and c in
 R (1 + s) + O + c. A run gives up to two equations:
@@ -28,8 +28,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.calibration.evidence import ALLOCATED, DEVICE, OUTSIDE, RESERVED
-from llmlaunch.calibration.pool import Peaks, Pool
+from llmlaunch.calibration.pool import ALLOCATED, DEVICE, OUTSIDE, RESERVED, Peaks, Pool
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.units import GIB
@@ -49,8 +48,8 @@ PARTS: tuple[Parts, ...] = ((False, False), (False, True), (True, False), (True,
 
 @dataclass(frozen=True)
 class Equations:
-    """torch x s + outside x c = residual, in bytes, one row each. `runs` are places in the pool; of a `censored` row
-    the residual is only known to be at least that."""
+    """torch x s + outside x c = residual, in bytes, one row each. `runs` are indices into the pool; the residual of a
+    `censored` row is a lower bound."""
 
     runs: IntColumn
     torch: FloatColumn
@@ -59,78 +58,79 @@ class Equations:
     censored: NDArray[np.bool_]
 
     def of(self, runs: NDArray[np.bool_]) -> Equations:
-        """Those of some runs."""
+        """Return the equations of the runs that are true in `runs`."""
         return self.rows(runs[self.runs])
 
-    def rows(self, kept: NDArray[np.bool_]) -> Equations:
-        return Equations(**{f.name: getattr(self, f.name)[kept] for f in fields(self)})
+    def rows(self, chosen: NDArray[np.bool_]) -> Equations:
+        return Equations(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
 
 
 def equations_of(pool: Pool) -> Equations:
-    device = _highest(pool.peaks[DEVICE], {})
-    full = {run: int(pool.peaks[DEVICE].stages[row]) for run, row in device.items()}
-    highest = {quantity: _highest(peaks, full) for quantity, peaks in pool.peaks.items()}
-    found = (row for run in range(len(pool)) for row in _of_run(run, pool, highest))
-    rows = list(chain(found, _of_deaths(pool)))
+    """Return up to two equations for each run that lived, and one for each that died."""
+    device = _fullest_rows(pool.peaks[DEVICE], {})
+    stages = {run: int(pool.peaks[DEVICE].stages[row]) for run, row in device.items()}
+    rows_of = {quantity: _fullest_rows(peaks, stages) for quantity, peaks in pool.peaks.items()}
+    lived = (row for run in range(len(pool)) for row in _equations_of_run(run, pool, rows_of))
+    rows = list(chain(lived, _equations_of_deaths(pool)))
     runs, torch, outside, residual, censored = np.array(rows, dtype=np.float64).reshape(-1, 5).T
     return Equations(runs.astype(np.int64), torch, outside, residual, censored.astype(np.bool_))
 
 
-def _highest(peaks: Peaks, full: Mapping[int, int]) -> dict[int, int]:
-    """By run that lived the row of the stage whose device was fullest, as `full` says; where that stage was not seen,
-    of the one whose typical peak is highest."""
-    found: dict[int, tuple[bool, float, int]] = {}
+def _fullest_rows(peaks: Peaks, stages: Mapping[int, int]) -> dict[int, int]:
+    """Map each surviving run to the row of its fullest stage, as `stages` tells. If that stage was not measured, use
+    the measured stage with the highest typical peak."""
+    best: dict[int, tuple[bool, float, int]] = {}
     for row in np.flatnonzero(~peaks.needed & np.isfinite(peaks.typical)).tolist():
         run = int(peaks.runs[row])
-        rank = (peaks.stages[row] == full.get(run), float(peaks.typical[row]), row)
-        found[run] = max(rank, found.get(run, rank))
-    return {run: row for run, (_, _, row) in found.items()}
+        rank = (peaks.stages[row] == stages.get(run), float(peaks.typical[row]), row)
+        best[run] = max(rank, best.get(run, rank))
+    return {run: row for run, (_, _, row) in best.items()}
 
 
-def _of_run(run: int, pool: Pool, highest: dict[str, dict[int, int]]) -> Iterator[tuple[float, ...]]:
-    device, reserved, allocated, outside = (highest[q].get(run) for q in (DEVICE, RESERVED, ALLOCATED, OUTSIDE))
+def _equations_of_run(run: int, pool: Pool, rows_of: dict[str, dict[int, int]]) -> Iterator[tuple[float, ...]]:
+    device, reserved, allocated, outside = (rows_of[q].get(run) for q in (DEVICE, RESERVED, ALLOCATED, OUTSIDE))
     if reserved is not None:
-        of = pool.peaks[RESERVED]
-        yield (run, of.reserved[reserved], 0.0, of.typical[reserved] - of.reserved[reserved], False)
+        peaks = pool.peaks[RESERVED]
+        yield (run, peaks.reserved[reserved], 0.0, peaks.typical[reserved] - peaks.reserved[reserved], False)
     elif allocated is not None and device is not None:
-        of = pool.peaks[ALLOCATED]
-        yield (run, of.allocated[allocated], 0.0, of.typical[allocated] - of.allocated[allocated], False)
+        peaks = pool.peaks[ALLOCATED]
+        yield (run, peaks.allocated[allocated], 0.0, peaks.typical[allocated] - peaks.allocated[allocated], False)
     if outside is not None:
-        of = pool.peaks[OUTSIDE]
-        yield (run, 0.0, 1.0, of.typical[outside] - of.outside[outside], False)
+        peaks = pool.peaks[OUTSIDE]
+        yield (run, 0.0, 1.0, peaks.typical[outside] - peaks.outside[outside], False)
     if device is not None and (reserved is None or outside is None):
-        of = pool.peaks[DEVICE]
-        predicted = of.reserved[device] + of.outside[device]
-        yield (run, of.reserved[device], 1.0, of.typical[device] - predicted, False)
+        peaks = pool.peaks[DEVICE]
+        predicted = peaks.reserved[device] + peaks.outside[device]
+        yield (run, peaks.reserved[device], 1.0, peaks.typical[device] - predicted, False)
 
 
-def _of_deaths(pool: Pool) -> Iterator[tuple[float, ...]]:
-    """Of each run that died the need that is furthest above its prediction."""
-    found: dict[int, tuple[float, ...]] = {}
+def _equations_of_deaths(pool: Pool) -> Iterator[tuple[float, ...]]:
+    """Return for each run that died the need that is furthest above its prediction."""
+    equations: dict[int, tuple[float, ...]] = {}
     for quantity, with_outside in ((RESERVED, 0.0), (DEVICE, 1.0)):
-        of = pool.peaks[quantity]
-        for row in np.flatnonzero(of.needed).tolist():
-            run = int(of.runs[row])
-            residual = of.worst[row] - of.reserved[row] - with_outside * of.outside[row]
-            if run not in found or residual > found[run][3]:
-                found[run] = (run, of.reserved[row], with_outside, residual, True)
-    return iter(found.values())
+        peaks = pool.peaks[quantity]
+        for row in np.flatnonzero(peaks.needed).tolist():
+            run = int(peaks.runs[row])
+            residual = peaks.worst[row] - peaks.reserved[row] - with_outside * peaks.outside[row]
+            if run not in equations or residual > equations[run][3]:
+                equations[run] = (run, peaks.reserved[row], with_outside, residual, True)
+    return iter(equations.values())
 
 
 def correction_of(equations: Equations, parts: Parts, only_up: bool = False) -> Correction:
-    """Of the parts that are learned; the others stay 0. `only_up`: none is negative."""
+    """Return the correction whose `parts` solve the equations; the others stay 0. With `only_up` none is negative."""
     if not any(parts):
         return NO_CORRECTION
-    found = _solve(equations.rows(~equations.censored), parts)
+    solution = _solve(equations.rows(~equations.censored), parts)
     if np.any(equations.censored):
-        found = np.maximum(_solve(equations, parts), found)
+        solution = np.maximum(_solve(equations, parts), solution)
     if only_up:
-        found = np.maximum(found, 0.0)
-    return Correction(torch_share=max(float(found[0]), LOWEST_SHARE), outside_bytes=float(found[1]))
+        solution = np.maximum(solution, 0.0)
+    return Correction(torch_share=max(float(solution[0]), LOWEST_SHARE), outside_bytes=float(solution[1]))
 
 
 def _solve(equations: Equations, parts: Parts) -> FloatColumn:
-    """(share, bytes outside)."""
+    """Return (share, bytes outside)."""
     noise = np.hypot(TORCH_NOISE * equations.torch, OUTSIDE_NOISE * equations.outside)
     noise = np.maximum(noise, 1.0)
     features = np.column_stack([equations.torch, equations.outside]) * (WIDTHS / noise[:, None])
@@ -138,20 +138,20 @@ def _solve(equations: Equations, parts: Parts) -> FloatColumn:
     features = features * used
     target, censored = equations.residual / noise, equations.censored
     lived = ~censored
-    found = np.zeros(2)
+    solution = np.zeros(2)
     for _ in range(ROUNDS):
-        said = features @ found
-        residual = np.where(lived, target - said, 0.0)
+        fitted = features @ solution
+        residual = np.where(lived, target - fitted, 0.0)
         scale = _scale(residual[lived])
         if np.any(censored):
-            residual = np.where(lived, residual, _beyond(target - said, residual[lived]))
+            residual = np.where(lived, residual, _mean_above(target - fitted, residual[lived]))
         weight = HUBER * scale / np.maximum(np.abs(residual), HUBER * scale) / scale**2
         weighted = features * weight[:, None]
-        step = np.linalg.solve(weighted.T @ features + np.eye(2), weighted.T @ residual - found)
-        found = found + step
+        step = np.linalg.solve(weighted.T @ features + np.eye(2), weighted.T @ residual - solution)
+        solution = solution + step
         if np.max(np.abs(step)) < 1e-7:
             break
-    return np.asarray(found * WIDTHS * used)
+    return np.asarray(solution * WIDTHS * used)
 
 
 def _scale(residual: FloatColumn) -> float:
@@ -160,8 +160,8 @@ def _scale(residual: FloatColumn) -> float:
     return max(float(np.median(np.abs(residual))) * 1.4826, LEAST_SCALE)
 
 
-def _beyond(bound: FloatColumn, residual: FloatColumn) -> FloatColumn:
-    """For each bound the mean of the residuals above it, the bound itself where none is; never below 0."""
+def _mean_above(bound: FloatColumn, residual: FloatColumn) -> FloatColumn:
+    """Return for each bound the mean of the residuals above it, or the bound if there is none; never below 0."""
     ordered = np.sort(residual)[::-1]
     above = np.searchsorted(-ordered, -bound, side="left")  # how many residuals exceed each bound
     sums = np.concatenate([[0.0], np.cumsum(ordered)])

@@ -1,9 +1,8 @@
-"""Measured trainers that no recipe can choose: which facts price a record of theirs."""
+"""Measured trainers that no recipe can choose, and the facts that price their records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from llmlaunch.backends.fsdp import (
     atorch_facts,
@@ -12,15 +11,13 @@ from llmlaunch.backends.fsdp import (
     torchtitan_facts,
     torchtune_facts,
 )
+from llmlaunch.calibration.records import TORCHTITAN, TORCHTUNE, Record
 from llmlaunch.layout import Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["FORMATS", "OFFLOADS_ALL", "OPTIMIZERS", "TORCHTITAN", "TORCHTUNE", "TRAINERS", "default_split"]
+__all__ = ["FORMATS", "OFFLOADS_ALL", "OPTIMIZERS", "TRAINERS", "default_split"]
 
-Record = Mapping[str, Any]
-
-TORCHTITAN, TORCHTUNE = "torchtitan-fsdp2", "torchtune single-device"
 FLOAT8 = "float8-linear"  # torchao's
 FORMATS = {TORCHTITAN: (FLOAT8,)}  # narrow number formats by backend
 OPTIMIZERS = {TORCHTUNE: ("adamw8bit",)}  # beside Adam
@@ -30,8 +27,9 @@ LOSS_NOT_COMPILED = ("9dec370",)
 
 
 def default_split(backend: str, shape: ModelShape, layout: Layout) -> list[int] | None:
-    """Layers by pipeline rank where torchtitan splits them unevenly: ranks after the first and before the last take
-    what is left over, one each (parallelisms/pipelining_utils.py `generate_split_points`, 9dec370)."""
+    """Return the layers of each pipeline rank if torchtitan splits them unevenly, else None: ranks after the first and
+    before the last take the remainder, one layer each (parallelisms/pipelining_utils.py `generate_split_points`,
+    9dec370)."""
     each, left = divmod(shape.num_layers, layout.pipeline)
     if backend != TORCHTITAN or layout.virtual_pipeline > 1 or not left:
         return None

@@ -6,23 +6,22 @@ prediction would be one of another run, so the record is refused, by the field's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from llmlaunch.backends.megatron.facts import LOSSES
-from llmlaunch.calibration.complete import Unsupported
-from llmlaunch.calibration.trainers import TORCHTITAN, TORCHTUNE, TRAINERS
+from llmlaunch.calibration.completion import Unsupported
+from llmlaunch.calibration.records import TORCHTITAN, TORCHTUNE, Record
+from llmlaunch.calibration.trainers import TRAINERS
 
 __all__ = ["UNREAD", "Unread", "refuse_unread"]
-
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Unread:
-    """One field, "section.name", of the records priced by `tables`. `expected` says whether a known value is what the
-    formula takes for granted, `why` what that is."""
+    """A field, "section.name", that the formula of `tables` does not read. `expected` tells whether a known value is
+    what the formula takes for granted, `why` what that is."""
 
     tables: tuple[str, ...]
     field: str
@@ -50,7 +49,7 @@ def _no_wider_than_tensor(value: Any, record: Record) -> bool:
     return value in (1, record["parallelism"]["tensor"])
 
 
-def _said_otherwise(value: Any, record: Record) -> bool:
+def _bytes_recorded(value: Any, record: Record) -> bool:
     optimizer = record["optimizer"]
     return bool(value == "fp32" or optimizer.get("formats") or optimizer.get("state_bytes_per_parameter"))
 
@@ -69,7 +68,7 @@ UNREAD: tuple[Unread, ...] = (
     Unread(FULLY_SHARDED, "optimizer.state_bytes_per_parameter", _is(), "the trainer's own optimizer is counted"),
     Unread(DEEPSPEED + WITHOUT_TUNE, "optimizer.state_dtype", _is("fp32"), "moments are counted in fp32"),
     Unread((TORCHTUNE,), "optimizer.state_dtype", _is("bf16"), "moments are counted in bf16, of adamw8bit in 8 bits"),
-    Unread(CORE, "optimizer.state_dtype", _said_otherwise, "state_bytes_per_parameter must say their bytes"),
+    Unread(CORE, "optimizer.state_dtype", _bytes_recorded, "state_bytes_per_parameter must say their bytes"),
     Unread(DEEPSPEED + CORE, "optimizer.parameter_dtype", _the_precision, "parameters are counted in the precision"),
     Unread(
         DEEPSPEED + FULLY_SHARDED, "optimizer.optimizer_instances", ONE, "all ranks share the states that are counted"
@@ -109,10 +108,11 @@ UNREAD: tuple[Unread, ...] = (
 
 
 def refuse_unread(record: Record, table: str) -> None:
-    """Look through the fields that the facts `table` does not read; null is not known, and no reason to refuse.
+    """Refuse a record with a field that the fact table does not read, unless its value is null, which is not known, or
+    what the formula takes for granted.
 
     Raises:
-        Unsupported: one of them says something else than what the formula takes for granted.
+        Unsupported: there is such a field.
     """
     for unread in UNREAD:
         section, name = unread.field.split(".")

@@ -40,9 +40,8 @@ def command(
 
     Exit code 0. 2: a file is no measurements. 3: an estimate cannot be right, which is a bug of llmlaunch.
     """
-    from llmlaunch.calibration.accuracy import refuse_broken, scored
-    from llmlaunch.calibration.machines import clusters_by_gpu
-    from llmlaunch.calibration.read import read_records
+    from llmlaunch.accuracy.scoring import refuse_broken, score
+    from llmlaunch.calibration.records import clusters_by_gpu, read_records
     from llmlaunch.cli.corrections import Corrections
     from llmlaunch.report.accuracy_json import accuracy_json
     from llmlaunch.report.accuracy_text import accuracy_text, records_text
@@ -50,7 +49,7 @@ def command(
     clusters = clusters_by_gpu()
     corrections = Corrections(calibration, clusters)
     records = [record for file in files for record in read_records(file)]
-    found = [scored(record, clusters, corrections.of(record)) for record in records]
+    found = [score(record, clusters, corrections.of(record)) for record in records]
     answer = accuracy_json(found, clusters, anchors or markdown is not None) | corrections.said()
     if plot is not None:
         from llmlaunch.report.accuracy_plot import write_accuracy_plot

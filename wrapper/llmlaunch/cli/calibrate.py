@@ -65,14 +65,14 @@ def command(context: click.Context, backend: str | None, accelerator: str | None
 @JSON
 def list_command(backend: str | None, accelerator: str | None, as_json: bool) -> None:
     """List every calibration ever taken, the oldest first, and what is in use."""
-    from llmlaunch.calibration.tables import TABLES_OF_BACKENDS
+    from llmlaunch.calibration.records import TABLES
     from llmlaunch.cli.calibration_text import list_text
     from llmlaunch.store.calibrations import all_calibrations, uses
 
     found: list[Calibration] = []
     used: Sequence[Use] = ()
     if store_exists():
-        table = None if backend is None else TABLES_OF_BACKENDS.get(backend, backend)
+        table = None if backend is None else TABLES.get(backend, backend)
         with _opened() as store, store.read() as connection:
             found, used = all_calibrations(connection, table, accelerator), uses(connection, table, accelerator)
     if as_json:
@@ -88,7 +88,7 @@ def list_command(backend: str | None, accelerator: str | None, as_json: bool) ->
 @JSON
 def show_command(calibration: str, as_json: bool) -> None:
     """Show one calibration whole: what it was learned from, how well it predicted, and when it was in use."""
-    from llmlaunch.calibration.digest import estimator_digest
+    from llmlaunch.calibration.calibrations import estimator_digest
     from llmlaunch.cli.calibration_text import calibration_text
     from llmlaunch.store.calibrations import find_calibration, uses
 
@@ -107,10 +107,10 @@ def show_command(calibration: str, as_json: bool) -> None:
 @JSON
 def use_command(calibration: str, backend: str | None, accelerator: str | None, as_json: bool) -> None:
     """Go back to an earlier calibration, or to none. This is kept, too."""
-    from llmlaunch.calibration.tables import TABLES_OF_BACKENDS
+    from llmlaunch.calibration.records import TABLES
     from llmlaunch.store.calibrations import find_calibration, in_use, use
 
-    table = None if backend is None else TABLES_OF_BACKENDS.get(backend, backend)
+    table = None if backend is None else TABLES.get(backend, backend)
     wanted = None if calibration == NONE else calibration
     if wanted is None and (table is None or accelerator is None):
         raise UserError("calibrate use none: say of what, with --backend NAME --accelerator NAME")

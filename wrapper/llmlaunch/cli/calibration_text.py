@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from llmlaunch.calibration.calibrations import Bound, Calibration, Errors
+from llmlaunch.calibration.calibrations import Calibration, Errors
+from llmlaunch.calibration.margins import Bound
 from llmlaunch.report.text import one_line, percent, table
 from llmlaunch.rundir.messages import counted, to_type
 from llmlaunch.units import gib
@@ -37,7 +38,7 @@ def learning_text(learning: Learning) -> str:
 
 
 def _answer(answer: Answer) -> list[str]:
-    outcome, found = answer.outcome, answer.outcome.found
+    outcome, found = answer.result, answer.result.calibration
     where = one_line(f"{outcome.backend} on {outcome.accelerator}")
     if found is None or answer.did == "unchanged":
         return [f"{where}: {answer.did}, {answer.why}"]
@@ -51,7 +52,7 @@ def _answer(answer: Answer) -> list[str]:
 def _going_back(answer: Answer) -> str:
     if answer.before is not None:
         return to_type("calibrate", "use", answer.before.id)
-    about = ["--backend", answer.outcome.backend, "--accelerator", one_line(answer.outcome.accelerator)]
+    about = ["--backend", answer.result.backend, "--accelerator", one_line(answer.result.accelerator)]
     return to_type("calibrate", "use", "none", *about)
 
 

@@ -48,15 +48,6 @@ def _seen_before(result: Planned) -> list[str]:
 
 
 def _has_run(place: Location, recipe: Recipe) -> bool:
-    """Asked of a file directly: the database library takes as long to import as half a check. What is wrong with the
-    file is for the library to say."""
-    if place.path is None:
-        return True
-    import sqlite3
+    from llmlaunch.store.reading import has_runs_of
 
-    from llmlaunch.store.sqlite_file import knows_runs_of
-
-    try:
-        return knows_runs_of(place.path, recipe.digest, recipe.name)
-    except sqlite3.Error:
-        return True
+    return has_runs_of(place, recipe.digest, recipe.name)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmlaunch.calibration.calibrations import Calibration
-from llmlaunch.calibration.selection import accelerator_of, table_of
+from llmlaunch.calibration.records import accelerator_of, table_of
 from llmlaunch.cli.measured import stored_calibration
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError

@@ -7,29 +7,27 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmlaunch.backends.registry import recorded_name
-from llmlaunch.calibration.calibrations import Calibration, calibration_of_json
-from llmlaunch.calibration.digest import estimator_digest
-from llmlaunch.calibration.lessons import Lessons
+from llmlaunch.calibration.calibrations import Calibration, estimator_digest
+from llmlaunch.calibration.margins import BOUNDING
+from llmlaunch.calibration.records import TABLES
 from llmlaunch.calibration.support import (
-    BOUNDING,
     RESIDENT,
-    Asked,
+    Lessons,
+    RunClass,
     Support,
-    believed,
     margin_of,
-    nothing_measured,
-    outdated,
+    mark_outdated,
+    no_support,
     support_of,
+    trusted_correction,
 )
-from llmlaunch.calibration.tables import TABLES_OF_BACKENDS
 from llmlaunch.cli.printed import say, warn_once
 from llmlaunch.errors import UserError
 from llmlaunch.models.families import kind_of
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
 
 if TYPE_CHECKING:
-    from llmlaunch.calibration.calibrations import Score
-    from llmlaunch.store.location import Location
+    from llmlaunch.calibration.margins import Score
 
 __all__ = ["lessons_of", "stored_calibration"]
 
@@ -49,22 +47,22 @@ def lessons_of(recipe: Recipe) -> Lessons:
         if calibration.estimator != estimator_digest():
             return _of_earlier_formula(calibration, support, asked, risk)
         margin = None if risk is None else margin_of(calibration.scores, asked, risk, calibration.id)
-        return Lessons(margin, believed(calibration.correction, support), support)
+        return Lessons(margin, trusted_correction(calibration.correction, support), support)
     if risk is None:
         by_choice = recipe.memory.calibration == NO_CALIBRATION
         said = f"no calibration is in use for {backend} on {asked.accelerator}"
-        return Lessons(support=nothing_measured(asked, "the recipe takes no calibration" if by_choice else said))
+        return Lessons(support=no_support(asked, "the recipe takes no calibration" if by_choice else said))
     scores = _scores_in_store(backend, asked.accelerator)
     return Lessons(margin_of(scores, asked, risk), support=support_of(scores, asked, risk=risk))
 
 
-def _of_earlier_formula(calibration: Calibration, support: Support, asked: Asked, risk: float | None) -> Lessons:
+def _of_earlier_formula(calibration: Calibration, support: Support, asked: RunClass, risk: float | None) -> Lessons:
     """Its scores are of predictions that are not made any more, so they bound none. Runs priced anew do: what is added
     to their predictions only makes the bound safer."""
     warn_once([f"calibration {calibration.id} was made for an earlier version of the formula: `llmlaunch calibrate`"])
-    support = outdated(support)
+    support = mark_outdated(support)
     margin = None if risk is None else margin_of(_scores_in_store(calibration.backend, asked.accelerator), asked, risk)
-    return Lessons(margin, believed(calibration.correction, support), support)
+    return Lessons(margin, trusted_correction(calibration.correction, support), support)
 
 
 def stored_calibration(backend: str, accelerator: str, named: str | None = None) -> Calibration | None:
@@ -74,13 +72,14 @@ def stored_calibration(backend: str, accelerator: str, named: str | None = None)
     Raises:
         UserError: the store cannot be read.
     """
+    from llmlaunch.store import reading
     from llmlaunch.store.location import store_exists, where
 
     place = where()
     if not store_exists(place):
         return None
     try:
-        return _read(place, backend, accelerator, named)
+        return reading.stored_calibration(place, backend, accelerator, named)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"store {place.shown}: a calibration of {backend} on {accelerator} is damaged: {error}"
@@ -90,13 +89,13 @@ def stored_calibration(backend: str, accelerator: str, named: str | None = None)
 def _backend(recipe: Recipe) -> str:
     """As calibrations name it."""
     name = recorded_name(recipe)
-    return TABLES_OF_BACKENDS.get(name, name)
+    return TABLES.get(name, name)
 
 
-def _asked(recipe: Recipe) -> Asked:
+def _asked(recipe: Recipe) -> RunClass:
     accelerator = recipe.cluster.accelerator
     kinds = RESIDENT if accelerator.kind == "cpu" else BOUNDING
-    return Asked(accelerator.name, kind_of(recipe.model), recipe.backend.runs_version, kinds)
+    return RunClass(accelerator.name, kind_of(recipe.model), recipe.backend.runs_version, kinds)
 
 
 def _calibration(recipe: Recipe, backend: str) -> Calibration | None:
@@ -120,37 +119,14 @@ def _calibration(recipe: Recipe, backend: str) -> Calibration | None:
     return found
 
 
-def _read(place: Location, backend: str, accelerator: str, named: str | None) -> Calibration | None:
-    """The database library is imported for a server alone, and for a file that somebody left in the middle of a write,
-    which it can mend or explain."""
-    if place.path is not None:
-        import sqlite3
-
-        from llmlaunch.store.sqlite_file import calibration_in_file
-
-        try:
-            content = calibration_in_file(place.path, backend, accelerator, named)
-            return None if content is None else calibration_of_json(json.loads(content))
-        except sqlite3.Error as error:
-            if "locked" in str(error):
-                raise UserError(f"store {place.shown} is in use by another program ({error})") from None
-    from llmlaunch.store.calibrations import all_calibrations, in_use
-    from llmlaunch.store.database import open_store
-
-    with open_store(place) as store, store.read() as connection:
-        if named is None:
-            return in_use(connection, backend, accelerator)
-        return next((one for one in all_calibrations(connection) if one.id == named), None)
-
-
 def _scores_in_store(backend: str, accelerator: str) -> Sequence[Score]:
     """Of all runs in the store; finished ones are collected first."""
     from llmlaunch.store.location import store_exists
 
     if not store_exists():
         return []
-    from llmlaunch.calibration.comparable import scores_of
-    from llmlaunch.calibration.machines import clusters_by_gpu
+    from llmlaunch.calibration.learning import scores_of_records
+    from llmlaunch.calibration.records import clusters_by_gpu
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.measurements import contents
 
@@ -160,4 +136,4 @@ def _scores_in_store(backend: str, accelerator: str) -> Sequence[Score]:
     except UserError as failure:
         warn_once([f"measured runs are not used: {failure}"])
         return []
-    return scores_of((json.loads(text) for text in texts), clusters_by_gpu(), backend, accelerator)
+    return scores_of_records((json.loads(text) for text in reversed(texts)), clusters_by_gpu(), backend, accelerator)

@@ -38,25 +38,9 @@ def with_rehearsals(setting: Setting) -> Setting:
 
 
 def _contents(backend: str) -> Sequence[str]:
-    """The records of all rehearsals with a backend. The database library is imported for a server alone, and for a file
-    that it may mend or explain."""
+    """Return the records of all rehearsals with a backend, as JSON texts."""
     from llmlaunch.store.location import store_exists, where
+    from llmlaunch.store.reading import rehearsal_texts
 
     place = where()
-    if not store_exists(place):
-        return []
-    if place.path is not None:
-        import sqlite3
-
-        from llmlaunch.store.sqlite_file import rehearsals_in_file
-
-        try:
-            return rehearsals_in_file(place.path, backend)
-        except sqlite3.Error as error:
-            if "locked" in str(error):
-                raise UserError(f"store {place.shown} is in use by another program ({error})") from None
-    from llmlaunch.store.database import open_store
-    from llmlaunch.store.measurements import Filters, contents
-
-    with open_store(place) as store:
-        return contents(store, Filters(family="rehearsed", backend=backend))
+    return rehearsal_texts(place, backend) if store_exists(place) else []

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmlaunch.calibration.lessons import Rehearsal
-from llmlaunch.calibration.support import Support
+from llmlaunch.calibration.support import Rehearsal, Support
 from llmlaunch.layout import Layout
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimate import Estimate

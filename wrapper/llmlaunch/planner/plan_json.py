@@ -72,7 +72,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
         "host_terms": dict(estimate.host_terms),
         "host_limit_bytes": None if host is None else host.limit_bytes,
         "host_margin": None if host is None else host.reason,
-        "rehearsed": None if plan.rehearsed is None else dict(plan.rehearsed.told),
+        "rehearsed": None if plan.rehearsed is None else dict(plan.rehearsed.details),
     }
 
 

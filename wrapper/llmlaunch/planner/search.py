@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.calibration.lessons import Rehearsal
+from llmlaunch.calibration.support import Rehearsal
 from llmlaunch.layout import LAYOUT_FIELDS, Layout, LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.guard import is_impossible
 from llmlaunch.planner.plan import Candidate, Limit

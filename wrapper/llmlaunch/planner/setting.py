@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 
 from llmlaunch.backends.base import Backend
-from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
 from llmlaunch.calibration.margins import Margin, no_margin
+from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.cluster.matrix import slurm_order
 from llmlaunch.cluster.profile import Accelerator, Cluster
 from llmlaunch.errors import UserError

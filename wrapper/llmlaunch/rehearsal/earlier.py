@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.backends.megatron.versions import NEWEST
-from llmlaunch.calibration.lessons import Rehearsal
-from llmlaunch.calibration.support import same_minor
+from llmlaunch.calibration.support import Rehearsal, same_minor
 from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.estimate import RankEstimate
@@ -72,7 +71,7 @@ def _rehearsal(shape: str, records: Sequence[Record], setting: Setting) -> Rehea
         device_bytes=judgement.worst.device_bytes,
         limit_bytes=plan.limit.limit_bytes,
         sentence=sentence,
-        told=told_of(found, judgement, sentence),
+        details=told_of(found, judgement, sentence),
     )
 
 

@@ -1,7 +1,7 @@
 """Rehearsed ranks as measurement records, and records as rehearsed ranks. Pure: no database, no clock.
 
 A rehearsal speaks for its own shape and framework version and for nothing else: its records are of a family and an
-evidence of their own, which nothing that learns from runs takes in (llmlaunch.calibration.selection).
+evidence of their own, which nothing that learns from runs takes in (llmlaunch.calibration.records).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llmlaunch.backends.base import Rendered
-from llmlaunch.calibration.selection import REHEARSED
+from llmlaunch.calibration.records import REHEARSED
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe

@@ -1,24 +1,22 @@
-"""Calibrations in the store: all of them are kept, and which one was in use since when."""
+"""Calibrations in the store: learned from all its runs, every version kept, and which one was in use since when."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, Select, Table, or_, select, text
 
 from llmlaunch import __version__
-from llmlaunch.calibration.calibrations import Calibration, calibration_of_json
-from llmlaunch.calibration.digest import estimator_digest
-from llmlaunch.calibration.evidence import gather
-from llmlaunch.calibration.learning import Outcome, learn
-from llmlaunch.calibration.machines import clusters_by_gpu
-from llmlaunch.calibration.pool import Pool, pools
-from llmlaunch.calibration.records import TABLES
+from llmlaunch.calibration.calibrations import Calibration, calibration_of_json, estimator_digest
+from llmlaunch.calibration.learning import LearningResult, learn
+from llmlaunch.calibration.pool import NOT_OF_A_DEVICE, Pool, gather, pools
+from llmlaunch.calibration.records import TABLES, clusters_by_gpu
 from llmlaunch.errors import UserError
 from llmlaunch.store.database import Store
+from llmlaunch.store.reading import IN_USE, NAMED
 from llmlaunch.store.tables import calibration_uses, calibrations, measurements
 
 __all__ = [
@@ -30,13 +28,10 @@ __all__ = [
     "find_calibration",
     "in_use",
     "put",
-    "records_of_devices",
     "use",
     "uses",
 ]
 
-
-NOT_OF_A_DEVICE = ("host", "host_oom", "fits")
 AT_ONCE = 2000
 
 
@@ -50,99 +45,24 @@ class Use:
     since: float
 
 
-def put(connection: Connection, calibration: Calibration) -> None:
-    """Keep it; nothing uses it yet. Inside the caller's transaction, as all of these are."""
-    row = {name: getattr(calibration, name) for name in ("id", "backend", "accelerator", "made_at")}
-    content = json.dumps(calibration.as_json(), separators=(",", ":"), allow_nan=False)
-    connection.execute(calibrations.insert(), {**row, "content": content})
-
-
-def records_of_devices(connection: Connection) -> Iterator[dict[str, Any]]:
-    """Every measurement that may say what a device needs, the newest first and one after the other: 100,000 of them are
-    400 MB."""
-    kind = measurements.c.peak_kind
-    wanted = (
-        select(measurements.c.content)
-        .where(or_(kind.is_(None), kind.not_in(NOT_OF_A_DEVICE)))
-        .order_by(measurements.c.position.desc())
-        .execution_options(yield_per=AT_ONCE)
-    )
-    for content in connection.execute(wanted).scalars():
-        yield json.loads(content)
-
-
-def all_calibrations(
-    connection: Connection, backend: str | None = None, accelerator: str | None = None
-) -> list[Calibration]:
-    """Every one, or those of a backend (a value of TABLES) and accelerator; the oldest first."""
-    wanted = select(calibrations.c.content).order_by(calibrations.c.made_at, calibrations.c.id)
-    for column, value in ((calibrations.c.backend, backend), (calibrations.c.accelerator, accelerator)):
-        if value is not None:
-            wanted = wanted.where(column == value)
-    return [calibration_of_json(json.loads(content)) for content in connection.execute(wanted).scalars()]
-
-
-def find_calibration(connection: Connection, calibration_id: str) -> Calibration:
-    """Raises UserError: the store holds no such calibration."""
-    wanted = select(calibrations.c.content).where(calibrations.c.id == calibration_id)
-    content = connection.execute(wanted).scalar()
-    if content is None:
-        raise UserError(f"{calibration_id}: no such calibration; `llmlaunch calibrate list` shows all of them")
-    return calibration_of_json(json.loads(content))
-
-
-def in_use(connection: Connection, backend: str, accelerator: str) -> Calibration | None:
-    """What predictions for `backend` (a value of TABLES) on `accelerator` take now."""
-    latest = uses(connection, backend, accelerator)[-1:]
-    named = latest[0].calibration_id if latest else None
-    return None if named is None else find_calibration(connection, named)
-
-
-def use(connection: Connection, backend: str, accelerator: str, calibration_id: str | None, now: float) -> None:
-    """From `now` on take this calibration, or none. What was in use before stays on record.
-
-    Raises UserError: there is no such calibration, or it is of another backend or accelerator.
-    """
-    if calibration_id is not None:
-        found = find_calibration(connection, calibration_id)
-        if (found.backend, found.accelerator) != (backend, accelerator):
-            raise UserError(
-                f"{calibration_id} is of {found.backend} on {found.accelerator}, not {backend} on {accelerator}"
-            )
-    row = {"backend": backend, "accelerator": accelerator, "calibration_id": calibration_id, "since": now}
-    connection.execute(calibration_uses.insert(), row)
-
-
-def uses(connection: Connection, backend: str | None = None, accelerator: str | None = None) -> Sequence[Use]:
-    """What was in use since when, the oldest first."""
-    wanted = select(calibration_uses).order_by(calibration_uses.c.id)
-    for column, value in ((calibration_uses.c.backend, backend), (calibration_uses.c.accelerator, accelerator)):
-        if value is not None:
-            wanted = wanted.where(column == value)
-    return [Use(row.backend, row.accelerator, row.calibration_id, row.since) for row in connection.execute(wanted)]
-
-
 @dataclass(frozen=True)
 class Answer:
     """What came of one backend and accelerator. `did` is `taken`, `refused`, `unchanged`, or `not taken` in a dry run;
-    `why` says why it was not taken. `before` is what was in use."""
+    `why` is why it was not taken. `before` is what was in use."""
 
-    outcome: Outcome
+    result: LearningResult
     did: str
     why: str | None
     before: Calibration | None
 
     def as_json(self) -> dict[str, Any]:
-        found, before = self.outcome.found, self.before
+        calibration, before = self.result.calibration, self.before
         return {
-            "backend": self.outcome.backend,
-            "accelerator": self.outcome.accelerator,
-            "runs": self.outcome.runs,
-            "died": self.outcome.died,
+            **{name: getattr(self.result, name) for name in ("backend", "accelerator", "runs", "died")},
             "did": self.did,
             "why": self.why,
             "before": None if before is None else before.id,
-            "calibration": None if found is None else found.as_json(),
+            "calibration": None if calibration is None else calibration.as_json(),
         }
 
 
@@ -160,65 +80,137 @@ class Learning:
 def calibrate(
     store: Store, now: float, backend: str | None = None, accelerator: str | None = None, dry_run: bool = False
 ) -> Learning:
-    """Of every backend and accelerator in the store, or of those named. `now` is in unix seconds.
+    """Learn a calibration for every backend and accelerator in the store, or for those named, and use those that are no
+    worse. `now` is in unix seconds.
 
     Raises UserError: no run is of those named, or another `calibrate` was faster.
     """
     table = None if backend is None else TABLES.get(backend, backend)
     with store.read() as connection:  # ended before anything is worked out: on SQLite it keeps writers waiting
-        evidence = gather(records_of_devices(connection))
-        kept, used = all_calibrations(connection), uses(connection)
-    found, unpriced = pools(evidence.configurations, clusters_by_gpu())
-    wanted = [one for one in found if table in (None, one.backend) and accelerator in (None, one.accelerator)]
+        selection = gather(_records_of_devices(connection))
+        kept_calibrations, all_uses = all_calibrations(connection), uses(connection)
+    all_pools, unpriced = pools(selection.configurations, clusters_by_gpu())
+    wanted = [pool for pool in all_pools if table in (None, pool.backend) and accelerator in (None, pool.accelerator)]
     if not wanted and (backend or accelerator):
-        raise UserError(_none_such(backend, accelerator, found))
-    answers = tuple(_answer(pool, *_earlier(pool, kept, used), now, dry_run) for pool in wanted)
-    taken = [answer for answer in answers if answer.did == "taken"]
-    if taken:
-        _take(store, taken, now)
-    left_out = evidence.left_out + sum(unpriced.values(), type(evidence.left_out)())
-    return Learning(answers, dict(left_out.most_common()))
+        raise UserError(_no_such_runs(backend, accelerator, all_pools))
+    answers = tuple(_answer(pool, *_earlier(pool, kept_calibrations, all_uses), now, dry_run) for pool in wanted)
+    with_calibration = [answer for answer in answers if answer.did == "taken"]
+    if with_calibration:
+        _use_all(store, with_calibration, now)
+    return Learning(answers, dict((selection.left_out + unpriced).most_common()))
+
+
+def _records_of_devices(connection: Connection) -> Iterator[dict[str, Any]]:
+    """Yield every measurement that may tell what a device needs, the newest first, one after the other: 100,000 of them
+    are 400 MB."""
+    kind = measurements.c.peak_kind
+    wanted = (
+        select(measurements.c.content)
+        .where(or_(kind.is_(None), kind.not_in(NOT_OF_A_DEVICE)))
+        .order_by(measurements.c.position.desc())
+        .execution_options(yield_per=AT_ONCE)
+    )
+    for content in connection.execute(wanted).scalars():
+        yield json.loads(content)
+
+
+def _no_such_runs(backend: str | None, accelerator: str | None, all_pools: list[Pool]) -> str:
+    named = " on ".join(name for name in (backend, accelerator) if name)
+    listed = ", ".join(f"{pool.backend} on {pool.accelerator}" for pool in all_pools) or "none"
+    return f"calibrate: the store holds no run of {named} that could be priced; it holds: {listed}"
 
 
 def _earlier(
-    pool: Pool, kept: Sequence[Calibration], used: Sequence[Use]
+    pool: Pool, kept_calibrations: Sequence[Calibration], all_uses: Sequence[Use]
 ) -> tuple[Sequence[Calibration], Calibration | None]:
-    """All calibrations of the pool's backend and accelerator, and the one in use."""
-    where = (pool.backend, pool.accelerator)
-    mine = [one for one in kept if (one.backend, one.accelerator) == where]
-    named = [use.calibration_id for use in used if (use.backend, use.accelerator) == where][-1:]
-    return mine, next((one for one in mine if one.id in named), None)
+    """Return all calibrations of the pool's backend and accelerator, and the one in use."""
+    key = (pool.backend, pool.accelerator)
+    own = [calibration for calibration in kept_calibrations if (calibration.backend, calibration.accelerator) == key]
+    named = [use.calibration_id for use in all_uses if (use.backend, use.accelerator) == key][-1:]
+    return own, next((calibration for calibration in own if calibration.id in named), None)
 
 
 def _answer(
     pool: Pool, earlier: Sequence[Calibration], before: Calibration | None, now: float, dry_run: bool
 ) -> Answer:
     made_at = max(now, float(int(earlier[-1].made_at)) + 1.0) if earlier else now  # ids tell seconds
-    outcome = learn(pool, before, made_at, __version__, estimator_digest())
-    if outcome.found is not None and before is not None and _same(outcome.found, before):
-        return Answer(outcome, "unchanged", f"nothing is new since {before.id}", before)
-    if outcome.refused is not None:
-        return Answer(outcome, "refused", outcome.refused, before)
-    return Answer(outcome, "not taken" if dry_run else "taken", "--dry-run" if dry_run else None, before)
+    result = learn(pool, before, made_at, __version__, estimator_digest())
+    if result.calibration is not None and before is not None and _same(result.calibration, before):
+        return Answer(result, "unchanged", f"nothing is new since {before.id}", before)
+    if result.refusal is not None:
+        return Answer(result, "refused", result.refusal, before)
+    return Answer(result, "not taken" if dry_run else "taken", "--dry-run" if dry_run else None, before)
 
 
-def _same(found: Calibration, before: Calibration) -> bool:
-    return (found.data.digest, found.estimator) == (before.data.digest, before.estimator)
+def _same(calibration: Calibration, before: Calibration) -> bool:
+    return (calibration.data.digest, calibration.estimator) == (before.data.digest, before.estimator)
 
 
-def _take(store: Store, taken: list[Answer], now: float) -> None:
+def _use_all(store: Store, answers: list[Answer], now: float) -> None:
     with store.write() as connection:
-        for answer in taken:
-            one = answer.outcome.found
-            if one is None:
-                raise ValueError("nothing was found to be taken")
-            if in_use(connection, one.backend, one.accelerator) != answer.before:
+        for answer in answers:
+            new = answer.result.calibration
+            if new is None:
+                raise ValueError("an answer without a calibration cannot be used")
+            if in_use(connection, new.backend, new.accelerator) != answer.before:
                 raise UserError("another `llmlaunch calibrate` was faster; look at `llmlaunch calibrate list`")
-            put(connection, one)
-            use(connection, one.backend, one.accelerator, one.id, now)
+            put(connection, new)
+            use(connection, new.backend, new.accelerator, new.id, now)
 
 
-def _none_such(backend: str | None, accelerator: str | None, found: list[Pool]) -> str:
-    asked = " on ".join(word for word in (backend, accelerator) if word)
-    known = ", ".join(f"{one.backend} on {one.accelerator}" for one in found) or "none"
-    return f"calibrate: the store holds no run of {asked} that could be priced; it holds: {known}"
+def put(connection: Connection, calibration: Calibration) -> None:
+    """Keep a calibration, inside the caller's transaction as all of these; nothing uses it yet."""
+    row = {name: getattr(calibration, name) for name in ("id", "backend", "accelerator", "made_at")}
+    content = json.dumps(calibration.as_json(), separators=(",", ":"), allow_nan=False)
+    connection.execute(calibrations.insert(), {**row, "content": content})
+
+
+def use(connection: Connection, backend: str, accelerator: str, calibration_id: str | None, now: float) -> None:
+    """Use this calibration, or none, from `now` on. What was in use before stays on record.
+
+    Raises UserError: there is no such calibration, or it is of another backend or accelerator.
+    """
+    if calibration_id is not None:
+        named = find_calibration(connection, calibration_id)
+        if (named.backend, named.accelerator) != (backend, accelerator):
+            raise UserError(
+                f"{calibration_id} is of {named.backend} on {named.accelerator}, not {backend} on {accelerator}"
+            )
+    connection.execute(calibration_uses.insert(), asdict(Use(backend, accelerator, calibration_id, now)))
+
+
+def in_use(connection: Connection, backend: str, accelerator: str) -> Calibration | None:
+    """Return the calibration that predictions for `backend` (a value of TABLES) on `accelerator` take now."""
+    content = connection.execute(text(IN_USE), {"backend": backend, "accelerator": accelerator}).scalar()
+    return None if content is None else calibration_of_json(json.loads(content))
+
+
+def find_calibration(connection: Connection, calibration_id: str) -> Calibration:
+    """Return a calibration by its id. Raises UserError: the store holds no such calibration."""
+    content = connection.execute(text(NAMED), {"id": calibration_id}).scalar()
+    if content is None:
+        raise UserError(f"{calibration_id}: no such calibration; `llmlaunch calibrate list` shows all of them")
+    return calibration_of_json(json.loads(content))
+
+
+def all_calibrations(
+    connection: Connection, backend: str | None = None, accelerator: str | None = None
+) -> list[Calibration]:
+    """Return every calibration, or those of a backend (a value of TABLES) and accelerator; the oldest first."""
+    wanted = select(calibrations.c.content).order_by(calibrations.c.made_at, calibrations.c.id)
+    rows = connection.execute(_restricted(wanted, calibrations, backend, accelerator))
+    return [calibration_of_json(json.loads(content)) for content in rows.scalars()]
+
+
+def uses(connection: Connection, backend: str | None = None, accelerator: str | None = None) -> Sequence[Use]:
+    """Return what was in use since when, the oldest first."""
+    wanted = select(*(calibration_uses.c[name] for name in Use.__dataclass_fields__)).order_by(calibration_uses.c.id)
+    rows = connection.execute(_restricted(wanted, calibration_uses, backend, accelerator))
+    return [Use(*row) for row in rows]
+
+
+def _restricted(wanted: Select[Any], table: Table, backend: str | None, accelerator: str | None) -> Select[Any]:
+    for column, value in ((table.c.backend, backend), (table.c.accelerator, accelerator)):
+        if value is not None:
+            wanted = wanted.where(column == value)
+    return wanted

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
-from llmlaunch.calibration.selection import REHEARSED
+from llmlaunch.calibration.records import REHEARSED
 from llmlaunch.store.database import Store
 from llmlaunch.store.runs import ONGOING
 from llmlaunch.store.tables import measurements, plans, recipes, runs

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, func, select
 
 from llmlaunch.backends.registry import backend_for, recorded_name
-from llmlaunch.calibration.selection import REHEARSED
+from llmlaunch.calibration.records import REHEARSED
 from llmlaunch.documents.writing import replacing
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan

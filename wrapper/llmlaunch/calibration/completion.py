@@ -1,20 +1,23 @@
-"""What a framework does where a measured record does not say: one table, by backend and version, with its source.
+"""Measurement records with every field the estimator needs.
 
-null means "not known, never default" in a record; to price the run all the same, what the framework does unless told
-otherwise is taken and printed under `assumed`. A null is filled only where it matters for bytes: the kind of context
-parallel exchange only where there is context parallelism, recomputed modules only under selective recompute. Nulls
-that can only mean "none of it" (an optimizer not offloaded, no experts, no narrow number format) stay as they are.
+null means "not known, never default" in a record. To price the run all the same, what the framework does unless set
+otherwise is taken from one table, by backend, with its source, and printed under `assumed`. A null is filled only where
+it matters for bytes: the kind of context parallel exchange only with context parallelism, recomputed modules only under
+selective recompute. Nulls that can only mean "none of it" (an optimizer not offloaded, no experts, no narrow number
+format) stay as they are. Sizes that follow from others are worked out; a size that follows from nothing makes the
+record unsupported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DEFAULTS", "Default", "with_defaults"]
+from llmlaunch.calibration.records import Record
 
-Record = Mapping[str, Any]
+__all__ = ["DEFAULTS", "Default", "Unsupported", "complete", "with_defaults", "with_every_field"]
+
 PRECISION = "the precision"
 
 
@@ -64,9 +67,9 @@ def _gated(record: Record) -> bool:
 
 @dataclass(frozen=True)
 class Default:
-    """`field` is "section.name" of a record. `value` is what the framework takes; PRECISION stands for the number
-    format of the computation. `source` says in which file it was read and for which versions; no row here changed
-    within them, so a version is not asked for."""
+    """The value a framework uses for `field`, "section.name" of a record; PRECISION stands for the number format of the
+    computation. `source` is the file it was read in and for which versions; no row changed within them, so a version is
+    not needed."""
 
     backends: tuple[str, ...]
     field: str
@@ -167,7 +170,7 @@ DEFAULTS: tuple[Default, ...] = (
 
 
 def with_defaults(record: Record) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The record with its nulls filled from DEFAULTS, and what was filled in, by field."""
+    """Return the record with its nulls filled from DEFAULTS, and what was filled in, by field."""
     filled: dict[str, Any] = {**record}
     assumed: dict[str, Any] = {}
     for default in DEFAULTS:
@@ -178,3 +181,96 @@ def with_defaults(record: Record) -> tuple[dict[str, Any], dict[str, Any]]:
             filled[section] = {**filled[section], name: value}
             assumed[default.field] = value
     return filled, assumed
+
+
+# Nothing stands in for these: without one of them a record is not priced. "a.b" is a field of a section, and a field of
+# the optional sections `moe` and `mla` is asked for only where there is one.
+NEEDED = (
+    "sequence_length",
+    "micro_batch_size",
+    "precision.compute",
+    "parallelism.tensor",
+    "model.num_layers",
+    "model.hidden_size",
+    "model.num_attention_heads",
+    "model.ffn_hidden_size",
+    "model.normalization",
+    "model.position_embedding",
+)
+# Fields a record may leave out; absent is as unknown as null.
+OPTIONAL = {
+    "model": ("name", "tied_embeddings", "gated_mlp", "linear_bias", "normalization", "position_embedding"),
+    "parallelism": ("tensor", "pipeline", "virtual_pipeline", "context", "expert", "expert_tensor", "data"),
+    "optimizer": ("name", "zero_stage", "gradient_dtype", "parameter_dtype"),
+    "recompute": ("granularity", "method", "num_layers", "modules"),
+    "precision": ("compute", "fp8_recipe", "fp8_param_gather", "fp4_param_gather"),
+}
+NEEDED_OF = {
+    "moe": ("num_experts", "topk"),
+    "mla": ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+}
+
+
+class Unsupported(Exception):
+    """A record uses something that the estimator does not express; the message is the reason."""
+
+
+def with_every_field(record: Record) -> dict[str, Any]:
+    """Return the record with null for each field it leaves out."""
+    return {**record, **{part: {**dict.fromkeys(names), **record[part]} for part, names in OPTIONAL.items()}}
+
+
+def complete(record: Record) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the record with the framework's defaults and with sizes worked out, and what was filled in, by field.
+
+    Raises:
+        Unsupported: a size that follows from nothing is not recorded.
+    """
+    filled, assumed = with_defaults(record)
+    for field in NEEDED:
+        if _value(filled, field) is None:
+            raise Unsupported(f"{field} is not recorded")
+    for part, names in NEEDED_OF.items():
+        for name in names:
+            if filled["model"].get(part) and filled["model"][part].get(name) is None:
+                raise Unsupported(f"model.{part}.{name} is not recorded")
+    for field, value in _derived_sizes(filled).items():
+        section, name = field.split(".")
+        if filled[section].get(name) is None:
+            filled[section] = {**filled[section], name: value}
+            assumed[field] = value
+    return filled, assumed
+
+
+def _value(record: Record, field: str) -> Any:
+    value: Any = record
+    for name in field.split("."):
+        value = value.get(name)
+    return value
+
+
+def _derived_sizes(record: Record) -> dict[str, Any]:
+    """Return the sizes that stand for nulls: one head of keys and values to each query head, heads that share the
+    hidden size, no padding, no parallelism of a kind nobody named, and data parallelism over the remaining devices."""
+    model, split = record["model"], record["parallelism"]
+    vocabulary = model.get("padded_vocab_size") or model.get("vocab_size")
+    if vocabulary is None:
+        raise Unsupported("model.vocab_size is not recorded")
+    ranks = split["tensor"] * (split.get("pipeline") or 1) * (split.get("context") or 1)
+    return {
+        "model.padded_vocab_size": vocabulary,
+        "model.num_query_groups": model["num_attention_heads"],
+        "model.head_dim": model["hidden_size"] // model["num_attention_heads"],
+        "parallelism.pipeline": 1,
+        "parallelism.context": 1,
+        "parallelism.expert": 1,
+        "parallelism.expert_tensor": split["tensor"] if model.get("moe") else 1,
+        "parallelism.data": split.get("data") or _data(record, ranks),
+    }
+
+
+def _data(record: Record, ranks: int) -> int:
+    world = record.get("world_size")
+    if not world:
+        raise Unsupported("parallelism.data and world_size are not recorded")
+    return max(int(world) // ranks, 1)

@@ -10,23 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.calibration.accuracy import OUTCOMES
-from llmlaunch.calibration.records import Case, Unsupported, case_of
-from llmlaunch.calibration.throughput import measured_step_seconds
-from llmlaunch.calibration.timed import timed
+from llmlaunch.accuracy.scoring import timed_job
+from llmlaunch.accuracy.summary import measured_step_seconds
+from llmlaunch.calibration.cases import Case, Unsupported, case_of
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.step import step_time
 
-__all__ = ["Choice", "Tried", "choose", "predicted", "rule_of_thumb", "tried"]
-
 Group = tuple[str, int, int, int]  # model, tokens of a sequence, sequences of a step, devices
 
 
 @dataclass(frozen=True)
-class Tried:
+class MeasuredLayout:
     """One measured layout: its seconds of a step, None where it ran out of memory, and the bytes its fullest device is
     predicted to need."""
 
@@ -41,36 +38,36 @@ class Tried:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was taken of a group, the fastest of all measured, and the fastest of those called safe."""
+    """What was chosen of a group, the fastest of all measured, and the fastest of those called safe."""
 
-    taken: Tried | None
-    best: Tried
-    best_safe: Tried | None
+    chosen: MeasuredLayout | None
+    best: MeasuredLayout
+    best_safe: MeasuredLayout | None
 
     @property
     def dead(self) -> bool:
         """It ran out of memory."""
-        return self.taken is not None and self.taken.seconds is None
+        return self.chosen is not None and self.chosen.seconds is None
 
     @property
     def regret(self) -> float | None:
         """Share of the best measured speed that the choice loses; None where nothing is safe, all where it died."""
-        if self.taken is None:
+        if self.chosen is None:
             return None
-        return _lost(self.taken, self.best)
+        return _lost(self.chosen, self.best)
 
     @property
     def of_time_alone(self) -> float | None:
         """The same against the best of the safe: what the step times, not the caution about memory, lose."""
-        return None if self.taken is None or self.best_safe is None else _lost(self.taken, self.best_safe)
+        return None if self.chosen is None or self.best_safe is None else _lost(self.chosen, self.best_safe)
 
 
-def _lost(taken: Tried, best: Tried) -> float:
+def _lost(chosen: MeasuredLayout, best: MeasuredLayout) -> float:
     assert best.seconds is not None
-    return 1.0 if taken.seconds is None else 1.0 - best.seconds / taken.seconds
+    return 1.0 if chosen.seconds is None else 1.0 - best.seconds / chosen.seconds
 
 
-def tried(records: Iterable[Mapping[str, Any]], clusters: Mapping[str, Cluster]) -> list[Tried]:
+def measured_layouts(records: Iterable[Mapping[str, Any]], clusters: Mapping[str, Cluster]) -> list[MeasuredLayout]:
     """The records that tell a speed or a death, of machines that `clusters` has by the records' `gpu`."""
     found = []
     for record in records:
@@ -78,17 +75,17 @@ def tried(records: Iterable[Mapping[str, Any]], clusters: Mapping[str, Cluster])
             case = case_of(record)
         except Unsupported:
             continue
-        machine, seconds = timed(record, case, clusters), measured_step_seconds(record, case)
-        if machine is None or not (seconds or record["peak_kind"] == OUTCOMES[0]):
+        machine, seconds = timed_job(record, case, clusters), measured_step_seconds(record, case)
+        if machine is None or not (seconds or record["peak_kind"] == "oom"):
             continue
         work = case.job.workload
         group = (case.job.shape.name, work.sequence_length, work.global_batch_size, case.layout.world_size)
         needed = estimate(case.job, case.layout, case.num_microbatches).worst.device_bytes
-        found.append(Tried(str(record["id"]), group, *machine, case, seconds, needed))
+        found.append(MeasuredLayout(str(record["id"]), group, *machine, case, seconds, needed))
     return found
 
 
-def predicted(runs: Sequence[Tried]) -> np.ndarray:
+def predicted(runs: Sequence[MeasuredLayout]) -> np.ndarray:
     """Predicted seconds of a step of each run; runs of one job are timed together."""
     seconds = np.zeros(len(runs))
     left = list(range(len(runs)))
@@ -102,7 +99,7 @@ def predicted(runs: Sequence[Tried]) -> np.ndarray:
     return seconds
 
 
-def choose(runs: Sequence[Tried], order: np.ndarray, limit_bytes: Mapping[str, float]) -> dict[Group, Choice]:
+def choose(runs: Sequence[MeasuredLayout], order: np.ndarray, limit_bytes: Mapping[str, float]) -> dict[Group, Choice]:
     """By group, the safe run with the least of `order`. `limit_bytes` is by name of the accelerator. Groups in which
     nothing was measured are left out."""
     choices = {}
@@ -111,16 +108,16 @@ def choose(runs: Sequence[Tried], order: np.ndarray, limit_bytes: Mapping[str, f
         safe = [i for i in mine if runs[i].device_bytes <= limit_bytes[runs[i].cluster.accelerator.name]]
         best, best_safe = _fastest([runs[i] for i in mine]), _fastest([runs[i] for i in safe])
         if best is not None:
-            taken = runs[min(safe, key=lambda i: float(order[i]))] if safe else None
-            choices[group] = Choice(taken, best, best_safe)
+            chosen = runs[min(safe, key=lambda i: float(order[i]))] if safe else None
+            choices[group] = Choice(chosen, best, best_safe)
     return choices
 
 
-def _fastest(runs: Sequence[Tried]) -> Tried | None:
+def _fastest(runs: Sequence[MeasuredLayout]) -> MeasuredLayout | None:
     return min((run for run in runs if run.seconds), key=lambda run: run.seconds or 0.0, default=None)
 
 
-def rule_of_thumb(runs: Sequence[Tried]) -> np.ndarray:
+def rule_of_thumb(runs: Sequence[MeasuredLayout]) -> np.ndarray:
     """The order of the rule beside ours: the smallest product of tensor, context and pipeline that fits, then the
     largest micro-batch; equals in the order they come."""
     layouts = [run.case.layout for run in runs]

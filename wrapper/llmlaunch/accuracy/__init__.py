@@ -1,0 +1,1 @@
+"""Measured records scored: predictions against measurements, by record, family and margin."""

@@ -1,0 +1,189 @@
+"""Predicted against measured: one score for every record, on the machine it ran on.
+
+What differs from a shipped profile or from the record's own fields stands here as data with its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from llmlaunch.calibration.cases import Case, Unsupported, case_of
+from llmlaunch.calibration.margins import RULE
+from llmlaunch.calibration.records import Record
+from llmlaunch.cluster.profile import Cluster, Link
+from llmlaunch.errors import NothingSafe
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.correction import NO_CORRECTION, Correction
+from llmlaunch.memory.estimate import Estimate, RankEstimate
+from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.host import Node
+from llmlaunch.memory.job import Job
+from llmlaunch.timing.step import step_time
+
+__all__ = ["OUTCOMES", "PRICED", "ScoredRecord", "refuse_broken", "score", "timed_job"]
+
+OUTCOMES = ("oom", "fits", "host_oom")
+HOST = ("host", "host_oom")  # of a node, not of a device
+PRICED = ("allocated", "reserved", "device", "host")
+DEVICES_PER_NODE = 8  # of a machine without a profile
+# Bytes a second that each device has of its node's adapters, by family. Said of ABCI's A nodes: four HDR adapters of
+# 200 Gb/s for eight A100s. Not confirmed by a page of the site or a measurement; the profile's figure is for one each.
+FABRICS = {"fujii-grid-A100-40GB": 12.5e9}
+# Cards without a profile: the one they resemble, and dense peaks that differ. NVIDIA GB300 NVL72 data sheet, divided by
+# 72: as GB200 but for 15 PFLOP/s in four bits.
+RESEMBLES = {"GB300": ("GB200", {"fp4": 15e15})}
+# Trainers whose loader makes an s x s attention mask for every sample, by version: this fork's launch scripts say
+# --reset-attention-mask and do not turn the mask off (megatron/core/datasets/gpt_dataset.py).
+MASKS = ("okoge-kaz/Megatron-LM fork, Oct 2024",)
+# Megatron-Bridge's performance recipes overlap tensor parallelism wherever it is used, but not with this format
+# (src/megatron/bridge/perf_recipes/llama/*/llama3*.py, 2026-08); NVIDIA's tables do not say so.
+NOT_OVERLAPPED = "nvfp4"
+JSON_NAMES = (
+    *("supported", "reason", "assumed", "predicted_bytes", "limit_bytes", "verdict"),
+    *("predicted_step_seconds", "predicted_tokens_per_second_per_gpu"),
+)
+
+
+@dataclass(frozen=True)
+class ScoredRecord:
+    """A record and its score. `reason` is why it is not supported, or the law of memory that its estimate breaks, which
+    is a bug of llmlaunch. `rank` is the pipeline rank compared and `worst` the one with the most device bytes; both and
+    `case` are None if the record is not supported."""
+
+    record: Record
+    supported: bool
+    reason: str | None
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    predicted_bytes: int | None = None
+    limit_bytes: int | None = None
+    verdict: str | None = None
+    predicted_step_seconds: float | None = None
+    predicted_tokens_per_second_per_gpu: float | None = None
+    case: Case | None = None
+    rank: RankEstimate | None = None
+    worst: RankEstimate | None = None
+
+    @property
+    def measured_bytes(self) -> int | None:
+        measured: int | None = self.record["peak_bytes"]
+        return measured
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the shape of a record in `accuracy --json`."""
+        named = {name: self.record[name] for name in ("id", "family", "peak_kind")}
+        return {**named, "measured_bytes": self.measured_bytes, **{name: getattr(self, name) for name in JSON_NAMES}}
+
+
+def score(record: Record, clusters: Mapping[str, Cluster], correction: Correction = NO_CORRECTION) -> ScoredRecord:
+    """Price one record. `clusters` maps the record's `gpu` to the machine whose speeds give its step time; `correction`
+    is in every number of bytes."""
+    try:
+        if record["peak_kind"] not in (*PRICED, *OUTCOMES):
+            raise Unsupported(f"peak kind {record['peak_kind']!r} is not priced")
+        case = case_of(record)
+        node = _node(record, case, clusters)
+    except Unsupported as refusal:
+        return ScoredRecord(record, supported=False, reason=str(refusal))
+    priced = estimate(replace(case.job, correction=correction), case.layout, case.num_microbatches, node=node)
+    rank = _compared_rank(record, priced)
+    predicted, worst = _bytes_of_kind(rank, record["peak_kind"]), priced.worst.device_bytes
+    capacity = record.get("gpu_memory_bytes")
+    if record["peak_kind"] in HOST:
+        predicted = worst = priced.host_bytes_per_node or 0
+        capacity = _host_capacity(record, clusters)
+    limit = int(RULE * capacity) if capacity else None
+    seconds = _step_seconds(record, case, clusters)
+    tokens = case.job.workload.tokens_per_step
+    return ScoredRecord(
+        record,
+        supported=True,
+        reason=priced.fault,
+        assumed=dict(case.assumed),
+        predicted_bytes=predicted,
+        limit_bytes=limit,
+        verdict=None if limit is None else ("safe" if worst <= limit and priced.fault is None else "unsafe"),
+        predicted_step_seconds=seconds,
+        predicted_tokens_per_second_per_gpu=tokens / seconds / case.layout.world_size if seconds else None,
+        case=case,
+        rank=rank,
+        worst=priced.worst,
+    )
+
+
+def refuse_broken(scores: Sequence[ScoredRecord]) -> None:
+    """Refuse scores of which one breaks a law of memory, because its estimate tells nothing of any record.
+
+    Raises:
+        NothingSafe: there is one; which record, and which law.
+    """
+    for scored in scores:
+        if scored.supported and scored.reason is not None:
+            raise NothingSafe(
+                f"the estimate of record {scored.record['id']} cannot be right: {scored.reason}. This is a bug of "
+                "llmlaunch, not yours: please report it with the record"
+            )
+
+
+def _node(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> Node | None:
+    """Return what runs on one node of a record of host memory, and None for other kinds."""
+    if record["peak_kind"] not in HOST:
+        return None
+    if record["gpu"] == "cpu":
+        raise Unsupported("the host memory of a CPU-only machine is resident memory, which is not priced")
+    cluster = clusters.get(record["gpu"])
+    devices = record.get("devices_per_node") or (cluster.devices_per_node if cluster else DEVICES_PER_NODE)
+    return Node(processes=min(int(devices), case.layout.world_size))
+
+
+def _host_capacity(record: Record, clusters: Mapping[str, Cluster]) -> int | None:
+    cluster = clusters.get(record["gpu"])
+    return record.get("host_memory_bytes") or (cluster.host_memory_bytes if cluster else None)
+
+
+def _compared_rank(record: Record, priced: Estimate) -> RankEstimate:
+    """Return the record's own pipeline rank; the worst of its kind of peak if it names none, and for outcomes."""
+    kind, rank = record["peak_kind"], record.get("pipeline_rank")
+    if kind in OUTCOMES or rank is None or not 0 <= rank < len(priced.ranks):
+        return max(priced.ranks, key=lambda r: _bytes_of_kind(r, kind))
+    return priced.ranks[int(rank)]
+
+
+def _bytes_of_kind(rank: RankEstimate, kind: str) -> int:
+    return {"allocated": rank.allocated_bytes, "reserved": rank.reserved_bytes}.get(kind, rank.device_bytes)
+
+
+def _step_seconds(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> float | None:
+    machine = timed_job(record, case, clusters)
+    if machine is None or not case.batch_known:
+        return None
+    job, cluster = machine
+    columns = LayoutColumns.of([case.layout])
+    return float(step_time(job, cluster, columns, np.array([case.num_microbatches])).total[0])
+
+
+def timed_job(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> tuple[Job, Cluster] | None:
+    """Return the job and the cluster whose step is timed, or None if the record's card has no profile."""
+    gpu = record["gpu"]
+    resembled, peaks = RESEMBLES.get(gpu, (gpu, {}))
+    cluster = clusters.get(resembled)
+    if cluster is None:
+        return None
+    if peaks:
+        device = cluster.accelerator
+        speeds = {**device.flops_per_second, **peaks}
+        cluster = replace(cluster, accelerator=replace(device, name=gpu.lower(), flops_per_second=speeds))
+    fabric = FABRICS.get(record["family"])
+    if fabric is not None:
+        cluster = replace(cluster, fabric_link=Link(fabric, cluster.fabric_link.latency_seconds))
+    facts = case.job.facts
+    if record.get("backend_version") in MASKS:
+        facts = replace(facts, host=replace(facts.host, loader_mask=True))
+    overlap_unknown = record["implementation"].get("tp_comm_overlap") is None
+    if record["backend"] == "megatron-bridge" and overlap_unknown and case.layout.tensor > 1:
+        overlapped = (record["precision"] or {}).get("fp8_recipe") != NOT_OVERLAPPED
+        facts = replace(facts, user_buffers=int(overlapped))
+    return replace(case.job, facts=facts), cluster

@@ -1,0 +1,197 @@
+"""Errors of memory and of step time by family and kind of peak, and verdicts on runs known only to have fitted or
+died."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from llmlaunch.accuracy.scoring import OUTCOMES, ScoredRecord
+from llmlaunch.calibration.cases import Case
+from llmlaunch.calibration.records import Record
+
+__all__ = [
+    "errors",
+    "families",
+    "grouped",
+    "judged",
+    "measured_step_seconds",
+    "rank_correlation",
+    "throughput",
+]
+
+LARGE_BYTES = 8 * 2**30
+STEADY_SPREAD = 0.05  # (largest - smallest) / peak of a record's repeats
+
+
+def grouped(scores: Iterable[ScoredRecord]) -> dict[str, list[ScoredRecord]]:
+    """Return the scores by "family/kind", in input order. Families stay apart: small CI models would drown the rest in
+    one average."""
+    groups: dict[str, list[ScoredRecord]] = {}
+    for scored in scores:
+        groups.setdefault(f"{scored.record['family']}/{scored.record['peak_kind']}", []).append(scored)
+    return groups
+
+
+def families(scores: Iterable[ScoredRecord]) -> dict[str, dict[str, Any]]:
+    """Return the summary of every family and kind of peak."""
+    return {name: _summary(group) for name, group in grouped(scores).items()}
+
+
+def _summary(group: Sequence[ScoredRecord]) -> dict[str, Any]:
+    priced = [scored for scored in group if scored.supported]
+    reasons: dict[str, int] = {}
+    for scored in group:
+        if scored.reason:
+            reasons[scored.reason] = reasons.get(scored.reason, 0) + 1
+    summary: dict[str, Any] = {"records": len(group), "supported": len(priced), "unsupported": reasons}
+    if group[0].record["peak_kind"] in OUTCOMES:
+        return {**summary, **_outcomes(priced)}
+    return {**summary, **errors(priced), "groups": _subgroups(priced)}
+
+
+def errors(scores: Iterable[ScoredRecord]) -> dict[str, Any]:
+    """Return MAPE, median and 95th percentile of the absolute relative error, bias, and the worst error with its
+    record; nothing if nothing was measured and priced. Negative: predicted too low."""
+    known = [scored for scored in scores if scored.predicted_bytes and scored.measured_bytes]
+    relative = np.array([(scored.predicted_bytes or 0) / (scored.measured_bytes or 1) - 1.0 for scored in known])
+    if not known:
+        return {}
+    size = np.abs(relative)
+    worst = int(size.argmax())
+    return {
+        "mape": float(size.mean()),
+        "median": float(np.median(size)),
+        "bias": float(relative.mean()),
+        "p95": float(np.quantile(size, 0.95)),
+        "worst": float(relative[worst]),
+        "worst_id": known[worst].record["id"],
+    }
+
+
+def _subgroups(priced: Sequence[ScoredRecord]) -> dict[str, dict[str, Any]]:
+    """Return the errors of halves of a family that may err differently; a half that is empty or whole is left out."""
+    halves: dict[str, Callable[[ScoredRecord], bool]] = {
+        "dense": lambda scored: not scored.record["model"].get("moe"),
+        "moe": lambda scored: bool(scored.record["model"].get("moe")),
+        "below_8_gib": lambda scored: (scored.measured_bytes or 0) < LARGE_BYTES,
+        "from_8_gib": lambda scored: (scored.measured_bytes or 0) >= LARGE_BYTES,
+        "repeats_agree": lambda scored: _spread(scored.record) <= STEADY_SPREAD,
+        "repeats_differ": lambda scored: _spread(scored.record) > STEADY_SPREAD,
+    }
+    groups = {}
+    for name, belongs in halves.items():
+        part = [scored for scored in priced if belongs(scored)]
+        if 0 < len(part) < len(priced):
+            groups[name] = {"records": len(part), **errors(part)}
+    return groups
+
+
+def _spread(record: Record) -> float:
+    """Return how far the repeats of one record lie apart, as a share of its peak; 0 if it was measured once."""
+    repeats, peak = record.get("repeats"), record["peak_bytes"]
+    if not repeats or not peak:
+        return 0.0
+    return float((repeats["max_bytes"] - repeats["min_bytes"]) / peak)
+
+
+def judged(scored: ScoredRecord) -> bool:
+    """Whether the verdict counts. A row without its recompute and optimizer flags never counts as a refusal."""
+    return scored.record.get("flags_known") is not False
+
+
+def _outcomes(priced: Sequence[ScoredRecord]) -> dict[str, int]:
+    counted = [scored for scored in priced if judged(scored)]
+    verdicts = [scored.verdict for scored in counted]
+    counts = {
+        "called_safe": verdicts.count("safe"),
+        "called_unsafe": verdicts.count("unsafe"),
+        "flags_unknown": len(priced) - len(counted),
+    }
+    if priced and priced[0].record["peak_kind"] == "fits":
+        counts["above_card"] = sum(map(_above_card, counted))
+    return counts
+
+
+def _above_card(scored: ScoredRecord) -> bool:
+    """Whether a run that fitted is predicted to need more than the whole card, which no margin explains."""
+    card = scored.record.get("gpu_memory_bytes")
+    return bool(card and scored.worst and scored.worst.device_bytes > card)
+
+
+def full_square_flops(case: Case) -> float:
+    """Return a step's operations as Megatron-LM 0.9 counts them: three times the forward products, attention as if it
+    were not causal, the padded vocabulary (megatron/training/training.py `num_floating_point_operations`)."""
+    shape, work = case.job.shape, case.job.workload
+    h, s = shape.hidden_size, work.sequence_length
+    gates = 3.0 if shape.gated_mlp else 2.0
+    attention = 2.0 * h * (shape.query_width + shape.key_value_width) + 2.0 * s * shape.query_width
+    layer = attention + gates * h * shape.ffn_hidden_size
+    return 6.0 * work.tokens_per_step * (shape.num_layers * layer + h * shape.vocab_size)
+
+
+# What the published TFLOP/s of a family count. Where a family also tells tokens a second, those are used.
+FORMULAS: Mapping[str, Callable[[Case], float]] = {
+    "fujii-grid-A100-40GB": full_square_flops,
+    "fujii-grid-H100-94GB": full_square_flops,
+}
+
+
+def measured_step_seconds(record: Record, case: Case) -> float | None:
+    """Return the measured seconds of a step: as recorded, from tokens a second, or from TFLOP/s by its family's
+    formula. None if the record has none of these, or its batch is not known."""
+    if record.get("step_seconds"):
+        return float(record["step_seconds"])
+    if not case.batch_known:
+        return None
+    devices = case.layout.world_size
+    if record.get("tokens_per_second_per_gpu"):
+        return float(case.job.workload.tokens_per_step / devices / record["tokens_per_second_per_gpu"])
+    formula = FORMULAS.get(record["family"])
+    if formula is None or not record.get("tflops_per_gpu"):
+        return None
+    return float(formula(case) / devices / (record["tflops_per_gpu"] * 1e12))
+
+
+def throughput(group: Iterable[ScoredRecord]) -> dict[str, Any]:
+    """Return the errors of one family's step times and the rank correlation of predicted with measured speed per
+    device; nothing if none of it is measured and timed. Negative: predicted too fast."""
+    timed = [
+        (scored, scored.case, seconds)
+        for scored in group
+        if scored.case is not None
+        and scored.predicted_step_seconds
+        and (seconds := measured_step_seconds(scored.record, scored.case)) is not None
+    ]
+    if not timed:
+        return {}
+    predicted = np.array([scored.predicted_step_seconds for scored, _, _ in timed], dtype=np.float64)
+    measured = np.array([seconds for _, _, seconds in timed])
+    relative = predicted / measured - 1.0
+    worst = int(np.abs(relative).argmax())
+    tokens = np.array([case.job.workload.tokens_per_step / case.layout.world_size for _, case, _ in timed])
+    return {
+        "records": len(timed),
+        "mape": float(np.abs(relative).mean()),
+        "bias": float(relative.mean()),
+        "p95": float(np.quantile(np.abs(relative), 0.95)),
+        "worst": float(relative[worst]),
+        "worst_id": timed[worst][0].record["id"],
+        "rank_correlation": rank_correlation(tokens / predicted, tokens / measured),
+    }
+
+
+def rank_correlation(values: Sequence[float] | np.ndarray, others: Sequence[float] | np.ndarray) -> float | None:
+    """Return Spearman's rank correlation, equal values sharing their rank. None with fewer than three pairs, or if one
+    side does not vary."""
+    first, second = _ranks(np.asarray(values, dtype=np.float64)), _ranks(np.asarray(others, dtype=np.float64))
+    if len(first) < 3 or not first.std() or not second.std():
+        return None
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(count) - (count - 1) / 2.0)[place])

@@ -1,0 +1,427 @@
+"""Measurement records as inputs of the estimator, and its predictions of them: which facts apply, what was assumed, or
+why a record cannot be priced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from llmlaunch.backends.deepspeed.facts import (
+    BUCKET_ELEMENTS,
+    LIVE_ELEMENTS,
+    SHIPPED_TRAINER,
+    DeepSpeedOptions,
+    bucket_bytes,
+    deepspeed_facts,
+    script_facts,
+    shipped_facts,
+)
+from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
+from llmlaunch.calibration.completion import Unsupported, complete, with_every_field
+from llmlaunch.calibration.records import TABLES, Record
+from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split
+from llmlaunch.calibration.unread import refuse_unread
+from llmlaunch.columns import FloatColumn
+from llmlaunch.layout import RECOMPUTE_NAMES, Layout, LayoutColumns
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.terms import rank_terms
+from llmlaunch.models.families import OF_FAMILIES
+from llmlaunch.models.shape import OF_MEMORY, MlaShape, ModelShape, MoeShape, Router, SlidingWindow
+from llmlaunch.number_formats import ELEMENT_BYTES, OptimizerFormats
+from llmlaunch.techniques import Techniques
+from llmlaunch.workload import Workload
+
+__all__ = ["Case", "Prediction", "Unsupported", "case_of", "predict"]
+
+TRANSFORMER_ENGINE = ("megatron", "megatron-fsdp")  # the tables that know its number formats
+# Names of number formats in records and recipes -> Transformer Engine's recipes.
+FP8_RECIPES = {
+    "delayed": "delayed",
+    "fp8_ds": "delayed",
+    "tensorwise": "tensorwise",
+    "fp8_cs": "tensorwise",
+    "blockwise": "blockwise",
+    "fp8_sc": "blockwise",
+    "mxfp8": "mxfp8",
+    "fp8_mx": "mxfp8",
+    "nvfp4": "nvfp4",
+}
+MUON = ("muon", "dist_muon")  # the second is the first with its layers' states spread over data parallel ranks
+# Records of NVIDIA's performance summary have the flag of Megatron-Bridge's model, which says false; what decides is
+# the number format, and those gather narrow parameters (src/megatron/bridge/training/mixed_precision.py,
+# perf_recipes/_common.py, 2026-08), fp4 from a release on, but for the runs whose own recipe says false
+# (perf_recipes/deepseek, perf_recipes/kimi). Any other record means what it says.
+SUMMARY = "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary"
+BRIDGE_GATHERS = ("delayed", "tensorwise", "mxfp8")
+BRIDGE_GATHERS_FP4_SINCE = "release 26.06"
+BRIDGE_KEEPS_WIDE = (("deepseek_v3", "H100"), ("kimi_k2", "GB200"))
+# Bytes of the optimizer a version shards over data parallelism alone, by (version, card); elsewhere none. Every branch
+# of this fork reads `get_data_parallel_group(with_context_parallel=True)`, and its 94 GB grid agrees. Its 40 GB grid
+# does not: so priced, two runs that died need 29 and 30 GiB of 40. With 12 or 8 of the 12 bytes over data alone, runs
+# that fitted are priced above the card. Four bytes (one fp32 copy) contradict neither; what in that build does it is
+# not known.
+OVER_DATA = {("okoge-kaz/Megatron-LM fork, Oct 2024", "A100-40GB"): 4.0}
+OF_THE_LAYOUT = ("recompute_layers", "offload_layers", "layers_by_stage")  # keys of `techniques` that Layout holds
+CAPABILITY = {"V100": 7.0, "A100": 8.0, "A800": 8.0, "H100": 9.0, "H800": 9.0, "H200": 9.0, "B200": 10.0, "GB200": 10.0}
+SHAPE_SIZES = (  # the same in a record and in ModelShape
+    *("name", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim"),
+    *("normalization", "position_embedding"),
+)
+SHAPE_FLAGS = ("tied_embeddings", "gated_mlp", "linear_bias", "qk_layernorm")
+SPLITS = ("tensor", "pipeline", "context", "data", "expert", "expert_tensor")
+SIZES = (*SPLITS, "virtual_pipeline", "micro_batch_size")
+NO_SIZES = "its sizes are no sizes of a layout"
+RANKS_AT_ONCE = 20_000  # a rank has some hundred columns of eight bytes
+
+
+@dataclass(frozen=True)
+class Case:
+    """One record, ready to be priced. If its batch is not known, a full pipeline of micro-batches is assumed."""
+
+    job: Job
+    layout: Layout
+    num_microbatches: int
+    batch_known: bool
+    assumed: Mapping[str, Any]
+
+
+def case_of(record: Record) -> Case:
+    """Return the estimator's inputs for a record. Raises Unsupported with the reason if it cannot be priced."""
+    record = with_every_field(record)
+    _refuse(record)
+    refuse_unread(record, TABLES[record["backend"]])
+    record, assumed = complete(record)
+    shape = _shape(record)
+    facts = _as_we_run_it(record, shape, _facts(record, assumed))
+    layout = _layout(record)
+    if TABLES[record["backend"]] == "megatron-deepspeed":
+        shape, layout = _as_megatron_deepspeed_runs(record, shape, layout, assumed)
+    microbatches = record.get("num_microbatches")
+    batch = record.get("global_batch_size")
+    if not microbatches and batch:
+        microbatches = batch // (layout.data * layout.micro_batch_size)
+    if not microbatches:
+        microbatches = assumed["num_microbatches"] = layout.pipeline
+    workload = Workload(
+        sequence_length=record["sequence_length"],
+        global_batch_size=batch or microbatches * layout.data * layout.micro_batch_size,
+        precision=record["precision"]["compute"],
+    )
+    layout = replace(layout, layers_by_stage=_stages(record, shape, layout))
+    group = record["parallelism"].get("microbatch_group") if layout.virtual_pipeline > 1 else None
+    techniques = _techniques(record)
+    return Case(Job(shape, workload, facts, group, techniques), layout, int(microbatches), bool(batch), assumed)
+
+
+def _stages(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...]:
+    """Return the layers of each virtual stage, nothing if they are even. A record has those of each rank: with several
+    chunks the embedding takes the place of a layer in the first chunk of the first rank, the head in the last of the
+    last (`--account-for-embedding-in-pipeline-split`, core 0.19); other ranks spread theirs."""
+    by_stage = (record.get("techniques") or {}).get("layers_by_stage")
+    if by_stage:
+        return tuple(by_stage)
+    uneven = record["parallelism"].get("layers_per_pipeline_rank") or default_split(record["backend"], shape, layout)
+    if not uneven:
+        return _ends_for_layers(record, shape, layout)
+    ranks, p, v = [int(n) for n in uneven], layout.pipeline, layout.virtual_pipeline
+    if len(ranks) != p or sum(ranks) != shape.num_layers:
+        raise Unsupported(f"layers_per_pipeline_rank {uneven} does not add up to {shape.num_layers} layers")
+    chunks = [[-(-layers // v)] * v for layers in ranks]
+    for rank, layers in enumerate(ranks):
+        if 0 < rank < p - 1:
+            chunks[rank] = [layers // v + (chunk < layers % v) for chunk in range(v)]
+            continue
+        missing = sum(chunks[rank]) - layers
+        order = range(v) if rank == 0 else range(v - 1, -1, -1)
+        for chunk in order:
+            removed = min(missing, chunks[rank][chunk])
+            chunks[rank][chunk] -= removed
+            missing -= removed
+    return tuple(chunks[rank][chunk] for chunk in range(v) for rank in range(p))
+
+
+def _ends_for_layers(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...]:
+    """Return the split in which the embedding and the head each stand for a layer, so that the first and the last
+    virtual stage have one layer less. Megatron refuses layers that its stages do not divide otherwise
+    (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`; arguments.py validate_args,
+    core 0.19). Llama 3.1 405B and Qwen3 235B, with 126 and 94 layers, are split so in NVIDIA's perf recipes."""
+    stages = layout.pipeline * layout.virtual_pipeline
+    if TABLES[record["backend"]] not in TRANSFORMER_ENGINE or stages == 1 or not shape.num_layers % stages:
+        return ()
+    each, left = divmod(shape.num_layers + 2, stages)
+    return () if left else (each - 1, *(each,) * (stages - 2), each - 1)
+
+
+def _refuse(record: Record) -> None:
+    backend = record["backend"]
+    if backend not in TABLES:
+        raise Unsupported(f"no fact table for backend {backend!r}")
+    optimizer = record["optimizer"]
+    muon = MUON if TABLES[backend] == "megatron" else ()
+    if optimizer["name"] not in ("adam", *muon, *OPTIMIZERS.get(backend, ())):
+        raise Unsupported(f"optimizer {optimizer['name']!r} is not modelled")
+    recipe = record["precision"].get("fp8_recipe")
+    formats = FP8_RECIPES if TABLES[backend] in TRANSFORMER_ENGINE else FORMATS.get(backend, ())
+    if recipe and recipe not in formats:
+        raise Unsupported(f"precision recipe {recipe!r} is not modelled for {backend}")
+    amount_known = record.get("techniques") or _offloads_checkpoints(record)
+    if record["implementation"].get("cpu_activation_offload") and not amount_known:
+        raise Unsupported("how many layers' activations are offloaded is not recorded")
+
+
+def _shape(record: Record) -> ModelShape:
+    m, moe, mla = record["model"], record["model"].get("moe"), record["model"].get("mla")
+    flags: Record = {name: bool(m.get(name)) for name in SHAPE_FLAGS}
+    rates: Record = {name: m.get(name) or 0.0 for name in ("attention_dropout", "hidden_dropout")}
+    return ModelShape(
+        **{name: m[name] for name in SHAPE_SIZES},
+        **flags,
+        **rates,
+        vocab_size=m["padded_vocab_size"],
+        max_position_embeddings=record["sequence_length"],
+        mtp_num_layers=m.get("mtp_num_layers") or 0,
+        moe=_moe(moe, m["num_layers"], m["ffn_hidden_size"]) if moe else None,
+        mla=MlaShape(**{"q_lora_rank": None, **mla}) if mla else None,
+        **_family_fields(m),
+    )
+
+
+def _family_fields(model: Record) -> dict[str, Any]:
+    """Return the fields that only records of our own runs have."""
+    fields = {name: model[name] for name in OF_FAMILIES if model.get(name) is not None}
+    if "sliding_window" in fields:
+        fields["sliding_window"] = SlidingWindow(**fields["sliding_window"])
+    return fields
+
+
+def _as_megatron_deepspeed_runs(
+    record: Record, shape: ModelShape, layout: Layout, assumed: dict[str, Any]
+) -> tuple[ModelShape, Layout]:
+    """Return both as the fork runs them. Its dropout applies if a record names none: the runs' launch scripts leave
+    both at their default. Its bf16 optimizer shards the states whatever ZeRO stage is set."""
+    if not shape.attention_dropout:
+        assumed["model.attention_dropout"] = DROPOUT
+    if not shape.hidden_dropout:
+        assumed["model.hidden_dropout"] = DROPOUT
+    shape = replace(
+        shape,
+        attention_dropout=shape.attention_dropout or DROPOUT,
+        hidden_dropout=shape.hidden_dropout or DROPOUT,
+    )
+    if accumulates_in_fp32(record["precision"]["compute"], record["optimizer"]["gradient_dtype"]):
+        layout = replace(layout, zero_stage=max(layout.zero_stage, 1))
+    return shape, layout
+
+
+def _moe(moe: Mapping[str, Any], layers: int, ffn_hidden_size: int) -> MoeShape:
+    return MoeShape(
+        num_experts=moe["num_experts"],
+        topk=moe["topk"],
+        ffn_hidden_size=moe.get("ffn_hidden_size") or ffn_hidden_size,
+        shared_expert_ffn_hidden_size=moe.get("shared_expert_ffn_hidden_size") or 0,
+        layer_pattern=tuple(moe.get("layer_pattern") or (1,) * layers),
+        capacity_factor=moe.get("capacity_factor"),
+        token_dispatcher=moe.get("token_dispatcher"),
+        grouped_gemm=moe.get("grouped_gemm"),
+        shared_expert_gate=bool(moe.get("shared_expert_gate")),
+        router=Router(**{name: value for name, value in (moe.get("router") or {}).items() if name in OF_MEMORY}),
+    )
+
+
+def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
+    optimizer, implementation = record["optimizer"], record["implementation"]
+    precision = record["precision"]["compute"]
+    table = TABLES[record["backend"]]
+    if table == "deepspeed":
+        facts = deepspeed_facts(_deepspeed_options(record))
+    elif table == "megatron-deepspeed":
+        facts = megatron_deepspeed_facts(precision, optimizer["gradient_dtype"])
+    elif table in TRAINERS:
+        facts = TRAINERS[table](record)
+    elif table == "megatron-fsdp":
+        facts = megatron_fsdp_facts(_megatron_options(record, assumed))
+    else:
+        facts = megatron_facts(_megatron_options(record, assumed))
+    recorded = bool(implementation.get("gated_activation_fused"))
+    return replace(
+        facts,
+        attention_scores_saved=implementation.get("attention") == "unfused",
+        gated_activation_fused=facts.gated_activation_fused if table in (*TRAINERS, "deepspeed") else recorded,
+        pad_vocabulary=False,  # the record's own padded size is used
+    )
+
+
+def _as_we_run_it(record: Record, shape: ModelShape, facts: MemoryFacts) -> MemoryFacts:
+    """Return the facts of our own DeepSpeed runs, whose records name the kind of script and the size of its buckets."""
+    implementation, precision = record["implementation"], record["precision"]["compute"]
+    elements, trainer = implementation.get("reduce_bucket_elements"), implementation.get("trainer")
+    if facts.backend != "deepspeed" or not elements:
+        return facts
+    if trainer:
+        facts = script_facts(facts, trainer, precision, record["optimizer"]["gradient_dtype"])
+    width = ELEMENT_BYTES[precision]  # in which gradients travel, with Ulysses too
+    facts = replace(
+        facts,
+        bucket_bytes=bucket_bytes(elements, precision),
+        lasting_bucket_bytes=elements * width,
+        pad_vocabulary=False,
+    )
+    return shipped_facts(facts, shape, record["sequence_length"]) if trainer == SHIPPED_TRAINER else facts
+
+
+def _offloads_checkpoints(record: Record) -> bool:
+    """Whether everything that full recompute keeps is offloaded: the only amount that a record of one trainer tells."""
+    implementation, full = record["implementation"], record["recompute"]["granularity"] == "full"
+    return bool(implementation.get("cpu_activation_offload")) and full and record["backend"] in OFFLOADS_ALL
+
+
+def _techniques(record: Record) -> Techniques:
+    """Return a record's techniques: of our own runs from a section for them, of others from the fields that tell."""
+    if record.get("techniques"):
+        return Techniques.from_json({n: v for n, v in record["techniques"].items() if n not in OF_THE_LAYOUT})
+    recompute = record["recompute"]
+    return Techniques(
+        recompute_modules=tuple(recompute.get("modules") or ()),
+        recompute_method=recompute["method"] if recompute.get("method") in ("uniform", "block") else "uniform",
+        offload_checkpoints=_offloads_checkpoints(record),
+        offload_optimizer=1.0 if record["optimizer"].get("offload") else 0.0,
+    )
+
+
+def _deepspeed_options(record: Record) -> DeepSpeedOptions:
+    """Liger's Hugging Face model brings all its kernels, the gated activation and the norms among them, whatever the
+    record says of those (AutoLigerKernelForCausalLM, liger_kernel/transformers/auto_model.py, 0.8)."""
+    optimizer, implementation = record["optimizer"], record["implementation"]
+    share = _techniques(record).offload_optimizer
+    return DeepSpeedOptions(
+        reduce_bucket_elements=implementation.get("reduce_bucket_elements") or BUCKET_ELEMENTS,
+        live_elements=implementation.get("live_elements") or LIVE_ELEMENTS,
+        split_from_start="live_elements" in implementation,  # our own runs make the model in shards
+        precision=record["precision"]["compute"],
+        accumulation=optimizer["gradient_dtype"],
+        offload_optimizer=share == 1.0,
+        fused_optimizer=implementation.get("fused_optimizer") is not False,
+        offloaded_share=share % 1.0,
+        sequence_ranks=record["parallelism"].get("context") or 1,
+        liger=implementation["cross_entropy_fusion"] == "liger",
+        expandable_segments=bool(implementation.get("expandable_segments")),
+    )
+
+
+def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOptions:
+    optimizer, implementation, precision = record["optimizer"], record["implementation"], record["precision"]
+    local = implementation.get("transformer_impl") == "local"
+    recipe = FP8_RECIPES[precision["fp8_recipe"]] if precision.get("fp8_recipe") else None
+    return MegatronOptions(
+        precision=precision["compute"],
+        gradient_dtype=optimizer["gradient_dtype"],
+        optimizer_bytes=optimizer.get("state_bytes_per_parameter"),
+        optimizer=OptimizerFormats(**optimizer["formats"]) if optimizer.get("formats") else None,
+        muon="muon" in optimizer["name"],
+        optimizer_instances=optimizer.get("optimizer_instances") or 1,
+        loss=implementation["cross_entropy_fusion"],
+        compiled=(record.get("source") or {}).get("evidence") != "traced",  # under fake tensors nothing is
+        fp8_recipe=recipe,
+        fp8_parameters=_gathers_narrow(record, recipe, assumed),
+        optimizer_bytes_over_data=OVER_DATA.get((str(record.get("backend_version")), record["gpu"]), 0.0),
+        transformer_engine=not local,
+        gradient_accumulation_fusion=implementation["gradient_accumulation_fusion"],
+        defer_embedding_wgrad=bool(implementation.get("defer_embedding_wgrad")),
+        context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
+        tp_comm_overlap=bool(implementation.get("tp_comm_overlap")),
+        compute_capability=CAPABILITY.get((record["gpu"] or "").upper().split("-")[0].split(" ")[0]),
+    )
+
+
+def _gathers_narrow(record: Record, recipe: str | None, assumed: dict[str, Any]) -> bool:
+    """Whether parameters are kept and gathered in the narrow format."""
+    flag = "fp4_param_gather" if recipe == "nvfp4" else "fp8_param_gather"
+    if record["precision"].get(flag) or not str((record.get("source") or {}).get("citation")).startswith(SUMMARY):
+        return bool(record["precision"].get(flag))
+    fp4 = recipe == "nvfp4" and str(record.get("backend_version")) >= BRIDGE_GATHERS_FP4_SINCE
+    if not (fp4 or recipe in BRIDGE_GATHERS) or (record["model"]["name"], record["gpu"]) in BRIDGE_KEEPS_WIDE:
+        return False
+    assumed[f"precision.{flag}"] = True
+    return True
+
+
+def _layout(record: Record) -> Layout:
+    p = record["parallelism"]
+    return Layout(
+        **{name: p[name] for name in SPLITS},
+        virtual_pipeline=p["virtual_pipeline"] or 1,
+        micro_batch_size=record["micro_batch_size"],
+        sequence_parallel=int(bool(p.get("sequence_parallel")) and p["tensor"] > 1),
+        zero_stage=int(record["optimizer"]["zero_stage"] or 0),
+        recompute=RECOMPUTE_NAMES.index(record["recompute"]["granularity"]),
+        recompute_layers=record["recompute"].get("num_layers") or 0,
+        offload_layers=(record.get("techniques") or {}).get("offload_layers", 0),
+    )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted bytes of one configuration by pipeline rank, without any correction."""
+
+    shape: ModelShape
+    allocated: FloatColumn
+    reserved: FloatColumn
+    outside: FloatColumn  # of torch
+
+
+def predict(records: Sequence[Record]) -> list[Prediction | str]:
+    """Return for each record its prediction, or why there is none. Records of equal jobs are priced together."""
+    cases = [_case_or_reason(record) for record in records]
+    predictions: list[Prediction | str] = [case if isinstance(case, str) else "" for case in cases]
+    by_job: dict[Job, list[tuple[int, Case]]] = {}
+    for index, case in enumerate(cases):
+        if isinstance(case, Case):
+            by_job.setdefault(case.job, []).append((index, case))
+    for job, members in by_job.items():
+        for piece in _pieces(members):
+            for (index, _), prediction in zip(piece, _predict_job(job, [case for _, case in piece]), strict=True):
+                predictions[index] = prediction
+    return predictions
+
+
+def _case_or_reason(record: Record) -> Case | str:
+    """The store takes over any JSON object with an id, so a record may only look like a measurement."""
+    try:
+        case = case_of(record)
+        return case if min(getattr(case.layout, name) for name in SIZES) >= 1 else NO_SIZES
+    except Unsupported as refusal:
+        return str(refusal)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        return "no whole measurement record"
+
+
+def _pieces(members: Sequence[tuple[int, Case]]) -> Iterator[Sequence[tuple[int, Case]]]:
+    ranks = np.cumsum([case.layout.pipeline for _, case in members])
+    cuts = np.flatnonzero(np.diff(ranks // RANKS_AT_ONCE)) + 1
+    return (members[start:stop] for start, stop in pairwise([0, *cuts.tolist(), len(members)]))
+
+
+def _predict_job(job: Job, cases: Sequence[Case]) -> list[Prediction | str]:
+    """Return all predictions at once, or each by itself if one case holds numbers that cannot be priced."""
+    try:
+        return list(_priced_ranks(job, cases))
+    except (ArithmeticError, IndexError, TypeError, ValueError):
+        if len(cases) == 1:
+            return [NO_SIZES]
+        return [prediction for case in cases for prediction in _predict_job(job, [case])]
+
+
+def _priced_ranks(job: Job, cases: Sequence[Case]) -> Iterator[Prediction]:
+    microbatches = np.array([case.num_microbatches for case in cases])
+    rows = all_ranks(job, LayoutColumns.of([case.layout for case in cases]), microbatches)
+    terms = rank_terms(job, rows)
+    allocated, reserved, outside = terms.allocated, terms.reserved, terms.device - terms.reserved
+    ends = np.cumsum([case.layout.pipeline for case in cases])
+    for start, stop in pairwise([0, *ends.tolist()]):
+        yield Prediction(job.shape, allocated[start:stop], reserved[start:stop], outside[start:stop])

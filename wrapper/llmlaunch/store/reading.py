@@ -1,0 +1,88 @@
+"""Single questions to the store: one SELECT each, which changes nothing and makes nothing.
+
+A SQLite file is read without the database library, whose import takes as long as half a check. The library answers for
+a database server, and for a file that was left in the middle of a write, which it can mend or explain.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from llmlaunch.calibration.calibrations import Calibration, calibration_of_json
+from llmlaunch.errors import UserError
+from llmlaunch.store.location import Location
+
+__all__ = ["IN_USE", "NAMED", "has_runs_of", "rehearsal_texts", "stored_calibration"]
+
+BUSY_SECONDS = 5.0
+NAMED = "SELECT content FROM calibrations WHERE id = :id"
+IN_USE = (
+    "SELECT c.content FROM calibration_uses u LEFT JOIN calibrations c ON c.id = u.calibration_id "
+    "WHERE u.backend = :backend AND u.accelerator = :accelerator ORDER BY u.id DESC LIMIT 1"
+)
+_RUNS = "SELECT 1 FROM runs JOIN recipes ON recipes.id = runs.recipe_id WHERE digest = :digest OR name = :name LIMIT 1"
+_REHEARSED = "SELECT content FROM measurements WHERE family = 'rehearsed' AND backend = :backend ORDER BY position"
+
+
+def stored_calibration(
+    location: Location, backend: str, accelerator: str, named: str | None = None
+) -> Calibration | None:
+    """Return the calibration of the id `named`, else the one in use for `backend` (a value of TABLES) on `accelerator`;
+    None if there is none, as in a store of a version that knew no calibrations.
+
+    Raises:
+        UserError: the store cannot be read. KeyError, TypeError, ValueError: the calibration is damaged.
+    """
+    if named is not None:
+        rows = _select(location, NAMED, id=named)
+    else:
+        rows = _select(location, IN_USE, backend=backend, accelerator=accelerator)
+    return calibration_of_json(json.loads(rows[0][0])) if rows and rows[0][0] is not None else None
+
+
+def rehearsal_texts(location: Location, backend: str) -> list[str]:
+    """Return the JSON of every record of a rehearsal with that backend. Raises UserError if the store cannot be
+    read."""
+    return [str(row[0]) for row in _select(location, _REHEARSED, backend=backend)]
+
+
+def has_runs_of(location: Location, digest: str, name: str) -> bool:
+    """Whether a recipe of that content or name may have run. A server is not asked, and a damaged file is for the
+    library to explain: both count as yes."""
+    if location.path is None:
+        return True
+    try:
+        return bool(_select_from_file(location.path, _RUNS, {"digest": digest, "name": name}))
+    except sqlite3.Error:
+        return True
+
+
+def _select(location: Location, statement: str, **values: str) -> list[Any]:
+    if location.path is not None:
+        try:
+            return _select_from_file(location.path, statement, values)
+        except sqlite3.Error as error:
+            if "locked" in str(error):
+                raise UserError(f"store {location.shown} is in use by another program ({error})") from None
+    from sqlalchemy import text
+
+    from llmlaunch.store.database import open_store
+
+    with open_store(location) as store, store.read() as connection:
+        return list(connection.execute(text(statement), values))
+
+
+def _select_from_file(path: Path, statement: str, values: dict[str, str]) -> list[Any]:
+    """Return no row if the store has no such table yet."""
+    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_SECONDS)) as connection:
+        try:
+            return connection.execute(statement, values).fetchall()
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):
+                return []
+            raise
