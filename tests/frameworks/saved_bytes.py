@@ -21,7 +21,7 @@ sys.path.insert(0, str(TRAINER.parent))
 import train
 from group import join
 from model import build_model
-from parallel import Split
+from parallel import RankSplit
 from techniques import apply_techniques
 
 CONFIG = {
@@ -55,7 +55,7 @@ CASES: dict[str, list[str]] = {
 
 def measured(words: list[str]) -> dict[str, float]:
     args = train.arguments([*words, "--model", "m", "--deepspeed_config", "d"])
-    model = build_model(CONFIG, SETTINGS, args, Split())
+    model = build_model(CONFIG, SETTINGS, args, RankSplit())
     model.train()
     apply_techniques(model, SETTINGS, args)
     tokens = torch.randint(0, 512, (2, SEQUENCE + 1), generator=torch.Generator().manual_seed(0))

@@ -165,7 +165,7 @@ def test_a_blend_has_of_each_dataset_what_its_weight_says(place: Path, script: C
     index(place / "twos", [2] * 100)
     import torch
 
-    data, split = script("data"), script("parallel").Split(rank=1, ranks=2)
+    data, split = script("data"), script("parallel").RankSplit(rank=1, ranks=2)
     words = ["3", str(place / "ones"), "1", str(place / "twos")]
     args = argparse.Namespace(data=words, sequence_length=8, seed=7, tokenizer=None, weights=None)
     batches = data.make_batches(args, 256, 4, split)
@@ -173,7 +173,7 @@ def test_a_blend_has_of_each_dataset_what_its_weight_says(place: Path, script: C
     assert drawn.shape == (250, 4, 9)
     assert float((drawn == 1).float().mean()) == pytest.approx(0.75, abs=0.05)
     # a job of one rank has the same samples in the same step
-    whole = data.make_batches(args, 256, 8, script("parallel").Split())
+    whole = data.make_batches(args, 256, 8, script("parallel").RankSplit())
     assert whole(3)[4:].tolist() == batches(3).tolist()
 
 

@@ -43,13 +43,13 @@ def main(argv: list[str]) -> int:
         parent = os.getppid()
         die_with_parent(signal.SIGTERM)
         if os.getppid() == parent:
-            Watchdog(options).watch(ends)
+            AttemptWatchdog(options).watch(ends)
     except Exception as error:  # whatever it is, the training goes on
         say(f"watchdog: ended by {type(error).__name__}: {error}; the training goes on without it")
     return 0
 
 
-class Watchdog:
+class AttemptWatchdog:
     """The watchdog of one attempt. Raises OSError or ValueError where its run.json cannot be used."""
 
     def __init__(self, options: argparse.Namespace) -> None:

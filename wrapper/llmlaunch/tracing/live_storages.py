@@ -179,13 +179,13 @@ class LiveStorages(TorchDispatchMode):
 STORAGES = LiveStorages()  # of this process
 
 
-def _tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+def _tensors_in(value: Any, visited: set[int]) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, dict | list | tuple | set) and id(value) not in seen:
-        seen.add(id(value))
+    elif isinstance(value, dict | list | tuple | set) and id(value) not in visited:
+        visited.add(id(value))
         for item in [*value.values()] if isinstance(value, dict) else value:
-            yield from _tensors_in(item, seen)
+            yield from _tensors_in(item, visited)
 
 
 def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:

@@ -84,8 +84,8 @@ class _TracedJob:
 def _initialize(arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool) -> _TracedJob:
     """Megatron's arguments and process groups, as `initialize_megatron` makes them."""
 
-    given = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} | dict(os.environ)
-    os.environ.update(given, RANK="0", WORLD_SIZE=str(world_size), LOCAL_RANK="0")
+    variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} | dict(os.environ)
+    os.environ.update(variables, RANK="0", WORLD_SIZE=str(world_size), LOCAL_RANK="0")
     sys.argv = ["pretrain_gpt.py", *arguments, "--disable-gloo-process-groups"]
     args = megatron_arguments.parse_args()
     insist_traceable(args)

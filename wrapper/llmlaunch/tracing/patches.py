@@ -112,11 +112,11 @@ def _one_generator(tracker: Any, name: str = "") -> Iterator[None]:
 
 def _share_storage(output: torch.Tensor, recomputed: torch.Tensor) -> None:
     """Megatron compiles this in C++: the discarded output's storage takes over the recomputed one's memory."""
-    kept, source = output.untyped_storage(), recomputed.untyped_storage()
-    kept.resize_(source.nbytes())
-    kept.shares = source  # alive as long as either name is
+    target, source = output.untyped_storage(), recomputed.untyped_storage()
+    target.resize_(source.nbytes())
+    target.shares = source  # alive as long as either name is
     if hasattr(source, "live_key"):  # an empty one is not counted
-        kept.live_key = source.live_key  # and counted once
+        target.live_key = source.live_key  # and counted once
 
 
 def patch_megatron() -> None:
@@ -163,9 +163,9 @@ def _mark_inputs(block: Any) -> None:
         STORAGES.mark(inputs[:1], "final_norm_input")
 
     def marked(self: Any, hidden_states: Any, *args: Any, **options: Any) -> Any:
-        given = hidden_states if self.pre_process else self.input_tensor
-        if isinstance(given, torch.Tensor):
-            STORAGES.mark([given], "layer_input")
+        inputs = hidden_states if self.pre_process else self.input_tensor
+        if isinstance(inputs, torch.Tensor):
+            STORAGES.mark([inputs], "layer_input")
         norm = self.final_layernorm
         if norm is None:
             return forward(self, hidden_states, *args, **options)

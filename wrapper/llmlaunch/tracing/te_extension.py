@@ -187,7 +187,7 @@ class _Names(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        number = 1 + len([known for known in vars(cls) if not known.startswith("_")])
+        number = 1 + len([name for name in vars(cls) if not name.startswith("_")])
         enumeration: Any = enum.IntEnum
         value = enumeration(cls.__name__, {name: number})[name]
         setattr(cls, name, value)

@@ -29,7 +29,7 @@ def main() -> None:
     core = core_version(Path(checkout) / PACKAGE_INFO) if checkout else ""
     if core or "megatron-core" not in packages:
         packages.update({"megatron-core": core or core_version(importable_core())})
-    seen: dict[str, Any] = {
+    environment: dict[str, Any] = {
         "packages": {name: version for name, version in packages.items() if version},
         "python": platform.python_version(),
         "interpreter": sys.executable,
@@ -37,7 +37,7 @@ def main() -> None:
         "driver": driver(),
         **torch_says(),
     }
-    print(json.dumps(seen), flush=True)
+    print(json.dumps(environment), flush=True)
 
 
 def installed(name: str) -> str:
@@ -65,8 +65,8 @@ def core_version(path: Path | None) -> str:
         return ""
     numbers = [re.search(rf"^{name}\s*=\s*(\d+)", text, re.MULTILINE) for name in ("MAJOR", "MINOR", "PATCH")]
     end = re.search(r"^PRE_RELEASE\s*=\s*[\"']([\w.+-]*)[\"']", text, re.MULTILINE)
-    found = [number.group(1) for number in numbers if number]
-    return ".".join(found) + (end.group(1) if end else "") if len(found) == 3 else ""
+    parts = [number.group(1) for number in numbers if number]
+    return ".".join(parts) + (end.group(1) if end else "") if len(parts) == 3 else ""
 
 
 def importable_core() -> Path | None:
@@ -85,8 +85,8 @@ def driver() -> str | None:
         if match:
             return match.group(1)
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
         return answer[0] if answer else None
     return None
 

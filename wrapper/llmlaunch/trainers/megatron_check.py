@@ -50,21 +50,21 @@ class Taken(BaseException):
 
 
 def main() -> NoReturn:
-    began, options, said = time.monotonic(), words(), io.StringIO()
+    began, options, output = time.monotonic(), parse_arguments(), io.StringIO()
     threading.Thread(target=give_up, args=(MOST_SECONDS,), daemon=True).start()
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(options.world_size), CUDA_VISIBLE_DEVICES="")
     os.environ.setdefault("NO_VCS_VERSION", "1")
-    sys.argv = [options.script, *options.words]
+    sys.argv = [options.script, *options.script_arguments]
     sys.path.insert(0, str(Path(options.script).resolve().parent))
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             ask(options)
     except Taken:
         seconds = f"{time.monotonic() - began:.0f} s"
         say(f"Megatron core {version_here()} takes the arguments of {options.world_size} rank(s) ({seconds})")
     except (Exception, SystemExit) as failure:
         if is_refusal(failure):
-            say(refusal(failure, said.getvalue(), options.words))
+            say(refusal(failure, output.getvalue(), options.script_arguments))
             leave(REFUSED)
         not_checked(f"{type(failure).__name__}: {last_line(str(failure))}")
     else:
@@ -131,11 +131,12 @@ def is_judge(frame: traceback.FrameSummary) -> bool:
     return any(place in frame.filename for place in JUDGES)
 
 
-def refusal(failure: BaseException, said: str, arguments: list[str]) -> str:
+def refusal(failure: BaseException, output: str, arguments: list[str]) -> str:
     """One block: Megatron's words, where it says so, the flags in question, and where those come from."""
     frame = next(each for each in reversed(traceback.extract_tb(failure.__traceback__)) if is_judge(each))
     if isinstance(failure, SystemExit):
-        message = last_line("\n".join(line for line in said.splitlines() if "error: " in line)).partition("error: ")[2]
+        errors = "\n".join(line for line in output.splitlines() if "error: " in line)
+        message = last_line(errors).partition("error: ")[2]
     else:
         message = str(failure).strip() or statement(frame)
     flags = flags_in_question(message, "" if isinstance(failure, SystemExit) else statement(frame), arguments)
@@ -158,13 +159,13 @@ def flags_in_question(message: str, source: str, arguments: list[str]) -> list[s
     named = {name.replace("-", "_") for name in re.findall(r"--([\w-]+)", message)}
     named |= set(re.findall(r"\b(?:args|self|config)\.(\w+)", source))
     named |= {word for word in re.findall(r"\w+", message) if "_" in word}
-    found, place = [], 0
+    flags, place = [], 0
     while place < len(arguments):
         end = next((n for n in range(place + 1, len(arguments)) if arguments[n].startswith("--")), len(arguments))
         if arguments[place].startswith("--") and arguments[place][2:].partition("=")[0].replace("-", "_") in named:
-            found.append(" ".join(arguments[place:end]))
+            flags.append(" ".join(arguments[place:end]))
         place = end
-    return found
+    return flags
 
 
 def statement(frame: traceback.FrameSummary) -> str:
@@ -219,13 +220,13 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def words() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--world-size", type=int, required=True, help="of the training")
     parser.add_argument("--compute-capability", default=GUESSED_CAPABILITY)
     parser.add_argument("--planned-for", default="", help="the version whose arguments these are")
     parser.add_argument("script", help="pretrain_gpt.py of the checkout")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("script_arguments", nargs=argparse.REMAINDER, help="its arguments")
     return parser.parse_args()
 
 

@@ -30,7 +30,7 @@ def main() -> NoReturn:
     options = arguments()
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(options.world_size), CUDA_VISIBLE_DEVICES="")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    sys.argv = [options.script, *options.words]
+    sys.argv = [options.script, *options.script_arguments]
     sys.path.insert(0, str(Path(options.script).resolve().parent))
     answer_without_gpu(options.compute_capability)
     import megatron.training
@@ -48,9 +48,9 @@ class Built(BaseException):
     """Leaves the training script from within; not an Exception, so that it is not caught on the way."""
 
 
-def build_instead(*words: Any, **named: Any) -> NoReturn:
+def build_instead(*positional: Any, **named: Any) -> NoReturn:
     """In place of `megatron.training.pretrain`, whose arguments differ by version."""
-    provider = next(word for word in (*words, *named.values()) if getattr(word, "is_distributed", False))
+    provider = next(value for value in (*positional, *named.values()) if getattr(value, "is_distributed", False))
     args = parsed(named)
     stand_on_rank_0()
     from megatron.training import training
@@ -59,9 +59,9 @@ def build_instead(*words: Any, **named: Any) -> NoReturn:
     samples = training.get_train_valid_test_num_samples()
     print(f"building indexes for {samples[0]} training samples, sequence length {args.seq_length}", flush=True)
     try:
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as locks:
             for place in places(args):
-                held.enter_context(alone(place))
+                locks.enter_context(alone(place))
             provider(samples)
     except OSError as error:
         print(
@@ -89,10 +89,10 @@ def places(args: Any) -> list[str]:
 def alone(place: str) -> Iterator[None]:
     """One builder at a time, where the file system has locks: runs of a sweep start together on one dataset, and
     Megatron takes a half-written index for a whole one."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
         with contextlib.suppress(OSError):
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            lock = held.enter_context(os.fdopen(os.open(f"{place}.lock", flags, 0o666), "w"))
+            lock = locks.enter_context(os.fdopen(os.open(f"{place}.lock", flags, 0o666), "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -148,7 +148,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--world-size", type=int, required=True, help="of the training")
     parser.add_argument("--compute-capability", default=GUESSED_CAPABILITY)
     parser.add_argument("script", help="pretrain_gpt.py of the checkout")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("script_arguments", nargs=argparse.REMAINDER, help="its arguments")
     return parser.parse_args()
 
 

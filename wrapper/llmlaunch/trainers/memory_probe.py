@@ -52,10 +52,10 @@ COUNTS = (("alloc_retries", "num_alloc_retries"), ("ooms", "num_ooms"))
 def start(description: str) -> None:
     """Called as CUDA is initialised, in the thread that does it. `description`: JSON of `run` (the run directory),
     `attempt`, `node`, `rank`, `local_rank`."""
-    Probe(json.loads(description), sys.modules["torch"]).begin()
+    MemoryProbe(json.loads(description), sys.modules["torch"]).begin()
 
 
-class Probe:
+class MemoryProbe:
     """The counters of one process. A forked child has a copy, which its pid keeps silent."""
 
     def __init__(self, place: dict[str, Any], torch: Any) -> None:
@@ -138,14 +138,14 @@ class Probe:
     def take(self, index: int, stats: dict[str, Any]) -> None:
         if not stats["reserved_bytes"]["all"]["peak"]:
             return
-        known = self.devices.setdefault(index, _unknown(index))
+        entry = self.devices.setdefault(index, _new_entry(index))
         for name, of_torch in PEAKS:
-            known[name] = max(known[name], stats[of_torch]["all"]["peak"])
+            entry[name] = max(entry[name], stats[of_torch]["all"]["peak"])
         for name, of_torch in COUNTS:
             now, last = stats[of_torch], self.last_counts.get((index, name), 0)
-            known[name] += now - last if now >= last else now
+            entry[name] += now - last if now >= last else now
             self.last_counts[index, name] = now
-        known["reserved_bytes"] = stats["reserved_bytes"]["all"]["current"]
+        entry["reserved_bytes"] = stats["reserved_bytes"]["all"]["current"]
 
     # --- in its own thread ----------------------------------------------------------------------------------------
 
@@ -163,23 +163,23 @@ class Probe:
         if self.may_be_asked_any_time and not ending:
             self.look_at_all(unused=self.turns % UNUSED_LOOKS == 0)
         self.turns += 1
-        for known in list(self.devices.values()):
+        for entry in list(self.devices.values()):
             with contextlib.suppress(Exception):
-                devices.describe(known)
-                if not ending and devices.is_due(known):
-                    self.look_at_device(devices, known)
+                devices.describe(entry)
+                if not ending and devices.is_due(entry):
+                    self.look_at_device(devices, entry)
         self.file.keep([dict(self.devices[index]) for index in sorted(self.devices)], ending)
 
-    def look_at_device(self, devices: Devices, known: dict[str, Any]) -> None:
-        before = known["reserved_bytes"]
-        used = devices.used_bytes(known)
+    def look_at_device(self, devices: Devices, entry: dict[str, Any]) -> None:
+        before = entry["reserved_bytes"]
+        used = devices.used_bytes(entry)
         if used is None:
             return
         if self.may_be_asked_any_time:
-            self.look(known["device"])
-        known["device_used_bytes"] = max(used, known["device_used_bytes"] or 0)
-        if known["reserved_bytes"] == before:  # else the two are not of one moment
-            known["outside_bytes"] = max(used - before, known["outside_bytes"] or 0)
+            self.look(entry["device"])
+        entry["device_used_bytes"] = max(used, entry["device_used_bytes"] or 0)
+        if entry["reserved_bytes"] == before:  # else the two are not of one moment
+            entry["outside_bytes"] = max(used - before, entry["outside_bytes"] or 0)
 
 
 class Devices:
@@ -197,10 +197,10 @@ class Devices:
             if loaded.cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed)) == 0:
                 self.driver = loaded
 
-    def describe(self, known: dict[str, Any]) -> None:
-        if known["total_bytes"] is None:
-            known["uuid"] = self.uuid(known["device"])
-            known["total_bytes"] = int(self.torch.cuda.get_device_properties(known["device"]).total_memory)
+    def describe(self, entry: dict[str, Any]) -> None:
+        if entry["total_bytes"] is None:
+            entry["uuid"] = self.uuid(entry["device"])
+            entry["total_bytes"] = int(self.torch.cuda.get_device_properties(entry["device"]).total_memory)
 
     def uuid(self, index: int) -> str | None:
         """As NVML writes it: a slice's own, where the device is one."""
@@ -212,21 +212,22 @@ class Devices:
             return None
         if self.driver.cuDeviceGetUuid_v2(ctypes.byref(own), device) != 0:
             return None
-        known = self.driver.cuDeviceGetUuid(ctypes.byref(whole), device) == 0
-        sliced = os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-") or (known and bytes(whole) != bytes(own))
+        has_whole = self.driver.cuDeviceGetUuid(ctypes.byref(whole), device) == 0
+        by_variable = os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
+        sliced = by_variable or (has_whole and bytes(whole) != bytes(own))
         text = bytes(own).hex()
         parts = (text[:8], text[8:12], text[12:16], text[16:20], text[20:])
         return ("MIG-" if sliced else "GPU-") + "-".join(parts)
 
-    def is_due(self, known: dict[str, Any]) -> bool:
-        at, reserved = self.looked.get(known["device"], (float("-inf"), None))
-        changed = known["reserved_bytes"] != reserved
+    def is_due(self, entry: dict[str, Any]) -> bool:
+        at, reserved = self.looked.get(entry["device"], (float("-inf"), None))
+        changed = entry["reserved_bytes"] != reserved
         return time.monotonic() - at >= (DEVICE_LOOK_SECONDS if changed else QUIET_DEVICE_LOOK_SECONDS)
 
-    def used_bytes(self, known: dict[str, Any]) -> int | None:
+    def used_bytes(self, entry: dict[str, Any]) -> int | None:
         """total - free as cudaMemGetInfo has them. No context is opened: torch has one where it reserves memory."""
-        self.looked[known["device"]] = (time.monotonic(), known["reserved_bytes"])
-        context = self.context(known["device"])
+        self.looked[entry["device"]] = (time.monotonic(), entry["reserved_bytes"])
+        context = self.context(entry["device"])
         if context is None or self.driver.cuCtxPushCurrent_v2(context) != 0:
             return None
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -242,13 +243,13 @@ class Devices:
             return None
         if index not in self.contexts:
             device, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
-            held = ctypes.c_void_p()
+            primary = ctypes.c_void_p()
             if self.driver.cuDeviceGet(ctypes.byref(device), ctypes.c_int(index)) != 0:
                 return None
             self.driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
-            if not active.value or self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(held), device) != 0:
+            if not active.value or self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(primary), device) != 0:
                 return None
-            self.contexts[index] = held
+            self.contexts[index] = primary
         return self.contexts[index]
 
 
@@ -282,11 +283,11 @@ class File:
     def is_due(self, devices: list[dict[str, Any]], now: float) -> bool:
         if now < self.not_before:
             return False
-        before = {one["device"]: one for one in self.written}
+        before = {entry["device"]: entry for entry in self.written}
         rises = [
-            (value, before.get(one["device"], {}).get(name) or 0)
-            for one in devices
-            for name, value in one.items()
+            (value, before.get(entry["device"], {}).get(name) or 0)
+            for entry in devices
+            for name, value in entry.items()
             if name not in ("device", "uuid", "total_bytes", "reserved_bytes") and value
         ]
         if any(value > last + last // 64 for value, last in rises):
@@ -312,8 +313,8 @@ class File:
         folder = root / hashlib.sha256(run).hexdigest()[:16]
         for each in (root, folder):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = each.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            status = each.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
                 raise PermissionError(each)
         if not (folder / "run").exists():
             _replace(folder, "run", run + b"\n")
@@ -337,10 +338,10 @@ def _replace(folder: Path, name: str, content: bytes) -> None:
         raise
 
 
-def _unknown(index: int) -> dict[str, Any]:
-    known: dict[str, Any] = {"device": index, "uuid": None, "total_bytes": None}
-    known.update(dict.fromkeys((*(name for name, _ in PEAKS), "reserved_bytes", *(name for name, _ in COUNTS)), 0))
-    return {**known, "device_used_bytes": None, "outside_bytes": None}
+def _new_entry(index: int) -> dict[str, Any]:
+    entry: dict[str, Any] = {"device": index, "uuid": None, "total_bytes": None}
+    entry.update(dict.fromkeys((*(name for name, _ in PEAKS), "reserved_bytes", *(name for name, _ in COUNTS)), 0))
+    return {**entry, "device_used_bytes": None, "outside_bytes": None}
 
 
 def _cache_is_being_emptied() -> bool:

@@ -65,9 +65,9 @@ def names(options: argparse.Namespace, devices: int) -> list[str]:
     own = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     if options.each_process_a_node:
         own = f"process{dist.get_rank()}"
-    found: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    return [str(name) for name in found[::devices]]
+    names_by_rank: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(names_by_rank, own)
+    return [str(name) for name in names_by_rank[::devices]]
 
 
 def measured(nodes: int, devices: int, device: torch.device, options: argparse.Namespace) -> torch.Tensor:

@@ -53,8 +53,8 @@ def main() -> NoReturn:
 
 
 def count_problem(expected: int) -> str | None:
-    seen = torch.cuda.device_count()
-    return None if seen == expected else f"{seen} GPUs are usable here, {expected} were asked for"
+    count = torch.cuda.device_count()
+    return None if count == expected else f"{count} GPUs are usable here, {expected} were asked for"
 
 
 def product_seconds(device: torch.device) -> float | None:

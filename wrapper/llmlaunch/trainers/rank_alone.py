@@ -59,8 +59,8 @@ def main() -> None:
 
 def write_versions() -> None:
     """What ran, as it calls itself, for whoever reads the run directory."""
-    found = {name: getattr(sys.modules.get(module), "__version__", None) for name, module in FRAMEWORKS.items()}
-    versions = {name: _released(name, str(version)) for name, version in found.items() if version}
+    reported = {name: getattr(sys.modules.get(module), "__version__", None) for name, module in FRAMEWORKS.items()}
+    versions = {name: _released(name, str(version)) for name, version in reported.items() if version}
     place = Path(os.environ["LLMLAUNCH_RUN_DIR"], "attempts", os.environ["LLMLAUNCH_ATTEMPT"])
     (place / "versions.json").write_text(json.dumps(versions) + "\n")
 
@@ -96,9 +96,9 @@ def _begin_fake(real: Callable[..., Any]) -> Callable[..., Any]:
     def init_process_group(*arguments: Any, **options: Any) -> None:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        kept = {name: value for name, value in options.items() if name not in OF_REAL_GROUPS}
+        passed_on = {name: value for name, value in options.items() if name not in OF_REAL_GROUPS}
         size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-        real("fake", store=FakeStore(), world_size=size, rank=rank, **kept)
+        real("fake", store=FakeStore(), world_size=size, rank=rank, **passed_on)
         with contextlib.suppress(Exception):
             write_versions()  # already: a script may end without this one (os._exit, or out of memory)
 
@@ -108,24 +108,24 @@ def _begin_fake(real: Callable[..., Any]) -> Callable[..., Any]:
 def _split_fake(real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def new_group(*arguments: Any, **options: Any) -> Any:
-        kept = {name: value for name, value in options.items() if name not in OF_REAL_GROUPS}
-        return real(*arguments[:2], **kept)  # of which ranks, and a time-out; the backend is that of the world
+        passed_on = {name: value for name, value in options.items() if name not in OF_REAL_GROUPS}
+        return real(*arguments[:2], **passed_on)  # of which ranks, and a time-out; the backend is that of the world
 
     return new_group
 
 
 def _filling(real: Callable[..., Any], fill: Callable[..., None]) -> Callable[..., Any]:
     """The collective itself, and what it should have left in its first argument, made of its second."""
-    told = inspect.signature(real)
+    signature = inspect.signature(real)
 
     @functools.wraps(real)
     def collective(*arguments: Any, **options: Any) -> Any:
         import torch
 
-        given = list(told.bind(*arguments, **options).arguments.values())
+        values = list(signature.bind(*arguments, **options).arguments.values())
         work = real(*arguments, **options)
         with torch.no_grad():
-            fill(*given[:2])
+            fill(*values[:2])
         return work
 
     return collective

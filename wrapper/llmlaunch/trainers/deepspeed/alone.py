@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from group import refuse, report
-from parallel import Split
+from parallel import RankSplit
 
 MOMENTS = 2  # of AdamW, for each element it trains
 
@@ -34,32 +34,32 @@ def spare_the_vote(engine: Any) -> None:
         vote.remove()
 
 
-def check_work(engine: Any, steps: int, split: Split) -> None:
+def check_work(engine: Any, steps: int, split: RankSplit) -> None:
     """Ends the process with one sentence where it did less than a rank of the job would; says so where it did all."""
     micro_batches = steps * engine.gradient_accumulation_steps()
-    held, least = moments(engine), least_moments(engine, split)
+    present, least = moments(engine), least_moments(engine, split)
     wrong = None
     if engine.micro_steps != micro_batches:
         wrong = f"{engine.micro_steps} of {micro_batches} micro-batches ran"
     elif engine.skipped_steps:
         wrong = f"{engine.skipped_steps} of {steps} steps were skipped, because gradients overflowed"
-    elif held < least:
-        wrong = f"the optimizer holds {held} of {least} elements of its states"
+    elif present < least:
+        wrong = f"the optimizer holds {present} of {least} elements of its states"
     if wrong:
         refuse(f"--alone: {wrong}: what this rank took is not what a rank of the job takes")
     report(
         f"alone as rank 0 of {split.ranks}: {steps} steps, {micro_batches} micro-batches, none skipped; "
-        f"{held} elements of optimizer states"
+        f"{present} elements of optimizer states"
     )
 
 
 def moments(engine: Any) -> int:
     """Elements of all states the optimizer holds, on the device and on the host."""
-    states = engine.basic_optimizer.state.values()
-    return sum(one.numel() for state in states for one in state.values() if torch.is_tensor(one) and one.dim())
+    values = [value for state in engine.basic_optimizer.state.values() for value in state.values()]
+    return sum(value.numel() for value in values if torch.is_tensor(value) and value.dim())
 
 
-def least_moments(engine: Any, split: Split) -> int:
+def least_moments(engine: Any, split: RankSplit) -> int:
     """Elements of a rank's part: of all that is trained, or shared out by ZeRO over the ranks that differ in data or in
     their part of a sequence."""
     trained = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters() if p.requires_grad)

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from group import refuse
 from indexed import IndexedTokens
-from parallel import Split
+from parallel import RankSplit
 
 # Tokens of text are held in memory, so that reading never disturbs a step.
 TEXT_BYTES_PER_RANK = 64 * 2**20
@@ -31,7 +31,7 @@ Sample = Callable[[torch.Generator], torch.Tensor]
 Batches = Callable[[int], torch.Tensor]
 
 
-def make_batches(args: argparse.Namespace, vocabulary: int, micro_batch_size: int, split: Split) -> Batches:
+def make_batches(args: argparse.Namespace, vocabulary: int, micro_batch_size: int, split: RankSplit) -> Batches:
     """This rank's micro-batches; ranks that split a layer or a sequence have the same."""
     sample = open_source(args, vocabulary, split)
 
@@ -52,7 +52,7 @@ def generator(seed: int, number: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 1_000_000_007 + number)
 
 
-def open_source(args: argparse.Namespace, vocabulary: int, split: Split) -> Sample:
+def open_source(args: argparse.Namespace, vocabulary: int, split: RankSplit) -> Sample:
     """The source `--data` names, or the blend of them. Ends the job where there is too little of one."""
     parts = blend_of(args.data)
     sources = [open_one(name, args, vocabulary, split) for _, name in parts]
@@ -62,21 +62,21 @@ def open_source(args: argparse.Namespace, vocabulary: int, split: Split) -> Samp
     return lambda random: sources[int(torch.multinomial(weights, 1, generator=random))](random)
 
 
-def blend_of(words: list[str]) -> list[tuple[float, str]]:
+def blend_of(arguments: list[str]) -> list[tuple[float, str]]:
     """One source, or those of a blend with their weights: `WEIGHT SOURCE WEIGHT SOURCE ...`, as --data-path of
     Megatron-LM has it."""
-    if len(words) == 1:
-        return [(1.0, words[0])]
+    if len(arguments) == 1:
+        return [(1.0, arguments[0])]
     try:
-        parts = [(float(weight), name) for weight, name in zip(words[::2], words[1::2])]
+        parts = [(float(weight), name) for weight, name in zip(arguments[::2], arguments[1::2])]
     except ValueError:
         parts = []
-    if len(words) % 2 or not parts or min(parts)[0] <= 0:
-        refuse(f"--data {' '.join(words)}: name one source, or a weight above 0 before each of several")
+    if len(arguments) % 2 or not parts or min(parts)[0] <= 0:
+        refuse(f"--data {' '.join(arguments)}: name one source, or a weight above 0 before each of several")
     return parts
 
 
-def open_one(name: str, args: argparse.Namespace, vocabulary: int, split: Split) -> Sample:
+def open_one(name: str, args: argparse.Namespace, vocabulary: int, split: RankSplit) -> Sample:
     length = args.sequence_length + 1
     if name == "mock":
         return lambda random: torch.randint(0, vocabulary, (length,), generator=random)
@@ -107,15 +107,15 @@ def windows(name: str, total: int, length: int, read: Callable[[int, int], torch
     return sample
 
 
-def tokenized(text: Text, tokenizer: str, split: Split) -> torch.Tensor:
-    """The tokens of this rank's own part of the text: every rank splits other text into words."""
+def tokenized(text: Text, tokenizer: str, split: RankSplit) -> torch.Tensor:
+    """The tokens of this rank's own part of the text: every rank tokenizes other text."""
     try:
-        words = AutoTokenizer.from_pretrained(tokenizer)
+        tokenize = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
         refuse(f"no tokenizer in {tokenizer}: {str(error).splitlines()[0]}")
     total = min(len(text), TEXT_BYTES_PER_RANK * split.data)
     share = text.read(total * split.data_rank // split.data, total * (split.data_rank + 1) // split.data)
-    return torch.tensor(words(share.decode("utf-8", "replace"))["input_ids"], dtype=torch.int32)
+    return torch.tensor(tokenize(share.decode("utf-8", "replace"))["input_ids"], dtype=torch.int32)
 
 
 def text_files(source: str) -> list[Path]:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from adapters import choose_trained
 from group import refuse
-from parallel import Split, attention_of, check_model, share_sequences, tensor_groups
+from parallel import RankSplit, attention_of, check_model, share_sequences, tensor_groups
 from techniques import apply_techniques
 from weights import load_model
 
@@ -37,7 +37,7 @@ def stage_of(settings: Json) -> int:
     return int(settings.get("zero_optimization", {}).get("stage", 0))
 
 
-def build_model(config: Json, settings: Json, args: argparse.Namespace, split: Split) -> torch.nn.Module:
+def build_model(config: Json, settings: Json, args: argparse.Namespace, split: RankSplit) -> torch.nn.Module:
     """The model on its device, with the same first weights for every ZeRO stage and any number of ranks."""
     described = describe(config)
     check_model(described, split, args.sequence_length)
@@ -61,7 +61,7 @@ def describe(config: Json) -> Any:
         refuse(f"--model: Transformers cannot build it: {error}")
 
 
-def new_model(described: Any, settings: Json, seed: int, split: Split) -> torch.nn.Module:
+def new_model(described: Any, settings: Json, seed: int, split: RankSplit) -> torch.nn.Module:
     """A model with first weights as its family draws them.
 
     ZeRO 3 splits each module as soon as it is made; the other stages make it whole, in the compute precision. So does
@@ -97,7 +97,7 @@ def initialise(module: torch.nn.Module, owner: PreTrainedModel, partition: bool,
     return seed + 1
 
 
-def build_engine(args: argparse.Namespace, config: Json, settings: Json, split: Split) -> Any:
+def build_engine(args: argparse.Namespace, config: Json, settings: Json, split: RankSplit) -> Any:
     """The DeepSpeed engine of the model `config` describes, under the ds_config `settings`."""
     groups = tensor_groups(split, settings)
     model = build_model(config, settings, args, split)
@@ -119,19 +119,19 @@ def build_engine(args: argparse.Namespace, config: Json, settings: Json, split: 
     return engine
 
 
-def micro_batch_loss(engine: Any, tokens: torch.Tensor, split: Split) -> torch.Tensor:
+def micro_batch_loss(engine: Any, tokens: torch.Tensor, split: RankSplit) -> torch.Tensor:
     """Mean cross-entropy of the next token, and the load-balancing loss where the model has one.
 
     Where sequences are split it is this rank's share of that mean: those of all its ranks add up to it.
     """
     mine = split.part(tokens.shape[1] - 1)
     inputs, targets = tokens[:, :-1][:, mine], tokens[:, 1:][:, mine]
-    words: Json = {"input_ids": inputs}
+    arguments: Json = {"input_ids": inputs}
     if split.sequence > 1:
-        words["position_ids"] = torch.arange(mine.start, mine.stop, device=tokens.device).expand_as(inputs)
+        arguments["position_ids"] = torch.arange(mine.start, mine.stop, device=tokens.device).expand_as(inputs)
     if getattr(engine.module, "returns_loss", False):
-        return engine(**words, targets=targets) / split.sequence
-    outputs = engine(**words)
+        return engine(**arguments, targets=targets) / split.sequence
+    outputs = engine(**arguments)
     loss = F.cross_entropy(outputs.logits.float().flatten(0, 1), targets.flatten())
     balance = getattr(outputs, "aux_loss", None)
     if balance is not None:

@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Split:
+class RankSplit:
     """`tensor` ranks hold a part of each layer, `sequence` ranks a part of each sequence; one of the two is 1."""
 
     tensor: int = 1
@@ -46,7 +46,7 @@ class Split:
         return slice(self.sequence_rank * share, (self.sequence_rank + 1) * share)
 
 
-def split_of(settings: Json, sequence_length: int) -> Split:
+def split_of(settings: Json, sequence_length: int) -> RankSplit:
     """What ds_config says of this job's ranks. Ends the job where they cannot be shared so."""
     tensor = max(1, settings.get("tensor_parallel", {}).get("autotp_size", 1))
     sequence = max(1, settings.get("sequence_parallel_size", 1))
@@ -57,10 +57,10 @@ def split_of(settings: Json, sequence_length: int) -> Split:
         refuse(f"ds_config: {ranks} ranks cannot be split in groups of {tensor * sequence}")
     if sequence_length % sequence:
         refuse(f"a sequence of {sequence_length} tokens cannot be cut in {sequence} equal parts; change either")
-    return Split(tensor, sequence, dist.get_rank(), ranks)
+    return RankSplit(tensor, sequence, dist.get_rank(), ranks)
 
 
-def check_model(config: Any, split: Split, sequence_length: int) -> None:
+def check_model(config: Any, split: RankSplit, sequence_length: int) -> None:
     """Ends the job where DeepSpeed could not split this model, or would compute something else."""
     wrong = {
         "tensor_parallel": _tensor_hindrances(config, split.tensor) if split.tensor > 1 else [],
@@ -68,45 +68,45 @@ def check_model(config: Any, split: Split, sequence_length: int) -> None:
         if split.sequence > 1
         else [],
     }
-    for key, found in wrong.items():
-        if found:
-            refuse(f"ds_config: {key}: a {config.model_type} model cannot be split so: {'; '.join(found)}")
+    for key, reasons in wrong.items():
+        if reasons:
+            refuse(f"ds_config: {key}: a {config.model_type} model cannot be split so: {'; '.join(reasons)}")
 
 
 def _tensor_hindrances(config: Any, size: int) -> list[str]:
     """AutoTP follows the plan Transformers has for a model, and knows the plans of dense ones
     (module_inject/tp_plan_converter.py SUPPORTED_STYLES, 0.19.8); without one it guesses from names."""
-    found = []
+    reasons = []
     if is_mixture(config) or not getattr(config, "base_model_tp_plan", None):
-        found.append("AutoTP has a plan for dense Llama-like models alone")
+        reasons.append("AutoTP has a plan for dense Llama-like models alone")
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if (getattr(config, name, None) or size) % size:
-            found.append(f"{name} {getattr(config, name)} is no multiple of {size}")
-    return found
+            reasons.append(f"{name} {getattr(config, name)} is no multiple of {size}")
+    return reasons
 
 
 def _sequence_hindrances(config: Any, size: int, length: int) -> list[str]:
     """UlyssesSPAttentionHF exchanges heads for positions, and drops the attention mask
     (runtime/sequence_parallel/ulysses_sp.py, 0.19.8)."""
-    found = []
+    reasons = []
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if groups is None:
-        found.append("its attention is not told positions")
+        reasons.append("its attention is not told positions")
     elif groups % size and size % groups:
-        found.append(f"num_key_value_heads {groups} is neither multiple nor divisor of {size}")
+        reasons.append(f"num_key_value_heads {groups} is neither multiple nor divisor of {size}")
     if heads % size:
-        found.append(f"num_attention_heads {heads} is no multiple of {size}")
+        reasons.append(f"num_attention_heads {heads} is no multiple of {size}")
     if getattr(config, "kv_lora_rank", None):
-        found.append("keys and values of latent attention differ in width")
+        reasons.append("keys and values of latent attention differ in width")
     if attention_of(config) != "sdpa":
-        found.append("capped attention scores need the whole matrix of them")
+        reasons.append("capped attention scores need the whole matrix of them")
     window = getattr(config, "sliding_window", None)
     if window is not None and window < length and getattr(config, "use_sliding_window", True):
-        found.append(f"its attention window of {window} tokens would be lost")
-    return found
+        reasons.append(f"its attention window of {window} tokens would be lost")
+    return reasons
 
 
-def gradient_share(settings: Json, split: Split) -> float:
+def gradient_share(settings: Json, split: RankSplit) -> float:
     """By what a rank's share of the loss is multiplied before the backward pass.
 
     DeepSpeed adds up the gradients of a sequence's ranks, but averages them where ZeRO 3 reduces by scatter
@@ -126,7 +126,7 @@ def attention_of(config: Any) -> str:
     return "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
 
 
-def tensor_groups(split: Split, settings: Json) -> Any:
+def tensor_groups(split: RankSplit, settings: Json) -> Any:
     """DeepSpeed's groups of a job that splits layers, or None. Handed over to it, so that it counts blocks of ranks as
     data parallel ranks and not every rank (runtime/config.py DeepSpeedConfig, 0.19.8)."""
     if split.tensor == 1:
@@ -139,7 +139,7 @@ def tensor_groups(split: Split, settings: Json) -> Any:
     return groups
 
 
-def share_sequences(model: torch.nn.Module, split: Split, micro_batch_size: int) -> Any:
+def share_sequences(model: torch.nn.Module, split: RankSplit, micro_batch_size: int) -> Any:
     """Lets ranks of a sequence exchange heads for positions around each attention; returns DeepSpeed's groups, or None
     where sequences are whole."""
     if split.sequence == 1:

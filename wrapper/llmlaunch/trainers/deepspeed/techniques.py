@@ -47,7 +47,7 @@ def tile_loss(model: torch.nn.Module, tiles: int) -> None:
 
     cap = getattr(model.config, "final_logit_softcapping", None)
 
-    def forward(self: torch.nn.Module, targets: torch.Tensor, **words: torch.Tensor) -> torch.Tensor:
+    def forward(self: torch.nn.Module, targets: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         head = self.get_output_embeddings()
 
         def piece(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ def tile_loss(model: torch.nn.Module, tiles: int) -> None:
             piece,
             seqlen=targets.shape[1],
             shards=tiles,
-            kwargs_to_shard={"hidden": self.base_model(**words).last_hidden_state, "targets": targets},
+            kwargs_to_shard={"hidden": self.base_model(**inputs).last_hidden_state, "targets": targets},
             kwargs_to_pass={},
             grad_requiring_tensor_key="hidden",
             compute_params=list(head.parameters()),

@@ -42,7 +42,7 @@ from data import Batches, make_batches
 from group import join, leave, refuse, report
 from learning import add_learning, learning_rate
 from model import build_engine, micro_batch_loss
-from parallel import Split, gradient_share, split_of
+from parallel import RankSplit, gradient_share, split_of
 
 # Built by --measure-baseline: large enough to run every kernel once, too small to weigh anything.
 TINY_MODEL = {
@@ -63,7 +63,7 @@ TINY_SETTINGS = {
 }
 
 
-def arguments(words: list[str] | None = None) -> argparse.Namespace:
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a Transformers model with DeepSpeed.")
     parser.add_argument("--model", type=Path, help="Hugging Face configuration of the model (JSON)")
     parser.add_argument(
@@ -92,7 +92,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--measure-baseline", action="store_true", help="print the idle trainer's memory")
     parser.add_argument("--deepspeed", action="store_true", help="accepted for DeepSpeed's own launcher")
     parser.add_argument("--deepspeed_config", "--deepspeed-config", type=Path)
-    parsed = parser.parse_args(words)
+    parsed = parser.parse_args(argv)
     if not parsed.measure_baseline and not (parsed.model and parsed.deepspeed_config):
         parser.error("--model and --deepspeed_config are needed")
     if parsed.alone and (parsed.save or parsed.weights):
@@ -101,12 +101,12 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What every step is told alike. `losses` are those of whole samples that the all-reduce of the loss adds up: a
+class StepContext:
+    """What is the same for every step. `losses` are those of whole samples that the all-reduce of the loss adds up: a
     rank without peers has its own, or its share of one."""
 
     seed: int
-    split: Split
+    split: RankSplit
     gradient_share: float = 1.0
     losses: float = 1.0
 
@@ -125,26 +125,26 @@ class Notice:
         signal.siginterrupt(signal.SIGTERM, False)  # a file that is being written is written on
 
 
-def train_step(engine: Any, batches: Batches, step: int, notice: Notice, job: Job) -> tuple[float, bool]:
+def train_step(engine: Any, batches: Batches, step: int, notice: Notice, context: StepContext) -> tuple[float, bool]:
     """One optimizer step; returns the loss averaged over micro-batches and ranks, and whether any rank was told to end.
 
     Some ranks hear of the end a step later than others, so they must agree. That costs nothing: it is one more number
     in the all-reduce of the loss.
     """
-    micro_batches, split = engine.gradient_accumulation_steps(), job.split
+    micro_batches, split = engine.gradient_accumulation_steps(), context.split
     # dropout is the same in a resumed run, and in all ranks of a layer
-    torch.manual_seed((job.seed * 1_000_003 + step) * 1_000_003 + split.rank // split.tensor)
+    torch.manual_seed((context.seed * 1_000_003 + step) * 1_000_003 + split.rank // split.tensor)
     shared = torch.zeros(2, device=engine.device)
     for index in range(micro_batches):
         tokens = batches(step * micro_batches + index).to(engine.device)
         loss = micro_batch_loss(engine, tokens, split)
         shared[0] += loss.detach() / micro_batches
-        engine.backward(loss * job.gradient_share)
+        engine.backward(loss * context.gradient_share)
         engine.step()
     shared[1] = float(notice.heard)
     dist.all_reduce(shared)
-    total, told = shared.tolist()
-    return total / job.losses, told > 0
+    total, requests = shared.tolist()
+    return total / context.losses, requests > 0
 
 
 def set_learning_rate(engine: Any, args: argparse.Namespace, step: int) -> None:
@@ -158,7 +158,7 @@ def train(args: argparse.Namespace, notice: Notice) -> None:
     config = json.loads(args.model.read_text(encoding="utf-8"))
     split = split_of(settings, args.sequence_length)
     losses = 1 / split.sequence if args.alone else split.data * split.tensor
-    job = Job(args.seed, split, gradient_share(settings, split), losses)
+    context = StepContext(args.seed, split, gradient_share(settings, split), losses)
     engine = build_engine(args, config, settings, split)
     if args.alone:
         spare_the_vote(engine)
@@ -168,11 +168,11 @@ def train(args: argparse.Namespace, notice: Notice) -> None:
     logged, clock = done, time.perf_counter()
     for step in range(done, args.steps):
         set_learning_rate(engine, args, step)
-        loss, told = train_step(engine, batches, step, notice, job)
+        loss, stop_requested = train_step(engine, batches, step, notice, context)
         if not math.isfinite(loss):
             refuse(f"step {step + 1}: the loss is {loss}; lower the learning rate or check the data")
         finished = step + 1
-        if finished % args.log_interval == 0 or finished == args.steps or told:
+        if finished % args.log_interval == 0 or finished == args.steps or stop_requested:
             seconds = (time.perf_counter() - clock) / (finished - logged)
             logged, clock = finished, time.perf_counter()
             report(
@@ -180,26 +180,26 @@ def train(args: argparse.Namespace, notice: Notice) -> None:
                 f"{tokens_per_step / seconds:.0f} tokens/s"
             )
         began = time.perf_counter()
-        if keep(engine, args, finished, told, notice):
+        if save_if_due(engine, args, finished, stop_requested, notice):
             return
         clock += time.perf_counter() - began  # seconds per step are those of training
     if args.alone:
         check_work(engine, args.steps, split)
 
 
-def keep(engine: Any, args: argparse.Namespace, finished: int, told: bool, notice: Notice) -> bool:
+def save_if_due(engine: Any, args: argparse.Namespace, finished: int, stop_requested: bool, notice: Notice) -> bool:
     """Saves where it is time to; returns whether to end because some rank was told to."""
     regular = args.save_interval and finished % args.save_interval == 0
-    if args.save and (told or regular or finished == args.steps):
+    if args.save and (stop_requested or regular or finished == args.steps):
         save(engine, args.save, finished)
-        if not told:  # told while it saved: this checkpoint is the one
+        if not stop_requested:  # told while it saved: this checkpoint is the one
             heard = torch.tensor(float(notice.heard), device=engine.device)
             dist.all_reduce(heard)
-            told = bool(heard > 0)
-        report(f"saved step {finished}" + (" after SIGTERM" if told else ""))
-    elif told:
+            stop_requested = bool(heard > 0)
+        report(f"saved step {finished}" + (" after SIGTERM" if stop_requested else ""))
+    elif stop_requested:
         report(f"ended at step {finished} after SIGTERM; without --save nothing is kept")
-    return told
+    return stop_requested
 
 
 def resident_bytes() -> Iterator[tuple[str, int]]:
@@ -220,12 +220,12 @@ def measure_baseline(args: argparse.Namespace) -> None:
     args = argparse.Namespace(**{**vars(args), "data": ["mock"], "sequence_length": 8})
     split = split_of(TINY_SETTINGS, args.sequence_length)
     engine = build_engine(args, TINY_MODEL, TINY_SETTINGS, split)
-    train_step(engine, make_batches(args, 256, 1, split), 0, Notice(), Job(args.seed, split))
+    train_step(engine, make_batches(args, 256, 1, split), 0, Notice(), StepContext(args.seed, split))
     report(json.dumps({"event": "baseline", "world_size": dist.get_world_size(), **dict(resident_bytes())}))
 
 
-def main(words: list[str] | None = None) -> NoReturn:
-    args = arguments(words)
+def main(argv: list[str] | None = None) -> NoReturn:
+    args = arguments(argv)
     notice = Notice()
     notice.listen()
     # DeepSpeed 0.19 calls collectives by names torch 2.13 has renamed: nothing the person who trains can mend
