@@ -27,7 +27,7 @@ from llmlaunch.units import GIB
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "wrapper"))
 
-from llmlaunch.rundir.summarize import summarize  # noqa: E402
+from llmlaunch.rundir.memory_files import summarize  # noqa: E402
 
 RECIPE = ROOT / "recipes" / "llama3-70b.yaml"
 NODES, DEVICES = 8, 8

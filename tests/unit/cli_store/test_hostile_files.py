@@ -19,12 +19,12 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.cli.main import main
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.attempts import how_far
 from llmlaunch.launchers.base import JobState
 from llmlaunch.launchers.look import Look, look_at
 from llmlaunch.launchers.run_files import read_submission
 from llmlaunch.launchers.submitting import was_submitting
-from llmlaunch.rundir.summarize import attempt_summary
+from llmlaunch.rundir.memory_files import attempt_summary
+from llmlaunch.rundir.run import run_history
 from llmlaunch.store.read_directory import read_directory
 from llmlaunch.watch.events import RunWatch
 from llmlaunch.watch.loop import JsonView, PlainView
@@ -319,7 +319,7 @@ def changes_of(whole: Any, depth: int) -> Iterator[Any]:
 
 def read_all(run_dir: Path, say: Callable[[str], None]) -> None:
     """All that reads a run directory: the looks, what is watched, the account, and collecting into a store."""
-    how_far(run_dir)
+    run_history(run_dir)
     was_submitting(run_dir)
     try:
         read_directory(run_dir, {}, named=True)

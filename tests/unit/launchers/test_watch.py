@@ -59,8 +59,8 @@ def run(tmp_path: Path) -> Run:
 
 def test_a_step_is_shown_with_all_that_follows_from_the_job_s_shape(run: Run) -> None:
     run.begins("12.0")
-    gpus = [{"total_bytes": 80 * GIB, "device_peak_bytes": 70 * GIB, "process_peak_bytes": {"7": 61 * GIB}}]
-    line = {"attempt": "12.0", "gpus": gpus, "processes": []}
+    gpus = [{"uuid": "GPU-a", "total_bytes": 80 * GIB, "process_peak_bytes": {"7": 61 * GIB, "8": GIB}}]
+    line = {"attempt": "12.0", "gpus": gpus, "processes": [{"rank": 0, "pid": 7, "resident_bytes": 1}]}
     run.write("peaks/n1.jsonl", json.dumps(line) + "\n" + '{"attempt": "12.0", "gpus": [{"to')
     run.log("12.0", "n1", "it 40/100 loss=3.25 took 2000 ms")
     assert run.news == [
@@ -145,7 +145,12 @@ def test_out_of_memory_and_the_fallback_in_the_same_allocation(run: Run) -> None
         "  next: layout fallback/1 in the same allocation (one of 2)"
     ]
     run.write("fallback/1/run.json", {**RUN, "predicted_bytes": [40 * GIB]})
-    run.write("peaks/n1.jsonl", json.dumps({"attempt": "12.1", "gpus": [{"device_peak_bytes": 39 * GIB}]}) + "\n")
+    gpu = {"uuid": "GPU-a", "process_peak_bytes": {"7": 39 * GIB}}
+    run.write(
+        "peaks/n1.jsonl",
+        json.dumps({"attempt": "12.1", "gpus": [gpu], "processes": [{"rank": 0, "pid": 7, "resident_bytes": 1}]})
+        + "\n",
+    )
     run.begins("12.1", layout="fallback/1", from_step=5)
     run.watch._memory = (0.0, None)
     run.log("12.1", "n1", "it 6/100 loss=3 took 1000 ms")

@@ -106,7 +106,7 @@ def test_a_lost_gpu_that_the_monitor_saw_goes_before_what_the_program_made_of_it
 
 def test_the_kernel_names_a_gpu_of_ours_not_a_neighbours(rig: Rig) -> None:
     rig.rank(0)
-    gpus = [{"pci": "00000000:06:00.0"}]
+    gpus = [{"uuid": "GPU-a", "pci": "00000000:06:00.0"}]
     (rig.directory / "peaks" / f"{NODE}.jsonl").write_text(json.dumps({"attempt": ATTEMPT, "gpus": gpus}))
     rig.kernel(["NVRM: Xid (PCI:0000:07:00): 95, pid=1, Uncontained", "NVRM: Xid (PCI:0000:06:00): 31, pid=1, MMU"])
     assert rig.cause()["kind"] == "crash"

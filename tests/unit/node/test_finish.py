@@ -13,8 +13,7 @@ import pytest
 
 from llmlaunch.node.finish import write_summary
 from llmlaunch.rundir.spool_place import spool_folder
-from llmlaunch.rundir.summarize import still_whole
-from llmlaunch.rundir.summary import AttemptSummary, summary_of_json
+from llmlaunch.rundir.summary import AttemptSummary, still_whole, summary_of_json
 from support.node_rig import ATTEMPT, GIB, NODE, NodeRig
 
 

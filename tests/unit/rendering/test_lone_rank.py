@@ -8,7 +8,7 @@ from run_samples import rank_by_itself
 
 from llmlaunch.rendering.provenance import Provenance
 from llmlaunch.rendering.run_directory import run_files
-from llmlaunch.rundir.traces import pipeline_rank_of
+from llmlaunch.rundir.peak_account import pipeline_rank_of
 
 LONE = rank_by_itself()
 FILES = run_files(LONE.recipe, LONE.plan, {}, LONE.rendered, Provenance(code={}), LONE.described)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.memory_files import summarize
 from llmlaunch.rundir.spool_place import spool_folder
-from llmlaunch.rundir.summarize import summarize
 from llmlaunch.store.collect import Outcome, collect, open_collected
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import contents

@@ -11,7 +11,6 @@ import pytest
 
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.look import Look
-from llmlaunch.launchers.monitor_tails import MonitorTails
 from llmlaunch.watch import run_reader
 from llmlaunch.watch.model import Gauge, Watched
 from llmlaunch.watch.run_reader import RunReader
@@ -197,24 +196,3 @@ def test_mig_slices_have_a_bar_each_and_their_gpu_none(tmp_path: Path) -> None:
         ("2.0", "MIG-x", ()),
     ]
     assert gauges[0].peak_bytes == 5 * GIB
-
-
-def test_only_what_is_new_of_a_monitor_s_file_is_read_and_torn_lines_cost_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "peaks" / "n1.jsonl"
-
-    def line(peak: int) -> str:
-        gpu = {"uuid": "GPU-a", "index": 0, "pci": "1", "device_peak_bytes": peak, "used_bytes": peak}
-        return json.dumps({"attempt": "1.0", "node": "n1", "time": 5.0, "gpus": [gpu]}) + "\n"
-
-    write(path, "x" * 600_000 + "\n" + line(1) + line(2)[:40])
-    tails = MonitorTails(tmp_path)
-    tails.look()
-    assert tails.of("1.0")["n1"].peaks.gpus["GPU-a"].device_peak_bytes == 1
-    with path.open("a") as file:
-        file.write(line(2)[40:] + "{torn\n[1]\n" + line(7))
-    tails.look()
-    assert tails.of("1.0")["n1"].peaks.gpus["GPU-a"].device_peak_bytes == 7
-    path.write_text(line(9))  # begun again, and shorter
-    tails.look()
-    assert tails.of("1.0")["n1"].peaks.gpus["GPU-a"].device_peak_bytes == 9
-    assert tails.of("2.0") == {}

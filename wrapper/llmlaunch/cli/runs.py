@@ -16,8 +16,8 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import PHASES
 
 if TYPE_CHECKING:
-    from llmlaunch.launchers.attempts import HowFar
     from llmlaunch.launchers.look import Look
+    from llmlaunch.rundir.run import RunHistory
     from llmlaunch.store.runs import Run, RunFilter
 
 __all__ = ["command"]
@@ -67,14 +67,14 @@ def command(
         say("no such runs", err=True)
 
 
-_Found = tuple["Run", "Look | None", "HowFar"]
+_Found = tuple["Run", "Look | None", "RunHistory"]
 
 
 def _found(which: RunFilter) -> list[_Found]:
     """Those of the filter's states as things are now: what goes on is chosen by what SLURM says of it."""
     from dataclasses import replace
 
-    from llmlaunch.launchers.attempts import how_far
+    from llmlaunch.rundir.run import run_history
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.runs import ONGOING, list_runs
 
@@ -85,7 +85,7 @@ def _found(which: RunFilter) -> list[_Found]:
         runs = list_runs(store, asked)
     looks = _looks([run.directory for run in runs if run.state in ONGOING])
     chosen = [run for run in runs if not which.states or _state(run, looks.get(run.directory)) in which.states]
-    return [(run, looks.get(run.directory), how_far(run.directory)) for run in chosen[: which.limit]]
+    return [(run, looks.get(run.directory), run_history(run.directory)) for run in chosen[: which.limit]]
 
 
 def _looks(directories: Sequence[Path]) -> Mapping[Path, Look]:
@@ -117,7 +117,7 @@ def _state(run: Run, look: Look | None) -> str:
     return known if known in PHASES else "unknown"
 
 
-def _json(run: Run, look: Look | None, far: HowFar) -> dict[str, Any]:
+def _json(run: Run, look: Look | None, far: RunHistory) -> dict[str, Any]:
     return {
         **run.as_json(),
         "phase": _state(run, look),

@@ -10,11 +10,12 @@ from pathlib import Path
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.run_files import node_count
-from llmlaunch.rundir.files import open_regular, read_object
-from llmlaunch.rundir.identifiers import is_host
+from llmlaunch.rundir.attempt import Attempt
+from llmlaunch.rundir.files import open_regular
 from llmlaunch.rundir.log_tail import LogTail
+from llmlaunch.rundir.run import attempt_order
 
-__all__ = ["JOB", "JobLogs", "LogLine", "attempt_order", "log_files", "other_files", "the_attempts", "the_nodes"]
+__all__ = ["JOB", "JobLogs", "LogLine", "log_files", "other_files", "the_attempts", "the_nodes"]
 
 JOB = "job"
 """What stands for a node in the name of the batch script's own log."""
@@ -180,15 +181,10 @@ def _nodes_by_rank(submission: Submission, attempts: frozenset[str] | None) -> l
     folders = sorted((submission.run_dir / "attempts").glob("*"), key=lambda path: attempt_order(path.name))
     for folder in reversed(folders):
         if submission.owns(folder.name) and (attempts is None or folder.name in attempts):
-            nodes = (read_object(folder / "attempt.json") or {}).get("nodes")
-            if isinstance(nodes, list):
-                return [node for node in nodes if is_host(node)]
+            attempt = Attempt(submission.run_dir, folder.name)
+            if attempt.nodes:
+                return attempt.nodes
     return []
-
-
-def attempt_order(attempt: str) -> tuple[int, ...]:
-    """Sorts attempts by when they began: job ids and restart counts only rise."""
-    return tuple(int(number) for number in re.findall(r"\d+", attempt))
 
 
 def _node_order(node: str) -> tuple[bool, list[tuple[bool, int, str]]]:

@@ -12,9 +12,10 @@ from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of
 from llmlaunch.launchers.run_files import latest_attempt, run_name
 from llmlaunch.report.run_text import not_finite_words
+from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_run_id
-from llmlaunch.rundir.identifiers import is_fallback
 from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import whole_number
 
 __all__ = ["Look", "look_at"]
 
@@ -139,7 +140,7 @@ def look_at(submissions: Sequence[Submission], say: Callable[[str], None]) -> li
             attempt=read.attempt,
             progress=read.progress,
             cause=read.cause,
-            stopping=read.told and not state.ended,
+            stopping=read.stop_file and not state.ended,
             layout=read.layout,
             rehearses=read.rehearses,
         )
@@ -177,27 +178,23 @@ class _Files:
     progress: Mapping[str, Any]
     cause: Mapping[str, Any]
     layout: str
-    told: bool
+    stop_file: bool
     rehearses: int | None
 
 
 def _read(submission: Submission) -> _Files:
-    attempt = latest_attempt(submission)
-    progress: dict[str, Any] = {}
-    cause: object = None
-    layout = ""
-    if attempt is not None:
-        folder = submission.run_dir / "attempts" / attempt
-        progress = read_object(folder / "progress.json") or {}
-        status = read_object(folder / "status.json") or read_object(submission.run_dir / "status.json") or {}
-        cause = status.get("cause") if status.get("attempt") == attempt else None
-        began = (read_object(folder / "attempt.json") or {}).get("layout")
-        layout = str(began) if is_fallback(began) else ""
-    told = (submission.run_dir / "stop").exists()
+    name = latest_attempt(submission)
+    attempt = None if name is None else Attempt(submission.run_dir, name)
+    cause = attempt.status.get("cause") if attempt else None
     rehearsal = (read_object(submission.run_dir / "run.json") or {}).get("rehearsal")
-    rank = rehearsal.get("pipeline_rank") if isinstance(rehearsal, dict) else None
-    rehearses = rank if type(rank) is int else None
-    return _Files(attempt, progress, cause if isinstance(cause, dict) else {}, layout, told, rehearses)
+    return _Files(
+        attempt=name,
+        progress=attempt.progress if attempt else {},
+        cause=cause if isinstance(cause, dict) else {},
+        layout=attempt.layout if attempt else "",
+        stop_file=(submission.run_dir / "stop").exists(),
+        rehearses=whole_number(rehearsal.get("pipeline_rank")) if isinstance(rehearsal, dict) else None,
+    )
 
 
 def _cause_words(cause: Mapping[str, Any]) -> str:

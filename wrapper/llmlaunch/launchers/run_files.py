@@ -25,11 +25,13 @@ from llmlaunch.rundir.identifiers import (
     is_slurm_job,
     job_of,
 )
+from llmlaunch.rundir.run import attempt_order
 from llmlaunch.rundir.values import time_or_none
 
 __all__ = [
     "End",
     "allow_older_checkpoint",
+    "attempt_names",
     "cancel_mark",
     "end_noted",
     "follow_ups",
@@ -291,6 +293,12 @@ def latest_attempt(submission: Submission, among: str = "") -> str | None:
         return (jobs.index(job) if job in jobs else 0, int(count))
 
     return max(ours, key=order, default=None)
+
+
+def attempt_names(submission: Submission) -> list[str]:
+    """Return the submission's attempts so far, the oldest first."""
+    names = (path.name for path in (submission.run_dir / "attempts").glob("*"))
+    return sorted((name for name in names if submission.owns(name)), key=attempt_order)
 
 
 def note_end(submission: Submission, state: JobState) -> bool:

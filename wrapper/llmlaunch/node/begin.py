@@ -17,22 +17,23 @@ from ..causes.words import sentence
 from ..rundir.files import read_object
 from ..rundir.identifiers import is_fallback, job_of
 from ..rundir.messages import counted
+from ..rundir.run import begun_attempts
 from .checkpoint import FROM_OLDER_FILE, choose_start, read_tracker
 from .files import attempt_directory, replace_json, say
 from .history import (
     FIRST_LAYOUT,
-    attempts_of_run,
     checkpoint_of,
     fruitless,
     latest_in_folder,
+    layout_of,
     of_this_submission,
     saved_step,
 )
 from .status import COMES_BACK_LATER, write_status
 
 if TYPE_CHECKING:
+    from ..rundir.attempt import Attempt
     from .files import Record
-    from .history import Attempt
 
 STOP_FILE = "stop"
 
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     """
     options = _arguments(argv)
     nodes = sys.stdin.read().split()
-    earlier = [attempt for attempt in attempts_of_run(options.run_dir) if attempt.name != options.attempt]
+    earlier = [attempt for attempt in begun_attempts(options.run_dir) if attempt.name != options.attempt]
     layout = options.layout or _next_layout(earlier)
     ended = None if options.layout else _earlier_end(options, earlier)
     if ended is not None:
@@ -88,7 +89,7 @@ def _next_layout(earlier: list[Attempt]) -> str:
     latest = earlier[-1]
     after = latest.status.get("next")
     layout = after.get("layout") if isinstance(after, dict) and after.get("action") == "fallback" else None
-    return str(layout) if is_fallback(layout) else latest.layout
+    return str(layout) if is_fallback(layout) else layout_of(latest)
 
 
 def _earlier_end(options: argparse.Namespace, earlier: list[Attempt]) -> tuple[str, int, str] | None:

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..rundir.files import open_regular, read_object
+from ..rundir.files import open_regular
 from ..rundir.messages import to_type
-from .files import attempt_directory, replace_bytes
+from .files import replace_bytes
 
 if TYPE_CHECKING:
+    from ..rundir.attempt import Attempt
     from .files import Record
-    from .history import Attempt
 
 __all__ = ["FROM_OLDER_FILE", "Start", "choose_start", "reached_step", "read_tracker"]
 
@@ -59,13 +59,11 @@ def read_tracker(checkpoint: Record | None) -> int | None:
     return int(digits[1]) if digits else None
 
 
-def reached_step(run_directory: Path, attempt: Attempt | None) -> int | None:
+def reached_step(attempt: Attempt | None) -> int | None:
     """The furthest step that the tracker named while `attempt` began, ran or ended; None where it never named one."""
     if attempt is None:
         return None
-    directory = attempt_directory(run_directory, attempt.name)
-    records = [read_object(directory / name) or {} for name in ("attempt.json", "progress.json", "status.json")]
-    steps = [record.get("tracker_step") for record in records]
+    steps = [record.get("tracker_step") for record in (attempt.began, attempt.progress, attempt.status)]
     return max((step for step in steps if isinstance(step, int)), default=None)
 
 
@@ -80,7 +78,7 @@ def choose_start(run_directory: Path, checkpoint: Record | None, latest: Attempt
     named = read_tracker(checkpoint)
     if checkpoint is None:
         return Start(0)
-    reached, folder = reached_step(run_directory, latest), _Folder(checkpoint)
+    reached, folder = reached_step(latest), _Folder(checkpoint)
     if named is not None:
         wrong = folder.fault(named) if checkpoint.get("promised", True) else ""
         if not wrong and latest is not None and _failed_to_load(latest, named):

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from ..causes.node_cause import cause, likelier, of_hits, of_ranks, was_killed
 from ..causes.scan import read_log, scan
-from ..rundir.files import parse_json, read_object
-from ..rundir.rank_records import sound_rank
+from ..rundir.attempt import rank_records
+from ..rundir.files import read_object
+from ..rundir.monitor_samples import add_lines
 from .files import attempt_directory, replace_json, say
 from .host_memory import memory_counters
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..causes.scan import Hit
+    from ..rundir.monitor_samples import GpuPeaks, NodePeaks
     from .files import Record
 
 
@@ -62,18 +64,17 @@ def cause_on_node(run_dir: Path, attempt: str, node: str, code: int) -> Record:
     directory = attempt_directory(run_dir, attempt)
     before = read_object(directory / "causes" / f".{node}.before.json") or {}
     since = float(before.get("at") or time.time() - 3600)
-    records = (read_object(path) for path in sorted((directory / "ranks").glob("*.json")))
-    ranks = [sound_rank(record) for record in records if record is not None and record.get("node") == node]
+    ranks = [record for record in rank_records(directory) if record.get("node") == node]
     text = read_log(run_dir / "logs" / f"{attempt}.{node}.log")
     hits = scan(text)
-    monitored = _monitored(run_dir / "peaks" / f"{node}.jsonl", attempt)
+    gpus = _monitored_gpus(run_dir / "peaks" / f"{node}.jsonl", attempt, node)
     logged = of_hits(hits, node, ranks)
     if logged is not None and logged["sick"]:
         return logged
-    lost = [event for event in monitored if event.get("event") == "gpu_lost"]
+    lost = [gpu for gpu in gpus if gpu.lost_code is not None]
     if lost:
-        return _lost_gpu(lost[0], node)
-    kernel = _hits_on_our_gpus(scan("\n".join(kernel_lines(since))), monitored)
+        return _lost_gpu(min(lost, key=lambda gpu: gpu.lost_at or 0.0), node)
+    kernel = _hits_on_our_gpus(scan("\n".join(kernel_lines(since))), gpus)
     if kernel:
         return cause(kernel[0].kind, node, kernel[0].line, "kernel", numbers=dict(kernel[0].numbers), sick=True)
     if logged is not None and not _is_weak(logged):
@@ -114,30 +115,23 @@ def _is_weak(record: Record) -> bool:
     return record["kind"] == "crash" or bool(record["consequence"])
 
 
-def _lost_gpu(event: Record, node: str) -> Record:
-    gpu = event.get("gpu") or {}
-    line = f"GPU {gpu.get('index')} ({gpu.get('uuid')}) was lost: NVML code {gpu.get('lost')}"
-    return cause("gpu_lost", node, line, "monitor", sick=True, at=event.get("time"))
+def _lost_gpu(gpu: GpuPeaks, node: str) -> Record:
+    line = f"GPU {gpu.index} ({gpu.uuid}) was lost: NVML code {gpu.lost_code}"
+    return cause("gpu_lost", node, line, "monitor", sick=True, at=gpu.lost_at)
 
 
-def _hits_on_our_gpus(hits: Sequence[Hit], monitored: Sequence[Record]) -> list[Hit]:
+def _hits_on_our_gpus(hits: Sequence[Hit], gpus: Sequence[GpuPeaks]) -> list[Hit]:
     """Faults of GPUs the monitor saw (all, where it saw none): a shared node's kernel tells of its neighbours, too."""
-    ours = {str(gpu.get("pci")).lower()[-12:-2] for event in monitored for gpu in event.get("gpus") or []}
+    ours = {gpu.pci.lower()[-12:-2] for gpu in gpus}
     faults = [hit for hit in hits if "xid" in hit.numbers]
     return [hit for hit in faults if not ours or any(pci in hit.line.lower() for pci in ours)]
 
 
-def _monitored(path: Path, attempt: str) -> list[Record]:
-    """The monitor's lines on this attempt; at most the last 4 MiB of its file."""
-    records = []
-    for line in read_log(path).splitlines():
-        try:
-            record = parse_json(line.encode())
-        except ValueError:
-            continue
-        if isinstance(record, dict) and record.get("attempt") == attempt:
-            records.append(record)
-    return records
+def _monitored_gpus(path: Path, attempt: str, node: str) -> list[GpuPeaks]:
+    """Return the GPUs of this attempt in the monitor's lines, of its file's first MiB and last four."""
+    nodes: dict[str, NodePeaks] = {}
+    add_lines(nodes, read_log(path).encode().splitlines(), attempt, node)
+    return list(nodes[node].gpus.values()) if node in nodes else []
 
 
 def _full(run_dir: Path) -> bool:

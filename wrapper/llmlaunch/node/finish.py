@@ -20,19 +20,21 @@ from ..causes.node_cause import cause as cause_record
 from ..causes.node_cause import nodes_at_fault
 from ..causes.signs import SAID_BY_SLURM
 from ..causes.words import sentence
+from ..rundir.attempt import rank_records
 from ..rundir.files import read_object
 from ..rundir.identifiers import job_of
-from ..rundir.rank_records import sound_rank
+from ..rundir.memory_files import summarize
+from ..rundir.names import SUMMARY
+from ..rundir.run import begun_attempts
 from ..rundir.spool_place import is_private, spool_folder, spool_root
-from ..rundir.summarize import SUMMARY, summarize
 from .begin import STOP_FILE
 from .checkpoint import read_tracker
 from .files import attempt_directory, replace_json, say
 from .history import (
     FIRST_LAYOUT,
-    attempts_of_run,
     checkpoint_of,
     fruitless,
+    layout_of,
     made_a_step,
     of_this_submission,
     saved_step,
@@ -70,7 +72,7 @@ def main(argv: list[str]) -> int:
     options = _arguments(argv)
     directory = attempt_directory(options.run_dir, options.attempt)
     done = _done_markers(directory, options)
-    ranks = _rank_records(directory)
+    ranks = rank_records(directory)
     nodes = _nodes(done, ranks, options.nodes)
     progress = read_object(directory / "progress.json") or {}
     verdict = _verdict(options, directory, ranks, nodes, progress)
@@ -134,9 +136,12 @@ def _verdict(
 def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record) -> Facts:
     """Collect what the decision depends on, from the files of this attempt and of those before it."""
     # judged once more where its step lingered: what was said of it then is not of an attempt before
-    every = [item._replace(status={}) if item.name == attempt else item for item in attempts_of_run(run_directory)]
+    every = begun_attempts(run_directory)
+    for item in every:
+        if item.name == attempt:
+            item.forget_verdict()
     ours = of_this_submission(every, run_directory, attempt)
-    layout = next((item.layout for item in ours if item.name == attempt), FIRST_LAYOUT)
+    layout = next((layout_of(item) for item in ours if item.name == attempt), FIRST_LAYOUT)
     step = saved_step(run_directory, layout)
     return Facts(
         state=verdict.state,
@@ -144,7 +149,7 @@ def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record
         stop_signal=verdict.stop_signal,
         stop_file=(run_directory / STOP_FILE).exists(),
         made_a_step=progress.get("step") is not None,
-        trained_before=any(made_a_step(run_directory, earlier) for earlier in every if earlier.name != attempt),
+        trained_before=any(made_a_step(earlier) for earlier in every if earlier.name != attempt),
         layout=layout,
         saved_step=step,
         restarts=max(0, len([item for item in ours if not item.is_fallback]) - 1),
@@ -250,12 +255,6 @@ def _done_markers(directory: Path, options: argparse.Namespace) -> list[str]:
         if len(markers) >= options.nodes or time.monotonic() >= give_up_at:
             return markers
         time.sleep(POLL_SECONDS)
-
-
-def _rank_records(directory: Path) -> list[Record]:
-    records = [read_object(path) for path in (directory / "ranks").glob("*.json")]
-    ranks = [sound_rank(record) for record in records if record is not None and type(record.get("rank")) is int]
-    return sorted(ranks, key=lambda record: record["rank"])
 
 
 def _nodes(done: list[str], ranks: list[Record], count: int) -> list[Record]:

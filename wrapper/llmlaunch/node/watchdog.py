@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rundir.attempt import rank_records
 from ..rundir.files import read_object
 from ..rundir.step_lines import StepLines
 from .begin import STOP_FILE
@@ -182,11 +183,8 @@ class AttemptWatchdog:
         failed = {path.stem for path in (self._directory / "causes").glob("[!.]*.json")} - done
         if len(done) + len(failed) < self._nodes:
             return False
-        records = [read_object(path) for path in (self._directory / "ranks").glob("*.json")] if failed else []
-        return (
-            len(done | (failed & {str(record["node"]) for record in records if record and "node" in record}))
-            >= self._nodes
-        )
+        started = {str(record.get("node")) for record in rank_records(self._directory)} if failed else set()
+        return len(done | (failed & started)) >= self._nodes
 
     def _request_verdict(self) -> None:
         """URG to the shell, once, where the launcher lingers: it may wait for a container to be removed."""

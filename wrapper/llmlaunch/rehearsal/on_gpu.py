@@ -26,8 +26,8 @@ from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.report.run_text import cause_words, waiting_words
 from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.memory_files import attempt_summary
 from llmlaunch.rundir.messages import to_type
-from llmlaunch.rundir.summarize import attempt_summary
 from llmlaunch.rundir.summary import RankSummary
 
 __all__ = ["STEPS", "run_alone"]

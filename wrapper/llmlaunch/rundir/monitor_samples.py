@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .files import parse_json
-from .values import byte_count, number, time_or_none
+from .values import byte_count, number, objects_in, text_or_none, time_or_none, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["GpuPeaks", "Logged", "NodePeaks", "take_line", "take_lines"]
+__all__ = ["GpuPeaks", "LoggedPeaks", "NodePeaks", "add_line", "add_lines"]
 
 N = TypeVar("N", int, float)
-HELD = (
+SLOW_FIELDS = (  # that most lines of a long run repeat
     *("name", "mig", "total_bytes", "reserved_bytes", "baseline_bytes", "device_peak_bytes"),
     *("process_peak_bytes", "accounting_peak_bytes"),
 )
 BEAT, KEPT_BEATS = b'"event":"beat"', 16  # as the monitor writes it
-NAMED = re.compile(rb'"attempt"\s*:\s*"([^"\\]*)"')
+ATTEMPT_IN_LINE = re.compile(rb'"attempt"\s*:\s*"([^"\\]*)"')
 
 
 @dataclass
@@ -48,12 +48,15 @@ class GpuPeaks:
     utilization_percent: float | None = None
     power_watts: float | None = None
     power_peak_watts: float | None = None
-    means_of: tuple[float, ...] = ()  # what decides which line the two means are from
-    held: list[Any] = field(default_factory=list)  # as the line before had it
+    used_bytes: int | None = None  # by the last line
+    lost_code: int | None = None  # NVML's, once the GPU is lost
+    lost_at: float | None = None  # unix seconds
+    mean_weight: tuple[float, ...] = ()  # what decides which line the two means are from
+    last_entry: list[Any] = field(default_factory=list)  # SLOW_FIELDS of the line before
 
 
 @dataclass
-class Logged:
+class LoggedPeaks:
     """What the framework printed of one rank; the most of each since its own last reset."""
 
     source: str
@@ -65,30 +68,35 @@ class Logged:
 @dataclass
 class NodePeaks:
     """One node over one attempt. `remarks` say what the monitor could not see, and when (unix seconds) it first said
-    so; `ended` is false where it was lost."""
+    so; `ended` is false where it was lost. Times are those of the newest line, and of the newest with GPUs."""
 
     attempt: str
     node: str
     gpus: dict[str, GpuPeaks] = field(default_factory=dict)
     resident_peak_bytes: dict[int, int] = field(default_factory=dict)  # by global rank
     rank_pids: dict[int, set[str]] = field(default_factory=dict)
-    logged: dict[int, Logged] = field(default_factory=dict)  # by global rank
+    logged: dict[int, LoggedPeaks] = field(default_factory=dict)  # by global rank
     host_used_peak_bytes: int | None = None
     host_total_bytes: int | None = None
     cgroup_peak_bytes: int | None = None
     cgroup_limit_bytes: int | None = None
     remarks: dict[str, float] = field(default_factory=dict)
     ended: bool = False
+    resident_bytes: dict[int, int | None] = field(default_factory=dict)  # by global rank, by the last line
+    written_at: float = 0.0
+    sampled_at: float = 0.0
+    stalled: bool = False  # NVML hangs in the driver
+    no_nvml: str = ""  # why no GPU is seen
 
 
-def take_lines(
+def add_lines(
     nodes: dict[str, NodePeaks], lines: Iterable[bytes], attempt: str, file_node: str, thin: bool = False
 ) -> int:
     """Add the lines of a monitor's file that are of `attempt` to what is known of `nodes`, by name; `file_node` is the
     node of a line that names none. Returns how many could not be read, those that name another attempt left aside.
     `thin`: of the beats of a long file, read those alone that nothing follows that says the same and more."""
     damaged, name = 0, attempt.encode()
-    for raw in _telling(lines) if thin else lines:
+    for raw in _without_repeats(lines) if thin else lines:
         if _attempt_of(raw) not in (None, name) and b"\\" not in raw:
             continue
         line = _object_in(raw)
@@ -97,30 +105,30 @@ def take_lines(
         elif line.get("attempt") == attempt:
             node = line.get("node", file_node)
             if isinstance(node, str):
-                take_line(nodes.setdefault(node, NodePeaks(attempt, node)), line)
+                add_line(nodes.setdefault(node, NodePeaks(attempt, node)), line)
     return damaged
 
 
-def _telling(lines: Iterable[bytes]) -> Iterator[bytes]:
+def _without_repeats(lines: Iterable[bytes]) -> Iterator[bytes]:
     """All but the whole beats that another beat follows: a monitor's peaks are cumulative, and one that was started
     again says so. Every sixteenth is kept all the same, should two monitors' lines ever have been mixed."""
-    held = b""
+    last_beat = b""
     for count, raw in enumerate(lines):
         if BEAT in raw[:200] and raw.endswith(b"}\n"):
-            if held and (count % KEPT_BEATS == 0 or _attempt_of(held) != _attempt_of(raw)):
-                yield held
-            held = raw
+            if last_beat and (count % KEPT_BEATS == 0 or _attempt_of(last_beat) != _attempt_of(raw)):
+                yield last_beat
+            last_beat = raw
         else:
-            yield from (held, raw) if held else (raw,)
-            held = b""
-    if held:
-        yield held
+            yield from (last_beat, raw) if last_beat else (raw,)
+            last_beat = b""
+    if last_beat:
+        yield last_beat
 
 
 def _attempt_of(raw: bytes) -> bytes | None:
     """The first that a line names, be the line whole or not."""
-    named = NAMED.search(raw)
-    return None if named is None else named[1]
+    match = ATTEMPT_IN_LINE.search(raw)
+    return None if match is None else match[1]
 
 
 def _object_in(raw: bytes) -> dict[str, Any] | None:
@@ -132,24 +140,31 @@ def _object_in(raw: bytes) -> dict[str, Any] | None:
     return line if isinstance(line, dict) and isinstance(line.get("attempt"), str) else None
 
 
-def take_line(node: NodePeaks, line: Mapping[str, Any]) -> None:
+def add_line(node: NodePeaks, line: Mapping[str, Any]) -> None:
     """Add one line of its monitor to what is known of a node."""
     event, time = line.get("event"), time_or_none(line.get("time")) or 0.0
-    for gpu in [*_objects(line.get("gpus")), *_objects([line.get("gpu")])]:  # `gpu`: the last word on a lost one
-        _take_gpu(node, gpu, time)
-    for process in _objects(line.get("processes")):
-        _take_process(node, process)
-    for logged in _objects(line.get("logged")):
-        _take_logged(node, logged)
-    for host in _objects([line.get("host")]):
-        _take_host(node, host)
+    for gpu in [*objects_in(line.get("gpus")), *objects_in([line.get("gpu")])]:  # `gpu`: the last word on a lost one
+        _add_gpu(node, gpu, time)
+    for process in objects_in(line.get("processes")):
+        _add_process(node, process)
+    for logged in objects_in(line.get("logged")):
+        _add_logged(node, logged)
+    for host in objects_in([line.get("host")]):
+        _add_host(node, host)
+    node.written_at = max(node.written_at, time)
+    if isinstance(line.get("gpus"), list):
+        node.sampled_at = time
+    if event in ("nvml_stalled", "nvml_back"):
+        node.stalled = event == "nvml_stalled"
+    if event == "no_nvml":
+        node.no_nvml = str(line.get("why") or "NVML failed")
     node.ended = node.ended or event == "end"
     remark = _remark(event, line)
     if remark:
         node.remarks[remark] = min(time, node.remarks.get(remark, time))
 
 
-def _take_gpu(node: NodePeaks, seen: Mapping[str, Any], time: float) -> None:
+def _add_gpu(node: NodePeaks, seen: Mapping[str, Any], time: float) -> None:
     uuid, index = seen.get("uuid"), seen.get("index")
     if not isinstance(uuid, str):
         return
@@ -157,21 +172,26 @@ def _take_gpu(node: NodePeaks, seen: Mapping[str, Any], time: float) -> None:
     if gpu is None:
         order = index if type(index) is int else len(node.gpus)
         gpu = node.gpus[uuid] = GpuPeaks(uuid, str(seen.get("pci") or ""), order)
-    held = [seen.get(name) for name in HELD]
-    if held != gpu.held:  # most lines of a long run say what the one before said
-        gpu.held = held
-        _take_held(gpu, seen)
-    _take_use(gpu, seen, time)
+    entry = [seen.get(name) for name in SLOW_FIELDS]
+    if entry != gpu.last_entry:
+        gpu.last_entry = entry
+        _add_peaks(gpu, seen)
+    _add_use(gpu, seen, time)
+    if "used_bytes" in seen:
+        gpu.used_bytes = byte_count(seen["used_bytes"])
+    lost = whole_number(seen.get("lost"))
+    if lost is not None and gpu.lost_code is None:
+        gpu.lost_code, gpu.lost_at = lost, time
 
 
-def _take_held(gpu: GpuPeaks, seen: Mapping[str, Any]) -> None:
-    gpu.name = gpu.name or _text(seen.get("name"))
-    gpu.mig = gpu.mig or _text(seen.get("mig"))
+def _add_peaks(gpu: GpuPeaks, seen: Mapping[str, Any]) -> None:
+    gpu.name = gpu.name or text_or_none(seen.get("name"))
+    gpu.mig = gpu.mig or text_or_none(seen.get("mig"))
     gpu.total_bytes = _larger(gpu.total_bytes, byte_count(seen.get("total_bytes")))
     gpu.reserved_bytes = _larger(gpu.reserved_bytes, byte_count(seen.get("reserved_bytes")))
     gpu.baseline_bytes = _smaller(gpu.baseline_bytes, _within(gpu, seen.get("baseline_bytes")))
     gpu.device_peak_bytes = _larger(gpu.device_peak_bytes, _within(gpu, seen.get("device_peak_bytes")))
-    for name, kept in (
+    for name, peaks in (
         ("process_peak_bytes", gpu.process_peak_bytes),
         ("accounting_peak_bytes", gpu.accounting_peak_bytes),
     ):
@@ -179,23 +199,24 @@ def _take_held(gpu: GpuPeaks, seen: Mapping[str, Any]) -> None:
         for pid, value in by_pid.items() if isinstance(by_pid, dict) else ():
             count = _within(gpu, value)
             if count:
-                kept[pid] = max(count, kept.get(pid, 0))
+                peaks[pid] = max(count, peaks.get(pid, 0))
 
 
-def _take_use(gpu: GpuPeaks, seen: Mapping[str, Any], time: float) -> None:
+def _add_use(gpu: GpuPeaks, seen: Mapping[str, Any], time: float) -> None:
     """The means of the monitor that saw most of the attempt, by its last word."""
     gpu.power_peak_watts = _larger(gpu.power_peak_watts, number(seen.get("power_peak_watts")))
     means = (number(seen.get("utilization_percent")), number(seen.get("power_watts")))
     weight = (number(seen.get("samples")) or 0.0, time, *(mean or 0.0 for mean in means))
-    if means != (None, None) and weight > gpu.means_of:
-        gpu.means_of = weight
+    if means != (None, None) and weight > gpu.mean_weight:
+        gpu.mean_weight = weight
         gpu.utilization_percent, gpu.power_watts = means
 
 
-def _take_process(node: NodePeaks, seen: Mapping[str, Any]) -> None:
+def _add_process(node: NodePeaks, seen: Mapping[str, Any]) -> None:
     rank, pid = seen.get("rank"), seen.get("pid")
     if type(rank) is not int:
         return
+    node.resident_bytes[rank] = byte_count(seen.get("resident_bytes"))
     if type(pid) is int:
         node.rank_pids.setdefault(rank, set()).add(str(pid))
     peak = _larger(byte_count(seen.get("resident_peak_bytes")), byte_count(seen.get("resident_bytes")))
@@ -203,18 +224,18 @@ def _take_process(node: NodePeaks, seen: Mapping[str, Any]) -> None:
         node.resident_peak_bytes[rank] = max(peak, node.resident_peak_bytes.get(rank, 0))
 
 
-def _take_logged(node: NodePeaks, seen: Mapping[str, Any]) -> None:
+def _add_logged(node: NodePeaks, seen: Mapping[str, Any]) -> None:
     rank = seen.get("rank")
     if type(rank) is not int or rank < 0:
         return
-    source = _text(seen.get("source")) or "log"
-    logged = node.logged.setdefault(rank, Logged(source))
+    source = text_or_none(seen.get("source")) or "log"
+    logged = node.logged.setdefault(rank, LoggedPeaks(source))
     logged.source = max(logged.source, source)
     for name in ("allocated_peak_bytes", "reserved_peak_bytes", "device_bytes"):
         setattr(logged, name, _larger(getattr(logged, name), byte_count(seen.get(name))))
 
 
-def _take_host(node: NodePeaks, seen: Mapping[str, Any]) -> None:
+def _add_host(node: NodePeaks, seen: Mapping[str, Any]) -> None:
     total = byte_count(seen.get("total_bytes"))
     used = byte_count(seen.get("used_peak_bytes"))
     node.host_total_bytes = _larger(node.host_total_bytes, total)
@@ -241,18 +262,9 @@ def _within(gpu: GpuPeaks, value: object) -> int | None:
     return None if count is None or (gpu.total_bytes and count > gpu.total_bytes) else count
 
 
-def _larger(one: N | None, other: N | None) -> N | None:
-    return one if other is None or (one is not None and one >= other) else other
+def _larger(first: N | None, second: N | None) -> N | None:
+    return first if second is None or (first is not None and first >= second) else second
 
 
-def _smaller(one: N | None, other: N | None) -> N | None:
-    return one if other is None or (one is not None and one <= other) else other
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _objects(values: object) -> Iterator[Mapping[str, Any]]:
-    if isinstance(values, list):
-        yield from (value for value in values if isinstance(value, dict))
+def _smaller(first: N | None, second: N | None) -> N | None:
+    return first if second is None or (first is not None and first <= second) else second

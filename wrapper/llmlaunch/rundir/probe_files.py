@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from . import names
 from .files import parse_json, read_bytes
-from .values import byte_count, time_or_none
+from .values import byte_count, text_or_none, time_or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["FOLDER", "ProbeReport", "TorchPeaks", "probe_paths", "read_probe_files"]
+__all__ = ["ProbeFile", "ProbeReport", "TorchPeaks", "probe_paths", "read_probe_file", "read_probe_files", "report_of"]
 
-FOLDER = "memory"  # of an attempt's folder
 VERSION = 1
 
 
@@ -47,46 +47,69 @@ class TorchPeaks:
 
 
 @dataclass(frozen=True)
+class ProbeFile:
+    """One file: the devices of one process. `damaged`: it held no account, or one with devices that could not be
+    read."""
+
+    path: Path
+    peaks: tuple[TorchPeaks, ...] = ()
+    damaged: bool = False
+
+
+@dataclass(frozen=True)
 class ProbeReport:
-    """`damaged`: the files that held no account, or an account with devices that could not be read."""
+    """What the files of an attempt say together; `damaged` are those that could not be read whole."""
 
     peaks: tuple[TorchPeaks, ...] = ()  # by rank, then by device
     damaged: tuple[Path, ...] = ()
 
     def of_rank(self, rank: int) -> TorchPeaks | None:
-        """The device on which the rank reserved most: a stray tensor on another one is common."""
-        return max((one for one in self.peaks if one.rank == rank), key=_reserved, default=None)
+        """Return the device on which the rank reserved most: a stray tensor on another one is common."""
+        return self.by_rank().get(rank)
+
+    def by_rank(self) -> dict[int, TorchPeaks]:
+        """Return that device for each rank."""
+        fullest: dict[int, TorchPeaks] = {}
+        for peaks in self.peaks:
+            if peaks.rank not in fullest or _reserved(peaks) > _reserved(fullest[peaks.rank]):
+                fullest[peaks.rank] = peaks
+        return fullest
 
 
 def probe_paths(run_directory: Path, attempt: str) -> list[Path]:
-    """The probes' files of an attempt, in a steady order."""
-    return sorted((run_directory / "attempts" / attempt / FOLDER).glob("[0-9]*.json"))
+    """Return the probes' files of an attempt, in a steady order."""
+    return sorted((names.attempt_folder(run_directory, attempt) / names.PROBES).glob("[0-9]*.json"))
 
 
 def read_probe_files(paths: Iterable[Path]) -> ProbeReport:
-    """The largest of everything, by rank and device. A file that went away meanwhile is no file."""
-    found: dict[tuple[int, str], TorchPeaks] = {}
+    return report_of([file for file in map(read_probe_file, paths) if file is not None])
+
+
+def read_probe_file(path: Path) -> ProbeFile | None:
+    """Return what a file holds; None where it went away meanwhile."""
+    try:
+        account = _account(read_bytes(path))
+    except FileNotFoundError:
+        return None
+    except OSError:
+        account = None
+    if account is None:
+        return ProbeFile(path, damaged=True)
+    devices = [_device(account, entry) for entry in account["devices"]]
+    peaks = tuple(device for device in devices if device is not None)
+    return ProbeFile(path, peaks, damaged=len(peaks) < len(devices))
+
+
+def report_of(files: Iterable[ProbeFile]) -> ProbeReport:
+    """Return the largest of everything, by rank and device."""
+    largest: dict[tuple[int, str], TorchPeaks] = {}
     damaged = []
-    for path in paths:
-        try:
-            text = read_bytes(path)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            damaged.append(path)
-            continue
-        account = _account(text)
-        if account is None:
-            damaged.append(path)
-            continue
-        entries = account["devices"]
-        read = [one for one in (_device(account, entry) for entry in entries) if one is not None]
-        if len(read) < len(entries):
-            damaged.append(path)
-        for one in read:
-            key = (one.rank, one.uuid or f"cuda:{one.device}")
-            found[key] = _larger(found[key], one) if key in found else one
-    return ProbeReport(tuple(sorted(found.values(), key=lambda one: (one.rank, one.device))), tuple(damaged))
+    for file in files:
+        damaged += [file.path] if file.damaged else []
+        for peaks in file.peaks:
+            key = (peaks.rank, peaks.uuid or f"cuda:{peaks.device}")
+            largest[key] = _larger(largest[key], peaks) if key in largest else peaks
+    return ProbeReport(tuple(sorted(largest.values(), key=lambda peaks: (peaks.rank, peaks.device))), tuple(damaged))
 
 
 def _account(text: bytes) -> Mapping[str, Any] | None:
@@ -96,14 +119,13 @@ def _account(text: bytes) -> Mapping[str, Any] | None:
         return None
     if not isinstance(value, dict) or value.get("v") != VERSION or not isinstance(value.get("devices"), list):
         return None
-    return value if _whole(value.get("rank")) is not None else None
+    return value if byte_count(value.get("rank")) is not None else None
 
 
 def _device(account: Mapping[str, Any], entry: Any) -> TorchPeaks | None:
-    if not isinstance(entry, dict) or _whole(entry.get("device")) is None:
+    if not isinstance(entry, dict) or byte_count(entry.get("device")) is None:
         return None
     total = byte_count(entry.get("total_bytes"))
-    uuid, node = entry.get("uuid"), account.get("node")
 
     def within(name: str) -> int | None:
         """More than the device has is no measurement."""
@@ -113,10 +135,10 @@ def _device(account: Mapping[str, Any], entry: Any) -> TorchPeaks | None:
     return TorchPeaks(
         rank=account["rank"],
         device=entry["device"],
-        uuid=uuid if isinstance(uuid, str) else None,
-        node=node if isinstance(node, str) else None,
-        local_rank=_whole(account.get("local_rank")),
-        pid=_whole(account.get("pid")),
+        uuid=text_or_none(entry.get("uuid")),
+        node=text_or_none(account.get("node")),
+        local_rank=byte_count(account.get("local_rank")),
+        pid=byte_count(account.get("pid")),
         at=time_or_none(account.get("at")),
         ended=account.get("ended") is True,
         total_bytes=total,
@@ -124,8 +146,8 @@ def _device(account: Mapping[str, Any], entry: Any) -> TorchPeaks | None:
         active_peak_bytes=within("active_peak_bytes"),
         reserved_peak_bytes=within("reserved_peak_bytes"),
         reserved_bytes=within("reserved_bytes"),
-        alloc_retries=_whole(entry.get("alloc_retries")),
-        ooms=_whole(entry.get("ooms")),
+        alloc_retries=byte_count(entry.get("alloc_retries")),
+        ooms=byte_count(entry.get("ooms")),
         device_used_bytes=within("device_used_bytes"),
         outside_bytes=within("outside_bytes"),
     )
@@ -137,21 +159,14 @@ _LARGEST = (
 )  # fmt: skip
 
 
-def _larger(one: TorchPeaks, other: TorchPeaks) -> TorchPeaks:
-    kept = max(one, other, key=_reserved)
+def _larger(first: TorchPeaks, second: TorchPeaks) -> TorchPeaks:
+    fuller = max(first, second, key=_reserved)
     largest: dict[str, Any] = {}
     for name in _LARGEST:
-        largest[name] = max(_given(getattr(one, name), getattr(other, name)), default=None)
-    return replace(kept, ended=one.ended and other.ended, **largest)
+        values = (getattr(first, name), getattr(second, name))
+        largest[name] = max((value for value in values if value is not None), default=None)
+    return replace(fuller, ended=first.ended and second.ended, **largest)
 
 
-def _given(*values: Any) -> Iterator[Any]:
-    return (value for value in values if value is not None)
-
-
-def _reserved(one: TorchPeaks) -> int:
-    return one.reserved_peak_bytes or 0
-
-
-def _whole(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < 2**63 else None
+def _reserved(peaks: TorchPeaks) -> int:
+    return peaks.reserved_peak_bytes or 0

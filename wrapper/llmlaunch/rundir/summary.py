@@ -6,10 +6,30 @@ Null is what nobody saw; every number that is there has its source in `sources`,
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["SCHEMA", "AttemptSummary", "NodeSummary", "RankSummary", "summary_of_json"]
+from . import names
+from .files import MOST_BYTES, open_regular, read_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = [
+    "SCHEMA",
+    "AttemptSummary",
+    "NodeSummary",
+    "RankSummary",
+    "counted_files",
+    "file_states",
+    "still_whole",
+    "summary_of_json",
+    "whole_summary",
+]
 
 SCHEMA = 1
 T = TypeVar("T")
@@ -83,8 +103,14 @@ class AttemptSummary:
         """What nobody saw is left out of ranks and nodes: a job of a thousand ranks has one summary."""
         whole = asdict(self)
         for part in ("ranks", "nodes"):
-            whole[part] = [{k: v for k, v in one.items() if v is not None} for one in whole[part]]
+            whole[part] = [{k: v for k, v in entry.items() if v is not None} for entry in whole[part]]
         return {"schema": SCHEMA, **whole}
+
+    @property
+    def ranks_of_files(self) -> set[str]:
+        """The ranks, as text, whose record is among `files`."""
+        folder = f"{names.ATTEMPTS}/{self.attempt}/{names.RANKS}/"
+        return {name[len(folder) : -len(".json")] for name in self.files if name.startswith(folder)}
 
 
 def summary_of_json(value: Any) -> AttemptSummary | None:
@@ -92,11 +118,12 @@ def summary_of_json(value: Any) -> AttemptSummary | None:
     if not isinstance(value, dict) or value.get("schema") != SCHEMA or not isinstance(value.get("attempt"), str):
         return None
     try:
-        ranks = tuple(_of(RankSummary, one) for one in value.get("ranks", ()))
+        ranks = tuple(_of_fields(RankSummary, entry) for entry in value.get("ranks", ()))
         nodes = tuple(
-            _of(NodeSummary, {**one, "remarks": tuple(one.get("remarks", ()))}) for one in value.get("nodes", ())
+            _of_fields(NodeSummary, {**entry, "remarks": tuple(entry.get("remarks", ()))})
+            for entry in value.get("nodes", ())
         )
-        return _of(AttemptSummary, {**value, "ranks": ranks, "nodes": nodes})
+        return _of_fields(AttemptSummary, {**value, "ranks": ranks, "nodes": nodes})
     except (TypeError, AttributeError):
         return None
 
@@ -108,14 +135,14 @@ _TYPES: dict[type, dict[str, str]] = {
 _SCALARS: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
 
 
-def _of(kind: type[T], value: dict[str, Any]) -> T:
+def _of_fields(kind: type[T], value: dict[str, Any]) -> T:
     """Keys of a newer program are left aside. Raises TypeError where a value is not of its field's type."""
     types = _TYPES[kind]
-    known = {name: item for name, item in value.items() if name in types}
-    wrong = [name for name, item in known.items() if not _is_a(item, types[name])]
+    arguments = {name: item for name, item in value.items() if name in types}
+    wrong = [name for name, item in arguments.items() if not _is_a(item, types[name])]
     if wrong:
         raise TypeError(f"{', '.join(wrong)}: of another type")
-    return kind(**known)
+    return kind(**arguments)
 
 
 def _is_a(value: object, written: str) -> bool:
@@ -129,3 +156,59 @@ def _is_a(value: object, written: str) -> bool:
         item_type = int if kind == "dict[str, int]" else str
         return isinstance(value, dict) and all(type(item) is item_type for item in value.values())
     return type(value) in _SCALARS[kind]
+
+
+def whole_summary(run_directory: Path, attempt: str) -> AttemptSummary | None:
+    """Return the summary that the job wrote; None where it did not, or where there is more to know by now."""
+    record = read_object(names.attempt_folder(run_directory, attempt) / names.SUMMARY)
+    written = None if record is None else summary_of_json(record)
+    if written is None or written.attempt != attempt or not still_whole(written, run_directory):
+        return None
+    return written
+
+
+def still_whole(summary: AttemptSummary, run_directory: Path) -> bool:
+    """Return whether every file that says what the attempt used is as long as it was, and none was added. A monitor's
+    file holds all attempts of its node: what was appended of others is nothing new."""
+    now = dict(counted_files(run_directory, summary.attempt))
+    if now.keys() != summary.files.keys():
+        return False
+    changed = [name for name, size in now.items() if size != summary.files[name]]
+    return all(_is_of_others(run_directory / name, summary.files[name], summary.attempt) for name in changed)
+
+
+def _is_of_others(path: Path, length: int, attempt: str) -> bool:
+    """Whether what a monitor's file has gained beyond `length` never names `attempt`."""
+    if path.suffix != ".jsonl":
+        return False
+    try:
+        with open_regular(path) as file:
+            file.seek(length)
+            added = file.read(MOST_BYTES + 1) or b""
+    except OSError:
+        return False
+    return 0 < len(added) <= MOST_BYTES and json.dumps(attempt).encode() not in added
+
+
+def counted_files(run_directory: Path, attempt: str) -> Iterator[tuple[str, int]]:
+    """Path in the run directory and size of every file that says what an attempt used and may still change."""
+    own = f"{names.ATTEMPTS}/{attempt}"
+    with contextlib.suppress(OSError):  # no step was ever seen
+        progress = f"{own}/{names.PROGRESS}"
+        yield progress, (run_directory / progress).stat().st_size
+    folders = ((f"{own}/{names.RANKS}", ".json"), (f"{own}/{names.PROBES}", ".json"), (names.PEAKS, ".jsonl"))
+    for folder, suffix in folders:
+        for name, state in sorted(file_states(run_directory / folder, suffix).items()):
+            yield f"{folder}/{name}", state.st_size
+
+
+def file_states(folder: Path, suffix: str) -> dict[str, os.stat_result]:
+    """Return the state of each file by name: one listing and one question for each, since run directories lie on
+    network file systems."""
+    states = {}
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(suffix) and not entry.name.startswith("."):
+                with contextlib.suppress(OSError):
+                    states[entry.name] = entry.stat()
+    return states

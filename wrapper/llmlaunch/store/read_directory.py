@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.causes.words import sentence
+from llmlaunch.errors import UserError
 from llmlaunch.rehearsal.collected import collected_rehearsal, is_rehearsal
-from llmlaunch.rendering.read import RunFiles, read_run
 from llmlaunch.rundir.files import read_bytes, read_object
-from llmlaunch.rundir.summarize import summarize
+from llmlaunch.rundir.memory_files import summarize
+from llmlaunch.rundir.run import RunDirectoryError, RunFiles, read_run
 from llmlaunch.rundir.summary import AttemptSummary
 from llmlaunch.store.collected_runs import Known, Outcome, run_id_of, signature
 from llmlaunch.store.redaction import secrets_of, stored, stored_row
@@ -78,7 +79,10 @@ def read_directory(
             return Outcome(run_id, directory, did, before.state)
     # before the files are read
     signatures = {state: signature(directory, state, spools) for state in ("running", "over")}
-    files = read_run(directory)
+    try:
+        files = read_run(directory)
+    except RunDirectoryError as error:
+        raise UserError(str(error)) from error
     word = before.word if before else None
     outcomes = attempt_outcomes(files, word)
     refused = files.refused is not None and not outcomes

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmlaunch.rendering.read import RunFiles
-from llmlaunch.rundir.rank_records import sound_rank
+from llmlaunch.rundir.attempt import with_copies
+from llmlaunch.rundir.run import RunFiles
 from llmlaunch.rundir.values import time_or_none
 from llmlaunch.store.runs import unix_seconds
 
@@ -49,27 +49,35 @@ class LauncherWord:
 
 
 def attempt_outcomes(files: RunFiles, word: LauncherWord | None) -> list[AttemptOutcome]:
-    """All attempts, oldest first. Where a launcher knows that the job is over, so is the newest attempt, unless it
-    began later: a killed job writes no status.json."""
-    verdicts = {attempt.name: attempt.status for attempt in files.attempts if attempt.status is not None}
-    newest = (files.status or {}).get("attempt")
-    if isinstance(newest, str) and files.status is not None:
-        verdicts.setdefault(newest, files.status)
-    found = {attempt.name: (attempt.ranks, attempt.done) for attempt in files.attempts}
-    if isinstance(newest, str):
-        found.setdefault(newest, ((), ()))
+    """Return all attempts, oldest first. Where a launcher knows that the job is over, so is the newest attempt, unless
+    it began later: a killed job writes no status.json."""
     outcomes = []
-    for number, (name, (ranks, done)) in enumerate(found.items(), start=1):
-        status = verdicts.get(name)
+    for number, attempt in enumerate(files.attempts, start=1):
+        status = _verdict(files, attempt.name, attempt.verdict)
+        ranks = tuple(attempt.ranks)
         if status is not None:
-            outcomes.append(_judged(name, _with_copies(ranks, status.get("ranks")), status))
-        elif number < len(found):  # a later attempt began, and this one left no verdict
-            outcomes.append(AttemptOutcome(name, ranks, _guessed(ranks, done, files.run), over=True))
+            outcomes.append(_judged(attempt.name, ranks, status))
+        elif number < len(files.attempts) or _without_folder(files):  # a later attempt began; this left no verdict
+            outcomes.append(AttemptOutcome(attempt.name, ranks, _guessed(ranks, attempt.done, files.run), over=True))
         else:
-            running = AttemptOutcome(name, ranks, "running", over=False)
-            spoken_of = word is not None and (running.started_at or 0.0) <= word.said_at
-            outcomes.append(replace(running, state=word.state, over=True) if word and spoken_of else running)
+            running = AttemptOutcome(attempt.name, ranks, "running", over=False)
+            known_over = word is not None and (running.started_at or 0.0) <= word.said_at
+            outcomes.append(replace(running, state=word.state, over=True) if word and known_over else running)
+    newest = _without_folder(files)
+    if newest is not None and files.status is not None:
+        outcomes.append(_judged(newest, tuple(with_copies([], files.status)), files.status))
     return outcomes
+
+
+def _verdict(files: RunFiles, name: str, own: Record | None) -> Record | None:
+    """The attempt's own status.json, else the run's where that is of this attempt."""
+    return own if own is not None or (files.status or {}).get("attempt") != name else files.status
+
+
+def _without_folder(files: RunFiles) -> str | None:
+    """The attempt that the run's status.json names, where that left no folder."""
+    newest = (files.status or {}).get("attempt")
+    return newest if isinstance(newest, str) and newest not in {attempt.name for attempt in files.attempts} else None
 
 
 def run_state(outcomes: list[AttemptOutcome], submission: Record | None, word: LauncherWord | None) -> str:
@@ -116,17 +124,9 @@ def _judged(name: str, ranks: tuple[Record, ...], status: Record) -> AttemptOutc
     )
 
 
-def _guessed(ranks: tuple[Record, ...], done: tuple[str, ...], run: Record) -> str:
+def _guessed(ranks: tuple[Record, ...], done: Sequence[str], run: Record) -> str:
     well = all(rank.get("exit_code") == 0 and rank.get("signal") is None for rank in ranks)
     return "succeeded" if ranks and well and len(done) == run.get("nodes") else "failed"
-
-
-def _with_copies(ranks: tuple[Record, ...], copies: object) -> tuple[Record, ...]:
-    """status.json repeats every rank record; take those whose own file is torn or gone."""
-    own = {rank.get("rank") for rank in ranks}
-    listed = [copy for copy in copies if isinstance(copy, dict)] if isinstance(copies, list) else []
-    missing = [copy for copy in listed if type(copy.get("rank")) is int and copy["rank"] not in own]
-    return (*ranks, *(sound_rank(copy) for copy in missing))
 
 
 def _text(value: object) -> str | None:

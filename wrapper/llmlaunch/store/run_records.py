@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmlaunch.rundir.peak_account import pipeline_rank_of
 from llmlaunch.rundir.summary import AttemptSummary, NodeSummary, RankSummary
-from llmlaunch.rundir.traces import pipeline_rank_of
 from llmlaunch.rundir.values import byte_count, time_or_none
 
 __all__ = ["AttemptRecords", "oom_records", "predicted_bytes_of", "records_of"]

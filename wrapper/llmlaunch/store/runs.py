@@ -17,7 +17,8 @@ from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 from llmlaunch.causes.lines import secret_values
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rendering.read import read_run
+from llmlaunch.rundir import names
+from llmlaunch.rundir.files import read_object, read_run_id
 from llmlaunch.rundir.values import byte_count, time_or_none
 from llmlaunch.store.database import Store, batches
 from llmlaunch.store.redaction import secrets_of, stored, stored_row
@@ -80,9 +81,10 @@ def record_submission(
     that of `run.id`, which must be written before. Raises UserError where it is not.
     """
     directory = run_dir.resolve()
-    files = read_run(directory)
-    if files.run_id is None:
+    run_id = read_run_id(directory)
+    if run_id is None:
         raise UserError(f"{directory}: holds no run.id, so this run has no name in the store; submit it again")
+    run = read_object(directory / names.RUN) or {}
     secrets = tuple(secret_values(os.environ, recipe.secrets))
     text, overrides = stored(recipe.text, secrets), [stored(word, secrets) for word in recipe.overrides]
     plan = stored(json.dumps(plan_json, sort_keys=True), secrets)
@@ -103,12 +105,12 @@ def record_submission(
             "submitted_at": unix_seconds(submission.get("submitted_at")),
             "ended_at": None,
             "exit_code": None,
-            "peak_kind": files.run.get("peak_kind"),
-            "predicted_bytes": worst_predicted(files.run),
+            "peak_kind": run.get("peak_kind"),
+            "predicted_bytes": worst_predicted(run),
             "files": None,
         }
-        put_runs(connection, {files.run_id: row})
-    return files.run_id
+        put_runs(connection, {run_id: row})
+    return run_id
 
 
 def set_state(store: Store, run_id: str, state: str, why: str | None = None, ended_at: float | None = None) -> None:
@@ -213,9 +215,9 @@ def put_runs(connection: Connection, rows: Mapping[str, Mapping[str, Any]]) -> N
             new.setdefault(tuple(row), []).append({**row, "run_id": run_id})
     for values in new.values():
         connection.execute(runs.insert(), values)
-    for names, values in changed.items():
+    for columns, values in changed.items():
         chosen = runs.update().where(runs.c.run_id == bindparam("this_run"))
-        connection.execute(chosen.values({name: bindparam(name) for name in names}), values)
+        connection.execute(chosen.values({name: bindparam(name) for name in columns}), values)
 
 
 def unix_seconds(value: object) -> float | None:

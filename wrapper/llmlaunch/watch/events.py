@@ -9,12 +9,14 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from llmlaunch.launchers.attempts import AttemptFiles, attempt_names, fullest_bytes, read_attempt
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JOB, JobLogs, LogLine
+from llmlaunch.launchers.run_files import attempt_names
 from llmlaunch.launchers.steps import RunFacts, run_facts
 from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_told, hung_words, step_line
 from llmlaunch.report.text import one_line
+from llmlaunch.rundir.attempt import Attempt
+from llmlaunch.rundir.memory_files import MemoryWatch
 from llmlaunch.rundir.step_lines import Step
 from llmlaunch.units import duration
 
@@ -56,6 +58,7 @@ class RunWatch:
     _loss_since: int | None = None
     """The step at which the loss became NaN or infinite; None while it is a number."""
     _memory: tuple[float, int | None] = (float("-inf"), None)
+    _memory_watch: MemoryWatch | None = None
     _slow: str = ""
     _step_at: float = 0.0
 
@@ -108,12 +111,12 @@ class RunWatch:
             for entry in entries.get(name, ()):
                 yield from self._of_line(entry)
             if ("over", name) not in self._said:
-                yield from self._turns(number, read_attempt(self.submission.run_dir, name), name == names[-1])
+                yield from self._turns(number, Attempt(self.submission.run_dir, name), name == names[-1])
 
     def _beginning(self, number: int, name: str, newest: bool) -> Iterator[News]:
         if ("began", name) in self._said:
             return
-        files = read_attempt(self.submission.run_dir, name)
+        files = Attempt(self.submission.run_dir, name)
         waited = time.monotonic() - self._seen_at.setdefault(name, time.monotonic())
         if newest and not files.began and not files.status and waited < _PATIENCE_SECONDS:
             return  # the job is about to write down which layout it runs, and where
@@ -147,7 +150,7 @@ class RunWatch:
         self._attempt, self.step, self._step_at = attempt, found, time.monotonic()
         if found.seconds is not None:
             self._seconds.append(found.seconds)
-        self._look_at_memory(facts)
+        self._look_at_memory()
         self.line = step_line(
             found.step,
             found.steps,
@@ -162,10 +165,10 @@ class RunWatch:
         )
         yield News(self.line, passing=True, is_step=True)
 
-    def _turns(self, number: int, files: AttemptFiles, newest: bool) -> Iterator[News]:
+    def _turns(self, number: int, files: Attempt, newest: bool) -> Iterator[News]:
         """What an attempt was told, that it hangs, that it ended and what comes next; each once."""
-        if files.told and not files.fell and self._first("told", files.name):
-            yield News(attempt_told(number, list(files.told.values())))
+        if files.stop_signals and not files.has_failed_node and self._first("told", files.name):
+            yield News(attempt_told(number, list(files.stop_signals.values())))
         hung = files.progress.get("hung")
         if isinstance(hung, dict) and self._first("hung", files.name):
             yield News(hung_words(number, hung))
@@ -181,7 +184,10 @@ class RunWatch:
         self._said.add((what, name))
         return fresh
 
-    def _look_at_memory(self, facts: RunFacts) -> None:
+    def _look_at_memory(self) -> None:
         now = time.monotonic()
         if now - self._memory[0] >= _MEMORY_SECONDS:
-            self._memory = (now, fullest_bytes(self.submission.run_dir, self._attempt, facts.peak_kind))
+            if self._memory_watch is None or self._memory_watch.attempt.name != self._attempt:
+                self._memory_watch = MemoryWatch(self.submission.run_dir, self._attempt)
+            peaks = [rank.peak_bytes for rank in self._memory_watch.refresh()]
+            self._memory = (now, max((peak for peak in peaks if peak is not None), default=None))

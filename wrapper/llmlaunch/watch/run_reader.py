@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmlaunch.launchers.attempts import read_attempt
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JobLogs
 from llmlaunch.launchers.look import Look
-from llmlaunch.launchers.monitor_tails import MonitorTails
 from llmlaunch.launchers.run_files import latest_attempt, run_name
 from llmlaunch.launchers.steps import RunFacts, run_facts
+from llmlaunch.rundir.attempt import Attempt
+from llmlaunch.rundir.memory_files import MemoryWatch
 from llmlaunch.rundir.step_lines import Step
 from llmlaunch.watch.gauges import Gauges, monitor_remarks, predicted_of
 from llmlaunch.watch.model import Gauge, Watched
@@ -42,18 +42,14 @@ class RunReader:
     submission: Submission
     turn: tuple[str, bool] = ("", False)
     """The newest attempt, and whether it has left a word of its end: where this changes, the launcher may know more."""
-    _tails: MonitorTails = field(init=False)
     _attempt: _Attempt | None = None
     _memory_at: float = float("-inf")
     _gauges: tuple[Gauge, ...] = ()
 
-    def __post_init__(self) -> None:
-        self._tails = MonitorTails(self.submission.run_dir)
-
     @property
     def files(self) -> int:
         """How many monitors' files there are."""
-        return self._tails.files
+        return self._attempt.gauges.memory.files if self._attempt else 0
 
     def read(self, look: Look) -> Watched:
         """The run as it is now; `look` is what was last said of it, and may be some seconds old."""
@@ -88,12 +84,12 @@ class RunReader:
 
     def _of_attempt(self, name: str) -> Mapping[str, Any]:
         """Its progress; what was read of an earlier attempt is forgotten."""
-        files = read_attempt(self.submission.run_dir, name)
+        files = Attempt(self.submission.run_dir, name)
         known = self._attempt
         if known is None or known.name != name or (files.nodes and not known.nodes):
             run_dir = self.submission.run_dir
             steps = RecentSteps(self.submission, name, run_facts(run_dir, files.layout))
-            gauges = Gauges(run_dir / "attempts" / name, predicted_of(run_dir, files.layout))
+            gauges = Gauges(MemoryWatch(run_dir, name), predicted_of(run_dir, files.layout))
             self._attempt = _Attempt(name, steps, gauges, tuple(files.nodes))
             self._memory_at = float("-inf")
         if self._attempt is not None:
@@ -103,16 +99,15 @@ class RunReader:
 
     def _look_at_memory(self) -> None:
         self._memory_at = time.monotonic()
-        self._tails.look()
         if self._attempt is not None:
-            self._gauges = self._attempt.gauges.of(self._tails.of(self._attempt.name))
+            self._gauges = self._attempt.gauges.refresh()
 
     def _remarks(self, look: Look) -> tuple[str, ...]:
         if look.state.ended or self._attempt is None:
             return ()
         attempt = self._attempt
         resident = attempt.gauges.predicted.resident
-        return tuple(monitor_remarks(self._tails.of(attempt.name), attempt.nodes, resident, time.time()))
+        return tuple(monitor_remarks(attempt.gauges.nodes, attempt.nodes, resident, time.time()))
 
 
 def _loss(progress: Mapping[str, Any]) -> float | None:

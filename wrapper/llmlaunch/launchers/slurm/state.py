@@ -114,7 +114,7 @@ def _lost_node(submission: Submission, state: str) -> str:
         return ""
     from llmlaunch.causes.attempt import cause_of  # late: a question about SLURM need not wait for it
     from llmlaunch.causes.words import sentence
-    from llmlaunch.launchers.attempts import attempt_names
+    from llmlaunch.launchers.run_files import attempt_names
 
     names = attempt_names(submission)
     cause = cause_of(submission.run_dir, names[-1], (), 1, state) if names else None

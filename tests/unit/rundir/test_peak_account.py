@@ -9,13 +9,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.rundir.attempt_files import AttemptFiles
-from llmlaunch.rundir.monitor_samples import take_lines
+from llmlaunch.rundir.monitor_samples import add_lines
+from llmlaunch.rundir.peak_account import MemoryEvidence, node_summary, rank_summaries
 from llmlaunch.rundir.probe_files import ProbeReport, TorchPeaks
-from llmlaunch.rundir.rank_peaks import rank_account
-from llmlaunch.rundir.summarize import node_summary
 from llmlaunch.rundir.summary import RankSummary
-from llmlaunch.rundir.traces import rank_traces
 from llmlaunch.units import GIB
 
 PIDS = ("1000", "1001", "9")  # of rank 0, of rank 1, of a neighbour
@@ -65,7 +62,7 @@ probes = st.lists(st.tuples(st.sampled_from(CARDS), amounts, amounts, st.integer
 
 def account(told: list[dict[str, Any]], probed: list[tuple[str, int, int, int]]) -> tuple[list[RankSummary], Any]:
     """Of two ranks on one node, from what its monitor wrote and what the probes say."""
-    files = AttemptFiles(described={"devices_per_node": 2, "nodes": 1, "pipeline": 1})
+    files = MemoryEvidence(run={"devices_per_node": 2, "nodes": 1, "pipeline": 1})
     files.ranks = [{"rank": rank, "local_rank": rank, "node": "n0", "program_pid": 1000 + rank} for rank in (0, 1)]
     files.probes = ProbeReport(
         tuple(
@@ -78,10 +75,8 @@ def account(told: list[dict[str, Any]], probed: list[tuple[str, int, int, int]])
         )
     )  # fmt: skip
     raw = [json.dumps(line).encode() + b"\n" for line in told]
-    assert take_lines(files.nodes, raw, "1.0", "n0") == 0
-    return [rank_account(traces, resident=False) for traces in rank_traces(files)], [
-        node_summary(node) for node in files.nodes.values()
-    ]
+    assert add_lines(files.nodes, raw, "1.0", "n0") == 0
+    return rank_summaries(files), [node_summary(node) for node in files.nodes.values()]
 
 
 @given(st.lists(lines(), min_size=1, max_size=5), probes, st.data())

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.rundir.attempt_files import WHOLE_BYTES
-from llmlaunch.rundir.summarize import attempt_summary, still_whole, summarize
-from llmlaunch.rundir.summary import AttemptSummary, RankSummary, summary_of_json
+from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.look import Look
+from llmlaunch.rundir.memory_files import WHOLE_BYTES, MemoryWatch, attempt_summary, summarize
+from llmlaunch.rundir.summary import AttemptSummary, RankSummary, still_whole, summary_of_json
+from llmlaunch.store.read_directory import RunRead, read_directory
+from llmlaunch.watch.events import RunWatch
+from llmlaunch.watch.run_reader import RunReader
 from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
 
 
@@ -407,3 +411,61 @@ def test_the_last_beat_of_each_of_two_monitors_counts(run: RunDir, at: int) -> N
     path.write_bytes(b"".join([*lines[:at], beat(44), beat(3, event="start"), *lines[at:]]))
     assert path.stat().st_size > WHOLE_BYTES
     assert summarize(run.path, ATTEMPT).ranks[0].device_peak_bytes == 44 * GIB
+
+
+# --- watched while it goes on -----------------------------------------------------------------------------------------
+
+
+def test_who_follows_or_watches_a_run_sees_the_peak_that_collect_records(run: RunDir) -> None:
+    """Half of what the device held was somebody's before the training: the same on every screen, and in the store."""
+    submission = Submission("slurm", "77", run.path, 0.0)
+    run.write("plan.json", {"memory": {"limit_bytes": 64 * GIB}})
+    run.line("n0", "start", gpus=[gpu(0, peak_gib=21, baseline_gib=20), gpu(1, peak_gib=21, baseline_gib=20)])
+    log = run.path / "logs" / f"{ATTEMPT}.n0.log"
+    log.touch()
+    follow, watch = RunWatch(submission), RunReader(submission)
+    look = Look(submission, JobState("running"), ATTEMPT, {}, {}, stopping=False)
+
+    def shown() -> tuple[int | None, int | None]:
+        follow._memory, watch._memory_at = (float("-inf"), None), float("-inf")  # look at once
+        follow.step = None
+        log.write_text(log.read_text() + "step 6/40 | loss 3 | 0.5 s/step | 19 tokens/s\n")
+        list(follow.news())
+        fullest = watch.read(look).fullest
+        return follow.memory_bytes, None if fullest is None else fullest.peak_bytes
+
+    def recorded() -> int | None:
+        read = read_directory(run.path, {}, named=True)
+        assert isinstance(read, RunRead)
+        return max(record["peak_bytes"] for record in read.records if record["peak_kind"] == "device")
+
+    assert shown() == (recorded(), recorded()) == (GIB, GIB)
+    run.line("n0", "beat", gpus=[gpu(0, peak_gib=62, baseline_gib=20), gpu(1, peak_gib=50, baseline_gib=20)])
+    assert shown() == (recorded(), recorded()) == (42 * GIB, 42 * GIB)
+    probe(run, 0, reserved_peak_bytes=45 * GIB, outside_bytes=None)  # a spike between two samples
+    assert shown() == (recorded(), recorded()) == (45 * GIB, 45 * GIB)
+    run.line("n0", "end", gpus=[gpu(0, accounting_peak_bytes={"1000": 47 * GIB}), gpu(1, baseline_gib=20)])
+    run.status()
+    assert shown() == (recorded(), recorded()) == (47 * GIB, 47 * GIB)
+
+
+def test_only_what_is_new_of_a_monitor_s_file_is_read_and_torn_lines_cost_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "peaks" / "n1.jsonl"
+
+    def line(peak: int) -> str:
+        gpu = {"uuid": "GPU-a", "index": 0, "pci": "1", "device_peak_bytes": peak, "used_bytes": peak}
+        return json.dumps({"attempt": "1.0", "node": "n1", "time": 5.0, "gpus": [gpu]}) + "\n"
+
+    path.parent.mkdir()
+    path.write_text("x" * 600_000 + "\n" + line(1) + line(2)[:40])
+    watch = MemoryWatch(tmp_path, "1.0")
+    watch.refresh()
+    assert watch.evidence.nodes["n1"].gpus["GPU-a"].device_peak_bytes == 1
+    with path.open("a") as file:
+        file.write(line(2)[40:] + "{torn\n[1]\n" + line(7))
+    watch.refresh()
+    assert watch.evidence.nodes["n1"].gpus["GPU-a"].device_peak_bytes == 7
+    path.write_text(line(9))  # begun again, and shorter
+    watch.refresh()
+    assert watch.evidence.nodes["n1"].gpus["GPU-a"].device_peak_bytes == 9
+    assert MemoryWatch(tmp_path, "2.0").refresh() == []

@@ -6,25 +6,23 @@ import json
 from pathlib import Path
 
 import pytest
-from run_samples import deepspeed_cpu
 
-from llmlaunch.errors import UserError
-from llmlaunch.rendering.read import read_run
-from llmlaunch.rendering.run_directory import render_run
+from llmlaunch.rundir.run import RunDirectoryError, read_run
+from support.store_run_dirs import RunDir
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    of, plan, rendered = deepspeed_cpu()
-    render_run(of, plan, {}, rendered, tmp_path / "run")
-    return tmp_path / "run"
+    run = RunDir(tmp_path / "run")
+    (run.path / "run.id").unlink()
+    return run.path
 
 
 def test_a_fresh_directory_has_no_attempts_yet(run: Path) -> None:
     files = read_run(run)
     assert files.run["name"] == "tiny"
     assert (files.run_id, files.submission, files.status) == (None, None, None)
-    assert (files.attempts, files.peaks, files.problems) == ((), (), ())
+    assert (files.attempts, files.problems) == ((), ())
 
 
 def test_attempts_come_in_the_order_they_started_with_their_ranks(run: Path) -> None:
@@ -35,13 +33,12 @@ def test_attempts_come_in_the_order_they_started_with_their_ranks(run: Path) -> 
             (run / "attempts" / attempt / "ranks" / f"{rank}.json").write_text(json.dumps(record))
     (run / "attempts" / "9.0" / "done").mkdir()
     (run / "attempts" / "9.0" / "done" / "node1").touch()
-    (run / "peaks" / "node1.jsonl").touch()
     (run / "run.id").write_text("tiny-1\n")
     files = read_run(run)
     assert [attempt.name for attempt in files.attempts] == ["10.0", "9.0"]
     assert [record["rank"] for record in files.attempts[1].ranks] == [0, 1, 10]
-    assert files.attempts[1].done == ("node1",)
-    assert (files.run_id, [path.name for path in files.peaks]) == ("tiny-1", ["node1.jsonl"])
+    assert files.attempts[1].done == ["node1"]
+    assert files.run_id == "tiny-1"
 
 
 def test_torn_files_are_named_and_the_rest_counts(run: Path) -> None:
@@ -50,18 +47,18 @@ def test_torn_files_are_named_and_the_rest_counts(run: Path) -> None:
     (run / "status.json").write_text('{"state"')
     files = read_run(run)
     assert files.status is None
-    assert files.attempts[0].ranks == ()
+    assert files.attempts[0].ranks == []
     assert len(files.problems) == 2
 
 
 def test_what_is_no_run_directory_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(RunDirectoryError, match="is no folder"):
         read_run(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="no run directory"):
+    with pytest.raises(RunDirectoryError, match="no run directory"):
         read_run(tmp_path)
     (run / "run.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(RunDirectoryError, match="cannot be read"):
         read_run(run)
     (run / "run.json").write_text('{"schema": 2}')
-    with pytest.raises(UserError, match="schema 2"):
+    with pytest.raises(RunDirectoryError, match="schema 2"):
         read_run(run)

@@ -1,0 +1,239 @@
+"""One attempt of a run, as the small files of its folder tell (docs/run-directory.md).
+
+Jobs end in crashes and on full disks, and anybody may have written these files: what is missing, torn or of the wrong
+kind counts as absent, and the rest still counts.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from . import names
+from .files import object_in, read_object, read_text
+from .identifiers import is_fallback, is_host
+from .summary import whole_summary
+from .values import byte_count, objects_in, text_or_none, time_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from .summary import AttemptSummary
+
+    Record = dict[str, Any]
+
+__all__ = ["Attempt", "is_rank_record", "rank_records", "sound_rank", "with_copies"]
+
+_SIGNAL_BYTES = 4096
+
+
+class Attempt:
+    """Each file is read when it is first asked for, and then kept; `problems` names those that are there and cannot be
+    read."""
+
+    def __init__(self, run_directory: Path, name: str) -> None:
+        self.run_directory = run_directory
+        self.name = name
+        self.folder = names.attempt_folder(run_directory, name)
+        self.problems: list[str] = []
+        self.unnumbered: list[str] = []  # rank records without a number
+
+    @cached_property
+    def began(self) -> Record:
+        """attempt.json; empty where it is absent."""
+        return self._object(names.ATTEMPT) or {}
+
+    @cached_property
+    def progress(self) -> Record:
+        """progress.json; empty before the first step."""
+        return self._object(names.PROGRESS) or {}
+
+    @cached_property
+    def verdict(self) -> Record | None:
+        """The attempt's own status.json."""
+        return self._object(names.STATUS)
+
+    @cached_property
+    def status(self) -> Record:
+        """The verdict, else the run's status.json where that is of this attempt; empty where there is none."""
+        if self.verdict:
+            return self.verdict
+        newest = read_object(self.run_directory / names.STATUS) or {}
+        return newest if newest.get("attempt") == self.name else {}
+
+    @cached_property
+    def layout(self) -> str:
+        """The folder of the fallback layout that it runs; "" is the planned one, also where the file names neither."""
+        return self.layout_named if is_fallback(self.layout_named) else ""
+
+    @property
+    def layout_named(self) -> str:
+        """What attempt.json calls the layout, whatever that is."""
+        return str(self.began.get("layout") or "")
+
+    @cached_property
+    def run(self) -> Record:
+        """The run.json of that layout; empty where it cannot be read."""
+        return read_object(self.run_directory / self.layout / names.RUN) or {}
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes of attempt.json, in the order of node ranks."""
+        nodes = self.began.get("nodes")
+        return [node for node in nodes if is_host(node)] if isinstance(nodes, list) else []
+
+    @property
+    def cluster(self) -> str | None:
+        """What SLURM calls itself there."""
+        return text_or_none(self.began.get("cluster"))
+
+    @property
+    def from_step(self) -> int:
+        """The step of the checkpoint that it began with; 0 without one."""
+        return byte_count(self.began.get("from_step")) or 0
+
+    @property
+    def began_at(self) -> float:
+        """By attempt.json, in unix seconds; 0 where it does not say."""
+        return time_or_none(self.began.get("started_at")) or 0.0
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether it was started in the allocation of the attempt before, which ran out of memory."""
+        return bool(self.began.get("fallback"))
+
+    @property
+    def was_retried(self) -> bool:
+        """Whether it never began, for want of a port or a container, and was started again at once."""
+        following = (self.verdict or {}).get("next")
+        return isinstance(following, dict) and following.get("action") == "again"
+
+    @cached_property
+    def summary(self) -> AttemptSummary | None:
+        """The account that the job wrote of the attempt; None where it did not, or where there is more to know."""
+        return whole_summary(self.run_directory, self.name)
+
+    @cached_property
+    def ranks(self) -> list[Record]:
+        """The rank records, by rank; for each that is torn or gone its copy in status.json.
+
+        Where the verdict repeats every record that the summary counted, thousands of small files stay closed.
+        """
+        copies = with_copies([], self.verdict or {})
+        if self.summary is not None and self.summary.ranks_of_files <= {str(copy["rank"]) for copy in copies}:
+            return copies
+        return with_copies(rank_records(self.folder, self.problems, self.unnumbered), self.status)
+
+    @property
+    def done(self) -> list[str]:
+        """The nodes whose trainers all ended with 0."""
+        return sorted(path.name for path in (self.folder / names.DONE).glob("[!.]*"))
+
+    @property
+    def cause_files(self) -> list[Path]:
+        """What nodes wrote of their trainers' end. A hidden file there was written before the training."""
+        return sorted((self.folder / names.CAUSES).glob("[!.]*.json"))
+
+    @property
+    def stop_signals(self) -> dict[str, str]:
+        """By node the signal that told it to save and stop."""
+        return {path.name: _first_text(path) for path in sorted((self.folder / names.STOP_SIGNALS).glob("*"))}
+
+    @property
+    def has_failed_node(self) -> bool:
+        """Whether a node has said what ended its trainers: what the others are told from then on is srun ending the
+        step."""
+        return self.status.get("state") == "failed" or any(self.cause_files)
+
+    @cached_property
+    def started_at(self) -> float | None:
+        """When its first rank was started, in unix seconds; None before."""
+        times = [time_or_none(rank.get("started_at")) for rank in self.ranks]
+        return min((time for time in times if time is not None), default=None)
+
+    def forget_verdict(self) -> None:
+        """For an attempt that is judged once more: what was said of it before does not count."""
+        self.__dict__.update(verdict=None, status={})
+
+    def _object(self, name: str) -> Record | None:
+        return _object_or_problem(self.folder / name, self.problems)
+
+
+def rank_records(
+    attempt_folder: Path, problems: list[str] | None = None, unnumbered: list[str] | None = None
+) -> list[Record]:
+    """Return the sound records of ranks/, by rank. `problems` gets a sentence for each that cannot be read,
+    `unnumbered` for each whose rank is no whole number."""
+    records = []
+    for path in (attempt_folder / names.RANKS).glob("[!.]*.json"):
+        record = _object_or_problem(path, problems)
+        if record is not None and is_rank_record(record):
+            records.append(sound_rank(record))
+        elif record is not None and unnumbered is not None:
+            unnumbered.append(f"a rank record cannot be read: its rank is {str(record.get('rank'))[:60]!r}, no number")
+    return sorted(records, key=lambda record: record["rank"])
+
+
+def with_copies(records: Sequence[Record], status: Record) -> list[Record]:
+    """Return rank records together with those copies of status.json whose own record is missing, by rank."""
+    ranks = {record["rank"] for record in records}
+    copies = (copy for copy in objects_in(status.get("ranks")) if is_rank_record(copy) and copy["rank"] not in ranks)
+    return sorted([*records, *map(sound_rank, copies)], key=lambda record: record["rank"])
+
+
+def is_rank_record(record: Record) -> bool:
+    return byte_count(record.get("rank")) is not None
+
+
+def sound_rank(record: Record) -> dict[str, Any]:
+    """Return a rank record with None for each value that is not of its kind."""
+    sound = dict(record)
+    for name, is_of_its_kind in _KINDS.items():
+        if name in sound and not is_of_its_kind(sound[name]):
+            sound[name] = None
+    return sound
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e11  # type: ignore[operator]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_KINDS: Mapping[str, Callable[[object], bool]] = {
+    "local_rank": _is_size,
+    "node": is_host,
+    "pid": _is_size,
+    "program_pid": _is_size,
+    "started_at": _is_time,
+    "ended_at": _is_time,
+    "exit_code": lambda value: type(value) is int,
+    "signal": _is_text,
+    "resident_peak_bytes": _is_size,
+    "visible_devices": _is_text,
+}
+
+
+def _object_or_problem(path: Path, problems: list[str] | None) -> Record | None:
+    try:
+        return object_in(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        if problems is not None:
+            problems.append(f"{path}: {error}")
+        return None
+
+
+def _first_text(path: Path) -> str:
+    try:
+        return read_text(path, _SIGNAL_BYTES).strip()[:80]
+    except OSError:
+        return ""

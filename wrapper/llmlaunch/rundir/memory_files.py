@@ -1,0 +1,150 @@
+"""All files that say what an attempt used: rank records, the probes' files and the monitors', read for one account.
+
+`collect` reads them once and whole. Who watches a run reads them again and again, what is new alone; the account is
+made by the same functions, so both show the same peak.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from . import names
+from .attempt import Attempt, is_rank_record, sound_rank, with_copies
+from .files import MOST_APPENDED_BYTES, bounded_lines, open_regular, read_object
+from .log_tail import LogTail
+from .monitor_samples import add_lines
+from .peak_account import MemoryEvidence, node_summary, rank_summaries
+from .probe_files import read_probe_file, report_of
+from .summary import AttemptSummary, counted_files, file_states, whole_summary
+from .values import byte_count, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from .probe_files import ProbeFile
+    from .summary import RankSummary
+
+__all__ = ["MemoryWatch", "attempt_summary", "summarize"]
+
+WHOLE_BYTES = 2**20  # of a monitor's file, some hours of eight GPUs: up to there every line is read
+WATCHED_BYTES = 2**18  # of a monitor's file that is met while it grows: its lines are cumulative, the last are enough
+LONGEST_LINE = 4 * 2**20
+
+
+def attempt_summary(run_directory: Path, attempt: str, spools: Sequence[Path] = ()) -> AttemptSummary:
+    """Return the summary that the job wrote, where it is still whole and no spool has more, else a new one."""
+    written = None if spools else whole_summary(run_directory, attempt)
+    return written or summarize(run_directory, attempt, spools)
+
+
+def summarize(run_directory: Path, name: str, spools: Sequence[Path] = ()) -> AttemptSummary:
+    """Return the account of an attempt. `spools` are folders laid out as the run directory is, with what a node could
+    not write there. Never raises for what the files hold; those that cannot be read are in `damaged`."""
+    # Sizes first: what is written while we read is then known to be new.
+    sizes = dict(counted_files(run_directory, name))
+    attempt = Attempt(run_directory, name)
+    damaged: dict[str, int] = {}
+    evidence = MemoryEvidence(run=attempt.run)
+    evidence.ranks = with_copies(_rank_records(attempt, damaged), attempt.status)
+    evidence.probes = report_of(_probe_files(attempt, spools, damaged))
+    for place in (run_directory, *spools):
+        for file in sorted(file_states(place / names.PEAKS, ".jsonl")):
+            _read_monitor(evidence, place / names.PEAKS / file, name, damaged)
+    step, before = byte_count(attempt.progress.get("step")), attempt.from_step
+    return AttemptSummary(
+        attempt=name,
+        ranks=tuple(rank_summaries(evidence)),
+        nodes=tuple(node_summary(node) for _, node in sorted(evidence.nodes.items())),
+        step=step,
+        steps_run=None if step is None else max(step - before, 0),
+        step_seconds=number(attempt.progress.get("step_seconds")),
+        tokens_per_second=number(attempt.progress.get("tokens_per_second")),
+        files=sizes,
+        damaged=damaged,
+    )
+
+
+def _rank_records(attempt: Attempt, damaged: dict[str, int]) -> list[dict[str, Any]]:
+    records = []
+    for file in sorted(file_states(attempt.folder / names.RANKS, ".json")):
+        record = _sound_rank_record(attempt.folder / names.RANKS / file)
+        if record is None:
+            damaged[f"{names.ATTEMPTS}/{attempt.name}/{names.RANKS}/{file}"] = 1
+        else:
+            records.append(record)
+    return records
+
+
+def _sound_rank_record(path: Path) -> dict[str, Any] | None:
+    record = read_object(path)
+    return sound_rank(record) if record is not None and is_rank_record(record) else None
+
+
+def _probe_files(attempt: Attempt, spools: Sequence[Path], damaged: dict[str, int]) -> list[ProbeFile]:
+    folder = f"{names.ATTEMPTS}/{attempt.name}/{names.PROBES}"
+    files = []
+    for place in (attempt.run_directory, *spools):
+        for name in sorted(file_states(place / folder, ".json")):
+            file = read_probe_file(place / folder / name)
+            if file is not None:
+                files.append(file)
+                damaged.update({f"{folder}/{name}": 1} if file.damaged else {})
+    return files
+
+
+def _read_monitor(evidence: MemoryEvidence, path: Path, attempt: str, damaged: dict[str, int]) -> None:
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MOST_APPENDED_BYTES:
+                raise OSError("larger than any monitor's file")
+            lost = add_lines(evidence.nodes, bounded_lines(file), attempt, path.stem, thin=size > WHOLE_BYTES)
+    except OSError:
+        lost = 1
+    if lost:
+        name = f"{names.PEAKS}/{path.name}"
+        damaged[name] = damaged.get(name, 0) + lost
+
+
+class MemoryWatch:
+    """The account of an attempt that goes on. Each `refresh` reads what was written since the one before: the new lines
+    of monitors (of a file met for the first time the last 256 KiB), and the small files that were replaced."""
+
+    def __init__(self, run_directory: Path, attempt: str) -> None:
+        self.attempt = Attempt(run_directory, attempt)
+        self.evidence = MemoryEvidence()
+        self._tails: dict[str, LogTail] = {}
+        self._ranks: dict[str, tuple[tuple[int, int, int], dict[str, Any] | None]] = {}
+        self._probes: dict[str, tuple[tuple[int, int, int], ProbeFile | None]] = {}
+
+    @property
+    def files(self) -> int:
+        """How many monitors' files there are."""
+        return len(self._tails)
+
+    def refresh(self) -> list[RankSummary]:
+        """Return the account of each rank that left anything so far."""
+        run_directory, name = self.attempt.run_directory, self.attempt.name
+        if not self.attempt.began:  # the job is about to write down which layout it runs
+            self.attempt = Attempt(run_directory, name)
+        for file in sorted(file_states(run_directory / names.PEAKS, ".jsonl")):
+            path = run_directory / names.PEAKS / file
+            if file not in self._tails:
+                self._tails[file] = LogTail(path, WATCHED_BYTES, LONGEST_LINE, skips=True)
+            add_lines(self.evidence.nodes, self._tails[file].lines(), name, path.stem)
+        records = self._small_files(self._ranks, names.RANKS, _sound_rank_record)
+        self.evidence.run = self.attempt.run
+        self.evidence.ranks = sorted(records, key=lambda record: record["rank"])
+        self.evidence.probes = report_of(self._small_files(self._probes, names.PROBES, read_probe_file))
+        return rank_summaries(self.evidence)
+
+    def _small_files(self, cache: dict[str, tuple[tuple[int, int, int], Any]], folder: str, read: Any) -> list[Any]:
+        """Return what `read` makes of each file of a folder of the attempt; a file is opened when it has changed."""
+        states = file_states(self.attempt.folder / folder, ".json")
+        for name, state in sorted(states.items()):
+            signature = (state.st_ino, state.st_size, state.st_mtime_ns)
+            if name not in cache or cache[name][0] != signature:
+                cache[name] = (signature, read(self.attempt.folder / folder / name))
+        return [content for name, (_, content) in sorted(cache.items()) if content is not None and name in states]

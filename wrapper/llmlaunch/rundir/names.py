@@ -1,0 +1,69 @@
+"""The name of every file of a run directory (docs/run-directory.md). No other module spells one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Written by `render`, in the run directory; the first four also of a fallback layout, in fallback/<number>.
+RUN = "run.json"
+PLAN = "plan.json"
+PLACEMENT = "placement.json"  # also of an attempt: the order of its nodes
+NODE_SCRIPT = "train.sh"
+RECIPE = "recipe.yaml"
+ARGUMENTS = "arguments.json"
+JOB_SCRIPT = "job.sbatch"
+NODE_ARCHIVE = "node.pyz"
+SWEEP = "sweep.json"  # of the directory of a sweep
+
+# Written while it is submitted, runs and ends.
+RUN_ID = "run.id"
+SUBMISSION = "submission.json"
+SUBMITTING = "submitting"
+REFUSED = "refused.json"
+ENDED = "ended.json"
+STATUS = "status.json"  # also of an attempt
+STOP = "stop"
+FROM_OLDER = "from_older"
+
+# Folders.
+LOGS = "logs"
+PEAKS = "peaks"
+ATTEMPTS = "attempts"
+
+# Files of an attempt, in attempts/<attempt>.
+ATTEMPT = "attempt.json"
+PROGRESS = "progress.json"
+SUMMARY = "summary.json"
+VERSIONS = "versions.json"
+PREFLIGHT_RESULT = "preflight.json"
+PREPARE_LOG = "prepare.log"
+
+# Folders of an attempt.
+RANKS = "ranks"
+PROBES = "memory"
+CAUSES = "causes"
+DONE = "done"
+STOP_SIGNALS = "told"
+PREFLIGHT = "preflight"
+STACKS = "stacks"
+FLIGHT = "flight"
+
+BATCH_LOG_NODE = "job"
+"""What stands for a node in the name of the batch script's own log."""
+
+
+def attempt_folder(run_directory: Path, attempt: str) -> Path:
+    return run_directory / ATTEMPTS / attempt
+
+
+def node_log(run_directory: Path, attempt: str, node: str) -> Path:
+    """Return the log of all ranks of a node, or of the batch script for BATCH_LOG_NODE."""
+    return run_directory / LOGS / f"{attempt}.{node}.log"
+
+
+def monitor_file(node: str) -> str:
+    """Return the path in the run directory."""
+    return f"{PEAKS}/{node}.jsonl"

@@ -1,0 +1,380 @@
+"""What each rank of an attempt used, from all who saw it, each number with its source. Pure.
+
+The rule for the memory of a rank's process: true, not sampled, are the driver's accounting and torch's own peaks. A
+true number wins, but never a smaller one that another contradicts: pids are used again, and samples miss what lives
+between two of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .gpu_assignment import assigned_gpus, peak_of_pids
+from .probe_files import ProbeReport
+from .summary import NodeSummary, RankSummary
+from .values import byte_count, count_above_zero, time_or_none, whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .gpu_assignment import AssignedGpu
+    from .monitor_samples import LoggedPeaks, NodePeaks
+    from .probe_files import TorchPeaks
+
+    Record = dict[str, Any]
+
+__all__ = ["MemoryEvidence", "node_summary", "pipeline_rank_of", "rank_summaries"]
+
+ACCOUNTING, PROBE = "nvml accounting", "torch probe"
+
+
+@dataclass
+class MemoryEvidence:
+    """All that was written of one attempt's memory. `run` is the run.json of the layout that it ran, empty where that
+    cannot be read; `ranks` are its rank records, `nodes` what the monitors saw, by node."""
+
+    run: Record = field(default_factory=dict)
+    ranks: list[Record] = field(default_factory=list)
+    probes: ProbeReport = field(default_factory=ProbeReport)
+    nodes: dict[str, NodePeaks] = field(default_factory=dict)
+
+
+def rank_summaries(evidence: MemoryEvidence) -> list[RankSummary]:
+    """Return the account of every rank that left anything, by rank. `peak_bytes` is of the run's own kind: the
+    process's memory on its device, or its resident memory on a CPU."""
+    resident = evidence.run.get("peak_kind") == "resident"
+    return [_rank_summary(rank, resident) for rank in _ranks_with_evidence(evidence)]
+
+
+def node_summary(node: NodePeaks) -> NodeSummary:
+    """Return what a monitor saw of its node. Of main memory it is the lesser of two numbers that both count more than
+    the job's own: the node's has the system's and neighbours', the cgroup's the file cache. A cgroup that was charged
+    with less than one rank held is not the job's."""
+    used, cgroup = node.host_used_peak_bytes, node.cgroup_peak_bytes
+    if cgroup is not None and cgroup < max(node.resident_peak_bytes.values(), default=0):
+        cgroup = None
+    peaks = [(used, "MemTotal - MemAvailable"), (cgroup, "cgroup")]
+    host, source = min(((peak, name) for peak, name in peaks if peak is not None), default=(None, None))
+    return NodeSummary(
+        node=node.node,
+        ended=node.ended,
+        gpus=len(node.gpus),
+        host_peak_bytes=host,
+        host_peak_source=source,
+        host_total_bytes=node.host_total_bytes,
+        cgroup_peak_bytes=node.cgroup_peak_bytes,
+        cgroup_limit_bytes=node.cgroup_limit_bytes,
+        remarks=tuple(sorted(node.remarks, key=lambda remark: (node.remarks[remark], remark))),
+    )
+
+
+def pipeline_rank_of(run: Mapping[str, Any], rank: int) -> int | None:
+    """Return the pipeline rank of a global rank. `run` is run.json: pipeline is the outermost rank order. None where
+    the numbers do not fit together. A rank that runs alone is of the stage it was started for, whatever its number."""
+    rehearsal = run.get("rehearsal")
+    if isinstance(rehearsal, dict) and type(rehearsal.get("pipeline_rank")) is int:
+        return int(rehearsal["pipeline_rank"])
+    template = run.get("measurement")
+    pipeline = count_above_zero(run.get("pipeline"))
+    world = count_above_zero(template.get("world_size")) if isinstance(template, dict) else None
+    world = world or (count_above_zero(run.get("nodes")) or 0) * (count_above_zero(run.get("devices_per_node")) or 0)
+    if not pipeline or not world or world % pipeline or rank >= world:
+        return None
+    return rank // (world // pipeline)
+
+
+# --- the evidence of each rank ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _RankEvidence:
+    """What one global rank left: its record (empty where there is none), what torch's probe, the log and the monitor
+    say of it, and its GPU. `pids` are its processes as the driver lists them; `shares_device`: another rank's probe
+    names the same one."""
+
+    rank: int
+    node: str | None
+    pipeline_rank: int | None
+    record: Record
+    torch: TorchPeaks | None
+    shares_device: bool
+    logged: LoggedPeaks | None
+    resident_seen_bytes: int | None
+    pids: set[str]
+    gpu: AssignedGpu | None
+
+
+def _ranks_with_evidence(evidence: MemoryEvidence) -> list[_RankEvidence]:
+    records = {record["rank"]: record for record in evidence.ranks}
+    torch = evidence.probes.by_rank()
+    logged = {rank: peaks for node in evidence.nodes.values() for rank, peaks in node.logged.items()}
+    resident = _resident_peaks(evidence)
+    nodes = _node_of_ranks(evidence, records, torch)
+    pids = {
+        rank: _pids_of(evidence, records.get(rank, {}), rank) for rank in sorted({*records, *torch, *logged, *resident})
+    }
+    gpus = _gpus_of_ranks(evidence, nodes, torch, pids)
+    uses = Counter((nodes.get(rank), peaks.uuid) for rank, peaks in torch.items())
+    return [
+        _RankEvidence(
+            rank=rank,
+            node=nodes.get(rank),
+            pipeline_rank=pipeline_rank_of(evidence.run, rank),
+            record=records.get(rank, {}),
+            torch=torch.get(rank),
+            shares_device=rank in torch and uses[nodes.get(rank), torch[rank].uuid] > 1,
+            logged=logged.get(rank),
+            resident_seen_bytes=resident.get(rank),
+            pids=own_pids,
+            gpu=gpus.get(rank),
+        )
+        for rank, own_pids in pids.items()
+    ]
+
+
+def _resident_peaks(evidence: MemoryEvidence) -> dict[int, int]:
+    peaks: dict[int, int] = {}
+    for node in evidence.nodes.values():
+        for rank, peak in node.resident_peak_bytes.items():
+            peaks[rank] = max(peak, peaks.get(rank, 0))
+    return peaks
+
+
+def _node_of_ranks(
+    evidence: MemoryEvidence, records: Mapping[int, Record], torch: Mapping[int, TorchPeaks]
+) -> dict[int, str]:
+    """The node of each rank: by its own record, else by its probe, else by the monitor that saw it."""
+    monitored = evidence.nodes.items()
+    nodes = {rank: name for name, node in monitored for rank in (*node.logged, *node.resident_peak_bytes)}
+    nodes.update({rank: peaks.node for rank, peaks in torch.items() if peaks.node})
+    nodes.update({rank: record["node"] for rank, record in records.items() if isinstance(record.get("node"), str)})
+    return nodes
+
+
+def _pids_of(evidence: MemoryEvidence, record: Record, rank: int) -> set[str]:
+    pids = {str(record[key]) for key in ("program_pid", "pid") if record.get(key) is not None}
+    pids |= {str(peaks.pid) for peaks in evidence.probes.peaks if peaks.rank == rank and peaks.pid is not None}
+    return pids.union(*(node.rank_pids.get(rank, set()) for node in evidence.nodes.values()))
+
+
+def _gpus_of_ranks(
+    evidence: MemoryEvidence,
+    nodes: Mapping[int, str],
+    torch: Mapping[int, TorchPeaks],
+    pids: Mapping[int, set[str]],
+) -> dict[int, AssignedGpu]:
+    devices = whole_number(evidence.run.get("devices_per_node")) or 0
+    gpus: dict[int, AssignedGpu] = {}
+    for name, node in evidence.nodes.items():
+        here = {rank for rank in pids if nodes.get(rank) == name}
+        gpus.update(
+            assigned_gpus(
+                [record for record in evidence.ranks if record["rank"] in here],
+                {rank: peaks.uuid for rank, peaks in torch.items() if rank in here and peaks.uuid is not None},
+                {rank: own for rank, own in pids.items() if rank in here},
+                node,
+                devices,
+            )
+        )
+    return gpus
+
+
+# --- the account of one rank ------------------------------------------------------------------------------------------
+
+
+class _Account:
+    """Numbers by name, and where each is from; one that nobody knows is in neither, unless it is said why."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+
+    def put(self, name: str, value: Any, source: str) -> None:
+        if value is not None:
+            self.values[name], self.sources[name] = value, source
+
+    def put_or_why(self, name: str, sourced: _Sourced) -> None:
+        self.put(name, sourced.bytes, sourced.source)
+        self.sources.setdefault(name, sourced.source)
+
+
+class _Sourced(NamedTuple):
+    """A number of bytes, None where nobody knows it, and where it is from, or why there is none."""
+
+    bytes: int | None
+    source: str
+
+
+def _rank_summary(rank: _RankEvidence, resident: bool) -> RankSummary:
+    account = _Account()
+    _add_torch(account, rank)
+    _add_resident(account, rank)
+    if resident:
+        name = "resident_peak_bytes"
+        account.put("peak_bytes", account.values.get(name), account.sources.get(name, ""))
+    else:
+        _add_device(account, rank)
+        _add_totals(account, rank)
+    record, torch = rank.record, rank.torch
+    return RankSummary(
+        rank=rank.rank,
+        pipeline_rank=rank.pipeline_rank,
+        node=rank.node,
+        local_rank=byte_count(record.get("local_rank", torch.local_rank if torch else None)),
+        pid=byte_count(record.get("program_pid", torch.pid if torch else None)),
+        started_at=time_or_none(record.get("started_at")),
+        peak_source=account.sources.get("peak_bytes"),
+        sources=account.sources,
+        **account.values,
+    )
+
+
+def _add_torch(account: _Account, rank: _RankEvidence) -> None:
+    """The probe's word; the log's where it tells of more, or where there is no probe."""
+    logged = rank.logged
+    for name in ("allocated_peak_bytes", "active_peak_bytes", "reserved_peak_bytes", "alloc_retries", "ooms"):
+        account.put(name, getattr(rank.torch, name, None), PROBE)
+    for name in ("allocated_peak_bytes", "reserved_peak_bytes"):
+        printed = getattr(logged, name, None)
+        if logged is not None and printed is not None and printed > account.values.get(name, -1):
+            account.put(name, printed, logged.source)
+
+
+def _add_resident(account: _Account, rank: _RankEvidence) -> None:
+    """The larger of the kernel's own maximum, known once a rank has ended, and what the monitor saw."""
+    kernel, sampled = byte_count(rank.record.get("resident_peak_bytes")), rank.resident_seen_bytes
+    if kernel and kernel >= (sampled or 0):
+        account.put("resident_peak_bytes", kernel, "ru_maxrss")
+    else:
+        account.put("resident_peak_bytes", sampled or None, "monitor, resident")
+
+
+def _add_device(account: _Account, rank: _RankEvidence) -> None:
+    if rank.gpu is not None:
+        _add_gpu(account, rank.gpu, rank.pids)
+    if rank.torch is not None:
+        for name, value in (
+            ("gpu_uuid", rank.torch.uuid),
+            ("device_total_bytes", rank.torch.total_bytes),
+            ("device_peak_bytes", rank.torch.device_used_bytes),
+        ):
+            if name not in account.values:
+                account.put(name, value, PROBE)
+    if "device_peak_bytes" not in account.values and rank.logged is not None:
+        account.put("device_peak_bytes", rank.logged.device_bytes, rank.logged.source)
+
+
+def _add_gpu(account: _Account, assigned: AssignedGpu, pids: set[str]) -> None:
+    gpu = assigned.gpu
+    account.put("gpu_uuid", gpu.uuid, assigned.source)
+    account.put("gpu_name", gpu.name, "nvml")
+    account.put("device_total_bytes", gpu.total_bytes, "nvml")
+    account.put("device_peak_bytes", gpu.device_peak_bytes, "nvml device")
+    account.put("baseline_bytes", gpu.baseline_bytes, "nvml device, before the trainer")
+    account.put("process_peak_bytes", peak_of_pids(gpu.process_peak_bytes, pids), "nvml process")
+    account.put("accounting_peak_bytes", peak_of_pids(gpu.accounting_peak_bytes, pids), ACCOUNTING)
+    for name in ("utilization_percent", "power_watts", "power_peak_watts"):
+        account.put(name, getattr(gpu, name), "nvml")
+
+
+def _add_totals(account: _Account, rank: _RankEvidence) -> None:
+    """The process's memory, and what of it torch's allocator did not hold."""
+    name = "reserved_peak_bytes"
+    reserved = _Sourced(account.values.get(name), account.sources.get(name, "nobody told"))
+    outside = _outside_by_probe(rank)
+    total = _process_total(rank, reserved, outside)
+    account.put("peak_bytes", total.bytes, total.source)
+    account.put_or_why("outside_torch_bytes", _outside_torch(total, reserved, outside, rank.torch))
+
+
+def _process_total(rank: _RankEvidence, reserved: _Sourced, outside: _Sourced) -> _Sourced:
+    """`reserved` is torch's true peak, `outside` what was held beside it by the probe."""
+    driver = _Sourced(None, "nobody saw it") if rank.gpu is None else _total_by_driver(rank.gpu, rank.pids)
+    if reserved.bytes is None or (driver.source == ACCOUNTING and (driver.bytes or 0) >= reserved.bytes):
+        return driver
+    least = _Sourced(reserved.bytes, reserved.source + ", reserved")
+    if outside.bytes is not None:
+        least = _Sourced(reserved.bytes + outside.bytes, reserved.source + ", reserved + outside")
+    return driver if (driver.bytes or 0) >= (least.bytes or 0) else least
+
+
+def _total_by_driver(assigned: AssignedGpu, pids: set[str]) -> _Sourced:
+    """The driver's own maximum, unless a sample is larger: then it is another process's under the same number. Among
+    samples the largest: the whole device's come once a second, process lists more rarely."""
+    gpu = assigned.gpu
+    accounted = _Sourced(peak_of_pids(gpu.accounting_peak_bytes, pids), ACCOUNTING)
+    sampled = _Sourced(peak_of_pids(gpu.process_peak_bytes, pids), "nvml process")
+    if accounted.bytes and accounted.bytes >= (sampled.bytes or 0):
+        return accounted
+    return max(sampled, _above_baseline(assigned), key=lambda sourced: sourced.bytes or 0)
+
+
+def _above_baseline(assigned: AssignedGpu) -> _Sourced:
+    """The peak of a GPU that the rank has alone, less what the device held before."""
+    gpu = assigned.gpu
+    if gpu.device_peak_bytes is None or not assigned.alone:
+        return _Sourced(None, "nvml device")
+    idle, source = 0, "nvml device"
+    if gpu.baseline_bytes is not None:
+        idle, source = gpu.baseline_bytes, "nvml device - baseline"
+    elif gpu.reserved_bytes is not None:
+        idle, source = gpu.reserved_bytes, "nvml device - reserved"
+    return _Sourced(gpu.device_peak_bytes - idle if gpu.device_peak_bytes > idle else None, source)
+
+
+def _outside_by_probe(rank: _RankEvidence) -> _Sourced:
+    """What the probe saw held beside torch's allocator at one look, on a device that the rank has alone: context, NCCL,
+    workspaces.
+
+    The probe sees the device as cudaMemGetInfo has it, which leaves out the driver's own reserve that NVML counts;
+    what else the device held before the trainer is not the rank's.
+    """
+    if rank.torch is None or rank.torch.outside_bytes is None:
+        return _Sourced(None, "no probe saw it")
+    if rank.shares_device or (rank.gpu is not None and not rank.gpu.alone):
+        return _Sourced(None, "others used the device, too")
+    return _Sourced(
+        max(rank.torch.outside_bytes - _held_before(rank.gpu, rank.torch), 0), "torch probe, device - reserved"
+    )
+
+
+def _held_before(assigned: AssignedGpu | None, torch: TorchPeaks) -> int:
+    """What the device, as cudaMemGetInfo has it, held before the trainer."""
+    baseline = None if assigned is None else assigned.gpu.baseline_bytes
+    if assigned is None or baseline is None:
+        return 0
+    gpu, reserve = assigned.gpu, assigned.gpu.reserved_bytes
+    if reserve is None:  # an old driver: what NVML's total has more than CUDA's
+        reserve = max((gpu.total_bytes or 0) - (torch.total_bytes or gpu.total_bytes or 0), 0)
+    return max(baseline - reserve, 0)
+
+
+def _outside_torch(total: _Sourced, reserved: _Sourced, outside: _Sourced, torch: TorchPeaks | None) -> _Sourced:
+    """What the process held beside torch's allocator: its total less the reserved peak, where both are of the same
+    moment. They need not be once the allocator has given memory back; then what the probe saw at one look counts."""
+    why = _why_not_subtracted(total, reserved, torch)
+    if why is None and total.bytes is not None and reserved.bytes is not None:
+        if total.bytes == reserved.bytes + (outside.bytes or 0) and outside.bytes is not None:
+            return outside
+        return _Sourced(total.bytes - reserved.bytes, total.source + " - reserved")
+    if outside.bytes is not None:
+        return outside
+    return _Sourced(None, "left out: " + (why or outside.source))
+
+
+def _why_not_subtracted(total: _Sourced, reserved: _Sourced, torch: TorchPeaks | None) -> str | None:
+    if total.bytes is None:
+        return "the process's memory is not known"
+    if reserved.bytes is None:
+        return "what torch reserved is not known"
+    if torch is None or torch.alloc_retries is None:
+        return f"whether the allocator gave memory back is not known ({reserved.source})"
+    if torch.alloc_retries:
+        return f"the allocator gave memory back ({torch.alloc_retries} retries)"
+    if torch.reserved_bytes is None or torch.reserved_bytes < reserved.bytes:
+        return "the allocator held less at the end than at its peak"
+    if total.bytes <= reserved.bytes:
+        return "no more than torch's own memory was seen"
+    return None

@@ -1,0 +1,175 @@
+"""A run directory read back (docs/run-directory.md): its description, its submission and its attempts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import names
+from .attempt import Attempt
+from .files import object_in, read_object, read_run_id
+from .identifiers import is_attempt, is_fallback
+from .values import whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    Record = dict[str, Any]
+
+__all__ = ["RunDirectoryError", "RunFiles", "RunHistory", "attempt_order", "begun_attempts", "read_run", "run_history"]
+
+SCHEMA = 1
+
+
+class RunDirectoryError(Exception):
+    """A folder that is no run directory, or one that this version cannot read; the message is for a person."""
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run directory says so far. `run_id`, `submission` and `status` are None before they are written.
+
+    `attempts` are in the order they were started. `run` describes the planned layout, `fallbacks` those of other
+    layouts that an attempt ran, by their folder. `problems` names files that are there but cannot be read, which
+    happens to runs that ended in a crash or on a full disk; what else is there still counts. `refused` is what the
+    scheduler said when it did not take the job; None where it took one, or was not asked.
+    """
+
+    directory: Path
+    run: Record
+    run_id: str | None
+    submission: Record | None
+    status: Record | None
+    attempts: tuple[Attempt, ...]
+    problems: tuple[str, ...] = ()
+    fallbacks: Mapping[str, Record] = field(default_factory=dict)
+    refused: Record | None = None
+
+    def run_of(self, name: str) -> Record | None:
+        """Return the run.json of the layout that an attempt ran: what it is to be compared with. None where that cannot
+        be read. An attempt that is not known ran the planned layout."""
+        layout = next((attempt.layout_named for attempt in self.attempts if attempt.name == name), "")
+        return self.fallbacks.get(layout) if layout else self.run
+
+
+def read_run(directory: Path) -> RunFiles:
+    """Raises RunDirectoryError where `directory` is no run directory, or one of a newer llmlaunch, or where a rank
+    record belongs to no rank."""
+    if not directory.is_dir():
+        raise RunDirectoryError(f"{directory}: is no folder; name a run directory, as `llmlaunch render -o` writes it")
+    run = _description(directory)
+    problems: list[str] = []
+    attempts = _attempts(directory, problems)
+    submission = _optional(directory / names.SUBMISSION, problems)
+    return RunFiles(
+        directory=directory,
+        run=run,
+        run_id=read_run_id(directory),
+        submission=submission,
+        refused=_optional(directory / names.REFUSED, problems) if submission is None else None,
+        status=_optional(directory / names.STATUS, problems),
+        attempts=attempts,
+        fallbacks=_fallbacks(directory, attempts, problems),
+        problems=tuple(problems),
+    )
+
+
+def _description(directory: Path) -> Record:
+    path = directory / names.RUN
+    try:
+        run = object_in(path)
+    except FileNotFoundError:
+        raise RunDirectoryError(f"{directory}: holds no {names.RUN}, so it is no run directory") from None
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{path}: cannot be read: {error}; render the run again") from error
+    if run.get("schema") != SCHEMA:
+        raise RunDirectoryError(
+            f"{path}: schema {run.get('schema')!r}, but this llmlaunch reads {SCHEMA}; use the version that rendered it"
+        )
+    return run
+
+
+def _attempts(directory: Path, problems: list[str]) -> tuple[Attempt, ...]:
+    """Ordered by the first rank's start, or by the folder's last change where no rank has started."""
+    folders = [path for path in (directory / names.ATTEMPTS).glob("*") if path.is_dir()]
+    attempts = [Attempt(directory, path.name) for path in folders]
+    started = {attempt.name: attempt.started_at or attempt.folder.stat().st_mtime for attempt in attempts}
+    ordered = sorted(attempts, key=lambda attempt: (started[attempt.name], attempt.name))
+    for attempt in ordered:
+        _ = attempt.verdict, attempt.layout  # read by now, so that `problems` is complete
+        if attempt.unnumbered:
+            raise RunDirectoryError(attempt.unnumbered[0])
+        problems += attempt.problems
+    return tuple(ordered)
+
+
+def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[str]) -> dict[str, Record]:
+    """Descriptions of the fallback layouts that were run. A name that is none of ours is a problem, never a path."""
+    descriptions: dict[str, Record] = {}
+    for layout in sorted({attempt.layout_named for attempt in attempts if attempt.layout_named}):
+        if not is_fallback(layout):
+            problems.append(f"{directory}: an attempt names the layout {layout!r}, which is no fallback/NUMBER")
+            continue
+        description = _optional(directory / layout / names.RUN, problems)
+        if description is not None:
+            descriptions[layout] = description
+    return descriptions
+
+
+def _optional(path: Path, problems: list[str]) -> Record | None:
+    try:
+        return object_in(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        problems.append(f"{path}: {error}")
+        return None
+
+
+def begun_attempts(run_directory: Path) -> list[Attempt]:
+    """Return every attempt that wrote its attempt.json, the oldest first by what that says."""
+    folders = (run_directory / names.ATTEMPTS).glob("*")
+    attempts = [Attempt(run_directory, path.name) for path in folders if is_attempt(path.name)]
+    return sorted((attempt for attempt in attempts if attempt.began), key=lambda attempt: attempt.began_at)
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """How far a run has come: its attempts and their layouts, oldest first, and the step reached of all."""
+
+    attempts: tuple[str, ...]
+    layouts: tuple[str, ...]
+    step: int | None
+    steps: int | None
+
+    @property
+    def chain(self) -> str:
+        """How many attempts, and the layouts where any was not the planned one: `3`, `2: planned > fallback/1`."""
+        changes = [layout for n, layout in enumerate(self.layouts) if n == 0 or layout != self.layouts[n - 1]]
+        count = str(len(self.attempts)) if self.attempts else "-"
+        return f"{count}: {' > '.join(layout or 'planned' for layout in changes)}" if any(changes) else count
+
+
+def run_history(run_directory: Path) -> RunHistory:
+    """Return how far a run has come; nothing is raised for what is missing or torn."""
+    folders = (run_directory / names.ATTEMPTS).glob("*")
+    ordered = sorted((path.name for path in folders if is_attempt(path.name)), key=attempt_order)
+    attempts = [Attempt(run_directory, name) for name in ordered]
+    reached = [whole_number(record.get("step")) for item in attempts for record in (item.progress, item.status)]
+    planned = [whole_number(attempt.progress.get("steps")) for attempt in attempts]
+    if all(steps is None for steps in planned):
+        progress = (read_object(run_directory / names.RUN) or {}).get("progress")
+        planned = [whole_number(progress.get("steps"))] if isinstance(progress, dict) else []
+    return RunHistory(
+        attempts=tuple(ordered),
+        layouts=tuple(attempt.layout for attempt in attempts),
+        step=max((step for step in reached if step is not None), default=None),
+        steps=next((steps for steps in reversed(planned) if steps is not None), None),
+    )
+
+
+def attempt_order(attempt: str) -> tuple[int, ...]:
+    """Sorts attempts by when they began: job ids and restart counts only rise."""
+    return tuple(int(number) for number in re.findall(r"\d+", attempt))
