@@ -250,7 +250,7 @@ def test_a_file_system_that_hangs_is_not_waited_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, scandir = threading.Event(), os.scandir
-    monkeypatch.setattr("llmlaunch.rundir.attempt_files.os.scandir", lambda folder: answers.wait() and scandir(folder))
+    monkeypatch.setattr("llmlaunch.rundir.summary.os.scandir", lambda folder: answers.wait() and scandir(folder))
     write_summary(tmp_path, "1.0", patience_seconds=0.1)
     assert "summary.json was not ready in 0.1 s" in capfd.readouterr().err
     answers.set()
