@@ -21,7 +21,7 @@ import numpy as np
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks
-from llmlaunch.memory.halves import distinct_held, held_half, running_half, worst_of_halves
+from llmlaunch.memory.grouped_pricing import distinct_states, model_state_bytes, transient_bytes, worst_of_sums
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.pricing import first_failed, situation
 from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, enumerate_splits, technique_space
@@ -36,22 +36,22 @@ def main() -> None:
     recipe = load_recipe(RECIPE)
     setting, node = setting_of(recipe, backend_for(recipe)), node_of(recipe)
     splits, words = legal_splits(setting), technique_space(recipe, setting.backend)
-    places = list(product(range(len(words.running)), range(len(words.held))))
+    places = list(product(range(len(words.step)), range(len(words.state))))
     points = [spoken_by(setting, words, place, splits) for place in places]
-    few, held_of = distinct_held(setting.job, splits)
-    holding = [spoken_by(setting, words, (0, j), few) for j in range(len(words.held))]
-    running = [spoken_by(setting, words, (i, 0), splits) for i in range(len(words.running))]
-    held_halves = [held_half(*held, node) for held in holding]
-    running_halves = [running_half(*way, node) for way in running]
+    few, held_of = distinct_states(setting.job, splits)
+    holding = [spoken_by(setting, words, (0, j), few) for j in range(len(words.state))]
+    running = [spoken_by(setting, words, (i, 0), splits) for i in range(len(words.step))]
+    held_halves = [model_state_bytes(*held, node) for held in holding]
+    running_halves = [transient_bytes(*way, node) for way in running]
 
     count, ways = len(splits) * len(places), len(splits) * len(running)
     timed("at once", count, rounds, 2.0, lambda: every(worst_ranks, points))
     holds = [(*held, node) for held in holding]
-    timed("what is held", len(few) * len(holding), rounds, None, lambda: every(held_half, holds))
+    timed("what is held", len(few) * len(holding), rounds, None, lambda: every(model_state_bytes, holds))
     runs = [(*way, node) for way in running]
-    timed("what runs", ways, rounds, 0.7, lambda: every(running_half, runs))
+    timed("what runs", ways, rounds, 0.7, lambda: every(transient_bytes, runs))
     pairs = [(running_halves[i], held_halves[j], held_of) for i, j in places]
-    timed("both halves and the node", count, rounds, 0.15, lambda: every(worst_of_halves, pairs))
+    timed("both halves and the node", count, rounds, 0.15, lambda: every(worst_of_sums, pairs))
 
 
 def every(work: Callable[..., object], arguments: Sequence[tuple[object, ...]]) -> None:

@@ -18,7 +18,7 @@ from traced_cases import CASES, Case
 from traced_checks import check_peak, check_what_lasts
 from traced_runs import LONGEST_WAIT_SECONDS, Trace
 
-from llmlaunch.memory import loss, prediction, saved, schedule, states, tables, weights, working
+from llmlaunch.memory import loss, multi_token_prediction, saved, schedule, states, weights, workspace
 
 pytestmark = pytest.mark.frameworks
 
@@ -119,7 +119,7 @@ def head_forgotten(patch: Patch) -> None:
 
 
 def embedding_let_go(patch: Patch) -> None:
-    everywhere(patch, working.embedding_backward, lambda job, rows, activations: np.zeros(len(rows)))
+    everywhere(patch, workspace.embedding_backward, lambda job, rows, activations: np.zeros(len(rows)))
 
 
 LASTING, PEAK = check_what_lasts, check_peak
@@ -138,14 +138,19 @@ WRONG = (
     Wrong("no logits", left_out(loss.logits), PEAK, "8B rank 3"),
     Wrong("logits without their fp32 copy", facts(logit_bytes=2.0), PEAK, "one pipeline rank"),
     Wrong("parameters made in their buffers", facts(moved_to_buffers=False), PEAK, "before the first step"),
-    Wrong("a tied table's gradients not summed", left_out(tables.table_sum), PEAK, "a tied table"),
-    Wrong("prediction heads keep nothing", left_out(prediction.kept_by_heads), PEAK, "prediction heads on one rank"),
+    Wrong("a tied table's gradients not summed", left_out(loss.table_sum), PEAK, "a tied table"),
+    Wrong(
+        "prediction heads keep nothing",
+        left_out(multi_token_prediction.saved_by_heads),
+        PEAK,
+        "prediction heads on one rank",
+    ),
     Wrong("their losses keep nothing", facts(kept_logit_bytes=0.0), PEAK, "prediction heads"),
     Wrong("exchanges let go at once", facts(exchanges_held=False), PEAK, "many experts over tensor ranks"),
-    Wrong("nothing computed again", left_out(working.recomputed_layer), PEAK, "full recompute rank 0"),
-    Wrong("no gradients of activations", left_out(working.layer_backward), PEAK, "full recompute rank 0"),
+    Wrong("nothing computed again", left_out(workspace.recomputed_layer), PEAK, "full recompute rank 0"),
+    Wrong("no gradients of activations", left_out(workspace.layer_backward), PEAK, "full recompute rank 0"),
     Wrong("no gradient of the embedding table", embedding_let_go, PEAK, "a table larger than its layer"),
-    Wrong("two layers computed again", multiplied(working.recomputed_layer, 2.0), PEAK, "full recompute rank 0"),
+    Wrong("two layers computed again", multiplied(workspace.recomputed_layer, 2.0), PEAK, "full recompute rank 0"),
     Wrong("one expert a token", every_token_at_one_expert, PEAK, "experts rank 0"),
     Wrong("latent projections not kept", latent_projections_not_kept, PEAK, "latent attention"),
 )

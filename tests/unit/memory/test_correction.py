@@ -15,7 +15,7 @@ from test_memory_laws import CORRECTIONS, GIB, SHAPES
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimator import estimate, worst_ranks
-from llmlaunch.memory.host import Node
+from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.terms import OUTSIDE_TORCH, RESIDUAL
 from llmlaunch.models.shape import ModelShape
@@ -84,7 +84,7 @@ def test_the_context_gives_way_first_then_the_communicators_and_nothing_below_no
 def test_the_host_is_not_corrected_but_where_it_is_the_device() -> None:
     layout, job = Layout(data=8, zero_stage=1), job_of(LLAMA3_8B)
     more = replace(job, correction=Correction(torch_share=0.1, outside_bytes=GIB))
-    card, cpu = Node(processes=8), Node(processes=8, resident=True)
+    card, cpu = HostNode(processes=8), HostNode(processes=8, resident=True)
     assert estimate(more, layout, node=card).host_bytes_per_node == estimate(job, layout, node=card).host_bytes_per_node
     before, after = (estimate(one, layout, node=cpu) for one in (job, more))
     grown = after.worst.device_bytes - before.worst.device_bytes

@@ -26,15 +26,21 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.memory.halves import distinct_held, held_fields, held_half, running_half, worst_of_halves
-from llmlaunch.memory.host import Node, worst_hosts
+from llmlaunch.memory.grouped_pricing import (
+    distinct_states,
+    model_state_bytes,
+    state_fields,
+    transient_bytes,
+    worst_of_sums,
+)
+from llmlaunch.memory.host import HostNode, worst_hosts
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
 SHAPES = st.sampled_from([LLAMA3_8B, LLAMA2_7B, MIXTRAL, ALTERNATING])
-NODES = st.builds(Node, st.just(8), checkpoints=st.booleans(), resident=st.booleans())
+NODES = st.builds(HostNode, st.just(8), checkpoints=st.booleans(), resident=st.booleans())
 
 # By backend: facts of the words that run, and of the same with other words of what is held.
 PAIRS: dict[str, tuple[MemoryFacts, MemoryFacts]] = {
@@ -116,7 +122,7 @@ def stripped(job: Job, chosen: LayoutColumns) -> LayoutColumns:
         recompute_layers=zeros,
         offload_layers=zeros,
     )
-    return held if "virtual_pipeline" in held_fields(job, chosen) else replace(held, virtual_pipeline=ones)
+    return held if "virtual_pipeline" in state_fields(job, chosen) else replace(held, virtual_pipeline=ones)
 
 
 @pytest.mark.parametrize("backend", PAIRS)
@@ -134,7 +140,7 @@ def test_the_halves_of_a_layout_price_it_to_the_byte(
     backend: str,
     shape: ModelShape,
     data: st.DataObject,
-    node: Node,
+    node: HostNode,
     running: Techniques,
     held: dict[str, object],
     both: dict[str, object],
@@ -147,9 +153,9 @@ def test_the_halves_of_a_layout_price_it_to_the_byte(
     running_job = replace(job, facts=runs, techniques=words)
     held_job = replace(job, techniques=Techniques(**both, **held))  # type: ignore[arg-type]
 
-    outer, of = distinct_held(job, columns)
-    first = running_half(running_job, replace(columns, zero_stage=np.zeros_like(columns.zero_stage)), node)
-    found = worst_of_halves(first, held_half(held_job, stripped(job, outer), node), of)
+    outer, of = distinct_states(job, columns)
+    first = transient_bytes(running_job, replace(columns, zero_stage=np.zeros_like(columns.zero_stage)), node)
+    found = worst_of_sums(first, model_state_bytes(held_job, stripped(job, outer), node), of)
 
     expected = worst_ranks(job, columns)
     assert np.array_equal(found.device_bytes, expected.device_bytes)
@@ -170,15 +176,17 @@ def test_the_worst_rank_of_every_backend_is_the_maximum_over_all_ranks(
 
 
 def test_uneven_stages_are_not_taken_for_even_ones() -> None:
-    job, node = Job(LLAMA3_8B, Workload(4096, 64), megatron_facts()), Node(processes=8)
+    job, node = Job(LLAMA3_8B, Workload(4096, 64), megatron_facts()), HostNode(processes=8)
     even, uneven = Layout(pipeline=2), Layout(pipeline=2, layers_by_stage=(15, 17))
-    held = held_half(job, LayoutColumns.of([even]), node)
+    held = model_state_bytes(job, LayoutColumns.of([even]), node)
     with pytest.raises(ValueError, match="uneven"):
-        worst_of_halves(running_half(job, LayoutColumns.of([uneven]), node), held, np.zeros(1, dtype=np.int64))
+        worst_of_sums(transient_bytes(job, LayoutColumns.of([uneven]), node), held, np.zeros(1, dtype=np.int64))
 
 
 def test_no_layouts_are_priced_as_none() -> None:
-    job, node = Job(LLAMA3_8B, Workload(4096, 64), megatron_facts()), Node(processes=8)
+    job, node = Job(LLAMA3_8B, Workload(4096, 64), megatron_facts()), HostNode(processes=8)
     none = LayoutColumns.of([])
-    found = worst_of_halves(running_half(job, none, node), held_half(job, none, node), np.zeros(0, dtype=np.int64))
+    found = worst_of_sums(
+        transient_bytes(job, none, node), model_state_bytes(job, none, node), np.zeros(0, dtype=np.int64)
+    )
     assert len(found.device_bytes) == len(found.host_bytes) == len(worst_ranks(job, none).device_bytes) == 0

@@ -11,25 +11,25 @@ from shapes import LLAMA3_8B
 from llmlaunch.backends.deepspeed.facts import deepspeed_facts
 from llmlaunch.backends.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
-from llmlaunch.memory.constants import constant
 from llmlaunch.memory.estimate import Estimate
 from llmlaunch.memory.estimator import estimate
-from llmlaunch.memory.host import Node, worst_hosts
+from llmlaunch.memory.facts import constant
+from llmlaunch.memory.host import HostNode, worst_hosts
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
-NODE = Node(processes=8)
+NODE = HostNode(processes=8)
 WORK = Workload(8192, 64, "bf16")
 PARAMETERS = 8_030_261_248
 DATA_8 = Layout(data=8, zero_stage=1)
 
 
-def megatron(layout: Layout, node: Node = NODE, ways: Techniques = NO_TECHNIQUES) -> Estimate:
+def megatron(layout: Layout, node: HostNode = NODE, ways: Techniques = NO_TECHNIQUES) -> Estimate:
     return estimate(Job(LLAMA3_8B, WORK, megatron_facts(), techniques=ways), layout, node=node)
 
 
-def deepspeed(layout: Layout, node: Node = NODE, ways: Techniques = NO_TECHNIQUES) -> Estimate:
+def deepspeed(layout: Layout, node: HostNode = NODE, ways: Techniques = NO_TECHNIQUES) -> Estimate:
     return estimate(Job(LLAMA3_8B, WORK, deepspeed_facts(), techniques=ways), layout, node=node)
 
 
@@ -39,7 +39,7 @@ def next_power_of_two(size: float) -> int:
 
 @pytest.mark.parametrize("layout", [DATA_8, Layout(tensor=2, pipeline=2, data=2, micro_batch_size=2)])
 def test_terms_are_of_the_whole_node_and_sum_to_it(layout: Layout) -> None:
-    priced = megatron(layout, Node(processes=8, checkpoints=True))
+    priced = megatron(layout, HostNode(processes=8, checkpoints=True))
     assert priced.host_bytes_per_node == sum(priced.host_terms.values())
     assert priced.host_terms["processes"] == 8 * constant("process_host_bytes")
 
@@ -50,14 +50,14 @@ def test_without_the_nodes_nothing_is_said() -> None:
 
 def test_a_checkpoint_stages_each_ranks_share_of_parameters_and_states() -> None:
     """bf16 parameters and three fp32 states, 14 bytes, each written once by the eight ranks together."""
-    staged = megatron(DATA_8, Node(processes=8, checkpoints=True)).host_terms["checkpoint"]
+    staged = megatron(DATA_8, HostNode(processes=8, checkpoints=True)).host_terms["checkpoint"]
     assert staged == pytest.approx(14 * PARAMETERS, rel=1e-3)
     assert megatron(DATA_8).host_terms["checkpoint"] == 0
 
 
 def test_deepspeed_writes_one_tensor_after_the_other() -> None:
     """The flat 16-bit parameters, whole on each rank under ZeRO 1, are the largest; under ZeRO 3 an fp32 shard is."""
-    saves = Node(processes=8, checkpoints=True)
+    saves = HostNode(processes=8, checkpoints=True)
     assert deepspeed(DATA_8, saves).host_terms["checkpoint"] == pytest.approx(8 * 2 * PARAMETERS, rel=1e-3)
     sharded = deepspeed(replace(DATA_8, zero_stage=3), saves)
     assert sharded.host_terms["checkpoint"] == pytest.approx(4 * PARAMETERS, rel=1e-3)
@@ -72,7 +72,7 @@ def test_deepspeeds_offloaded_states_are_pinned_in_powers_of_two() -> None:
 
 
 def test_nothing_is_pinned_where_there_is_no_accelerator() -> None:
-    resident = Node(processes=2, resident=True)
+    resident = HostNode(processes=2, resident=True)
     offloaded = deepspeed(Layout(data=2, zero_stage=2), resident, Techniques(offload_optimizer=1.0))
     assert offloaded.host_terms["offloaded_optimizer"] == pytest.approx(20 * PARAMETERS, rel=1e-3)
 
@@ -114,14 +114,14 @@ def test_the_loader_holds_five_batches_and_masks_where_it_makes_them() -> None:
 
 
 def test_on_a_cpu_the_processes_are_the_host_memory_and_counted_once() -> None:
-    priced = deepspeed(Layout(data=2), Node(processes=2, resident=True))
+    priced = deepspeed(Layout(data=2), HostNode(processes=2, resident=True))
     assert priced.host_bytes_per_node == 2 * priced.worst.device_bytes
     assert {name for name, value in priced.host_terms.items() if value} == {"processes"}
 
 
 @pytest.mark.parametrize("resident", [False, True])
 def test_one_formula_for_one_layout_and_for_many(resident: bool) -> None:
-    node = Node(processes=8, checkpoints=True, resident=resident)
+    node = HostNode(processes=8, checkpoints=True, resident=resident)
     ways = Techniques(offload_optimizer=1.0, offload_modules=("core_attn",))
     job = Job(LLAMA3_8B, WORK, megatron_facts(), techniques=ways)
     layouts = [

@@ -13,8 +13,8 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.estimator import worst_ranks
-from llmlaunch.memory.floor import least_bytes
 from llmlaunch.memory.job import Job
+from llmlaunch.memory.states import least_state_bytes
 from llmlaunch.recipe.load import load_recipe
 
 
@@ -50,5 +50,5 @@ def test_every_cut_needs_at_least_the_floor(
         layers_by_stage=split,
     )
     columns = LayoutColumns.of([layout])
-    floor = least_bytes(job, columns)[0]
+    floor = least_state_bytes(job, columns)[0]
     assert 0 < floor <= worst_ranks(job, columns).device_bytes[0]

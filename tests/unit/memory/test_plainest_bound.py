@@ -28,7 +28,7 @@ from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, m
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.memory.host import Node
+from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer
 from llmlaunch.models.parameters import count_parameters
@@ -288,7 +288,7 @@ def test_no_term_is_negative_and_no_rank_needs_less_than_its_states(
     microbatches = data.draw(st.sampled_from([1, 2, 8]))
     workload = Workload(4096, microbatches * layout.data * layout.micro_batch_size)
     job = Job(shape, workload, trainer.facts, techniques=techniques)
-    priced = estimate(job, layout, microbatches, node=Node(8))
+    priced = estimate(job, layout, microbatches, node=HostNode(8))
     assert priced.fault is None  # nor does the guard see what is not there
     assert not negative(priced.host_terms)
     for rank in priced.ranks:

@@ -19,7 +19,7 @@ from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.loss import logits as logit_bytes
-from llmlaunch.memory.trained import adapter_parameters, trained_layers
+from llmlaunch.memory.weights import adapter_parameters, trained_layers
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import Workload

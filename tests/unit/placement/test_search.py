@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import job, small_jobs, two_levels, uneven
 
-from llmlaunch.placement.exact import EXACT_NODES
 from llmlaunch.placement.objective import inverse, order_seconds, path_seconds
-from llmlaunch.placement.search import EXPONENTS, place
+from llmlaunch.placement.search import EXACT_NODES, EXPONENTS, place
 from llmlaunch.placement.smooth import SmoothOrder
 
 PLENTY_SECONDS = 60.0

@@ -43,8 +43,8 @@ def test_one_choice_differs_data_takes_up_the_change_and_the_world_size_stays(na
     assert near
     here = chosen.layout.as_json()
     for one in near:
-        there = one.judged.layout.as_json()
-        assert one.judged.layout.world_size == setting.recipe.world_size
+        there = one.verdict.layout.as_json()
+        assert one.verdict.layout.world_size == setting.recipe.world_size
         assert one.before != one.after
         differ = {key for key in there if there[key] != here[key]} - {"data", "layers_by_stage"}
         if one.name in SPLIT_FIELDS:
@@ -61,20 +61,20 @@ def test_a_neighbour_in_size_costs_what_a_search_pinned_to_it_says_and_fails_for
     for one in near:
         if one.name not in SPLIT_FIELDS:
             continue
-        layout = one.judged.layout
+        layout = one.verdict.layout
         pins: dict[str, Any] = {n: v for n, v in layout.as_json().items() if n not in AMOUNTS}
         pins["offload_layers"] = layout.offload_layers
         pins |= {"recompute_layers": layout.recompute_layers} if layout.recompute_layers else {}
         fixed = ("recompute_modules", "recompute_method", "gradient_dtype", *OFFLOADS)
         found = search(setting.with_recipe(replace(setting.recipe, pins=pins, fixed=fixed)))
         assert found.searched == 1
-        if not one.judged.legal:
-            assert one.judged.refusal is not None
-            assert dict(found.refused) == {one.judged.refusal.key: 1}
+        if not one.verdict.legal:
+            assert one.verdict.refusal is not None
+            assert dict(found.refused) == {one.verdict.refusal.key: 1}
             continue
-        assert found.device_bytes[0] == pytest.approx(one.judged.device_bytes, abs=1)
-        assert found.step_seconds[0] == pytest.approx(one.judged.step_seconds)
-        assert bool(found.safe[0]) == (one.judged.refusal is None)
+        assert found.device_bytes[0] == pytest.approx(one.verdict.device_bytes, abs=1)
+        assert found.step_seconds[0] == pytest.approx(one.verdict.step_seconds)
+        assert bool(found.safe[0]) == (one.verdict.refusal is None)
 
 
 def test_a_neighbour_in_words_is_the_best_of_the_layouts_that_differ_in_that_choice_alone() -> None:
@@ -83,9 +83,9 @@ def test_a_neighbour_in_words_is_the_best_of_the_layouts_that_differ_in_that_cho
     every = [found.at(setting.recipe, i) for i in range(len(found.points))]
     for one in near:
         if one.name == "zero_stage":
-            same = [c for c in every if c.layout == one.judged.layout and c.techniques == chosen.techniques]
-            assert [c.device_bytes for c in same] == [one.judged.device_bytes]
-            assert same[0].step_seconds == pytest.approx(one.judged.step_seconds)
+            same = [c for c in every if c.layout == one.verdict.layout and c.techniques == chosen.techniques]
+            assert [c.device_bytes for c in same] == [one.verdict.device_bytes]
+            assert same[0].step_seconds == pytest.approx(one.verdict.step_seconds)
     assert {one.after for one in near if one.name == "zero_stage"} == {0, 1, 2, 3} - {chosen.layout.zero_stage}
     assert {one.after for one in near if one.name == "recompute"} == {"full"}
 
@@ -107,16 +107,16 @@ def test_sequence_parallelism_goes_with_tensor_parallelism_instead_of_refusing_t
     assert chosen.layout.sequence_parallel
     alone = next(one for one in near if one.name == "tensor" and one.after == 1)
     assert alone.along == {"sequence_parallel": False}
-    assert alone.judged.legal
+    assert alone.verdict.legal
 
 
 def test_a_neighbour_beyond_the_limit_says_by_how_much_on_which_rank_and_of_what() -> None:
     setting, _, near = chosen_and_near("llama3-70b", "layout={recompute: none, tensor: 4, pipeline: 4}")
-    over = next(one for one in near if one.name == "micro_batch_size" and one.judged.refusal)
-    assert over.judged.refusal is not None
-    assert over.judged.refusal.key == "memory"
-    too_much = ((over.judged.device_bytes or 0) - setting.limit.limit_bytes) / 2**30
-    reason = over.judged.refusal.reason
+    over = next(one for one in near if one.name == "micro_batch_size" and one.verdict.refusal)
+    assert over.verdict.refusal is not None
+    assert over.verdict.refusal.key == "memory"
+    too_much = ((over.verdict.device_bytes or 0) - setting.limit.limit_bytes) / 2**30
+    reason = over.verdict.refusal.reason
     assert reason.startswith(f"needs {too_much:.1f} GiB more than the limit on pipeline rank 0, most of it activations")
 
 
@@ -124,7 +124,7 @@ def test_where_the_planner_chose_how_many_layers_to_recompute_each_neighbour_get
     words = ("layout={recompute: full, recompute_method: block, tensor: 4, pipeline: 4, context: 1}", "nodes=2")
     setting, chosen, near = chosen_and_near("llama3-70b", *words)
     assert chosen.layout.recompute_layers
-    needs = [one.judged for one in near if one.name in SPLIT_FIELDS and one.judged.layout.recompute_layers]
+    needs = [one.verdict for one in near if one.name in SPLIT_FIELDS and one.verdict.layout.recompute_layers]
     assert len({judged.layout.recompute_layers for judged in needs}) > 1
     for judged in needs:
         fewer = replace(judged.layout, recompute_layers=judged.layout.recompute_layers - 1)

@@ -14,7 +14,7 @@ from llmlaunch.placement.traffic import Volumes
 from llmlaunch.planner.placement import ExpectedPlacement, expected_placement, step_volumes
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.update import update
+from llmlaunch.timing.update import update_seconds
 from support.recipes import recipe_of
 
 
@@ -97,6 +97,6 @@ def test_a_ring_has_as_many_adapters_as_in_the_step_time() -> None:
     recipe, layout = measured(recipe_of("llama3-8b", "nodes=4"), 4), Layout(data=32, zero_stage=1)
     setting = setting_of(recipe, backend_for(recipe))
     placement = expected(recipe, layout)
-    raw = update(setting.job, recipe.cluster.between(4), LayoutColumns.of([layout]))
+    raw = update_seconds(setting.job, recipe.cluster.between(4), LayoutColumns.of([layout]))
     assert placement is not None
     assert placement.seconds == pytest.approx(float(raw.reduce_seconds[0] + raw.gather_seconds[0]), rel=0.02)

@@ -21,7 +21,7 @@ from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.host import worst_hosts
 from llmlaunch.planner.plan import as_planned
-from llmlaunch.planner.pricing import fewest, first_failed, situation
+from llmlaunch.planner.pricing import fewest_safe, first_failed, situation
 from llmlaunch.planner.search import EQUAL, SearchResult, search
 from llmlaunch.planner.search_space import enumerate_splits, recipe_with_techniques, technique_space
 from llmlaunch.planner.setting import Setting, node_of, setting_of
@@ -82,7 +82,7 @@ def every_layout(asked: Setting) -> Iterator[tuple[tuple[StepTechniques, StateTe
     """By brute force: (words, layout, safe, seconds) of every legal layout, amounts one after the other."""
     recipe, backend = asked.recipe, asked.backend
     splits, words = enumerate_splits(recipe, backend.space(recipe)), technique_space(recipe, backend)
-    for way, held in product(words.running, words.held):
+    for way, held in product(words.step, words.state):
         said = recipe_with_techniques(recipe, way, held)
         job = asked.job_of(said)
         for name, amount in amounts(way, recipe.model.num_layers):
@@ -124,10 +124,10 @@ def test_amounts_are_the_fewest_that_are_safe_for_every_split() -> None:
             amount = getattr(layout, str(words[0].solved))
             least.setdefault((words, split_of(layout)), amount)
     found = search(asked)
-    solved = [i for i in np.flatnonzero(found.safe) if found.points.words(i)[0].solved]
+    solved = [i for i in np.flatnonzero(found.safe) if found.points.techniques(i)[0].solved]
     assert solved, "no split of this recipe needs some layers and not all"
     for index in solved:
-        way, held = found.points.words(index)
+        way, held = found.points.techniques(index)
         layout = found.points.layout(int(index))
         assert getattr(layout, str(way.solved)) == least[(way, held), split_of(layout)]
 
@@ -187,7 +187,7 @@ def _fastest(found: SearchResult) -> float:
 )
 def test_bisection_finds_the_fewest(rows: list[tuple[int, int]]) -> None:
     most, needed = np.array([m for m, _ in rows], dtype=np.int64), np.array([n for _, n in rows], dtype=np.int64)
-    found = fewest(lambda index, amount: amount >= needed[index], most, most >= needed)
+    found = fewest_safe(lambda index, amount: amount >= needed[index], most, most >= needed)
     assert found.tolist() == np.minimum(most, needed).tolist()
 
 
@@ -204,7 +204,7 @@ def test_rules_that_do_not_look_at_words_say_the_same_for_all(name: str) -> None
     splits, words = enumerate_splits(recipe, backend.space(recipe)), technique_space(recipe, backend)
     rules = [rule for rule in backend.rules(recipe) if not rule.of_techniques]
     plain = first_failed(rules, situation(recipe, splits))
-    for way, held in product(words.running, words.held):
+    for way, held in product(words.step, words.state):
         layouts = splits.with_techniques(held.zero_stage, way.recompute, 1, 1)
         assert np.array_equal(plain, first_failed(rules, situation(recipe_with_techniques(recipe, way, held), layouts)))
 
@@ -216,21 +216,21 @@ def ways_of(*overrides: str, name: str = "llama3-8b") -> SearchResult:
 
 def test_a_recipes_own_words_take_the_place_of_those_offered() -> None:
     found = ways_of("layout={recompute: selective, recompute_modules: [mlp], offload_optimizer: 0.5}")
-    assert {way.recompute_modules for way in found.points.running} == {("mlp",)}
-    assert {held.offload_optimizer for held in found.points.held} == {0.5}
+    assert {way.recompute_modules for way in found.points.step_techniques} == {("mlp",)}
+    assert {held.offload_optimizer for held in found.points.state_techniques} == {0.5}
 
 
 def test_pinned_amounts_are_not_solved_and_others_are() -> None:
     pinned = ways_of("layout={recompute: full, recompute_method: block, recompute_layers: [2, 4]}")
     assert set(pinned.points.rows.recompute_layers.tolist()) == {2, 4}
     free = ways_of("cluster=a100-40gb-x8", "layout={recompute: full, recompute_method: block}")
-    assert all(way.solved == "recompute_layers" for way in free.points.running)
+    assert all(way.solved == "recompute_layers" for way in free.points.step_techniques)
     assert free.points.rows.recompute_layers.min() == 1, "where nothing needs to be recomputed, one layer is the least"
 
 
 def test_zero_stages_of_another_implementation_are_searched_where_they_are_pinned() -> None:
-    assert {held.zero_stage for held in ways_of("layout={}").points.held} == {0, 1}
-    assert {held.zero_stage for held in ways_of("layout.zero_stage=[2, 3]").points.held} == {2, 3}
+    assert {held.zero_stage for held in ways_of("layout={}").points.state_techniques} == {0, 1}
+    assert {held.zero_stage for held in ways_of("layout.zero_stage=[2, 3]").points.state_techniques} == {2, 3}
     with pytest.raises(UserError, match=r"layout\.zero_stage: 2 and 3 are Megatron-FSDP, another implementation"):
         ways_of("layout.zero_stage=[1, 2]")
 
@@ -243,20 +243,23 @@ def test_a_zero_stage_the_backend_has_not_is_refused_in_one_sentence() -> None:
 
 def test_full_recompute_that_is_pinned_is_of_every_layer() -> None:
     found = ways_of("layout={recompute: full}")
-    assert [(way.recompute_method, way.solved) for way in found.points.running] == [("uniform", None)]
+    assert [(way.recompute_method, way.solved) for way in found.points.step_techniques] == [("uniform", None)]
     some = ways_of("layout={recompute: [none, full]}")
-    assert "recompute_layers" in {way.solved for way in some.points.running}
+    assert "recompute_layers" in {way.solved for way in some.points.step_techniques}
 
 
 def test_words_nobody_left_open_stay_as_they_are() -> None:
     kept = ways_of("layout={offload_optimizer: 0, offload_modules: [], offload_layers: 0, recompute: none}")
-    assert [(way.recompute, way.solved) for way in kept.points.running] == [(0, None)]
-    assert {held.offload_optimizer for held in kept.points.held} == {0.0}
+    assert [(way.recompute, way.solved) for way in kept.points.step_techniques] == [(0, None)]
+    assert {held.offload_optimizer for held in kept.points.state_techniques} == {0.0}
 
 
 def test_the_format_of_gradients_is_searched_only_where_the_recipe_says_auto() -> None:
-    assert {held.gradient_dtype for held in ways_of().points.held} == {None}
-    assert {held.gradient_dtype for held in ways_of("training.gradient_dtype=auto").points.held} == {"fp32", "bf16"}
+    assert {held.gradient_dtype for held in ways_of().points.state_techniques} == {None}
+    assert {held.gradient_dtype for held in ways_of("training.gradient_dtype=auto").points.state_techniques} == {
+        "fp32",
+        "bf16",
+    }
 
 
 @pytest.mark.parametrize("name", ["dense", "mixture"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.memory.constants import constant
+from llmlaunch.memory.facts import constant
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe

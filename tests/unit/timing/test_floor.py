@@ -11,7 +11,7 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.timing.floor import least_device_seconds
+from llmlaunch.timing.flops import least_device_seconds
 
 CASES = {
     "dense": ("llama3-70b",),

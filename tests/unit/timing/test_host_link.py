@@ -9,7 +9,7 @@ from timed_jobs import BASE, H100, RACK, job, term, total
 
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.estimator import estimate
-from llmlaunch.memory.host import Node
+from llmlaunch.memory.host import HostNode
 from llmlaunch.techniques import Techniques
 from llmlaunch.timing.host import host_link, host_link_bytes_per_second
 
@@ -25,7 +25,7 @@ def test_grace_reaches_its_devices_over_nvlink_and_others_over_pcie() -> None:
 
 def host_bytes(share: float) -> int:
     swapping = job(techniques=Techniques(swapped_share=share))
-    return estimate(swapping, BASE, node=Node(processes=8)).host_terms["offloaded_activations"]
+    return estimate(swapping, BASE, node=HostNode(processes=8)).host_terms["offloaded_activations"]
 
 
 def test_what_is_not_swapped_is_recomputed() -> None:

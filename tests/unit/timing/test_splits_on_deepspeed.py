@@ -15,7 +15,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.timing.exchange import tensor_passes
 from llmlaunch.timing.split import split_of
 from llmlaunch.timing.stages import pieces
-from llmlaunch.timing.update import update
+from llmlaunch.timing.update import update_seconds
 
 RECIPE = load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"))
 JOB = Job(RECIPE.model, RECIPE.workload, DeepSpeed().facts(RECIPE))
@@ -39,5 +39,5 @@ def test_gathered_logits_travel_a_vocabulary_wide() -> None:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_gradients_travel_in_the_precision_of_the_computation(stage: int) -> None:
     layouts = LayoutColumns.of([Layout(data=16, zero_stage=stage), Layout(tensor=4, data=4, zero_stage=stage)])
-    seconds = update(JOB, RECIPE.cluster, layouts).reduce_seconds
+    seconds = update_seconds(JOB, RECIPE.cluster, layouts).reduce_seconds
     assert seconds[0] > seconds[1] > 0.0

@@ -16,9 +16,9 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, Layout
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques import Adapters, Techniques
 from llmlaunch.timing.flops import model_flops_per_token
-from llmlaunch.timing.running import PIECE, running
+from llmlaunch.timing.passes import PIECE, pass_seconds
 from llmlaunch.timing.step import combined, step_seconds, step_time
-from llmlaunch.timing.update import update
+from llmlaunch.timing.update import update_seconds
 from llmlaunch.workload import Workload
 
 SHAPES = {"dense": LLAMA, "mixture": MIXTRAL, "alternating": alternating()}
@@ -59,7 +59,7 @@ def test_many_layouts_take_what_each_takes_alone(rows: list[Layout], shape: str)
 
 def test_halves_equal_the_whole_however_many_layouts() -> None:
     rows = LayoutColumns.of([replace(BASE, zero_stage=i % 2, micro_batch_size=1 + i % 2) for i in range(PIECE + 3)])
-    parts = running(job(), H100, rows), update(job(), H100, rows)
+    parts = pass_seconds(job(), H100, rows), update_seconds(job(), H100, rows)
     whole = step_time(job(), H100, rows)
     assert np.array_equal(combined(*parts).total, whole.total)
     assert np.array_equal(step_seconds(*parts), whole.total)
@@ -70,10 +70,10 @@ def test_halves_equal_the_whole_however_many_layouts() -> None:
 def test_passes_do_not_depend_on_how_gradients_and_states_are_kept(other: dict[str, float]) -> None:
     columns = LayoutColumns.of([BASE])
     changed = replace(job(), facts=replace(FACTS, **other), techniques=Techniques(offload_optimizer=1.0))
-    assert running(changed, H100, columns).total == running(job(), H100, columns).total
+    assert pass_seconds(changed, H100, columns).total == pass_seconds(job(), H100, columns).total
     assert (
-        running(job(), H100, LayoutColumns.of([replace(BASE, zero_stage=3)])).total
-        == running(job(), H100, columns).total
+        pass_seconds(job(), H100, LayoutColumns.of([replace(BASE, zero_stage=3)])).total
+        == pass_seconds(job(), H100, columns).total
     )
 
 

@@ -14,7 +14,7 @@ from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.techniques import Techniques
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import links
-from llmlaunch.timing.update import update
+from llmlaunch.timing.update import update_seconds
 from llmlaunch.workload import Workload
 
 WIDE = replace(BASE, tensor=1, pipeline=1, data=32)
@@ -25,16 +25,19 @@ def test_gradients_travel_over_data_and_context_at_their_width() -> None:
     bandwidth = min(constant("fabric_efficiency") * 50e9 * 8, constant("nvlink_efficiency") * 450e9)
     expected = 4.0 * parameters * 31 / 32 / bandwidth
     for layout in (WIDE, replace(WIDE, context=2, data=16)):
-        found = update(job(), H100, LayoutColumns.of([layout]))
+        found = update_seconds(job(), H100, LayoutColumns.of([layout]))
         assert found.reduce_seconds[0] == pytest.approx(expected, rel=0.01)
         assert found.gather_seconds[0] == pytest.approx(expected / 2, rel=0.02)
     narrow = replace(job(), facts=replace(FACTS, gradient_bytes=2.0))
-    assert update(narrow, H100, LayoutColumns.of([WIDE])).reduce_seconds[0] == pytest.approx(expected / 2, rel=0.02)
+    assert update_seconds(narrow, H100, LayoutColumns.of([WIDE])).reduce_seconds[0] == pytest.approx(
+        expected / 2, rel=0.02
+    )
 
 
 def test_experts_travel_over_their_own_data_parallelism() -> None:
     seconds = [
-        float(update(job(MIXTRAL), H100, LayoutColumns.of([replace(WIDE, expert=e)])).reduce_seconds[0]) for e in (1, 8)
+        float(update_seconds(job(MIXTRAL), H100, LayoutColumns.of([replace(WIDE, expert=e)])).reduce_seconds[0])
+        for e in (1, 8)
     ]
     assert seconds[1] < seconds[0]
     members = links(H100, np.array([4.0]), np.array([8.0]))  # of 32 devices, four hold the same experts
@@ -44,7 +47,7 @@ def test_experts_travel_over_their_own_data_parallelism() -> None:
 
 def test_each_stage_of_zero_does_what_it_says() -> None:
     rows = LayoutColumns.of([replace(WIDE, zero_stage=stage) for stage in range(4)])
-    found = update(job(), H100, rows)
+    found = update_seconds(job(), H100, rows)
     assert found.reduce_seconds[0] == pytest.approx(2 * found.reduce_seconds[1])
     assert found.gather_seconds[0] == 0 < found.gather_seconds[1]
     assert found.optimizer_seconds[0] == pytest.approx(32 * found.optimizer_seconds[1])
@@ -97,7 +100,7 @@ def test_checkpoints_on_the_host_move_only_with_full_recompute() -> None:
 
 def test_an_update_can_be_taken_row_by_row() -> None:
     rows = LayoutColumns.of([WIDE, replace(WIDE, zero_stage=0), Layout(data=32, tensor=2)])
-    whole = update(job(), H100, rows)
+    whole = update_seconds(job(), H100, rows)
     again = whole.take(np.array([2, 0]))
     assert again.reduce_seconds[0] == whole.reduce_seconds[2]
     assert again.gather_seconds[1] == whole.gather_seconds[0]

@@ -20,7 +20,6 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimate import Estimate, RankEstimate
 from llmlaunch.memory.estimator import estimate
-from llmlaunch.memory.host import Node
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.step import step_time
 
@@ -128,7 +127,7 @@ def refuse_broken(scores: Sequence[ScoredRecord]) -> None:
             )
 
 
-def _node(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> Node | None:
+def _node(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> HostNode | None:
     """Return what runs on one node of a record of host memory, and None for other kinds."""
     if record["peak_kind"] not in HOST:
         return None
@@ -136,7 +135,7 @@ def _node(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> Node |
         raise Unsupported("the host memory of a CPU-only machine is resident memory, which is not priced")
     cluster = clusters.get(record["gpu"])
     devices = record.get("devices_per_node") or (cluster.devices_per_node if cluster else DEVICES_PER_NODE)
-    return Node(processes=min(int(devices), case.layout.world_size))
+    return HostNode(processes=min(int(devices), case.layout.world_size))
 
 
 def _host_capacity(record: Record, clusters: Mapping[str, Cluster]) -> int | None:

@@ -10,7 +10,7 @@ import numpy as np
 from llmlaunch.cluster.matrix import BandwidthMatrix, slurm_order
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.placement.objective import inverse
-from llmlaunch.placement.starts import nearest_neighbours
+from llmlaunch.placement.search import nearest_neighbours
 
 __all__ = ["MeasuredNetwork", "measured_network"]
 

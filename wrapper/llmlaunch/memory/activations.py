@@ -9,10 +9,9 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
-from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.recompute import by_recompute
+from llmlaunch.memory.job import Job, RankColumns, by_recompute
 from llmlaunch.memory.saved import (
-    Layer,
+    SavedTensors,
     kept_operators,
     saved_by_dense_layer,
     saved_by_mixture_layer,
@@ -20,8 +19,8 @@ from llmlaunch.memory.saved import (
     tokens,
 )
 from llmlaunch.memory.schedule import in_flight
-from llmlaunch.memory.spared import on_device
-from llmlaunch.memory.trained import trained_layers
+from llmlaunch.memory.technique_savings import on_device
+from llmlaunch.memory.weights import trained_layers
 from llmlaunch.techniques import Techniques
 
 __all__ = [
@@ -76,7 +75,7 @@ def kept_by_layer(job: Job, rows: RankColumns) -> Kept:
     return dense, _kept(job, rows, saved_by_mixture_layer)
 
 
-def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Layer]) -> FloatColumn:
+def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], SavedTensors]) -> FloatColumn:
     layer = saved(job, rows)
     offloaded = (*_named(OFFLOADED, job.techniques.offload_modules), *_offloaded_norms(job, layer))
 
@@ -93,7 +92,7 @@ def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Layer
     return by_recompute(rows, whole, part, lambda: layer_input(job, rows))
 
 
-def _recomputed_norms(job: Job, layer: Layer, modules: tuple[str, ...]) -> tuple[str, ...]:
+def _recomputed_norms(job: Job, layer: SavedTensors, modules: tuple[str, ...]) -> tuple[str, ...]:
     """Outputs of norms that selective recompute lets go of.
 
     "layernorm" takes the norms before latent attention and before a mixture. The others are fused into the linear after
@@ -105,7 +104,7 @@ def _recomputed_norms(job: Job, layer: Layer, modules: tuple[str, ...]) -> tuple
     return (*(("attn_norm_output",) if attention else ()), *(("mlp_norm_output",) if mlp else ()))
 
 
-def _offloaded_norms(job: Job, layer: Layer) -> tuple[str, ...]:
+def _offloaded_norms(job: Job, layer: SavedTensors) -> tuple[str, ...]:
     """Inputs of norms that leave the device. A norm fused into the linear after it is no module of its own: "attn_norm"
     is one before latent attention and "mlp_norm" before a mixture, elsewhere they change nothing, and what the norm
     before Q, K and V keeps goes with "qkv_linear" (transformer_layer.py _set_offload_modules, core 0.19)."""

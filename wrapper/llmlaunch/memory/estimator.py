@@ -9,7 +9,7 @@ import numpy as np
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimate import Estimate, RankEstimate
 from llmlaunch.memory.guard import broken_law
-from llmlaunch.memory.host import Node, host_terms, node_bytes
+from llmlaunch.memory.host import HostNode, host_terms, node_bytes
 from llmlaunch.memory.job import Job, all_ranks, candidate_ranks
 from llmlaunch.memory.peak import device_bytes, rank_sums
 from llmlaunch.memory.terms import RESIDUAL, Terms, rank_terms
@@ -44,7 +44,7 @@ def estimate(
     layout: Layout,
     num_microbatches: int | None = None,
     peak_kind: str = "device",
-    node: Node | None = None,
+    node: HostNode | None = None,
 ) -> Estimate:
     """Every pipeline rank of one layout, and the host memory of its nodes where `node` says what runs on one.
     `num_microbatches` overrides what the workload implies."""

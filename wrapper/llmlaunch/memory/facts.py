@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
-__all__ = ["FullSharding", "FusedLoss", "GradientLife", "HostFacts", "MemoryFacts", "Quantized"]
+__all__ = ["FullSharding", "FusedLoss", "GradientLife", "HostFacts", "MemoryFacts", "Quantized", "constant"]
+
 
 ByStage = tuple[float, float, float, float]  # by ZeRO stage 0, 1, 2, 3
 NONE: ByStage = (0.0, 0.0, 0.0, 0.0)
@@ -209,3 +213,14 @@ class MemoryFacts:
     def linear_input_bytes(self) -> float:
         """Bytes per element of what a linear saves of its input."""
         return self.activation_bytes if self.quantized is None else self.quantized.input_bytes
+
+
+@cache
+def _table() -> dict[str, dict[str, float | str]]:
+    table: dict[str, dict[str, float | str]] = json.loads(Path(__file__).with_name("constants.json").read_text("utf-8"))
+    return table
+
+
+def constant(name: str) -> float:
+    """A constant by name, in the unit its name ends in. Raises KeyError for a name that is not in the file."""
+    return float(_table()[name]["value"])

@@ -19,17 +19,16 @@ from llmlaunch.memory.peak import sum_of
 from llmlaunch.memory.saved import tokens
 from llmlaunch.memory.states import shard_groups
 from llmlaunch.memory.terms import rank_terms
-from llmlaunch.memory.trained import trained_parameters
-from llmlaunch.memory.weights import largest_parameter, rank_parameters
+from llmlaunch.memory.weights import largest_parameter, rank_parameters, trained_parameters
 from llmlaunch.memory.worst import Ranks, most_bytes
 
-__all__ = ["Node", "held_host_terms", "host_terms", "node_bytes", "running_host_terms", "worst_hosts"]
+__all__ = ["HostNode", "host_terms", "node_bytes", "state_host_terms", "transient_host_terms", "worst_hosts"]
 
 BATCH_BYTES_PER_TOKEN = 40.0  # token ids, labels, positions and two masks, 8 bytes each
 
 
 @dataclass(frozen=True)
-class Node:
+class HostNode:
     """What decides a node's host memory beside job and layout. On a CPU-only machine (`resident`) devices are
     processes, and what they hold is the host memory."""
 
@@ -38,13 +37,13 @@ class Node:
     resident: bool = False
 
 
-def host_terms(job: Job, rows: RankColumns, node: Node) -> dict[str, FloatColumn]:
+def host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatColumn]:
     """Bytes of one process of each row's rank, by term, whole bytes."""
     device = {"processes": rank_terms(job, rows).device} if node.resident else {}
-    return {**device, **running_host_terms(job, rows, node), **held_host_terms(job, rows, node)}
+    return {**device, **transient_host_terms(job, rows, node), **state_host_terms(job, rows, node)}
 
 
-def running_host_terms(job: Job, rows: RankColumns, node: Node) -> dict[str, FloatColumn]:
+def transient_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatColumn]:
     """Those of them that follow from the micro-batch and what is recomputed or offloaded of the activations."""
     terms = {"offloaded_activations": _activations(job, rows, node)}
     if not node.resident:
@@ -52,7 +51,7 @@ def running_host_terms(job: Job, rows: RankColumns, node: Node) -> dict[str, Flo
     return {name: np.rint(column) for name, column in terms.items()}
 
 
-def held_host_terms(job: Job, rows: RankColumns, node: Node) -> dict[str, FloatColumn]:
+def state_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatColumn]:
     """Those that follow from the split and what is sharded or offloaded of the states. Where devices are processes,
     what the device holds comes on top."""
     terms = {
@@ -65,14 +64,14 @@ def held_host_terms(job: Job, rows: RankColumns, node: Node) -> dict[str, FloatC
     return {name: np.rint(column) for name, column in terms.items()}
 
 
-def worst_hosts(job: Job, layouts: LayoutColumns, node: Node) -> FloatColumn:
+def worst_hosts(job: Job, layouts: LayoutColumns, node: HostNode) -> FloatColumn:
     """Bytes of a node, for every layout."""
     rows = candidate_ranks(job, layouts)
     total = sum_of(host_terms(job, rows, node).values())
     return node.processes * most_bytes(Ranks.of(rows, len(layouts)), total)
 
 
-def _pinned(total: FloatColumn, piece: FloatColumn, node: Node) -> FloatColumn:
+def _pinned(total: FloatColumn, piece: FloatColumn, node: HostNode) -> FloatColumn:
     """Page-locked bytes of tensors of `piece` bytes each: PyTorch rounds every pinned block up to a power of two
     (ATen/core/CachingHostAllocator.h). Nothing is pinned where there is no accelerator."""
     if node.resident:
@@ -94,7 +93,7 @@ def _held(job: Job, rows: RankColumns, from_stage: int) -> FloatColumn:
     return np.where(rows.layouts.zero_stage >= from_stage, _sharded(job, rows), counts.dense + counts.expert)
 
 
-def _optimizer(job: Job, rows: RankColumns, node: Node) -> FloatColumn:
+def _optimizer(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     share, host = job.techniques.offload_optimizer, job.facts.host
     if not share:
         return np.zeros(len(rows))
@@ -124,14 +123,14 @@ def _some(count: FloatColumn) -> FloatColumn:
     return np.maximum(count, 1.0)
 
 
-def _parameters(job: Job, rows: RankColumns, node: Node) -> FloatColumn:
+def _parameters(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     if not job.techniques.offload_parameters:
         return np.zeros(len(rows))
     moved = job.facts.host.parameter_bytes * _held(job, rows, 3)
     return np.where(rows.layouts.zero_stage >= 3, _pinned(moved, moved, node), 0.0)
 
 
-def _activations(job: Job, rows: RankColumns, node: Node) -> FloatColumn:
+def _activations(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     """What the device would keep without offload, less what it keeps with it."""
     ways = job.techniques
     layers = np.any(rows.layouts.offload_layers)
@@ -179,7 +178,7 @@ def _checkpoint(job: Job, rows: RankColumns) -> FloatColumn:
     return np.asarray(at_once * sharded + one_by_one)
 
 
-def node_bytes(terms: Mapping[str, FloatColumn], node: Node) -> tuple[int, dict[str, int]]:
+def node_bytes(terms: Mapping[str, FloatColumn], node: HostNode) -> tuple[int, dict[str, int]]:
     """(bytes of a node, the same by term) for one layout, of the rank whose process holds the most."""
     worst = int(np.argmax(np.sum(list(terms.values()), axis=0)))
     by_term = {name: node.processes * int(column[worst]) for name, column in terms.items()}

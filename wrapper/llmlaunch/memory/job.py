@@ -23,12 +23,14 @@ __all__ = [
     "RankColumns",
     "all_are_candidates",
     "all_ranks",
+    "by_recompute",
     "candidate_ranks",
     "chunk_ranges",
     "layer_kinds",
     "once_for_rows",
     "pattern_is_uniform",
 ]
+
 
 Result = TypeVar("Result")
 
@@ -216,3 +218,16 @@ def _stage_ends(partitions: Sequence[Sequence[int]]) -> IntColumn:
     for row, layers in zip(table, partitions, strict=True):
         row[1 : len(layers) + 1] = np.cumsum(layers)
     return table
+
+
+Column = Callable[[], FloatColumn]
+
+
+def by_recompute(rows: RankColumns, none: Column, selective: Column, full: Column) -> FloatColumn:
+    """Each row's value of the column of its granularity, in the order of the RECOMPUTE_ codes."""
+    ways, recompute = (none, selective, full), rows.layouts.recompute
+    chosen: FloatColumn | None = None
+    for code in np.flatnonzero(np.bincount(recompute, minlength=len(ways))):
+        column = ways[code]()
+        chosen = column if chosen is None else np.where(recompute == code, column, chosen)
+    return np.zeros(0) if chosen is None else chosen

@@ -20,11 +20,10 @@ from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import kept_activations, kept_embedding, returned_key_values
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.loss import cached_logits, final_norm, logits, step_logits, waiting_logits
-from llmlaunch.memory.prediction import embedded_again, kept_by_heads, tables_of_heads
+from llmlaunch.memory.loss import cached_logits, final_norm, logits, step_logits, waiting_logits, waiting_table
+from llmlaunch.memory.multi_token_prediction import embedded_again, saved_by_heads, tables_of_heads
 from llmlaunch.memory.states import States, weight_versions
-from llmlaunch.memory.tables import waiting_table
-from llmlaunch.memory.working import (
+from llmlaunch.memory.workspace import (
     delayed_weight_gradients,
     embedding_backward,
     head_backward,
@@ -35,14 +34,14 @@ from llmlaunch.memory.working import (
     weight_gradient_stubs,
 )
 
-__all__ = ["HOLES", "Half", "Moment", "held_terms", "running_terms"]
+__all__ = ["HOLES", "Moment", "MomentTerms", "state_terms", "transient_terms"]
 
 HOLES = "cached_logits"  # of a moment: goes into the cache
 Moment = Mapping[str, FloatColumn]
 
 
 @dataclass(frozen=True)
-class Half:
+class MomentTerms:
     """Bytes by term, whole ones. `lasting` is there from the second step on, whatever the moment; beside it `moments`,
     in the same order in both halves: the loss with all activations alive, the backward pass of the head, that of a
     layer, that of the first layer where gradients come and go within a step, and the optimizer step."""
@@ -51,10 +50,10 @@ class Half:
     moments: tuple[Moment, ...]
 
 
-def running_terms(job: Job, rows: RankColumns) -> Half:
+def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     """Reads neither the ZeRO stage nor anything said of gradients and optimizer."""
     facts = job.facts
-    heads, embedded, norm = kept_by_heads(job, rows), embedded_again(job, rows), final_norm(job, rows)
+    heads, embedded, norm = saved_by_heads(job, rows), embedded_again(job, rows), final_norm(job, rows)
     activations = kept_activations(job, rows) + heads
     always = {"embedding": kept_embedding(job, rows) + embedded, **_trainers_own(job, rows)}
     beside = {"recomputed_layer": recomputed_layer(job, rows), **delayed_weight_gradients(job, rows)}
@@ -82,10 +81,10 @@ def running_terms(job: Job, rows: RankColumns) -> Half:
         **passing_buffers(job, rows),
         "workspace": np.full(len(rows), facts.workspace_bytes + _grouped(job)),
     }
-    return Half(whole(lasting), (*map(whole, moments), {}))
+    return MomentTerms(whole(lasting), (*map(whole, moments), {}))
 
 
-def held_terms(job: Job, rows: RankColumns, state: States) -> Half:
+def state_terms(job: Job, rows: RankColumns, state: States) -> MomentTerms:
     """Reads neither micro-batch nor recompute; of `rows.microbatches`, whether there is more than one."""
     facts = job.facts
     # none while the only micro-batch of a step runs forward, where the step frees gradients
@@ -107,7 +106,7 @@ def held_terms(job: Job, rows: RankColumns, state: States) -> Half:
         "weight_gradient_stubs": weight_gradient_stubs(job, rows),
     }
     whole = _Whole()
-    return Half(whole(lasting), tuple(map(whole, moments)))
+    return MomentTerms(whole(lasting), tuple(map(whole, moments)))
 
 
 class _Whole:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -10,17 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import cut_checkpoints
-from llmlaunch.memory.communicators import communicators
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, least_torch_bytes, negative_rows
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.moments import HOLES, Half, Moment, held_terms, running_terms
+from llmlaunch.memory.moments import HOLES, Moment, MomentTerms, state_terms, transient_terms
 from llmlaunch.memory.states import States, states
 
 __all__ = [
-    "HeldSums",
-    "RunningSums",
+    "GROUPS",
+    "StateSums",
+    "TransientSums",
     "cache_bytes",
+    "communicators",
     "corrected",
     "device_bytes",
     "moment_totals",
@@ -30,8 +32,49 @@ __all__ = [
 ]
 
 
+Members = Callable[[RankColumns], FloatColumn]
+
+
+def _neighbours(rows: RankColumns) -> FloatColumn:
+    return (~rows.first).astype(np.float64) + (~rows.last)
+
+
+def _tied_ends(rows: RankColumns) -> FloatColumn:
+    return ((rows.first | rows.last) & (rows.layouts.pipeline > 1)).astype(np.float64)
+
+
+def _several(size: Callable[[LayoutColumns], IntColumn]) -> Members:
+    return lambda rows: (size(rows.layouts) > 1).astype(np.float64)
+
+
+# How many communicators of each kind a row's rank holds.
+GROUPS: Mapping[str, Members] = {
+    "world": _several(lambda lay: lay.tensor * lay.pipeline * lay.context * lay.data),
+    "tensor": _several(lambda lay: lay.tensor),
+    "pipeline": _several(lambda lay: lay.pipeline),
+    "context": _several(lambda lay: lay.context),
+    "data": _several(lambda lay: lay.data),
+    "expert": _several(lambda lay: lay.expert),
+    "data_and_context": _several(lambda lay: np.minimum(lay.data, lay.context)),
+    "model": _several(lambda lay: lay.tensor * lay.pipeline),
+    # the shares of a stage's output are gathered only where there is another stage
+    "stage_output": _several(lambda lay: np.minimum(lay.tensor, lay.pipeline)),
+    "neighbours": _neighbours,
+    "tied_embeddings": _tied_ends,
+}
+
+
+def communicators(job: Job, rows: RankColumns) -> FloatColumn:
+    """Bytes of all communicators of each row's rank."""
+    count = np.zeros(len(rows))
+    for name in job.facts.groups:
+        held = GROUPS[name](rows)
+        count = count + (held if name != "tied_embeddings" or job.shape.tied_embeddings else 0.0)
+    return job.facts.communicator_bytes * count
+
+
 @dataclass(frozen=True)
-class RunningSums:
+class TransientSums:
     """Whole bytes of what runs: of each moment, the lasting ones included. None where the facts know no such thing, and
     `broken` where no term is negative."""
 
@@ -41,7 +84,7 @@ class RunningSums:
     broken: NDArray[np.bool_] | None
 
     @classmethod
-    def of(cls, job: Job, rows: RankColumns, terms: Half) -> RunningSums:
+    def of(cls, job: Job, rows: RankColumns, terms: MomentTerms) -> TransientSums:
         return cls(
             moments=_moments(terms),
             holes=terms.moments[0].get(HOLES),
@@ -51,7 +94,7 @@ class RunningSums:
 
 
 @dataclass(frozen=True)
-class HeldSums:
+class StateSums:
     """Whole bytes of what is held: of each moment, the lasting ones included, and what it needs beside torch.
     `torch_factor` is what measured runs say torch's bytes are to be multiplied by; `outside` has its part already, and
     so has `least`, below which torch cannot be. `broken` is None where no term is negative."""
@@ -67,7 +110,7 @@ class HeldSums:
     broken: NDArray[np.bool_] | None
 
     @classmethod
-    def of(cls, job: Job, rows: RankColumns, terms: Half, state: States) -> HeldSums:
+    def of(cls, job: Job, rows: RankColumns, terms: MomentTerms, state: States) -> StateSums:
         facts = job.facts
         return cls(
             cache_share=_cache_share(job),
@@ -81,13 +124,13 @@ class HeldSums:
             broken=_broken(terms),
         )
 
-    def take(self, index: IntColumn) -> HeldSums:
+    def take(self, index: IntColumn) -> StateSums:
         """The rows at `index`, which may repeat."""
 
         def rows(column: FloatColumn) -> FloatColumn:
             return np.take(column, index)
 
-        return HeldSums(
+        return StateSums(
             cache_share=self.cache_share,
             torch_factor=self.torch_factor,
             moments=tuple(map(rows, self.moments)),
@@ -100,11 +143,11 @@ class HeldSums:
         )
 
 
-def rank_sums(job: Job, rows: RankColumns) -> tuple[RunningSums, HeldSums]:
+def rank_sums(job: Job, rows: RankColumns) -> tuple[TransientSums, StateSums]:
     """Both halves of every row."""
     state = states(job, rows)
-    running = RunningSums.of(job, rows, running_terms(job, rows))
-    return running, HeldSums.of(job, rows, held_terms(job, rows, state), state)
+    running = TransientSums.of(job, rows, transient_terms(job, rows))
+    return running, StateSums.of(job, rows, state_terms(job, rows, state), state)
 
 
 def outside_torch(job: Job, rows: RankColumns) -> Moment:
@@ -113,13 +156,13 @@ def outside_torch(job: Job, rows: RankColumns) -> Moment:
     return dict(zip(names, job.correction.outside(context, np.rint(communicators(job, rows))), strict=True))
 
 
-def moment_totals(running: RunningSums, held: HeldSums) -> list[FloatColumn]:
+def moment_totals(running: TransientSums, held: StateSums) -> list[FloatColumn]:
     """Bytes at each moment; the whole model before it is sharded comes last."""
     totals = [runs + holds for runs, holds in zip(running.moments, held.moments, strict=True)]
     return totals if held.placed is None else [*totals, held.placed]
 
 
-def device_bytes(running: RunningSums, held: HeldSums) -> FloatColumn:
+def device_bytes(running: TransientSums, held: StateSums) -> FloatColumn:
     """Bytes of the device at its worst moment, with the allocator's cache and what is outside torch; impossible where
     they break a law (`guard`)."""
     totals = moment_totals(running, held)
@@ -142,7 +185,9 @@ def corrected(torch_bytes: FloatColumn, torch_factor: float) -> FloatColumn:
     return torch_bytes if torch_factor == 1.0 else np.rint(torch_bytes * torch_factor)
 
 
-def cache_bytes(running: RunningSums, held: HeldSums, totals: Sequence[FloatColumn], worst: IntColumn) -> FloatColumn:
+def cache_bytes(
+    running: TransientSums, held: StateSums, totals: Sequence[FloatColumn], worst: IntColumn
+) -> FloatColumn:
     """What the allocator holds beside what is alive at the moment `worst` of `totals`."""
     most = reduce(np.maximum, totals)
     free = _holes(running, worst)
@@ -152,16 +197,16 @@ def cache_bytes(running: RunningSums, held: HeldSums, totals: Sequence[FloatColu
     return _reserved(held, most - free, apart)
 
 
-def _reserved(held: HeldSums, alive: FloatColumn, apart: FloatColumn | float) -> FloatColumn:
+def _reserved(held: StateSums, alive: FloatColumn, apart: FloatColumn | float) -> FloatColumn:
     return np.rint(held.cache_share * alive + apart)
 
 
-def _holes(running: RunningSums, worst: IntColumn) -> FloatColumn:
+def _holes(running: TransientSums, worst: IntColumn) -> FloatColumn:
     return np.zeros(len(worst)) if running.holes is None else np.where(worst == 0, running.holes, 0.0)
 
 
 def _apart(
-    running: RunningSums, held: HeldSums, totals: Sequence[FloatColumn], most: FloatColumn
+    running: TransientSums, held: StateSums, totals: Sequence[FloatColumn], most: FloatColumn
 ) -> FloatColumn | float:
     """What the allocator reserves beyond the worst moment because freed blocks are cut for other sizes.
 
@@ -183,7 +228,7 @@ def _cache_share(job: Job) -> float:
     return job.facts.cache_share if mixture is None or job.shape.moe is None else mixture
 
 
-def _other_streams(state: States, terms: Half) -> tuple[FloatColumn, ...]:
+def _other_streams(state: States, terms: MomentTerms) -> tuple[FloatColumn, ...]:
     """torch's allocator reuses memory within a stream alone (c10/cuda/CUDACachingAllocator.cpp, 2.13). FSDP gathers
     and reduces on streams of its own, so what it held there stays in the cache when the peak is another moment's."""
     theirs = np.rint(state.gradients) + np.rint(state.gathered)
@@ -191,12 +236,12 @@ def _other_streams(state: States, terms: Half) -> tuple[FloatColumn, ...]:
     return (*(theirs - gradients - gathered for gradients, gathered in zip(alive, alive, strict=True)), theirs)
 
 
-def _moments(terms: Half) -> tuple[FloatColumn, ...]:
+def _moments(terms: MomentTerms) -> tuple[FloatColumn, ...]:
     lasting = sum_of(terms.lasting.values())
     return tuple(reduce(np.add, moment.values(), lasting) for moment in terms.moments)
 
 
-def _broken(terms: Half) -> NDArray[np.bool_] | None:
+def _broken(terms: MomentTerms) -> NDArray[np.bool_] | None:
     columns = {id(column): column for moment in (terms.lasting, *terms.moments) for column in moment.values()}
     return negative_rows(columns.values())
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.job import Job, RankColumns, once_for_rows
-from llmlaunch.memory.spared import spared
+from llmlaunch.memory.technique_savings import apply_techniques_to_saved
 from llmlaunch.models.shape import MoeShape
 
 __all__ = [
-    "Layer",
+    "SavedTensors",
     "kept_operators",
     "projected_bytes",
     "saved_by_dense_layer",
@@ -33,7 +33,7 @@ STATISTIC_BYTES = 4.0  # softmax and norm statistics are fp32
 
 
 @dataclass(frozen=True)
-class Layer:
+class SavedTensors:
     """Bytes by tensor, one micro-batch, one layer."""
 
     tensors: Mapping[str, FloatColumn]
@@ -66,7 +66,7 @@ def sequence_split(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 @once_for_rows
-def saved_by_dense_layer(job: Job, rows: RankColumns) -> Layer:
+def saved_by_dense_layer(job: Job, rows: RankColumns) -> SavedTensors:
     """Attention and a dense MLP."""
     shape, t = job.shape, rows.tensor
     n = tokens(job, rows)
@@ -75,11 +75,13 @@ def saved_by_dense_layer(job: Job, rows: RankColumns) -> Layer:
         "mlp_fc1_output": n * projected_bytes(job) * shape.ffn_hidden_size / t,
         "mlp_fc2_input": n * job.facts.linear_input_bytes * shape.ffn_hidden_size / t,
     }
-    return Layer(spared(job, n, n / sequence_split(job, rows), {**_attention(job, rows), **mlp}))
+    return SavedTensors(
+        apply_techniques_to_saved(job, n, n / sequence_split(job, rows), {**_attention(job, rows), **mlp})
+    )
 
 
 @once_for_rows
-def saved_by_mixture_layer(job: Job, rows: RankColumns) -> Layer:
+def saved_by_mixture_layer(job: Job, rows: RankColumns) -> SavedTensors:
     """Attention and a mixture of experts; a mixture routes topk copies of every token."""
     shape, facts = job.shape, job.facts
     moe = shape.moe
@@ -101,7 +103,7 @@ def saved_by_mixture_layer(job: Job, rows: RankColumns) -> Layer:
     }
     if moe.shared_expert_gate:
         mixture["shared_expert_output"] = n * facts.activation_bytes * shape.hidden_size / split
-    return Layer(spared(job, n, n / split, {**_attention(job, rows), **mixture}))
+    return SavedTensors(apply_techniques_to_saved(job, n, n / split, {**_attention(job, rows), **mixture}))
 
 
 def _routing(job: Job, moe: MoeShape) -> float:

@@ -8,13 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.memory.gathering import gathered_parameters, unreduced_gradients
-from llmlaunch.memory.gradients import by_stage, gradients
-from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.trained import adapter_parameters, trained_layers, trained_parameters
-from llmlaunch.memory.weights import RankParameters, largest_parameter, linear_weights, rank_parameters
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.gradients import by_stage, gathered_parameters, gradients, unreduced_gradients
+from llmlaunch.memory.job import Job, RankColumns, all_ranks
+from llmlaunch.memory.weights import (
+    RankParameters,
+    adapter_parameters,
+    largest_parameter,
+    linear_weights,
+    rank_parameters,
+    trained_layers,
+    trained_parameters,
+)
 
-__all__ = ["States", "states", "weight_versions"]
+__all__ = ["States", "least_state_bytes", "states", "weight_versions"]
 
 
 MASTER_GRADIENT_BYTES = 4.0
@@ -231,3 +238,20 @@ def _gathered(job: Job, rows: RankColumns, counts: RankParameters, group: FloatC
     most = np.minimum(counts.dense + counts.expert, counts.largest_layer + job.facts.live_parameters)
     copied = (group > 1) | job.techniques.offload_parameters
     return np.where((rows.layouts.zero_stage >= 3) & copied, job.facts.parameter_bytes * most, 0.0)
+
+
+ROUNDING_BYTES = 8.0
+
+
+def least_state_bytes(job: Job, layouts: LayoutColumns) -> FloatColumn:
+    """Device bytes of the fullest rank, however the layers are cut: no less than the mean over all ranks of parameters,
+    gradients and optimizer states, which grow with the layers alone and are all there when the optimizer runs. Reads
+    what `held_fields` names; with ZeRO 3 parameters are gathered, and nothing is said (0)."""
+    rows = all_ranks(job, layouts)
+    state = states(job, rows)
+    held = state.parameters + state.weight_copies + state.gradients + state.optimizer
+    mean = np.bincount(rows.layout_index, weights=held, minlength=len(layouts)) / layouts.pipeline
+    factor = job.correction.torch_factor
+    torch = np.maximum(mean * factor - ROUNDING_BYTES * max(factor, 1.0), 0.0)
+    outside = max(job.facts.context_bytes + job.correction.outside_bytes, 0.0)
+    return np.where(layouts.zero_stage < 3, torch + outside, 0.0)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.moments import HOLES, Moment, held_terms, running_terms
-from llmlaunch.memory.peak import HeldSums, RunningSums, cache_bytes, corrected, moment_totals, outside_torch, sum_of
+from llmlaunch.memory.moments import HOLES, Moment, state_terms, transient_terms
+from llmlaunch.memory.peak import StateSums, TransientSums, cache_bytes, corrected, moment_totals, outside_torch, sum_of
 from llmlaunch.memory.states import states
 
 __all__ = ["OUTSIDE_TORCH", "RESIDUAL", "Terms", "rank_terms"]
@@ -51,8 +51,8 @@ class Terms:
 def rank_terms(job: Job, rows: RankColumns) -> Terms:
     """Whole bytes by term for every row."""
     state = states(job, rows)
-    runs, holds = running_terms(job, rows), held_terms(job, rows, state)
-    running, held = RunningSums.of(job, rows, runs), HeldSums.of(job, rows, holds, state)
+    runs, holds = transient_terms(job, rows), state_terms(job, rows, state)
+    running, held = TransientSums.of(job, rows, runs), StateSums.of(job, rows, holds, state)
     totals = moment_totals(running, held)
     worst = np.argmax(totals, axis=0)
     lasting = {**holds.lasting, **runs.lasting}

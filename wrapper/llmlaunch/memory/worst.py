@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -11,10 +12,23 @@ from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.freed import keep_freed_memory
 from llmlaunch.memory.job import Job, RankColumns, all_are_candidates
 
-__all__ = ["Ranks", "WorstRanks", "most_bytes", "pieces", "worst_of"]
+__all__ = ["Ranks", "WorstRanks", "keep_freed_memory", "most_bytes", "pieces", "worst_of"]
+
+
+# The largest block glibc learns from, less what it puts around it (malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MAX).
+LEARNT_BYTES = 32 * 2**20 - 2**16
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Once a process. glibc hands freed memory at the end of the heap back to the system as soon as it is 128 KiB, and
+    columns come and go there: new pages took half of the formula's time. Freeing one mapped block teaches it to keep
+    twice that block's size (mallopt(3), M_MMAP_THRESHOLD, "dynamic"). The block is never written to, so it costs
+    nothing; other allocators take no notice."""
+    np.empty(LEARNT_BYTES, dtype=np.int8)
+
 
 # Ranks priced at a time. The formula makes hundreds of columns: these stay in the processor's cache, which halves the
 # time of tens of thousands of layouts (benchmarks/memory_formula.py).

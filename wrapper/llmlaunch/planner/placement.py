@@ -12,8 +12,7 @@ from llmlaunch.cluster.matrix import slurm_order
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
-from llmlaunch.memory.trained import trained_parameters
-from llmlaunch.memory.weights import rank_parameters
+from llmlaunch.memory.weights import rank_parameters, trained_parameters
 from llmlaunch.placement.objective import inverse
 from llmlaunch.placement.search import place
 from llmlaunch.placement.traffic import Sizes, Volumes, traffic

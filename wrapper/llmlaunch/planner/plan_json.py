@@ -130,15 +130,15 @@ def neighbours_json(found: Iterable[Neighbour]) -> list[dict[str, Any]]:
 
 
 def _neighbour(one: Neighbour) -> dict[str, Any]:
-    refusal = one.judged.refusal
+    refusal = one.verdict.refusal
     return {
         "field": one.name,
         "from": one.before,
         "to": one.after,
         "along": dict(one.along),
-        "layout": one.judged.layout.as_json(),
-        "step_seconds": one.judged.step_seconds,
-        "device_bytes": one.judged.device_bytes,
+        "layout": one.verdict.layout.as_json(),
+        "step_seconds": one.verdict.step_seconds,
+        "device_bytes": one.verdict.device_bytes,
         "refused": None if refusal is None else refusal.key,
         "reason": None if refusal is None else refusal.reason,
     }

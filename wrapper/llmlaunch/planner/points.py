@@ -1,4 +1,4 @@
-"""The points of a search: which split, which words, what they come to."""
+"""The points of a search as columns: a split, its techniques, and what they cost."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.backends.base import StateTechniques, StepTechniques
-from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import Layout, LayoutColumns
 
 __all__ = ["Points", "Rows", "join_rows"]
@@ -18,12 +17,12 @@ __all__ = ["Points", "Rows", "join_rows"]
 
 @dataclass(frozen=True)
 class Rows:
-    """Priced points as columns: which split, which words of each kind, the amounts, and what they come to. Bytes are
-    of the worst pipeline rank's device and of a node."""
+    """Priced points as columns: indices of the split and of each kind of techniques, the amounts, and the costs. Bytes
+    are of the worst pipeline rank's device and of a node."""
 
     split: IntColumn
-    running: IntColumn
-    held: IntColumn
+    step_techniques: IntColumn
+    state_techniques: IntColumn
     recompute_layers: IntColumn
     offload_layers: IntColumn
     device_bytes: FloatColumn
@@ -34,66 +33,73 @@ class Rows:
     def __len__(self) -> int:
         return len(self.split)
 
-    def take(self, index: NDArray[np.bool_]) -> Rows:
-        """The points a mask selects."""
-        return Rows(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+    def take(self, mask: BoolColumn) -> Rows:
+        return Rows(**{f.name: getattr(self, f.name)[mask] for f in fields(self)})
+
+
+def join_rows(blocks: Sequence[Rows]) -> Rows:
+    """Concatenate blocks of rows."""
+    return Rows(**{f.name: np.concatenate([getattr(block, f.name) for block in blocks]) for f in fields(Rows)})
 
 
 @dataclass(frozen=True)
 class Points:
-    """`rows` over the splits and the words they point to."""
+    """`rows` over the splits and the techniques they point to."""
 
     splits: LayoutColumns
-    running: Sequence[StepTechniques]
-    held: Sequence[StateTechniques]
+    step_techniques: Sequence[StepTechniques]
+    state_techniques: Sequence[StateTechniques]
     rows: Rows
 
     def __len__(self) -> int:
         return len(self.rows.split)
 
-    def beside(self, splits: Sequence[LayoutColumns], blocks: Sequence[Rows]) -> Points:
-        """These points and more: each block over splits of its own."""
+    def extended(self, splits: Sequence[LayoutColumns], blocks: Sequence[Rows]) -> Points:
+        """Return these points and more: each block of rows over splits of its own."""
         starts = np.cumsum([len(self.splits), *(len(more) for more in splits)])[: len(blocks)]
         moved = [replace(block, split=block.split + start) for block, start in zip(blocks, starts, strict=True)]
         return replace(self, splits=LayoutColumns.joined([self.splits, *splits]), rows=join_rows([self.rows, *moved]))
 
-    def words(self, index: int) -> tuple[StepTechniques, StateTechniques]:
-        return self.running[self.rows.running[index]], self.held[self.rows.held[index]]
+    def techniques(self, index: int) -> tuple[StepTechniques, StateTechniques]:
+        return (
+            self.step_techniques[self.rows.step_techniques[index]],
+            self.state_techniques[self.rows.state_techniques[index]],
+        )
 
     def layout(self, index: int) -> Layout:
-        """One point as a layout."""
-        return self.layouts_at(np.array([index])).row(0)
+        return self._layouts_at(np.array([index])).row(0)
 
     @cached_property
     def layouts(self) -> LayoutColumns:
-        """All points as layouts, made when first asked for."""
-        return self.layouts_at(np.arange(len(self)))
+        """All points as layouts, built on first use."""
+        return self._layouts_at(np.arange(len(self)))
 
     def column(self, name: str) -> IntColumn:
-        """One field of all points, without making layouts of them."""
+        """Return one layout field of all points without building layouts."""
         if name == "zero_stage":
-            return np.array([held.zero_stage for held in self.held], dtype=np.int64)[self.rows.held]
+            return self._zero_stages[self.rows.state_techniques]
         if name == "recompute":
-            return np.array([running.recompute for running in self.running], dtype=np.int64)[self.rows.running]
+            return self._recompute_codes[self.rows.step_techniques]
         if name in ("recompute_layers", "offload_layers"):
             amount: IntColumn = getattr(self.rows, name)
             return amount
         column: IntColumn = getattr(self.splits, name)[self.rows.split]
         return column
 
-    def layouts_at(self, index: IntColumn) -> LayoutColumns:
+    def _layouts_at(self, index: IntColumn) -> LayoutColumns:
         rows = self.rows
-        stages = np.array([held.zero_stage for held in self.held], dtype=np.int64)
-        codes = np.array([running.recompute for running in self.running], dtype=np.int64)
         return replace(
             self.splits.take(rows.split[index]),
-            zero_stage=stages[rows.held[index]],
-            recompute=codes[rows.running[index]],
+            zero_stage=self._zero_stages[rows.state_techniques[index]],
+            recompute=self._recompute_codes[rows.step_techniques[index]],
             recompute_layers=rows.recompute_layers[index],
             offload_layers=rows.offload_layers[index],
         )
 
+    @property
+    def _zero_stages(self) -> IntColumn:
+        return np.array([state.zero_stage for state in self.state_techniques], dtype=np.int64)
 
-def join_rows(blocks: Sequence[Rows]) -> Rows:
-    """One after the other."""
-    return Rows(**{f.name: np.concatenate([getattr(block, f.name) for block in blocks]) for f in fields(Rows)})
+    @property
+    def _recompute_codes(self) -> IntColumn:
+        return np.array([step.recompute for step in self.step_techniques], dtype=np.int64)

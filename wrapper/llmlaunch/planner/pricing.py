@@ -1,7 +1,11 @@
-"""Bytes and seconds of every legal split with every set of words, amounts solved.
+"""Bytes and seconds of every legal split with every combination of techniques, solved amounts included.
 
-What runs is worked out once for each set of running words, what is held once for each set of held words and the few
-splits that differ in it; a point is the sum of two halves (memory/halves.py, timing/step.py).
+Activations and passes are priced once for each set of step techniques. Model states and the optimizer step are priced
+once for each set of state techniques and the few splits that differ in them. A candidate is the sum of the two parts
+(memory/grouped_pricing.py, timing/step.py).
+
+Some amounts are solved exactly for each split: recomputed and offloaded layers. Every further layer needs no more
+memory and takes no less time, so the fewest that are safe are the fastest, and bisection finds them.
 """
 
 from __future__ import annotations
@@ -12,19 +16,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import RECOMPUTE_NONE, LayoutColumns, Rule, Situation, refusal_counts
-from llmlaunch.memory.halves import (
-    HeldHalf,
-    RunningHalf,
-    Worst,
-    distinct_held,
-    held_half,
-    running_half,
-    worst_of_halves,
+from llmlaunch.memory.grouped_pricing import (
+    ModelStateBytes,
+    TransientBytes,
+    WorstBytes,
+    distinct_states,
+    model_state_bytes,
+    transient_bytes,
+    worst_of_sums,
 )
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
@@ -32,220 +35,197 @@ from llmlaunch.planner.points import Points, Rows, join_rows
 from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, recipe_with_techniques
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.running import Running, running
+from llmlaunch.timing.passes import PassSeconds, pass_seconds
 from llmlaunch.timing.step import step_seconds
-from llmlaunch.timing.update import Update, update
+from llmlaunch.timing.update import UpdateSeconds, update_seconds
 
 __all__ = [
     "ModelStateBatch",
     "TechniqueBatch",
-    "fewest",
     "first_failed",
     "group_equal",
     "is_safe",
-    "most_of",
     "price",
     "situation",
     "state_batch",
     "state_job",
     "state_update",
-    "without_amount",
 ]
 
 
 @dataclass(frozen=True)
 class ModelStateBatch:
-    """One set of held words, at `place`, over the few splits that differ in what is held."""
+    """One set of state techniques, at `index` of the technique space, over the few splits that differ in their model
+    states."""
 
-    place: int
-    half: HeldHalf
-    update: Update
+    index: int
+    states: ModelStateBytes
+    update: UpdateSeconds
 
 
 @dataclass(frozen=True)
 class TechniqueBatch:
-    """One set of running words, at `place`, over `rows` of the splits. `held_of` says which of the held splits each is;
-    `solved` names the amount to be solved, and `none_searched` whether none of it is among the words too."""
+    """One set of step techniques, at `index` of the technique space, over `rows` of the splits. `state_of` maps each
+    row to its split of a `ModelStateBatch`; `solved` names the amount to be solved, and `none_searched` says whether
+    layouts with none of it are searched too."""
 
     setting: Setting
     job: Job
-    place: int
+    index: int
     rows: IntColumn
     layouts: LayoutColumns
-    held_of: IntColumn
+    state_of: IntColumn
     solved: str | None = None
     none_searched: bool = True
 
     @cached_property
-    def half(self) -> RunningHalf:
-        return running_half(self.job, self.layouts, node_of(self.setting.recipe))
+    def transient(self) -> TransientBytes:
+        return transient_bytes(self.job, self.layouts, node_of(self.setting.recipe))
 
     @cached_property
-    def passes(self) -> Running:
-        return running(self.job, self.setting.cluster, self.layouts)
+    def passes(self) -> PassSeconds:
+        return pass_seconds(self.job, self.setting.cluster, self.layouts)
 
     @cached_property
     def with_none(self) -> TechniqueBatch:
-        """The same without what is to be solved."""
-        assert self.solved is not None
-        return replace(self, layouts=without_amount(self.layouts, self.solved))
+        """The same candidates with the solved amount set to zero."""
+        if self.solved == "recompute_layers":
+            return replace(
+                self, layouts=self.layouts.with_techniques(0, RECOMPUTE_NONE, 0, self.layouts.offload_layers)
+            )
+        return self.with_amount(np.zeros(len(self.layouts), dtype=np.int64))
 
     @cached_property
     def with_all(self) -> TechniqueBatch:
+        """The same candidates with the largest possible amount."""
         assert self.solved is not None
-        return self.with_amount(most_of(self.job.shape, self.layouts, self.solved))
+        return self.with_amount(largest_amount(self.job.shape, self.layouts, self.solved))
 
     def with_amount(self, amount: IntColumn) -> TechniqueBatch:
         assert self.solved is not None
         return replace(self, layouts=self.layouts.with_amount(self.solved, amount))
 
-    def take(self, index: NDArray[np.bool_] | IntColumn) -> TechniqueBatch:
-        """Some of the rows."""
-        return replace(self, rows=self.rows[index], layouts=self.layouts.take(index), held_of=self.held_of[index])
+    def take(self, index: BoolColumn | IntColumn) -> TechniqueBatch:
+        return replace(self, rows=self.rows[index], layouts=self.layouts.take(index), state_of=self.state_of[index])
 
-    def bytes_with(self, held: ModelStateBatch) -> Worst:
-        return worst_of_halves(self.half, held.half, self.held_of)
+    def bytes_with(self, states: ModelStateBatch) -> WorstBytes:
+        return worst_of_sums(self.transient, states.states, self.state_of)
 
-    def safe_with(self, held: ModelStateBatch) -> BoolColumn:
-        """Fits devices and nodes."""
-        worst = self.bytes_with(held)
+    def safe_with(self, states: ModelStateBatch) -> BoolColumn:
+        """Whether each candidate fits devices and nodes."""
+        worst = self.bytes_with(states)
         return is_safe(self.setting, worst.device_bytes, worst.host_bytes)
 
-    def seconds_with(self, update: Update) -> FloatColumn:
-        """Of a step; `update` is of the held splits."""
-        return step_seconds(self.passes, update.take(self.held_of))
+    def step_seconds(self, update: UpdateSeconds) -> FloatColumn:
+        """Return the seconds of one training step for each candidate. `update` holds the optimizer-step seconds of the
+        splits that share model states."""
+        return step_seconds(self.passes, update.take(self.state_of))
 
-    def priced_with(self, held: ModelStateBatch) -> Rows:
-        return self.priced_at(held, self.seconds_with(held.update))
-
-    def priced_at(self, held: ModelStateBatch, seconds: FloatColumn) -> Rows:
-        """Where the seconds of a step are known already."""
-        worst, count = self.bytes_with(held), len(self.rows)
+    def priced_with(self, states: ModelStateBatch, seconds: FloatColumn | None = None) -> Rows:
+        """Return bytes and seconds of each candidate; `seconds` are those of a step where they were computed before."""
+        worst, count = self.bytes_with(states), len(self.rows)
         return Rows(
             split=self.rows,
-            running=np.full(count, self.place),
-            held=np.full(count, held.place),
+            step_techniques=np.full(count, self.index),
+            state_techniques=np.full(count, states.index),
             recompute_layers=self.layouts.recompute_layers,
             offload_layers=self.layouts.offload_layers,
             device_bytes=worst.device_bytes,
             worst_pipeline_rank=worst.pipeline_rank,
             host_bytes=worst.host_bytes,
-            step_seconds=seconds,
+            step_seconds=self.step_seconds(states.update) if seconds is None else seconds,
         )
 
 
 def price(
-    setting: Setting, splits: LayoutColumns, words: TechniqueSpace, rules: Sequence[Rule]
+    setting: Setting, splits: LayoutColumns, space: TechniqueSpace, rules: Sequence[Rule]
 ) -> tuple[Points, Counter[str]]:
-    """All points of the legal `splits`, and how many each of the `rules`, which look at the words, refuses."""
+    """Return all points of the legal `splits`, and how many each of the `rules`, which look at techniques, refuses."""
     blocks: list[Rows] = []
     refused: Counter[str] = Counter()
-    few, held_of = distinct_held(setting.job, splits)
-    for places in group_equal(setting, words):
-        helds = [state_batch(setting, words, place, few) for place in places]
-        for i in range(len(words.running)):
-            failed = [_failed(setting, words, (i, held.place), splits, rules) for held in helds]
-            for found in failed:
-                refused.update(refusal_counts(rules, found))
-            rows = np.flatnonzero(np.any([found < 0 for found in failed], axis=0))
-            way = _way(setting, words, (i, places[0]), splits.take(rows), rows, held_of[rows])
-            allowed = [found[rows] < 0 for found in failed]
-            blocks += [_block(way, held, mine) for held, mine in zip(helds, allowed, strict=True)]
-    return Points(splits, words.running, words.held, join_rows(blocks)), refused
+    distinct, state_of = distinct_states(setting.job, splits)
+    for indices in group_equal(setting, space):
+        batches = [state_batch(setting, space, index, distinct) for index in indices]
+        for i in range(len(space.step)):
+            failures = [_failed(setting, space, (i, batch.index), splits, rules) for batch in batches]
+            for failed in failures:
+                refused.update(refusal_counts(rules, failed))
+            rows = np.flatnonzero(np.any([failed < 0 for failed in failures], axis=0))
+            batch = _technique_batch(setting, space, (i, indices[0]), splits.take(rows), rows, state_of[rows])
+            allowed = [failed[rows] < 0 for failed in failures]
+            blocks += [_block(batch, states, mine) for states, mine in zip(batches, allowed, strict=True)]
+    return Points(splits, space.step, space.state, join_rows(blocks)), refused
 
 
-def group_equal(setting: Setting, words: TechniqueSpace) -> list[list[int]]:
-    """Places of the held words, those together whose facts are the same: what runs is worked out once for them."""
+def group_equal(setting: Setting, space: TechniqueSpace) -> list[list[int]]:
+    """Group the indices of state techniques whose facts are equal: what the step adds is priced once for a group."""
     groups: dict[object, list[int]] = {}
-    for place in range(len(words.held)):
-        groups.setdefault(state_job(setting, words, place).facts, []).append(place)
+    for index in range(len(space.state)):
+        groups.setdefault(state_job(setting, space, index).facts, []).append(index)
     return list(groups.values())
 
 
-def state_job(setting: Setting, words: TechniqueSpace, place: int) -> Job:
-    """The job of the held words at `place`."""
-    return setting.job_of(recipe_with_techniques(setting.recipe, words.running[0], words.held[place]))
+def state_job(setting: Setting, space: TechniqueSpace, index: int) -> Job:
+    """Return the job with the state techniques at `index`."""
+    return setting.job_of(recipe_with_techniques(setting.recipe, space.step[0], space.state[index]))
 
 
-def state_batch(setting: Setting, words: TechniqueSpace, place: int, few: LayoutColumns) -> ModelStateBatch:
-    job = state_job(setting, words, place)
-    layouts = few.with_techniques(words.held[place].zero_stage, 0, 0, 0)
-    return ModelStateBatch(
-        place, held_half(job, layouts, node_of(setting.recipe)), state_update(setting, words, place, few)
-    )
+def state_batch(setting: Setting, space: TechniqueSpace, index: int, distinct: LayoutColumns) -> ModelStateBatch:
+    job = state_job(setting, space, index)
+    layouts = distinct.with_techniques(space.state[index].zero_stage, 0, 0, 0)
+    states = model_state_bytes(job, layouts, node_of(setting.recipe))
+    return ModelStateBatch(index, states, update_seconds(job, setting.cluster, layouts))
 
 
-def state_update(setting: Setting, words: TechniqueSpace, place: int, few: LayoutColumns) -> Update:
-    """The held words' seconds alone."""
-    return update(
-        state_job(setting, words, place), setting.cluster, few.with_techniques(words.held[place].zero_stage, 0, 0, 0)
-    )
-
-
-def is_safe(setting: Setting, device_bytes: FloatColumn, host_bytes: FloatColumn) -> BoolColumn:
-    """Fits devices and nodes."""
-    fits: BoolColumn = device_bytes <= setting.limit.limit_bytes
-    return fits & (host_bytes <= setting.host_limit.limit_bytes)
+def state_update(setting: Setting, space: TechniqueSpace, index: int, distinct: LayoutColumns) -> UpdateSeconds:
+    """Return the update seconds of the state techniques at `index`, without their bytes."""
+    layouts = distinct.with_techniques(space.state[index].zero_stage, 0, 0, 0)
+    return update_seconds(state_job(setting, space, index), setting.cluster, layouts)
 
 
 def _failed(
-    setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns, rules: Sequence[Rule]
+    setting: Setting, space: TechniqueSpace, indices: tuple[int, int], splits: LayoutColumns, rules: Sequence[Rule]
 ) -> IntColumn:
-    said, layouts = apply_techniques(setting.recipe, words, places, splits)
-    return first_failed(rules, situation(said, layouts))
+    return first_failed(rules, situation(*apply_techniques(setting.recipe, space, indices, splits)))
 
 
-def _way(
+def _technique_batch(
     setting: Setting,
-    words: TechniqueSpace,
-    places: tuple[int, int],
+    space: TechniqueSpace,
+    indices: tuple[int, int],
     splits: LayoutColumns,
     rows: IntColumn,
-    held_of: IntColumn,
+    state_of: IntColumn,
 ) -> TechniqueBatch:
-    said, layouts = apply_techniques(setting.recipe, words, places, splits)
-    solved, none = words.running[places[0]].solved, StepTechniques() in words.running
-    return TechniqueBatch(setting, setting.job_of(said), places[0], rows, layouts, held_of, solved, none)
+    recipe, layouts = apply_techniques(setting.recipe, space, indices, splits)
+    solved, none_searched = space.step[indices[0]].solved, StepTechniques() in space.step
+    return TechniqueBatch(setting, setting.job_of(recipe), indices[0], rows, layouts, state_of, solved, none_searched)
 
 
-def _block(way: TechniqueBatch, held: ModelStateBatch, allowed: BoolColumn) -> Rows:
-    """The points of one set of words; where an amount is solved, of the splits that need some of it."""
-    if way.solved is None:
-        rows = way.priced_with(held)
+def _block(batch: TechniqueBatch, states: ModelStateBatch, allowed: BoolColumn) -> Rows:
+    """Return the rows of one combination of techniques; where an amount is solved, those that need some of it."""
+    if batch.solved is None:
+        rows = batch.priced_with(states)
         return rows if np.all(allowed) else rows.take(allowed)
-    return _fewest_safe(way, held, allowed).priced_with(held)
+    return _fewest_safe(batch, states, allowed).priced_with(states)
 
 
-def _fewest_safe(way: TechniqueBatch, held: ModelStateBatch, allowed: BoolColumn) -> TechniqueBatch:
-    """The rows that need some of the amount, with the least that is safe, or all of it where nothing is. Rows that are
-    safe without are left out where those are searched too: they are the same layouts without these words."""
-    needed = np.flatnonzero(allowed & ~way.with_none.safe_with(held) if way.none_searched else allowed)
-    enough, chosen = way.with_all.safe_with(held)[needed], way.take(needed)
-    most = most_of(way.job.shape, chosen.layouts, str(way.solved))
+def _fewest_safe(batch: TechniqueBatch, states: ModelStateBatch, allowed: BoolColumn) -> TechniqueBatch:
+    """Return the rows that need some of the amount, with the least that is safe, or all of it where nothing is safe.
+    Rows that are safe with none of it are left out where those are searched too: they are the same layouts."""
+    needed = np.flatnonzero(allowed & ~batch.with_none.safe_with(states) if batch.none_searched else allowed)
+    enough, chosen = batch.with_all.safe_with(states)[needed], batch.take(needed)
+    most = largest_amount(batch.job.shape, chosen.layouts, str(batch.solved))
 
     def safe(rows: IntColumn, amount: IntColumn) -> BoolColumn:
-        return chosen.take(rows).with_amount(amount).safe_with(held)
+        return chosen.take(rows).with_amount(amount).safe_with(states)
 
-    return chosen.with_amount(fewest(safe, most, enough))
-
-
-def situation(recipe: Recipe, layouts: LayoutColumns) -> Situation:
-    """What the rules look at."""
-    asked, numbers = recipe.techniques, recipe.training.numbers
-    return Situation(layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, asked, numbers)
+    return chosen.with_amount(fewest_safe(safe, most, enough))
 
 
-def first_failed(rules: Sequence[Rule], situation: Situation) -> IntColumn:
-    """Index of the first rule each layout fails, -1 where it passes all: exactly one reason for each refusal."""
-    failed = np.full(len(situation.layouts), -1, dtype=np.int64)
-    for index, rule in enumerate(rules):
-        failed[(failed < 0) & ~rule.allows(situation)] = index
-    return failed
-
-
-def most_of(shape: ModelShape, layouts: LayoutColumns, name: str) -> IntColumn:
-    """All layers of a model chunk can be recomputed; one of a rank's stays on the device
-    (megatron/core/transformer/transformer_config.py cpu_offloading_num_layers, core 0.19)."""
+def largest_amount(shape: ModelShape, layouts: LayoutColumns, name: str) -> IntColumn:
+    """Return the most layers an amount may count: all layers of a model chunk can be recomputed; one layer of a rank
+    stays on the device (megatron/core/transformer/transformer_config.py cpu_offloading_num_layers, core 0.19)."""
     even = shape.num_layers // (layouts.pipeline * layouts.virtual_pipeline)
     largest = np.array([max(split, default=0) for split in layouts.partitions])[layouts.partition]
     layers = np.where(layouts.uneven, largest, even)
@@ -253,22 +233,35 @@ def most_of(shape: ModelShape, layouts: LayoutColumns, name: str) -> IntColumn:
     return most
 
 
-def without_amount(layouts: LayoutColumns, name: str) -> LayoutColumns:
-    """The same layouts with none of an amount."""
-    if name == "recompute_layers":
-        return layouts.with_techniques(0, RECOMPUTE_NONE, 0, layouts.offload_layers)
-    return layouts.with_amount(name, np.zeros(len(layouts), dtype=np.int64))
-
-
-def fewest(safe: Callable[[IntColumn, IntColumn], BoolColumn], most: IntColumn, enough: BoolColumn) -> IntColumn:
-    """The smallest amount in 1 .. `most` of each row for which `safe(rows, amounts)` holds, `most` where that is not
-    `enough`. What is safe stays safe with more."""
+def fewest_safe(safe: Callable[[IntColumn, IntColumn], BoolColumn], most: IntColumn, enough: BoolColumn) -> IntColumn:
+    """Return the smallest amount in 1 .. `most` of each row for which `safe(rows, amounts)` holds, and `most` in rows
+    where even that is not `enough`. What is safe stays safe with more."""
     low: IntColumn = np.ones_like(most)
     high: IntColumn = most.copy()
     rows = np.flatnonzero(enough)
     while len(rows := rows[low[rows] < high[rows]]):
         middle = (low[rows] + high[rows]) // 2
-        found = safe(rows, middle)
-        high[rows[found]] = middle[found]
-        low[rows[~found]] = middle[~found] + 1
+        is_enough = safe(rows, middle)
+        high[rows[is_enough]] = middle[is_enough]
+        low[rows[~is_enough]] = middle[~is_enough] + 1
     return high
+
+
+def is_safe(setting: Setting, device_bytes: FloatColumn, host_bytes: FloatColumn) -> BoolColumn:
+    """Whether bytes fit devices and nodes."""
+    fits: BoolColumn = device_bytes <= setting.limit.limit_bytes
+    return fits & (host_bytes <= setting.host_limit.limit_bytes)
+
+
+def situation(recipe: Recipe, layouts: LayoutColumns) -> Situation:
+    """Return what the legality rules look at."""
+    techniques, numbers = recipe.techniques, recipe.training.numbers
+    return Situation(layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, techniques, numbers)
+
+
+def first_failed(rules: Sequence[Rule], situation: Situation) -> IntColumn:
+    """Return the index of the first rule each layout fails, -1 where it passes all: one reason for each refusal."""
+    failed = np.full(len(situation.layouts), -1, dtype=np.int64)
+    for index, rule in enumerate(rules):
+        failed[(failed < 0) & ~rule.allows(situation)] = index
+    return failed

@@ -12,7 +12,7 @@ from llmlaunch.cluster.matrix import slurm_order
 from llmlaunch.cluster.profile import Accelerator, Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.memory.correction import Correction
-from llmlaunch.memory.host import Node
+from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.plan import Limit
 from llmlaunch.recipe.types import MemoryPolicy, Recipe
@@ -150,10 +150,10 @@ def _free_bytes(accelerator: Accelerator, policy: MemoryPolicy) -> int:
     return policy.floor_bytes if accelerator.kind == "gpu" else 0
 
 
-def node_of(recipe: Recipe) -> Node:
+def node_of(recipe: Recipe) -> HostNode:
     """Return what runs on the fullest node of the job."""
     training = recipe.training
-    return Node(
+    return HostNode(
         processes=min(recipe.cluster.devices_per_node, recipe.world_size),
         checkpoints=training.save_interval is not None and training.checkpoint_path is not None,
         resident=recipe.cluster.accelerator.kind == "cpu",

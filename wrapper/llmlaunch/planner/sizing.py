@@ -23,7 +23,7 @@ from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES, Budget, Recipe
-from llmlaunch.timing.floor import least_device_seconds
+from llmlaunch.timing.flops import least_device_seconds
 from llmlaunch.units import DAY, GIB, duration
 
 __all__ = ["DEFAULT_MOST_NODES", "make_sized_plan", "most_nodes", "smallest_cluster"]

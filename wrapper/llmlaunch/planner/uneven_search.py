@@ -1,7 +1,8 @@
-"""Splits whose stages are not even: solved for each that can still be among the first.
+"""Uneven pipeline stages, solved for each split that can still be among the fastest.
 
-A step takes at least as long as with stages in perfect balance. Where even that is longer than what is safe already,
-the split is not opened: it is outpaced. So the first of the ranking are exact, and most splits cost a comparison.
+A step takes at least as long as with stages in perfect balance. If even that is longer than layouts that are safe
+already, the split is outpaced and its stages are not evaluated. So the first of the ranking are exact, and most splits
+cost one comparison.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.backends.base import StepTechniques
-from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
-from llmlaunch.memory.floor import least_bytes
-from llmlaunch.memory.halves import distinct_held
+from llmlaunch.memory.grouped_pricing import distinct_states
+from llmlaunch.memory.states import least_state_bytes
 from llmlaunch.planner.points import Rows
 from llmlaunch.planner.pricing import (
     TechniqueBatch,
@@ -32,20 +32,20 @@ from llmlaunch.planner.pricing import (
 from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, recipe_with_techniques
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
-from llmlaunch.timing.running import running
+from llmlaunch.timing.passes import pass_seconds
 
-__all__ = ["Opened", "open_uneven"]
+__all__ = ["UnevenLayouts", "search_uneven"]
 
-AT_ONCE = 2048  # splits opened together, those with the shortest steps first; the next ones may be outpaced by then
+AT_ONCE = 2048  # splits evaluated together, the fastest bounds first; the next ones may be outpaced by then
 
 
 @dataclass
-class Opened:
+class UnevenLayouts:
     """Points of uneven splits, each block over splits of its own, and what became of the others: how many each rule
-    refuses, how many fit in no way, how many were outpaced. `fast` are the step times of the fastest safe layouts, as
-    many as are exact."""
+    refuses, how many exceed device memory for every cut of the layers, how many were outpaced. `fastest` are the step
+    seconds of the fastest safe layouts, as many as the ranking has to show exactly."""
 
-    fast: FloatColumn
+    fastest: FloatColumn
     splits: list[LayoutColumns] = field(default_factory=list)
     blocks: list[Rows] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
@@ -53,149 +53,157 @@ class Opened:
     outpaced: int = 0
 
     @property
-    def to_beat(self) -> float:
-        """Seconds a step must be shorter than."""
-        return float(self.fast.max())
+    def seconds_to_beat(self) -> float:
+        return float(self.fastest.max())
 
-    def add(self, splits: LayoutColumns, rows: Rows, safe: NDArray[np.bool_]) -> None:
+    def add(self, splits: LayoutColumns, rows: Rows, safe: BoolColumn) -> None:
         self.splits.append(splits)
         self.blocks.append(rows)
-        self.fast = np.sort(np.concatenate([self.fast, rows.step_seconds[safe]]))[: len(self.fast)]
+        self.fastest = np.sort(np.concatenate([self.fastest, rows.step_seconds[safe]]))[: len(self.fastest)]
 
 
-def open_uneven(
-    setting: Setting, splits: LayoutColumns, words: TechniqueSpace, rules: Sequence[Rule], fast: FloatColumn
-) -> Opened:
-    """Of the legal uneven `splits`, each with all words that have no amount to solve. `fast`: see `Opened`, infinite
-    where there are fewer. Where the best balance is not safe, the best that memory allows takes its place."""
-    opened = Opened(fast)
-    ways = len(words.without_amounts) * len(words.held)
-    worth = _least(setting, StepTechniques(), words, splits) < opened.to_beat  # nothing takes time away
-    opened.outpaced += ways * int(np.count_nonzero(~worth))
-    splits = splits.take(np.flatnonzero(worth))
-    room = _with_room(setting, words, splits)
-    for places in group_equal(setting, words):
-        for i in words.without_amounts:
-            passed = np.array([_allowed(setting, words, (i, j), splits, rules, opened) for j in places])
-            allowed = passed & room[places]
-            opened.overfull += int(np.count_nonzero(passed & ~allowed))
+def search_uneven(
+    setting: Setting, splits: LayoutColumns, space: TechniqueSpace, rules: Sequence[Rule], fastest: FloatColumn
+) -> UnevenLayouts:
+    """Price the legal uneven `splits` with all techniques that leave no amount to solve. `fastest` are the step seconds
+    to beat, infinite where there are fewer. If the best balance is not safe, the best that memory allows replaces it.
+    """
+    result = UnevenLayouts(fastest)
+    combinations = len(space.step_without_amounts) * len(space.state)
+    in_reach = _least_seconds(setting, StepTechniques(), space, splits) < result.seconds_to_beat  # techniques only cost
+    result.outpaced += combinations * int(np.count_nonzero(~in_reach))
+    splits = splits.take(np.flatnonzero(in_reach))
+    fits = _states_fit(setting, space, splits)
+    for indices in group_equal(setting, space):
+        for i in space.step_without_amounts:
+            legal = np.array([_legal(setting, space, (i, j), splits, rules, result) for j in indices])
+            allowed = legal & fits[indices]
+            result.overfull += int(np.count_nonzero(legal & ~allowed))
             rows = np.flatnonzero(allowed.any(axis=0))
-            batches = _batches(setting, words, (i, places[0]), splits.take(rows), opened)
+            batches = _batches(setting, space, (i, indices[0]), splits.take(rows), result)
             priced = sum(
-                _open(setting, words, (i, places), batch, allowed[:, rows[which]], opened) for batch, which in batches
+                _price(setting, space, (i, indices), batch, allowed[:, rows[which]], result) for batch, which in batches
             )
-            opened.outpaced += int(np.count_nonzero(allowed)) - priced
-    return opened
+            result.outpaced += int(np.count_nonzero(allowed)) - priced
+    return result
 
 
-def _with_room(setting: Setting, words: TechniqueSpace, splits: LayoutColumns) -> NDArray[np.bool_]:
-    """Which splits (column) could fit with which held words (row), before their layers are cut."""
-    few, held_of = distinct_held(setting.job, splits)
+def _states_fit(setting: Setting, space: TechniqueSpace, splits: LayoutColumns) -> BoolColumn:
+    """Whether the model states of each split (column) can fit with each set of state techniques (row), for some way of
+    assigning layers to stages."""
+    distinct, state_of = distinct_states(setting.job, splits)
     least = [
-        least_bytes(state_job(setting, words, place), few.with_techniques(held.zero_stage, 0, 0, 0))[held_of]
-        for place, held in enumerate(words.held)
+        least_state_bytes(state_job(setting, space, index), distinct.with_techniques(state.zero_stage, 0, 0, 0))
+        for index, state in enumerate(space.state)
     ]
-    room: NDArray[np.bool_] = np.array(least) <= setting.limit.limit_bytes
-    return room
+    fits: BoolColumn = np.array([bytes_[state_of] for bytes_ in least]) <= setting.limit.limit_bytes
+    return fits
 
 
-def _allowed(
+def _legal(
     setting: Setting,
-    words: TechniqueSpace,
-    places: tuple[int, int],
+    space: TechniqueSpace,
+    indices: tuple[int, int],
     splits: LayoutColumns,
     rules: Sequence[Rule],
-    opened: Opened,
-) -> NDArray[np.bool_]:
-    """What the rules that look at words let pass; the others are counted."""
-    failed = first_failed(rules, situation(*apply_techniques(setting.recipe, words, places, splits)))
-    opened.refused.update(refusal_counts(rules, failed))
-    passed: NDArray[np.bool_] = failed < 0
-    return passed
+    result: UnevenLayouts,
+) -> BoolColumn:
+    """Whether each split passes the rules that look at techniques; refusals are added to `result`."""
+    failed = first_failed(rules, situation(*apply_techniques(setting.recipe, space, indices, splits)))
+    result.refused.update(refusal_counts(rules, failed))
+    legal: BoolColumn = failed < 0
+    return legal
 
 
-def _least(setting: Setting, way: StepTechniques, words: TechniqueSpace, splits: LayoutColumns) -> FloatColumn:
-    """Seconds no stages go below."""
-    recipe = setting.recipe
-    layouts = splits.with_techniques(0, way.recompute, way.recompute_layers, way.offload_layers)
-    job = setting.job_of(recipe_with_techniques(recipe, way, words.held[0]))
-    return running(job, setting.cluster, layouts, in_balance=True).total
+def _least_seconds(setting: Setting, step: StepTechniques, space: TechniqueSpace, splits: LayoutColumns) -> FloatColumn:
+    """Return the seconds of a step in perfect balance: no cut of the layers is faster."""
+    layouts = splits.with_techniques(0, step.recompute, step.recompute_layers, step.offload_layers)
+    job = setting.job_of(recipe_with_techniques(setting.recipe, step, space.state[0]))
+    return pass_seconds(job, setting.cluster, layouts, in_balance=True).total
 
 
 def _batches(
-    setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns, opened: Opened
+    setting: Setting, space: TechniqueSpace, indices: tuple[int, int], splits: LayoutColumns, result: UnevenLayouts
 ) -> Iterator[tuple[LayoutColumns, IntColumn]]:
-    """The splits that are not outpaced, those with the shortest steps first, as the best balance cuts their layers, and
-    which of the splits they are."""
-    said, layouts = apply_techniques(setting.recipe, words, places, splits)
-    job = setting.job_of(said)
-    cluster = setting.cluster
-    costs, least = costs_of(job, cluster, layouts), _least(setting, words.running[places[0]], words, splits)
+    """Yield the splits that are not outpaced, the fastest bounds first, with their layers cut in the best balance, and
+    their row numbers."""
+    recipe, layouts = apply_techniques(setting.recipe, space, indices, splits)
+    job, cluster = setting.job_of(recipe), setting.cluster
+    costs = costs_of(job, cluster, layouts)
+    least = _least_seconds(setting, space.step[indices[0]], space, splits)
     waiting = np.argsort(least, kind="stable")
-    while len(waiting := waiting[least[waiting] < opened.to_beat]):
+    while len(waiting := waiting[least[waiting] < result.seconds_to_beat]):
         now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
         cut = balanced(job, layouts.take(now), costs.take(now))
-        worth = cut.uneven & (running(job, cluster, cut).total < opened.to_beat)  # even ones are searched as such
-        yield cut.take(worth), now[worth]
+        fast = pass_seconds(job, cluster, cut).total < result.seconds_to_beat
+        chosen = cut.uneven & fast  # even cuts are searched with the even splits
+        yield cut.take(chosen), now[chosen]
 
 
-def _open(
+def _price(
     setting: Setting,
-    words: TechniqueSpace,
-    places: tuple[int, Sequence[int]],
+    space: TechniqueSpace,
+    indices: tuple[int, Sequence[int]],
     splits: LayoutColumns,
-    allowed: NDArray[np.bool_],
-    opened: Opened,
+    allowed: BoolColumn,
+    result: UnevenLayouts,
 ) -> int:
-    """Prices those that are fast enough with their update, with each of the held words that are `allowed` (held words x
-    splits); how many points that are. The time comes first: it is had for less than the memory of all ranks."""
+    """Price the splits that are fast enough with their update, for each of the state techniques that are `allowed`
+    (state techniques x splits), and return how many points that are. Time comes first: it costs less than the memory of
+    all ranks."""
     if not len(splits):
         return 0
-    i, held_places = places
-    way, few = _way(setting, words, (i, held_places[0]), splits)
+    step_index, state_indices = indices
+    batch, distinct = _technique_batch(setting, space, (step_index, state_indices[0]), splits)
     priced = 0
-    for place, mine in zip(held_places, allowed, strict=True):
-        seconds = way.seconds_with(state_update(setting, words, place, few))
-        near = np.flatnonzero(mine & (seconds < opened.to_beat))
+    for index, mine in zip(state_indices, allowed, strict=True):
+        seconds = batch.step_seconds(state_update(setting, space, index, distinct))
+        near = np.flatnonzero(mine & (seconds < result.seconds_to_beat))
         priced += len(near)
         if len(near):
-            rows = way.take(near).priced_at(state_batch(setting, words, place, few), seconds[near])
-            _add(setting, words, (i, place), splits.take(near), rows, opened)
+            rows = batch.take(near).priced_with(state_batch(setting, space, index, distinct), seconds[near])
+            _add(setting, space, (step_index, index), splits.take(near), rows, result)
     return priced
 
 
 def _add(
-    setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns, rows: Rows, opened: Opened
+    setting: Setting,
+    space: TechniqueSpace,
+    indices: tuple[int, int],
+    splits: LayoutColumns,
+    rows: Rows,
+    result: UnevenLayouts,
 ) -> None:
-    """The rows, in the place of those that are not safe the best that memory allows."""
+    """Add the rows; the best cut that memory allows takes the place of a cut that is not safe."""
     safe = is_safe(setting, rows.device_bytes, rows.host_bytes)
     again = np.flatnonzero(~safe)
-    kept = np.ones(len(rows), dtype=np.bool_)
+    keep = np.ones(len(rows), dtype=np.bool_)
     if len(again):
-        kept[again[_fit(setting, words, places, splits.take(again), opened)]] = False
-    opened.add(splits.take(kept), replace(rows.take(kept), split=np.arange(np.count_nonzero(kept))), safe[kept])
+        keep[again[_add_fitting(setting, space, indices, splits.take(again), result)]] = False
+    rows = replace(rows.take(keep), split=np.arange(np.count_nonzero(keep)))
+    result.add(splits.take(keep), rows, safe[keep])
 
 
-def _fit(
-    setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns, opened: Opened
+def _add_fitting(
+    setting: Setting, space: TechniqueSpace, indices: tuple[int, int], splits: LayoutColumns, result: UnevenLayouts
 ) -> IntColumn:
-    """Adds the best that memory allows of `splits`; which of them have such stages."""
-    said, layouts = apply_techniques(setting.recipe, words, places, splits)
-    job = setting.job_of(said)
+    """Add the best cut that memory allows of each of `splits`; return the row numbers of those that have one."""
+    recipe, layouts = apply_techniques(setting.recipe, space, indices, splits)
+    job = setting.job_of(recipe)
     costs = costs_of(job, setting.cluster, layouts)
     fitting, cut = balanced_within(job, layouts, costs, setting.limit.limit_bytes)
     if len(fitting):
-        way, few = _way(setting, words, places, cut)
-        rows = way.priced_with(state_batch(setting, words, places[1], few))
-        opened.add(cut, rows, is_safe(setting, rows.device_bytes, rows.host_bytes))
+        batch, distinct = _technique_batch(setting, space, indices, cut)
+        rows = batch.priced_with(state_batch(setting, space, indices[1], distinct))
+        result.add(cut, rows, is_safe(setting, rows.device_bytes, rows.host_bytes))
     return fitting
 
 
-def _way(
-    setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns
+def _technique_batch(
+    setting: Setting, space: TechniqueSpace, indices: tuple[int, int], splits: LayoutColumns
 ) -> tuple[TechniqueBatch, LayoutColumns]:
-    """The splits with the words at `places`, and the few that differ in what is held."""
-    said, layouts = apply_techniques(setting.recipe, words, places, splits)
-    job = setting.job_of(said)
-    few, held_of = distinct_held(job, layouts)
-    return TechniqueBatch(setting, job, places[0], np.arange(len(layouts)), layouts, held_of), few
+    """Return the splits with the techniques at `indices`, and the few that differ in their model states."""
+    recipe, layouts = apply_techniques(setting.recipe, space, indices, splits)
+    job = setting.job_of(recipe)
+    distinct, state_of = distinct_states(job, layouts)
+    return TechniqueBatch(setting, job, indices[0], np.arange(len(layouts)), layouts, state_of), distinct

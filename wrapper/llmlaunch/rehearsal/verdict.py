@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmlaunch.layout import Layout
-from llmlaunch.memory.constants import constant
 from llmlaunch.memory.correction import NO_CORRECTION
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.terms import OUTSIDE_TORCH
 from llmlaunch.planner.plan import Plan

@@ -28,7 +28,7 @@ def neighbours_text(plan: Plan, found: Sequence[Neighbour]) -> list[str]:
 
 
 def _row(plan: Plan, one: Neighbour) -> tuple[list[str], str]:
-    judged = one.judged
+    judged = one.verdict
     change = f"{one.name.replace('_', ' ')} {_plain(one.before)} -> {_plain(one.after)}"
     for name, value in one.along.items():
         change += f", {name.replace('_', ' ')} {_plain(value)}"

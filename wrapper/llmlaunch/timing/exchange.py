@@ -11,10 +11,10 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import all_to_all, links, neighbour, ring
-from llmlaunch.timing.products import Pace, Work
-from llmlaunch.timing.split import Split
+from llmlaunch.timing.products import DevicePace, Work
+from llmlaunch.timing.split import SplitColumns
 
-__all__ = ["Passes", "context_ring", "expert_exchange", "tensor_pass", "tensor_passes"]
+__all__ = ["TensorPasses", "context_ring", "expert_exchange", "tensor_pass", "tensor_passes"]
 
 
 RING_KERNELS = 30.0  # of a ring step forward and backward: attention in pieces, corrections, sends and receives
@@ -22,7 +22,7 @@ CORRECTION_BYTES = 20.0  # per query element and ring step: partial outputs and 
 
 
 @dataclass(frozen=True)
-class Passes:
+class TensorPasses:
     """Tensor parallelism of one layer. A pass is a gather or a scatter of (tokens x hidden) over the group; `waited`
     of them stand in the way of the next product and `beside` run beside one."""
 
@@ -38,7 +38,7 @@ class Passes:
         return self.waited * self.seconds + slowed
 
 
-def tensor_passes(job: Job, at: Split, seconds: FloatColumn, mixture: bool) -> Passes:
+def tensor_passes(job: Job, at: SplitColumns, seconds: FloatColumn, mixture: bool) -> TensorPasses:
     """Passes of a layer, each of `seconds`. Forward, gathers before the first matrix of attention and MLP and scatters
     after the second. Backward the same in reverse, of which the scatters run beside the weight gradients; with sequence
     parallelism the inputs are gathered once more, beside the input gradients (Korthikanti et al. 2022, section 4.2.2;
@@ -49,11 +49,11 @@ def tensor_passes(job: Job, at: Split, seconds: FloatColumn, mixture: bool) -> P
     shared = job.shape.moe is not None and job.shape.moe.shared_expert_ffn_hidden_size > 0
     blocks = 1.0 if mixture and not shared else 2.0
     if job.facts.inputs_reduced_apart:
-        return Passes(seconds, 2.0 * (blocks + _reading_matrices(job, blocks)), 0.0)
+        return TensorPasses(seconds, 2.0 * (blocks + _reading_matrices(job, blocks)), 0.0)
     waited, beside = np.where(at.layouts.sequence_parallel > 0, 3.0 * blocks, 2.0 * blocks), 2.0 * blocks
     if job.facts.user_buffers:
-        return Passes(seconds, 0.0, waited + beside)
-    return Passes(seconds, waited, beside)
+        return TensorPasses(seconds, 0.0, waited + beside)
+    return TensorPasses(seconds, waited, beside)
 
 
 def _reading_matrices(job: Job, blocks: float) -> float:
@@ -61,7 +61,7 @@ def _reading_matrices(job: Job, blocks: float) -> float:
     return 3.0 + ((2.0 if job.shape.gated_mlp else 1.0) if blocks > 1.0 else 0.0)
 
 
-def tensor_pass(job: Job, cluster: Cluster, at: Split) -> FloatColumn:
+def tensor_pass(job: Job, cluster: Cluster, at: SplitColumns) -> FloatColumn:
     """Seconds of gathering or scattering (tokens x hidden) over tensor parallelism."""
     message = (job.facts.activation_bytes * job.shape.hidden_size) * at.tokens
     # sizes are few and links depend on nothing else: they are worked out once for each size
@@ -73,7 +73,7 @@ def tensor_pass(job: Job, cluster: Cluster, at: Split) -> FloatColumn:
     return fixed[place] + each[place] * message
 
 
-def context_ring(job: Job, cluster: Cluster, at: Split, pace: Pace, scores: Work) -> Work | None:
+def context_ring(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, scores: Work) -> Work | None:
     """Keys and values travel around the ring, in the backward pass with their gradients, while attention works on those
     of the step before; what takes longer than that is waited for, as are the kernels of each step and the correction
     of partial results (Liu et al. 2023, Ring Attention, section 3; transformer_engine/pytorch/attention/
@@ -98,7 +98,7 @@ def context_ring(job: Job, cluster: Cluster, at: Split, pace: Pace, scores: Work
     return Work(forward, backward)
 
 
-def expert_exchange(job: Job, cluster: Cluster, at: Split) -> Work:
+def expert_exchange(job: Job, cluster: Cluster, at: SplitColumns) -> Work:
     """Tokens to their experts and back, forward and again backward. Dispatcher "alltoall" sends topk copies of every
     token over the expert group and gathers and scatters them over the expert-tensor group; "allgather" gathers every
     token over both and scatters the sums (megatron/core/transformer/moe/token_dispatcher.py, core 0.19). Another

@@ -12,9 +12,9 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.exchange import Passes, context_ring, expert_exchange, tensor_passes
+from llmlaunch.timing.exchange import TensorPasses, context_ring, expert_exchange, tensor_passes
 from llmlaunch.timing.products import (
-    Pace,
+    DevicePace,
     Rates,
     Work,
     attention_linears,
@@ -22,9 +22,9 @@ from llmlaunch.timing.products import (
     mlp_linears,
     rates,
 )
-from llmlaunch.timing.split import Split
+from llmlaunch.timing.split import SplitColumns
 
-__all__ = ["KINDS", "Layer", "dense_layer", "mixture_layer"]
+__all__ = ["KINDS", "LayerSeconds", "dense_layer", "mixture_layer"]
 
 
 KINDS = (
@@ -47,7 +47,7 @@ DEFAULT_MODULES = ("core_attn",)
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerSeconds:
     """Columns of seconds of one layer and micro-batch: its `seconds` in all, those that compute or launch and so can
     hide a transfer, `forward` and `backward`, and what they are made of. None where no layout has such a thing."""
 
@@ -105,12 +105,12 @@ class _Parts:
     activation: FloatColumn
     norms: FloatColumn
     mlp: _Mlp
-    tensor: Passes
+    tensor: TensorPasses
     context: Work | None
     expert: Work | None
 
 
-def dense_layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatColumn) -> Layer:
+def dense_layer(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -> LayerSeconds:
     """A layer with one MLP; `one_pass` are the seconds of one tensor-parallel gather or scatter."""
     width = float(job.shape.ffn_hidden_size)
     products = rates(job, pace, mlp_linears(job.shape, width))
@@ -120,7 +120,9 @@ def dense_layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: Flo
     return _layer(job, cluster, at, pace, one_pass, _Mlp(products, width * at.share, (kernels[0], kernels[1])))
 
 
-def mixture_layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatColumn) -> Layer:
+def mixture_layer(
+    job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn
+) -> LayerSeconds:
     """A layer with a mixture of experts: every device's experts get, of all tokens of its expert group, as many copies
     as its own tokens are routed to, the busiest device `expert_imbalance` times that."""
     moe = job.shape.moe
@@ -141,7 +143,9 @@ def mixture_layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: F
     return _layer(job, cluster, at, pace, one_pass, mlp)
 
 
-def _layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatColumn, mlp: _Mlp) -> Layer:
+def _layer(
+    job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn, mlp: _Mlp
+) -> LayerSeconds:
     every = rates(job, pace, attention_linears(job.shape)) + mlp.rates
     linears = every.work(at.tokens, at.share, at.per_tensor)
     if mlp.experts is not None:
@@ -176,7 +180,7 @@ def _layer(job: Job, cluster: Cluster, at: Split, pace: Pace, one_pass: FloatCol
             seconds = seconds + exchange.both
     launching = launches * (1.0 / 3.0)
     busy = forward + launching, backward + 2.0 * launching
-    return Layer(seconds, *busy, linears, scores, element, launches, waits, context, expert, again)
+    return LayerSeconds(seconds, *busy, linears, scores, element, launches, waits, context, expert, again)
 
 
 def _chunks_again(job: Job, mlp: _Mlp) -> bool:
@@ -184,7 +188,7 @@ def _chunks_again(job: Job, mlp: _Mlp) -> bool:
     return job.techniques.mlp_chunks > 1 and job.facts.mlp_chunks_recomputed and mlp.copies is None
 
 
-def _tokens_again(job: Job, at: Split, forward: FloatColumn) -> FloatColumn:
+def _tokens_again(job: Job, at: SplitColumns, forward: FloatColumn) -> FloatColumn:
     """Of the tokens whose activations are not swapped, `forward` is done once more: all of a layer but attention, whose
     output is swapped whole (MEMO, Zhao et al. 2025, section 4.1). Full recompute does it anyway. What-if."""
     share = (1.0 - job.techniques.swapped_share) * (at.layouts.recompute != RECOMPUTE_FULL)
@@ -198,7 +202,7 @@ def _launches(kernels: float | FloatColumn, device: FloatColumn) -> FloatColumn:
     return seconds
 
 
-def _element_wise(job: Job, at: Split, pace: Pace, mlp: _Mlp) -> tuple[Work, FloatColumn, FloatColumn]:
+def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tuple[Work, FloatColumn, FloatColumn]:
     """Bytes read and written through device memory. Forward: two norms and two residual additions (10 hidden elements
     a token; 14 where blocks end in norms too), rotary positions of queries and keys (read, written), a gated activation
     (2 read, 1 written). Backward: as many for norms and residuals, the same for positions, 3 read and 2 written for the
@@ -224,7 +228,7 @@ def _element_wise(job: Job, at: Split, pace: Pace, mlp: _Mlp) -> tuple[Work, Flo
 
 
 def _recomputed(
-    job: Job, at: Split, pace: Pace, parts: _Parts, forward: FloatColumn
+    job: Job, at: SplitColumns, pace: DevicePace, parts: _Parts, forward: FloatColumn
 ) -> tuple[FloatColumn, float | FloatColumn]:
     """Seconds of forward work done again before the backward pass, with its communication, and the kernels launched for
     it. Full recompute does all of a layer again, by the method "block" of some layers of each model chunk alone.
@@ -244,7 +248,7 @@ def _recomputed(
     return np.where(selective, some, again), np.where(selective, some_kernels, kernels)
 
 
-def _full_share(job: Job, at: Split) -> FloatColumn:
+def _full_share(job: Job, at: SplitColumns) -> FloatColumn:
     """Of all layers, those that full recompute does again; 0 where it is not used."""
     lay = at.layouts
     full: FloatColumn = (lay.recompute == RECOMPUTE_FULL).astype(np.float64)
@@ -254,7 +258,7 @@ def _full_share(job: Job, at: Split) -> FloatColumn:
     return full * np.where(lay.recompute_layers > 0, counted, 1.0)
 
 
-def _of_modules(job: Job, at: Split, pace: Pace, parts: _Parts) -> tuple[FloatColumn, float | FloatColumn]:
+def _of_modules(job: Job, at: SplitColumns, pace: DevicePace, parts: _Parts) -> tuple[FloatColumn, float | FloatColumn]:
     """Forward seconds of the modules selective recompute names, and their kernels."""
     modules, mixture = job.techniques.recompute_modules or DEFAULT_MODULES, parts.expert is not None
     launched = parts.mlp.kernels[0]

@@ -17,7 +17,7 @@ from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.columns import FloatColumn
 from llmlaunch.timing.constants import constant
 
-__all__ = ["Links", "all_to_all", "links", "neighbour", "pipeline_hop", "ring"]
+__all__ = ["Links", "all_to_all", "exposed", "links", "neighbour", "pipeline_hop", "ring"]
 
 
 @dataclass(frozen=True)
@@ -149,3 +149,11 @@ def _hop(
     tiers = (cluster.node_link, cluster.domain_link, cluster.fabric_link)
     seconds = each * message_bytes + by_tier(cluster, span, *(link.latency_seconds for link in tiers))
     return np.where(count > 1, seconds, 0.0)
+
+
+def exposed(seconds: FloatColumn, hiding: FloatColumn) -> FloatColumn:
+    """Seconds a step is longer for transfers of `seconds` beside `hiding` seconds of computation: while it is hidden, a
+    transfer takes a share of the device (`overlap_cost`): copies read and write the same memory, collectives occupy
+    multiprocessors."""
+    slowed = constant("overlap_cost") * seconds
+    return np.maximum(seconds - (1.0 - constant("overlap_cost")) * hiding, slowed)

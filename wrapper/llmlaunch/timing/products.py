@@ -16,9 +16,19 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.constants import constant, of_generation
-from llmlaunch.timing.split import Split
+from llmlaunch.timing.split import SplitColumns
 
-__all__ = ["Linear", "Pace", "Rates", "Work", "attention_linears", "attention_scores", "mlp_linears", "pace", "rates"]
+__all__ = [
+    "DevicePace",
+    "Linear",
+    "Rates",
+    "Work",
+    "attention_linears",
+    "attention_scores",
+    "mlp_linears",
+    "pace",
+    "rates",
+]
 
 
 GRADIENT_BUFFER_BYTES = 4.0  # of what weights' gradients are added to, whatever they are reduced in
@@ -41,7 +51,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Pace:
+class DevicePace:
     """What a device does in a second, efficiencies included: operations of large products in the compute format and in
     the narrower one of quantized linear layers, operations of attention forward and backward, bytes an element-wise
     pass moves, and bytes of a product's operands (as if they alone were waited for)."""
@@ -55,7 +65,7 @@ class Pace:
     multiprocessors: int
 
 
-def pace(job: Job, cluster: Cluster) -> Pace:
+def pace(job: Job, cluster: Cluster) -> DevicePace:
     """The pace of `cluster`'s devices in the job's number format."""
     device, precision = cluster.accelerator, job.workload.precision
     table = device.flops_per_second
@@ -67,7 +77,7 @@ def pace(job: Job, cluster: Cluster) -> Pace:
         linear = of_generation("narrow_matrix_efficiency", device) * narrow
     memory = device.memory_bytes_per_second
     generation = int(float(device.compute_capability)) if device.compute_capability else 0
-    return Pace(
+    return DevicePace(
         wide=wide,
         linear=max(linear, wide),
         attention_forward=of_generation("attention_forward_efficiency", device) * peak,
@@ -148,7 +158,7 @@ class Rates:
         return Work(by_rows + once, (1.0 + self.gradient_rows) * by_rows + (1.0 + self.gradient_traffic) * once)
 
 
-def rates(job: Job, pace: Pace, linears: Sequence[Linear], wide: bool = False) -> Rates:
+def rates(job: Job, pace: DevicePace, linears: Sequence[Linear], wide: bool = False) -> Rates:
     """What the products of `linears` cost. A weight's gradient is added to a wide buffer, read and written (wgrad
     accumulation, megatron/core/tensor_parallel/layers.py, core 0.19). Frozen weights have none, sampled ones (WTA-CRS,
     Liu et al. 2023) are made of a share of the rows. `wide` products stay in the compute format."""
@@ -173,7 +183,7 @@ def _kept_whole(one: Linear) -> float:
     return {"inputs": one.outputs, "outputs": one.inputs, "neither": 0.0}[one.divided]
 
 
-def attention_scores(job: Job, pace: Pace, at: Split) -> Work:
+def attention_scores(job: Job, pace: DevicePace, at: SplitColumns) -> Work:
     """Seconds of softmax(QK)V over a device's queries and the whole causal sequence, flash attention (Dao 2023,
     section 3): two products forward, five backward, half of the square. A block of queries that sees the whole sequence
     is started last and waited for, which is long where heads are few. Of a sequence in c pieces, one is causal; the
@@ -193,7 +203,7 @@ def attention_scores(job: Job, pace: Pace, at: Split) -> Work:
     return Work((s * width * forward) * at.share + rows[0] * tail, (s * width * backward) * at.share + rows[1] * tail)
 
 
-def _unfused(job: Job, pace: Pace, width: float, at: Split) -> Work:
+def _unfused(job: Job, pace: DevicePace, width: float, at: SplitColumns) -> Work:
     """The same with scores in memory: the whole square, as plain products, and softmax and dropout pass by pass
     (Korthikanti et al. 2022, section 4: 5 bytes of every score are kept; written once and read twice or more)."""
     shape, s = job.shape, float(job.workload.sequence_length)

@@ -10,11 +10,11 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 
-__all__ = ["Split", "split_of"]
+__all__ = ["SplitColumns", "split_of"]
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitColumns:
     """`layouts` as floats. `tokens` are those of one micro-batch on one context-parallel rank, `share` their part of
     one tensor-parallel rank (as matrices or the sequence are divided), `stream` those of the residual stream there:
     the share with sequence parallelism, else all of them."""
@@ -34,14 +34,14 @@ class Split:
         return len(self.tensor)
 
 
-def split_of(job: Job, layouts: LayoutColumns) -> Split:
+def split_of(job: Job, layouts: LayoutColumns) -> SplitColumns:
     """The columns of `layouts`, once for all formulas."""
     tensor = layouts.tensor.astype(np.float64)
     context = layouts.context.astype(np.float64)
     tokens = job.workload.sequence_length * layouts.micro_batch_size / context
     per_tensor = 1.0 / tensor
     share = tokens * per_tensor
-    return Split(
+    return SplitColumns(
         layouts,
         tensor,
         per_tensor,

@@ -12,9 +12,9 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.timing.exchange import tensor_pass
-from llmlaunch.timing.layers import Layer, dense_layer, mixture_layer
-from llmlaunch.timing.products import Linear, Pace, pace, rates
-from llmlaunch.timing.split import Split, split_of
+from llmlaunch.timing.layers import LayerSeconds, dense_layer, mixture_layer
+from llmlaunch.timing.products import DevicePace, Linear, pace, rates
+from llmlaunch.timing.split import SplitColumns, split_of
 
 __all__ = [
     "Ends",
@@ -52,8 +52,8 @@ class Ends:
 class Pieces:
     """What stages are made of; None where a model has no such layer."""
 
-    dense: Layer | None
-    mixture: Layer | None
+    dense: LayerSeconds | None
+    mixture: LayerSeconds | None
     ends: Ends
     seconds: StageSeconds
 
@@ -76,7 +76,7 @@ def stage_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> StageSe
     return pieces(job, cluster, split_of(job, layouts)).seconds
 
 
-def pieces(job: Job, cluster: Cluster, at: Split) -> Pieces:
+def pieces(job: Job, cluster: Cluster, at: SplitColumns) -> Pieces:
     """The same by kind, priced once."""
     pattern = job.shape.moe.layer_pattern if job.shape.moe else (0,)
     speed = pace(job, cluster)
@@ -99,7 +99,7 @@ def _sum(kinds: Mapping[str, FloatColumn]) -> FloatColumn:
     return total
 
 
-def _ends(job: Job, at: Split, pace: Pace, one_pass: FloatColumn) -> Ends:
+def _ends(job: Job, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -> Ends:
     """Embedding: rows looked up and their gradients added, a scatter over tensor parallelism and its reverse. Head: the
     input gathered, the product, the logits read and written by the loss about as often as they are kept alive, the
     gradient scattered beside the weight's. Gathered logits travel once too, a vocabulary wide. A tiled loss does the

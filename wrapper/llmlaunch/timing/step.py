@@ -6,25 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.columns import FloatColumn
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.timing.overlap import exposed
-from llmlaunch.timing.running import Running, running
-from llmlaunch.timing.update import Update, update
+from llmlaunch.timing.network import exposed
+from llmlaunch.timing.passes import PassSeconds, pass_seconds
+from llmlaunch.timing.update import UpdateSeconds, update_seconds
 
 __all__ = ["StepTime", "combined", "step_seconds", "step_time"]
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Columns of seconds: of forward and backward passes, of data parallelism where nothing hides it, of the
-    optimizer."""
+    """Columns of seconds: the forward and backward passes, the communication of data parallelism that nothing hides,
+    and the optimizer."""
 
-    passes: Running
+    passes: PassSeconds
     data_parallel: FloatColumn
     optimizer: FloatColumn
 
@@ -38,29 +37,27 @@ class StepTime:
         return {**self.passes.terms, "data_parallel": self.data_parallel, "optimizer": self.optimizer}
 
 
-def step_time(
-    job: Job, cluster: Cluster, layouts: LayoutColumns, microbatches: NDArray[np.int64] | None = None
-) -> StepTime:
-    """Seconds of one step for every layout. `microbatches` is the number per pipeline and step; None is what the
-    workload's batch makes."""
-    return combined(running(job, cluster, layouts, microbatches), update(job, cluster, layouts))
+def step_time(job: Job, cluster: Cluster, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> StepTime:
+    """Return the seconds of one step of every layout. `microbatches` is the number per pipeline and step; None derives
+    it from the workload's batch."""
+    return combined(pass_seconds(job, cluster, layouts, microbatches), update_seconds(job, cluster, layouts))
 
 
-def combined(running: Running, update: Update) -> StepTime:
-    """Passes and update together: what of the transfers no pass hides, and what they slow down while they are hidden,
-    because they take a share of the device. Where parameters are gathered for every micro-batch, the backward pass has
-    to hide that and the gradients' way."""
-    m, each = running.microbatches, update.gather_each
-    times = update.overlapped * running.hiding_times
+def combined(passes: PassSeconds, update: UpdateSeconds) -> StepTime:
+    """Join passes and update. Transfers cost what no pass hides, and, while they are hidden, a share of the device.
+    Where parameters are gathered for every micro-batch, the backward pass has to hide that and the reduction of the
+    gradients."""
+    m, each = passes.microbatches, update.gather_each
+    times = update.overlapped * passes.hiding_times
     gather, reduce = update.gather_seconds, update.reduce_seconds
     if np.any(update.reduce_each):
         times = np.where(update.reduce_each, 1.0, times)
         reduce = reduce + each * gather
-    before = np.where(each, m, 1.0) * exposed(gather, times * running.hiding_forward)
-    after = np.where(update.reduce_each, m, 1.0) * exposed(reduce, times * running.hiding_backward)
-    return StepTime(running, before + after, update.optimizer_seconds)
+    before = np.where(each, m, 1.0) * exposed(gather, times * passes.hiding_forward)
+    after = np.where(update.reduce_each, m, 1.0) * exposed(reduce, times * passes.hiding_backward)
+    return StepTime(passes, before + after, update.optimizer_seconds)
 
 
-def step_seconds(running: Running, update: Update) -> FloatColumn:
-    """The total of `combined`, without its terms."""
-    return combined(running, update).total
+def step_seconds(passes: PassSeconds, update: UpdateSeconds) -> FloatColumn:
+    """Return the total of `combined`, without its terms."""
+    return combined(passes, update).total

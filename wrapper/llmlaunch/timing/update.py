@@ -11,13 +11,12 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, candidate_ranks
-from llmlaunch.memory.trained import trained_parameters
-from llmlaunch.memory.weights import RankParameters, rank_parameters
+from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.host import host_link, host_link_bytes_per_second
 from llmlaunch.timing.network import links, ring
 
-__all__ = ["Update", "update"]
+__all__ = ["UpdateSeconds", "update_seconds"]
 
 
 # Read and written through device memory for every parameter a device updates: fp32 master, two moments and gradient
@@ -27,7 +26,7 @@ HOST_OPTIMIZER_BYTES = 28.0  # the same in host memory, where no second copy is 
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateSeconds:
     """Raw seconds, nothing hidden. `reduce_each` and `gather_each` say where these happen for every micro-batch
     (gradients from ZeRO 2 on, parameters from ZeRO 3 on, where gathered forward and again backward), and `overlapped`
     where they run beside passes at all."""
@@ -39,12 +38,12 @@ class Update:
     gather_each: BoolColumn
     overlapped: BoolColumn
 
-    def take(self, index: NDArray[np.int64]) -> Update:
+    def take(self, index: NDArray[np.int64]) -> UpdateSeconds:
         """The layouts an index array selects (they may repeat)."""
-        return Update(**{f.name: np.take(getattr(self, f.name), index) for f in fields(self)})
+        return UpdateSeconds(**{f.name: np.take(getattr(self, f.name), index) for f in fields(self)})
 
 
-def update(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update:
+def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> UpdateSeconds:
     """Every layout's update, on the stage with the most parameters.
 
     ZeRO 0 reduces gradients everywhere, which is a scatter and a gather of them. From stage 1 on gradients are
@@ -70,7 +69,7 @@ def update(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update:
     sharding, each = job.facts.full_sharding, zero >= 2
     if sharding is not None and sharding.keeps_stage:
         each = each & (layouts.pipeline == 1)
-    return Update(
+    return UpdateSeconds(
         reduce_seconds=np.where(zero > 0, reduce, 2.0 * reduce),
         gather_seconds=np.where(zero > 0, gather, 0.0),
         optimizer_seconds=_optimizer(job, cluster, mine),

@@ -143,9 +143,9 @@ def test_its_neighbours_are_of_the_same_implementation() -> None:
     recipe = recipe_of("layout.zero_stage=3")
     setting = setting_of(recipe, MegatronLM())
     found = list(technique_neighbours(setting, make_plan(setting_of(recipe, MegatronLM())).layout))
-    stages = {one.judged.layout.zero_stage for one in found}
+    stages = {one.verdict.layout.zero_stage for one in found}
     assert stages == {2, 3}
-    assert [one.judged.layout.zero_stage for one in found if one.name == "zero_stage"] == [2]
+    assert [one.verdict.layout.zero_stage for one in found if one.name == "zero_stage"] == [2]
 
 
 def test_stage_3_shards_the_parameters_and_stage_2_keeps_them_whole() -> None:

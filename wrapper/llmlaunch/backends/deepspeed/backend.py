@@ -31,8 +31,7 @@ from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULE
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import Layout, Rule
-from llmlaunch.memory.constants import constant
-from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.facts import MemoryFacts, constant
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import TRAINER_MODULES
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
-from llmlaunch.memory.constants import constant
-from llmlaunch.memory.facts import FusedLoss, GradientLife, HostFacts, MemoryFacts
+from llmlaunch.memory.facts import FusedLoss, GradientLife, HostFacts, MemoryFacts, constant
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.number_formats import ELEMENT_BYTES
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmlaunch.memory.constants import constant
-from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.facts import MemoryFacts, constant
 from llmlaunch.number_formats import ELEMENT_BYTES
 
 __all__ = ["DROPOUT", "accumulates_in_fp32", "megatron_deepspeed_facts"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from llmlaunch.memory.constants import constant
-from llmlaunch.memory.facts import FullSharding, HostFacts, MemoryFacts, Quantized
+from llmlaunch.memory.facts import FullSharding, HostFacts, MemoryFacts, Quantized, constant
 from llmlaunch.number_formats import ELEMENT_BYTES, OptimizerFormats
 
 __all__ = [

@@ -7,10 +7,9 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.memory.activations import RECOMPUTED, layer_input
-from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.loss import logits_split, loss_piece
-from llmlaunch.memory.prediction import made_again_of_head, projection
-from llmlaunch.memory.recompute import by_recompute
+from llmlaunch.memory.job import Job, RankColumns, by_recompute
+from llmlaunch.memory.loss import logits_split, loss_piece, table_gradient, table_sum
+from llmlaunch.memory.multi_token_prediction import projection, recomputed_head
 from llmlaunch.memory.saved import (
     gathered_tokens,
     kept_operators,
@@ -22,7 +21,6 @@ from llmlaunch.memory.saved import (
     tokens,
 )
 from llmlaunch.memory.schedule import in_flight
-from llmlaunch.memory.tables import table_gradient, table_sum
 from llmlaunch.memory.weights import distinct_matrices, matrices, vocabulary
 
 __all__ = [
@@ -204,7 +202,7 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
 
     def full() -> FloatColumn:
         whole = _whole_layer(job, rows) - layer_input(job, rows)  # which is kept already
-        whole = whole + made_again_of_head(job, rows)
+        whole = whole + recomputed_head(job, rows)
         count = rows.layouts.recompute_layers
         if job.techniques.recompute_method == "uniform":
             return whole * np.maximum(count, 1)

@@ -14,12 +14,11 @@ from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.host import moves_activations, moving_seconds
 from llmlaunch.timing.layers import KINDS
-from llmlaunch.timing.network import pipeline_hop
-from llmlaunch.timing.overlap import exposed
-from llmlaunch.timing.split import Split, split_of
+from llmlaunch.timing.network import exposed, pipeline_hop
+from llmlaunch.timing.split import SplitColumns, split_of
 from llmlaunch.timing.stages import Pieces, Stages, pieces, stages, stages_in_balance
 
-__all__ = ["Running", "running"]
+__all__ = ["PassSeconds", "pass_seconds"]
 
 
 PIECE = 4096  # layouts worked out together
@@ -27,7 +26,7 @@ LOADER_WORKERS = 2.0  # Megatron's --num-workers by default, and what other load
 
 
 @dataclass(frozen=True)
-class Running:
+class PassSeconds:
     """Columns of seconds of a step's passes, `total`, and what can hide the transfers of data parallelism: seconds that
     one micro-batch computes forward and backward on the busiest stage, and how many times that where they happen once
     a step."""
@@ -53,7 +52,7 @@ class Running:
 class _Passes:
     """What a step's passes are made of; `beside` is what is not the work of the slowest stage, by term."""
 
-    at: Split
+    at: SplitColumns
     pieces: Pieces
     stages: Stages
     beside: Mapping[str, FloatColumn]
@@ -61,13 +60,13 @@ class _Passes:
     hiding: tuple[FloatColumn, FloatColumn, FloatColumn]
 
 
-def running(
+def pass_seconds(
     job: Job,
     cluster: Cluster,
     layouts: LayoutColumns,
     microbatches: IntColumn | None = None,
     in_balance: bool = False,
-) -> Running:
+) -> PassSeconds:
     """Every layout's passes. Nothing here depends on the ZeRO stage, the gradients' type or where the optimizer is.
     With `in_balance`, whatever the layout's stages hold, each takes its share of all seconds: no cut of the layers is
     faster.
@@ -81,7 +80,7 @@ def running(
     total, forward, backward, times = (
         np.concatenate(columns) for columns in zip(*((one.total, *one.hiding) for one in found), strict=True)
     )
-    return Running(job, cluster, layouts, m, total, forward, backward, times)
+    return PassSeconds(job, cluster, layouts, m, total, forward, backward, times)
 
 
 def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn, in_balance: bool = False) -> _Passes:
@@ -129,7 +128,7 @@ def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
     return {kind: kinds[kind] for kind in KINDS if kind in kinds}
 
 
-def _transfer(job: Job, cluster: Cluster, at: Split, m: FloatColumn, found: Stages) -> FloatColumn:
+def _transfer(job: Job, cluster: Cluster, at: SplitColumns, m: FloatColumn, found: Stages) -> FloatColumn:
     """The hidden critical path of 1F1B: a micro-batch's round trip through all stages is waited for once for every p
     micro-batches (Pipette, Yim et al. 2024, section 4). Interleaved chunks send while the next one runs: what a chunk
     does not hide is waited for, what it hides takes its share of the device, and the first round trip is waited for."""
@@ -146,7 +145,7 @@ def _transfer(job: Job, cluster: Cluster, at: Split, m: FloatColumn, found: Stag
     return np.where(v > 1.0, hidden, plain)
 
 
-def _stragglers(at: Split, passes: FloatColumn) -> FloatColumn:
+def _stragglers(at: SplitColumns, passes: FloatColumn) -> FloatColumn:
     """Slack for the slowest device: devices of one kind differ in the clock they sustain, by a deviation that is a
     share of the passes' seconds, and all wait for the slowest, which of W devices lies sqrt(2 ln W) deviations below
     the mean (extreme values of normal variables)."""
@@ -164,7 +163,7 @@ def _loading(job: Job, layouts: LayoutColumns) -> FloatColumn:
     return np.asarray(constant("mask_entry_seconds") / LOADER_WORKERS * entries)
 
 
-def _compute(at: Split, parts: Pieces, found: Stages) -> tuple[FloatColumn, FloatColumn]:
+def _compute(at: SplitColumns, parts: Pieces, found: Stages) -> tuple[FloatColumn, FloatColumn]:
     """Seconds one micro-batch computes in the layers of the slowest stage, (forward, backward)."""
     forward, backward = np.zeros(len(at)), np.zeros(len(at))
     for layer, count in ((parts.dense, found.dense_layers), (parts.mixture, found.mixture_layers)):
@@ -173,7 +172,7 @@ def _compute(at: Split, parts: Pieces, found: Stages) -> tuple[FloatColumn, Floa
     return forward, backward
 
 
-def _times(at: Split) -> FloatColumn:
+def _times(at: SplitColumns) -> FloatColumn:
     """Of how many micro-batches the passes run beside transfers that happen once a step: one, and where a rank runs v
     chunks in turn, p of all chunks but one, because buckets belong to a chunk (megatron/core/distributed/
     param_and_grad_buffer.py, core 0.19)."""

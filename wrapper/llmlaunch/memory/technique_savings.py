@@ -10,7 +10,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import Job, RankColumns
 
-__all__ = ["on_device", "spared"]
+__all__ = ["apply_techniques_to_saved", "on_device"]
 
 Tensors = Mapping[str, FloatColumn]
 
@@ -26,7 +26,7 @@ LINEAR_INPUTS = (
 ROUNDING_BUFFERS = 2.0
 
 
-def spared(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
+def apply_techniques_to_saved(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
     """The tensors of one layer as the techniques leave them; `n` is the tokens of a micro-batch, `norm_tokens` those
     that a norm sees of them."""
     return _sampled(job, n, _adapted(job, n, norm_tokens, _chunked(job, tensors)))

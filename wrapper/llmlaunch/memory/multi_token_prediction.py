@@ -12,21 +12,14 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import Kept, kept_by_layer, layer_input
-from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.recompute import by_recompute
+from llmlaunch.memory.job import Job, RankColumns, by_recompute
+from llmlaunch.memory.loss import table_gradient
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer, sequence_split, tokens
-from llmlaunch.memory.tables import table_gradient
 
-__all__ = [
-    "embedded_again",
-    "kept_by_heads",
-    "made_again_of_head",
-    "projection",
-    "tables_of_heads",
-]
+__all__ = ["embedded_again", "projection", "recomputed_head", "saved_by_heads", "tables_of_heads"]
 
 
-def kept_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
+def saved_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
     """Layers of the heads and what surrounds them, after recompute.
 
     The concatenated outputs are there once, that of the decoder among them; each head but the first keeps its input
@@ -48,7 +41,7 @@ def kept_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
     return np.where(rows.last, heads * kept + outputs, 0.0)
 
 
-def made_again_of_head(job: Job, rows: RankColumns) -> FloatColumn:
+def recomputed_head(job: Job, rows: RankColumns) -> FloatColumn:
     """What full recompute makes again around a head's layer, beside that layer."""
     if not job.shape.mtp_num_layers:
         return np.zeros(len(rows))

@@ -15,38 +15,38 @@ import numpy as np
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.guard import unless_negative
-from llmlaunch.memory.host import Node, held_host_terms, running_host_terms
+from llmlaunch.memory.host import HostNode, state_host_terms, transient_host_terms
 from llmlaunch.memory.job import Job, RankColumns, all_are_candidates, candidate_ranks
-from llmlaunch.memory.moments import held_terms, running_terms
-from llmlaunch.memory.peak import HeldSums, RunningSums, device_bytes, sum_of
+from llmlaunch.memory.moments import state_terms, transient_terms
+from llmlaunch.memory.peak import StateSums, TransientSums, device_bytes, sum_of
 from llmlaunch.memory.states import states
 from llmlaunch.memory.worst import Ranks, most_bytes, pieces, worst_of
 
 __all__ = [
-    "HeldHalf",
-    "RunningHalf",
-    "Worst",
-    "distinct_held",
-    "held_fields",
-    "held_half",
-    "running_half",
-    "worst_of_halves",
+    "ModelStateBytes",
+    "TransientBytes",
+    "WorstBytes",
+    "distinct_states",
+    "model_state_bytes",
+    "state_fields",
+    "transient_bytes",
+    "worst_of_sums",
 ]
 
 FIELDS = ("tensor", "pipeline", "context", "data", "expert", "expert_tensor", "zero_stage", "partition")
 
 
-def held_fields(job: Job, layouts: LayoutColumns) -> tuple[str, ...]:
+def state_fields(job: Job, layouts: LayoutColumns) -> tuple[str, ...]:
     """The fields of a layout that what is held depends on. The chunks of a pipeline decide which layers a rank holds
     where layers differ or stages are uneven, and how many of them are moved into their buffers at a time."""
     by_chunk = job.facts.moved_to_buffers or all_are_candidates(job, layouts)
     return (*FIELDS, "virtual_pipeline") if by_chunk else FIELDS
 
 
-def distinct_held(job: Job, layouts: LayoutColumns) -> tuple[LayoutColumns, IntColumn]:
+def distinct_states(job: Job, layouts: LayoutColumns) -> tuple[LayoutColumns, IntColumn]:
     """Layouts that differ in `held_fields`, and of each of `layouts` the place of the one that agrees with it."""
     code = np.zeros(len(layouts), dtype=np.int64)
-    for name in held_fields(job, layouts):
+    for name in state_fields(job, layouts):
         values, place = np.unique(getattr(layouts, name), return_inverse=True)
         code = code * len(values) + place
     _, first, of = np.unique(code, return_index=True, return_inverse=True)
@@ -54,42 +54,42 @@ def distinct_held(job: Job, layouts: LayoutColumns) -> tuple[LayoutColumns, IntC
 
 
 @dataclass(frozen=True)
-class RunningPiece:
+class TransientPiece:
     """Candidate ranks of a few layouts."""
 
     ranks: Ranks
     several: IntColumn  # of each layout, 1 where a step has more than one micro-batch
-    sums: RunningSums
+    sums: TransientSums
     host: FloatColumn
 
 
 @dataclass(frozen=True)
-class RunningHalf:
+class TransientBytes:
     """What runs, of layouts in order. It does not depend on the ZeRO stage, on the type of gradients, on optimizer
     states and parameters on the host."""
 
-    pieces: tuple[RunningPiece, ...]
+    pieces: tuple[TransientPiece, ...]
 
     def __len__(self) -> int:
         return sum(piece.ranks.count for piece in self.pieces)
 
 
 @dataclass(frozen=True)
-class HeldHalf:
+class ModelStateBytes:
     """What is held, of each layout twice: with one micro-batch in a step, and then with several. `first_row` and
     `last_row` are where the first and the last rank of each of these lie."""
 
-    node: Node
+    node: HostNode
     layouts: int
     ends: bool
     first_row: IntColumn
     last_row: IntColumn
-    sums: HeldSums
+    sums: StateSums
     host: FloatColumn
 
 
 @dataclass(frozen=True)
-class Worst:
+class WorstBytes:
     """Per layout: the pipeline rank with the most device bytes (the first of equals), those bytes, and the bytes of a
     node's host memory."""
 
@@ -98,22 +98,24 @@ class Worst:
     host_bytes: FloatColumn
 
 
-def running_half(job: Job, layouts: LayoutColumns, node: Node, microbatches: IntColumn | None = None) -> RunningHalf:
+def transient_bytes(
+    job: Job, layouts: LayoutColumns, node: HostNode, microbatches: IntColumn | None = None
+) -> TransientBytes:
     """`microbatches` overrides what the workload implies, layout by layout."""
     if microbatches is None:
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
-    return RunningHalf(
+    return TransientBytes(
         tuple(_running_piece(job, layouts.take(piece), node, microbatches[piece]) for piece in pieces(job, layouts))
     )
 
 
-def _running_piece(job: Job, layouts: LayoutColumns, node: Node, microbatches: IntColumn) -> RunningPiece:
+def _running_piece(job: Job, layouts: LayoutColumns, node: HostNode, microbatches: IntColumn) -> TransientPiece:
     rows = candidate_ranks(job, layouts, microbatches)
-    return RunningPiece(
+    return TransientPiece(
         ranks=Ranks.of(rows, len(layouts)),
         several=(microbatches > 1).astype(np.int64),
-        sums=RunningSums.of(job, rows, running_terms(job, rows)),
-        host=_host_sum(running_host_terms(job, rows, node)),
+        sums=TransientSums.of(job, rows, transient_terms(job, rows)),
+        host=_host_sum(transient_host_terms(job, rows, node)),
     )
 
 
@@ -121,21 +123,21 @@ def _host_sum(terms: Mapping[str, FloatColumn]) -> FloatColumn:
     return unless_negative(sum_of(terms.values()), terms.values())
 
 
-def held_half(job: Job, layouts: LayoutColumns, node: Node) -> HeldHalf:
+def model_state_bytes(job: Job, layouts: LayoutColumns, node: HostNode) -> ModelStateBytes:
     """Reads `held_fields` of the layouts alone."""
     n = len(layouts)
     twice = layouts.take(np.concatenate([np.arange(n), np.arange(n)]))
     rows = candidate_ranks(job, twice, np.repeat([1, 2], n))
     state = states(job, rows)
     first, last = _first_and_last(rows, 2 * n)
-    return HeldHalf(
+    return ModelStateBytes(
         node=node,
         layouts=n,
         ends=rows.ends,
         first_row=first,
         last_row=last,
-        sums=HeldSums.of(job, rows, held_terms(job, rows, state), state),
-        host=_host_sum(held_host_terms(job, rows, node)),
+        sums=StateSums.of(job, rows, state_terms(job, rows, state), state),
+        host=_host_sum(state_host_terms(job, rows, node)),
     )
 
 
@@ -147,7 +149,7 @@ def _first_and_last(rows: RankColumns, layouts: int) -> tuple[IntColumn, IntColu
     return first, last
 
 
-def worst_of_halves(running: RunningHalf, held: HeldHalf, held_of: IntColumn) -> Worst:
+def worst_of_sums(running: TransientBytes, held: ModelStateBytes, held_of: IntColumn) -> WorstBytes:
     """Every layout of `running` with the state of that of `held` at `held_of`, which agrees with it in `held_fields`
     (whatever `running` was given as ZeRO stage). Both halves are of one job, but for what the other does not read.
 
@@ -166,10 +168,10 @@ def worst_of_halves(running: RunningHalf, held: HeldHalf, held_of: IntColumn) ->
         process = piece.host + np.take(held.host, rows)
         host[here] = most_bytes(piece.ranks, process + bytes_ if held.node.resident else process)
         start = here.stop
-    return Worst(rank, device, held.node.processes * host)
+    return WorstBytes(rank, device, held.node.processes * host)
 
 
-def _held_rows(piece: RunningPiece, held: HeldHalf, held_of: IntColumn) -> IntColumn:
+def _held_rows(piece: TransientPiece, held: ModelStateBytes, held_of: IntColumn) -> IntColumn:
     """The held row of each rank of a piece."""
     layout = held_of + held.layouts * piece.several
     first = np.take(held.first_row, layout)
