@@ -20,6 +20,7 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimate import Estimate, RankEstimate
 from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.step import step_time
 
