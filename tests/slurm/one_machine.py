@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -212,6 +213,18 @@ def run_directory(path: Path, body: str, nodes: int = 1) -> Path:
     (path / "run.json").write_text(json.dumps({"schema": 1, "name": "sample", "nodes": nodes}))
     (path / "job.sbatch").write_text(_FRAME.format(nodes=nodes) + body)
     return path
+
+
+class Output(io.StringIO):
+    """Keeps what is written, and calls back with each text."""
+
+    def __init__(self, hear: Callable[[str], None]) -> None:
+        super().__init__()
+        self.hear = hear
+
+    def write(self, text: str) -> int:
+        self.hear(text)
+        return super().write(text)
 
 
 def wait_until(

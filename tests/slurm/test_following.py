@@ -12,16 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from one_machine import Cluster, run_directory, wait_until
+from one_machine import Cluster, Output, run_directory, wait_until
 
 from llmlaunch.launchers.run_files import read_submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
-from llmlaunch.watch.follow import follow_steps
+from llmlaunch.watch.follow import follow
 from llmlaunch.watch.screen import Screen
 
 pytestmark = pytest.mark.slurm
@@ -39,18 +38,6 @@ for step in range(1, 10_000):
 """
 
 
-class Said(io.StringIO):
-    """Keeps what is said, and calls back with each text."""
-
-    def __init__(self, hear: Callable[[str], None]) -> None:
-        super().__init__()
-        self.hear = hear
-
-    def write(self, text: str) -> int:
-        self.hear(text)
-        return super().write(text)
-
-
 def test_from_the_queue_to_the_last_step(slurm: Cluster, tmp_path: Path) -> None:
     """Behind a job of ten minutes SLURM knows when the next one starts."""
     blocker = slurm.ask(
@@ -63,8 +50,8 @@ def test_from_the_queue_to_the_last_step(slurm: Cluster, tmp_path: Path) -> None
         if "expects it to start" in text:
             slurm.ask("scancel", blocker)
 
-    said = Said(hear)
-    end = follow_steps(submission.run_dir, SlurmLauncher(), submission, Screen(said), poll_seconds=0.5)
+    said = Output(hear)
+    end = follow(submission, Screen(said), poll_seconds=0.5)
     assert end.phase == "succeeded"
     lines = said.getvalue().splitlines()
     waiting = [line for line in lines if "is waiting" in line]
@@ -108,7 +95,7 @@ finish 0
     )
     submission = SlurmLauncher().submit(run_directory(tmp_path / "run", body))
     said = io.StringIO()
-    assert follow_steps(submission.run_dir, SlurmLauncher(), submission, Screen(said), 0.5).phase == "succeeded"
+    assert follow(submission, Screen(said), poll_seconds=0.5).phase == "succeeded"
     lines = said.getvalue().splitlines()
     events = [line for line in lines if line.startswith(("Attempt", "  next"))]
     assert events == [
@@ -193,7 +180,7 @@ def test_ctrl_c_in_a_terminal_ends_the_looking_and_says_how_to_look_again(slurm:
     watcher = Terminal(tmp_path, "logs", "run", "--follow")
     watcher.read_until("is running")
     os.kill(watcher.pid, signal.SIGINT)
-    watcher.read_until("No longer following")
+    watcher.read_until("Stopped following")
     wait_until(watcher.ended, "it has ended")
     assert os.waitstatus_to_exitcode(watcher.code) == 0
     assert SlurmLauncher().states([submission])[submission.job_id].phase == "running"
@@ -203,5 +190,5 @@ def test_ctrl_c_in_a_terminal_ends_the_looking_and_says_how_to_look_again(slurm:
 def test_a_job_that_fails_before_its_first_step_shows_its_last_lines(slurm: Cluster, tmp_path: Path) -> None:
     submission = SlurmLauncher().submit(run_directory(tmp_path / "run", "echo no such module >&2\nfinish 3 'bad'"))
     said = io.StringIO()
-    assert follow_steps(submission.run_dir, SlurmLauncher(), submission, Screen(said), 0.5).phase == "failed"
+    assert follow(submission, Screen(said), poll_seconds=0.5).phase == "failed"
     assert said.getvalue().splitlines()[-1] == "no such module"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from one_machine import Cluster, new_cluster, run_directory, throw_away, wait_until
+from one_machine import Cluster, Output, new_cluster, run_directory, throw_away, wait_until
 
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers.base import JobState, Submission
@@ -19,6 +19,7 @@ from llmlaunch.launchers.look import look_at
 from llmlaunch.launchers.run_files import cancel_mark, read_submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 from llmlaunch.watch.follow import follow
+from llmlaunch.watch.screen import Screen
 
 pytestmark = pytest.mark.slurm
 
@@ -215,15 +216,14 @@ def test_follow_from_the_queue_to_the_end(slurm: Cluster, tmp_path: Path) -> Non
     body = "srun --output=logs/$attempt.%N.log bash -c 'echo rank $SLURM_NODEID'\nfinish $?"
     run_dir = run_directory(tmp_path / "run", body, nodes=2)
     submission = submit(run_dir, "--hold")
-    lines: list[str] = []
 
-    def write(line: str) -> None:
-        lines.append(line)
-        if "JobHeldUser" in line:
+    def release(text: str) -> None:
+        if "JobHeldUser" in text:
             slurm.ask("scontrol", "release", submission.job_id)
 
-    end = follow(run_dir, SlurmLauncher(), submission, write, poll_seconds=0.5)
-    assert end.phase == "succeeded"
+    output = Output(release)
+    assert follow(submission, Screen(output), raw=True, poll_seconds=0.5).phase == "succeeded"
+    lines = output.getvalue().splitlines()
     assert lines[0] == f"Job {submission.job_id} is waiting: JobHeldUser"
     names = (path.name.removeprefix(f"{submission.job_id}.0.") for path in (run_dir / "logs").glob("*.log"))
     first, second = sorted(name.removesuffix(".log") for name in names if name != "job.log")
@@ -234,14 +234,14 @@ def test_a_requeued_job_is_followed_into_its_next_attempt(slurm: Cluster, tmp_pa
     body = "echo attempt $attempt\n[ ${SLURM_RESTART_COUNT:-0} = 0 ] && sleep 600\nfinish 0"
     run_dir = run_directory(tmp_path / "run", body)
     submission = submit(run_dir)
-    lines: list[str] = []
 
-    def write(line: str) -> None:
-        lines.append(line)
-        if line == f"attempt {submission.job_id}.0":
+    def requeue(text: str) -> None:
+        if text == f"attempt {submission.job_id}.0\n":
             slurm.ask("scontrol", "requeue", submission.job_id)
 
-    assert follow(run_dir, SlurmLauncher(), submission, write, poll_seconds=0.5).phase == "succeeded"
+    output = Output(requeue)
+    assert follow(submission, Screen(output), raw=True, poll_seconds=0.5).phase == "succeeded"
+    lines = output.getvalue().splitlines()
     assert lines.index(f"attempt {submission.job_id}.0") < lines.index(f"attempt {submission.job_id}.1")
 
 

@@ -26,8 +26,8 @@ from llmlaunch.launchers.submitting import was_submitting
 from llmlaunch.rundir.memory_files import attempt_summary
 from llmlaunch.rundir.run import run_history
 from llmlaunch.store.read_directory import read_directory
-from llmlaunch.watch.events import RunWatch
-from llmlaunch.watch.loop import JsonView, PlainView
+from llmlaunch.watch.events import EventReader
+from llmlaunch.watch.lines import JsonView, LineView
 from llmlaunch.watch.run_reader import RunReader
 from llmlaunch.watch.terminal import frame
 from support.store_run_dirs import STARTED, gpu
@@ -334,9 +334,9 @@ def read_all(run_dir: Path, say: Callable[[str], None]) -> None:
         shown.cells()
         json.dumps(shown.as_json())
         watched = RunReader(submission).read(shown)
-        for view in (PlainView(say), JsonView(say)):
+        for view in (LineView(say), JsonView(say)):
             view.show([shown], [watched], STARTED + 200, "")
         for runs in ([watched], [watched, watched]):
             frame(runs, 100, 40, STARTED + 200)
-    for news in RunWatch(submission, 20).news():
-        say(news.text)
+    for event in EventReader(submission, 20).read(look).events:
+        say(event.text)

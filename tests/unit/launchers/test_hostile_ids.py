@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-from local_jobs import run_directory
 
 from llmlaunch.cli.main import main
 from llmlaunch.cli.printed import print_json
@@ -24,6 +23,7 @@ from llmlaunch.launchers.run_files import is_foreign, read_end, read_submission
 from llmlaunch.launchers.slurm.text import strange_jobs
 from llmlaunch.rundir.identifiers import is_attempt, is_fallback, is_run_id, is_slurm_job, printable
 from llmlaunch.watch.screen import Screen
+from support.local_jobs import run_directory
 
 STARTED = 1700000000
 HOSTILE_IDS = [

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from local_jobs import run_directory, wait_until
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.run_files import read_submission
+from support.local_jobs import run_directory, wait_until
 
 
 def state(submission: Submission) -> JobState:

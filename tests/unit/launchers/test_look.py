@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_jobs import run_directory, wait_until
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.look import Look, look_at
+from support.local_jobs import run_directory, wait_until
 
 
 def look(state: JobState, progress: Mapping[str, Any] | None = None, **other: Any) -> Look:

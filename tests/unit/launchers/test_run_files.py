@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from local_jobs import run_directory
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Submission
@@ -20,6 +19,7 @@ from llmlaunch.launchers.run_files import (
     read_submission,
     write_submission,
 )
+from support.local_jobs import run_directory
 
 
 def submission_of(run_dir: Path, job_id: str = "12", launcher: str = "slurm") -> Submission:

@@ -36,20 +36,17 @@ def command(run: str, node: str, attempt: str, job: bool, tail: int | None, foll
     With --follow steps and events are shown, as `submit --follow` does; with --raw, or where a node, an attempt, --job
     or --tail is named, the lines themselves.
     """
-    from llmlaunch.launchers.choose import launcher_of
-    from llmlaunch.watch.follow import follow as follow_job
-    from llmlaunch.watch.follow import follow_steps
+    from llmlaunch.watch.follow import follow as follow_run
     from llmlaunch.watch.screen import Screen
 
     submission = submission_of(run)
     screen = Screen(sys.stdout)
     if follow and not raw and (node, attempt, job, tail) == ("all", "last", False, None):
-        launcher = launcher_of(submission)
-        follow_steps(submission.run_dir, launcher, submission, screen, tail=_TAIL_OF_THE_PAST)
+        follow_run(submission, screen, tail=_TAIL_OF_THE_PAST)
         return 0
     logs = _wanted(submission, node, attempt, job, tail, follow)
     if follow:
-        follow_job(submission.run_dir, launcher_of(submission), submission, screen.say, logs=logs)
+        follow_run(submission, screen, logs=logs)
     else:
         _print(submission, logs, screen)
     return 0

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from llmlaunch.cli.printed import say
 from llmlaunch.cli.submitted import note_ends
 from llmlaunch.launchers.base import Submission
-from llmlaunch.watch.loop import JsonView, PlainView, View, watch
-from llmlaunch.watch.poller import Asked
+from llmlaunch.watch.lines import JsonView, LineView
+from llmlaunch.watch.loop import StatePoller, View, watch
+from llmlaunch.watch.run_reader import RunReader
 from llmlaunch.watch.screen import Screen
 from llmlaunch.watch.terminal import TerminalView, can_draw
 
@@ -20,8 +21,9 @@ FAILED = 1
 
 
 def watch_runs(submissions: Sequence[Submission], as_json: bool, interval_seconds: float) -> int:
-    """Until all have ended, or Ctrl-C. 1: one of them ended without success."""
-    asked = Asked(submissions, lambda line: say(line, err=True))  # it may speak, before anything is drawn
+    """Watch runs until all have ended, or until Ctrl-C. Returns 1 if any of them ended without success, else 0."""
+    poller = StatePoller(submissions, lambda line: say(line, err=True))
+    readers = [RunReader(submission) for submission in submissions]
     view: View
     shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if can_draw() and not as_json:
@@ -29,7 +31,8 @@ def watch_runs(submissions: Sequence[Submission], as_json: bool, interval_second
         shown = terminal.shown()
     else:
         write = Screen(sys.stdout).say
-        view = JsonView(write) if as_json else PlainView(write)
-    with shown:
-        looks = watch(asked, view, interval_seconds, note_ends)
-    return FAILED if any(look.state.ended and look.state.phase != "succeeded" for look in looks) else 0
+        view = JsonView(write) if as_json else LineView(write)
+    with shown, contextlib.suppress(KeyboardInterrupt):
+        watch(poller, readers, view, interval_seconds, note_ends)
+    failed = any(look.state.ended and look.state.phase != "succeeded" for look in poller.looks)
+    return FAILED if failed else 0

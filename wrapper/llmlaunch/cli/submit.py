@@ -76,7 +76,7 @@ def command(
         return submit_all(variants, results, together, choice, words, _record, output, follow, as_json)
     taken = None if dry_run or test_only or output is None else _taken(output)
     if taken is not None:
-        return _follow(choice, taken, raw, aside=as_json) if follow else 0
+        return _follow(taken, raw, aside=as_json) if follow else 0
     result = planned(recipe, variants[0].overrides)
     _refuse(result)
     result.warn_of_missing_fallbacks()
@@ -106,7 +106,7 @@ def command(
     if not follow:
         say(f"look again: {to_type('status', directory)}; {to_type('logs', directory)}", err=True)
         return 0
-    return _follow(choice, submission, raw, aside=as_json)
+    return _follow(submission, raw, aside=as_json)
 
 
 def _extra_words(choice: Choice, directory: Path, no_exclude: bool) -> tuple[str, ...]:
@@ -254,24 +254,20 @@ def _submission_json(result: Planned, submission: Submission) -> dict[str, Any]:
     }
 
 
-def _follow(choice: Choice, submission: Submission, raw: bool, aside: bool) -> int:
+def _follow(submission: Submission, raw: bool, aside: bool) -> int:
     """To the job's end, also where the terminal is closed on the way: the run is collected then, too. `aside`: on
     stderr, because stdout holds the JSON alone."""
     from llmlaunch.cli.outcome import tell_outcome
     from llmlaunch.cli.submitted import note_end
-    from llmlaunch.watch.follow import follow, follow_steps
+    from llmlaunch.watch.follow import follow
     from llmlaunch.watch.screen import Screen, outliving_the_terminal
 
     warn = Screen(sys.stderr, lasting=True)
     screen = warn if aside else Screen(sys.stdout, lasting=True)
     with outliving_the_terminal():
-        directory, launcher = submission.run_dir, choice.launcher
-        if raw:
-            state = follow(directory, launcher, submission, screen.say)
-        else:
-            state = follow_steps(directory, launcher, submission, screen)
+        state = follow(submission, screen, raw)
         if not state.ended:
             return 0
         note_end(submission, state)
-        tell_outcome(directory, state, screen, warn)
+        tell_outcome(submission.run_dir, state, screen, warn)
     return 0 if state.phase == "succeeded" else FAILED

@@ -20,7 +20,7 @@ from llmlaunch.rundir.messages import counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from llmlaunch.launchers.base import Launcher, Submission
+    from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.choose import Choice
 
 __all__ = ["plan_all", "show_sweep", "submit_all"]
@@ -132,7 +132,7 @@ def submit_all(
     if not follow:
         say("look again: llmlaunch runs; llmlaunch status DIR; llmlaunch logs DIR", err=True)
         return 0
-    return _follow(choice.launcher, submissions, aside=as_json)
+    return _follow(submissions, aside=as_json)
 
 
 def _refuse_array(variants: Sequence[Variant], results: Sequence[Planned]) -> None:
@@ -149,20 +149,20 @@ def _refuse_array(variants: Sequence[Variant], results: Sequence[Planned]) -> No
     refuse_array(len(results), max_array_size())
 
 
-def _follow(launcher: Launcher, submissions: Sequence[Submission], aside: bool) -> int:
+def _follow(submissions: Sequence[Submission], aside: bool) -> int:
     """To the end of all, also where the terminal is closed on the way; then each is collected."""
     from llmlaunch.cli.outcome import ending
     from llmlaunch.cli.submitted import note_end
     from llmlaunch.launchers.run_files import run_name
     from llmlaunch.store.collect import collect
     from llmlaunch.store.database import open_store
-    from llmlaunch.watch.follow_all import follow_all
+    from llmlaunch.watch.follow import follow_several
     from llmlaunch.watch.screen import Screen, outliving_the_terminal
 
     warn = Screen(sys.stderr, lasting=True)
     screen = warn if aside else Screen(sys.stdout, lasting=True)
     with outliving_the_terminal():
-        states = follow_all(launcher, submissions, screen)
+        states = follow_several(submissions, screen)
         ended = [one for one in submissions if states[one.job_id].ended]
         for submission in ended:
             note_end(submission, states[submission.job_id])

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmlaunch.causes.words import sentence
 from llmlaunch.report.text import one_line
-from llmlaunch.units import duration, gib
+from llmlaunch.units import duration
 
 __all__ = [
     "attempt_began",
@@ -19,7 +19,6 @@ __all__ = [
     "hung_words",
     "loss_words",
     "not_finite_words",
-    "step_line",
     "waiting_words",
 ]
 
@@ -94,36 +93,6 @@ def loss_words(loss: float, since_step: int | None) -> str:
     return f"{'NaN' if math.isnan(loss) else 'infinite'}{since}"
 
 
-def step_line(
-    step: int | None,
-    steps: int | None,
-    loss: float | None,
-    seconds: float | None,
-    tokens_per_second: float | None,
-    devices: int | None,
-    fullest_bytes: int | None,
-    predicted_bytes: int | None,
-    seconds_left: float | None,
-    loss_since: int | None = None,
-) -> str:
-    """One step in one line; what is not known is left out. `loss_since` is the step at which a loss that is NaN or
-    infinite became so."""
-    parts = [f"step {'?' if step is None else f'{step:,}'}" + (f"/{steps:,}" if steps else "")]
-    if loss is not None:
-        parts.append(f"loss {loss_words(loss, loss_since)}")
-    if seconds is not None:
-        parts.append(f"{_short(seconds)} s/step")
-    if tokens_per_second is not None:
-        each = f" ({_short(tokens_per_second / devices)} per device)" if devices and devices > 1 else ""
-        parts.append(f"{_short(tokens_per_second)} tokens/s{each}")
-    if fullest_bytes is not None:
-        predicted = f" of {gib(predicted_bytes)} predicted" if predicted_bytes else ""
-        parts.append(f"{gib(fullest_bytes)} GiB{predicted}")
-    if seconds_left is not None:
-        parts.append(f"{duration(seconds_left)} left")
-    return " | ".join(parts)
-
-
 def waiting_words(reason: str, expected: datetime | None, now: datetime) -> str:
     because = f": {reason}" if reason else ""
     if expected is None or expected <= now:
@@ -134,7 +103,3 @@ def waiting_words(reason: str, expected: datetime | None, now: datetime) -> str:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]} ... {names[-1]} ({len(names)} nodes)"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,193 +1,221 @@
-"""One run as it goes on: its latest step, its memory, and what happens to it, from the files it writes."""
+"""Reads one run for `--follow`: what happens to it and its steps, or the lines of its logs as they are."""
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
+from llmlaunch.causes.scan import read_log
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JOB, JobLogs, LogLine
-from llmlaunch.launchers.run_files import attempt_names
+from llmlaunch.launchers.look import Look
+from llmlaunch.launchers.run_files import attempt_names, run_name
 from llmlaunch.launchers.steps import RunFacts, run_facts
-from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_told, hung_words, step_line
+from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_told, hung_words
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.attempt import Attempt
-from llmlaunch.rundir.memory_files import MemoryWatch
 from llmlaunch.rundir.step_lines import Step
-from llmlaunch.units import duration
+from llmlaunch.watch.model import Event, WatchedRun, step_text
+from llmlaunch.watch.run_reader import MemoryReader, typical_seconds
 
-__all__ = ["News", "RunWatch"]
+__all__ = ["EventReader", "FollowReader", "LogReader"]
 
-_MEMORY_SECONDS = 5.0
-_STEPS_REMEMBERED = 20
 _LONGEST_EVENT = 160
 _PATIENCE_SECONDS = 5.0
-_LONG_SECONDS, _LONG_STEPS = 60.0, 3.0
+_OVERDUE_SECONDS, _OVERDUE_STEPS = 60.0, 3.0
+_STEPS_KEPT = 20
+_LAST_LINES = 20
 
 
-@dataclass(frozen=True)
-class News:
-    """One line for a person; `passing` where the next one replaces it: a step, or a word on the way to the first."""
+class FollowReader(Protocol):
+    """Reads one run for `--follow` (a `watch.loop.Reader`)."""
 
-    text: str
-    passing: bool = False
-    is_step: bool = False
+    @property
+    def files(self) -> int: ...
+
+    def read(self, look: Look) -> WatchedRun: ...
+
+    def last_lines(self, look: Look, live: bool) -> Sequence[str]:
+        """Return what is left to show at the end. `live`: steps were shown in place on a terminal."""
+        ...
 
 
-@dataclass
-class RunWatch:
-    """Look again and again with `news`. Nothing is raised for a file that is missing or torn."""
+class LogReader:
+    """The lines of a run's logs as they are."""
 
-    submission: Submission
-    tail: int | None = None
-    """Of logs that are there already, so many last lines are looked at; None: all."""
-    step: Step | None = None
-    line: str = ""
-    """The latest step in words."""
-    _logs: JobLogs = field(init=False)
-    _planned: RunFacts = field(init=False)
-    _facts: dict[str, RunFacts] = field(default_factory=dict)
-    _seen_at: dict[str, float] = field(default_factory=dict)
-    _said: set[tuple[str, str]] = field(default_factory=set)
-    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_REMEMBERED))
-    _attempt: str = ""
-    _loss_since: int | None = None
-    """The step at which the loss became NaN or infinite; None while it is a number."""
-    _memory: tuple[float, int | None] = (float("-inf"), None)
-    _memory_watch: MemoryWatch | None = None
-    _slow: str = ""
-    _step_at: float = 0.0
+    def __init__(self, submission: Submission, logs: JobLogs | None = None) -> None:
+        self.submission = submission
+        self._logs = logs or JobLogs(submission)
+        self._name = run_name(submission.run_dir)
+        self._shown = False
 
-    def __post_init__(self) -> None:
-        self._logs = JobLogs(self.submission, tail=self.tail)
-        self._planned = run_facts(self.submission.run_dir, "")
+    @property
+    def files(self) -> int:
+        return len(self._logs.logs)
+
+    def read(self, look: Look) -> WatchedRun:
+        events = tuple(Event(line) for line in self._logs.new_lines())
+        self._shown = self._shown or bool(events)
+        state = look.state
+        return WatchedRun(self._name, self.submission.job_id, state.phase, state.reason, state.ended, events=events)
+
+    def last_lines(self, look: Look, live: bool) -> Sequence[str]:
+        return list(self._logs.to_end()) or ([] if self._shown else _scheduler_output(self.submission))
+
+
+class EventReader:
+    """What happens to a run and its steps, with what its monitors measure. Missing or torn files are no error."""
+
+    def __init__(self, submission: Submission, tail: int | None = None) -> None:
+        """`tail`: of logs that exist already, read so many last lines; None: read all."""
+        self.submission = submission
+        self._logs = JobLogs(submission, tail=tail)
+        self._name = run_name(submission.run_dir)
+        self._memory = MemoryReader()
+        self._planned = run_facts(submission.run_dir, "")
+        self._facts: dict[str, RunFacts] = {}
+        self._first_read: dict[str, float] = {}
+        self._reported: set[tuple[str, str]] = set()
+        self._attempt = ""
+        self._steps: deque[Step] = deque(maxlen=_STEPS_KEPT)
+        self._loss_since: int | None = None
+        self._step_read_at = 0.0
+        self._slow_line = ""
 
     @property
     def readable(self) -> bool:
-        """Whether the lines of this run's trainer are known."""
+        """Whether the step lines of this run's trainer can be read."""
         return self._planned.readable
 
     @property
     def files(self) -> int:
-        """How many logs are read at each look."""
         return len(self._logs.logs)
 
-    @property
-    def silence(self) -> str:
-        """Words for a step that is long in coming; none while it is not."""
-        waited = time.monotonic() - self._step_at
-        pace = statistics.median(self._seconds) if self._seconds else 0.0
-        return f" | no step for {duration(waited)}" if waited > max(_LONG_SECONDS, _LONG_STEPS * pace) else ""
+    def read(self, look: Look) -> WatchedRun:
+        events = tuple(self._events(look))
+        return self._run(look, events)
 
-    @property
-    def seconds_left(self) -> float | None:
-        step, pace = self.step, statistics.median(self._seconds) if self._seconds else None
-        if step is None or pace is None or step.step is None or step.steps is None:
-            return None
-        return max(0, step.steps - step.step) * pace
+    def last_lines(self, look: Look, live: bool) -> Sequence[str]:
+        """The last step stays on the terminal; if there was none, the last lines of the logs show why."""
+        if self._steps:
+            return [step_text(self._run(look))] if live else []
+        if look.state.phase == "succeeded":
+            return []
+        lines = list(JobLogs(self.submission, tail=_LAST_LINES).to_end()) or _scheduler_output(self.submission)
+        return lines[-_LAST_LINES:]
 
-    @property
-    def memory_bytes(self) -> int | None:
-        return self._memory[1]
+    def _run(self, look: Look, events: tuple[Event, ...] = ()) -> WatchedRun:
+        facts = self._facts.get(self._attempt, self._planned)
+        last = self._steps[-1] if self._steps else Step(None, None, None, None, None)
+        return WatchedRun(
+            name=self._name,
+            job=self.submission.job_id,
+            phase=look.state.phase,
+            because=look.state.reason,
+            step=last.step,
+            steps=last.steps,
+            loss=last.loss,
+            loss_since=self._loss_since,
+            step_seconds=last.seconds,
+            typical_step_seconds=typical_seconds(self._steps),
+            tokens_per_second=last.tokens_per_second,
+            devices=facts.devices,
+            overdue_seconds=self._overdue_seconds(),
+            peak_kind=facts.peak_kind,
+            gauges=self._memory.gauges() if self._steps else (),
+            events=events,
+        )
 
-    @property
-    def predicted_bytes(self) -> int | None:
-        return self._facts.get(self._attempt, self._planned).predicted_bytes
+    def _overdue_seconds(self) -> float | None:
+        waited = time.monotonic() - self._step_read_at
+        usual = _OVERDUE_STEPS * (typical_seconds(self._steps) or 0.0)
+        return waited if self._steps and waited > max(_OVERDUE_SECONDS, usual) else None
 
-    def news(self) -> Iterator[News]:
-        """What happened since the last look, attempt by attempt: how it began, lines of its logs, how it ended."""
+    def _events(self, look: Look) -> Iterator[Event]:
+        """Yield what happened since the last read, attempt by attempt: its beginning, lines of its logs, its end."""
         entries: dict[str, list[LogLine]] = {}
         for entry in self._logs.new_entries():
             entries.setdefault(entry.attempt, []).append(entry)
         names = attempt_names(self.submission)
         names += [name for name in entries if name not in names]
         for number, name in enumerate(names, start=1):
-            if ("over", name) not in self._said:
+            if ("over", name) not in self._reported:
                 yield from self._beginning(number, name, name == names[-1])
             for entry in entries.get(name, ()):
-                yield from self._of_line(entry)
-            if ("over", name) not in self._said:
-                yield from self._turns(number, Attempt(self.submission.run_dir, name), name == names[-1])
+                yield from self._line_events(entry, look)
+            if ("over", name) not in self._reported:
+                yield from self._milestones(number, Attempt(self.submission.run_dir, name), name == names[-1])
 
-    def _beginning(self, number: int, name: str, newest: bool) -> Iterator[News]:
-        if ("began", name) in self._said:
+    def _beginning(self, number: int, name: str, newest: bool) -> Iterator[Event]:
+        if ("began", name) in self._reported:
             return
         files = Attempt(self.submission.run_dir, name)
-        waited = time.monotonic() - self._seen_at.setdefault(name, time.monotonic())
+        waited = time.monotonic() - self._first_read.setdefault(name, time.monotonic())
         if newest and not files.began and not files.status and waited < _PATIENCE_SECONDS:
             return  # the job is about to write down which layout it runs, and where
-        self._said.add(("began", name))
+        self._reported.add(("began", name))
         self._facts[name] = run_facts(self.submission.run_dir, files.layout)
+        if newest:
+            self._memory.begin(files)
         from_step, note = files.began.get("from_step"), files.began.get("note")
-        yield News(attempt_began(number, name, files.nodes, files.layout, from_step, note))
+        yield Event(attempt_began(number, name, files.nodes, files.layout, from_step, note))
 
-    def _of_line(self, entry: LogLine) -> Iterator[News]:
+    def _line_events(self, entry: LogLine, look: Look) -> Iterator[Event]:
         facts = self._facts.get(entry.attempt, self._planned)
-        found = facts.step_of(entry.text)
-        if found is not None:
-            yield from self._new_step(entry.attempt, found, facts)
+        step = facts.step_of(entry.text)
+        if step is not None:
+            if self._is_new(entry.attempt, step):
+                self._add(entry.attempt, step)
+                yield Event(step_text(self._run(look)), transient=True, is_step=True)
         elif facts.is_slow(entry.text):
             text = one_line(entry.text).strip()[:_LONGEST_EVENT]
-            if text != self._slow:  # every rank may say so
-                self._slow = text
-                yield News(text)
-        elif self.step is None and entry.node != JOB and entry.text.strip():
-            yield News(self._logs.text(entry), passing=facts.promised)
+            if text != self._slow_line:  # every rank may log it
+                self._slow_line = text
+                yield Event(text)
+        elif not self._steps and entry.node != JOB and entry.text.strip():
+            yield Event(self._logs.text(entry), transient=facts.promised)
 
-    def _new_step(self, attempt: str, found: Step, facts: RunFacts) -> Iterator[News]:
-        again = self.step is not None and self._attempt == attempt and found.step == self.step.step
-        if again and found.step is not None:  # another rank says the same
-            return
+    def _is_new(self, attempt: str, step: Step) -> bool:
+        """Another rank may log the same step."""
+        return not self._steps or self._attempt != attempt or step.step is None or step.step != self._steps[-1].step
+
+    def _add(self, attempt: str, step: Step) -> None:
         if attempt != self._attempt:
-            self._seconds.clear()
+            self._steps.clear()
             self._loss_since = None
-        if found.loss is not None:
-            self._loss_since = None if math.isfinite(found.loss) else self._loss_since or found.step
-        self._attempt, self.step, self._step_at = attempt, found, time.monotonic()
-        if found.seconds is not None:
-            self._seconds.append(found.seconds)
-        self._look_at_memory()
-        self.line = step_line(
-            found.step,
-            found.steps,
-            found.loss,
-            found.seconds,
-            found.tokens_per_second,
-            facts.devices,
-            self.memory_bytes,
-            facts.predicted_bytes,
-            self.seconds_left,
-            self._loss_since,
-        )
-        yield News(self.line, passing=True, is_step=True)
+        if step.loss is not None:
+            self._loss_since = None if math.isfinite(step.loss) else self._loss_since or step.step
+        self._attempt, self._step_read_at = attempt, time.monotonic()
+        self._steps.append(step)
 
-    def _turns(self, number: int, files: Attempt, newest: bool) -> Iterator[News]:
-        """What an attempt was told, that it hangs, that it ended and what comes next; each once."""
-        if files.stop_signals and not files.has_failed_node and self._first("told", files.name):
-            yield News(attempt_told(number, list(files.stop_signals.values())))
-        hung = files.progress.get("hung")
-        if isinstance(hung, dict) and self._first("hung", files.name):
-            yield News(hung_words(number, hung))
-        following = files.status.get("next")
+    def _milestones(self, number: int, attempt: Attempt, newest: bool) -> Iterator[Event]:
+        """Yield, each once, that an attempt got a stop signal, that it hangs, and that it ended and what comes next."""
+        if attempt.stop_signals and not attempt.has_failed_node and self._first("told", attempt.name):
+            yield Event(attempt_told(number, list(attempt.stop_signals.values())))
+        hung = attempt.progress.get("hung")
+        if isinstance(hung, dict) and self._first("hung", attempt.name):
+            yield Event(hung_words(number, hung))
+        following = attempt.status.get("next")
         goes_on = isinstance(following, dict) and following.get("action") not in (None, "end")
-        if files.status and (goes_on or not newest) and self._first("over", files.name):
-            yield News(attempt_ended(number, files.status))
-        elif not newest and self._first("over", files.name):
-            yield News(f"Attempt {number} left no word of its end: its node was lost, or SLURM ended it at once")
+        if attempt.status and (goes_on or not newest) and self._first("over", attempt.name):
+            yield Event(attempt_ended(number, attempt.status))
+        elif not newest and self._first("over", attempt.name):
+            yield Event(f"Attempt {number} left no status: its node was lost, or SLURM ended it at once")
 
     def _first(self, what: str, name: str) -> bool:
-        fresh = (what, name) not in self._said
-        self._said.add((what, name))
+        fresh = (what, name) not in self._reported
+        self._reported.add((what, name))
         return fresh
 
-    def _look_at_memory(self) -> None:
-        now = time.monotonic()
-        if now - self._memory[0] >= _MEMORY_SECONDS:
-            if self._memory_watch is None or self._memory_watch.attempt.name != self._attempt:
-                self._memory_watch = MemoryWatch(self.submission.run_dir, self._attempt)
-            peaks = [rank.peak_bytes for rank in self._memory_watch.refresh()]
-            self._memory = (now, max((peak for peak in peaks if peak is not None), default=None))
+
+def _scheduler_output(submission: Submission) -> Sequence[str]:
+    """Return the output of a job that died before it had a log of its own: where its launcher sent it."""
+    run_dir = submission.run_dir
+    for job_id in reversed(submission.jobs):
+        for path in (run_dir / f"slurm-{job_id}.out", run_dir / "logs" / f"{job_id}.out"):
+            if path.is_file():
+                return read_log(path).splitlines()
+    return []

@@ -1,259 +1,177 @@
-"""Shows jobs while they wait and run, until they have ended."""
+"""`--follow`: why runs wait, what happens to them, and their steps or log lines, until they have ended."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Protocol
 
-from llmlaunch.causes.scan import read_log
-from llmlaunch.launchers.base import JobState, Launcher, Submission
+from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.logs import JobLogs
-from llmlaunch.launchers.run_files import read_end
+from llmlaunch.launchers.look import Look, look_at
 from llmlaunch.report.run_text import waiting_words
+from llmlaunch.report.text import one_line
 from llmlaunch.rundir.messages import to_type
-from llmlaunch.watch.events import RunWatch
+from llmlaunch.units import duration
+from llmlaunch.watch.events import EventReader, FollowReader, LogReader
+from llmlaunch.watch.loop import AskStates, StatePoller, watch
+from llmlaunch.watch.model import WatchedRun, step_text
 from llmlaunch.watch.screen import Screen
 
-__all__ = ["follow", "follow_steps"]
+__all__ = ["follow", "follow_several"]
 
-_READ_SECONDS = 0.5
-_QUIET_READS = 2
-"""So many reads without a new line after the job's end, and its logs are whole (NFS shows them late)."""
-
-_SECONDS_A_FILE = 0.01
-"""Between two looks for each log there is: who follows a job of a thousand nodes must not keep a file server busy."""
-
-_SLOWER = 1.3
-_SLOWEST = 6.0
-"""While nothing changes the launcher is asked less and less often, down to a sixth of the first pace: a week of
-squeue calls is paid by everybody on the cluster. The files tell sooner."""
-
-_EXPECTED_MOVES = timedelta(minutes=15)
-_LAST_WORDS = 20
+_READ_SECONDS, _SEVERAL_READ_SECONDS = 0.5, 1.0
+_LATE_READS = 2
+_NEWS_OF_START = timedelta(minutes=15)
+"""SLURM moves its expected start every half minute; a smaller change is not worth a line."""
 
 
 def follow(
-    run_dir: Path,
-    launcher: Launcher,
-    submission: Submission,
-    write: Callable[[str], None],
-    poll_seconds: float = 5.0,
-    patience_seconds: float = 60.0,
-    logs: JobLogs | None = None,
-) -> JobState:
-    """Write the queue's reason while the job waits, then its logs, line by line, until it has ended.
-
-    Returns the last state. That is not an ended one after Ctrl-C, which only ends the looking, or where nobody has
-    known the job for `patience_seconds`.
-    """
-    view = _RawView(_Teller(submission, write), logs or JobLogs(submission))
-    return _follow(run_dir, launcher, submission, view, write, poll_seconds, patience_seconds)
-
-
-def follow_steps(
-    run_dir: Path,
-    launcher: Launcher,
     submission: Submission,
     screen: Screen,
-    poll_seconds: float = 5.0,
-    patience_seconds: float = 60.0,
+    raw: bool = False,
+    logs: JobLogs | None = None,
     tail: int | None = None,
+    ask: AskStates = look_at,
+    poll_seconds: float | None = None,
+    patience_seconds: float = 60.0,
 ) -> JobState:
-    """As `follow`, but what happens to the run and its steps instead of its logs; on a terminal a step takes the
-    place of the one before. Of a job whose trainer's lines nobody knows, the logs."""
-    watch = RunWatch(submission, tail)
-    view: _View
-    if watch.readable:
-        view = _StepsView(_Teller(submission, screen.say), watch, screen)
-    else:
-        view = _RawView(_Teller(submission, screen.say), JobLogs(submission, tail=tail))
-    return _follow(run_dir, launcher, submission, view, screen.say, poll_seconds, patience_seconds)
+    """Follow one run until it has ended and return its last state.
 
-
-class _View(Protocol):
-    def tell(self, state: JobState) -> None:
-        """Say what the launcher knows."""
-        ...
-
-    def copy(self) -> bool:
-        """Show what the files say that is new; whether there was anything."""
-        ...
-
-    def close(self) -> None:
-        """The last words."""
-        ...
-
-    @property
-    def files(self) -> int:
-        """How many logs are read at each look."""
-        ...
-
-
-def _follow(
-    run_dir: Path,
-    launcher: Launcher,
-    submission: Submission,
-    view: _View,
-    say: Callable[[str], None],
-    poll_seconds: float,
-    patience_seconds: float,
-) -> JobState:
-    state, pause, unknown_since = JobState("unknown"), poll_seconds, time.monotonic()
+    On a terminal a step takes the place of the one before. The lines of the logs are shown instead if `raw` is set,
+    if `logs` selects some, or if nobody knows this trainer's step lines. With `tail` only so many last lines are read
+    of logs that exist already. The state is not an ended one after Ctrl-C, which stops following alone, or if no
+    launcher knew the run for `patience_seconds`.
+    """
+    events = EventReader(submission, tail)
+    as_lines = raw or logs is not None or not events.readable
+    reader: FollowReader = LogReader(submission, logs or JobLogs(submission, tail=tail)) if as_lines else events
+    poller = StatePoller([submission], screen.say, ask, poll_seconds)
     try:
-        while True:
-            before, state = state, launcher.states([submission])[submission.job_id]
-            view.tell(state)
-            if state.phase != "unknown":
-                unknown_since = time.monotonic()
-            if state.ended or time.monotonic() - unknown_since > patience_seconds:
-                break
-            pause = poll_seconds if state != before else min(pause * _SLOWER, poll_seconds * _SLOWEST)
-            if _show_files(submission, view, pause):
-                pause = poll_seconds
-        quiet = 0
-        while quiet < _QUIET_READS:
-            quiet = 0 if view.copy() else quiet + 1
-            time.sleep(_READ_SECONDS)
-        view.close()
-    except KeyboardInterrupt:
-        say(
-            f"No longer following; job {submission.job_id} goes on. Look again: {to_type('status', run_dir)} or "
-            f"{to_type('logs', run_dir)}; end it: {to_type('cancel', run_dir)}"
+        watch(
+            poller,
+            [reader],
+            _OneRunView(screen, submission),
+            _READ_SECONDS,
+            patience_seconds=patience_seconds,
+            late_reads=_LATE_READS,
         )
-    return state
+        screen.clear()
+        for line in reader.last_lines(poller.looks[0], screen.live):
+            screen.say(line)
+    except KeyboardInterrupt:
+        directory = submission.run_dir
+        screen.say(
+            f"Stopped following; job {submission.job_id} continues. To look again: {to_type('status', directory)} or "
+            f"{to_type('logs', directory)}; to cancel it: {to_type('cancel', directory)}"
+        )
+    return poller.looks[0].state
 
 
-def _show_files(submission: Submission, view: _View, seconds: float) -> bool:
-    """Copy what is new for so long, or until an attempt has begun or written its end: then True."""
-    until = time.monotonic() + seconds
-    before = _turning_point(submission)
-    while time.monotonic() < until:
-        if not view.copy():  # a long log is caught up with at once
-            time.sleep(min(max(_READ_SECONDS, view.files * _SECONDS_A_FILE), seconds))
-        if _turning_point(submission) != before:
-            return True
-    return False
+def follow_several(
+    submissions: Sequence[Submission],
+    screen: Screen,
+    ask: AskStates = look_at,
+    poll_seconds: float | None = None,
+    patience_seconds: float = 60.0,
+) -> dict[str, JobState]:
+    """Follow several runs until the last has ended, one line for each, and return the last states by job id.
+
+    Without a terminal a line is written when the state of a run changes. Ctrl-C stops following alone.
+    """
+    poller = StatePoller(submissions, screen.say, ask, poll_seconds)
+    readers = [EventReader(submission) for submission in submissions]
+    try:
+        watch(poller, readers, _SeveralRunsView(screen), _SEVERAL_READ_SECONDS, patience_seconds=patience_seconds)
+    except KeyboardInterrupt:
+        screen.say("Stopped following; the jobs continue. Look again: llmlaunch runs; cancel one: llmlaunch cancel DIR")
+    screen.clear()
+    return {look.submission.job_id: look.state for look in poller.looks}
 
 
-def _turning_point(submission: Submission) -> object:
-    return read_end(submission), len(list((submission.run_dir / "attempts").glob("*")))
+class _OneRunView:
+    """Writes each change of the state and each event; the latest step is shown in place."""
 
+    def __init__(self, screen: Screen, submission: Submission) -> None:
+        self._screen, self._submission = screen, submission
+        self._state = JobState("unknown")
+        self._shown = ""
+        self._expected: datetime | None = None
+        self._trouble = ""
 
-@dataclass
-class _Teller:
-    """Says what the launcher knows, each thing once; a running job speaks for itself."""
+    def show(self, looks: Sequence[Look], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
+        (look,), (run,) = looks, runs
+        self._show_state(look.state)
+        if trouble and trouble != self._trouble:
+            self._screen.say(trouble)
+        self._trouble = trouble
+        for event in run.events:
+            if not event.transient or (event.is_step and not self._screen.live):
+                self._screen.say(event.text)
+        transient = [event.text for event in run.events if event.transient]
+        if transient or run.step is not None:
+            self._screen.show([_progress(run) or transient[-1]])
 
-    submission: Submission
-    say: Callable[[str], None]
-    told: str = ""
-    expected: datetime | None = None
+    def idle(self) -> None:
+        pass
 
-    def tell(self, state: JobState) -> None:
-        because = f": {state.reason}" if state.reason else ""
-        short = f"{state.link} {state.phase}{because}"
-        if short != self.told or self._moved(state.expected_start):
-            self.expected = state.expected_start
-            words = {
+    def _show_state(self, state: JobState) -> None:
+        """Write the state once; a running job speaks for itself."""
+        reason = f": {state.reason}" if state.reason else ""
+        text = f"{state.link} {state.phase}{reason}"
+        if text != self._shown or self._moved(state.expected_start):
+            self._expected = state.expected_start
+            sentence = {
                 "pending": waiting_words(state.reason, state.expected_start, datetime.now()),
                 "running": "is running",
-                "unknown": f"is not known{because}",
-            }
-            sentence = words.get(state.phase, "")
+                "unknown": f"is not known{reason}",
+            }.get(state.phase)
             if sentence:
-                self.say(f"Job {self._job(state)} {sentence}")
-        self.told = short
+                self._screen.say(f"Job {self._job(state)} {sentence}")
+        self._shown = text
 
     def _job(self, state: JobState) -> str:
-        """Of a chain the job that the state is of."""
-        jobs = self.submission.jobs
-        return f"{jobs[state.link - 1]} ({state.link} of {len(jobs)})" if state.link else self.submission.job_id
+        """Return the job of a chain that the state belongs to."""
+        jobs = self._submission.jobs
+        return f"{jobs[state.link - 1]} ({state.link} of {len(jobs)})" if state.link else self._submission.job_id
 
     def _moved(self, expected: datetime | None) -> bool:
-        """SLURM thinks again every half minute; only what matters to a person is news."""
-        if expected is None or self.expected is None:
+        if expected is None or self._expected is None:
             return expected is not None
-        return abs(expected - self.expected) > _EXPECTED_MOVES
+        return abs(expected - self._expected) > _NEWS_OF_START
 
 
-@dataclass
-class _RawView:
-    """The lines of the logs as they are."""
+class _SeveralRunsView:
+    """Writes each change of a state and each event after the run's name; the latest steps are shown in place."""
 
-    teller: _Teller
-    logs: JobLogs
-    shown: bool = False
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._states: dict[str, tuple[str, str]] = {}
 
-    def tell(self, state: JobState) -> None:
-        self.teller.tell(state)
+    def show(self, looks: Sequence[Look], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
+        for look, run in zip(looks, runs, strict=True):
+            state = look.state.phase, look.state.reason
+            if self._states.get(run.job) != state:
+                self._screen.say(f"{_name(run)} {_state_text(run)}")
+            self._states[run.job] = state
+            for event in run.events:
+                if not event.transient:
+                    self._screen.say(f"{_name(run)} {event.text}")
+        lines = [f"{_name(run)} {(run.phase == 'running' and _progress(run)) or _state_text(run)}" for run in runs]
+        self._screen.show([*lines, trouble] if trouble else lines)
 
-    @property
-    def files(self) -> int:
-        return len(self.logs.logs)
-
-    def copy(self) -> bool:
-        lines = self.logs.new_lines()
-        for line in lines:
-            self.teller.say(line)
-        self.shown = self.shown or bool(lines)
-        return bool(lines)
-
-    def close(self) -> None:
-        for line in self.logs.to_end():
-            self.teller.say(line)
-            self.shown = True
-        if not self.shown:
-            for line in _first_words(self.teller.submission):
-                self.teller.say(line)
+    def idle(self) -> None:
+        pass
 
 
-@dataclass
-class _StepsView:
-    """Events, and one line for each step."""
-
-    teller: _Teller
-    watch: RunWatch
-    screen: Screen
-    ended: JobState = field(default=JobState("unknown"))
-
-    def tell(self, state: JobState) -> None:
-        self.ended = state
-        self.teller.tell(state)
-
-    @property
-    def files(self) -> int:
-        return self.watch.files
-
-    def copy(self) -> bool:
-        found = list(self.watch.news())
-        for news in found:
-            if not news.passing or (news.is_step and not self.screen.live):
-                self.screen.say(news.text)
-        passing = [news.text for news in found if news.passing]
-        if passing or self.watch.line:
-            self.screen.show([self.watch.line + self.watch.silence if self.watch.line else passing[-1]])
-        return bool(found)
-
-    def close(self) -> None:
-        """The last step stays; where there was none, the last lines of the logs say why."""
-        self.screen.clear()
-        if self.watch.line and self.screen.live:
-            self.screen.say(self.watch.line)
-        if self.watch.step is None and self.ended.phase != "succeeded":
-            submission = self.teller.submission
-            lines = list(JobLogs(submission, tail=_LAST_WORDS).to_end()) or _first_words(submission)
-            for line in lines[-_LAST_WORDS:]:
-                self.screen.say(line)
+def _progress(run: WatchedRun) -> str:
+    """Return the latest step and how long none was logged if that is unusual; empty before the first step."""
+    overdue = "" if run.overdue_seconds is None else f" | no step for {duration(run.overdue_seconds)}"
+    return "" if run.step is None and run.loss is None else step_text(run) + overdue
 
 
-def _first_words(submission: Submission) -> Sequence[str]:
-    """A job that died before it had a log has only spoken to where its launcher sent its output."""
-    run_dir = submission.run_dir
-    for job_id in reversed(submission.jobs):
-        for path in (run_dir / f"slurm-{job_id}.out", run_dir / "logs" / f"{job_id}.out"):
-            if path.is_file():
-                return read_log(path).splitlines()
-    return []
+def _name(run: WatchedRun) -> str:
+    return f"{run.name} [{run.job}]"
+
+
+def _state_text(run: WatchedRun) -> str:
+    return run.phase + (f": {one_line(run.because)}" if run.because else "")

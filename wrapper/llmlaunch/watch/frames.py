@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmlaunch.report.run_text import step_line
 from llmlaunch.report.text import one_line
 from llmlaunch.units import duration, gib
 from llmlaunch.watch.bars import (
@@ -21,7 +20,7 @@ from llmlaunch.watch.bars import (
     sparkline,
     wrapped,
 )
-from llmlaunch.watch.model import Gauge, Watched
+from llmlaunch.watch.model import Gauge, WatchedRun, step_text
 
 __all__ = ["PHASE_STYLES", "one_run", "several_runs"]
 
@@ -33,7 +32,7 @@ _LEAST_TABLE = 3
 _LONGEST_SPARK = 60
 
 
-def one_run(run: Watched, columns: int, rows: int, now: float, glyphs: Glyphs = BLOCKS) -> list[Line]:
+def one_run(run: WatchedRun, columns: int, rows: int, now: float, glyphs: Glyphs = BLOCKS) -> list[Line]:
     """At most `rows` lines, none longer than `columns`; what does not fit is counted."""
     head = [*_title(run, columns), *_steps(run, columns, now, glyphs)]
     foot = _remarks(run)
@@ -49,7 +48,7 @@ def one_run(run: Watched, columns: int, rows: int, now: float, glyphs: Glyphs = 
     return [cut(line, columns) for line in lines[: max(1, rows)]]
 
 
-def _title(run: Watched, columns: int) -> list[Line]:
+def _title(run: WatchedRun, columns: int) -> list[Line]:
     because = f": {one_line(run.because)}" if run.because else ""
     pieces = [(f"{one_line(run.name)} [{run.job}] ", "bold"), (run.phase, PHASE_STYLES.get(run.phase, "yellow"))]
     if sum(len(text) for text, _ in pieces) + len(because) <= columns:
@@ -57,22 +56,10 @@ def _title(run: Watched, columns: int) -> list[Line]:
     return [tuple(pieces), *(said(line) for line in wrapped(because.removeprefix(": ").split(" "), columns, " ")[:3])]
 
 
-def _steps(run: Watched, columns: int, now: float, glyphs: Glyphs) -> list[Line]:
+def _steps(run: WatchedRun, columns: int, now: float, glyphs: Glyphs) -> list[Line]:
     if run.step is None and run.loss is None:
         return []
-    words = step_line(
-        run.step,
-        run.steps,
-        run.loss,
-        run.step_seconds,
-        run.tokens_per_second,
-        run.devices,
-        None,
-        None,
-        run.seconds_left,
-        run.loss_since,
-    )
-    parts = words.split(" | ")
+    parts = step_text(run, with_memory=False).split(" | ")
     if run.step_at is not None and not run.ended:
         parts.append(f"logged {_ago(run.step_at, now)}")
     lines = [said(line) for line in wrapped(parts, columns)]
@@ -83,8 +70,8 @@ def _steps(run: Watched, columns: int, now: float, glyphs: Glyphs) -> list[Line]
     return lines
 
 
-def _ages(run: Watched, columns: int, now: float) -> list[Line]:
-    ages = run.memory_ages
+def _ages(run: WatchedRun, columns: int, now: float) -> list[Line]:
+    ages = run.memory_times
     if ages is None:
         return []
     newest, oldest = ages
@@ -97,11 +84,11 @@ def _ages(run: Watched, columns: int, now: float) -> list[Line]:
     return [said(line, "dim") for line in wrapped(parts, columns)]
 
 
-def _no_memory(run: Watched) -> list[Line]:
+def _no_memory(run: WatchedRun) -> list[Line]:
     return [] if run.phase in ("pending", "unknown") else [said("no monitor has written yet", "dim")]
 
 
-def _table(run: Watched, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def _table(run: WatchedRun, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """A head, and as many gauges as there are rows; where some are left out, those furthest from their prediction."""
     gauges = run.gauges
     if len(gauges) > rows - 1:
@@ -133,13 +120,13 @@ def _rows(gauges: Sequence[Gauge], columns: int, glyphs: Glyphs) -> list[Line]:
     return [lines[0], *((*line, *drawn) for line, drawn in zip(lines[1:], noted, strict=True))]
 
 
-def _legend(run: Watched, columns: int, glyphs: Glyphs) -> list[Line]:
+def _legend(run: WatchedRun, columns: int, glyphs: Glyphs) -> list[Line]:
     parts = [f"{glyphs.used} now", f"{glyphs.peak} peak", f"{glyphs.predicted} predicted", f"{glyphs.limit} limit"]
     parts.append(f"a whole bar is {gib(scale_bytes(run.gauges))} GiB")
     return [said(line, "dim") for line in wrapped(parts, columns, "  ")]
 
 
-def _remarks(run: Watched) -> list[Line]:
+def _remarks(run: WatchedRun) -> list[Line]:
     shown = [said(one_line(remark), "yellow") for remark in run.remarks[:_MOST_REMARKS]]
     more = len(run.remarks) - _MOST_REMARKS
     return [*shown, said(f"and {more} more remarks", "yellow")] if more > 0 else shown
@@ -177,9 +164,11 @@ _LONGEST_NAME = 60
 _FIRST = ("running", "failed", "unknown", "pending")
 
 
-def several_runs(runs: Sequence[Watched], columns: int, rows: int, now: float, glyphs: Glyphs = BLOCKS) -> list[Line]:
+def several_runs(
+    runs: Sequence[WatchedRun], columns: int, rows: int, now: float, glyphs: Glyphs = BLOCKS
+) -> list[Line]:
     """A line for each run; where there are too many, those that go on, and a count of the rest."""
-    rest: Sequence[Watched] = ()
+    rest: Sequence[WatchedRun] = ()
     room = max(1, rows - 1)
     if len(runs) > room:
         ordered = sorted(runs, key=lambda run: _FIRST.index(run.phase) if run.phase in _FIRST else len(_FIRST))
@@ -191,7 +180,7 @@ def several_runs(runs: Sequence[Watched], columns: int, rows: int, now: float, g
     return [cut(line, columns) for line in lines[: max(1, rows)]]
 
 
-def _run_rows(runs: Sequence[Watched], columns: int, now: float, glyphs: Glyphs) -> list[Line]:
+def _run_rows(runs: Sequence[WatchedRun], columns: int, now: float, glyphs: Glyphs) -> list[Line]:
     fullest = [run.fullest for run in runs]
     table = [
         Column("run", [one_line(run.name)[:_LONGEST_NAME] for run in runs], 9, left=True),
@@ -220,17 +209,17 @@ def _run_rows(runs: Sequence[Watched], columns: int, now: float, glyphs: Glyphs)
     ]
 
 
-def _with_words(line: Line, run: Watched) -> Line:
+def _with_words(line: Line, run: WatchedRun) -> Line:
     """Why it waits, or what is wrong: as much of it as fits."""
     words = [run.because, *run.remarks]
     return (*line, (one_line("; ".join(word for word in words if word)), "yellow"))
 
 
-def _phases(runs: Sequence[Watched]) -> list[str]:
+def _phases(runs: Sequence[WatchedRun]) -> list[str]:
     return list(dict.fromkeys(run.phase for run in runs))
 
 
-def _step(run: Watched) -> str:
+def _step(run: WatchedRun) -> str:
     return "-" if run.step is None else f"{run.step}" + (f"/{run.steps}" if run.steps else "")
 
 
@@ -238,6 +227,6 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _seen(run: Watched, now: float) -> str:
-    ages = run.memory_ages
+def _seen(run: WatchedRun, now: float) -> str:
+    ages = run.memory_times
     return "-" if ages is None or run.ended else f"{duration(max(0.0, now - ages[0]))} ago"

@@ -1,33 +1,108 @@
-"""Watches runs until the last has ended: reads what is new now and then, and hands it to whoever draws."""
+"""The loop of `--follow` and `status --watch`: ask the launchers, read what is new in the files, hand it to a view."""
 
 from __future__ import annotations
 
-import json
-import math
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
+from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.look import Look
-from llmlaunch.report.run_text import step_line
-from llmlaunch.report.text import one_line
-from llmlaunch.watch.model import Watched
-from llmlaunch.watch.poller import Asked
-from llmlaunch.watch.run_reader import RunReader
+from llmlaunch.launchers.look import Look, look_at
+from llmlaunch.launchers.run_files import latest_attempt, read_end
+from llmlaunch.watch.model import WatchedRun
 
-__all__ = ["JsonView", "PlainView", "View", "changes", "watch"]
+__all__ = ["AskStates", "Reader", "StatePoller", "View", "watch"]
+
+AskStates = Callable[[Sequence[Submission], Callable[[str], None]], list[Look]]
+
+_SLURM_SECONDS, _LOCAL_SECONDS = 5.0, 2.0
+_SLOWER, _SLOWEST = 1.3, 6.0
+"""While nothing changes SLURM is asked less and less often, down to a sixth of the first pace: everybody on the cluster
+pays for a week of squeue calls. The files tell of a change sooner."""
 
 _SECONDS_A_FILE = 0.01
-"""Between two frames for each file there may be to read: who watches a thousand nodes must not keep a file server
-busy."""
-_PATIENCE_SECONDS = 60.0
+"""Between two reads, for each file there may be to read: watching a thousand nodes must not keep a file server busy."""
+
 _NAP_SECONDS = 0.25
+_LATE_READ_SECONDS = 0.5
+
+
+class StatePoller:
+    """The states of runs, asked for in the background so that a slow scheduler does not hold up the view.
+
+    `looks` holds the last answer, one look for each submission. The constructor waits for the first one and raises
+    what is wrong with it. What is wrong with a later one is `trouble`, and the last answer stands.
+    """
+
+    def __init__(
+        self,
+        submissions: Sequence[Submission],
+        say: Callable[[str], None],
+        ask: AskStates = look_at,
+        poll_seconds: float | None = None,
+    ) -> None:
+        by_slurm = any(submission.launcher == "slurm" for submission in submissions)
+        self._first_pause = poll_seconds or (_SLURM_SECONDS if by_slurm else _LOCAL_SECONDS)
+        self._slowest = self._first_pause * (_SLOWEST if by_slurm else 1.0)
+        self._pause = self._first_pause
+        self._ask_states = ask
+        self.trouble = ""
+        self.looks = ask(submissions, say)
+        self._asked_at = time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, shown: Sequence[Look], at_once: bool = False) -> None:
+        """Ask again if it is time and nobody is asking; only about runs that have not ended.
+
+        `shown` are the looks the caller has shown: an answer that nobody has shown is not replaced by another.
+        """
+        due = at_once or time.monotonic() - self._asked_at >= self._pause
+        waiting = [look.submission for look in self.looks if not look.state.ended]
+        if shown is not self.looks or not due or not waiting or (self._thread is not None and self._thread.is_alive()):
+            return
+        if at_once:
+            self._pause = self._first_pause
+        self._asked_at = time.monotonic()
+        self._thread = threading.Thread(target=self._ask, args=(waiting,), daemon=True)
+        self._thread.start()
+
+    def _ask(self, waiting: Sequence[Submission]) -> None:
+        try:
+            fresh = {id(look.submission): look for look in self._ask_states(waiting, self._note_trouble)}
+        except (UserError, OSError) as error:
+            self.trouble = str(error)
+            return
+        looks = [fresh.get(id(look.submission), look) for look in self.looks]
+        changed = any(new.state != old.state for new, old in zip(looks, self.looks, strict=True))
+        self._pause = self._first_pause if changed else min(self._pause * _SLOWER, self._slowest)
+        self.looks = looks
+        self.trouble = ""
+
+    def _note_trouble(self, line: str) -> None:
+        """Show what a launcher waits for until it has answered."""
+        self.trouble = line
+
+
+class Reader(Protocol):
+    """Reads the files of one run."""
+
+    @property
+    def files(self) -> int:
+        """How many files each read may open."""
+        ...
+
+    def read(self, look: Look) -> WatchedRun:
+        """Return the run as it is now. `look` is the last answer of its launcher and may be some seconds old."""
+        ...
 
 
 class View(Protocol):
-    def show(self, looks: Sequence[Look], runs: Sequence[Watched], now: float, trouble: str) -> None:
-        """Draw, or say what changed. `trouble`: the scheduler does not answer."""
+    """Draws runs, or writes what changed."""
+
+    def show(self, looks: Sequence[Look], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
+        """Show the runs. `trouble` says what is wrong with the scheduler, if anything."""
         ...
 
     def idle(self) -> None:
@@ -36,144 +111,62 @@ class View(Protocol):
 
 
 def watch(
-    asked: Asked,
+    poller: StatePoller,
+    readers: Sequence[Reader],
     view: View,
     interval_seconds: float,
-    note: Callable[[Iterable[tuple[Submission, JobState]]], None],
-) -> list[Look]:
-    """Look every `interval_seconds` until every run has ended, or nobody has known the others for a minute; Ctrl-C
-    ends the looking alone. `note` is told of each end. Returns the last looks."""
-    readers = [RunReader(look.submission) for look in asked.looks]
-    known_at = time.monotonic()
+    note_ends: Callable[[Iterable[tuple[Submission, JobState]]], None] = lambda ends: None,
+    patience_seconds: float = 60.0,
+    late_reads: int = 0,
+) -> None:
+    """Read and show the runs every `interval_seconds` until all have ended, and report each end to `note_ends`.
+
+    A run that no launcher has known for `patience_seconds` is given up. After the last end the files are read until
+    `late_reads` reads in a row show nothing new: NFS shows the last lines late. Raises KeyboardInterrupt on Ctrl-C.
+    """
+    known_at = [time.monotonic()] * len(readers)
     noted: set[int] = set()
-    turns: list[tuple[str, bool]] | None = None
-    try:
-        while True:
-            looks = asked.looks
-            runs = [reader.read(look) for reader, look in zip(readers, looks, strict=True)]
-            view.show(looks, runs, time.time(), asked.trouble)
-            fresh = [n for n, look in enumerate(looks) if look.state.ended and n not in noted]
-            if fresh:
-                noted.update(fresh)
-                note((looks[n].submission, looks[n].state) for n in fresh)
-            going = [look for look in looks if not look.state.ended]
-            if any(look.state.phase != "unknown" for look in going):
-                known_at = time.monotonic()
-            if not going or time.monotonic() - known_at > _PATIENCE_SECONDS:
-                break
-            before, turns = turns, [reader.turn for reader in readers]
-            asked.ask(at_once=before is not None and turns != before)
-            _rest(max(interval_seconds, _SECONDS_A_FILE * sum(reader.files for reader in readers)), asked, view)
-    except KeyboardInterrupt:
-        pass
-    return asked.looks
+    before: list[object] | None = None
+    while True:
+        looks = poller.looks
+        news = _show(looks, readers, view, poller.trouble)
+        ends = [n for n, look in enumerate(looks) if look.state.ended and n not in noted]
+        if ends:
+            noted.update(ends)
+            note_ends((looks[n].submission, looks[n].state) for n in ends)
+        for n, look in enumerate(looks):
+            if look.state.phase != "unknown":
+                known_at[n] = time.monotonic()
+        oldest = time.monotonic() - patience_seconds
+        if all(look.state.ended or at < oldest for look, at in zip(looks, known_at, strict=True)):
+            break
+        milestones = [_milestone(look.submission) for look in looks if not look.state.ended]
+        poller.ask(looks, at_once=before is not None and milestones != before)
+        before = milestones
+        pause = 0.0 if news else max(interval_seconds, _SECONDS_A_FILE * sum(reader.files for reader in readers))
+        _rest(pause, poller, view)
+    quiet = 0
+    while quiet < late_reads:
+        quiet = 0 if _show(poller.looks, readers, view, "") else quiet + 1
+        time.sleep(_LATE_READ_SECONDS)
 
 
-def _rest(seconds: float, asked: Asked, view: View) -> None:
-    """So long, or until a run has ended."""
-    ended = sum(look.state.ended for look in asked.looks)
+def _show(looks: Sequence[Look], readers: Sequence[Reader], view: View, trouble: str) -> bool:
+    """Read and show all runs once. Returns whether any logged something new."""
+    runs = [reader.read(look) for reader, look in zip(readers, looks, strict=True)]
+    view.show(looks, runs, time.time(), trouble)
+    return any(run.events for run in runs)
+
+
+def _milestone(submission: Submission) -> object:
+    """Return what changes when an attempt begins or has written its end: the launcher may know more then."""
+    return latest_attempt(submission), read_end(submission)
+
+
+def _rest(seconds: float, poller: StatePoller, view: View) -> None:
+    """Sleep, but only until the state of a run has changed."""
+    states = [look.state for look in poller.looks]
     until = time.monotonic() + seconds
-    while time.monotonic() < until and sum(look.state.ended for look in asked.looks) == ended:
+    while time.monotonic() < until and [look.state for look in poller.looks] == states:
         time.sleep(min(_NAP_SECONDS, seconds))
         view.idle()
-
-
-class PlainView:
-    """A line for each change."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-        self._before: dict[int, Watched] = {}
-        self._trouble = ""
-
-    def show(self, looks: Sequence[Look], runs: Sequence[Watched], now: float, trouble: str) -> None:
-        for n, run in enumerate(runs):
-            for line in changes(self._before.get(n), run):
-                self._write(line)
-            self._before[n] = run
-        if trouble != self._trouble and trouble:
-            self._write(trouble)
-        self._trouble = trouble
-
-    def idle(self) -> None:
-        pass
-
-
-class JsonView:
-    """All runs as one JSON object a line, whenever anything in it but the time changed."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-        self._before: list[dict[str, Any]] | None = None
-
-    def show(self, looks: Sequence[Look], runs: Sequence[Watched], now: float, trouble: str) -> None:
-        made = [_as_json(look, run) for look, run in zip(looks, runs, strict=True)]
-        if made != self._before:
-            self._write(json.dumps({"at": now, "runs": made}))
-        self._before = made
-
-    def idle(self) -> None:
-        pass
-
-
-def _as_json(look: Look, run: Watched) -> dict[str, Any]:
-    """What `status --json` says, the newest step in `progress`, and `memory`."""
-    progress: Mapping[str, Any] = look.as_json()["progress"] or {}
-    newest = {
-        "step": run.step,
-        "steps": run.steps,
-        "loss": _finite(run.loss),
-        "tokens_per_second": run.tokens_per_second,
-        "step_seconds": run.step_seconds,
-        "at": run.step_at,
-    }
-    known = run.step is not None or run.loss is not None or bool(progress)
-    return {
-        **look.as_json(),
-        "progress": {**progress, **newest} if known else None,
-        "peak_kind": run.peak_kind,
-        "memory": [gauge.as_json() for gauge in run.gauges],
-        "remarks": list(run.remarks),
-    }
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no word for what is none."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-_NOTABLE_SHARE = 0.01
-
-
-def changes(before: Watched | None, run: Watched) -> list[str]:
-    """The lines that say how `run` differs from `before`; None: nothing was said of it yet."""
-    name = f"{one_line(run.name)} [{run.job}]"
-    lines = []
-    if before is None or (before.phase, before.because) != (run.phase, run.because):
-        lines.append(f"{name} {run.phase}" + (f": {one_line(run.because)}" if run.because else ""))
-    if (run.step is not None or run.fullest is not None) and (before is None or _moved(before, run)):
-        fullest = run.fullest
-        words = step_line(
-            run.step,
-            run.steps,
-            run.loss,
-            run.step_seconds,
-            run.tokens_per_second,
-            run.devices,
-            fullest.peak_bytes if fullest else None,
-            fullest.predicted_bytes if fullest else None,
-            run.seconds_left,
-            run.loss_since,
-        )
-        lines.append(f"{name} {words}")
-    known = before.remarks if before else ()
-    return [*lines, *(f"{name} {one_line(remark)}" for remark in run.remarks if remark not in known)]
-
-
-def _moved(before: Watched, run: Watched) -> bool:
-    return before.step != run.step or abs(_peak(run) - _peak(before)) > _NOTABLE_SHARE * _peak(before)
-
-
-def _peak(run: Watched) -> int:
-    fullest = run.fullest
-    return (fullest.peak_bytes or 0) if fullest else 0

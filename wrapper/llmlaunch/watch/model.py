@@ -1,19 +1,23 @@
-"""What a person watches of a run: plain values, from whoever reads the files, for whoever draws them."""
+"""What a person watches of a run: plain values, between the readers of files and the views."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gauge", "Watched"]
+from llmlaunch.report.run_text import loss_words
+from llmlaunch.units import duration, gib
+
+__all__ = ["Event", "Gauge", "WatchedRun", "step_text"]
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """The memory of one GPU, or, where the peak is resident memory, of one rank. None: nobody has said so.
+    """The memory of one GPU or, if the peak is resident memory, of one rank. None: not known.
 
-    `used_bytes` is of the moment `seen_at` (unix seconds), above what the device held before the training;
-    `peak_bytes` of the rank as `collect` will take it. `predicted_bytes` and `limit_bytes` are those of the layout
+    `used_bytes` was measured at `seen_at` (unix seconds), above what the device held before the training;
+    `peak_bytes` is the peak that `collect` will record. `predicted_bytes` and `limit_bytes` belong to the layout
     that runs. `note` says what is wrong with the device.
     """
 
@@ -32,7 +36,7 @@ class Gauge:
 
     @property
     def share(self) -> float | None:
-        """Of its prediction that the peak has reached."""
+        """The peak as a share of its prediction."""
         if self.peak_bytes is None or not self.predicted_bytes:
             return None
         return self.peak_bytes / self.predicted_bytes
@@ -42,9 +46,18 @@ class Gauge:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """One run at one moment. Times are unix seconds; `losses` the last logged, oldest first; `remarks` sentences about
-    what cannot be seen, or is wrong."""
+class Event:
+    """One line about a run. A `transient` one is replaced by the next: a step, or a line on the way to the first."""
+
+    text: str
+    transient: bool = False
+    is_step: bool = False
+
+
+@dataclass(frozen=True)
+class WatchedRun:
+    """One run at one moment. Times are unix seconds; `losses` are the last logged, oldest first; `remarks` are
+    sentences about what is wrong or cannot be measured; `events` are new since the last read."""
 
     name: str
     job: str
@@ -57,28 +70,58 @@ class Watched:
     loss_since: int | None = None
     """The step at which the loss became NaN or infinite; None while it is a number."""
     step_seconds: float | None = None
+    typical_step_seconds: float | None = None
+    """Median of the last steps; None: `step_seconds`."""
     tokens_per_second: float | None = None
     devices: int | None = None
     step_at: float | None = None
+    overdue_seconds: float | None = None
+    """How long no step was logged, if that is unusually long."""
     losses: tuple[float, ...] = ()
     peak_kind: str = "device"
     gauges: tuple[Gauge, ...] = ()
     remarks: tuple[str, ...] = ()
+    events: tuple[Event, ...] = ()
 
     @property
     def seconds_left(self) -> float | None:
-        if self.step is None or self.steps is None or self.step_seconds is None or self.ended:
+        pace = self.typical_step_seconds or self.step_seconds
+        if self.step is None or self.steps is None or pace is None or self.ended:
             return None
-        return max(0, self.steps - self.step) * self.step_seconds
+        return max(0, self.steps - self.step) * pace
 
     @property
     def fullest(self) -> Gauge | None:
-        """The one nearest to its prediction, or above it; the largest where nothing was predicted."""
-        known = [gauge for gauge in self.gauges if gauge.peak_bytes is not None]
-        return max(known, key=lambda gauge: (gauge.share or 0.0, gauge.peak_bytes or 0), default=None)
+        """The gauge nearest to or furthest above its prediction; without predictions the one with the largest peak."""
+        measured = [gauge for gauge in self.gauges if gauge.peak_bytes is not None]
+        return max(measured, key=lambda gauge: (gauge.share or 0.0, gauge.peak_bytes or 0), default=None)
 
     @property
-    def memory_ages(self) -> tuple[float, float] | None:
-        """When the newest and the oldest of the gauges' numbers were seen."""
-        seen = [gauge.seen_at for gauge in self.gauges]
-        return (max(seen), min(seen)) if seen else None
+    def memory_times(self) -> tuple[float, float] | None:
+        """When the newest and the oldest of the gauges' numbers were measured."""
+        times = [gauge.seen_at for gauge in self.gauges]
+        return (max(times), min(times)) if times else None
+
+
+def step_text(run: WatchedRun, with_memory: bool = True) -> str:
+    """Return the latest step of a run in one line; what is not known is left out."""
+    parts = [f"step {'?' if run.step is None else f'{run.step:,}'}" + (f"/{run.steps:,}" if run.steps else "")]
+    if run.loss is not None:
+        parts.append(f"loss {loss_words(run.loss, run.loss_since)}")
+    if run.step_seconds is not None:
+        parts.append(f"{_rounded(run.step_seconds)} s/step")
+    if run.tokens_per_second is not None:
+        rate, devices = run.tokens_per_second, run.devices or 1
+        each = f" ({_rounded(rate / devices)} per device)" if devices > 1 else ""
+        parts.append(f"{_rounded(rate)} tokens/s{each}")
+    fullest = run.fullest
+    if with_memory and fullest is not None and fullest.peak_bytes is not None:
+        predicted = f" of {gib(fullest.predicted_bytes)} predicted" if fullest.predicted_bytes else ""
+        parts.append(f"{gib(fullest.peak_bytes)} GiB{predicted}")
+    if run.seconds_left is not None:
+        parts.append(f"{duration(run.seconds_left)} left")
+    return " | ".join(parts)
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 or not math.isfinite(value) else f"{value:.3g}"

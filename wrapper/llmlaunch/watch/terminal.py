@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from llmlaunch.report.text import one_line
 from llmlaunch.watch.bars import ASCII, BLOCKS, Glyphs, Line
 from llmlaunch.watch.frames import one_run, several_runs
-from llmlaunch.watch.model import Watched
+from llmlaunch.watch.model import WatchedRun
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,7 @@ def can_draw() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
-def frame(runs: Sequence[Watched], columns: int, rows: int, now: float, glyphs: Glyphs = BLOCKS) -> list[Line]:
+def frame(runs: Sequence[WatchedRun], columns: int, rows: int, now: float, glyphs: Glyphs = BLOCKS) -> list[Line]:
     """One run with its GPUs, several with a line each."""
     if len(runs) == 1:
         return one_run(runs[0], columns, rows, now, glyphs)
@@ -65,7 +65,7 @@ class TerminalView:
                 for line in self._drawn(_ALL_ROWS):
                     self._console.print(_text(line), soft_wrap=True)
 
-    def show(self, looks: object, runs: Sequence[Watched], now: float, trouble: str) -> None:
+    def show(self, looks: object, runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
         self._drawn = functools.partial(self._lines, runs, now, trouble)
         self._draw()
 
@@ -80,7 +80,7 @@ class TerminalView:
             self._size = tuple(self._console.size)
             self._live.update(Group(*map(_text, self._drawn(self._console.height))), refresh=True)
 
-    def _lines(self, runs: Sequence[Watched], now: float, trouble: str, rows: int) -> list[Line]:
+    def _lines(self, runs: Sequence[WatchedRun], now: float, trouble: str, rows: int) -> list[Line]:
         foot: list[Line] = [((one_line(trouble), "yellow"),)] if trouble else []
         return [*frame(runs, self._console.width, rows - len(foot), now, self._glyphs), *foot]
 

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.launchers.base import Submission
+from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.look import Look
 from llmlaunch.units import GIB
-from llmlaunch.watch.events import RunWatch
+from llmlaunch.watch import run_reader
+from llmlaunch.watch.events import EventReader
+from llmlaunch.watch.model import WatchedRun
 
 STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
 RUN: dict[str, Any] = {
@@ -31,7 +34,7 @@ class Run:
     def __init__(self, directory: Path, without: tuple[str, ...] = (), **changes: Any) -> None:
         self.directory = directory
         self.write("run.json", {key: value for key, value in {**RUN, **changes}.items() if key not in without})
-        self.watch = RunWatch(Submission("slurm", "12", directory, 0.0))
+        self.reader = EventReader(Submission("slurm", "12", directory, 0.0))
 
     def write(self, name: str, content: Any) -> None:
         path = self.directory / name
@@ -47,9 +50,24 @@ class Run:
     def begins(self, attempt: str, **more: Any) -> None:
         self.write(f"attempts/{attempt}/attempt.json", {"attempt": attempt, "nodes": ["n1", "n2"], **more})
 
+    def read(self) -> WatchedRun:
+        return self.reader.read(Look(self.reader.submission, JobState("running"), None, {}, {}, stopping=False))
+
     @property
     def news(self) -> list[str]:
-        return [news.text for news in self.watch.news()]
+        return [event.text for event in self.read().events]
+
+
+def peaks(attempt: str, gibibytes: int) -> str:
+    """A monitor's line: rank 0 is process 7."""
+    gpu = {"uuid": "GPU-a", "total_bytes": 80 * GIB, "process_peak_bytes": {"7": gibibytes * GIB, "8": GIB}}
+    processes = [{"rank": 0, "pid": 7, "resident_bytes": 1}]
+    return json.dumps({"attempt": attempt, "gpus": [gpu], "processes": processes}) + "\n"
+
+
+@pytest.fixture(autouse=True)
+def memory_is_always_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_reader, "_MEMORY_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -59,9 +77,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_a_step_is_shown_with_all_that_follows_from_the_job_s_shape(run: Run) -> None:
     run.begins("12.0")
-    gpus = [{"uuid": "GPU-a", "total_bytes": 80 * GIB, "process_peak_bytes": {"7": 61 * GIB, "8": GIB}}]
-    line = {"attempt": "12.0", "gpus": gpus, "processes": [{"rank": 0, "pid": 7, "resident_bytes": 1}]}
-    run.write("peaks/n1.jsonl", json.dumps(line) + "\n" + '{"attempt": "12.0", "gpus": [{"to')
+    run.write("peaks/n1.jsonl", peaks("12.0", 61) + '{"attempt": "12.0", "gpus": [{"to')
     run.log("12.0", "n1", "it 40/100 loss=3.25 took 2000 ms")
     assert run.news == [
         "Attempt 1 (12.0) begins on n1, n2",
@@ -99,8 +115,8 @@ def test_what_an_own_trainer_prints_is_shown_until_its_first_step(tmp_path: Path
     run.begins("12.0")
     run.log("12.0", "job", "the batch script's own words")
     run.log("12.0", "n1", "reading data", "it 7/9 loss=1 took 10 ms", "more words")
-    _, words, step = run.watch.news()
-    assert (words.text, words.passing) == ("n1: reading data", False)
+    _, words, step = run.read().events
+    assert (words.text, words.transient) == ("n1: reading data", False)
     assert step.is_step
 
 
@@ -116,9 +132,9 @@ def test_a_step_that_is_long_in_coming_is_noticed(run: Run, monkeypatch: pytest.
     run.log("12.0", "n1", "it 1/100 loss=3 took 50000 ms")
     assert len(run.news) == 2
     now = time.monotonic()
-    for later, words in ((149.0, ""), (180.0, " | no step for 3 min")):
+    for later, overdue in ((149.0, False), (180.0, True)):
         monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
-        assert run.watch.silence == words
+        assert (run.read().overdue_seconds is not None) == overdue
 
 
 def test_saving_is_said_in_the_trainer_s_words(run: Run) -> None:
@@ -145,14 +161,8 @@ def test_out_of_memory_and_the_fallback_in_the_same_allocation(run: Run) -> None
         "  next: layout fallback/1 in the same allocation (one of 2)"
     ]
     run.write("fallback/1/run.json", {**RUN, "predicted_bytes": [40 * GIB]})
-    gpu = {"uuid": "GPU-a", "process_peak_bytes": {"7": 39 * GIB}}
-    run.write(
-        "peaks/n1.jsonl",
-        json.dumps({"attempt": "12.1", "gpus": [gpu], "processes": [{"rank": 0, "pid": 7, "resident_bytes": 1}]})
-        + "\n",
-    )
+    run.write("peaks/n1.jsonl", peaks("12.1", 39))
     run.begins("12.1", layout="fallback/1", from_step=5)
-    run.watch._memory = (0.0, None)
     run.log("12.1", "n1", "it 6/100 loss=3 took 1000 ms")
     began, step = run.news
     assert began == "Attempt 2 (12.1) begins on n1, n2, layout fallback/1, from step 5"
@@ -205,7 +215,7 @@ def test_an_attempt_that_left_no_word_is_named_when_the_next_begins(run: Run) ->
     run.begins("12.1")
     assert run.news == [
         "Attempt 1 (12.0) begins on n1, n2",
-        "Attempt 1 left no word of its end: its node was lost, or SLURM ended it at once",
+        "Attempt 1 left no status: its node was lost, or SLURM ended it at once",
         "Attempt 2 (12.1) begins on n1, n2",
     ]
 
@@ -225,6 +235,6 @@ def test_torn_files_end_nothing(run: Run, torn: str) -> None:
     run.write("status.json", torn)
     run.write("peaks/n1.jsonl", torn)
     run.log("12.0", "n1", "it 1/100 loss=nan took 10 ms", "it x/100 loss=3 took 10 ms")
-    list(run.watch.news())
+    run.read()
     run.begins("12.1")
     assert any("12.1" in text for text in run.news)

@@ -1,4 +1,4 @@
-"""Logs are read by node and attempt, and from their end without reading what is before."""
+"""Logs are read as they grow, by node and attempt, and from their end without reading what is before."""
 
 from __future__ import annotations
 
@@ -63,3 +63,51 @@ def test_a_tail_goes_on_where_it_ended(submission: Submission) -> None:
     write(submission, "12.0.node1", "three\n")
     write(submission, "12.1.node1", "four\nfive\n")  # came later: all of it is new
     assert logs.new_lines() == ["node1: three", "node1: four", "node1: five"]
+
+
+def logs_of(tmp_path: Path, nodes: int) -> tuple[Path, JobLogs]:
+    run_dir = tmp_path / "run"
+    (run_dir / "logs").mkdir(parents=True)
+    (run_dir / "run.json").write_text(json.dumps({"nodes": nodes}))
+    return run_dir / "logs", JobLogs(Submission("slurm", "12", run_dir, 0.0))
+
+
+def test_several_nodes_are_told_apart(tmp_path: Path) -> None:
+    folder, logs = logs_of(tmp_path, nodes=2)
+    (folder / "12.0.job.log").write_text("begins\n")
+    (folder / "12.0.127.77.0.1.log").write_text("one\n")
+    (folder / "12.0.node2.monitor.log").write_text("not the training\n")
+    (folder / "120.0.node1.log").write_text("another job\n")
+    assert sorted(logs.new_lines()) == ["127.77.0.1: one", "job: begins"]
+    (folder / "12.1.node2.log").write_text("after the requeue\n")
+    assert logs.new_lines() == ["node2: after the requeue"]
+    assert logs.new_lines() == []
+
+
+def test_a_line_is_shown_when_it_is_whole(tmp_path: Path) -> None:
+    folder, logs = logs_of(tmp_path, nodes=1)
+    log = folder / "12.0.node1.log"
+    log.write_bytes("loss: 4.2 Größ".encode()[:-1])
+    assert logs.new_lines() == []
+    with log.open("ab") as file:
+        file.write("ße\n 10%\r 50%\r100%\r\n".encode())
+        file.write(b"\xff\n")
+    assert logs.new_lines()[1:] == ["100%", "�"]
+
+
+def test_a_long_log_is_shown_whole(tmp_path: Path) -> None:
+    folder, logs = logs_of(tmp_path, nodes=1)
+    lines = [f"step {i} {'x' * 100}" for i in range(30_000)]  # more than one read of 1 MiB
+    lines.insert(7, "y" * 3_000_000)  # and a line longer than one
+    (folder / "12.0.node1.log").write_text("\n".join(lines))
+    assert list(logs.to_end()) == lines
+    assert list(logs.to_end()) == []
+
+
+def test_a_log_begun_again_is_read_from_its_start(tmp_path: Path) -> None:
+    folder, logs = logs_of(tmp_path, nodes=1)
+    log = folder / "12.0.node1.log"
+    log.write_text("a long first line\n")
+    logs.new_lines()
+    log.write_text("short\n")
+    assert logs.new_lines() == ["short"]

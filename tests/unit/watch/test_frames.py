@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from llmlaunch.units import GIB
 from llmlaunch.watch.bars import ASCII, BLOCKS, Glyphs, Line, alarm, bar, plain, sparkline
-from llmlaunch.watch.loop import changes
-from llmlaunch.watch.model import Gauge, Watched
+from llmlaunch.watch.lines import changes
+from llmlaunch.watch.model import Gauge, WatchedRun
 from llmlaunch.watch.terminal import frame
 
 NOW = 1000.0
@@ -35,8 +35,8 @@ def gauge(n: int, peak: float, used: float | None = None, note: str = "") -> Gau
     )
 
 
-def run_of(*gauges: Gauge, **changed: object) -> Watched:
-    run = Watched(
+def run_of(*gauges: Gauge, **changed: object) -> WatchedRun:
+    run = WatchedRun(
         name="llama",
         job="4711",
         phase="running",
@@ -112,7 +112,7 @@ RUNS = st.builds(
 
 
 @given(st.lists(RUNS, min_size=1, max_size=40), SIZES, st.sampled_from([BLOCKS, ASCII]))
-def test_no_frame_is_larger_than_its_terminal(runs: list[Watched], size: tuple[int, int], glyphs: Glyphs) -> None:
+def test_no_frame_is_larger_than_its_terminal(runs: list[WatchedRun], size: tuple[int, int], glyphs: Glyphs) -> None:
     columns, rows = size
     drawn = frame(runs, columns, rows, NOW, glyphs)
     assert 1 <= len(drawn) <= rows

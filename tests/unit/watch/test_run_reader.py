@@ -12,7 +12,7 @@ import pytest
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.look import Look
 from llmlaunch.watch import run_reader
-from llmlaunch.watch.model import Gauge, Watched
+from llmlaunch.watch.model import Gauge, WatchedRun
 from llmlaunch.watch.run_reader import RunReader
 from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
@@ -53,7 +53,7 @@ def look(submission: Submission, phase: Any = "running") -> Look:
     return Look(submission, JobState(phase), ATTEMPT, {}, {}, stopping=False)
 
 
-def read(reader: RunReader) -> Watched:
+def read(reader: RunReader) -> WatchedRun:
     return reader.read(look(reader.submission))
 
 
@@ -149,7 +149,7 @@ def test_steps_come_from_the_log_of_the_node_that_speaks_alone(tmp_path: Path) -
         )
     run = read(reader)
     assert (run.step, run.steps, run.losses, run.loss) == (2, 100, (4.0, 3.0), 3.0)
-    assert (run.step_seconds, run.tokens_per_second, run.seconds_left) == (2.0, 8000.0, 196.0)
+    assert (run.step_seconds, run.tokens_per_second, run.seconds_left) == (2.0, 8000.0, 98 * 1.5)
     (tmp_path / "logs" / f"{ATTEMPT}.n1.log").unlink()
     with (tmp_path / "logs" / f"{ATTEMPT}.n2.log").open("a") as log:
         log.write("100 loss=2.0 took 1000 ms\n")
