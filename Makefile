@@ -61,7 +61,8 @@ benchmark: install  ## ratios for benchmarks/RESULTS.md
 flags-table: install  ## the tables of docs/megatron-flags.md
 	PYTHONPATH=tests/frameworks $(RUN) tests/frameworks/flags_table.py
 
-docs-tables: install  ## the tables of rules, techniques and facts in docs/megatron*.md, docs/deepspeed*.md, docs/backends.md
+docs-tables: install  ## tables made from the code: keys in docs/recipe-keys.md, rules and facts in docs/megatron*.md and their like
+	PYTHONPATH=tests $(RUN) -m support.recipe_keys
 	PYTHONPATH=tests $(RUN) -m support.backend_tables
 
 accuracy-table: install  ## the tables of README.md, from the measurements that come with the source

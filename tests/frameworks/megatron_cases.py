@@ -25,7 +25,6 @@ from llmlaunch.planner.pricing import situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.workload import Workload
 
 __all__ = ["Case", "cases", "refusals"]
 
@@ -175,7 +174,6 @@ def recipes(draw: st.DrawFn) -> Recipe:
     world = draw(st.sampled_from(WORLDS))
     precision = draw(st.sampled_from(["bf16", "bf16", "bf16", "fp16", "fp32"]))
     length, sequences = draw(st.sampled_from([64, 64, 72, 96, 100])), draw(st.sampled_from([2, 4, 6, world, 2 * world]))
-    workload = Workload(length, sequences, precision)
     dtype = draw(st.sampled_from([None, None, "fp32", "bf16"] if precision == "bf16" else [None, "fp32"]))
     numbers = draw(st.just(NO_NUMBER_FORMATS) | number_formats()) if precision == "bf16" else NO_NUMBER_FORMATS
     capability = draw(st.sampled_from(["8.0", "9.0", "9.0", "10.0", "10.0"]))
@@ -185,7 +183,17 @@ def recipes(draw: st.DrawFn) -> Recipe:
         model=shape,
         cluster=replace(BASE.cluster, devices_per_node=world, accelerator=accelerator),
         nodes=1,
-        training=replace(BASE.training, workload=workload, gradient_dtype=dtype, numbers=numbers),
+        training=replace(
+            BASE.training,
+            sequence_length=length,
+            global_batch_size=sequences,
+            precision=precision,
+            gradient_dtype=dtype,
+            fp8=None if numbers.narrow == "nvfp4" else numbers.narrow,
+            fp4="nvfp4" if numbers.narrow == "nvfp4" else None,
+            fp8_parameters=numbers.narrow_parameters,
+            optimizer=numbers.optimizer,
+        ),
         techniques=draw(techniques(shape)),
         pins={},
     )

@@ -81,17 +81,17 @@ def jobs(draw: st.DrawFn) -> tuple[Recipe, Layout]:
         head_dim=128,
         ffn_hidden_size=draw(st.sampled_from((11008, 11008, 11012))),
     )
-    workload = replace(
-        base.workload,
+    training = replace(
+        base.training,
         sequence_length=draw(st.sampled_from((2048, 2048, 4096, 4001))),
         global_batch_size=draw(st.sampled_from((256, 256, 64, 250, 16, 7))),
         precision=draw(st.sampled_from(("bf16", "bf16", "fp32", "fp16"))),
+        gradient_dtype=draw(st.sampled_from((None, None, "fp32"))),
     )
-    gradient_dtype = draw(st.sampled_from((None, None, "fp32")))
     recipe = replace(
         base,
         model=shape,
-        training=replace(base.training, workload=workload, gradient_dtype=gradient_dtype),
+        training=training,
         techniques=draw(techniques()),
     )
     return recipe, draw(layouts(recipe.world_size))

@@ -25,7 +25,7 @@ from person import Person
 
 from llmlaunch.cli.main import cli
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.json_schema import schema
+from support.recipe_keys import schema
 
 pytestmark = pytest.mark.slurm
 

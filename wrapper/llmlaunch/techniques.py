@@ -1,73 +1,155 @@
-"""Ways to trade time for memory that hold for a whole job: what is recomputed, offloaded, chunked or not trained.
+"""Techniques that trade time for memory or overlap the two, beside the layout, and the recipe's keys for them.
 
-Every field's default changes nothing. Estimator, recipe and backends share this type; which backend can do what is in
-the backend's rules.
+Every default changes nothing. Estimator, recipe and backends share this type; which backend can do what is in the
+backend's rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Any, Literal
+
+from llmlaunch.documents.keys import key, section
 
 __all__ = ["NO_TECHNIQUES", "Adapters", "Techniques"]
 
+LAYOUT, TRAINING, WHAT_IF = "layout", "training", "what_if"  # the mappings of a recipe that hold the keys
 
-@dataclass(frozen=True)
+RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
+
+
+@section
 class Adapters:
     """Low-rank adapters beside every linear layer of the blocks; the rest of the model is frozen.
 
-    `frozen_down` is LoRA-FA (Zhang et al. 2023): the first matrix of each pair is frozen too, so a linear keeps the
-    r-wide projection of its input instead of the input.
+    `frozen_down` is LoRA-FA (Zhang et al. 2023): the first matrix of each pair is frozen too, so a linear layer keeps
+    the r-wide projection of its input instead of the input.
     """
 
-    rank: int
-    frozen_down: bool = False
+    rank: int = key("Inner width of each adapter", ge=1, le=2**16)
+    frozen_down: bool = key("LoRA-FA: the first matrix of each adapter is frozen too", default=False)
 
 
-@dataclass(frozen=True)
+@section
 class Techniques:
-    """What one job does beside its layout.
+    """What a job does beside its layout. docs/backends.md, "Techniques", says which backend runs what.
 
-    What a recipe says of these, and which backend runs which, stands in docs/backends.md, "Techniques".
-
-    Recompute: `recompute_modules` are what selective recompute recomputes, in Megatron's names; empty is the backend's
-    default. `recompute_method` belongs to full recompute: "uniform" keeps the input of every so many layers, "block"
-    recomputes so many layers of each model chunk and keeps the others whole; how many is the layout's to say.
-    Offload: `offload_modules` (activations, Megatron's fine-grained names) go to the host; so do optimizer states by
-    share, and with `offload_parameters` the parameters.
+    Names of modules are those of Megatron's selective recompute and fine-grained offload. Without
+    `recompute_modules`, selective recompute takes the backend's default. How many layers a `recompute_method` counts is
+    the layout's to say.
     """
 
-    recompute_modules: tuple[str, ...] = ()
-    recompute_method: str = "uniform"
-    offload_modules: tuple[str, ...] = ()
-    offload_checkpoints: bool = False  # full recompute's kept layer inputs go to the host (DeepSpeed cpu_checkpointing)
-    offload_optimizer: float = 0.0  # share of the optimizer states, 0 to 1
-    offload_parameters: bool = False  # ZeRO 3 offload_param
-    loss: str | None = None  # "native", "te", "fused_linear", "tiled"; None = the backend's default
-    loss_tiles: int = 8  # pieces of the sequence a tiled loss computes one after the other
-    mlp_chunks: int = 1  # mini-sequences of the MLP (MsT)
-    adapters: Adapters | None = None
-    trained_layers: int | None = None  # only the last so many layers and the head are trained (SHERL)
-    delay_weight_gradients: bool = False  # 2BP
-    flex_backend: str | None = None  # of token_dispatcher "flex": "deepep" or "hybridep"; None = the backend's default
-    overlap_shared_expert: bool = False  # the shared expert computes while tokens travel to the others
-    overlap_expert_communication: bool = False  # tokens of a micro-batch travel while another one computes
-    tp_comm_overlap: bool = False  # gathers and scatters of tensor parallelism beside the products (user buffers)
-    context_comm: str | None = None  # of context parallelism: "p2p" (a ring) or "a2a"; None = the backend's default
-    swapped_share: float = 0.0  # MEMO's alpha: share of skeletal activations swapped to the host, what-if
-    sampled_share: float = 1.0  # WTA-CRS: share of a linear's input rows kept, what-if
-    weight_versions: int = 1  # PipeDream-2BW keeps 2, what-if
+    recompute_modules: tuple[str, ...] = key(
+        "What recompute: selective recomputes; absent = searched",
+        default=(),
+        place=LAYOUT,
+        written=tuple[RecomputeModule, ...] | None,
+        min_length=1,
+    )
+    recompute_method: str = key(
+        "recompute: full keeps the input of groups of layers (uniform), or recomputes some layers of each model chunk "
+        "only (block); absent = uniform where full is pinned, else searched",
+        default="uniform",
+        place=LAYOUT,
+        written=Literal["uniform", "block"] | None,
+    )
+    offload_modules: tuple[str, ...] = key(
+        "Modules whose saved inputs wait in host memory; [] = none, absent = searched",
+        default=(),
+        place=LAYOUT,
+        written=tuple[OffloadModule, ...] | None,
+    )
+    # DeepSpeed's cpu_checkpointing
+    offload_checkpoints: bool = key(
+        "The layer inputs recompute: full keeps wait in host memory; absent = searched", default=False, place=LAYOUT
+    )
+    offload_optimizer: float = key(
+        "Share of the optimizer states held and updated on the host; absent = searched",
+        default=0.0,
+        place=LAYOUT,
+        ge=0,
+        le=1,
+    )
+    # DeepSpeed's offload_param of ZeRO 3
+    offload_parameters: bool = key(
+        "Parameters rest on the host and are streamed in (ZeRO 3); absent = searched", default=False, place=LAYOUT
+    )
+    loss: str | None = key(
+        "Kernel of the loss: fused, Transformer Engine's, fused with the head, in tiles; absent = unfused",
+        default=None,
+        place=LAYOUT,
+        written=Literal["native", "te", "fused_linear", "tiled"] | None,
+    )
+    loss_tiles: int = key(
+        "Pieces of the sequence for loss: tiled; absent = 8",
+        default=8,
+        place=LAYOUT,
+        written=int | None,
+        ge=2,
+        le=2**20,
+    )
+    mlp_chunks: int = key(
+        "Pieces of the sequence the MLP computes one after the other", default=1, place=LAYOUT, ge=1, le=2**20
+    )
+    adapters: Adapters | None = key("Train low-rank adapters (LoRA) instead of the model", default=None, place=TRAINING)
+    trained_layers: int | None = key(
+        "Train only the last so many layers, the final norm and the head; absent = all",
+        default=None,
+        place=TRAINING,
+        ge=1,
+        le=10_000,
+    )  # SHERL
+    delay_weight_gradients: bool = key("Weight gradients in a pass of their own", default=False, place=LAYOUT)  # 2BP
+    flex_backend: str | None = key(
+        "megatron-lm: library that carries them with token_dispatcher: flex; absent = deepep",
+        default=None,
+        place=LAYOUT,
+        written=Literal["deepep", "hybridep"] | None,
+    )
+    overlap_shared_expert: bool = key(
+        "megatron-lm: the shared expert computes while tokens travel to the others", default=False, place=LAYOUT
+    )
+    overlap_expert_communication: bool = key(
+        "megatron-lm: tokens of one micro-batch travel to experts while another one computes",
+        default=False,
+        place=LAYOUT,
+    )
+    tp_comm_overlap: bool = key(
+        "megatron-lm: gathers and scatters of tensor parallelism run beside the products (user buffers)",
+        default=False,
+        place=LAYOUT,
+    )
+    context_comm: str | None = key(
+        "megatron-lm: keys and values travel in a ring, or heads by all-to-all; absent = p2p",
+        default=None,
+        place=LAYOUT,
+        written=Literal["p2p", "a2a"] | None,
+    )
+    swapped_share: float = key(
+        "MEMO: share of each layer's activations swapped to the host", default=0.0, place=WHAT_IF, ge=0, le=1
+    )
+    sampled_share: float = key(
+        "WTA-CRS: share of each linear layer's input rows kept for the weight gradient",
+        default=1.0,
+        place=WHAT_IF,
+        gt=0,
+        le=1,
+    )
+    weight_versions: int = key(
+        "Versions of the weights in flight; PipeDream-2BW keeps 2", default=1, place=WHAT_IF, ge=1, le=8
+    )
 
     @property
     def what_ifs(self) -> tuple[str, ...]:
-        """What of this no backend runs, by the names of the recipe."""
+        """The techniques in use that no backend runs, by their keys."""
         neutral = {"swapped_share": 0.0, "sampled_share": 1.0, "weight_versions": 1}
         return tuple(name for name, value in neutral.items() if getattr(self, name) != value)
 
     @property
     def moves_to_host(self) -> bool:
-        """Something of the device waits in host memory, whatever the layout."""
+        """Whether some of the device's memory waits in host memory, whatever the layout."""
         activations = self.offload_modules or self.offload_checkpoints or self.swapped_share
         return bool(activations or self.offload_optimizer or self.offload_parameters)
 
@@ -77,20 +159,22 @@ class Techniques:
         return self.offload_optimizer > 0
 
     def as_json(self) -> dict[str, object]:
-        """What is not neutral, as plain values."""
-        held = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        """Return what differs from the defaults, as plain values."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         return {
             name: list(value) if isinstance(value, tuple) else asdict(value) if isinstance(value, Adapters) else value
-            for name, value in held.items()
+            for name, value in changed.items()
         }
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Techniques:
-        """The inverse of `as_json`. Raises TypeError for a name that is none of ours."""
-        held: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in said.items()}
-        if "adapters" in held:
-            held["adapters"] = Adapters(**held["adapters"])
-        return cls(**held)
+    def from_json(cls, document: Mapping[str, Any]) -> Techniques:
+        """Return the techniques that `as_json` wrote. Raises TypeError for an unknown name."""
+        values: dict[str, Any] = {
+            n: tuple(value) if isinstance(value, list) else value for n, value in document.items()
+        }
+        if "adapters" in values:
+            values["adapters"] = Adapters(**values["adapters"])
+        return cls(**values)
 
 
 NO_TECHNIQUES = Techniques()

@@ -16,11 +16,12 @@ from llmlaunch.backends.megatron import techniques as megatron_techniques
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.backends.registry import backend_for
+from llmlaunch.documents.keys import key_names
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
+from llmlaunch.models.shape import MoeShape
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.schema import LayoutFile, PinsFile, WhatIfFile
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.trainers import TRAINER
@@ -385,8 +386,8 @@ def test_what_no_backend_runs_is_planned_and_never_rendered(name: str, what: str
 
 def test_the_table_lists_every_key_and_no_flag_the_parser_lacks() -> None:
     listed = {key.split(":")[0] for entry in TECHNIQUE_LIST for key in entry.keys}
-    layout = {f"layout.{key}" for key in LayoutFile.model_fields if key not in PinsFile.model_fields}
-    what_ifs = {f"what_if.{key}" for key in WhatIfFile.model_fields}
+    layout = {f"layout.{key}" for section in (Techniques, MoeShape) for key in key_names(section, "layout")}
+    what_ifs = {f"what_if.{key}" for key in key_names(Techniques, "what_if")}
     training = {"training.adapters", "training.trained_layers", "training.gradient_dtype"}
     numbers = {"layout.recompute", "layout.recompute_layers", "layout.offload_layers"}
     assert listed == layout | what_ifs | training | numbers

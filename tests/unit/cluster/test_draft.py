@@ -30,7 +30,7 @@ def test_a_tree_of_switches_typed_gpus_and_memory_that_is_handed_out(tmp_path: P
     assert (kind, cluster.accelerator.name, cluster.devices_per_node) == ("h100-x8", "h100-80gb", 8)
     assert (cluster.cpus_per_node, cluster.host_memory_bytes, cluster.nodes_per_switch) == (16, 62 * 2**30, 2)
     assert cluster.slurm == {"partition": "train", "exclusive": True, "mem": 0}
-    assert (cluster.gpu_request, cluster.site.gpu_type, cluster.site.container_runtime) == ("gpus-per-node", None, None)
+    assert (cluster.gpu_request, cluster.site.gpu_type, cluster.site.container.runtime) == ("gpus-per-node", None, None)
     assert "# Cluster llmlaunch, SLURM 22.05.8." in text
     assert "# Nodes: 4, node1 to node4." in text
     assert "neither pyxis nor apptainer seen here" in text
@@ -44,7 +44,7 @@ def test_several_kinds_of_gpus_have_a_draft_each_that_asks_for_its_own(tmp_path:
     assert (cluster.accelerator.name, cluster.site.gpu_type) == ("h200-141gb", "H200")
     assert loaded(found["h100-x8"], tmp_path).site.gpu_type == "H100"
     assert (cluster.cpus_per_node, cluster.host_memory_bytes) == (104, 1757 * 2**30)
-    assert (cluster.nodes_per_switch, cluster.site.container_runtime) == (None, "pyxis")
+    assert (cluster.nodes_per_switch, cluster.site.container.runtime) == (None, "pyxis")
     assert "mem" not in cluster.slurm
 
 
@@ -72,7 +72,7 @@ def test_gpus_without_a_type_are_told_apart_by_the_features_of_their_nodes(tmp_p
     cluster = loaded(found["h200-x8"], tmp_path)
     assert (cluster.accelerator.name, cluster.site.gpu_type) == ("h200-141gb", None)
     assert cluster.slurm == {"partition": "batch", "exclusive": False, "constraint": "H200"}
-    assert (cluster.nodes_per_block, cluster.site.container_runtime) == (16, "apptainer")
+    assert (cluster.nodes_per_block, cluster.site.container.runtime) == (16, "apptainer")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.cluster.load import load_cluster, profile_names, profile_path
-from llmlaunch.cluster.profile import Site
+from llmlaunch.cluster.profile import Site, SiteContainer
 from llmlaunch.documents.slurm_options import sbatch_value_problem
 from llmlaunch.errors import UserError
 
@@ -43,8 +43,7 @@ def test_a_profile_says_all_that_jobs_need_at_a_site(tmp_path: Path) -> None:
         restart_by="chain",
         modules=("cuda/12.4", "nccl/2.21"),
         setup=("source /sw/env.sh",),
-        container_runtime="apptainer",
-        container_mounts=("/lustre:/lustre",),
+        container=SiteContainer("apptainer", ("/lustre:/lustre",)),
     )
     assert (cluster.gpu_request, cluster.slurm["qos"], cluster.slurm["exclusive"]) == ("gres", "long", True)
     assert load_cluster("h100-80gb-x8").site == Site()

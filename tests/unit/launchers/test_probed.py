@@ -11,8 +11,8 @@ from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.frameworks import Environment, environment_named, environment_of, probe_environment
 from llmlaunch.launchers.probed import environment_key, keep_probe, kept_probe, probed_packages
+from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.types import Container
 
 ANSWER = '{"packages": {"torch": "2.9.1", "megatron-core": "0.16.1"}}'
 # srun, apptainer and the interpreter: each notes its words; what stands after our own words is started.

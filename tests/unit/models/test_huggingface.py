@@ -13,11 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
-from llmlaunch.models.families import FAMILIES
 from llmlaunch.models.huggingface.config import SUPPORTED, read_config
 from llmlaunch.models.huggingface.defaults import DEFAULTS
 from llmlaunch.models.presets import find_model, load_preset, preset_names, resolve_model
-from llmlaunch.models.shape import RopeScaling, SlidingWindow
+from llmlaunch.models.shape import FAMILIES, RopeScaling, SlidingWindow
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"  # the fields of published files that say what a model is
 LLAMA3_8B, MIXTRAL_8X7B, GEMMA3, DEEPSEEK_V2, DEEPSEEK_V3, QWEN3_MOE, GPT3 = (

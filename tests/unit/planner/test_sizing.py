@@ -90,7 +90,7 @@ def test_only_what_no_layout_could_split_is_left_out(
     recipe = recipe_of("llama3-8b", "nodes=1", "cluster.devices_per_node=2", "training.sequence_length=1024", few)
     mine = {"tensor": tensor, "data": data, "micro_batch_size": micro}
     pins = {**recipe.pins, **{name: value for name, value in mine.items() if value is not None}}
-    training = replace(recipe.training, workload=replace(recipe.workload, global_batch_size=batch))
+    training = replace(recipe.training, global_batch_size=batch)
     setting = setting_of(replace(recipe, pins=pins, training=training), backend_for(recipe))
     counts = np.arange(1, 11)
     for nodes, can in zip(counts.tolist(), splittable(setting, counts).tolist(), strict=True):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.errors import UserError
+from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.types import Container
 
 RECIPE = """\
 schema: 1

@@ -8,8 +8,9 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
+from llmlaunch.recipe.datasets import BlendPart, Data
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.types import BlendPart, Data, Recipe
+from llmlaunch.recipe.types import Recipe
 
 
 def recipe_of(data: str, name: str = "llama3-70b") -> Recipe:

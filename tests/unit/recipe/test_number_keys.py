@@ -12,8 +12,7 @@ from llmlaunch.cluster.accelerators import find_accelerator
 from llmlaunch.errors import UserError
 from llmlaunch.number_formats import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.numbers import number_notes
-from llmlaunch.recipe.types import Schedule
+from llmlaunch.recipe.training import number_notes
 
 Write = Callable[[str | bytes], Path]
 
@@ -24,9 +23,7 @@ def recipe(write: Write, good: str) -> Path:
 
 
 def test_a_recipe_that_names_none_has_none(recipe: Path) -> None:
-    training = load_recipe(recipe).training
-    assert training.numbers == NO_NUMBER_FORMATS
-    assert training.schedule == Schedule()
+    assert load_recipe(recipe).training.numbers == NO_NUMBER_FORMATS
 
 
 def test_every_key_arrives(recipe: Path) -> None:
@@ -46,8 +43,9 @@ def test_the_schedule_arrives(recipe: Path) -> None:
         "training.adam_betas=[0.5, 0.6]",
         "training.gradient_clipping=2",
     )
-    loaded = load_recipe(recipe, words)
-    assert loaded.training.schedule == Schedule(0, "cosine", 0.0001, 0.0, (0.5, 0.6), 2.0)
+    training = load_recipe(recipe, words).training
+    assert (training.warmup_steps, training.learning_rate_decay, training.minimum_learning_rate) == (0, "cosine", 1e-4)
+    assert (training.weight_decay, training.adam_betas, training.gradient_clipping) == (0.0, (0.5, 0.6), 2.0)
 
 
 def test_the_digest_sees_them_and_only_them(recipe: Path) -> None:

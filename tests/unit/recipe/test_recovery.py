@@ -8,7 +8,8 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.types import OnOom, Recipe, Restart, Watchdog
+from llmlaunch.recipe.recovery import OnOom, Restart, WatchdogPolicy
+from llmlaunch.recipe.types import Recipe
 
 QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
 CHECKPOINTS = ("training.save_interval=5", "training.checkpoint_path=/checkpoints/a")
@@ -37,8 +38,8 @@ def test_other_layouts_are_tried_only_where_asked_for() -> None:
 
 
 def test_the_watchdog_can_be_told_its_patience_or_switched_off() -> None:
-    assert recipe().watchdog == Watchdog()
-    assert recipe("watchdog={floor_seconds: 5}").watchdog == Watchdog(5.0, 3600.0)
+    assert recipe().watchdog == WatchdogPolicy()
+    assert recipe("watchdog={floor_seconds: 5}").watchdog == WatchdogPolicy(5.0, 3600.0)
     assert recipe("watchdog=false").watchdog is None
 
 

@@ -90,7 +90,7 @@ def test_a_gpu_measures_all_but_nccl_and_leaves_less_to_keep_free() -> None:
 
 
 def test_a_gpu_never_takes_away_what_the_rule_allows() -> None:
-    tight = replace(RULE, floor_bytes=30 * GIB)
+    tight = replace(RULE, floor_gib=30.0)
     assert said(on_gpu(40 * GIB), policy=tight).ranks[0].limit_bytes == PLAN.limit.limit_bytes
 
 

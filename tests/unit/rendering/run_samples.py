@@ -14,10 +14,13 @@ from llmlaunch.memory.estimate import Estimate, RankEstimate
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import Candidate, Limit, Plan
 from llmlaunch.planner.plan_assumptions import job_length
-from llmlaunch.recipe.types import BackendChoice, Code, Container, Data, MemoryPolicy, Recipe, Restart, Training
+from llmlaunch.recipe.containers import Container
+from llmlaunch.recipe.datasets import Data
+from llmlaunch.recipe.recovery import Restart
+from llmlaunch.recipe.training import Training
+from llmlaunch.recipe.types import BackendChoice, Code, MemoryPolicy, Recipe
 from llmlaunch.rehearsal.lone_rank import LoneRank, lone_rank
 from llmlaunch.rendering.scripts import job_script
-from llmlaunch.workload import Workload
 
 LINK = Link(bytes_per_second=1e11, latency_seconds=5e-6)
 H100 = Accelerator("H100-80GB", "gpu", 85_044_297_728, "data sheet", {"bf16": 989e12}, 3.35e12, "9.0")
@@ -69,7 +72,7 @@ def recipe(**changes: Any) -> Recipe:
         backend=BackendChoice("deepspeed"),
         cluster=cluster(CPU, 2),
         nodes=1,
-        training=Training(Workload(256, 8, "fp32"), 30, 1e-3, 1, 1, None, None),
+        training=Training(256, 8, 30, precision="fp32", learning_rate=1e-3, seed=1, log_interval=1),
         data=Data(python_source=True),
         pins={},
         memory=MemoryPolicy(),
@@ -79,7 +82,6 @@ def recipe(**changes: Any) -> Recipe:
         setup=(),
         container=None,
         code=Code(),
-        monitor_interval_seconds=1.0,
         path="recipes/tiny.yaml",
         text="schema: 1\nname: tiny\n",
         digest="0" * 64,
@@ -125,13 +127,12 @@ def megatron_70b() -> tuple[Recipe, Plan, Rendered]:
         backend=BackendChoice("megatron-lm", version="core_v0.19.0"),
         cluster=cluster(H100, 8, cpus_per_node=96),
         nodes=64,
-        training=Training(Workload(8192, 1024, "bf16"), 1000, 3e-4, 1234, 10, None, None),
+        training=Training(8192, 1024, 1000),
         data=Data(mock=True),
         slurm={"partition": "gpu", "time": "24:00:00", "exclusive": True, "comment": "70B, run #1"},
         environment={"NCCL_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"},
         secrets=("HF_TOKEN",),
         setup=("module load cuda/12.4", "source /sw/env/bin/activate"),
-        monitor_interval_seconds=1.0,
         path="recipes/llama3-70b.yaml",
         text="schema: 1\nname: llama3-70b\n",
         digest="7" * 64,

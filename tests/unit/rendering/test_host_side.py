@@ -13,7 +13,8 @@ import pytest
 from run_samples import deepspeed_cpu
 
 from llmlaunch.causes.scan import scan
-from llmlaunch.recipe.types import BackendChoice, Data, Recipe
+from llmlaunch.recipe.datasets import Data
+from llmlaunch.recipe.types import BackendChoice, Recipe
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import job_script
 from llmlaunch.techniques import Techniques

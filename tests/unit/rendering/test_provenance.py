@@ -10,7 +10,8 @@ import pytest
 from run_samples import recipe
 
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.types import BackendChoice, Code, Container
+from llmlaunch.recipe.containers import Container
+from llmlaunch.recipe.types import BackendChoice, Code
 from llmlaunch.rendering import git as git_room
 from llmlaunch.rendering import provenance as snapshot_room
 from llmlaunch.rendering.provenance import gather_provenance

@@ -17,7 +17,8 @@ from run_samples import NASTY, deepspeed_cpu, nasty_job
 
 from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.backends.base import Rendered
-from llmlaunch.recipe.types import Recipe, Restart
+from llmlaunch.recipe.recovery import Restart
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rundir.run import RunFiles, read_run
 

@@ -12,7 +12,9 @@ from run_samples import H100, NASTY, cluster, recipe, script_of
 
 from llmlaunch.cluster.profile import Site
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.types import BackendChoice, Container, Data, Recipe
+from llmlaunch.recipe.containers import Container
+from llmlaunch.recipe.datasets import Data
+from llmlaunch.recipe.types import BackendChoice, Recipe
 
 
 def bash(script: str, **environment: str) -> list[str]:

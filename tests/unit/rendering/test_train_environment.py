@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from run_samples import deepspeed_cpu
 
-from llmlaunch.recipe.types import Container
+from llmlaunch.recipe.containers import Container
 from llmlaunch.rendering.run_directory import render_run
 
 CACHES = (

@@ -11,10 +11,10 @@ from typing import Any
 from llmlaunch.assets import asset
 from llmlaunch.cluster.accelerators import find_accelerator
 from llmlaunch.cluster.matrix import BandwidthMatrix, read_matrix
-from llmlaunch.cluster.profile import Accelerator, Cluster, Link, Site
-from llmlaunch.cluster.schema import ClusterFile
+from llmlaunch.cluster.profile import Accelerator, Cluster, Link, Site, SiteContainer, cluster_form
+from llmlaunch.documents.keys import key_names
 from llmlaunch.documents.secrets import refuse_secrets
-from llmlaunch.documents.validate import BadKey, dotted, given, known_and_nearest, validate
+from llmlaunch.documents.validate import BadKey, dotted, known_and_nearest, validate
 from llmlaunch.documents.yaml_strict import Document, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.units import GB, GIB
@@ -56,13 +56,13 @@ def _folders() -> tuple[Path, ...]:
 
 
 def load_cluster(spec: str | Mapping[str, Any], base_dir: Path = Path()) -> Cluster:
-    """The cluster `spec` names or describes (`ClusterFile`); `base_dir` is where relative paths start.
+    """The cluster `spec` names or describes (`cluster_form`); `base_dir` is where relative paths start.
 
     Raises `UserError`; `BadKey` where a key of an inline mapping is wrong.
     """
     if isinstance(spec, str):
         return _from_file(profile_path(spec, base_dir))
-    values = _with_absolute_matrix(given(validate(ClusterFile, Document("cluster", "", spec, {}, {}))), base_dir)
+    values = _with_absolute_matrix(validate(cluster_form(), Document("cluster", "", spec, {}, {})), base_dir)
     base = values.pop("base", None)
     inherited = _merged_file(profile_path(base, base_dir)) if base is not None else {}
     return _cluster(_merge(inherited, values), str(values.get("name") or base or "inline"))
@@ -80,7 +80,7 @@ def _merged_file(path: Path, depth: int = 0) -> dict[str, Any]:
     """The values of a profile with those of its bases under them."""
     document = read_document(path)
     refuse_secrets(document, document.value.get("not_secrets"))
-    values = _with_absolute_matrix(given(validate(ClusterFile, document)), path.parent)
+    values = _with_absolute_matrix(validate(cluster_form(), document), path.parent)
     base = values.pop("base", None)
     if base is None:
         return values
@@ -128,40 +128,28 @@ def _cluster(values: Mapping[str, Any], name: str) -> Cluster:
         )
     links = values["links"]
     node = _link(links, "node")
+    container = SiteContainer(**_given(SiteContainer, values.get("container") or {}))
+    written = _given(Cluster, values) | {
+        "name": name,
+        "nvlink_domain_devices": domain,
+        "slurm": {**(values.get("slurm") or {}), **(values.get("slurm_plugins") or {})},
+    }
+    written.setdefault("gpu_request", "none" if accelerator.kind == "cpu" else "gpus-per-node")
     return Cluster(
-        name=name,
+        **written,
         accelerator=accelerator,
-        devices_per_node=devices,
         host_memory_bytes=int(values["host_memory_gib"] * GIB),
-        nvlink_domain_devices=domain,
         node_link=node,
         domain_link=_link(links, "domain") if links.get("domain") else node,
         fabric_link=_link(links, "fabric"),
-        cpus_per_node=values.get("cpus_per_node"),
-        slurm={**(values.get("slurm") or {}), **(values.get("slurm_plugins") or {})},
-        gpu_request=values.get("gpu_request") or ("none" if accelerator.kind == "cpu" else "gpus-per-node"),
-        environment=values.get("environment") or {},
-        nodes_per_switch=values.get("nodes_per_switch"),
-        nodes_per_block=values.get("nodes_per_block"),
         bandwidth=_matrix(links.get("matrix")),
-        node_mesh=bool(values.get("node_mesh")),
-        site=_site(values),
+        site=Site(**_given(Site, values) | {"container": container}),
     )
 
 
-def _site(values: Mapping[str, Any]) -> Site:
-    container = values.get("container") or {}
-    return Site(
-        gpu_type=values.get("gpu_type"),
-        srun=values.get("srun") or {},
-        mpi=values.get("mpi"),
-        exclude=tuple(values.get("exclude") or ()),
-        restart_by=values.get("restart_by"),
-        modules=tuple(values.get("modules") or ()),
-        setup=tuple(values.get("setup") or ()),
-        container_runtime=container.get("runtime"),
-        container_mounts=tuple(container.get("mounts") or ()),
-    )
+def _given(cls: type[Cluster | Site | SiteContainer], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are keys of a section, without those that are null."""
+    return {name: values[name] for name in key_names(cls) if values.get(name) is not None}
 
 
 def _matrix(path: str | None) -> BandwidthMatrix | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from llmlaunch.assets import asset
 from llmlaunch.cluster.load import profile_path
 from llmlaunch.cluster.matrix import BandwidthMatrix
-from llmlaunch.cluster.schema import ClusterFile
+from llmlaunch.cluster.profile import cluster_form
 from llmlaunch.documents.validate import validate
 from llmlaunch.documents.writing import new_place, write_whole
 from llmlaunch.documents.yaml_strict import Document, parse_document, read_text
@@ -73,7 +73,7 @@ def merged(old: BandwidthMatrix, new: BandwidthMatrix) -> BandwidthMatrix:
 
 def _of_profile(path: Path, text: str, name: str) -> Destination:
     document = parse_document(text, str(path))
-    validate(ClusterFile, document)
+    validate(cluster_form(), document)
     links = document.value.get("links") or {}
     if links.get("matrix"):
         return Destination(path, path.parent / Path(links["matrix"]).expanduser(), None)

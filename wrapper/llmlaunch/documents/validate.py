@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from llmlaunch.documents.keys import mapping_in
 from llmlaunch.documents.text import WrongEntry
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.messages import counted
 
-__all__ = ["BadKey", "StrictModel", "dotted", "given", "known_and_nearest", "report", "validate"]
+__all__ = ["BadKey", "dotted", "known_and_nearest", "report", "validate"]
 
 MAX_PROBLEMS = 5
 _PRIVATE = ("environment", "export")  # values that may be secrets are never repeated in a message
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?")
 
-Model = TypeVar("Model", bound=BaseModel)
 Problem = tuple[KeyPath, str]
 
 
@@ -32,30 +34,12 @@ class BadKey(UserError):
         self.key, self.problem = key, problem
 
 
-class StrictModel(BaseModel):
-    """Nothing unknown, nothing converted, nothing infinite. Built only when first used: starting must be quick."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True, populate_by_name=True
-    )
-
-
 def dotted(path: Iterable[str | int]) -> str:
     """`("backend", "extra_args", 0)` as `backend.extra_args[0]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{_clean(part)}"
     return text.lstrip(".")
-
-
-def given(model: BaseModel) -> dict[str, Any]:
-    """What was written, without the defaults, as plain values, in the schema's order."""
-    written = model.model_fields_set
-    return {name: _plain(getattr(model, name)) for name in type(model).model_fields if name in written}
-
-
-def _plain(value: Any) -> Any:
-    return given(value) if isinstance(value, BaseModel) else value
 
 
 def known_and_nearest(word: str, known: Sequence[str]) -> str:
@@ -67,18 +51,25 @@ def known_and_nearest(word: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
 
 
-def validate(schema: type[Model], document: Document, hints: Mapping[KeyPath, str] | None = None) -> Model:
-    """`document` as `schema`, or one `UserError` with the first few problems, one line each.
+def validate(form: Any, document: Document, hints: Mapping[KeyPath, str] | None = None) -> dict[str, Any]:
+    """Return what `document` says of the keys of `form` (`documents/keys.py`), without defaults.
 
-    `hints` are the sentences for keys that are unknown for a reason worth telling.
+    `hints` are sentences for keys that are unknown for a reason worth telling. Raises `UserError` with one line for
+    each of the first few problems.
     """
     try:
-        return schema.model_validate(document.value)
+        values: dict[str, Any] = _adapter(form).validate_python(document.value)
+        return values
     except ValidationError as error:
-        # a key that is missing is often the same mistake as one that is unknown: tell that one first
+        # A key that is missing is often the same mistake as one that is unknown: that one stands first.
         errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] == "missing")
-        problems = [_problem(schema, document, dict(e), hints or {}) for e in errors]
+        problems = [_problem(form, document, dict(e), hints or {}) for e in errors]
     raise report(document, problems)
+
+
+@cache
+def _adapter(form: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(form)
 
 
 def report(document: Document, problems: Sequence[Problem]) -> UserError:
@@ -97,23 +88,25 @@ def _line(document: Document, path: KeyPath, text: str) -> str:
     return f"{document.where(path)}: {dotted(path)}: {text}" if path else f"{document.where()}: {text}"
 
 
-def _problem(
-    schema: type[BaseModel], document: Document, error: Mapping[str, Any], hints: Mapping[KeyPath, str]
-) -> Problem:
+def _problem(form: Any, document: Document, error: Mapping[str, Any], hints: Mapping[KeyPath, str]) -> Problem:
     # loc carries "(tag)" for the branch of a union and "[key]" for the key of a mapping, beside the real path
     path: KeyPath = tuple(p for p in error["loc"] if isinstance(p, int) or not p.startswith(("(", "[")))
-    owner, field = _find(schema, path)
+    keys, field = _find(form, path)
     kind, value = error["type"], error.get("input")
     if kind == "extra_forbidden":
         if path in hints:
             return path, hints[path]
-        return path, f"is not a known key; {known_and_nearest(str(path[-1]), _keys(owner))}"
+        return path, f"is not a known key; {known_and_nearest(str(path[-1]), list(keys))}"
     if kind == "missing":
         about = f" ({_first_sentence(field.description)})" if field is not None and field.description else ""
         return path, f"is missing; add `{path[-1]}:`{about}"
     if kind == "value_error":
         mistake = error["ctx"]["error"]
         return (*path, mistake.entry) if isinstance(mistake, WrongEntry) else path, str(mistake)
+    if kind in ("too_short", "too_long"):
+        context = error["ctx"]
+        limit = f"most {context['max_length']}" if kind == "too_long" else f"least {context['min_length']}"
+        return path, f"has {counted(context['actual_length'], 'item')}; give at {limit}"
     shown = "" if any(p in _PRIVATE for p in path) else f", not {_describe(value)}"
     return path, f"{_expected(kind, error, field)}{shown}{_trap(document, path, kind, value)}"
 
@@ -129,15 +122,13 @@ def _expected(kind: str, error: Mapping[str, Any], field: FieldInfo | None) -> s
         "bool_type": "must be true or false",
         "list_type": "must be a list",
         "dict_type": "must be a mapping",
-        "model_type": "must be a mapping",
-        "model_attributes_type": "must be a mapping",
     }
     return words.get(kind, str(error["msg"]))
 
 
 def _choice(error: Mapping[str, Any]) -> str:
     expected = str(error.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
-    mapping = " or a mapping" if any(str(part).startswith("(") for part in error["loc"]) else ""
+    mapping = " or a mapping" if str(error["loc"][-1]).startswith("(") else ""
     return f"one of {expected}{mapping}" if "," in expected else f"{expected}{mapping}"
 
 
@@ -147,7 +138,7 @@ def _whole(kind: str, field: FieldInfo | None) -> bool:
 
 def _range(field: FieldInfo | None, error: Mapping[str, Any]) -> str:
     bounds = dict(error.get("ctx") or {})
-    for constraint in field.metadata if field is not None else ():
+    for constraint in _constraints(field):
         bounds |= {n: getattr(constraint, n) for n in ("ge", "gt", "le", "lt") if hasattr(constraint, n)}
     low = (
         f"at least {_figure(bounds['ge'])}"
@@ -165,6 +156,16 @@ def _range(field: FieldInfo | None, error: Mapping[str, Any]) -> str:
     )
     both = " and ".join(part for part in (low, high) if part)
     return f", {both}" if both else ""
+
+
+def _constraints(field: FieldInfo | None) -> Iterator[Any]:
+    """Yield the constraints of a field, and those of the type that it or null may hold."""
+    if field is None:
+        return
+    yield from field.metadata
+    for part in get_args(field.annotation):
+        if get_origin(part) is Annotated:
+            yield from _constraints(FieldInfo.from_annotation(part))
 
 
 def _figure(bound: float) -> str:
@@ -203,29 +204,20 @@ def _written_out(raw: str) -> str:
     return str(int(number)) if number.is_integer() else repr(number)
 
 
-def _find(schema: type[BaseModel], path: KeyPath) -> tuple[type[BaseModel], FieldInfo | None]:
-    """The model that owns the last key of `path`, and that key's field."""
-    owner, field = schema, None
+def _find(form: Any, path: KeyPath) -> tuple[Mapping[str, Any], FieldInfo | None]:
+    """Return the keys of the mapping that holds the last key of `path`, and what is known of that key."""
+    mapping, field = mapping_in(form), None
     for part in path:
         if field is not None:
-            inner = _model_in(field.annotation)
+            inner = mapping_in(field.annotation)
             if inner is None:
-                return owner, None
-            owner = inner
-        field = {(f.alias or name): f for name, f in owner.model_fields.items()}.get(str(part))
-        if field is None:
-            return owner, None
-    return owner, field
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((m for m in map(_model_in, get_args(annotation)) if m is not None), None)
-
-
-def _keys(model: type[BaseModel]) -> list[str]:
-    return [f.alias or name for name, f in model.model_fields.items()]
+                return mapping.__annotations__, None
+            mapping = inner
+        annotation = mapping.__annotations__.get(part)
+        if annotation is None:
+            return mapping.__annotations__, None
+        field = FieldInfo.from_annotation(get_args(annotation)[0])  # without Required or NotRequired
+    return mapping.__annotations__, field
 
 
 def _describe(value: Any) -> str:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.types import Container, Recipe
+from llmlaunch.recipe.containers import Container
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.directives import sbatch_options
 from llmlaunch.rendering.scripts import paths_to_mount, setup_lines
 from llmlaunch.rendering.shell import shell_word

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.recipe.types import Container, Recipe
+from llmlaunch.recipe.containers import Container
+from llmlaunch.recipe.types import Recipe
 
 __all__ = ["environment_key", "keep_probe", "kept_probe", "probed_packages"]
 

@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["FAMILIES", "MARKS", "OF_FAMILIES", "Family", "family_of", "kind_of"]
+__all__ = ["MARKS", "OF_FAMILIES", "family_of", "kind_of"]
 
-Family = Literal[
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "qwen2_moe",
-    "qwen3_moe",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "deepseek_v2",
-    "deepseek_v3",
-    "gpt2",
-]
-FAMILIES: tuple[str, ...] = get_args(Family)
 # What few families have and memory depends on: records of measured runs tell it where a model has it, by these names.
 OF_FAMILIES = (
     *("family", "qkv_bias", "zero_centered_norm", "post_norms", "attention_softcap", "logit_softcap", "sliding_window"),

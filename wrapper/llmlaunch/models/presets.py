@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.assets import asset
-from llmlaunch.documents.validate import BadKey, given, known_and_nearest, validate
+from llmlaunch.documents.validate import BadKey, known_and_nearest, validate
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
 from llmlaunch.models.families import MARKS, family_of
 from llmlaunch.models.huggingface.config import read_config
-from llmlaunch.models.schema import ShapeFile, check_shape
+from llmlaunch.models.schema import check_shape
 from llmlaunch.models.shape import (
     MlaShape,
     ModelShape,
@@ -22,6 +22,7 @@ from llmlaunch.models.shape import (
     RopeScaling,
     Router,
     SlidingWindow,
+    model_form,
     natural_activation,
 )
 
@@ -56,7 +57,7 @@ def load_preset(name: str) -> ModelShape:
 
 def find_model(spec: str | Mapping[str, Any], base_dir: Path = Path()) -> ModelShape:
     """The shape `spec` names: a preset, the path of a `config.json` or of its folder (relative to `base_dir`), or
-    an inline mapping (`ShapeFile`). Raises `UserError`; `BadKey` where a key of the mapping is wrong."""
+    an inline mapping (`model_form`). Raises `UserError`; `BadKey` where a key of the mapping is wrong."""
     return resolve_model(spec, base_dir)[0]
 
 
@@ -68,7 +69,7 @@ def resolve_model(
     if isinstance(spec, str):
         return _named(spec, base_dir)
     document = Document("model", "", spec, {}, {})
-    written = given(validate(ShapeFile, document))
+    written = validate(model_form(), document)
     base = written.pop("base", None)
     shape, notes = _named(base, base_dir) if base is not None else (None, ())
     values = asdict(shape) if shape is not None else {}
@@ -161,7 +162,7 @@ def _shape(values: Mapping[str, Any]) -> ModelShape:
     if plain.get("mla") is not None:
         plain["mla"] = {"q_lora_rank": None} | plain["mla"]
     for name, kind in _GROUPS.items():
-        if plain.get(name) is not None:
+        if isinstance(plain.get(name), Mapping):
             plain[name] = kind(**plain[name])
     plain.setdefault("activation", natural_activation(plain.get("gated_mlp", True)))
     if plain.get("family") is not None:

@@ -162,8 +162,7 @@ def _resized(recipe: Recipe, key: str, value: int) -> Recipe:
     if key == "nodes":
         return replace(recipe, nodes=value)
     size: dict[str, Any] = {key.partition(".")[2]: value}
-    workload = replace(recipe.workload, **size)
-    return replace(recipe, training=replace(recipe.training, workload=workload))
+    return replace(recipe, training=replace(recipe.training, **size))
 
 
 def _any_legal(setting: Setting, recipe: Recipe) -> bool:

@@ -226,7 +226,7 @@ def _larger(setting: Setting) -> Iterator[Change]:
     for factor in SHORTER:
         length = recipe.workload.sequence_length // factor
         if length >= 1:
-            training = replace(recipe.training, workload=replace(recipe.workload, sequence_length=length))
+            training = replace(recipe.training, sequence_length=length)
             key = "training.sequence_length"
             wide = widened(setting.with_recipe(replace(recipe, training=training)))
             found = _by_pins(wide, {key: length}, {key: recipe.workload.sequence_length})

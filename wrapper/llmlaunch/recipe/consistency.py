@@ -14,7 +14,8 @@ from math import prod
 from llmlaunch.cluster.slurm_site import host_count
 from llmlaunch.documents.slurm_options import sbatch_value_problem
 from llmlaunch.documents.yaml_strict import KeyPath
-from llmlaunch.recipe.types import AUTO_NODES, MOST_STEPS, Recipe
+from llmlaunch.recipe.training import MOST_STEPS
+from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.rundir.messages import counted
 
 __all__ = ["disagreements"]

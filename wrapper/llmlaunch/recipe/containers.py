@@ -3,62 +3,62 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from llmlaunch.cluster.profile import Site
+from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.text import Mount, PathText
-from llmlaunch.documents.validate import StrictModel
 from llmlaunch.documents.yaml_strict import KeyPath
-from llmlaunch.recipe.types import Container
 
-__all__ = ["ContainerFile", "container", "container_problems", "is_path"]
-
-DEFAULT_RUNTIME = "pyxis"
+__all__ = ["Container", "container_at", "container_problems", "is_path"]
 
 _ENROOT_FILE, _APPTAINER_FILE = ".sqsh", ".sif"
 _URL = re.compile(r"([a-z][a-z0-9+-]*)://|(docker-archive|docker-daemon|oci|oci-archive):")
 _PYXIS_URLS = ("docker", "dockerd")
 
 
-class ContainerFile(StrictModel):
-    """A container."""
+@section
+class Container:
+    """The container of a job; the site's mounts are among its mounts."""
 
-    image: PathText = Field(
-        description="A .sqsh file or a registry reference (pyxis), a .sif file or docker://... (apptainer)"
+    image: PathText = key("A .sqsh file or a registry reference (pyxis), a .sif file or docker://... (apptainer)")
+    mounts: tuple[Mount, ...] = key("/source:/destination[:flags], each", default=())
+    runtime: str = key(
+        "What runs it; absent = as the cluster profile says, else pyxis",
+        default="pyxis",
+        written=Literal["pyxis", "apptainer"] | None,
     )
-    mounts: list[Mount] = Field([], description="/source:/destination[:flags], each")
-    runtime: Literal["pyxis", "apptainer"] | None = Field(
-        None, description="What runs it; absent = as the cluster profile says, else pyxis"
-    )
 
 
-def container(file: ContainerFile | None, site: Site, base_dir: Path) -> Container | None:
-    """The site's mounts, but for those where the recipe mounts something of its own, and the recipe's. An image that is
-    a relative path is looked for in `base_dir`."""
-    if file is None:
-        return None
-    taken = {mount.split(":")[1] for mount in file.mounts}
-    mounts = (*(mount for mount in site.container_mounts if mount.split(":")[1] not in taken), *file.mounts)
-    runtime = file.runtime or site.container_runtime or DEFAULT_RUNTIME
-    return Container(_found(file.image, base_dir), mounts, runtime)
+def container_at(site: Site, keys: Mapping[str, Any], base_dir: Path) -> Container:
+    """Return the container that these keys of a recipe describe, at `site`.
+
+    It has the site's mounts, but for those where the recipe mounts something of its own. An image that is a relative
+    path starts in `base_dir`.
+    """
+    own = keys.get("mounts", ())
+    destinations = {mount.split(":")[1] for mount in own}
+    mounts = (*(mount for mount in site.container.mounts if mount.split(":")[1] not in destinations), *own)
+    runtime = keys.get("runtime") or site.container.runtime or Container.runtime
+    image = keys["image"]
+    absolute = str((base_dir / Path(image).expanduser()).absolute()) if is_path(image) else image
+    return Container(absolute, mounts, runtime)
 
 
-def container_problems(wanted: Container | None, cluster: str) -> Iterator[tuple[KeyPath, str]]:
-    """What this site's runtime cannot run."""
-    if wanted is None:
+def container_problems(container: Container | None, cluster: str) -> Iterator[tuple[KeyPath, str]]:
+    """Yield why the runtime of this site cannot run the container."""
+    if container is None:
         return
-    if wanted.runtime == "none":
+    if container.runtime == "none":
         yield (
             ("container",),
             f"cluster {cluster} runs no containers (container.runtime: none in its profile); remove it, or name the "
             "runtime here",
         )
         return
-    problem = _PROBLEM[wanted.runtime](wanted.image)
+    problem = _PROBLEM[container.runtime](container.image)
     if problem is not None:
         yield ("container", "image"), problem
 
@@ -89,11 +89,7 @@ _PROBLEM = {"pyxis": _pyxis_problem, "apptainer": _apptainer_problem}
 
 
 def is_path(image: str) -> bool:
-    """Whether an image is a file or folder of the cluster, and not a registry's."""
+    """Whether an image is a file or folder of the cluster, and not a reference to a registry."""
     return _URL.match(image) is None and (
         image.startswith(("/", "./", "../", "~")) or image.endswith((_ENROOT_FILE, _APPTAINER_FILE))
     )
-
-
-def _found(image: str, base_dir: Path) -> str:
-    return str((base_dir / Path(image).expanduser()).absolute()) if is_path(image) else image

@@ -11,13 +11,15 @@ from typing import Any
 from llmlaunch.cluster.profile import Site
 from llmlaunch.models.shape import Router, natural_activation
 from llmlaunch.number_formats import NO_NUMBER_FORMATS
-from llmlaunch.recipe.types import AUTO_NODES, OnOom, Recipe, Restart, Schedule, Watchdog
+from llmlaunch.recipe.recovery import OnOom, Restart, WatchdogPolicy
+from llmlaunch.recipe.training import Training
+from llmlaunch.recipe.types import AUTO_NODES, MemoryPolicy, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 
 __all__ = ["recipe_digest"]
 
 # how it was written, what was remarked on it, where a figure was found, and what is measured anew from day to day
-_LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions", "not_secrets"})
+_LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions", "not_secrets", "slurm_plugins"})
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
 # a family is a way to say the shape; of a host's link and a measured network a job's meaning does not speak
 _NOTES = frozenset({"memory_source", "bandwidth", "found_version", "family", "host_link", "network"})
@@ -33,7 +35,6 @@ _LATER = {
     "overlap_expert_communication": False,
     "tp_comm_overlap": False,
     "context_comm": None,
-    "schedule": Schedule(),
     "fixed": ("gradient_dtype",),
     "placement": "auto",
     "nodes_per_switch": None,
@@ -41,8 +42,8 @@ _LATER = {
     "layers_by_stage": None,
     "node_mesh": False,
     "restart": None,
-    "on_oom": OnOom(),
-    "watchdog": Watchdog(),
+    "on_oom": OnOom(layouts=0),
+    "watchdog": WatchdogPolicy(),
     "preflight": False,
     "spare_nodes": 0,
     "site": Site(),
@@ -68,6 +69,19 @@ _LATER = {
     "router": Router(),
     "memory_probe": True,
 }
+# The names by which the schedule stood in the first digests, and the keys of today.
+_SCHEDULE = {
+    "warmup_steps": "warmup_steps",
+    "decay": "learning_rate_decay",
+    "minimum_learning_rate": "minimum_learning_rate",
+    "weight_decay": "weight_decay",
+    "adam_betas": "adam_betas",
+    "clipping": "gradient_clipping",
+}
+_PLAIN_TRAINING = (
+    *("steps", "learning_rate", "seed", "log_interval", "save_interval", "checkpoint_path", "gradient_dtype"),
+    *("start_from", "checkpoint_format", "tensorboard"),
+)
 
 
 def recipe_digest(recipe: Recipe) -> str:
@@ -87,11 +101,39 @@ def recipe_digest(recipe: Recipe) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, (Recipe, Training, Site, MemoryPolicy)):
+        return _stored(value)
     if is_dataclass(value):
-        held = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in _NOTES}
-        return {name: _plain(item) for name, item in held.items() if name not in _LATER or item != _LATER[name]}
+        return _without_defaults({f.name: getattr(value, f.name) for f in fields(value)})
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
+
+
+def _without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _plain(item)
+        for name, item in values.items()
+        if name not in _NOTES and (name not in _LATER or item != _LATER[name])
+    }
+
+
+def _stored(value: Recipe | Training | Site | MemoryPolicy) -> dict[str, Any]:
+    """Return the content of a section by the names and in the units of the first digests."""
+    if isinstance(value, MemoryPolicy):
+        policy = {"limit": value.limit, "floor_bytes": value.floor_bytes}
+        return _without_defaults(policy | {"risk": value.risk, "calibration": value.calibration})
+    if isinstance(value, Training):
+        training = {name: getattr(value, name) for name in _PLAIN_TRAINING}
+        schedule = {name: getattr(value, key) for name, key in _SCHEDULE.items()}
+        usual = {name: getattr(Training, key) for name, key in _SCHEDULE.items()}
+        stored = _without_defaults(training | {"workload": value.workload, "numbers": value.numbers})
+        return stored if schedule == usual else stored | {"schedule": _plain(schedule)}
+    content = {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, Site):
+        box = content.pop("container")
+        return _without_defaults(content) | {"container_runtime": box.runtime, "container_mounts": list(box.mounts)}
+    monitor = {"monitor_interval_seconds": value.monitor.interval_seconds, "memory_probe": value.monitor.probe}
+    return _without_defaults({name: item for name, item in content.items() if name != "monitor"} | monitor)

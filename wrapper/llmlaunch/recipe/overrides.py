@@ -9,9 +9,17 @@ from typing import Any
 from llmlaunch.documents.secrets import looks_secret, secret_in
 from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_value
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.schema import RIVALS, SHORTHAND
 
 __all__ = ["apply_overrides", "parse_override", "shown_word"]
+
+# the key for which a plain word in the place of a mapping stands
+SHORTHAND = {"model": "base", "cluster": "base", "accelerator": "base", "backend": "name"}
+
+# two keys for the same thing: an override of one replaces the other of the file
+RIVALS: dict[KeyPath, KeyPath] = {
+    ("training", "steps"): ("training", "tokens"),
+    ("training", "tokens"): ("training", "steps"),
+}
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:

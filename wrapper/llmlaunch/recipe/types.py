@@ -1,249 +1,276 @@
-"""A validated recipe, in plain frozen values. `llmlaunch.recipe.load` makes one; nothing else should."""
+"""A validated recipe in plain frozen values, and its keys. Only `llmlaunch.recipe.load` makes recipes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from llmlaunch.cluster.profile import Cluster
-from llmlaunch.models.shape import ModelShape
-from llmlaunch.number_formats import NO_NUMBER_FORMATS, NumberFormats
+from pydantic import Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
+
+from llmlaunch.cluster.profile import Cluster, cluster_form
+from llmlaunch.documents.keys import form, form_of, key, keys_of, name_or_mapping, section
+from llmlaunch.documents.text import (
+    EnvironmentName,
+    EnvironmentValue,
+    Line,
+    Name,
+    PathText,
+    PluginOptions,
+    SecretName,
+    SetupLine,
+    SlurmOptions,
+)
+from llmlaunch.models.shape import ModelShape, model_form
+from llmlaunch.recipe.containers import Container
+from llmlaunch.recipe.datasets import Data
+from llmlaunch.recipe.layout_keys import Pin, layout_form, what_if_form
+from llmlaunch.recipe.recovery import NO_RESTART, OnOom, Restart, WatchdogPolicy
+from llmlaunch.recipe.training import Training, training_form
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.units import GIB
 from llmlaunch.workload import Workload
 
 __all__ = [
     "AUTO_NODES",
     "IN_USE",
     "MOST_NODES",
-    "MOST_STEPS",
     "NO_BUDGET",
     "NO_CALIBRATION",
     "BackendChoice",
-    "BlendPart",
     "Budget",
     "Code",
-    "Container",
-    "Data",
     "MemoryPolicy",
-    "OnOom",
+    "Monitor",
     "Recipe",
-    "Restart",
-    "Schedule",
-    "Training",
-    "Watchdog",
+    "recipe_form",
 ]
 
 Scalar = str | int | float | bool
-MOST_STEPS = 10**9
 MOST_NODES = 100_000
 IN_USE, NO_CALIBRATION = "in-use", "none"
 AUTO_NODES = 0  # a recipe whose number of nodes the planner has not chosen yet
 
+BackendName = Literal["megatron-lm", "deepspeed"]
+NodeCount = Annotated[int, Field(ge=1, le=MOST_NODES)]
 
-@dataclass(frozen=True)
+
+def _nodes(value: Any, check: ValidatorFunctionWrapHandler) -> int:
+    nodes: int = AUTO_NODES if value == "auto" and isinstance(value, str) else check(value)
+    return nodes
+
+
+Nodes = Annotated[
+    NodeCount,
+    WrapValidator(_nodes),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_NODES}, {"const": "auto"}]}),
+]
+
+
+@section
 class BackendChoice:
-    """`name` is "megatron-lm" or "deepspeed". `path` is the Megatron-LM checkout on the cluster; `script` a
-    DeepSpeed training script of the person's own, with `script_args`; `extra_args` go to the framework as they are.
-    `found_version` is what was seen of it where `version` says nothing (llmlaunch.backends.framework_version)."""
+    """The training framework. `found_version` is what was seen of it where `version` is not given
+    (llmlaunch.backends.framework_version)."""
 
-    name: str
-    version: str | None = None
-    path: str | None = None
-    script: str | None = None
-    script_args: tuple[str, ...] = ()
-    script_kind: str = "own"  # or "hugging-face", "pipeline", "megatron-deepspeed": what it takes beside ds_config.json
-    extra_args: tuple[str, ...] = ()
+    name: str = key("Training framework", written=BackendName)
+    version: Line | None = key("Version the job will run with, quoted; recorded with the run", default=None)
+    path: PathText | None = key("Megatron-LM checkout on the cluster", default=None)
+    script: PathText | None = key("Your own DeepSpeed training script instead of the shipped one", default=None)
+    script_args: tuple[Line, ...] = key("Arguments of `script`", default=())
+    script_kind: str = key(
+        "What `script` takes: ds_config.json alone, the arguments of Hugging Face's Trainer too, a number of pipeline "
+        "stages it builds a PipelineModule of, or the arguments of Megatron-DeepSpeed's pretrain_gpt.py",
+        default="own",
+        written=Literal["own", "hugging-face", "pipeline", "megatron-deepspeed"],
+    )
+    extra_args: tuple[Line, ...] = key("Arguments passed to the framework as they are", default=())
     found_version: str | None = None
 
     @property
     def runs_version(self) -> str | None:
-        """The version the job will run with, as the recipe says or as it was found; None = nothing is known."""
+        """The version the job will run with, as the recipe says or as it was found; None where it is not known."""
         return self.version or self.found_version
 
-
-@dataclass(frozen=True)
-class Schedule:
-    """How AdamW learns, but for the peak of the learning rate. `warmup_steps` and `decay` ("cosine", "linear",
-    "constant") None are the backend's choice; `clipping` 0 is none."""
-
-    warmup_steps: int | None = None
-    decay: str | None = None
-    minimum_learning_rate: float = 0.0
-    weight_decay: float = 0.1
-    adam_betas: tuple[float, float] = (0.9, 0.95)
-    clipping: float = 1.0
-
-
-@dataclass(frozen=True)
-class Training:
-    """What is trained, for how long and how it is optimised."""
-
-    workload: Workload
-    steps: int
-    learning_rate: float
-    seed: int
-    log_interval: int
-    save_interval: int | None  # steps; None = no checkpoint
-    checkpoint_path: str | None
-    gradient_dtype: str | None = None  # what gradients accumulate in; None = the backend's choice
-    numbers: NumberFormats = NO_NUMBER_FORMATS
-    schedule: Schedule = Schedule()
-    start_from: str | None = None  # weights of the first step; None = random
-    checkpoint_format: str | None = None  # None = the one that goes with the layout
-    tensorboard: str | None = None  # folder
+    @staticmethod
+    def check_keys(keys: Mapping[str, Any]) -> None:
+        """Raise ValueError where a key belongs to the other backend, or to a script that is not named."""
+        megatron, script = keys["name"] == "megatron-lm", keys.get("script")
+        if megatron and (script is not None or keys.get("script_args")):
+            raise ValueError("script and script_args belong to deepspeed; remove them, or use extra_args")
+        if not megatron and keys.get("path") is not None:
+            raise ValueError("path is the Megatron-LM checkout; remove it (a script of your own goes into `script`)")
+        if keys.get("script_args") and script is None:
+            raise ValueError("script_args needs script; name the script they belong to")
+        if keys.get("script_kind", "own") != "own" and script is None:
+            raise ValueError("script_kind needs script; name the script it describes")
 
 
-@dataclass(frozen=True)
-class BlendPart:
-    """An indexed dataset and its weight beside the others'."""
+@section
+class MemoryPolicy:
+    """When a plan is called safe: device bytes <= `limit` x device memory, and at least `floor_gib` free. With a
+    `risk`, measured runs set the limit where there are enough of them."""
 
-    path: str
-    weight: float
-
-
-@dataclass(frozen=True)
-class Data:
-    """Exactly one of: `mock`; `path` (framework's own format, a text file or a folder of text files); `blend` (several
-    indexed datasets); `python_source` (the standard library's own source files as byte-level text: nothing is
-    downloaded). `split` is "train,valid,test" shares. None is the backend's choice."""
-
-    mock: bool = False
-    path: str | None = None
-    python_source: bool = False
-    tokenizer: str | None = None
-    blend: tuple[BlendPart, ...] = ()
-    split: str | None = None
-    cache_path: str | None = None  # folder for indexes
-    tokenizer_type: str | None = None  # in Megatron's words
+    limit: float = key("Share of device memory that may be used", default=0.80, gt=0, le=1)
+    floor_gib: float = key(
+        "What must stay free at least, in units of 2**30 bytes (GPUs only)", default=4.0, ge=0, le=1024
+    )
+    risk: float | None = key(
+        "Share of runs that may need more; measured runs then set the limit, `limit` until they do",
+        default=None,
+        gt=0,
+        le=0.5,
+    )
+    calibration: str = key(
+        "What measured runs say of predictions: in-use (for its backend and accelerator), none, or an id",
+        default=IN_USE,
+        pattern=r"^[A-Za-z0-9.-]+$",
+    )
 
     @property
-    def datasets(self) -> tuple[str, ...]:
-        """Where data is read from."""
-        return (*(() if self.path is None else (self.path,)), *(part.path for part in self.blend))
+    def floor_bytes(self) -> int:
+        return int(self.floor_gib * GIB)
 
 
-@dataclass(frozen=True)
-class MemoryPolicy:
-    """Safe means device bytes <= `limit` x device memory, and at least `floor_bytes` free. With a `risk`, the share of
-    runs that may need more than the plan says, measured runs set the limit where there are enough of them. Predictions
-    take the `calibration` of that id, the one in use, or none."""
-
-    limit: float = 0.80
-    floor_bytes: int = 4 * 2**30
-    risk: float | None = None
-    calibration: str = IN_USE
-
-
-@dataclass(frozen=True)
+@section
 class Budget:
-    """What the whole job may take; None = as much as it needs. `gpu_hours` are those of all devices together."""
+    """What the whole job may take; None = as much as it needs."""
 
-    days: float | None = None
-    gpu_hours: float | None = None
-    max_nodes: int | None = None
+    days: float | None = key(
+        "Days the training may take, waiting in the queue not counted", default=None, gt=0, le=36_500
+    )
+    gpu_hours: float | None = key("Hours of all devices together the training may take", default=None, gt=0, le=10**12)
+    max_nodes: NodeCount | None = key("Most nodes there are; absent = 1024 for nodes: auto", default=None)
 
 
 NO_BUDGET = Budget()
 
 
-@dataclass(frozen=True)
-class Container:
-    """`image` as `runtime` ("pyxis", "apptainer") takes it: a path or a registry reference; `mounts` as
-    src:dst[:flags], the site's among them."""
-
-    image: str
-    mounts: tuple[str, ...] = ()
-    runtime: str = "pyxis"
-
-
-@dataclass(frozen=True)
+@section
 class Code:
-    """`path` is the trainer's source tree, recorded by commit and diff; `snapshot` copies it into the run."""
+    """The trainer's code."""
 
-    path: str | None = None
-    snapshot: bool = False
-
-
-@dataclass(frozen=True)
-class Restart:
-    """How a job that ended early comes back by itself, from its last checkpoint.
-
-    `times` bounds the restarts of a run altogether; `fruitless` attempts in a row that got no further than the one
-    before end it. `backoff_seconds` is the wait after a failure, doubled with each fruitless attempt. `save_seconds` is
-    how long writing a checkpoint may take; None = derived. `by` is "requeue" (the same job again), "chain" (jobs that
-    were submitted together, one after the other) or None (as the cluster's site says, else "requeue")."""
-
-    times: int = 20
-    fruitless: int = 2
-    backoff_seconds: float = 60.0
-    save_seconds: float | None = None
-    by: str | None = None
+    path: PathText | None = key("Source tree of the trainer, recorded by commit and diff", default=None)
+    snapshot: bool = key("Copy the source tree into the run directory", default=False)
 
 
-@dataclass(frozen=True)
-class OnOom:
-    """What follows when a device ran out of memory: `layouts` others with more head-room are tried one after the other
-    in the same allocation; 0 = none, the job ends. `after_checkpoint`: "reshard" (go on from it where the next layout
-    can load it, else stop), "restart" (where it cannot, begin again at step 0 in a folder of its own) or "stop"."""
+@section
+class Monitor:
+    """The monitor beside the training."""
 
-    layouts: int = 0
-    after_checkpoint: str = "reshard"
+    interval_seconds: float = key("Seconds between two samples", default=1.0, ge=0.1, le=3600)
+    probe: bool = key("Each rank's Python writes down torch's own memory peaks (GPU clusters)", default=True)
 
 
-@dataclass(frozen=True)
-class Watchdog:
-    """A job without a new step for so long hangs: ten median steps, `floor_seconds` at least; `first_step_seconds`
-    until the first."""
-
-    floor_seconds: float = 600.0
-    first_step_seconds: float = 3600.0
-
-
-@dataclass(frozen=True)
+@section
 class Recipe:
     """Everything a person asked for, validated; defaults filled in.
 
-    `text` is the file as given and `overrides` the `key=value` words applied to it, so that a run directory can
-    reproduce both. `digest` is sha256 over the resolved content (order, comments and white space left out).
     `pins` holds what the person fixed of the layout, by the names of `Layout` (recompute as "none", "selective" or
-    "full"); what is absent is llmlaunch's to choose. A pin may be one value or a tuple of allowed values.
-    `nodes` is AUTO_NODES until the planner has chosen them (llmlaunch.planner.sizing).
+    "full"); what is absent is llmlaunch's to choose. A pin may be one value or a tuple of allowed values. `fixed` names
+    the techniques the recipe chooses itself. `layers_by_stage` is as in `Layout`: () is even; None is llmlaunch's to
+    choose. `text` is the file as given and `overrides` the `key=value` words applied to it, so that a run directory can
+    reproduce both. `digest` is sha256 over the resolved content (order, comments and white space left out).
     """
 
-    name: str
-    model: ModelShape
-    backend: BackendChoice
-    cluster: Cluster
-    nodes: int
-    training: Training
-    data: Data
-    pins: Mapping[str, int | str | bool | tuple[int | str | bool, ...]]
-    memory: MemoryPolicy
-    slurm: Mapping[str, Scalar]  # any sbatch long option -> value, cluster defaults merged in; False = leave it out
-    environment: Mapping[str, str]  # the recipe's own, over the cluster's; secrets by reference only
-    secrets: tuple[str, ...]  # names of variables that must be set where the job is submitted
-    setup: tuple[str, ...]  # shell lines the site needs first (module load ...): trusted code of the site
-    container: Container | None
-    code: Code
-    monitor_interval_seconds: float
-    path: str
-    text: str
+    name: Name = key("Name of the recipe and of its jobs: letters, digits, '.', '_' and '-', at most 64")
+    model: ModelShape = key(
+        "Preset, path of a Hugging Face config.json (or its folder), or an inline shape",
+        written=lambda: name_or_mapping(Line, model_form()),
+    )
+    backend: BackendChoice = key(
+        "megatron-lm, deepspeed, or a mapping",
+        words={name: BackendChoice(name) for name in ("megatron-lm", "deepspeed")},
+    )
+    cluster: Cluster = key(
+        "Profile by name, shipped or of the site, path of a profile, or a mapping",
+        written=lambda: name_or_mapping(Line, cluster_form()),
+    )
+    # AUTO_NODES until the planner has chosen them (llmlaunch.planner.sized)
+    nodes: Nodes = key("Number of nodes; auto = the fewest that fit, and that meet the budget")
+    training: Training = key("What is trained, for how long", written=training_form)
+    data: Data = key("What it is trained on")
+    pins: Mapping[str, Pin] = key(
+        "How the job is split: auto, or a mapping of what you fix",
+        default={},
+        key_name="layout",
+        written=layout_form,
+        words={"auto": {}},
+    )
+    techniques: Techniques = key(
+        "Techniques no backend runs, to be priced", default=NO_TECHNIQUES, key_name="what_if", written=what_if_form
+    )
+    budget: Budget = key("What the whole job may take", default=NO_BUDGET)
+    memory: MemoryPolicy = key("When a plan is called safe", default=MemoryPolicy())
+    # those of the cluster's site among them; False = leave it out
+    slurm: Mapping[str, Scalar] = key(
+        "Any long option of sbatch without its dashes; true = without a value, false = leave it out",
+        default={},
+        written=SlurmOptions,
+    )
+    slurm_plugins: Mapping[str, Scalar] = key(
+        "Options that plugins of the site (SPANK) add to sbatch, without their dashes; not checked",
+        default={},
+        written=PluginOptions,
+    )
+    # the recipe's own, over the cluster's; secrets by reference only
+    environment: Mapping[str, str] = key(
+        "Variables exported to the trainers; no secrets", default={}, written=dict[EnvironmentName, EnvironmentValue]
+    )
+    secrets: tuple[SecretName, ...] = key("Names of variables that must be set where you submit", default=())
+    not_secrets: tuple[Line, ...] = key(
+        "What looks like a secret and is none: keys such as environment.BUILD_KEY, comments for all comments, files of "
+        "the trainer's code by their paths",
+        default=(),
+    )
+    # trusted code of the person's
+    setup: tuple[SetupLine, ...] = key(
+        "Shell lines (module load ...) run where the job begins; every node gets their environment", default=()
+    )
+    container: Container | None = key("Container of the job", default=None, written=lambda: form_of(Container) | None)
+    code: Code = key(
+        "The trainer's code: snapshot, or a mapping", default=Code(), words={"snapshot": Code(snapshot=True)}
+    )
+    monitor: Monitor = key("The monitor beside the training", default=Monitor())
+    placement: str = key(
+        "Which node gets which ranks: auto decides at job start, slurm keeps SLURM's order",
+        default="auto",
+        written=Literal["auto", "slurm"],
+    )
+    restart: Restart | None = key(
+        "How a job that ended early comes back from its last checkpoint; none = it does not; absent = with the "
+        "defaults where checkpoints are written",
+        default=None,
+        words={NO_RESTART: NO_RESTART},
+    )
+    on_oom: OnOom = key(
+        "When a device runs out of memory: stop, fallback (as layouts: 2), or a mapping",
+        default=OnOom(layouts=0),
+        words={"stop": OnOom(layouts=0), "fallback": OnOom()},
+    )
+    watchdog: WatchdogPolicy | None = key(
+        "Notices a job that makes no more steps, dumps its stacks and ends it; false = off",
+        default=WatchdogPolicy(),
+        written=WatchdogPolicy,
+        words={True: WatchdogPolicy(), False: None},
+    )
+    preflight: bool = key(
+        "Try devices, memory and network of every node for about a minute before the training", default=False
+    )
+    spare_nodes: int = key(
+        "Nodes allocated beside `nodes`: they take the place of nodes that preflight finds bad",
+        default=0,
+        ge=0,
+        le=1024,
+    )
+    python: PathText | None = key("Python of the training environment on the nodes", default=None)
+
+    path: str = ""
+    text: str = ""
     overrides: tuple[str, ...] = ()
     digest: str = ""
-    assumptions: tuple[str, ...] = field(default=())
-    techniques: Techniques = NO_TECHNIQUES
-    budget: Budget = NO_BUDGET
-    placement: str = "auto"  # "auto": the order of the nodes is decided at job start; "slurm": SLURM's stays
-    fixed: tuple[str, ...] = ()  # words of techniques the recipe chooses itself; the others are llmlaunch's to choose
-    layers_by_stage: tuple[int, ...] | None = None  # as in `Layout`: () is even; None is llmlaunch's to choose
-    restart: Restart | None = None  # None: a job that ended early stays ended
-    on_oom: OnOom = OnOom()
-    memory_probe: bool = True  # torch's own peaks, written down in each rank's Python
-    watchdog: Watchdog | None = Watchdog()  # None: nobody looks whether it hangs
-    preflight: bool = False  # the nodes are tried for a minute before the training
-    spare_nodes: int = 0  # allocated beside `nodes`, to take the place of those preflight finds bad
-    not_secrets: tuple[str, ...] = ()  # keys and files of the code that look like secrets and are none
-    python: str | None = None  # interpreter of the training environment on the nodes; None = the one found there
+    assumptions: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+    layers_by_stage: tuple[int, ...] | None = None
 
     @property
     def workload(self) -> Workload:
@@ -252,3 +279,19 @@ class Recipe:
     @property
     def world_size(self) -> int:
         return self.nodes * self.cluster.devices_per_node
+
+    @property
+    def hub_tokenizer(self) -> str | None:
+        """The name by which each rank would ask Hugging Face's hub for its tokenizer. None if no rank would: the
+        tokenizer is named by its path, is of another kind, or the script is a person's own."""
+        name, kind = self.data.tokenizer, self.data.tokenizer_type
+        shipped_script = self.backend.script is None and not self.data.mock
+        from_hub = shipped_script and kind in (None, "HuggingFaceTokenizer")
+        return name if name is not None and from_hub and not name.startswith("/") else None
+
+
+@cache
+def recipe_form() -> Any:
+    """Return the type of a recipe file; the keys that are not written have no defaults in it."""
+    schema = Annotated[Literal[1], Field(description="Version of the recipe format, 1")]
+    return form("Recipe", {"schema": schema, **keys_of(Recipe)}, description="What to train, on which cluster, how.")

@@ -14,8 +14,9 @@ from pathlib import Path
 from llmlaunch.documents.validate import validate
 from llmlaunch.documents.yaml_strict import Document, read_document
 from llmlaunch.errors import UserError
+from llmlaunch.recipe.load import HINTS
 from llmlaunch.recipe.overrides import apply_overrides, shown_word
-from llmlaunch.recipe.schema import HINTS, RecipeFile
+from llmlaunch.recipe.types import recipe_form
 from llmlaunch.rundir.messages import counted
 
 __all__ = ["variants"]
@@ -71,7 +72,7 @@ def _parts(word: str) -> list[str]:
 def _taken(written: Document, words: Sequence[str]) -> bool:
     """Whether the recipe's schema takes these words; whether they go together is for later to say."""
     try:
-        validate(RecipeFile, apply_overrides(written, words), HINTS)
+        validate(recipe_form(), apply_overrides(written, words), HINTS)
     except UserError:
         return False
     return True

@@ -13,7 +13,8 @@ from math import ceil
 from llmlaunch.backends.base import RankAlone, Rendered
 from llmlaunch.documents.slurm_options import other_gres
 from llmlaunch.planner.plan import Plan
-from llmlaunch.recipe.types import OnOom, Recipe
+from llmlaunch.recipe.recovery import OnOom
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_json import measurement_template, run_description
 
 __all__ = ["LoneRank", "lone_rank"]
@@ -81,8 +82,8 @@ def _recipe(recipe: Recipe, plan: Plan, alone: RankAlone, name: str, steps: int)
         preflight=False,
         placement="slurm",
         restart=None,
-        on_oom=OnOom(),
-        memory_probe=True,
+        on_oom=OnOom(layouts=0),
+        monitor=replace(recipe.monitor, probe=True),
         backend=replace(recipe.backend, extra_args=alone.own_words),
         cluster=replace(cluster, devices_per_node=1, cpus_per_node=cpus and max(1, cpus // devices)),
         training=replace(

@@ -16,7 +16,8 @@ from pathlib import Path
 from llmlaunch import __version__
 from llmlaunch.documents.secrets import holds_secret, is_secret_file
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.types import Container, Recipe
+from llmlaunch.recipe.containers import Container
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.git import GitState, listed, read_git, tracked_files
 from llmlaunch.rendering.git_program import GitFailed, ignored_without_git
 

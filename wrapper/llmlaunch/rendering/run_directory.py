@@ -56,7 +56,7 @@ def run_files(
     }
     if recipe.preflight:
         files["trainer/preflight.py"] = PREFLIGHT.read_bytes()
-    probed = recipe.memory_probe and recipe.cluster.accelerator.kind == "gpu"
+    probed = recipe.monitor.probe and recipe.cluster.accelerator.kind == "gpu"
     if recipe.watchdog is not None or probed:
         files["hook/sitecustomize.py"] = HOOK.read_bytes()
     if probed:

@@ -12,7 +12,6 @@ from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.documents.slurm_options import other_gres
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
-from llmlaunch.recipe.datasets import hub_tokenizer
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.directives import directives
 from llmlaunch.rendering.recovery_json import late_end_seconds, warning_seconds
@@ -85,7 +84,7 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
                 "devices_per_node": recipe.cluster.devices_per_node,
                 "world_size": recipe.world_size,
                 "host_optimizer": recipe.techniques.steps_on_the_host,
-                "tokenizer": hub_tokenizer(recipe) or "",
+                "tokenizer": recipe.hub_tokenizer or "",
                 "open_files": FILES_OF_A_NODE + 2 * recipe.world_size,
                 "environment": sorted(_environment(recipe, rendered, code_root).items()),
                 "required_variables": rendered.required_variables,
@@ -97,7 +96,7 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
                 "by_itself": rendered.by_itself,
                 "check": [_in_snapshot(word, code_root) for word in rendered.check],
                 "prepare": [_in_snapshot(word, code_root) for word in rendered.prepare],
-                "monitor_interval_seconds": recipe.monitor_interval_seconds,
+                "monitor_interval_seconds": recipe.monitor.interval_seconds,
                 "snapshot": code_root is not None,
                 "flight_recorder": recipe.cluster.accelerator.kind == "gpu" and recipe.watchdog is not None,
             },

@@ -11,8 +11,8 @@ from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.json_schema import schema
 from llmlaunch.recipe.load import load_recipe
+from support.recipe_keys import schema
 
 LAYOUT = Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1)
 SAVING = ("training.save_interval=100", "training.checkpoint_path=/ckpt")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from llmlaunch.backends.argument import Argument, NodeVariable, Reason, argument, merged_environment, number
 from llmlaunch.backends.deepspeed.techniques import technique_arguments
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.types import Recipe, Schedule
+from llmlaunch.recipe.training import Training
+from llmlaunch.recipe.types import Recipe
 
 __all__ = [
     "CONFIG_FILE",
@@ -80,32 +81,33 @@ def _schedule(recipe: Recipe) -> list[Argument]:
         argument("--sequence-length", recipe.workload.sequence_length, of="training.sequence_length"),
         argument("--learning-rate", repr(training.learning_rate), of="training.learning_rate"),
         _warmup(recipe),
-        *_learning(recipe.training.schedule),
+        *_learning(training),
         argument("--seed", training.seed, of="training.seed"),
         argument("--log-interval", training.log_interval, of="training.log_interval"),
     ]
 
 
 def _warmup(recipe: Recipe) -> Argument:
-    stated, steps = recipe.training.schedule.warmup_steps, recipe.training.steps
+    stated, steps = recipe.training.warmup_steps, recipe.training.steps
     if stated is not None:
         return argument("--warmup-steps", stated, of="training.warmup_steps")
     warmup, length = min(steps // 10, MOST_WARMUP_STEPS), ("training.steps", "training.tokens")
     return argument("--warmup-steps", warmup, of=length, why=f"a tenth of the steps, at most {MOST_WARMUP_STEPS}")
 
 
-def _learning(schedule: Schedule) -> list[Argument]:
+def _learning(training: Training) -> list[Argument]:
     """What differs from the script's own: AdamW as the Llama models were trained, at a constant rate."""
-    usual, arguments = Schedule(), []
-    if schedule.decay is not None:
-        arguments += [argument("--learning-rate-decay", schedule.decay, of="training.learning_rate_decay")]
-    if schedule.minimum_learning_rate:
-        least = repr(schedule.minimum_learning_rate)
+    arguments = []
+    if training.learning_rate_decay is not None:
+        decay = training.learning_rate_decay
+        arguments += [argument("--learning-rate-decay", decay, of="training.learning_rate_decay")]
+    if training.minimum_learning_rate:
+        least = repr(training.minimum_learning_rate)
         arguments += [argument("--minimum-learning-rate", least, of="training.minimum_learning_rate")]
-    if schedule.weight_decay != usual.weight_decay:
-        arguments += [argument("--weight-decay", schedule.weight_decay, of="training.weight_decay")]
-    if schedule.adam_betas != usual.adam_betas:
-        arguments += [argument("--adam-betas", *map(number, schedule.adam_betas), of="training.adam_betas")]
+    if training.weight_decay != Training.weight_decay:
+        arguments += [argument("--weight-decay", training.weight_decay, of="training.weight_decay")]
+    if training.adam_betas != Training.adam_betas:
+        arguments += [argument("--adam-betas", *map(number, training.adam_betas), of="training.adam_betas")]
     return arguments
 
 

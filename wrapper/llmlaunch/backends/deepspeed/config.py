@@ -40,7 +40,7 @@ def ds_config(recipe: Recipe, layout: Layout) -> Json:
     config: Json = {
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.num_microbatches(work.global_batch_size),
-        "gradient_clipping": recipe.training.schedule.clipping,
+        "gradient_clipping": recipe.training.gradient_clipping,
         "steps_per_print": recipe.training.log_interval,
         # The script brings torch's AdamW: DeepSpeed's own would be compiled on the node first.
         "zero_allow_untested_optimizer": True,

@@ -57,16 +57,16 @@ def _batch(recipe: Recipe, layout: Layout) -> list[Argument]:
 
 
 def _schedule(recipe: Recipe) -> list[Argument]:
-    training, schedule = recipe.training, recipe.training.schedule
-    first, second = schedule.adam_betas
+    training = recipe.training
+    first, second = training.adam_betas
     return [
         argument("--learning_rate", repr(training.learning_rate), of="training.learning_rate"),
         *_decay(recipe),
         _warmup(recipe),
-        argument("--weight_decay", schedule.weight_decay, of="training.weight_decay"),
+        argument("--weight_decay", training.weight_decay, of="training.weight_decay"),
         argument("--adam_beta1", first, of="training.adam_betas"),
         argument("--adam_beta2", second, of="training.adam_betas"),
-        argument("--max_grad_norm", schedule.clipping, of="training.gradient_clipping"),
+        argument("--max_grad_norm", training.gradient_clipping, of="training.gradient_clipping"),
         argument("--seed", training.seed, of="training.seed"),
         argument("--logging_steps", training.log_interval, of="training.log_interval"),
     ]
@@ -74,14 +74,14 @@ def _schedule(recipe: Recipe) -> list[Argument]:
 
 def _decay(recipe: Recipe) -> list[Argument]:
     """Raises UserError for a decay the Trainer stops at no minimum (transformers/optimization.py, 5.23)."""
-    schedule, key = recipe.training.schedule, "training.learning_rate_decay"
-    least = schedule.minimum_learning_rate
+    training, key = recipe.training, "training.learning_rate_decay"
+    least = training.minimum_learning_rate
     if not least:
-        return [argument("--lr_scheduler_type", DECAYS[schedule.decay], of=key)]
-    if schedule.decay != "cosine":
+        return [argument("--lr_scheduler_type", DECAYS[training.learning_rate_decay], of=key)]
+    if training.learning_rate_decay != "cosine":
         raise UserError(
             f"{recipe.path}: training.minimum_learning_rate: Hugging Face's Trainer knows a minimum of cosine decay "
-            f"alone, not of {schedule.decay}; remove it or set training.learning_rate_decay: cosine"
+            f"alone, not of {training.learning_rate_decay}; remove it or set training.learning_rate_decay: cosine"
         )
     return [
         argument("--lr_scheduler_type", "cosine_with_min_lr", of=key),
@@ -90,7 +90,7 @@ def _decay(recipe: Recipe) -> list[Argument]:
 
 
 def _warmup(recipe: Recipe) -> Argument:
-    stated, steps = recipe.training.schedule.warmup_steps, recipe.training.steps
+    stated, steps = recipe.training.warmup_steps, recipe.training.steps
     if stated is not None:
         return argument("--warmup_steps", stated, of="training.warmup_steps")
     why = f"a tenth of the steps, at most {MOST_WARMUP_STEPS}"

@@ -9,7 +9,8 @@ from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding,
 from llmlaunch.backends.requirements import Requirement
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.types import Data, Recipe
+from llmlaunch.recipe.datasets import Data
+from llmlaunch.recipe.types import Recipe
 
 __all__ = ["CHECKPOINT_REQUIREMENTS", "checkpoint_arguments", "data_arguments", "training_arguments"]
 
@@ -32,22 +33,22 @@ def _batch(recipe: Recipe, layout: Layout) -> list[Argument]:
 
 
 def _optimizer(recipe: Recipe) -> list[Argument]:
-    training, schedule = recipe.training, recipe.training.schedule
+    training = recipe.training
     arguments = [
         argument("--lr", repr(training.learning_rate), of="training.learning_rate"),
         argument(
             "--lr-decay-style",
-            schedule.decay or "cosine",
+            training.learning_rate_decay or "cosine",
             of="training.learning_rate_decay",
-            why=_usual(schedule.decay),
+            why=_usual(training.learning_rate_decay),
         ),
         _warmup(recipe),
-        argument("--clip-grad", schedule.clipping, of="training.gradient_clipping"),
-        argument("--weight-decay", schedule.weight_decay, of="training.weight_decay"),
+        argument("--clip-grad", training.gradient_clipping, of="training.gradient_clipping"),
+        argument("--weight-decay", training.weight_decay, of="training.weight_decay"),
     ]
-    if schedule.minimum_learning_rate:
-        arguments += [argument("--min-lr", repr(schedule.minimum_learning_rate), of="training.minimum_learning_rate")]
-    first, second = schedule.adam_betas
+    if training.minimum_learning_rate:
+        arguments += [argument("--min-lr", repr(training.minimum_learning_rate), of="training.minimum_learning_rate")]
+    first, second = training.adam_betas
     if first != MEGATRON_FIRST_BETA:
         arguments += [argument("--adam-beta1", number(first), of="training.adam_betas")]
     arguments += [argument("--adam-beta2", number(second), of="training.adam_betas")]
@@ -59,7 +60,7 @@ def _usual(stated: object) -> str:
 
 
 def _warmup(recipe: Recipe) -> Argument:
-    flag, stated, steps = "--lr-warmup-iters", recipe.training.schedule.warmup_steps, recipe.training.steps
+    flag, stated, steps = "--lr-warmup-iters", recipe.training.warmup_steps, recipe.training.steps
     if stated is not None:
         return argument(flag, stated, of="training.warmup_steps")
     warmup = min(steps // 100, MOST_WARMUP_STEPS)

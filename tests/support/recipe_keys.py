@@ -1,16 +1,22 @@
 """The JSON Schema of a recipe, for editors, and the reference of its keys, for the docs.
 
-`python -m llmlaunch.recipe.json_schema` prints the schema; with `--reference`, the table of docs/recipe-keys.md.
+`make docs-tables` writes both from the descriptions that stand with each key: docs/schemas/recipe.schema.json and the
+table in docs/recipe-keys.md.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from llmlaunch.recipe.schema import RecipeFile
+from pydantic import TypeAdapter
+
+from llmlaunch.recipe.types import recipe_form
+
+DOCS = Path(__file__).parents[2] / "docs"
+BEGIN, END = "<!-- keys -->\n", "<!-- end of keys -->"
 
 __all__ = ["reference_table", "schema"]
 
@@ -19,7 +25,7 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a recipe file."""
-    return {"$schema": _DIALECT, **RecipeFile.model_json_schema(by_alias=True), "title": "llmlaunch recipe"}
+    return {"$schema": _DIALECT, **TypeAdapter(recipe_form()).json_schema(), "title": "llmlaunch recipe"}
 
 
 def reference_table() -> str:
@@ -103,5 +109,13 @@ def _figure(bound: float | None) -> str:
     return str(int(bound)) if bound is not None and bound == int(bound) else str(bound)
 
 
+def main() -> None:
+    """Write the JSON Schema and the table into the docs."""
+    (DOCS / "schemas" / "recipe.schema.json").write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
+    page = DOCS / "recipe-keys.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    page.write_text(before + BEGIN + reference_table() + END + rest.partition(END)[2], encoding="utf-8")
+
+
 if __name__ == "__main__":
-    sys.stdout.write(reference_table() if "--reference" in sys.argv[1:] else json.dumps(schema(), indent=2) + "\n")
+    main()

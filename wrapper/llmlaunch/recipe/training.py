@@ -1,0 +1,251 @@
+"""What is trained, for how long, in which number formats and how it is optimised: the keys under `training:`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from llmlaunch.cluster.profile import Accelerator
+from llmlaunch.documents.keys import form, key, key_names, keys_of, section
+from llmlaunch.documents.text import PathText
+from llmlaunch.documents.yaml_strict import KeyPath
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.number_formats import NumberFormats, OptimizerFormats
+from llmlaunch.rundir.messages import counted
+from llmlaunch.techniques import TRAINING, Techniques
+from llmlaunch.workload import Workload
+
+__all__ = ["MOST_STEPS", "Training", "number_notes", "training_form", "training_from", "training_problems"]
+
+MOST_STEPS = 10**9
+OF_MEGATRON = ("checkpoint_format", "tensorboard", "fp8", "fp4", "optimizer", "fp8_parameters")
+
+Problem = tuple[KeyPath, str]
+
+_TOKENS = re.compile(r"^[0-9]{1,18}(\.[0-9]{1,18})?[KMBT]$")
+_TIMES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def _token_count(value: Any) -> Any:
+    """Return the whole number that a text such as 1.5T stands for, and anything else as it is.
+
+    Raises ValueError for a fraction of a token, and for a text that is no such amount.
+    """
+    if not isinstance(value, str):
+        return value
+    if _TOKENS.fullmatch(value) is None:
+        raise ValueError(f"must be a whole number, or one with K, M, B or T such as 1.5T, not {value[:40]!a}")
+    amount = Decimal(value[:-1]) * _TIMES[value[-1]]
+    if amount != int(amount):
+        raise ValueError(f"{value} is no whole number of tokens")
+    return int(amount)
+
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Tokens = Annotated[
+    int,
+    Field(ge=1, le=10**18),
+    BeforeValidator(_token_count),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": 10**18},
+                {"type": "string", "pattern": _TOKENS.pattern},
+            ]
+        }
+    ),
+]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+@section
+class Training:
+    """What is trained, for how long and how it is optimised. None is the backend's choice."""
+
+    sequence_length: int = key("Tokens in one sequence", ge=1, le=2**28)
+    global_batch_size: int = key("Sequences in one step, over all devices", ge=1, le=2**28)
+    steps: int = key(
+        "Optimizer steps; give this or `tokens`", default=0, written=int | None, ge=1, le=MOST_STEPS
+    )  # follows from `tokens` where they are given
+    tokens: Tokens | None = key(
+        "Tokens to train on, instead of `steps`: 15T, 300B, 1.5M or a whole number", default=None
+    )
+    precision: str = key("Number format of the computation", default="bf16", written=Literal["bf16", "fp16", "fp32"])
+    fp8: str | None = key(
+        "megatron-lm: linear layers multiply in 8 bits, scaled by this recipe of Transformer Engine",
+        default=None,
+        written=Literal["delayed", "tensorwise", "blockwise", "mxfp8"] | None,
+    )
+    fp8_parameters: bool = key("megatron-lm: their weights are kept and gathered in 8 bits too", default=False)
+    fp4: str | None = key(
+        "megatron-lm: linear layers multiply in 4 bits", default=None, written=Literal["nvfp4"] | None
+    )
+    optimizer: OptimizerFormats | None = key(
+        "megatron-lm: formats of what the precision-aware optimizer keeps; {} = all fp32; absent = the usual optimizer",
+        default=None,
+    )
+    learning_rate: float = key("Peak learning rate", default=3.0e-4, gt=0, le=1000)
+    learning_rate_decay: str | None = key(
+        "From the peak to `minimum_learning_rate` at the last step; absent = cosine on megatron-lm, constant on "
+        "deepspeed",
+        default=None,
+        written=Literal["cosine", "linear", "constant"] | None,
+    )
+    minimum_learning_rate: float = key("Learning rate at the end of its decay", default=0.0, ge=0, le=1000)
+    warmup_steps: int | None = key(
+        "Steps from 0 to the peak learning rate; absent = a hundredth of the steps on megatron-lm, a tenth on "
+        "deepspeed, 2000 at most",
+        default=None,
+        ge=0,
+        le=MOST_STEPS,
+    )
+    weight_decay: float = key("Weight decay of AdamW", default=0.1, ge=0, le=1000)
+    adam_betas: tuple[Beta, ...] = key(
+        "How long AdamW remembers gradients and their squares", default=(0.9, 0.95), min_length=2, max_length=2
+    )
+    gradient_clipping: float = key(
+        "Largest norm of all gradients together; 0 = not clipped", default=1.0, ge=0, le=10**6
+    )
+    seed: int = key("Seed of initialisation and data order", default=1234, ge=0, lt=2**31)
+    log_interval: Count = key("Steps between two lines of the log", default=10)
+    gradient_dtype: str | None = key(
+        "Format gradients accumulate in; absent = on megatron-lm fp32 with bf16, else as `precision`; auto = "
+        "megatron-lm: whichever is faster and fits",
+        default=None,
+        written=Literal["fp32", "bf16", "auto"] | None,
+    )
+    save_interval: Count | None = key("Steps between two checkpoints; absent = none is written", default=None)
+    checkpoint_path: PathText | None = key("Folder on the cluster for checkpoints", default=None)
+    checkpoint_format: str | None = key(
+        "megatron-lm: absent = torch_dist, and fsdp_dtensor with zero_stage 2 or 3",
+        default=None,
+        written=Literal["torch_dist", "torch", "torch_dcp", "fsdp_dtensor"] | None,
+    )
+    tensorboard: PathText | None = key("megatron-lm: folder on the cluster for TensorBoard", default=None)
+    start_from: PathText | None = key(
+        "Weights to start from: a Hugging Face folder (deepspeed) or a folder of Megatron checkpoints (megatron-lm); "
+        "absent = random ones",
+        default=None,
+    )
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(self.sequence_length, self.global_batch_size, self.precision)
+
+    @property
+    def numbers(self) -> NumberFormats:
+        return NumberFormats(self.fp8 or self.fp4, self.fp8_parameters, self.optimizer)
+
+    @staticmethod
+    def check_keys(keys: Mapping[str, Any]) -> None:
+        """Raise ValueError unless there is one length, and a place and an interval for checkpoints or neither."""
+        steps, tokens = keys.get("steps"), keys.get("tokens")
+        if steps is None and tokens is None:
+            raise ValueError("steps: is missing; add it, or tokens: (how long the training is)")
+        if steps is not None and tokens is not None:
+            raise ValueError("steps and tokens both say how long the training is; remove one of the two")
+        if (keys.get("save_interval") is None) != (keys.get("checkpoint_path") is None):
+            missing = "checkpoint_path" if keys.get("checkpoint_path") is None else "save_interval"
+            raise ValueError(f"save_interval and checkpoint_path go together; add {missing} or remove the other")
+
+
+def training_form() -> Any:
+    """Return the type of the mapping `training:`, which holds the keys of `Training` and some techniques."""
+    return form(
+        "Training",
+        keys_of(Training) | keys_of(Techniques, place=TRAINING),
+        description=Training.__doc__,
+        check=Training.check_keys,
+        schema_extra={"oneOf": [{"required": ["steps"]}, {"required": ["tokens"]}]},
+    )
+
+
+def training_from(keys: Mapping[str, Any]) -> Training:
+    """Return the training that these keys describe, its steps as many as see all `tokens` where these are given."""
+    values = {name: keys[name] for name in key_names(Training) if keys.get(name) is not None}
+    if values.get("gradient_dtype") == "auto":
+        del values["gradient_dtype"]
+    if "tokens" in values:
+        values["steps"] = -(-values["tokens"] // (values["sequence_length"] * values["global_batch_size"]))
+    return Training(**values)
+
+
+def training_problems(
+    keys: Mapping[str, Any], training: Training, model: ModelShape, backend: str
+) -> Iterator[Problem]:
+    """Yield every key under `training:` that contradicts another one, the model or the backend. What a device or a
+    layout cannot do is for the backend's requirements and rules."""
+    if backend != "megatron-lm":
+        for name in OF_MEGATRON:
+            if getattr(training, name):
+                yield ("training", name), f"is a word of megatron-lm; remove it for backend: {backend}"
+    else:
+        yield from _number_problems(training)
+    yield from _schedule_problems(training, backend)
+    yield from _trained_layers_problems(keys, training, model)
+
+
+def _number_problems(training: Training) -> Iterator[Problem]:
+    if training.fp8 is not None and training.fp4 is not None:
+        yield ("training", "fp4"), "linear layers multiply in one format; remove fp4 or fp8"
+    if training.fp8_parameters and training.fp8 is None:
+        yield ("training", "fp8_parameters"), "belongs to fp8; write that too, or remove fp8_parameters"
+    for name in ("fp8", "fp4"):
+        if getattr(training, name) is not None and training.precision != "bf16":
+            yield ("training", name), f"is for precision: bf16, which all else computes in, not {training.precision}"
+    if training.optimizer is not None and training.precision == "fp32":
+        yield (
+            ("training", "optimizer"),
+            "chooses formats beside half parameters; with precision: fp32 the parameters are their own main copy; "
+            "remove it, or write precision: bf16",
+        )
+
+
+def _schedule_problems(training: Training, backend: str) -> Iterator[Problem]:
+    decay = training.learning_rate_decay or ("constant" if backend == "deepspeed" else "cosine")
+    least = ("training", "minimum_learning_rate")
+    if training.warmup_steps is not None and training.warmup_steps >= max(training.steps, 1):
+        yield (
+            ("training", "warmup_steps"),
+            f"{training.warmup_steps} of {counted(training.steps, 'step')}; leave at least one step after the warm-up",
+        )
+    if training.minimum_learning_rate > training.learning_rate:
+        yield least, f"is above the learning rate, {training.learning_rate:g}; lower it"
+    elif training.minimum_learning_rate and decay == "constant":
+        yield least, "belongs to a decay; write learning_rate_decay: cosine or linear, or remove it"
+
+
+def _trained_layers_problems(keys: Mapping[str, Any], training: Training, model: ModelShape) -> Iterator[Problem]:
+    if training.gradient_dtype == "bf16" and training.precision != "bf16":
+        yield (
+            ("training", "gradient_dtype"),
+            f"bf16 gradients need precision: bf16, not {training.precision}; remove it",
+        )
+    last, place = keys.get("trained_layers"), ("training", "trained_layers")
+    if last is None:
+        return
+    if keys.get("adapters") is not None:
+        yield place, "trains layers, and adapters freeze all of them; remove one of the two"
+    if last > model.num_layers:
+        yield place, f"{last} of {counted(model.num_layers, 'layer')}; use at most {model.num_layers}"
+    if model.tied_embeddings:
+        yield (
+            place,
+            f"{model.name} ties its head to the embedding: training the head would send gradients through every layer; "
+            "set model.tied_embeddings: false, or remove it",
+        )
+
+
+def number_notes(numbers: NumberFormats, device: Accelerator) -> tuple[str, ...]:
+    """Return what the time of a step is worked out with where the device's own figure is not known."""
+    if numbers.narrow is None:
+        return ()
+    if "fp8" not in device.flops_per_second:
+        return (f"{device.name} has no fp8_tflops: narrow products are timed as those of bf16",)
+    if numbers.narrow == "nvfp4" and "fp4" not in device.flops_per_second:
+        return (f"the fp4 peak of {device.name} is not known: twice its fp8 peak",)
+    return ()
