@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..rundir import names
+from ..rundir.attempt import Attempt
 from ..rundir.files import read_object
+from ..rundir.names import node_log
 from .node_cause import cause, ended_badly, failed, likelier, of_hits, of_ranks
 from .scan import read_log, scan
 from .signs import KINDS
-from .slurm_words import failed_nodes, slurm_word, words_of_attempt
+from .slurm_words import failed_nodes, output_of_attempt, slurm_end
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     Record = dict[str, Any]
 
 __all__ = ["cause_of", "causes_of_nodes", "first_cause"]
 
 LOGS_SECONDS = 20.0
-LAST_WORDS_BYTES = 64 * 1024
+LAST_LINES_BYTES = 64 * 1024
 SAME_TIME_SECONDS = 2.0  # clocks of nodes differ, and torchrun looks at its ranks now and then
 _STATES = (
     ("NODE_FAIL", "node_fail"),
@@ -35,8 +38,8 @@ _STATES = (
 _SLURM_BEATS_ONLY = frozenset({"crash", "hung", "nccl"})
 
 
-def cause_of(run_dir: Path, attempt: str, ranks: Sequence[Record], code: int, state: str = "") -> Record | None:
-    """What ended the attempt; None where nothing failed.
+def cause_of(run_dir: Path, name: str, ranks: Sequence[Record], code: int, state: str = "") -> Record | None:
+    """Return what ended the attempt of this name; None where nothing failed.
 
     `ranks` are the attempt's rank records, `code` what its launcher returned, `state` a scheduler's own words on
     the job, where somebody asked (NODE_FAIL, TIMEOUT ...). The first in time of all nodes' causes; one that only
@@ -44,44 +47,46 @@ def cause_of(run_dir: Path, attempt: str, ranks: Sequence[Record], code: int, st
     """
     if code == 0 and not state and not any(failed(rank) for rank in ranks):
         return None
-    found = causes_of_nodes(run_dir, attempt, ranks)
-    found += _from_the_watchdog(run_dir / "attempts" / attempt)
+    attempt = Attempt(run_dir, name)
+    causes = _causes_of_nodes(attempt, ranks) + _from_watchdog(attempt.progress)
     if not ranks:
-        found += _from_preparing(run_dir / "attempts" / attempt)
-    best = first_cause(found)
-    said = _from_slurm(run_dir, attempt, ranks, state)
-    if said is not None and (best is None or best["consequence"] or _outdone(best, said)):
-        return said
+        causes += _from_preparation(attempt)
+    best = first_cause(causes)
+    slurm = _from_slurm(attempt, ranks, state)
+    if slurm is not None and (best is None or best["consequence"] or _is_explained_by(best, slurm)):
+        return slurm
     return best
 
 
-def causes_of_nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> list[Record]:
-    """One cause for each node that has any: its own file's; its log's where it left none, or where its last words came
-    after it had looked (SLURM counts the kernel's kills when a step has ended).
+def causes_of_nodes(run_dir: Path, name: str, ranks: Sequence[Record]) -> list[Record]:
+    """Return one cause for each node that has any: its own file's; its log's where it left none, or where its last
+    lines came after it had looked (SLURM counts the kernel's kills when a step has ended).
 
     Logs are read for LOGS_SECONDS at most, those of the nodes whose ranks failed first before others; a node beyond
     that is judged by how its ranks ended.
     """
+    return _causes_of_nodes(Attempt(run_dir, name), ranks)
+
+
+def _causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:
     until = time.monotonic() + LOGS_SECONDS
-    found = []
-    for node, here in _first_failed_first(_nodes(run_dir, attempt, ranks), ranks):
-        own = _written(run_dir / "attempts" / attempt / "causes" / f"{node}.json", node)
-        log = run_dir / "logs" / f"{attempt}.{node}.log" if time.monotonic() < until else None
-        if own is None:
-            seen = likelier(of_hits(scan(read_log(log)), node, here) if log else None, of_ranks(node, here))
-        elif _is_vague(own) and log:
-            killed = [hit for hit in scan(read_log(log, LAST_WORDS_BYTES)) if hit.kind == "host_oom"]
-            seen = of_hits(killed, node, here) or own
-        else:
-            seen = own
-        if seen is not None:
-            found.append(seen)
-    return found
+    causes = []
+    for node, here in _first_failed_first(_nodes(attempt, ranks), ranks):
+        node_cause = _written_cause(attempt, node)
+        log = node_log(attempt.run_directory, attempt.name, node) if time.monotonic() < until else None
+        if node_cause is None:
+            node_cause = likelier(of_hits(scan(read_log(log)), node, here) if log else None, of_ranks(node, here))
+        elif _is_vague(node_cause) and log:
+            kills = [hit for hit in scan(read_log(log, LAST_LINES_BYTES)) if hit.kind == "host_oom"]
+            node_cause = of_hits(kills, node, here) or node_cause
+        if node_cause is not None:
+            causes.append(node_cause)
+    return causes
 
 
-def _written(path: Path, node: str) -> Record | None:
+def _written_cause(attempt: Attempt, node: str) -> Record | None:
     """What a node wrote, every value of the kind it should have; None where it is not there or of no known kind."""
-    own = read_object(path)
+    own = read_object(attempt.folder / names.CAUSES / f"{node}.json")
     if own is None or own.get("kind") not in KINDS:
         return None
     at, rank, numbers, ranks = (own.get(key) for key in ("at", "rank", "numbers", "ranks"))
@@ -104,20 +109,20 @@ def first_cause(causes: Sequence[Record]) -> Record | None:
     only reports another's end comes last, and a hang before that."""
     if not causes:
         return None
-    best = min(_weight(one) for one in causes)
-    equal = [one for one in causes if _weight(one) == best]
-    first = min((one["at"] for one in equal if one.get("at") is not None), default=0.0)
-    early = [one for one in equal if one.get("at") is None or one["at"] <= first + SAME_TIME_SECONDS]
-    return min(early, key=lambda one: (_precedence(one["kind"]), one.get("at") or 0.0))
+    best = min(map(_weight, causes))
+    equal = [cause for cause in causes if _weight(cause) == best]
+    first = min((cause["at"] for cause in equal if cause.get("at") is not None), default=0.0)
+    early = [cause for cause in equal if cause.get("at") is None or cause["at"] <= first + SAME_TIME_SECONDS]
+    return min(early, key=lambda cause: (_precedence(cause["kind"]), cause.get("at") or 0.0))
 
 
-def _weight(one: Record) -> int:
-    if not one.get("consequence"):
-        return 1 if one["kind"] == "hung" else 0
-    if one["source"] != "ranks":
-        return 5 if one["kind"] == "crash" else 3  # the launcher's words on its ranks say least
+def _weight(cause: Record) -> int:
+    if not cause.get("consequence"):
+        return 1 if cause["kind"] == "hung" else 0
+    if cause["source"] != "ranks":
+        return 5 if cause["kind"] == "crash" else 3  # the launcher's words on its ranks say least
     # killed from outside says more than what its peers heard of it, taken down by its own launcher says less
-    return 4 if one["line"].endswith("SIGTERM") else 2
+    return 4 if cause["line"].endswith("SIGTERM") else 2
 
 
 def _precedence(kind: str) -> int:
@@ -128,9 +133,7 @@ def _is_vague(own: Record) -> bool:
     return own["kind"] == "crash" or bool(own.get("consequence"))
 
 
-def _first_failed_first(
-    nodes: Sequence[str], ranks: Sequence[Record]
-) -> list[tuple[str, list[Record]]]:  # fmt: skip
+def _first_failed_first(nodes: Sequence[str], ranks: Sequence[Record]) -> list[tuple[str, list[Record]]]:
     """Each node with its ranks."""
     by_node: dict[str, list[Record]] = {node: [] for node in nodes}
     for rank in ranks:
@@ -143,20 +146,17 @@ def _first_failed_first(
     return sorted(by_node.items(), key=failed_at)
 
 
-def _nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> list[str]:
+def _nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[str]:
     """Every node of the attempt that a file names, in the order of node ranks where that is known."""
-    begun = read_object(run_dir / "attempts" / attempt / "attempt.json") or {}
-    listed = begun.get("nodes")
-    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-    names += [str(rank["node"]) for rank in ranks if rank.get("node")]
-    names += sorted(path.stem for path in (run_dir / "attempts" / attempt / "causes").glob("[!.]*.json"))
-    logs = (path.name[len(attempt) + 1 : -len(".log")] for path in sorted((run_dir / "logs").glob(f"{attempt}.*.log")))
-    names += [name for name in logs if name != "job" and not name.endswith(".monitor")]
-    return list(dict.fromkeys(names))
+    nodes = attempt.nodes + [str(rank["node"]) for rank in ranks if rank.get("node")]
+    nodes += [path.stem for path in attempt.cause_files]
+    logs = sorted((attempt.run_directory / names.LOGS).glob(f"{attempt.name}.*.log"))
+    of_logs = (path.name[len(attempt.name) + 1 : -len(".log")] for path in logs)
+    nodes += [node for node in of_logs if node != names.BATCH_LOG_NODE and not node.endswith(".monitor")]
+    return list(dict.fromkeys(nodes))
 
 
-def _from_the_watchdog(directory: Path) -> list[Record]:
-    progress = read_object(directory / "progress.json") or {}
+def _from_watchdog(progress: Mapping[str, Any]) -> list[Record]:
     behind, hung = progress.get("behind"), progress.get("hung")
     if isinstance(behind, dict):
         step, first = behind.get("checkpoint_step"), behind.get("first_step")
@@ -172,38 +172,37 @@ def _from_the_watchdog(directory: Path) -> list[Record]:
     return [cause("hung", None, line, "watchdog", numbers=numbers)]
 
 
-def _from_preparing(directory: Path) -> list[Record]:
+def _from_preparation(attempt: Attempt) -> list[Record]:
     """What kept the training from beginning: one node checks the arguments, and builds what all will read."""
-    told = of_hits(scan(read_log(directory / "prepare.log")), "", [])
-    return [] if told is None else [{**told, "node": None}]
+    logged = of_hits(scan(read_log(attempt.folder / names.PREPARE_LOG)), "", [])
+    return [] if logged is None else [{**logged, "node": None}]
 
 
-def _from_slurm(run_dir: Path, attempt: str, ranks: Sequence[Record], state: str) -> Record | None:
+def _from_slurm(attempt: Attempt, ranks: Sequence[Record], state: str) -> Record | None:
     """What SLURM's own words make of it: the job's log has srun's, `slurm-<job id>.out` those of the batch step."""
     # One for each job in this directory; of an array's task the name holds another number than the attempt's.
-    outside = (words_of_attempt(read_log(path), attempt) for path in sorted(run_dir.glob("slurm-*.out")))
-    text = "\n".join([read_log(run_dir / "logs" / f"{attempt}.job.log"), *outside])
-    said = slurm_word(text) or next(((kind, f"SLURM says {word}") for word, kind in _STATES if word in state), None)
-    if said is None:
+    run_dir, name = attempt.run_directory, attempt.name
+    outputs = (output_of_attempt(read_log(path), name) for path in sorted(run_dir.glob("slurm-*.out")))
+    text = "\n".join([read_log(node_log(run_dir, name, names.BATCH_LOG_NODE)), *outputs])
+    end = slurm_end(text) or next(((kind, f"SLURM says {word}") for word, kind in _STATES if word in state), None)
+    if end is None:
         return None
-    kind, line = said
+    kind, line = end
     if kind != "node_fail":
         return cause(kind, None, line, "slurm")
-    lost = failed_nodes(text) or _silent_nodes(run_dir, attempt, ranks)
+    lost = failed_nodes(text) or _silent_nodes(attempt, ranks)
     return cause("node_fail", lost[0] if lost else None, line, "slurm", sick=bool(lost), nodes=lost)
 
 
-def _silent_nodes(run_dir: Path, attempt: str, ranks: Sequence[Record]) -> list[str]:
+def _silent_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[str]:
     """The nodes that left no end of any kind, where others did."""
-    directory = run_dir / "attempts" / attempt
     ended = {str(rank.get("node")) for rank in ranks if rank.get("ended_at") is not None}
-    ended |= {path.name for path in (directory / "done").glob("*")}
-    ended |= {path.stem for path in (directory / "causes").glob("[!.]*.json")}
-    names = _nodes(run_dir, attempt, ranks)
-    silent = [name for name in names if name not in ended]
-    return silent if len(silent) < len(names) else []
+    ended |= {*attempt.done, *(path.stem for path in attempt.cause_files)}
+    nodes = _nodes(attempt, ranks)
+    silent = [node for node in nodes if node not in ended]
+    return silent if len(silent) < len(nodes) else []
 
 
-def _outdone(best: Record, said: Record) -> bool:
+def _is_explained_by(best: Record, slurm: Record) -> bool:
     """A lost node explains whatever its neighbours then died of; a time limit only what came after it."""
-    return said["kind"] == "node_fail" and best["kind"] in _SLURM_BEATS_ONLY
+    return slurm["kind"] == "node_fail" and best["kind"] in _SLURM_BEATS_ONLY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["expanded", "failed_nodes", "slurm_word", "words_of_attempt"]
+__all__ = ["expanded", "failed_nodes", "output_of_attempt", "slurm_end"]
 
 # SLURM 22.05.8 and 25.05. A step that is CANCELLED AT is no more than `srun --kill-on-bad-exit` at work.
 _WORDS = (
@@ -19,7 +19,7 @@ _NAMED = re.compile(r"error: Node failure on (\S+)")
 _LOG_OF = re.compile(r"^job\.sbatch: the log of this job is .*/logs/(.+)\.job\.log$", re.MULTILINE)
 
 
-def slurm_word(text: str) -> tuple[str, str] | None:
+def slurm_end(text: str) -> tuple[str, str] | None:
     """The kind of end that SLURM names, and its line; the weightiest where there are several."""
     for kind, expression in _WORDS:
         for line in text.splitlines():
@@ -33,7 +33,7 @@ def failed_nodes(text: str) -> list[str]:
     return [name for match in _NAMED.finditer(text) for name in expanded(match.group(1))]
 
 
-def words_of_attempt(text: str, attempt: str) -> str:
+def output_of_attempt(text: str, attempt: str) -> str:
     """The part of `slurm-<job id>.out` that belongs to one attempt; several share the file after a requeue."""
     starts = list(_LOG_OF.finditer(text))
     for number, match in enumerate(starts):

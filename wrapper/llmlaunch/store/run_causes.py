@@ -10,6 +10,7 @@ from typing import Any
 
 from llmlaunch.causes.attempt import cause_of, causes_of_nodes
 from llmlaunch.causes.node_cause import nodes_at_fault
+from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.values import time_or_none
 from llmlaunch.store.run_outcome import AttemptOutcome
@@ -32,11 +33,11 @@ class AttemptCauses:
 def attempt_causes(directory: Path, attempt: AttemptOutcome, said: str) -> AttemptCauses:
     """The verdict's own cause, else what the files say, together with `said`: the scheduler's word on the job. Nothing
     ended an attempt that did not fail, but its preflight may have found nodes unfit."""
+    files = Attempt(directory, attempt.name)
     if attempt.state in ("succeeded", "stopped", "running"):
-        return AttemptCauses(attempt.name, None, tuple(_unfit(directory / "attempts" / attempt.name / "causes")))
+        return AttemptCauses(attempt.name, None, tuple(_found_by_preflight(files)))
     ranks = [dict(rank) for rank in attempt.ranks]
-    verdict = read_object(directory / "attempts" / attempt.name / "status.json") or {}
-    own = verdict.get("cause")
+    own = (files.verdict or {}).get("cause")
     first = own if isinstance(own, dict) else cause_of(directory, attempt.name, ranks, attempt.exit_code or 1, said)
     return AttemptCauses(attempt.name, first, tuple(causes_of_nodes(directory, attempt.name, ranks)))
 
@@ -45,30 +46,28 @@ def failures_of(directory: Path, run_id: str, cluster: str | None, found: Sequen
     """Every node at fault, once an attempt. The cluster is the attempt's own word, else the submission's."""
     failures = []
     for one in found:
-        folder = directory / "attempts" / one.attempt
-        begun = read_object(folder / "attempt.json") or {}
-        where = begun.get("cluster") if isinstance(begun.get("cluster"), str) else cluster
+        attempt = Attempt(directory, one.attempt)
         sick: dict[str, Record] = {}
         for cause in (*([one.first] if one.first else []), *one.nodes):
             sick.update({node: cause for node in nodes_at_fault(dict(cause)) if node not in sick})
         failures += [
             Failure(
-                cluster=str(where or ""),
+                cluster=attempt.cluster or cluster or "",
                 node=node,
                 run_id=run_id,
                 attempt=one.attempt,
                 kind=str(cause.get("kind")),
                 reason=str(cause.get("line") or ""),
-                since=time_or_none(cause.get("at")) or _last_change(folder),
+                since=time_or_none(cause.get("at")) or _last_change(attempt.folder),
             )
             for node, cause in sick.items()
         ]
     return failures
 
 
-def _unfit(folder: Path) -> list[Record]:
-    found = (read_object(path) for path in sorted(folder.glob("[!.]*.json")))
-    return [cause for cause in found if cause is not None and cause.get("kind") == "preflight"]
+def _found_by_preflight(attempt: Attempt) -> list[Record]:
+    causes = map(read_object, attempt.cause_files)
+    return [cause for cause in causes if cause is not None and cause.get("kind") == "preflight"]
 
 
 def _last_change(folder: Path) -> float:
