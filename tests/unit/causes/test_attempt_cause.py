@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.causes import attempt
-from llmlaunch.causes.attempt import cause_of
-from llmlaunch.causes.node_cause import cause
-from llmlaunch.causes.slurm_words import expanded
+from llmlaunch.causes import attempt_cause
+from llmlaunch.causes.attempt_cause import cause_of, expanded
+from llmlaunch.causes.cause import cause
 
 ATTEMPT = "7.0"
 OOM = (
@@ -204,7 +203,7 @@ def test_a_signal_to_a_rank_says_more_than_what_its_peers_heard_of_it(run: Run) 
 
 
 def test_logs_are_read_for_a_bounded_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "LOGS_SECONDS", 0.0)
+    monkeypatch.setattr(attempt_cause, "LOGS_SECONDS", 0.0)
     run.log("n1", f"{TRACEBACK}torch.OutOfMemoryError: {OOM}")
     assert run.cause(rank(0, "n1", 50.0))["line"] == "rank 0 exited with 1"
 

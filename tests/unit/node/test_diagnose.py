@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.causes.words import sentence
+from llmlaunch.causes.cause import sentence
 from llmlaunch.node import diagnose
 from llmlaunch.node.diagnose import kernel_lines
 from support.node_rig import ATTEMPT, NODE

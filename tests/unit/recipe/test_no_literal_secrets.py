@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.assets import asset
-from llmlaunch.causes.lines import masked
+from llmlaunch.causes.redaction import masked
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.documents.secrets import is_secret_file, known_secret, looks_secret, refuse_secrets, secret_in
 from llmlaunch.documents.yaml_strict import parse_document

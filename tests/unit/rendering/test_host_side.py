@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from run_samples import deepspeed_cpu
 
-from llmlaunch.causes.scan import scan
+from llmlaunch.causes.log_scan import scan
 from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.types import BackendChoice, Recipe
 from llmlaunch.rendering.run_directory import render_run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.causes.lines import masked
+from llmlaunch.causes.redaction import masked
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import contents, csv_lines, write_lines

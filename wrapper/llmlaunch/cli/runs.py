@@ -131,7 +131,7 @@ def _json(run: Run, look: Look | None, far: RunHistory) -> dict[str, Any]:
 
 
 def _print(found: Sequence[_Found]) -> None:
-    from llmlaunch.causes.words import in_words
+    from llmlaunch.causes.cause import in_words
     from llmlaunch.report.text import one_line, table
     from llmlaunch.units import duration, gib
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from llmlaunch.causes.lines import KNOWN_SECRETS
+from llmlaunch.causes.redaction import KNOWN_SECRETS
 from llmlaunch.documents.validate import dotted, report
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 

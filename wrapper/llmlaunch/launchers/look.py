@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmlaunch.causes import words as cause_words
+from llmlaunch.causes import cause as cause_record
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of
 from llmlaunch.launchers.run_files import latest_attempt, run_name
@@ -97,7 +97,7 @@ class Look:
         of = len(self.submission.jobs)
         parts = [f"rehearsal of pipeline rank {self.rehearses}"] if self.rehearses is not None else []
         parts += [state.reason] if state.reason else []
-        untold = self.cause and state.phase != "succeeded" and cause_words.sentence(self.cause) not in state.reason
+        untold = self.cause and state.phase != "succeeded" and cause_record.sentence(self.cause) not in state.reason
         parts += [_cause_words(self.cause)] if untold else []
         parts += [f"out of memory before, so with {self.layout}"] if self.layout else []
         parts += [f"link {state.link} of {of}"] if of > 1 else []

@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..causes.node_cause import cause
-from ..causes.words import sentence
+from ..causes.cause import cause, sentence
 from ..rundir.files import read_object
 from ..rundir.identifiers import is_fallback, job_of
 from ..rundir.messages import counted

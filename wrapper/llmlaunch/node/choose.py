@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..causes.node_cause import cause, of_hits
-from ..causes.scan import read_log, scan
+from ..causes.cause import cause, cause_from_log
+from ..causes.log_scan import read_log, scan
 from ..rundir.files import read_object
 from .files import attempt_directory, replace_json, say
 from .preflight import STAGES
@@ -91,7 +91,7 @@ def _without_container_failures(bad: dict[str, str], logs: Path) -> dict[str, st
     given."""
     remaining = {}
     for node, why in bad.items():
-        hit = of_hits(scan(read_log(logs / f"{node}.log")), node, []) if why == NOT_STARTED else None
+        hit = cause_from_log(scan(read_log(logs / f"{node}.log")), node, []) if why == NOT_STARTED else None
         if hit is None or hit["kind"] != "container_busy":
             remaining[node] = (
                 f"its container does not start: {hit['line']}" if hit and hit["kind"] == "container" else why

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..causes.node_cause import cause, likelier, of_hits, of_ranks, was_killed
-from ..causes.scan import read_log, scan
+from ..causes.cause import cause, cause_from_log, cause_from_ranks, likelier, was_killed
+from ..causes.log_scan import read_log, scan
 from ..rundir.attempt import rank_records
 from ..rundir.files import read_object
 from ..rundir.monitor_samples import add_lines
@@ -24,7 +24,7 @@ from .host_memory import memory_counters
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..causes.scan import Hit
+    from ..causes.log_scan import Hit
     from ..rundir.monitor_samples import GpuPeaks, NodePeaks
     from .files import Record
 
@@ -68,7 +68,7 @@ def cause_on_node(run_dir: Path, attempt: str, node: str, code: int) -> Record:
     text = read_log(run_dir / "logs" / f"{attempt}.{node}.log")
     hits = scan(text)
     gpus = _monitored_gpus(run_dir / "peaks" / f"{node}.jsonl", attempt, node)
-    logged = of_hits(hits, node, ranks)
+    logged = cause_from_log(hits, node, ranks)
     if logged is not None and logged["sick"]:
         return logged
     lost = [gpu for gpu in gpus if gpu.lost_code is not None]
@@ -84,7 +84,7 @@ def cause_on_node(run_dir: Path, attempt: str, node: str, code: int) -> Record:
         return killed
     if _full(run_dir):
         return cause("disk_full", node, f"no space left in {run_dir}", "disk")
-    best = likelier(logged, of_ranks(node, ranks))
+    best = likelier(logged, cause_from_ranks(node, ranks))
     return best or cause("crash", node, f"the trainers of {node} ended with exit code {code}", "ranks")
 
 

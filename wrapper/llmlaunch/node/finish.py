@@ -15,11 +15,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..causes.attempt import cause_of
-from ..causes.node_cause import cause as cause_record
-from ..causes.node_cause import nodes_at_fault
+from ..causes.attempt_cause import cause_of
+from ..causes.cause import cause as cause_record
+from ..causes.cause import nodes_at_fault, sentence
 from ..causes.signs import SAID_BY_SLURM
-from ..causes.words import sentence
 from ..rundir.attempt import rank_records
 from ..rundir.files import read_object
 from ..rundir.identifiers import job_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from llmlaunch.causes.words import sentence
+from llmlaunch.causes.cause import sentence
 from llmlaunch.report.text import one_line
 from llmlaunch.units import duration
 

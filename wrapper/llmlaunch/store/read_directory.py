@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.causes.words import sentence
+from llmlaunch.causes.cause import sentence
 from llmlaunch.errors import UserError
 from llmlaunch.rehearsal.collected import collected_rehearsal, is_rehearsal
 from llmlaunch.rundir.files import read_bytes, read_object

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from llmlaunch.causes.lines import masked, secret_values
+from llmlaunch.causes.redaction import masked, secret_values
 
 __all__ = ["secrets_of", "stored", "stored_row"]
 

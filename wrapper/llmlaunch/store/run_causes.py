@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.causes.attempt import cause_of, causes_of_nodes
-from llmlaunch.causes.node_cause import nodes_at_fault
+from llmlaunch.causes.attempt_cause import cause_of, causes_of_nodes
+from llmlaunch.causes.cause import nodes_at_fault
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.values import time_or_none

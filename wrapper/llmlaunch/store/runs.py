@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 
-from llmlaunch.causes.lines import secret_values
+from llmlaunch.causes.redaction import secret_values
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir import names

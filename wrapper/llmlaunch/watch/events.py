@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from llmlaunch.causes.scan import read_log
+from llmlaunch.causes.log_scan import read_log
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JOB, JobLogs, LogLine
 from llmlaunch.launchers.look import Look

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llmlaunch.causes.slurm_words import expanded
+from llmlaunch.causes.attempt_cause import expanded
 from llmlaunch.launchers.slurm.commands import SlurmCommands
 
 __all__ = ["Exclusion", "cluster_name", "exclusion", "nodes_of_cluster"]

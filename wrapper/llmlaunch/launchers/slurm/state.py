@@ -112,8 +112,8 @@ def _lost_node(submission: Submission, state: str) -> str:
     the batch script: so there is no status.json."""
     if state != "NODE_FAIL":
         return ""
-    from llmlaunch.causes.attempt import cause_of  # late: a question about SLURM need not wait for it
-    from llmlaunch.causes.words import sentence
+    from llmlaunch.causes.attempt_cause import cause_of  # late: a question about SLURM need not wait for it
+    from llmlaunch.causes.cause import sentence
     from llmlaunch.launchers.run_files import attempt_names
 
     names = attempt_names(submission)

@@ -1,7 +1,8 @@
-"""What ended an attempt, from the files of its run directory: each node's own finding, else its log."""
+"""What ended an attempt, from the files of its run directory: each node's own file, its log, and SLURM's."""
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,9 @@ from ..rundir import names
 from ..rundir.attempt import Attempt
 from ..rundir.files import read_object
 from ..rundir.names import node_log
-from .node_cause import cause, ended_badly, failed, likelier, of_hits, of_ranks
-from .scan import read_log, scan
+from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, likelier
+from .log_scan import read_log, scan
 from .signs import KINDS
-from .slurm_words import failed_nodes, output_of_attempt, slurm_end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["cause_of", "causes_of_nodes", "first_cause"]
+__all__ = ["cause_of", "causes_of_nodes", "expanded", "failed_nodes", "first_cause", "output_of_attempt", "slurm_end"]
 
 LOGS_SECONDS = 20.0
 LAST_LINES_BYTES = 64 * 1024
@@ -75,10 +75,12 @@ def _causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:
         node_cause = _written_cause(attempt, node)
         log = node_log(attempt.run_directory, attempt.name, node) if time.monotonic() < until else None
         if node_cause is None:
-            node_cause = likelier(of_hits(scan(read_log(log)), node, here) if log else None, of_ranks(node, here))
+            node_cause = likelier(
+                cause_from_log(scan(read_log(log)), node, here) if log else None, cause_from_ranks(node, here)
+            )
         elif _is_vague(node_cause) and log:
             kills = [hit for hit in scan(read_log(log, LAST_LINES_BYTES)) if hit.kind == "host_oom"]
-            node_cause = of_hits(kills, node, here) or node_cause
+            node_cause = cause_from_log(kills, node, here) or node_cause
         if node_cause is not None:
             causes.append(node_cause)
     return causes
@@ -174,7 +176,7 @@ def _from_watchdog(progress: Mapping[str, Any]) -> list[Record]:
 
 def _from_preparation(attempt: Attempt) -> list[Record]:
     """What kept the training from beginning: one node checks the arguments, and builds what all will read."""
-    logged = of_hits(scan(read_log(attempt.folder / names.PREPARE_LOG)), "", [])
+    logged = cause_from_log(scan(read_log(attempt.folder / names.PREPARE_LOG)), "", [])
     return [] if logged is None else [{**logged, "node": None}]
 
 
@@ -206,3 +208,55 @@ def _silent_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[str]:
 def _is_explained_by(best: Record, slurm: Record) -> bool:
     """A lost node explains whatever its neighbours then died of; a time limit only what came after it."""
     return slurm["kind"] == "node_fail" and best["kind"] in _SLURM_BEATS_ONLY
+
+
+# SLURM 22.05.8 and 25.05. A step that is CANCELLED AT is no more than `srun --kill-on-bad-exit` at work.
+_LINES = (
+    ("node_fail", re.compile(r"CANCELLED AT .* DUE TO NODE FAILURE|error: Node failure on ")),
+    ("container", re.compile(r"srun: unrecognized option '--container-|srun: error: (spank: )?pyxis: ")),
+    ("host_oom", re.compile(r"srun: error: \S+: tasks? \S+: Out Of Memory")),
+    ("preempted", re.compile(r"CANCELLED AT .* DUE TO PREEMPTION")),
+    ("time_limit", re.compile(r"CANCELLED AT .* DUE TO TIME LIMIT")),
+    ("cancelled", re.compile(r"\*\*\* JOB .* CANCELLED AT [^ ]+ \*\*\*")),
+)
+_NAMED = re.compile(r"error: Node failure on (\S+)")
+_LOG_OF = re.compile(r"^job\.sbatch: the log of this job is .*/logs/(.+)\.job\.log$", re.MULTILINE)
+
+
+def slurm_end(text: str) -> tuple[str, str] | None:
+    """The kind of end that SLURM names, and its line; the weightiest where there are several."""
+    for kind, expression in _LINES:
+        for line in text.splitlines():
+            if expression.search(line):
+                return kind, line.strip()
+    return None
+
+
+def failed_nodes(text: str) -> list[str]:
+    """The nodes that srun names as failed."""
+    return [name for match in _NAMED.finditer(text) for name in expanded(match.group(1))]
+
+
+def output_of_attempt(text: str, attempt: str) -> str:
+    """The part of `slurm-<job id>.out` that belongs to one attempt; several share the file after a requeue."""
+    starts = list(_LOG_OF.finditer(text))
+    for number, match in enumerate(starts):
+        if match.group(1) == attempt:
+            end = starts[number + 1].start() if number + 1 < len(starts) else len(text)
+            return text[match.end() : end]
+    return ""
+
+
+def expanded(names: str) -> list[str]:
+    """`n[1-2,5],x` -> n1, n2, n5, x; a form that is not understood stays as it is."""
+    nodes: list[str] = []
+    for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", names):
+        match = re.fullmatch(r"([^\[]*)\[([\d,-]+)\]", part)
+        if match is None:
+            nodes.append(part)
+            continue
+        for span in match.group(2).split(","):
+            low, _, high = span.partition("-")
+            width = len(low)
+            nodes += [f"{match.group(1)}{n:0{width}d}" for n in range(int(low), int(high or low) + 1)]
+    return nodes

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.causes.amounts import device_numbers
-from llmlaunch.causes.scan import read_log, scan
+from llmlaunch.causes.log_scan import device_numbers, read_log, scan
 from llmlaunch.causes.signs import KINDS, SIGNS
 
 MIB, GIB = 2**20, 2**30

@@ -6,18 +6,16 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..rundir.files import open_regular
-from .amounts import device_numbers, host_numbers
-from .lines import harmless
+from .redaction import harmless
 from .signs import EXCEPTION, HARDWARE_XIDS, NO_CAUSES, SIGNS, TELLING, XID
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .amounts import Numbers
-
     Speaker = tuple[str, int]
+    Numbers = dict[str, int | float]
 
-__all__ = ["Hit", "read_log", "scan"]
+__all__ = ["Hit", "device_numbers", "host_numbers", "read_log", "scan"]
 
 FIRST_BYTES, LAST_BYTES = 2**20, 4 * 2**20
 READ_CHARACTERS = 4096  # of a line; a message about memory has some 600
@@ -93,7 +91,7 @@ def scan(text: str) -> list[Hit]:
         if ends:
             open_tracebacks[speaker] = False
         if hit is None and (ends or (telling and _WITHOUT_TRACEBACK.match(line))):
-            hit = _said(Hit("crash", harmless(line), place), speaker)
+            hit = _with_speaker(Hit("crash", harmless(line), place), speaker)
         if hit is None:
             continue
         before = chained.pop(speaker, None) if ends else None
@@ -123,7 +121,7 @@ def _hit(lines: list[str], place: int, speaker: Speaker | None, line: str) -> Hi
             kind = "host_oom"  # cudaHostAlloc fails with the same words as cudaMalloc
         numbers = device_numbers(message) if kind == "oom" else host_numbers(message)
     hit = Hit(kind, harmless(line), place, None, None, numbers, sign.sick, sign.consequence)
-    return _said(hit, speaker)
+    return _with_speaker(hit, speaker)
 
 
 def _plain(line: str) -> str:
@@ -138,7 +136,7 @@ def _pins(lines: list[str], place: int, speaker: Speaker | None) -> bool:
     return any(who == speaker and "pin_memory" in line for who, line in before)
 
 
-def _said(hit: Hit, speaker: Speaker | None) -> Hit:
+def _with_speaker(hit: Hit, speaker: Speaker | None) -> Hit:
     if speaker is None:
         return hit
     word, number = speaker
@@ -148,3 +146,72 @@ def _said(hit: Hit, speaker: Speaker | None) -> Hit:
 def _speaker(line: str) -> tuple[Speaker | None, str]:
     match = _PREFIX.match(line) if line.startswith("[") else None
     return (None, line) if match is None else ((match.group("word"), int(match.group("number"))), line[match.end() :])
+
+
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
+_SIZE = r"([\d.]+)\s+(bytes|[KMGTP]iB)"
+
+# torch 2.1 on, where it was "capacty" at first
+_SINCE_TORCH_2_1 = {
+    "asked_bytes": rf"Tried to allocate\s+{_SIZE}",
+    "total_bytes": rf"has a total capaci?ty of\s+{_SIZE}",
+    "free_bytes": rf"of which\s+{_SIZE}\s+is free",
+    "process_bytes": rf"Including non-PyTorch memory, this process has\s+{_SIZE}",
+    "allowed_bytes": rf"{_SIZE}\s+allowed;",
+    "allocated_bytes": rf"Of the allocated memory\s+{_SIZE}\s+is allocated by PyTorch",
+    "private_pools_bytes": rf"with\s+{_SIZE}\s+allocated\s+in private pools",
+    "unallocated_bytes": rf"and\s+{_SIZE}\s+is\s+reserved by PyTorch but unallocated",
+}
+# torch 1.0 to 2.0; before 1.4 the last was called "cached"
+_BEFORE_TORCH_2_1 = {
+    "total_bytes": rf";\s+{_SIZE}\s+total capacity;",
+    "allocated_bytes": rf"{_SIZE}\s+already allocated;",
+    "free_bytes": rf"{_SIZE}\s+free;",
+    "reserved_bytes": rf"{_SIZE}\s+(?:reserved in total by PyTorch|cached)",
+}
+_GPU = r"GPU (\d+)"
+_OTHERS = rf"Process \d+ has\s+{_SIZE}\s+memory in use"
+_HOST = r"(?:tried to allocate|Unable to allocate)\s+([\d.]+)\s+(bytes|[KMGTP]iB)"
+
+
+def device_numbers(text: str) -> Numbers:
+    """Return all that an allocator's message says; a number it leaves out is absent.
+
+    `reserved_bytes` = allocated + unallocated, `non_torch_bytes` = what the process holds beyond that (CUDA context,
+    NCCL, libraries). torch rounds each to two decimals of its unit, so they are exact to about 5 MiB in the GiB range.
+    """
+    numbers = _sizes_in(text, _SINCE_TORCH_2_1)
+    for name, value in _sizes_in(text, _BEFORE_TORCH_2_1).items():
+        numbers.setdefault(name, value)
+    gpu = re.search(_GPU, text)
+    if gpu is not None:
+        numbers["gpu"] = int(gpu.group(1))
+    others = [_bytes(match.group(1), match.group(2)) for match in re.finditer(_OTHERS, text)]
+    if others:
+        numbers["other_processes_bytes"] = sum(others)
+    if "allocated_bytes" in numbers and "unallocated_bytes" in numbers:
+        numbers.setdefault("reserved_bytes", numbers["allocated_bytes"] + numbers["unallocated_bytes"])
+    if "process_bytes" in numbers and "reserved_bytes" in numbers:
+        numbers["non_torch_bytes"] = max(0, numbers["process_bytes"] - numbers["reserved_bytes"])
+    return numbers
+
+
+def host_numbers(text: str) -> Numbers:
+    """Return what was asked of main memory, where the message says so."""
+    return _sizes_in(text, {"asked_bytes": _HOST})
+
+
+def _sizes_in(text: str, expressions: dict[str, str]) -> Numbers:
+    numbers: Numbers = {}
+    for name, expression in expressions.items():
+        match = re.search(expression, text)
+        if match is not None:
+            numbers[name] = _bytes(match.group(1), match.group(2))
+    return numbers
+
+
+def _bytes(number: str, unit: str) -> int:
+    try:
+        return int(float(number) * _UNITS[unit])
+    except ValueError:
+        return 0

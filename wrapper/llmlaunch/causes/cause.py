@@ -1,0 +1,243 @@
+"""The record of one cause: from the lines of a node's log and its ranks' own ends, and as a sentence for a person."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..rundir.identifiers import is_host
+from .redaction import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .log_scan import Hit
+
+    Record = dict[str, Any]
+
+__all__ = [
+    "cause",
+    "cause_from_log",
+    "cause_from_ranks",
+    "ended_badly",
+    "failed",
+    "in_words",
+    "likelier",
+    "nodes_at_fault",
+    "sentence",
+    "was_killed",
+]
+
+SCHEMA = 1
+
+
+def cause(kind: str, node: str | None, line: str, source: str, **more: Any) -> Record:
+    """A cause as `attempts/<attempt>/causes/<node>.json` has it (docs/run-directory.md)."""
+    record: Record = {
+        "schema": SCHEMA,
+        "kind": kind,
+        "node": node,
+        "rank": None,
+        "line": harmless(line),
+        "source": source,
+        "numbers": {},
+        "sick": False,
+        "consequence": False,
+        "at": None,
+    }
+    record.update(more)
+    return record
+
+
+def nodes_at_fault(record: Record | None) -> list[str]:
+    """Return the nodes that a cause accuses."""
+    if record is None or not record.get("sick"):
+        return []
+    listed = record.get("nodes")
+    names = listed if isinstance(listed, list) and listed else [record.get("node")]
+    return [str(name) for name in names if is_host(name)]
+
+
+def failed(rank: Record) -> bool:
+    return rank.get("signal") is not None or rank.get("exit_code") not in (None, 0)
+
+
+def ended_badly(rank: Record) -> bool:
+    """Whether a rank failed by itself: not merely taken down with SIGTERM by its launcher."""
+    return failed(rank) and rank.get("signal") != "SIGTERM"
+
+
+def was_killed(ranks: Sequence[Record]) -> bool:
+    """Whether any rank was ended by SIGKILL. A rank without an end record counts: its wrapper died with it."""
+    return any(rank.get("signal") == "SIGKILL" or rank.get("ended_at") is None for rank in ranks)
+
+
+def cause_from_log(hits: Sequence[Hit], node: str, ranks: Sequence[Record]) -> Record | None:
+    """Return what the log says: its first line that names a device, memory or disk, else one that names the network,
+    which often recovers; else the last exception of the rank that failed first; else a line that only reports
+    another's end; None where there is no line at all."""
+    named = [hit for hit in hits if hit.kind != "crash" and not hit.consequence]
+    if named:
+        first_hit = next((hit for hit in named if hit.kind != "nccl"), named[0])
+        return _cause_of_hit(first_hit, [hit for hit in named if hit.kind == first_hit.kind], node, ranks)
+    crashes = [hit for hit in hits if hit.kind == "crash" and not hit.consequence]
+    if crashes:
+        first = _first_failed(ranks)
+        own = [hit for hit in crashes if first is not None and _wrote(hit, first)]
+        return _cause_of_hit((own or crashes)[-1], [], node, ranks)
+    return _cause_of_hit(hits[0], [], node, ranks) if hits else None
+
+
+def cause_from_ranks(node: str, ranks: Sequence[Record]) -> Record | None:
+    """Return how the first failed rank ended, where no line says more; a signal from outside is no cause of its own."""
+    first = _first_failed(ranks)
+    if first is None:
+        return None
+    signal = first.get("signal")
+    how = f"was ended by {signal}" if signal is not None else f"exited with {first.get('exit_code')}"
+    numbers = {"exit_code": first["exit_code"]} if signal is None else {}
+    return cause(
+        "crash",
+        node,
+        f"rank {first.get('rank')} {how}",
+        "ranks",
+        rank=first.get("rank"),
+        numbers=numbers,
+        consequence=signal in ("SIGTERM", "SIGKILL", "SIGINT"),
+        at=first.get("ended_at"),
+    )
+
+
+def likelier(logged: Record | None, ended: Record | None) -> Record | None:
+    """Return the better of what the log says and how the ranks ended: the signal that ended the first one, where the
+    log only tells of another's end; how it ended, where the log only has its launcher's lines on it."""
+    if logged is None or ended is None:
+        return logged or ended
+    if logged["consequence"] and logged["kind"] == "crash":
+        return ended
+    signalled = "exit_code" not in ended["numbers"] and ended["line"].rpartition(" ")[2] != "SIGTERM"
+    return ended if logged["consequence"] and signalled else logged
+
+
+def _cause_of_hit(hit: Hit, same_kind: Sequence[Hit], node: str, ranks: Sequence[Record]) -> Record:
+    rank = _rank_of(hit, ranks)
+    record = cause(
+        hit.kind,
+        node,
+        hit.line,
+        "log",
+        rank=None if rank is None else rank.get("rank"),
+        numbers=dict(hit.numbers),
+        sick=hit.sick,
+        consequence=hit.consequence,
+        at=_ended_at(rank, ranks),
+    )
+    if hit.kind == "oom":
+        record["ranks"] = _each_rank(same_kind, ranks)
+    return record
+
+
+def _each_rank(hits: Sequence[Hit], ranks: Sequence[Record]) -> list[Record]:
+    """Every rank of the node that ran out, once, with the numbers of its first message that has any."""
+    causes: dict[int | None, Record] = {}
+    for hit in hits:
+        rank = _rank_of(hit, ranks)
+        number = None if rank is None else rank.get("rank")
+        if number not in causes or (hit.numbers and not causes[number]["numbers"]):
+            causes[number] = {"rank": number, "line": hit.line, "numbers": dict(hit.numbers)}
+    if len(causes) > 1:
+        causes.pop(None, None)  # a second message of a rank already known, without its name
+    return list(causes.values())
+
+
+def _rank_of(hit: Hit, ranks: Sequence[Record]) -> Record | None:
+    """The rank that wrote the line: by its own prefix, else the only one that failed by itself, else by the GPU that
+    the message names, where the ranks of a node do not all call theirs 0."""
+    if hit.rank is not None or hit.local_rank is not None:
+        spoken = next((rank for rank in ranks if _wrote(hit, rank)), None)
+        return {"rank": hit.rank} if spoken is None and hit.rank is not None else spoken
+    bad = [rank for rank in ranks if ended_badly(rank)]
+    if len(bad) == 1:
+        return bad[0]
+    gpu = hit.numbers.get("gpu")
+    if gpu is None or any("," not in (rank.get("visible_devices") or ",") for rank in ranks):
+        return None
+    return next((rank for rank in ranks if rank.get("local_rank") == gpu), None)
+
+
+def _wrote(hit: Hit, rank: Record) -> bool:
+    if hit.rank is not None:
+        return bool(rank.get("rank") == hit.rank)
+    return hit.local_rank is not None and rank.get("local_rank") == hit.local_rank
+
+
+def _first_failed(ranks: Sequence[Record]) -> Record | None:
+    bad = [rank for rank in ranks if failed(rank)]
+    return min(bad, key=lambda rank: (not ended_badly(rank), rank.get("ended_at") or float("inf")), default=None)
+
+
+def _ended_at(rank: Record | None, ranks: Sequence[Record]) -> float | None:
+    """When the rank ended, else when the first of its node failed; unix seconds of that node's clock."""
+    if rank is not None and isinstance(rank.get("ended_at"), (int, float)):
+        return float(rank["ended_at"])
+    first = _first_failed(ranks)
+    at = None if first is None else first.get("ended_at")
+    return float(at) if isinstance(at, (int, float)) else None
+
+
+_WORDS = {
+    "gpu_lost": "a GPU was lost",
+    "ecc": "memory of a GPU is damaged (ECC)",
+    "xid": "a GPU failed",
+    "nvlink": "NVLink failed",
+    "driver": "the GPU driver is not in order",
+    "preflight": "the preflight found a node unfit",
+    "oom": "out of GPU memory",
+    "host_oom": "out of main memory",
+    "shm_full": "no space left in /dev/shm",
+    "disk_full": "no space left on a disk",
+    "file_system": "a file system failed on the node",
+    "checkpoint": "the checkpoint cannot be used",
+    "open_files": "too many open files",
+    "node_fail": "the node failed",
+    "bad_arguments": "wrong arguments",
+    "container": "the container does not start",
+    "container_busy": "the container did not start this time",
+    "port_taken": "a port was taken",
+    "name_resolution": "a host name could not be resolved",
+    "hub": "the Hugging Face hub did not answer",
+    "nccl": "the network between ranks failed",
+    "crash": "crashed",
+    "preempted": "preempted",
+    "time_limit": "out of time",
+    "cancelled": "cancelled",
+    "hung": "hung",
+}
+
+
+def in_words(kind: str) -> str:
+    """`out of GPU memory` of `oom`."""
+    return _WORDS.get(kind, kind)
+
+
+def sentence(cause: Mapping[str, Any]) -> str:
+    """`out of GPU memory (rank 3 on n2): CUDA out of memory. Tried to allocate ...`, and what to do if known."""
+    kind, node, rank = str(cause.get("kind")), cause.get("node"), cause.get("rank")
+    place = " on ".join(str(part) for part in ((f"rank {rank}" if rank is not None else None), node) if part)
+    line = str(cause.get("line") or "")
+    mend = _mend(kind, cause.get("numbers") or {})
+    return (
+        in_words(kind)
+        + (f" ({place})" if place else "")
+        + (f": {line}" if line else "")
+        + (f"; {mend}" if mend else "")
+    )
+
+
+def _mend(kind: str, numbers: Mapping[str, Any]) -> str:
+    if kind == "shm_full":
+        size = numbers.get("shm_bytes")
+        holds = "" if size is None else f"/dev/shm holds {size / 2**30:.1f} GiB there: "
+        return f"{holds}use fewer DataLoader workers, or a larger /dev/shm (the node's tmpfs, a container's --shm-size)"
+    if kind == "open_files":
+        return "raise the limit of open files (ulimit -Hn) on the nodes: LimitNOFILE of slurmd, PropagateResourceLimits"
+    return ""
