@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmlaunch.cli.planned import Planned, planned
+from llmlaunch.app import planned_run
+from llmlaunch.app.planned_run import PlannedRun
 from llmlaunch.rehearsal.environment import find_trace_environment, how_to_get_one
 from llmlaunch.rehearsal.ranks import ALL, AskedRank, RehearsedRank, asked_ranks
 from llmlaunch.rehearsal.traced import traced
@@ -31,7 +32,7 @@ def recipes() -> list[Path]:
     return [path for path in sorted(ROOT.glob("recipes/*.yaml")) if "backend: megatron-lm" in path.read_text()]
 
 
-def few_ranks(plan: Planned) -> tuple[AskedRank, ...]:
+def few_ranks(plan: PlannedRun) -> tuple[AskedRank, ...]:
     """The worst, the first and the last of the ranks that differ."""
     ranks = asked_ranks(plan.plan, plan.recipe.model, ALL)
     last = plan.plan.layout.pipeline - 1
@@ -43,9 +44,9 @@ def rows_of(path: Path) -> Iterator[str]:
     environment = find_trace_environment()
     if environment is None:
         sys.exit(f"nothing to trace with: {how_to_get_one()}")
-    plan = planned(str(path), ())
+    plan = planned_run.plan(str(path), ())
     unseen = unseen_by_a_trace(plan.setting.job_of(plan.recipe), plan.plan.layout)
-    told = traced(environment, plan.recipe, plan.plan, plan.rendered(), few_ranks(plan), lambda line: None)
+    told = traced(environment, plan.recipe, plan.plan, plan.rendered, few_ranks(plan), lambda line: None)
     for rank in sorted(told, key=lambda rank: rank.pipeline_rank):
         yield row(path.stem, plan.plan.layout.describe(), rank, unseen[rank.pipeline_rank])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.cli.planned import Planned, planned
+from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.launchers.choose import Choice
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.local_gpus import LocalGpu
@@ -43,14 +43,14 @@ exec '{python}' "$@"
 """
 
 
-def the_plan(interpreter: Path) -> Planned:
-    return planned("recipes/llama2-7b-deepspeed.yaml", (*OVERRIDES, f"python={interpreter}"))
+def the_plan(interpreter: Path) -> PlannedRun:
+    return plan("recipes/llama2-7b-deepspeed.yaml", (*OVERRIDES, f"python={interpreter}"))
 
 
-def rehearse(result: Planned, runs: Path) -> RehearsedRank:
+def rehearse(result: PlannedRun, runs: Path) -> RehearsedRank:
     asked = asked_ranks(result.plan, result.recipe.model, "worst")
     choice = Choice(LocalLauncher(), "here")
-    found = run_alone(result.recipe, result.plan, result.json, result.rendered(), asked, choice, runs, print)
+    found = run_alone(result.recipe, result.plan, result.json, result.rendered, asked, choice, runs, print)
     return next(iter(found))
 
 

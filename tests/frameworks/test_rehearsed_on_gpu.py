@@ -12,8 +12,8 @@ import pytest
 from cpu_training import MEGATRON_CPU, PYTHON
 from cpu_words import ADDED
 
+from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.assets import asset
-from llmlaunch.cli.planned import Planned, planned
 from llmlaunch.launchers.choose import Choice
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.local_gpus import LocalGpu
@@ -72,15 +72,15 @@ class Machine:
         )
         (self.checkout / "pretrain_gpt.py").write_text(script)
 
-    def plan(self) -> Planned:
+    def plan(self) -> PlannedRun:
         own = (f"backend.path={self.checkout}", f"python={PYTHON}")
-        return planned(str(asset("recipes", "llama3-8b.yaml")), (*OVERRIDES, *own))
+        return plan(str(asset("recipes", "llama3-8b.yaml")), (*OVERRIDES, *own))
 
     def rehearse(self) -> RehearsedRank:
         result = self.plan()
         asked = asked_ranks(result.plan, result.recipe.model, str(RANK))
         choice = Choice(LocalLauncher(), "here")
-        rendered = result.rendered()
+        rendered = result.rendered
         found = run_alone(result.recipe, result.plan, result.json, rendered, asked, choice, self.runs, self.said.append)
         return next(iter(found))
 

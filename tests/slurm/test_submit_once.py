@@ -134,7 +134,7 @@ def test_resume_submits_again_and_keeps_the_jobs_before(slurm: Cluster, tmp_path
     (run_dir / "stop").touch()
     answer = llmlaunch("resume", str(run_dir), "--json", "--", "--job-name=again")
     assert answer.returncode == 0, answer.stderr
-    assert "removed the file stop" in answer.stderr
+    assert "Removed the stop file" in answer.stderr
     assert json.loads(answer.stdout)["earlier"] == [first.job_id]
     assert not (run_dir / "stop").exists()
     second = read_submission(run_dir)

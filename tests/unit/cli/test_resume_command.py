@@ -50,7 +50,7 @@ def test_from_a_rendered_directory_to_success_in_two_goes(tmp_path: Path) -> Non
 
     first = llmlaunch("resume", str(run_dir), "--local")
     assert first.returncode == 0, first.stderr
-    assert "removed the file stop" in first.stderr
+    assert "Removed the stop file" in first.stderr
     running = llmlaunch("resume", str(run_dir))
     assert running.returncode == 2
     assert "is running; when it has ended it can be submitted again" in running.stderr

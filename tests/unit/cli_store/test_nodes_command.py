@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.cli.excluded import excluded_words
+from llmlaunch.app.excluded_nodes import exclusion_options
 from llmlaunch.cli.main import main
+from llmlaunch.cli.output import notify
 from support.store_run_dirs import RunDir
 
 SINFO = "n0|train*|idle\nn1|train*|idle\nn2|train*|idle\n"
@@ -68,7 +69,7 @@ def test_nothing_failed_and_nothing_is_asked_of_slurm(llmlaunch: Said, tmp_path:
     assert json.loads(llmlaunch("nodes", "--json")[0]) == {"nodes": []}
     assert "no node is left out" in llmlaunch("nodes")[1]
     assert "no run has failed on it" in llmlaunch("nodes", "--forgive", "n1", code=2)[1]
-    assert excluded_words(job(tmp_path)) == ()
+    assert exclusion_options(job(tmp_path), notify) == ()
 
 
 @pytest.mark.usefixtures("own_home", "slurm")
@@ -79,13 +80,13 @@ def test_listed_left_out_and_forgiven(
     out, _ = llmlaunch("nodes")
     assert "n1" in out
     assert "uncorrectable ECC error" in out
-    assert excluded_words(job(tmp_path)) == ("--exclude=n1",)
+    assert exclusion_options(job(tmp_path), notify) == ("--exclude=n1",)
     said = capsys.readouterr().err
     assert "n1 left out until" in said
     assert "uncorrectable ECC error (ecc," in said
     assert "run run-n1)" in said
     assert "1 failure forgiven" in llmlaunch("nodes", "--forgive", "n1")[1]
-    assert excluded_words(job(tmp_path)) == ()
+    assert exclusion_options(job(tmp_path), notify) == ()
     assert "not forgiven yet" in llmlaunch("nodes", "--forgive", "n1", code=2)[1]
 
 
@@ -95,14 +96,14 @@ def test_not_so_many_that_the_job_could_not_start(
 ) -> None:
     llmlaunch("collect", failed_on(tmp_path / "run", "n1").path)
     slurm.write_text("n0|train*|idle\nn1|train*|idle\n")
-    assert excluded_words(job(tmp_path)) == ()
+    assert exclusion_options(job(tmp_path), notify) == ()
     assert "n1 would be left out, but too few nodes remain" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("own_home", "slurm")
 def test_a_node_of_another_cluster_is_not_this_ones(llmlaunch: Said, tmp_path: Path) -> None:
     llmlaunch("collect", failed_on(tmp_path / "run", "n1", cluster="red").path)
-    assert excluded_words(job(tmp_path)) == ()
+    assert exclusion_options(job(tmp_path), notify) == ()
     assert json.loads(llmlaunch("nodes", "--cluster", "red", "--json")[0])["nodes"][0]["node"] == "n1"
 
 
@@ -112,6 +113,6 @@ def test_a_slurm_that_does_not_answer_keeps_nobody_from_submitting(
 ) -> None:  # fmt: skip
     llmlaunch("collect", failed_on(tmp_path / "run", "n1").path)
     (slurm.parent / "bin" / "sinfo").write_text("#!/bin/sh\nexit 1\n")
-    assert excluded_words(job(tmp_path)) == ()
+    assert exclusion_options(job(tmp_path), notify) == ()
     (slurm.parent / "bin" / "scontrol").unlink()
-    assert excluded_words(job(tmp_path)) == ()
+    assert exclusion_options(job(tmp_path), notify) == ()

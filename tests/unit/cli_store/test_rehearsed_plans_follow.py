@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from calibrating import RECIPE, Cli
 
-from llmlaunch.cli.planned import plan_loaded
+from llmlaunch.app.planned_run import plan_loaded
 from llmlaunch.recipe.load import load_recipe
 from support.rehearsed_plans import PINS, Planned, on_gpu, planned, records, traced
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from llmlaunch.cli.main import main
-from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.output import print_json
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.run_files import is_foreign, read_end, read_submission

@@ -14,6 +14,7 @@ FLOORS = (
     ("rendering", "report"),
     ("launchers", "store", "sinks", "rehearsal"),
     ("watch",),
+    ("app",),
     ("cli",),
 )
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}

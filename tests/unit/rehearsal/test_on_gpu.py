@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.cli.planned import Planned, planned
+from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.choose import Choice
@@ -63,20 +63,20 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def job() -> Planned:
+def job() -> PlannedRun:
     recipe = str(ROOT / "recipes" / "llama3-70b.yaml")
-    return planned(recipe, (LAYOUT, "nodes=64", "training.global_batch_size=1024"))
+    return plan(recipe, (LAYOUT, "nodes=64", "training.global_batch_size=1024"))
 
 
-def rehearse(job: Planned, jobs: Jobs, folder: Path, *ranks: int) -> list[RehearsedRank]:
+def rehearse(job: PlannedRun, jobs: Jobs, folder: Path, *ranks: int) -> list[RehearsedRank]:
     predicted = job.plan.estimate.ranks
     asked = [AskedRank(predicted[rank], (rank,)) for rank in ranks or (3,)]
     choice = Choice(jobs, "SLURM is here.")
-    found = run_alone(job.recipe, job.plan, job.json, job.rendered(), asked, choice, folder, lambda line: None)
+    found = run_alone(job.recipe, job.plan, job.json, job.rendered, asked, choice, folder, lambda line: None)
     return list(found)
 
 
-def test_its_own_account_says_what_a_rank_took(job: Planned, tmp_path: Path) -> None:
+def test_its_own_account_says_what_a_rank_took(job: PlannedRun, tmp_path: Path) -> None:
     (one,) = rehearse(job, Jobs(), tmp_path)
     assert (one.allocated_bytes, one.reserved_bytes, one.process_bytes) == (50 * GIB, 52 * GIB, 53 * GIB)
     assert (one.pipeline_rank, one.on, one.ran_out, one.seconds) == (3, "gpu", False, 60.0)
@@ -84,7 +84,7 @@ def test_its_own_account_says_what_a_rank_took(job: Planned, tmp_path: Path) -> 
     assert one.predicted == job.plan.estimate.ranks[3]
 
 
-def test_every_rank_has_a_run_directory_that_says_which_it_is(job: Planned, tmp_path: Path) -> None:
+def test_every_rank_has_a_run_directory_that_says_which_it_is(job: PlannedRun, tmp_path: Path) -> None:
     rehearse(job, Jobs(), tmp_path, 0, 3)
     found = {path.name: json.loads((path / "run.json").read_text())["rehearsal"] for path in tmp_path.iterdir()}
     assert {name: about["pipeline_rank"] for name, about in found.items()} == {"rank0": 0, "rank3": 3}
@@ -92,17 +92,17 @@ def test_every_rank_has_a_run_directory_that_says_which_it_is(job: Planned, tmp_
     assert found["rank3"]["shape"]
 
 
-def test_under_slurm_all_wait_together_and_on_one_machine_one_after_the_other(job: Planned, tmp_path: Path) -> None:
+def test_under_slurm_all_wait_together_and_on_one_machine_one_after_the_other(job: PlannedRun, tmp_path: Path) -> None:
     for name, waiting in (("slurm", 2), ("local", 1)):
         jobs, predicted = Jobs(name), job.plan.estimate.ranks
         asked = [AskedRank(predicted[rank], (rank,)) for rank in (0, 3)]
         choice, folder = Choice(jobs, ""), tmp_path / name
-        found = run_alone(job.recipe, job.plan, job.json, job.rendered(), asked, choice, folder, lambda line: None)
+        found = run_alone(job.recipe, job.plan, job.json, job.rendered, asked, choice, folder, lambda line: None)
         next(found)
         assert len(jobs.submitted) == waiting
 
 
-def test_out_of_device_memory_is_a_result(job: Planned, tmp_path: Path) -> None:
+def test_out_of_device_memory_is_a_result(job: PlannedRun, tmp_path: Path) -> None:
     (one,) = rehearse(job, Jobs(phase="failed", cause=OUT_OF_MEMORY, step=0), tmp_path)
     assert one.ran_out
     assert one.allocated_bytes == 50 * GIB
@@ -110,30 +110,30 @@ def test_out_of_device_memory_is_a_result(job: Planned, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["failed", "cancelled", "stopped"])
-def test_any_other_end_is_none(job: Planned, tmp_path: Path, phase: str) -> None:
+def test_any_other_end_is_none(job: PlannedRun, tmp_path: Path, phase: str) -> None:
     with pytest.raises(UserError, match=r"did not run to its end: rank 384 exited with 1; its log is in .*rank3/logs"):
         rehearse(job, Jobs(phase=phase), tmp_path)
 
 
-def test_one_that_did_less_than_its_steps_shows_no_peak(job: Planned, tmp_path: Path) -> None:
+def test_one_that_did_less_than_its_steps_shows_no_peak(job: PlannedRun, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="after 1 of 3 steps"):
         rehearse(job, Jobs(step=1), tmp_path)
 
 
-def test_one_that_nobody_saw_on_a_device_shows_none_either(job: Planned, tmp_path: Path) -> None:
+def test_one_that_nobody_saw_on_a_device_shows_none_either(job: PlannedRun, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nobody saw what it took"):
         rehearse(job, Jobs(used={}), tmp_path)
 
 
 @pytest.mark.parametrize("phase", ["succeeded", "failed"])
-def test_a_smaller_device_than_the_planned_one_shows_nothing(job: Planned, tmp_path: Path, phase: str) -> None:
+def test_a_smaller_device_than_the_planned_one_shows_nothing(job: PlannedRun, tmp_path: Path, phase: str) -> None:
     jobs = Jobs(phase=phase, cause=OUT_OF_MEMORY, used={**USED, "device_total_bytes": 40 * GIB})
     with pytest.raises(UserError, match=r"was given a device of 40.0 GiB, and the job is planned for 79"):
         rehearse(job, jobs, tmp_path)
 
 
-def test_what_cannot_run_alone_is_said_before_anything_is_written(job: Planned, tmp_path: Path) -> None:
+def test_what_cannot_run_alone_is_said_before_anything_is_written(job: PlannedRun, tmp_path: Path) -> None:
     recipe = str(ROOT / "recipes" / "llama3-70b.yaml")
     with pytest.raises(UserError, match="--tp-comm-overlap"):
-        rehearse(planned(recipe, (LAYOUT, "nodes=64", "layout.tp_comm_overlap=true")), Jobs(), tmp_path)
+        rehearse(plan(recipe, (LAYOUT, "nodes=64", "layout.tp_comm_overlap=true")), Jobs(), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
+from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.assets import asset
-from llmlaunch.cli.planned import Planned, planned
 from llmlaunch.planner.plan import Fallback
 from llmlaunch.rendering.provenance import Provenance
 from llmlaunch.rendering.recovery_json import warning_seconds
 from llmlaunch.rendering.run_directory import render_run, run_files
 
 
-def plan_of(name: str, *words: str) -> Planned:
+def plan_of(name: str, *words: str) -> PlannedRun:
     stages = ("layout.zero_stage=[2, 3]",) if name == "llama2-7b-deepspeed" else ()
-    return planned(str(asset("recipes", f"{name}.yaml")), ("on_oom=fallback", *stages, *words))
+    return plan(str(asset("recipes", f"{name}.yaml")), ("on_oom=fallback", *stages, *words))
 
 
-def files_of(made: Planned) -> dict[str, bytes]:
+def files_of(made: PlannedRun) -> dict[str, bytes]:
     rendered = made.backend.render(made.recipe, made.plan.layout)
     return run_files(made.recipe, made.plan, made.json, rendered, Provenance(code={}))
 
@@ -35,12 +35,12 @@ def described(files: dict[str, bytes], folder: str = "") -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def deepspeed() -> tuple[Planned, dict[str, bytes]]:
+def deepspeed() -> tuple[PlannedRun, dict[str, bytes]]:
     made = plan_of("llama2-7b-deepspeed")
     return made, files_of(made)
 
 
-def test_a_fallback_has_its_own_files_and_shares_the_trainer(deepspeed: tuple[Planned, dict[str, bytes]]) -> None:
+def test_a_fallback_has_its_own_files_and_shares_the_trainer(deepspeed: tuple[PlannedRun, dict[str, bytes]]) -> None:
     made, files = deepspeed
     own = sorted(name.removeprefix("fallback/1/") for name in files if name.startswith("fallback/1/"))
     assert own == ["arguments.json", "ds_config.json", "placement.json", "plan.json", "run.json", "train.sh"]
@@ -57,7 +57,9 @@ def test_a_fallback_has_its_own_files_and_shares_the_trainer(deepspeed: tuple[Pl
         assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_run_json_has_the_chain_and_each_layout_its_own_prediction(deepspeed: tuple[Planned, dict[str, bytes]]) -> None:
+def test_run_json_has_the_chain_and_each_layout_its_own_prediction(
+    deepspeed: tuple[PlannedRun, dict[str, bytes]],
+) -> None:
     made, files = deepspeed
     assert made.plan.fallbacks is not None
     chain = [
@@ -75,7 +77,7 @@ def test_run_json_has_the_chain_and_each_layout_its_own_prediction(deepspeed: tu
     assert described(files)["after_checkpoint"] == "reshard"
 
 
-def test_the_same_inputs_give_the_same_bytes(deepspeed: tuple[Planned, dict[str, bytes]]) -> None:
+def test_the_same_inputs_give_the_same_bytes(deepspeed: tuple[PlannedRun, dict[str, bytes]]) -> None:
     made, files = deepspeed
     assert files_of(made) == files
 
@@ -114,7 +116,7 @@ def test_megatron_gets_other_arguments_and_no_other_files() -> None:
     assert f"--tensor-model-parallel-size {tensor} ".encode() in files["fallback/1/train.sh"]
 
 
-def test_the_folders_are_their_owners_alone(deepspeed: tuple[Planned, dict[str, bytes]], tmp_path: Path) -> None:
+def test_the_folders_are_their_owners_alone(deepspeed: tuple[PlannedRun, dict[str, bytes]], tmp_path: Path) -> None:
     made, files = deepspeed
     rendered = made.backend.render(made.recipe, made.plan.layout)
     render_run(made.recipe, made.plan, made.json, rendered, tmp_path / "run")

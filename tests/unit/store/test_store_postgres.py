@@ -12,8 +12,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from llmlaunch.cli.measured import stored_calibration
-from llmlaunch.cli.planned import plan_loaded
+from llmlaunch.app.evidence import stored_calibration
+from llmlaunch.app.planned_run import plan_loaded
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.store.calibrations import calibrate, in_use, use, uses

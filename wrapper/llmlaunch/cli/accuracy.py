@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.output import print_json
 
 __all__ = ["command"]
 
@@ -41,16 +41,16 @@ def command(
     Exit code 0. 2: a file is no measurements. 3: an estimate cannot be right, which is a bug of llmlaunch.
     """
     from llmlaunch.accuracy.scoring import refuse_broken, score
+    from llmlaunch.app.corrections import Corrections
     from llmlaunch.calibration.records import clusters_by_gpu, read_records
-    from llmlaunch.cli.corrections import Corrections
     from llmlaunch.report.accuracy_json import accuracy_json
     from llmlaunch.report.accuracy_text import accuracy_text, records_text
 
     clusters = clusters_by_gpu()
     corrections = Corrections(calibration, clusters)
     records = [record for file in files for record in read_records(file)]
-    found = [score(record, clusters, corrections.of(record)) for record in records]
-    answer = accuracy_json(found, clusters, anchors or markdown is not None) | corrections.said()
+    scores = [score(record, clusters, corrections.of(record)) for record in records]
+    answer = accuracy_json(scores, clusters, anchors or markdown is not None) | corrections.said()
     if plot is not None:
         from llmlaunch.report.accuracy_plot import write_accuracy_plot
 
@@ -65,5 +65,5 @@ def command(
         click.echo((records_text(answer) + "\n\n" if each else "") + accuracy_text(answer))
         for line in corrections.lines():
             click.echo(line)
-    refuse_broken(found)
+    refuse_broken(scores)
     return 0

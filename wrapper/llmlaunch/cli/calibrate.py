@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.cli.printed import print_json, say
+from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.store.location import store_exists
 
@@ -55,7 +55,7 @@ def command(context: click.Context, backend: str | None, accelerator: str | None
     elif learning.answers or learning.left_out:
         say(learning_text(learning))
     if not learning.answers:
-        say("no measured run to learn from", err=True)
+        notify("no measured run to learn from")
     return 0
 
 
@@ -80,7 +80,7 @@ def list_command(backend: str | None, accelerator: str | None, as_json: bool) ->
     elif found:
         say(list_text(found, used))
     else:
-        say("no calibrations", err=True)
+        notify("no calibrations")
 
 
 @command.command("show")
@@ -133,7 +133,7 @@ def use_command(calibration: str, backend: str | None, accelerator: str | None, 
 def _collected() -> Iterator[Store]:
     from llmlaunch.store.collect import open_collected
 
-    with open_collected(lambda line: say(line, err=True)) as store:
+    with open_collected(notify) as store:
         yield store
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from llmlaunch.cli.printed import say
-from llmlaunch.cli.submitted import directory_of, submission_in
+from llmlaunch.app.run_lookup import directory_of, submission_in
+from llmlaunch.cli.output import notify
 from llmlaunch.errors import UserError
 
 __all__ = ["command"]
@@ -25,7 +25,7 @@ def command(runs: tuple[str, ...]) -> int:
         except UserError as failure:
             if len(runs) == 1:
                 raise
-            say(f"error: {failure}", err=True)
+            notify(f"error: {failure}")
             code = code or failure.exit_code
     return code
 
@@ -36,11 +36,11 @@ def _cancel(run: str) -> None:
 
     directory = directory_of(run)
     refuse_foreign(directory)
-    submission = submission_in(directory)
-    launcher = launcher_of(submission, lambda line: say(line, err=True))
+    submission = submission_in(directory, notify)
+    launcher = launcher_of(submission, notify)
     jobs = ", ".join(submission.jobs)
     if launcher.cancel(submission):
-        say(f"told job {jobs} to stop", err=True)
+        notify(f"Cancelling job {jobs}")
         return
     state = launcher.states([submission])[submission.job_id]
-    say(f"job {jobs} has already finished ({state.phase}); nothing was cancelled", err=True)
+    notify(f"job {jobs} has already finished ({state.phase}); nothing was cancelled")

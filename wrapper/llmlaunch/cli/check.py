@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from typing import TYPE_CHECKING
+
 import click
 
-from llmlaunch.cli.planned import Planned, planned, recipe_arguments
-from llmlaunch.cli.printed import print_json
-from llmlaunch.recipe.types import Recipe
-from llmlaunch.store.location import Location, store_exists, where
+from llmlaunch.app.planned_run import PlannedRun, plan
+from llmlaunch.cli.arguments import placement_lines, recipe_arguments, warn_of_inputs
+from llmlaunch.cli.output import notify, print_json
+
+if TYPE_CHECKING:
+    from llmlaunch.store.history import PastRun
 
 __all__ = ["command"]
 
@@ -20,34 +25,38 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
 
     Exit code 0: safe. 2: the recipe is invalid. 3: no layout is safe, or none within the budget.
     """
-    from llmlaunch.planner.unsafe import refuse
-    from llmlaunch.report.console import print_verdict
-    from llmlaunch.report.plan_text import check_text
-
-    result = planned(recipe, overrides)
-    result.refuse_unrenderable()
+    run = plan(recipe, overrides, notify)
+    run.refuse_unrenderable()
     if as_json:
-        print_json(result.json)
+        print_json(run.json)
     else:
-        print_verdict(check_text(result.recipe, result.plan), result.plan.good)
-        for line in (*result.placement_lines, *_seen_before(result)):
+        from llmlaunch.app.past_peaks import last_true_peaks
+        from llmlaunch.report.console import print_verdict
+        from llmlaunch.report.plan_text import check_text
+
+        print_verdict(check_text(run.recipe, run.plan), run.plan.good)
+        past = last_true_peaks(run.recipe, notify)
+        for line in (*placement_lines(run), *([] if past is None else _past_lines(past, run))):
             click.echo(line)
-    result.warn_of_missing_inputs()
-    refuse(result.plan)
+    warn_of_inputs(run)
+    run.refuse_unsafe()
     return 0
 
 
-def _seen_before(result: Planned) -> list[str]:
-    """The last true peaks of this recipe; the store is opened only where there is one."""
-    place = where()
-    if not store_exists(place) or not _has_run(place, result.recipe):
-        return []
-    from llmlaunch.cli.history import last_peaks_text
+def _past_lines(past: PastRun, run: PlannedRun) -> list[str]:
+    """Return the last true peaks of this recipe, or of another version of it, beside the predictions."""
+    from llmlaunch.units import gib
 
-    return last_peaks_text(result.recipe, result.plan)
-
-
-def _has_run(place: Location, recipe: Recipe) -> bool:
-    from llmlaunch.store.reading import has_runs_of
-
-    return has_runs_of(place, recipe.digest, recipe.name)
+    estimate = run.plan.estimate
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(past.started_at)) if past.started_at else "at an unknown time"
+    which = "This recipe" if past.same_recipe else "Another version of this recipe"
+    lines = ["", f"{which} ran {day} ({past.state}, {past.run_id}); measured then, predicted then, predicted now:"]
+    predicted_now = {rank.pipeline_rank: rank.device_bytes for rank in estimate.ranks}
+    for peak in past.peaks:
+        then = "-" if peak.predicted_bytes is None else gib(peak.predicted_bytes)
+        now_bytes = None if peak.pipeline_rank is None else predicted_now.get(peak.pipeline_rank)
+        now = gib(now_bytes) if now_bytes is not None and peak.peak_kind == estimate.peak_kind else "-"
+        rank = "worst rank" if peak.pipeline_rank is None else f"rank {peak.pipeline_rank}"
+        rank = "worst node" if peak.peak_kind == "host" else rank
+        lines.append(f"  {rank} {peak.peak_kind}: {gib(peak.peak_bytes)}, {then}, {now} GiB ({peak.peak_source})")
+    return lines

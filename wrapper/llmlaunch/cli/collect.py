@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.cli.printed import print_json, say
-from llmlaunch.cli.submitted import directory_of
+from llmlaunch.app.run_lookup import directory_of
+from llmlaunch.cli.output import notify, print_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def command(words: tuple[str, ...], sinks: tuple[str, ...], as_json: bool) -> in
         if sentence := one.sentence():
             say(sentence, err=as_json or one.why is not None)
     if not outcomes:
-        say("no runs to collect; name a run directory", err=True)
+        notify("no runs to collect; name a run directory")
     return UNREADABLE if words and any(outcome.did == "unreadable" for outcome in outcomes) else 0
 
 
@@ -69,7 +69,7 @@ def _collected(words: tuple[str, ...], sinks: Sequence[Chosen]) -> tuple[list[Ou
     directories = [directory_of(word) for word in words] if words else None
     with open_store() as store:
         for warning in store.warnings:
-            say(f"warning: {warning}", err=True)
+            notify(f"warning: {warning}")
         outcomes = collect(store, directories)
         only = {outcome.run_id for outcome in outcomes if outcome.run_id} if words else None
         return outcomes, pass_on(store, sinks, only)

@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmlaunch.cli.printed import print_json
+from llmlaunch.cli.output import notify, print_json
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import counted, to_type
 from llmlaunch.units import GB
 
 if TYPE_CHECKING:
     from llmlaunch.cluster.save_matrix import Destination
+    from llmlaunch.launchers.frameworks import Environment
     from llmlaunch.launchers.network import Measured
 
 __all__ = ["command"]
 
+RECIPES = (".yaml", ".yml")
+SHOWN = ("torch", "megatron-core", "transformer-engine", "deepspeed", "transformers")
 ONE_THING = "look at one thing at a time: --network, --container, --frameworks or --rehearsal"
 
 
@@ -75,13 +78,11 @@ def command(
     if rehearsal and (network or container is not None or frameworks is not None):
         raise UserError(ONE_THING)
     if rehearsal:
-        return _say_what_traces(as_json)
+        return _show_trace_environment(as_json)
     if container is not None or frameworks is not None:
         if network or (container is not None and frameworks is not None):
             raise UserError(ONE_THING)
-        from llmlaunch.cli.probing import look_at
-
-        return look_at(container, frameworks, python, local is not None, as_json)
+        return _show_environment(container, frameworks, python, local is not None, as_json)
     if not network:
         raise UserError("say what to look at: --network, --container IMAGE, --frameworks or --rehearsal")
     from llmlaunch.cluster.save_matrix import destination
@@ -91,15 +92,12 @@ def command(
     count = devices or int(os.environ.get("SLURM_GPUS_ON_NODE") or 1)
     probe = Probe(python or default_python(), count, message_mib * 2**20, repeats)
 
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-
     if local is not None:
-        measured = measure_locally(local, probe, say)
+        measured = measure_locally(local, probe, notify)
     elif not os.environ.get("SLURM_JOB_ID"):
         raise UserError(_how_to_run(save))
     else:
-        measured = measure_allocation(allocated_nodes(dict(os.environ), nodes), probe, say)
+        measured = measure_allocation(allocated_nodes(dict(os.environ), nodes), probe, notify)
     if where is not None:
         _save(measured, where)
     if as_json:
@@ -109,7 +107,7 @@ def command(
     return 0
 
 
-def _say_what_traces(as_json: bool) -> int:
+def _show_trace_environment(as_json: bool) -> int:
     from llmlaunch.rehearsal.environment import find_trace_environment, how_to_get_one
 
     found = find_trace_environment()
@@ -122,6 +120,60 @@ def _say_what_traces(as_json: bool) -> int:
         versions_said = ", ".join(f"{name} {version}" for name, version in found.versions.items())
         click.echo(f"ranks are traced in {found.folder}: {versions_said}")
     return 0
+
+
+def _show_environment(
+    container: str | None, frameworks: str | None, python: str | None, local: bool, as_json: bool
+) -> int:
+    """Show what a training environment holds, and keep it. `container` is an image or a recipe, `frameworks` an
+    interpreter, a recipe or empty. Raises UserError."""
+    from llmlaunch.launchers.frameworks import probe_environment
+    from llmlaunch.launchers.probed import environment_key, keep_probe
+
+    place = _environment(container, frameworks, python)
+    key = environment_key(place.container, place.python)  # an image that changes meanwhile was not probed
+    probe = probe_environment(place, local, notify)
+    probe["at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    if as_json:
+        print_json(probe)
+    else:
+        click.echo(_environment_text(probe))
+    if key is None:
+        notify("not kept: a recipe that names neither container nor python may run anywhere")
+        return 0
+    try:
+        keep_probe(key, probe)
+    except OSError as failure:
+        notify(f"warning: not kept: {failure.strerror}")
+    return 0
+
+
+def _environment(container: str | None, frameworks: str | None, python: str | None) -> Environment:
+    from llmlaunch.launchers.frameworks import environment_named, environment_of
+    from llmlaunch.launchers.network import default_python
+
+    word = container or frameworks or ""
+    if word.endswith(RECIPES):
+        from llmlaunch.recipe.load import load_recipe
+
+        return environment_of(load_recipe(word))
+    if container is not None:
+        return environment_named(container, python)
+    return environment_named(None, frameworks or python or default_python())
+
+
+def _environment_text(probe: dict[str, Any]) -> str:
+    packages = probe["packages"]
+    width = max(map(len, SHOWN))
+    lines = [f"{probe['interpreter']} (Python {probe['python']}) on {probe['node']}"]
+    lines += [f"  {name:<{width}}  {packages.get(name, '-')}" for name in SHOWN]
+    lines += [
+        f"  {'CUDA of torch':<{width}}  {probe['cuda'] or '-'}",
+        f"  {'driver':<{width}}  {probe['driver'] or '-'}",
+    ]
+    devices = probe["devices"]
+    lines += [f"  {'devices':<{width}}  {len(devices)} x {devices[0]}"] if devices else []
+    return "\n".join([*lines, *([f"  {probe['problem']}"] if probe["problem"] else [])])
 
 
 def _how_to_run(save: str | None) -> str:
@@ -143,9 +195,9 @@ def _save(measured: Measured, where: Destination) -> None:
         try:
             matrix = merged(read_matrix(where.matrix), matrix)
         except UserError as old:
-            click.echo(f"replacing what cannot be read: {old}", err=True)
+            notify(f"replacing what cannot be read: {old}")
     where.save(matrix_text(matrix.nodes, matrix.bytes_per_second, _how(measured)))
-    click.echo(f"saved to {where.matrix}, named by {where.profile}", err=True)
+    notify(f"saved to {where.matrix}, named by {where.profile}")
 
 
 def _how(measured: Measured) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from llmlaunch.cli.printed import print_json, say
-from llmlaunch.cli.submitted import directory_of
+from llmlaunch.app.run_lookup import directory_of
+from llmlaunch.cli.output import print_json, say
 from llmlaunch.errors import UserError
 
 __all__ = ["command"]

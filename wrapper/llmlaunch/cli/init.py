@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.assets import asset
+from llmlaunch.cli.output import notify
 from llmlaunch.documents.writing import new_place
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import to_type
@@ -57,7 +58,7 @@ def _site(name: str | None, output: Path | None, partition: str | None) -> int:
     from llmlaunch.cluster.slurm_site import read_site
     from llmlaunch.launchers.site import ask_site
 
-    found = drafts(read_site(ask_site(lambda line: click.echo(line, err=True))), partition)
+    found = drafts(read_site(ask_site(notify)), partition)
     if output is not None and len(found) > 1:
         kinds = ", ".join(draft.kind for draft in found)
         raise UserError(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.cli.printed import say
-from llmlaunch.cli.submitted import submission_of
+from llmlaunch.app.run_lookup import submission_of
+from llmlaunch.cli.output import notify, say
 from llmlaunch.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def command(run: str, node: str, attempt: str, job: bool, tail: int | None, foll
     from llmlaunch.watch.follow import follow as follow_run
     from llmlaunch.watch.screen import Screen
 
-    submission = submission_of(run)
+    submission = submission_of(run, notify)
     screen = Screen(sys.stdout)
     if follow and not raw and (node, attempt, job, tail) == ("all", "last", False, None):
         follow_run(submission, screen, tail=_TAIL_OF_THE_PAST)

@@ -9,8 +9,7 @@ import sys
 import click
 
 from llmlaunch import __version__
-from llmlaunch.cli.printed import say
-from llmlaunch.cli.streams import standard_streams
+from llmlaunch.cli.output import notify, say, standard_streams
 from llmlaunch.errors import OutputLost, UserError
 
 __all__ = ["cli", "main", "module_of"]
@@ -87,7 +86,7 @@ def _run() -> int:
             sys.stdout.flush()
     except OutputLost as lost:
         if not lost.reader_gone:  # who closed a pipe knows
-            say(f"error: {lost}", err=True)
+            notify(f"error: {lost}")
         return lost.exit_code
 
 
@@ -96,7 +95,7 @@ def _command() -> int:
         result = cli.main(standalone_mode=False)
         return result if isinstance(result, int) else 0
     except UserError as mistake:
-        say(f"error: {mistake}", err=True)
+        notify(f"error: {mistake}")
         return mistake.exit_code
     except click.exceptions.Abort:
         return 130
@@ -109,7 +108,7 @@ def _command() -> int:
         if failure.filename is None:
             return _our_bug()
         # a file or folder that cannot be used, which no reader of it has a better sentence for
-        say(f"error: {str(failure.filename)[:200]}: {failure.strerror}", err=True)
+        notify(f"error: {str(failure.filename)[:200]}: {failure.strerror}")
         return UserError.exit_code
     except Exception:
         return _our_bug()

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from llmlaunch.cli.printed import print_json, say
+from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import counted
 
@@ -54,7 +54,7 @@ def list_command(as_json: bool, **filters: str | None) -> None:
     elif contents:
         _print([json.loads(content) for content in contents])
     else:
-        say("no measurements", err=True)
+        notify("no measurements")
 
 
 @command.command("import")
@@ -70,11 +70,11 @@ def import_command(file: Path, replace: bool, skip_bad: bool, form: str | None, 
 
     with open_store() as store:
         for warning in store.warnings:
-            say(f"warning: {warning}", err=True)
+            notify(f"warning: {warning}")
         done = import_file(store, file, replace, form, skip_bad)
         place = store.location.shown
     for one in done.bad:
-        say(f"warning: {file}, line {one.number}: {one.why}; left out", err=True)
+        notify(f"warning: {file}, line {one.number}: {one.why}; left out")
     counts = {"added": done.added, "replaced": done.replaced, "unchanged": done.unchanged}
     if as_json:
         print_json({**counts, "bad": [vars(one) for one in done.bad], "store": place})
@@ -109,7 +109,7 @@ def export_command(file: Path | None, form: str | None, as_json: bool, **filters
         if as_json:
             print_json({"exported": len(contents), "file": str(file)})
         else:
-            say(f"{counted(len(contents), 'record')} written to {file}", err=True)
+            notify(f"{counted(len(contents), 'record')} written to {file}")
     elif as_json:
         _echo_json(contents)
     else:
@@ -126,7 +126,7 @@ def _contents(filters: dict[str, str | None]) -> list[str]:
     from llmlaunch.store.measurements import Filters, contents
     from llmlaunch.store.runs import find_run
 
-    with open_collected(lambda line: say(line, err=True)) as store:
+    with open_collected(notify) as store:
         if filters["run"] is not None:
             filters = filters | {"run": find_run(store, filters["run"]).run_id}
         return contents(store, Filters(**filters))

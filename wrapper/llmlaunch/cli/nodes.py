@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.cli.printed import print_json, say
+from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import counted
 from llmlaunch.store.location import store_exists
@@ -35,7 +35,7 @@ def command(forgive: str | None, cluster: str | None, as_json: bool) -> int:
     elif sick:
         _print(sick)
     else:
-        say("no node is left out", err=True)
+        notify("no node is left out")
     return 0
 
 
@@ -47,12 +47,12 @@ def _collected(forgiven: str | None, cluster: str | None) -> list[SickNode]:
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.sick_nodes import forgive, sick_nodes_of
 
-    with open_collected(lambda line: say(line, err=True)) as store:
+    with open_collected(notify) as store:
         if forgiven is not None:
             count = forgive(store, forgiven, time.time(), cluster)
             if count == 0:
                 raise UserError(f"nodes: {forgiven}: no run has failed on it that is not forgiven yet")
-            say(f"{forgiven}: {counted(count, 'failure')} forgiven; jobs may run there", err=True)
+            notify(f"{forgiven}: {counted(count, 'failure')} forgiven; jobs may run there")
         return sick_nodes_of(store, time.time(), None if cluster is None else [cluster])
 
 

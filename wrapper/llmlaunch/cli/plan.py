@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from llmlaunch.cli.planned import planned, recipe_arguments
-from llmlaunch.cli.printed import print_json
-from llmlaunch.planner.search import search
+from llmlaunch.app.planned_run import plan
+from llmlaunch.cli.arguments import placement_lines, recipe_arguments
+from llmlaunch.cli.output import notify, print_json
 
 __all__ = ["command"]
 
@@ -24,30 +24,24 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool, with_front: 
 
     Exit code 0: safe. 2: the recipe is invalid. 3: no layout is safe.
     """
-    from llmlaunch.planner.neighbours import neighbours
-    from llmlaunch.planner.plan_json import candidates_json, neighbours_json
-    from llmlaunch.planner.search import pareto
-    from llmlaunch.planner.unsafe import refuse
-    from llmlaunch.report.console import print_verdict
-    from llmlaunch.report.plan_text import plan_text
-
-    result = planned(recipe, overrides)
-    plan, setting = result.plan, result.setting
-    near = neighbours(setting.with_recipe(result.recipe), plan.layout)
-    searched = search(setting) if with_front or plot is not None else None
-    front = None
-    if searched is not None and with_front:
-        front = [searched.at(setting.recipe, int(row)) for row in pareto(searched)]
-    if searched is not None and plot is not None:
+    run = plan(recipe, overrides, notify)
+    neighbours = run.neighbours()
+    front = run.pareto_front() if with_front else None
+    if plot is not None:
         from llmlaunch.report.grid_plot import write_grid_plot
 
-        write_grid_plot(setting, searched, plan, plot)
+        write_grid_plot(run.setting, run.search, run.plan, plot)
     if as_json:
+        from llmlaunch.planner.plan_json import candidates_json, neighbours_json
+
         extra = {} if front is None else {"pareto": candidates_json(front)}
-        print_json(result.json | {"neighbours": neighbours_json(near)} | extra)
+        print_json(run.json | {"neighbours": neighbours_json(neighbours)} | extra)
     else:
-        print_verdict(plan_text(result.recipe, plan, near, front), plan.good)
-        for line in result.placement_lines:
+        from llmlaunch.report.console import print_verdict
+        from llmlaunch.report.plan_text import plan_text
+
+        print_verdict(plan_text(run.recipe, run.plan, neighbours, front), run.plan.good)
+        for line in placement_lines(run):
             click.echo(line)
-    refuse(plan)
+    run.refuse_unsafe()
     return 0

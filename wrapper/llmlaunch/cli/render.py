@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
-from llmlaunch.cli.planned import planned, recipe_arguments
-from llmlaunch.cli.printed import print_json
+from llmlaunch.app.planned_run import plan
+from llmlaunch.app.variants import warn_of_missing_fallbacks
+from llmlaunch.cli.arguments import recipe_arguments, warn_of_inputs
+from llmlaunch.cli.output import notify, print_json
 
 __all__ = ["command"]
 
@@ -19,17 +21,12 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool) -> int:
     """Plan RECIPE and write its run directory. Nothing is submitted; nothing is written unless it is safe."""
-    from llmlaunch.planner.unsafe import refuse
-
-    result = planned(recipe, overrides)
-    refuse(result.plan)
-    result.warn_of_missing_fallbacks()
-    result.warn_of_missing_inputs()
-    result.write_run(output)
+    run = plan(recipe, overrides, notify)
+    run.refuse_unsafe()
+    warn_of_missing_fallbacks(run, notify)
+    warn_of_inputs(run)
+    run.write(output, notify)
     if as_json:
-        print_json(result.json)
-    click.echo(
-        f"rendered {output}: {result.plan.layout.describe()}; next: sbatch {shlex.quote(str(output / 'job.sbatch'))}",
-        err=True,
-    )
+        print_json(run.json)
+    notify(f"rendered {output}: {run.layout.describe()}; next: sbatch {shlex.quote(str(output / 'job.sbatch'))}")
     return 0

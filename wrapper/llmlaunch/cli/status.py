@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.cli.printed import print_json, say
-from llmlaunch.cli.submitted import directory_of, note_ends, submission_in
+from llmlaunch.app.run_lookup import directory_of, note_ends, ongoing_directories, submission_in
+from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import to_type
 
@@ -37,7 +37,7 @@ def command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: float |
     if interval is not None and not watch:
         raise UserError("--interval: is for --watch")
     several = len(runs) != 1
-    directories = [directory_of(run) for run in runs] if runs else _not_ended()
+    directories = [directory_of(run) for run in runs] if runs else ongoing_directories()
     submissions: list[Submission] = []
     refused: list[Look] = []
     for directory in directories:
@@ -46,41 +46,41 @@ def command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: float |
             if look is not None:
                 refused.append(look)
                 continue
-            submissions.append(submission_in(directory))
+            submissions.append(submission_in(directory, notify))
         except UserError as failure:
             if not several:
                 raise
-            say(f"warning: {failure}", err=True)
+            notify(f"warning: {failure}")
     if watch and submissions:
-        from llmlaunch.cli.status_watch import watch_runs
+        from llmlaunch.cli.following import watch_runs
 
         return watch_runs(submissions, as_json, 2.0 if interval is None else interval)
-    return _say(submissions, refused, several, as_json, hint=not runs)
+    return _show(submissions, refused, several, as_json, hint=not runs)
 
 
 def _refused(directory: Path) -> Look | None:
-    """A look at a run that the scheduler did not take; None of any other."""
+    """Return the state of a run that the scheduler refused; None for any other run."""
     from llmlaunch.launchers.base import JobState, Submission
     from llmlaunch.launchers.look import Look
     from llmlaunch.launchers.run_files import read_refusal
 
-    scheduler_words = read_refusal(directory)
-    if not scheduler_words:
+    refusal = read_refusal(directory)
+    if not refusal:
         return None
-    reason = f"{scheduler_words}; {to_type('resume', directory)} submits it again"
+    reason = f"{refusal}; {to_type('resume', directory)} submits it again"
     submission = Submission("slurm", "-", directory.resolve(), 0.0)
     return Look(submission, JobState("refused", reason=reason), None, {}, {}, stopping=False)
 
 
-def _say(submissions: list[Submission], refused: list[Look], several: bool, as_json: bool, hint: bool) -> int:
+def _show(submissions: list[Submission], refused: list[Look], several: bool, as_json: bool, hint: bool) -> int:
     from llmlaunch.launchers.look import look_at
 
-    looks = look_at(submissions, lambda line: say(line, err=True))
-    note_ends((look.submission, look.state) for look in looks)
+    looks = look_at(submissions, notify)
+    note_ends(((look.submission, look.state) for look in looks), notify)
     looks += refused
     if as_json:
-        found = [look.as_json() for look in looks]
-        print_json({"runs": found} if several else found[0])
+        runs_json = [look.as_json() for look in looks]
+        print_json({"runs": runs_json} if several else runs_json[0])
     elif not several:
         say(looks[0].sentence())
     elif looks:
@@ -90,25 +90,13 @@ def _say(submissions: list[Submission], refused: list[Look], several: bool, as_j
     return 0
 
 
-def _not_ended() -> list[Path]:
-    from llmlaunch.store.location import store_exists
-
-    if not store_exists():
-        return []
-    from llmlaunch.store.database import open_store
-    from llmlaunch.store.runs import ONGOING, list_runs
-
-    with open_store() as store:
-        return [run.directory for run in list_runs(store) if run.state in ONGOING and run.directory.is_dir()]
-
-
 def _table(looks: list[Look]) -> str:
     from llmlaunch.report.text import one_line, table
 
     head = ("run", "job", "phase", "step", "loss", "tokens/s", "")
     rows = [[one_line(cell) for cell in look.cells()] for look in looks]
     lines = table(head[:-1], (row[:-1] for row in rows), indent="").split("\n")
-    # The last column is words: to the left, and as long as they are.
+    # The last column is prose: left-aligned, in full.
     return "\n".join(
         f"{line}  {words}".rstrip() for line, words in zip(lines, ["", *(row[-1] for row in rows)], strict=True)
     )

@@ -22,7 +22,7 @@ __all__ = ["recipe_digest"]
 _LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions", "not_secrets", "slurm_plugins"})
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
 # a family is a way to say the shape; of a host's link and a measured network a job's meaning does not speak
-_NOTES = frozenset({"memory_source", "bandwidth", "found_version", "family", "host_link", "network"})
+_NOTES = frozenset({"memory_source", "bandwidth", "found_version", "family", "host_link", "network", "document"})
 # came after the first digests were stored: these values still mean what absent meant, so those digests hold
 _LATER = {
     "risk": None,

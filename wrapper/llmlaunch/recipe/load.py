@@ -66,7 +66,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     ]
     if problems:
         raise report(document, problems)
-    recipe = replace(recipe, text=written.text, overrides=tuple(overrides))
+    recipe = replace(recipe, text=written.text, overrides=tuple(overrides), document=document)
     if allowed_secrets:
         note = f"no secret stands in {', '.join(allowed_secrets)}, though it looks so (not_secrets)"
         recipe = replace(recipe, assumptions=(*recipe.assumptions, note))

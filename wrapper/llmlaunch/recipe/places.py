@@ -37,5 +37,7 @@ def written_pin(recipe: Recipe, name: str) -> WrittenPin:
 
 
 def written_document(recipe: Recipe) -> Document | None:
-    """The recipe as it was written, with the words of the command line; None for a recipe that was never a text."""
-    return apply_overrides(parse_document(recipe.text, recipe.path), recipe.overrides) if recipe.text else None
+    """Return the recipe as it was written, with the overrides of the command line, or None for one without a text."""
+    if recipe.document is not None or not recipe.text:
+        return recipe.document
+    return apply_overrides(parse_document(recipe.text, recipe.path), recipe.overrides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ from llmlaunch.documents.text import (
     SetupLine,
     SlurmOptions,
 )
+from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.models.shape import ModelShape, model_form
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
@@ -169,7 +171,8 @@ class Recipe:
     "full"); what is absent is llmlaunch's to choose. A pin may be one value or a tuple of allowed values. `fixed` names
     the techniques the recipe chooses itself. `layers_by_stage` is as in `Layout`: () is even; None is llmlaunch's to
     choose. `text` is the file as given and `overrides` the `key=value` words applied to it, so that a run directory can
-    reproduce both. `digest` is sha256 over the resolved content (order, comments and white space left out).
+    reproduce both; `document` is the two as parsed. `digest` is sha256 over the resolved content (order, comments and
+    white space left out).
     """
 
     name: Name = key("Name of the recipe and of its jobs: letters, digits, '.', '_' and '-', at most 64")
@@ -271,6 +274,7 @@ class Recipe:
     assumptions: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
     layers_by_stage: tuple[int, ...] | None = None
+    document: Document | None = field(default=None, compare=False, repr=False)
 
     @property
     def workload(self) -> Workload:

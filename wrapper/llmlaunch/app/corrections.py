@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from llmlaunch.app.evidence import stored_calibration
 from llmlaunch.calibration.calibrations import Calibration
 from llmlaunch.calibration.records import accelerator_of, table_of
-from llmlaunch.cli.measured import stored_calibration
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.memory.correction import NO_CORRECTION, Correction

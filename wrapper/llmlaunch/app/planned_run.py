@@ -1,0 +1,262 @@
+"""One planning session: a recipe, what its layouts are judged by, and the plan. Every command and `llmlaunch.plan` use
+it, from `check` to the last run of a sweep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmlaunch.app.evidence import Notify, ignore, lessons_of, with_rehearsals
+from llmlaunch.backends.base import Backend, Rendered
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout
+from llmlaunch.planner.plan import Candidate, Plan, Sizing, as_planned
+from llmlaunch.planner.plan_json import plan_json
+from llmlaunch.planner.setting import Setting, setting_of
+from llmlaunch.planner.sizing import make_sized_plan
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+
+if TYPE_CHECKING:
+    from llmlaunch.memory.estimate import Estimate
+    from llmlaunch.planner.neighbours import Neighbour
+    from llmlaunch.planner.placement import ExpectedPlacement
+    from llmlaunch.planner.search import SearchResult
+    from llmlaunch.rendering.inputs import Inputs
+
+__all__ = ["MemoryEstimate", "PlannedRun", "estimate", "plan", "render"]
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """The predicted memory of a plan: `llmlaunch check --json` prints it under `memory`.
+
+    `limit_bytes` is how far a device may be filled, and `margin` says why; `estimate` holds the bytes of each pipeline
+    rank by term.
+    """
+
+    limit_bytes: int
+    margin: str
+    estimate: Estimate
+    _json: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value of `memory` in `llmlaunch check --json`."""
+        return dict(self._json)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A recipe as planned: its number of nodes chosen, its techniques filled in, its layout found.
+
+    `plan` is the planner's result, which may be unsafe. `setting` is what the plan was searched with; its recipe is as
+    the person gave it but for the number of nodes, so that it searches the same space again. `placement` is what the
+    order of the nodes is worth, or None where nothing is known of the network. `messages` are warnings, a line each.
+    """
+
+    recipe: Recipe
+    plan: Plan
+    setting: Setting
+    placement: ExpectedPlacement | None = None
+    messages: tuple[str, ...] = ()
+
+    @property
+    def backend(self) -> Backend:
+        return self.setting.backend
+
+    @property
+    def verdict(self) -> str:
+        """Return "safe" or "unsafe", by memory alone."""
+        return self.plan.verdict
+
+    @property
+    def layout(self) -> Layout:
+        """Return how the job is split."""
+        return self.plan.layout
+
+    @property
+    def step_seconds(self) -> float:
+        """Return the predicted seconds of one training step."""
+        return self.plan.chosen.step_seconds
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """Return the predicted throughput of one device."""
+        return self.plan.chosen.tokens_per_second_per_gpu
+
+    @property
+    def alternatives(self) -> Sequence[Candidate]:
+        """Return the runners-up, ranked."""
+        return self.plan.alternatives
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Return how many layouts were refused, by reason."""
+        return self.plan.refused
+
+    @property
+    def memory(self) -> MemoryEstimate:
+        """Return the predicted memory of each pipeline rank, and the limit it is judged by."""
+        limit = self.plan.limit
+        return MemoryEstimate(limit.limit_bytes, limit.reason, self.plan.estimate, self.json["memory"])
+
+    @cached_property
+    def json(self) -> dict[str, Any]:
+        """What `to_json` returns; the value is shared, so do not change it."""
+        placement = None if self.placement is None else self.placement.as_json()
+        return plan_json(self.plan) | {"placement": placement}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `llmlaunch check --json` prints and a run directory's plan.json holds."""
+        return dict(self.json)
+
+    @cached_property
+    def rendered(self) -> Rendered:
+        """The program, environment and files that the backend makes of the plan."""
+        return self.backend.render(self.recipe, self.plan.layout)
+
+    def neighbours(self) -> Sequence[Neighbour]:
+        """Return what each neighbouring choice would cost."""
+        from llmlaunch.planner.neighbours import neighbours
+
+        return neighbours(self.setting.with_recipe(self.recipe), self.plan.layout)
+
+    @cached_property
+    def search(self) -> SearchResult:
+        """Every layout of the recipe, priced and ranked."""
+        from llmlaunch.planner.search import search
+
+        return search(self.setting)
+
+    def pareto_front(self) -> list[Candidate]:
+        """Return the layouts that no other beats in both step time and head-room."""
+        from llmlaunch.planner.search import pareto
+
+        return [self.search.at(self.setting.recipe, int(row)) for row in pareto(self.search)]
+
+    def refuse_unsafe(self) -> None:
+        """Raise NothingSafe where the plan is not safe, or takes more than the recipe's budget."""
+        from llmlaunch.planner.unsafe import refuse
+
+        refuse(self.plan)
+
+    def refuse_unrenderable(self) -> None:
+        """Raise UserError for what `render` and `submit` would refuse of a safe plan. Techniques that no backend runs
+        are there to be priced."""
+        if not self.plan.good or self.recipe.techniques.what_ifs:
+            return
+        from llmlaunch.rendering.scripts import train_script
+
+        self.job_script()
+        train_script(self.recipe, self.rendered, None)
+
+    def job_script(self) -> str:
+        """Return job.sbatch. Raises UserError for a recipe value that no directive or shell word can hold."""
+        from llmlaunch.rendering.scripts import job_script
+
+        return job_script(self.recipe, self.plan, prepares=bool(self.rendered.check or self.rendered.prepare))
+
+    def files(self) -> dict[str, bytes]:
+        """Return every file of the run directory by relative path, as `render` writes them."""
+        from llmlaunch.rendering.provenance import gather_provenance
+        from llmlaunch.rendering.run_directory import run_files
+
+        return run_files(self.recipe, self.plan, self.json, self.rendered, gather_provenance(self.recipe))
+
+    def write(self, directory: Path, notify: Notify) -> None:
+        """Write the run directory, which must be new; `notify` is called with notes on what was left out of it. Raises
+        UserError."""
+        from llmlaunch.rendering.run_directory import render_run
+
+        left_out = render_run(self.recipe, self.plan, self.json, self.rendered, directory)
+        for note in (*self.rendered.notes, *left_out):
+            notify(f"note: {note}")
+
+    def inputs(self) -> Inputs:
+        """Look on this machine for what the job reads."""
+        from llmlaunch.rendering.inputs import inputs_of
+
+        return inputs_of(self.recipe, os.environ)
+
+    def refuse_missing_inputs(self) -> None:
+        """Raise UserError where the job would wait in the queue to find that an input is missing."""
+        missing = self.inputs().missing
+        if missing:
+            raise UserError("\n".join(missing))
+
+
+def plan(recipe: Recipe | str | Path, overrides: Sequence[str] = (), notify: Notify = ignore) -> PlannedRun:
+    """Plan a recipe, given as loaded or by its path with `KEY=VALUE` overrides. The plan may be unsafe: see `verdict`.
+
+    The version of the framework is looked up where the recipe does not name it, and the store's measured runs and
+    rehearsals are taken into account. `notify` is called with each warning at once; they are also in `messages`.
+
+    Raises:
+        UserError: the recipe is invalid, or no layout is legal at all.
+    """
+    from llmlaunch.backends.framework_version import with_framework_version
+    from llmlaunch.launchers.probed import probed_packages
+    from llmlaunch.recipe.cautions import cautions
+
+    loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    version = with_framework_version(loaded, os.environ, probed_packages)
+    messages = [f"warning: {warning}" for warning in (*version.warnings, *cautions(version.recipe))]
+    for message in messages:
+        notify(message)
+    planned = plan_loaded(version.recipe, notify)
+    return replace(planned, messages=(*messages, *planned.messages))
+
+
+def plan_loaded(
+    recipe: Recipe, notify: Notify = ignore, baseline_bytes: int | None = None, sizing: Sizing | None = None
+) -> PlannedRun:
+    """Plan a recipe whose framework version is known. `baseline_bytes` replaces what the facts hold outside torch: on a
+    CPU, the measured resident memory of an idle trainer. `sizing` is how an earlier plan chose the recipe's nodes."""
+    messages: list[str] = []
+
+    def hear(message: str) -> None:
+        messages.append(message)
+        notify(message)
+
+    lessons = lessons_of(recipe, hear)
+    setting = setting_of(recipe, backend_for(recipe), baseline_bytes, lessons)
+    setting, result = make_sized_plan(with_rehearsals(setting, hear))
+    result = result if sizing is None else replace(result, sizing=sizing)
+    if recipe.on_oom.layouts and result.good:
+        from llmlaunch.planner.fallbacks import find_fallbacks
+
+        result = replace(result, fallbacks=find_fallbacks(setting, result, recipe.on_oom.layouts))
+    planned = as_planned(setting.recipe, result.chosen)
+    return PlannedRun(planned, result, setting, _placement(setting, planned, result), tuple(messages))
+
+
+def _placement(setting: Setting, recipe: Recipe, result: Plan) -> ExpectedPlacement | None:
+    if recipe.cluster.bandwidth is None:
+        return None
+    from llmlaunch.planner.placement import expected_placement
+
+    return expected_placement(setting.with_recipe(recipe), result.layout)
+
+
+def estimate(recipe: Recipe | str | Path, overrides: Sequence[str] = ()) -> MemoryEstimate:
+    """Plan a recipe and return the predicted memory of the chosen layout; pin a layout (`layout={tensor: 8, ...}`) to
+    estimate that one. Raises UserError as `plan` does."""
+    return plan(recipe, overrides).memory
+
+
+def render(run: PlannedRun | Recipe | str | Path, directory: str | Path, overrides: Sequence[str] = ()) -> Path:
+    """Write the run directory of a plan, or of a recipe that is planned first; return its absolute path.
+
+    Raises:
+        NothingSafe: the plan is not safe, or exceeds the budget; nothing is written.
+        UserError: the recipe is invalid, or `directory` holds files or cannot be written.
+    """
+    planned = run if isinstance(run, PlannedRun) else plan(run, overrides)
+    planned.refuse_unsafe()
+    planned.write(Path(directory), ignore)
+    return Path(directory).resolve()

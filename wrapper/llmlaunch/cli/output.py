@@ -1,0 +1,108 @@
+"""The standard streams of a command: its result alone on stdout, messages beside it on stderr, each warning once.
+
+Where stdout cannot be written (`| head`, a full disk), the command ends with `OutputLost`. Where stderr cannot be
+written, the command goes on without messages. A stream that was closed (`>&-`) becomes /dev/null: otherwise its number
+would go to the next file that is opened, into which others would then write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO, cast
+
+import click
+
+from llmlaunch.errors import OutputLost
+from llmlaunch.rundir.identifiers import printable
+
+__all__ = ["notify", "print_json", "say", "standard_streams"]
+
+
+def say(text: object, err: bool = False) -> None:
+    """Write a line to stdout, or to stderr, without what a terminal would obey: text may have come from a file."""
+    click.echo(printable(str(text)), err=err)
+
+
+def notify(message: str) -> None:
+    """Write a message to stderr. Several runs of one command share their warnings, so each is written once."""
+    context = click.get_current_context(silent=True)
+    shown = set() if context is None else context.meta.setdefault("llmlaunch.warnings", set())
+    if message.startswith("warning: "):
+        if message in shown:
+            return
+        shown.add(message)
+    say(message, err=True)
+
+
+def print_json(value: Any) -> None:
+    """Write the result to stdout, in ASCII: JSON's own escapes stand for what a terminal would obey."""
+    click.echo(json.dumps(value, indent=2))
+
+
+@contextlib.contextmanager
+def standard_streams() -> Iterator[None]:
+    """Make the standard streams usable, and restore them at the end."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+    before = sys.stdout, sys.stderr
+    out, err = (stream or _null_stream(number) for number, stream in ((1, sys.stdout), (2, sys.stderr)))
+    if hasattr(out, "reconfigure"):
+        # file names need not be text, and a terminal's encoding need not have our characters
+        out.reconfigure(errors="backslashreplace")
+    sys.stdout = cast("TextIO", _Stream(out, _raise))
+    sys.stderr = cast("TextIO", _Stream(err, lambda _: None))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _null_stream(number: int) -> TextIO:
+    return open(number, "w", encoding="utf-8", closefd=False)
+
+
+def _raise(failure: OSError) -> None:
+    raise OutputLost(failure) from failure
+
+
+class _Stream:
+    """A text stream whose failing writes are handed to `failed`; what its buffers still hold is thrown away."""
+
+    def __init__(self, stream: TextIO, failed: Callable[[OSError], None]) -> None:
+        self._stream, self._failed = stream, failed
+
+    def write(self, text: str) -> int:
+        if text != "":  # click writes nothing to test a stream, and ignores the outcome
+            self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except OSError as failure:
+            redirect_to_null(self._stream)
+            self._failed(failure)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def redirect_to_null(stream: TextIO) -> None:
+    """Redirect a broken stream to /dev/null, or what is left in its buffers would fail again at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        void = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(void, stream.fileno())
+        os.close(void)
