@@ -10,7 +10,7 @@ from collected_runs import GIB, RUN_ID, STARTED, collected, finished, written
 from mlflow import MlflowClient
 
 from llmlaunch.sinks.delivery import chosen_sinks, pass_on
-from llmlaunch.sinks.figures import Mark, figures_of
+from llmlaunch.sinks.figures import figures_of
 from llmlaunch.sinks.to_mlflow import Mlflow
 from llmlaunch.store.database import Store, open_store
 from llmlaunch.store.history import run_marks, stored_run
@@ -33,7 +33,7 @@ def send(store: Store, uri: str) -> int:
     """In this process: starting MLflow takes seconds."""
     sink = Mlflow(uri)
     mark_of = {one.run_id: one.mark for one in run_marks(store)}
-    due = sink.due([Mark(run_id, mark) for run_id, mark in mark_of.items()])
+    due = sink.due(mark_of)
     for run_id in due:
         sink.send(figures_of(stored_run(store, run_id) or {}), mark_of[run_id])
     sink.finish()

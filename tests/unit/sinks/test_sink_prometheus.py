@@ -12,7 +12,7 @@ from collected_runs import GIB, RUN_ID, collected, finished, written
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmlaunch.sinks.delivery import chosen_sinks, pass_on
-from llmlaunch.sinks.figures import Figures, Mark, Peak, figures_of
+from llmlaunch.sinks.figures import Figures, MeasuredPeak, figures_of
 from llmlaunch.sinks.to_prometheus import MOST_PEAKS, MOST_RUNS, Prometheus
 from llmlaunch.store.database import Store
 from llmlaunch.store.history import stored_run
@@ -84,7 +84,7 @@ def test_the_newest_runs_alone_keep_a_file_and_other_files_are_left_alone(figure
         (folder / name).touch()
 
     def collect_all(count: int) -> int:
-        marks = [Mark(f"run{n}", "m") for n in reversed(range(count))]  # the newest first
+        marks = {f"run{n}": "m" for n in reversed(range(count))}  # the newest first
         sink = Prometheus(str(folder))
         due = sink.due(marks)
         for run_id in due:
@@ -101,7 +101,7 @@ def test_the_newest_runs_alone_keep_a_file_and_other_files_are_left_alone(figure
 
 def test_of_many_gpus_the_largest_of_every_stage_are_written(figures: Figures, tmp_path: Path) -> None:
     peaks = tuple(
-        Peak("device", 1000 * (rank % 64) + rank, None, rank // 128, rank, "n", f"GPU-{rank}", "s")
+        MeasuredPeak("device", 1000 * (rank % 64) + rank, None, rank // 128, rank, "n", f"GPU-{rank}", "s")
         for rank in range(1024)
     )
     sink = Prometheus(str(tmp_path))
@@ -117,7 +117,7 @@ def test_of_many_gpus_the_largest_of_every_stage_are_written(figures: Figures, t
 def test_names_that_mean_something_to_the_format_come_back_as_they_were(figures: Figures, tmp_path: Path) -> None:
     nasty = 'a"b\\c\nd{e}=é'
     sink = Prometheus(str(tmp_path))
-    sink.send(replace(figures, run_id="../" + nasty, recipe=nasty, peaks=(Peak("host", 5, node=nasty),)), "m")
+    sink.send(replace(figures, run_id="../" + nasty, recipe=nasty, peaks=(MeasuredPeak("host", 5, node=nasty),)), "m")
     (path,) = tmp_path.glob("*.prom")
     labels = [s.labels for f in text_string_to_metric_families(path.read_text()) for s in f.samples if s.value == 5]
     assert [(label["recipe"], label["node"], label["run"]) for label in labels] == [(nasty, nasty, "../" + nasty)]

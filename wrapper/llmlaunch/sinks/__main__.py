@@ -1,4 +1,4 @@
-"""One sink in a process of its own: `python -m llmlaunch.sinks NAME`, to which `passing.py` speaks in lines of JSON.
+"""One sink in a process of its own: `python -m llmlaunch.sinks NAME`, to which `delivery.py` speaks in lines of JSON.
 
     {"place", "marks": [[run id, mark] ...]}  ->  {"due": [run ids]}
     {"run": as store.stored_run, "mark"}      ->  {"sent": run id}         for each that is due
@@ -14,7 +14,7 @@ import os
 import sys
 from typing import IO, Any
 
-from llmlaunch.sinks.figures import Mark, Sink, figures_of
+from llmlaunch.sinks.figures import Sink, figures_of
 
 __all__ = ["main"]
 
@@ -25,22 +25,22 @@ def main(name: str) -> int:
     try:
         first = json.loads(sys.stdin.readline())
         sink = _opened(name, str(first["place"]))
-        due = sink.due([Mark(run_id, mark) for run_id, mark in first["marks"]])
+        due = sink.due(dict(first["marks"]))
     except Exception as error:
-        _answer(answers, {"error": _words(error)})
+        _answer(answers, {"error": _one_line(error)})
         return 1
     _answer(answers, {"due": due})
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            if "run" not in asked:
+            if "run" not in request:
                 sink.finish()
                 _answer(answers, {"done": True})
                 return 0
-            sink.send(figures_of(asked["run"]), asked["mark"])
-            _answer(answers, {"sent": asked["run"]["run_id"]})
+            sink.send(figures_of(request["run"]), request["mark"])
+            _answer(answers, {"sent": request["run"]["run_id"]})
         except Exception as error:
-            _answer(answers, {"error": _words(error)})
+            _answer(answers, {"error": _one_line(error)})
     return 1
 
 
@@ -58,9 +58,9 @@ def _opened(name: str, place: str) -> Sink:
     return Wandb(place)
 
 
-def _words(error: Exception) -> str:
-    said = str(error).strip().split("\n", 1)[0]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+def _one_line(error: Exception) -> str:
+    message = str(error).strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def _answer(stream: IO[str], value: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""Passes what the store holds on to the sinks that are on. Never raises for a sink, and waits for none for long."""
+"""Which sinks are turned on, and the delivery of stored runs to them. A sink never fails a command, and none is waited
+for long."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _QUERY = re.compile(r"(://[^\s?]*)\?\S*")
 
 @dataclass(frozen=True)
 class Kind:
-    """`package` is the module that must be there, `place` what a person names."""
+    """A kind of sink. `package` is the module it needs, `place` describes what a person names."""
 
     name: str
     variable: str
@@ -65,11 +66,11 @@ class Chosen:
         return f"{self.kind.name} ({harmless(self.place)})"
 
 
-def chosen_sinks(words: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> list[Chosen]:
-    """Those that `words` name (`NAME=PLACE`, or `NAME` with the place in the environment), else all that the
-    environment names. Raises UserError for a word that is none, and for a named one that is not installed."""
+def chosen_sinks(options: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> list[Chosen]:
+    """Return the sinks that the options name (`NAME=PLACE`, or `NAME` with the place in the environment), else all that
+    the environment names. Raises UserError for an unknown sink, and for a named one that is not installed."""
     env = os.environ if environment is None else environment
-    named = [_named(word, env) for word in words]
+    named = [_named(option, env) for option in options]
     for chosen in named:
         if not chosen.kind.installed:
             raise UserError(missing(chosen.kind))
@@ -81,12 +82,12 @@ def missing(kind: Kind) -> str:
 
 
 def harmless(text: str) -> str:
-    """The text without what may be a secret: user and password of an address, and what follows its question mark."""
+    """Return the text without what may be a secret: user and password of an address, and its query."""
     return _QUERY.sub(r"\1", _USER.sub("://", text))
 
 
-def _named(word: str, env: Mapping[str, str]) -> Chosen:
-    name, _, place = word.partition("=")
+def _named(option: str, env: Mapping[str, str]) -> Chosen:
+    name, _, place = option.partition("=")
     kind = KINDS.get(name)
     if kind is None:
         raise UserError(f"--sink {harmless(name)!r}: is no sink; there are {', '.join(KINDS)}")
@@ -97,7 +98,7 @@ def _named(word: str, env: Mapping[str, str]) -> Chosen:
 
 
 def _placed(kind: Kind, place: str) -> Chosen:
-    """A path is made absolute: the sink's process need not stand where we do."""
+    """Make a path absolute, because the sink's process may have another working directory."""
     is_address = "://" in place or (kind.name == "mlflow" and place.partition(":")[0] in ("databricks", "file"))
     return Chosen(kind, place if is_address else str(Path(place).expanduser().absolute()))
 
@@ -122,7 +123,7 @@ _WITHHELD = {"wandb": ("WANDB_API_KEY",)}  # offline: nobody is logged in
 
 @dataclass(frozen=True)
 class Passed:
-    """What became of one sink: how many runs were sent, and why not all that were due."""
+    """The result for one sink: how many runs were sent, and why not all that were due."""
 
     sink: str
     place: str
@@ -134,7 +135,7 @@ class Passed:
         return dict(vars(self))
 
     def sentence(self) -> str | None:
-        """For a person; None where there was nothing to do."""
+        """Return one line for a person, None if there was nothing to do."""
         of = f"{self.sink} ({self.place})"
         if self.why is not None:
             done = f"; {self.sent} of {self.due} runs were sent" if self.due else ""
@@ -150,8 +151,8 @@ def pass_on(
     only: Collection[str] | None = None,
     answer_seconds: float = ANSWER_SECONDS,
 ) -> list[Passed]:
-    """Send every collected run that a sink has not, or not as it is now; `only` these, where it is not None. Sending
-    twice changes nothing."""
+    """Send every collected run that a sink lacks or has in an older state; only those of `only` unless it is None.
+    Sending twice changes nothing."""
     if not sinks:
         return []
     marks = run_marks(store)
@@ -167,9 +168,9 @@ def _passed(
     sent, due, whys = 0, [], []
     try:
         with _started(name, answer_seconds) as process:
-            begin = {"place": sink.place, "marks": [[one.run_id, one.mark] for one in marks]}
+            begin = {"place": sink.place, "marks": [[run.run_id, run.mark] for run in marks]}
             due = [run_id for run_id in process.ask(begin)["due"] if only is None or run_id in only]
-            mark_of = {one.run_id: one.mark for one in marks}
+            mark_of = {run.run_id: run.mark for run in marks}
             for run_id in due:
                 run = stored_run(store, run_id)
                 try:
@@ -185,11 +186,12 @@ def _passed(
 
 
 class _Refused(Exception):
-    """A sink's own word on why not, or that it gave none."""
+    """A sink refused a run or did not answer; the message is the reason."""
 
 
 class _Process:
-    """A sink at work. Neither writing to it nor waiting for it takes longer than the limit: it may hang anywhere."""
+    """The process of a sink. It may hang anywhere, so neither writing to it nor waiting for it takes longer than the
+    limit."""
 
     def __init__(self, process: subprocess.Popen[bytes], answer_seconds: float) -> None:
         assert process.stdin is not None
@@ -202,7 +204,7 @@ class _Process:
             os.set_blocking(number, False)
 
     def ask(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises _Refused for an error, for no answer in time, and for none at all."""
+        """Return the answer to one request. Raises _Refused for an error and if there is no answer in time."""
         unwritten = memoryview(json.dumps(value).encode() + b"\n")
         until = time.monotonic() + self._seconds
         with selectors.DefaultSelector() as selector:
@@ -239,7 +241,7 @@ class _Process:
 
 @contextlib.contextmanager
 def _started(name: str, answer_seconds: float) -> Iterator[_Process]:
-    """The process of a sink; it and all that it started are gone afterwards."""
+    """Run the process of a sink. It and everything it started are gone afterwards."""
     withheld = _WITHHELD.get(name, ())
     environment = {key: value for key, value in os.environ.items() if key not in withheld}
     process = subprocess.Popen(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag, ViewType
 
-from llmlaunch.sinks.figures import Figures, Mark, unlike
+from llmlaunch.sinks.figures import Figures, changed_runs
 
 __all__ = ["Mlflow"]
 
@@ -35,26 +35,28 @@ class Mlflow:
     def __init__(self, uri: str) -> None:
         self._client = MlflowClient(tracking_uri=uri)
         self._experiment = self._experiment_id(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "llmlaunch")
-        self._runs = dict(self._there())
+        self._runs = dict(self._existing_runs())
 
-    def due(self, marks: Sequence[Mark]) -> list[str]:
-        return unlike(marks, {run_id: run.data.tags.get(_MARK, "") for run_id, run in self._runs.items()})
+    def due(self, marks: Mapping[str, str]) -> list[str]:
+        return changed_runs(marks, {run_id: run.data.tags.get(_MARK, "") for run_id, run in self._runs.items()})
 
     def send(self, run: Figures, mark: str) -> None:
-        """The mark comes last: what was interrupted is sent again."""
-        known = self._runs.get(run.run_id) or self._made(run)
-        mlflow_id = known.info.run_id
+        """Set the mark last, so that an interrupted run is sent again."""
+        existing = self._runs.get(run.run_id) or self._new_run(run)
+        mlflow_id = existing.info.run_id
         now = int(1000 * time.time())
         metrics = [
-            Metric(name, value, now, 0) for name, value in run.numbers.items() if known.data.metrics.get(name) != value
+            Metric(name, value, now, 0)
+            for name, value in run.numbers.items()
+            if existing.data.metrics.get(name) != value
         ]
         settings = [
             Param(name, str(value)[:_LONGEST_PARAM])
             for name, value in run.settings.items()
-            if name not in known.data.params  # MLflow refuses another value, and these never change
+            if name not in existing.data.params  # MLflow refuses another value, and these never change
         ]
-        words = {f"llmlaunch.{name}": word[:_LONGEST_TAG] for name, word in run.words.items()}
-        tags = [RunTag(name, word) for name, word in words.items() if known.data.tags.get(name) != word]
+        texts = {f"llmlaunch.{name}": text[:_LONGEST_TAG] for name, text in run.texts.items()}
+        tags = [RunTag(name, text) for name, text in texts.items() if existing.data.tags.get(name) != text]
         for some in _chunks(settings):
             self._client.log_batch(mlflow_id, params=some)
         for some in _chunks(metrics):
@@ -62,7 +64,7 @@ class Mlflow:
         for some in _chunks(tags):
             self._client.log_batch(mlflow_id, tags=some)
         status = _STATUS.get(run.state, "FAILED")
-        if known.info.status != status:
+        if existing.info.status != status:
             ended = None if run.ended is None else int(1000 * run.ended)
             if status in ("RUNNING", "SCHEDULED"):
                 self._client.update_run(mlflow_id, status=status)
@@ -74,11 +76,11 @@ class Mlflow:
         pass
 
     def _experiment_id(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
-    def _there(self) -> Iterator[tuple[str, Any]]:
-        """Of our runs that are there."""
+    def _existing_runs(self) -> Iterator[tuple[str, Any]]:
+        """Yield our own runs in MLflow by their ids."""
         token = None
         while True:
             page = self._client.search_runs(
@@ -90,13 +92,14 @@ class Mlflow:
             if not token:
                 return
 
-    def _made(self, run: Figures) -> Any:
-        """A new one; where another program made one at the same time, both take the same one and the other goes."""
+    def _new_run(self, run: Figures) -> Any:
+        """Create a run. If another program created one at the same time, both use the same one and the other is
+        deleted."""
         key = hashlib.sha256(run.run_id.encode()).hexdigest()  # its filters have no way to write every name
         began = None if run.began is None else int(1000 * run.began)
         self._client.create_run(self._experiment, began, {_RUN: run.run_id, _KEY: key}, run.run_id)
         same = self._client.search_runs([self._experiment], f"tags.`{_KEY}` = '{key}'")
-        first, *others = sorted(same, key=lambda one: one.info.run_id)
+        first, *others = sorted(same, key=lambda same: same.info.run_id)
         for other in others:
             self._client.delete_run(other.info.run_id)
         return first

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from llmlaunch.documents.writing import replacing
-from llmlaunch.sinks.figures import Figures, Mark, Peak, unlike
+from llmlaunch.sinks.figures import Figures, MeasuredPeak, changed_runs
 
 __all__ = ["MOST_PEAKS", "MOST_RUNS", "Prometheus"]
 
 MOST_RUNS = 20
-"""Older ones are taken away: every series that exists costs the server memory."""
+"""The files of older ones are removed: every series that exists costs the server memory."""
 
 MOST_PEAKS = 256
 """Of one run, the largest of each stage first."""
@@ -43,13 +44,12 @@ class Prometheus:
         self._folder = Path(folder)
         if not self._folder.is_dir():
             raise NotADirectoryError(f"{folder}: is no folder; make it, and name it to node_exporter")
-        self._known: set[str] = set()
-        self._kept: set[str] = set()
+        self._old: set[str] = set()
 
-    def due(self, marks: Sequence[Mark]) -> list[str]:
-        newest = marks[:MOST_RUNS]
-        self._known, self._kept = {one.run_id for one in marks}, {one.run_id for one in newest}
-        return unlike(newest, {one.run_id: _mark_in(self._path(one.run_id)) for one in newest})
+    def due(self, marks: Mapping[str, str]) -> list[str]:
+        newest = dict(islice(marks.items(), MOST_RUNS))
+        self._old = marks.keys() - newest.keys()
+        return changed_runs(newest, {run_id: _mark_in(self._path(run_id)) for run_id in newest})
 
     def send(self, run: Figures, mark: str) -> None:
         registry = CollectorRegistry(auto_describe=False)
@@ -57,8 +57,8 @@ class Prometheus:
         self._write(self._path(run.run_id), f"{_HEAD}{mark}\n".encode() + generate_latest(registry))
 
     def finish(self) -> None:
-        """Take away the files of runs that are not among the newest any more; another store's are left alone."""
-        for run_id in self._known - self._kept:
+        """Remove the files of runs that are not among the newest any more; another store's are left alone."""
+        for run_id in self._old:
             self._path(run_id).unlink(missing_ok=True)
 
     def _path(self, run_id: str) -> Path:
@@ -137,13 +137,13 @@ class _Collector:
                 yield gauge
 
 
-def _largest(peaks: Sequence[Peak]) -> list[Peak]:
-    """At most MOST_PEAKS: the largest of every stage, then the second largest of every stage, and so on."""
+def _largest(peaks: Sequence[MeasuredPeak]) -> list[MeasuredPeak]:
+    """Return at most MOST_PEAKS: the largest of every stage, then the second largest of every stage, and so on."""
     if len(peaks) <= MOST_PEAKS:
         return list(peaks)
     place: dict[int | None, int] = {}
-    ordered: list[tuple[int, int, int, Peak]] = []
-    for peak in sorted(peaks, key=lambda one: -one.peak_bytes):
+    ordered: list[tuple[int, int, int, MeasuredPeak]] = []
+    for peak in sorted(peaks, key=lambda peak: -peak.peak_bytes):
         place[peak.stage] = place.get(peak.stage, 0) + 1
         ordered.append((place[peak.stage], -peak.peak_bytes, len(ordered), peak))
     return [peak for *_, peak in sorted(ordered)[:MOST_PEAKS]]

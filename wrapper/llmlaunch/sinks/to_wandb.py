@@ -7,11 +7,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from llmlaunch.documents.writing import write_whole
-from llmlaunch.sinks.figures import Figures, Mark, unlike
+from llmlaunch.sinks.figures import Figures, changed_runs
 
 __all__ = ["Wandb"]
 
@@ -27,15 +27,15 @@ class Wandb:
         self._marks = self._folder / _MARKS
         self._marks.mkdir(parents=True, exist_ok=True)
 
-    def due(self, marks: Sequence[Mark]) -> list[str]:
-        return unlike(marks, {one.run_id: str(self._held(one.run_id).get("mark")) for one in marks})
+    def due(self, marks: Mapping[str, str]) -> list[str]:
+        return changed_runs(marks, {run_id: str(self._written(run_id).get("mark")) for run_id in marks})
 
     def send(self, run: Figures, mark: str) -> None:
-        """Instead of the one written before, unless that was uploaded: then beside it, under the same id, which W&B
+        """Replace the run written before, unless that was uploaded: then write beside it under the same id, which W&B
         takes for the same run."""
         import wandb  # 2 s, which a collect that has nothing to send is spared
 
-        before = self._held(run.run_id).get("folder")
+        before = self._written(run.run_id).get("folder")
         begun = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "llmlaunch",
             id=_id(run.run_id),
@@ -48,7 +48,7 @@ class Wandb:
             resume="allow",
             settings=wandb.Settings(**_quiet()),
         )
-        begun.summary.update({**run.numbers, **run.words})
+        begun.summary.update({**run.numbers, **run.texts})
         begun.finish(exit_code=0 if run.state in ("succeeded", "running", "submitted") else 1)
         written = Path(begun.dir).parent
         if isinstance(before, str):
@@ -58,13 +58,13 @@ class Wandb:
     def finish(self) -> None:
         pass
 
-    def _held(self, run_id: str) -> dict[str, object]:
+    def _written(self, run_id: str) -> dict[str, object]:
         try:
             value = json.loads((self._marks / f"{_id(run_id)}.json").read_bytes())
         except (OSError, ValueError):
             return {}
-        known = isinstance(value, dict) and (self._folder / "wandb" / str(value.get("folder"))).is_dir()
-        return value if known else {}
+        exists = isinstance(value, dict) and (self._folder / "wandb" / str(value.get("folder"))).is_dir()
+        return value if exists else {}
 
     def _remove(self, name: str, but: str) -> None:
         old = self._folder / "wandb" / name
@@ -77,7 +77,7 @@ class Wandb:
 
 
 def _id(run_id: str) -> str:
-    """W&B's ids: a short word of letters, digits, dashes and underscores; two runs never share one."""
+    """Return an id for W&B: a short word of letters, digits, dashes and underscores. Two runs never share one."""
     word = re.sub(r"[^A-Za-z0-9_-]", "-", run_id)
     if word == run_id and len(word) <= _LONGEST_ID:
         return word
@@ -85,7 +85,7 @@ def _id(run_id: str) -> str:
 
 
 def _quiet() -> dict[str, object]:
-    """wandb.Settings by which nothing of this machine's user, its code or its output is written: only what we say."""
+    """Return wandb.Settings that write nothing of this machine's user, its code or its output."""
     return {
         "silent": True,
         "console": "off",

@@ -1,4 +1,5 @@
-"""What the store holds of runs before they are collected."""
+"""What the store holds of a run before it is collected, whether a directory is that run and has changed, and what
+collecting did about it."""
 
 from __future__ import annotations
 
@@ -18,12 +19,46 @@ from llmlaunch.store.database import batches
 from llmlaunch.store.run_outcome import LauncherWord
 from llmlaunch.store.tables import runs
 
-__all__ = ["Known", "Outcome", "known_runs", "known_runs_of", "run_id_of", "signature"]
+__all__ = ["KnownRun", "Outcome", "known_runs", "known_runs_of", "run_id_of", "signature"]
+
+_LOOKED_AT = ("run.json", "run.id", "submission.json", "refused.json", "status.json", "attempts")
 
 
 @dataclass(frozen=True)
-class Known:
-    """One run. `files` is the signature of what was collected last; two that are equal say that nobody wrote since."""
+class Outcome:
+    """What collecting did about one run. `did` is "collected", "unchanged" (collected before), "waiting" (submitted or
+    running, and not named) or "unreadable"; `measurements` counts its records, `reason` is why there is no more,
+    `damaged` how many lines of which files (paths in the run directory) could not be read."""
+
+    run_id: str | None
+    directory: Path
+    did: str
+    state: str | None = None
+    measurements: int = 0
+    reason: str | None = None
+    damaged: Mapping[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "directory": str(self.directory), "damaged": dict(self.damaged)}
+
+    def sentence(self) -> str:
+        """Return one line for a person."""
+        name = self.run_id or str(self.directory)
+        if self.did == "unreadable":
+            return str(self.reason)
+        count = counted(self.measurements, "measurement")
+        done = {"unchanged": "nothing new", "waiting": "not collected"}.get(self.did, f"collected, {count}")
+        more = [*([self.reason] if self.reason else []), *(_damage(*file) for file in sorted(self.damaged.items()))]
+        return "; ".join([f"{name} ({self.state}): {done}", *more])
+
+
+def _damage(path: str, lines: int) -> str:
+    return f"{counted(lines, 'damaged line')} in {path} {'were' if lines > 1 else 'was'} left out"
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A run in the store. `files` is the signature of what was collected last: if it is equal, nobody wrote since."""
 
     run_id: str
     directory: Path
@@ -32,31 +67,31 @@ class Known:
     files: str | None
 
 
-def known_runs(connection: Connection) -> dict[str, Known]:
-    """Every run by its id, in the order of the ids."""
-    return {row.run_id: _known(row) for row in connection.execute(select(runs).order_by(runs.c.run_id))}
+def known_runs(connection: Connection) -> dict[str, KnownRun]:
+    """Return every run by its id, in the order of the ids."""
+    return {row.run_id: _known_run(row) for row in connection.execute(select(runs).order_by(runs.c.run_id))}
 
 
-def known_runs_of(connection: Connection, run_ids: Iterable[str]) -> dict[str, Known]:
-    """Those of these ids that the store holds."""
-    found: dict[str, Known] = {}
+def known_runs_of(connection: Connection, run_ids: Iterable[str]) -> dict[str, KnownRun]:
+    """Return the runs of these ids that the store holds."""
+    known: dict[str, KnownRun] = {}
     for some in batches(run_ids):
         wanted = select(runs).where(runs.c.run_id.in_(some))
-        found.update((row.run_id, _known(row)) for row in connection.execute(wanted))
-    return found
+        known.update((row.run_id, _known_run(row)) for row in connection.execute(wanted))
+    return known
 
 
-def _known(row: Row[Any]) -> Known:
-    said = row.launcher_state
-    word = None if said is None else LauncherWord(said, row.launcher_said_at, row.why or "")
-    return Known(row.run_id, Path(row.directory), row.state, word, row.files)
+def _known_run(row: Row[Any]) -> KnownRun:
+    state = row.launcher_state
+    word = None if state is None else LauncherWord(state, row.launcher_said_at, row.why or "")
+    return KnownRun(row.run_id, Path(row.directory), row.state, word, row.files)
 
 
-def run_id_of(directory: Path, known: Mapping[str, Known], named: bool) -> str:
-    """The id in `run.id`; `known` are the runs in the store.
+def run_id_of(directory: Path, stored: Mapping[str, KnownRun], named: bool) -> str:
+    """Return the id in `run.id`; `stored` are the runs that the directory may hold.
 
-    Raises UserError where there is none, where the directory is a copy of a known run's, and, unless it was `named`
-    by a person, where it now holds another run than the one it is known for.
+    Raises UserError if there is none, if the directory is a copy of a stored run's, and, unless it was `named` by a
+    person, if it now holds another run than the stored one.
     """
     run_id = read_run_id(directory)
     if run_id is None and not os.path.lexists(directory / "run.id"):
@@ -65,15 +100,15 @@ def run_id_of(directory: Path, known: Mapping[str, Known], named: bool) -> str:
         raise UserError(f"{directory}: this run has never been submitted (it has no run.id)")
     if run_id is None:
         raise UserError(f"{directory / 'run.id'}: must hold the run's id, one line of at most 200 letters and digits")
-    if not named and run_id not in known:
-        raise UserError(f"{directory}: held run {next(iter(known))}, but now holds {run_id}")
-    before = known.get(run_id)
+    if not named and run_id not in stored:
+        raise UserError(f"{directory}: held run {next(iter(stored))}, but now holds {run_id}")
+    before = stored.get(run_id)
     _refuse_copy(directory, run_id, before.directory if before else None)
     return run_id
 
 
 def _refuse_copy(directory: Path, run_id: str, original: Path | None) -> None:
-    """A moved directory is the same run; a copy beside the original is not."""
+    """Refuse a copy beside the original. A moved directory is the same run."""
     if original is None or original == directory:
         return
     try:
@@ -87,11 +122,9 @@ def _refuse_copy(directory: Path, run_id: str, original: Path | None) -> None:
         )
 
 
-_LOOKED_AT = ("run.json", "run.id", "submission.json", "refused.json", "status.json", "attempts")
-
-
 def signature(directory: Path, state: str, spools: Sequence[Path] = ()) -> str:
-    """A digest that changes when there may be something new to read: of sizes and times, no file is opened.
+    """Return a digest that changes when there may be something new to read. It is over sizes and times; no file is
+    opened.
 
     Peaks of a running attempt rise all the time and are not looked at. Files that are replaced by renaming (rank
     records, probes, the summary) touch their folder; `spools` hold what belongs in the directory, too.
@@ -109,10 +142,10 @@ def signature(directory: Path, state: str, spools: Sequence[Path] = ()) -> str:
     for path in looked_at:
         try:
             stat = path.stat()
-            seen = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+            state_of_file = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
         except OSError:
-            seen = f"{path}\0absent\n"
-        digest.update(seen.removeprefix(str(directory)).encode(errors="surrogateescape"))
+            state_of_file = f"{path}\0absent\n"
+        digest.update(state_of_file.removeprefix(str(directory)).encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -121,35 +154,3 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What was done about one run. `did` is "collected", "unchanged" (collected before), "waiting" (submitted or
-    running, and not named) or "unreadable"; `measurements` counts its records, `reason` says why there is no more,
-    `damaged` how many lines of which files (paths in the run directory) could not be read."""
-
-    run_id: str | None
-    directory: Path
-    did: str
-    state: str | None = None
-    measurements: int = 0
-    reason: str | None = None
-    damaged: Mapping[str, int] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "directory": str(self.directory), "damaged": dict(self.damaged)}
-
-    def sentence(self) -> str:
-        """One line for a person."""
-        name = self.run_id or str(self.directory)
-        if self.did == "unreadable":
-            return str(self.reason)
-        count = counted(self.measurements, "measurement")
-        done = {"unchanged": "nothing new", "waiting": "not collected"}.get(self.did, f"collected, {count}")
-        more = [*([self.reason] if self.reason else []), *(_damage(*one) for one in sorted(self.damaged.items()))]
-        return "; ".join([f"{name} ({self.state}): {done}", *more])
-
-
-def _damage(path: str, lines: int) -> str:
-    return f"{counted(lines, 'damaged line')} in {path} {'were' if lines > 1 else 'was'} left out"

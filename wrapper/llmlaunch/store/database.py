@@ -1,4 +1,5 @@
-"""One open store: its transactions, and a database's complaints turned into sentences."""
+"""The store as an open database: made if there is none, migrated if it is older, refused if it is not ours; its
+transactions, and a database's errors as messages for a person."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ VERSION_TABLE = "llmlaunch_version"
 
 
 def open_store(location: Location | None = None) -> Store:
-    """The store at `location` (default: `where()`), made or migrated if need be.
+    """Open the store at `location` (default: `where()`), made or migrated if need be.
 
     Raises UserError: no permission, a damaged file, a database of another program, a store newer than this program.
     """
     place = location or where()
     warnings: tuple[str, ...] = ()
     if place.path is not None and _create_file(place.path):
-        warnings = _doubts(place.path)
+        warnings = _network_warnings(place.path)
     store = Store(connect(place), place, warnings)
     try:
         _bring_up_to_date(store)
@@ -45,8 +46,8 @@ def open_store(location: Location | None = None) -> Store:
 
 
 def _create_file(path: Path) -> bool:
-    """Make an empty file only its owner may read, unless there is one; SQLite gives its journal the same mode.
-    True if it was made."""
+    """Make an empty file that only its owner may read, unless there is one, and return whether it was made. SQLite
+    gives its journal the same mode."""
     try:
         _make_private_folder(path.parent)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -71,7 +72,7 @@ def _make_private_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700)
 
 
-def _doubts(path: Path) -> tuple[str, ...]:
+def _network_warnings(path: Path) -> tuple[str, ...]:
     kind = network_file_system(path)
     if kind is None:
         return ()
@@ -97,8 +98,8 @@ def _bring_up_to_date(store: Store) -> None:
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
-    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
-    return None if found is None else str(found)
+    revision = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return None if revision is None else str(revision)
 
 
 def _refuse_foreign(connection: Connection, location: Location) -> None:
@@ -120,8 +121,8 @@ def _migrate(connection: Connection, location: Location, revision: str | None) -
     config = Config(attributes={"connection": connection, "version_table": VERSION_TABLE})
     folder = str(Path(__file__).with_name("migrations"))
     config.set_main_option("script_location", folder.replace("%", "%%"))  # ConfigParser reads % as its own
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if revision is not None and revision not in known:
+    revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if revision is not None and revision not in revisions:
         raise UserError(
             f"store {location.shown} was written by a newer llmlaunch (schema {revision}, this one knows up to "
             f"{REVISION}): upgrade llmlaunch, or set {VARIABLE} to another store"
@@ -145,7 +146,7 @@ _OUR_BUGS = (IntegrityError, ProgrammingError, DataError)
 
 
 class Store:
-    """An open store. `warnings` are sentences for a person, found while opening it."""
+    """An open store. `warnings` are sentences for a person about its location."""
 
     def __init__(self, engine: Engine, location: Location, warnings: tuple[str, ...] = ()) -> None:
         self.location = location
@@ -154,13 +155,13 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that only reads."""
+        """Begin a transaction that only reads."""
         with self._transaction(self._engine) as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that has shut other writers out since it began; an exception inside leaves no trace."""
+        """Begin a transaction that excludes other writers from its start; an exception inside leaves no trace."""
         with self._transaction(self._engine.execution_options(**{_WRITES: True})) as connection:
             yield connection
 
@@ -187,7 +188,7 @@ class Store:
 
 
 def connect(location: Location) -> Engine:
-    """An engine for `location`; nothing is asked of the database yet. Raises UserError for a URL nobody can use."""
+    """Return an engine for `location`, not connected yet. Raises UserError for an unusable URL."""
     if location.path is not None:
         engine = create_engine(
             URL.create("sqlite", database=str(location.path)), connect_args={"timeout": BUSY_SECONDS}
@@ -214,7 +215,8 @@ def connect(location: Location) -> Engine:
 
 
 def _of_the_site(error: DBAPIError) -> bool:
-    """psycopg calls an unknown connection option and a missing permission programming errors, too."""
+    """Whether the site caused the error. psycopg calls an unknown connection option and a missing permission
+    programming errors, too."""
     return error.statement is None or getattr(error.orig, "sqlstate", None) == "42501"  # insufficient_privilege
 
 
@@ -244,37 +246,37 @@ def _begin_postgres(connection: Connection) -> None:
 
 
 def _explained(error: DBAPIError, location: Location) -> UserError:
-    """The complaint as a sentence. The statement and its values stay out: a record may be long."""
-    said = _without_secrets(str(error.orig).strip().partition("\n")[0], location)
+    """Return the error as a message. The statement and its values stay out: a record may be long."""
+    reason = _without_secrets(str(error.orig).strip().partition("\n")[0], location)
     where = f"store {location.shown}"
-    low = said.lower()
+    low = reason.lower()
     if "locked" in low or "busy" in low or "lock timeout" in low:
         return UserError(
-            f"{where} is in use by another program since {BUSY_SECONDS:.0f} seconds ({said}); try again later"
+            f"{where} is in use by another program since {BUSY_SECONDS:.0f} seconds ({reason}); try again later"
         )
     if location.path is None:
-        return UserError(f"{where}: {said}; check {VARIABLE}, and that the server runs and lets this user in")
+        return UserError(f"{where}: {reason}; check {VARIABLE}, and that the server runs and lets this user in")
     if "not a database" in low or "malformed" in low or "encrypted" in low:
         return UserError(
-            f"{where} is damaged or not a SQLite file ({said}); move it away, then `llmlaunch collect DIR...` rebuilds "
-            "runs and measurements from the run directories"
+            f"{where} is damaged or not a SQLite file ({reason}); move it away, then `llmlaunch collect DIR...` "
+            "rebuilds runs and measurements from the run directories"
         )
     if "locking protocol" in low:
         return UserError(
-            f"{where}: its file system cannot lock files ({said}); set {VARIABLE} to a file on a local disk "
+            f"{where}: its file system cannot lock files ({reason}); set {VARIABLE} to a file on a local disk "
             "or to a PostgreSQL database"
         )
-    return UserError(f"{where}: {said}; check the free space and the permissions of {location.path.parent}")
+    return UserError(f"{where}: {reason}; check the free space and the permissions of {location.path.parent}")
 
 
-def _without_secrets(said: str, location: Location) -> str:
+def _without_secrets(reason: str, location: Location) -> str:
     if location.path is not None:
-        return said
+        return reason
     url = make_url(location.url)
     secrets = [location.url, str(url.password or ""), *(str(v) for k, v in url.query.items() if "pass" in k.lower())]
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        said = said.replace(secret, "***")
-    return said
+        reason = reason.replace(secret, "***")
+    return reason
 
 
 T = TypeVar("T")
@@ -282,6 +284,7 @@ PARAMETERS = 500  # SQLite before 3.32 takes 999 in one statement
 
 
 def batches(values: Iterable[T], most: int = PARAMETERS) -> Iterator[list[T]]:
+    """Yield the values in groups that one statement can take."""
     rest = iter(values)
     while some := list(islice(rest, most)):
         yield some

@@ -1,4 +1,5 @@
-"""What a recipe really used when it last ran."""
+"""What is known of runs that were collected: what a recipe really used when it last ran, and a whole run for whoever
+shows it elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ __all__ = ["PastPeak", "PastRun", "RunMark", "last_true_peaks", "run_marks", "st
 
 @dataclass(frozen=True)
 class PastPeak:
-    """The worst rank of one pipeline rank and kind. `predicted_bytes` is what that run's plan had said."""
+    """The peak of the worst rank of one pipeline rank and kind. `predicted_bytes` is from that run's plan."""
 
     pipeline_rank: int | None
     peak_kind: str
@@ -34,7 +35,7 @@ class PastPeak:
 
 @dataclass(frozen=True)
 class PastRun:
-    """A run with measured peaks. `same_recipe` is false where the name is equal and the content is not: then its
+    """A run with measured peaks. `same_recipe` is false if the name is equal and the content is not: then its
     peaks are of another job. `started_at` is in unix seconds. A run that failed reached its peaks, and perhaps
     needed more."""
 
@@ -53,13 +54,13 @@ class PastRun:
 
 
 def last_true_peaks(store: Store, digest: str, name: str) -> PastRun | None:
-    """The newest measured run of the recipe with this content digest, else of a recipe of this name; None where
-    there is neither. A run that succeeded goes before newer ones that did not."""
+    """Return the newest measured run of the recipe with this content digest, else of a recipe of this name, else None.
+    A run that succeeded goes before newer ones that did not."""
     with store.read() as connection:
         for same, choice in ((True, recipes.c.digest == digest), (False, recipes.c.name == name)):
-            found = _newest(connection, choice)
-            if found is not None:
-                run, attempt, started_at = found
+            newest = _newest(connection, choice)
+            if newest is not None:
+                run, attempt, started_at = newest
                 return PastRun(
                     run_id=run.run_id,
                     directory=Path(run.directory),
@@ -122,8 +123,8 @@ _NUMBERS = ("submitted_at", "started_at", "ended_at", "exit_code", "predicted_by
 
 @dataclass(frozen=True)
 class RunMark:
-    """A run that was collected. `mark` is another text whenever what the store holds of it has changed; `began` is
-    unix seconds, 0 where nobody knows."""
+    """A run that was collected. `mark` is a text that changes whenever what the store holds of the run does; `began` is
+    in unix seconds, 0 if it is not known."""
 
     run_id: str
     mark: str
@@ -131,7 +132,7 @@ class RunMark:
 
 
 def run_marks(store: Store) -> list[RunMark]:
-    """Every run that was collected, also a running one as far as it got; the newest first."""
+    """Return every run that was collected, also a running one as far as it got; the newest first."""
     names = ("run_id", "files", "state", "attempt", "why", "ended_at", "submitted_at", "started_at")
     wanted = select(*(runs.c[name] for name in names)).where(runs.c.files.is_not(None))
     # The digest of a run's files leaves out the peaks of a running attempt. Asked of those runs alone: for this the
@@ -144,7 +145,7 @@ def run_marks(store: Store) -> list[RunMark]:
     with store.read() as connection:
         rows = connection.execute(wanted).all()
         risen = {run_id: f"{count} {total}" for run_id, count, total in connection.execute(so_far)}
-    found = [
+    marks = [
         RunMark(
             row.run_id,
             _digest([row.files, row.state, row.attempt, row.why, row.ended_at, risen.get(row.run_id)]),
@@ -152,12 +153,12 @@ def run_marks(store: Store) -> list[RunMark]:
         )
         for row in rows
     ]
-    return sorted(found, key=lambda one: (-one.began, one.run_id))
+    return sorted(marks, key=lambda run: (-run.began, run.run_id))
 
 
 def stored_run(store: Store, run_id: str) -> dict[str, Any] | None:
-    """All that the store holds of a run: what `runs --json` says, `overrides`, `plan` (as `check --json`; null where
-    there is none) and `records`, its measurement records."""
+    """Return everything that the store holds of a run: the fields of `runs --json`, `overrides`, `plan` (as
+    `check --json`, or null) and `records`, its measurement records."""
     wanted = (
         select(
             *(runs.c[name] for name in (*_COLUMNS, *_NUMBERS)),
@@ -182,5 +183,5 @@ def stored_run(store: Store, run_id: str) -> dict[str, Any] | None:
     return {**whole, "records": records}
 
 
-def _digest(words: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
+def _digest(values: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]

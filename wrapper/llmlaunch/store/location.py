@@ -36,10 +36,10 @@ class Location:
 
 
 def where(environment: Mapping[str, str] | None = None) -> Location:
-    """The store this environment names: `LLMLAUNCH_STORE` (a database URL, or the path of a SQLite file), else
-    `$XDG_DATA_HOME/llmlaunch/store.db`, else `~/.local/share/llmlaunch/store.db`.
+    """Return the store that this environment names: `LLMLAUNCH_STORE` (a database URL, or the path of a SQLite file),
+    else `$XDG_DATA_HOME/llmlaunch/store.db`, else `~/.local/share/llmlaunch/store.db`.
 
-    Raises UserError where the variable cannot be understood or there is no home directory.
+    Raises UserError if the variable cannot be understood or there is no home directory.
     """
     env = os.environ if environment is None else environment
     named = env.get(VARIABLE, "").strip()
@@ -57,13 +57,14 @@ def where(environment: Mapping[str, str] | None = None) -> Location:
 
 
 def store_exists(location: Location | None = None) -> bool:
-    """Whether there is a store to read. A database server that somebody named counts as one."""
-    found = location or where()
-    return found.path is None or found.path.is_file()
+    """Whether there is a store to read. A named database server counts as one."""
+    place = location or where()
+    return place.path is None or place.path.is_file()
 
 
 def network_file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
-    """The type of the network file system `path` lies on, or None: a local one, or this system does not tell."""
+    """Return the type of the network file system `path` lies on, None for a local one or if the system does not
+    tell."""
     try:
         lines = mounts.read_text(errors="replace").splitlines()
     except OSError:

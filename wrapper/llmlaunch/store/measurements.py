@@ -1,4 +1,4 @@
-"""Measurement records in the store: import, list, export, and those that `collect` makes."""
+"""Measurement records in the store: imported, collected or rehearsed, listed and exported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ROWS = 5000  # written by one statement, so that none takes minutes
 
 @dataclass(frozen=True)
 class ImportResult:
-    """How many records of a file were new, took the place of another, or were there already; and the lines left out."""
+    """How many records of a file were new, replaced another, or were there already; and the lines left out."""
 
     added: int
     replaced: int
@@ -52,7 +52,7 @@ class ImportResult:
 
 @dataclass(frozen=True)
 class Filters:
-    """What to list; None is anything. Texts are compared without regard to case, `run` exactly."""
+    """Which records to list; None is any. Texts are compared without regard to case, `run` exactly."""
 
     family: str | None = None
     backend: str | None = None
@@ -64,8 +64,8 @@ class Filters:
 def import_file(
     store: Store, path: Path, replace: bool = False, form: str | None = None, skip_bad: bool = False
 ) -> ImportResult:
-    """Take over every record of a file, all or none; with `skip_bad` all good ones. A record that is there with equal
-    content stays.
+    """Import every record of a file, all or none; with `skip_bad` all good ones. A record that the store holds with
+    equal content stays.
 
     Raises UserError for a bad file (see `read_records`), and for an id that is there with other content unless
     `replace`, which then keeps its place in the order.
@@ -73,12 +73,12 @@ def import_file(
     read = read_records(path, form, skip_bad)
     lines = read.lines
     with store.write() as connection:
-        known = _contents_by_id(connection, [line.id for line in lines])
+        stored = _contents_by_id(connection, [line.id for line in lines])
         new: dict[str, str] = {}
         changed: dict[str, str] = {}
         records = {line.id: line.record for line in lines}
         for line in lines:
-            before = known.get(line.id)
+            before = stored.get(line.id)
             if before is None:
                 new.setdefault(line.id, line.content)
             elif not same_content(before, line.content):
@@ -94,11 +94,11 @@ def import_file(
 
 
 def put_collected(connection: Connection, records: Sequence[Mapping[str, Any]]) -> int:
-    """Write the records of a run inside the caller's transaction, new or grown; the number that changed."""
-    known = _contents_by_id(connection, [str(record["id"]) for record in records])
+    """Write the records of a run inside the caller's transaction, and return how many were new or changed."""
+    stored = _contents_by_id(connection, [str(record["id"]) for record in records])
     new, changed = [], []
     for record, content in zip(records, dump_all(records), strict=True):
-        before = known.get(str(record["id"]))
+        before = stored.get(str(record["id"]))
         if before is None:
             new.append((content, record))
         elif not same_content(before, content):
@@ -109,7 +109,7 @@ def put_collected(connection: Connection, records: Sequence[Mapping[str, Any]]) 
 
 
 def contents(store: Store, filters: Filters = Filters()) -> list[str]:
-    """The records' own texts, in the order they came in."""
+    """Return the records' own texts, in the order they came in."""
     wanted = select(measurements.c.content).order_by(measurements.c.position)
     folded = {"family": filters.family, "backend": filters.backend, "gpu": filters.gpu, "peak_kind": filters.kind}
     for column, value in folded.items():
@@ -122,20 +122,20 @@ def contents(store: Store, filters: Filters = Filters()) -> list[str]:
 
 
 def _contents_by_id(connection: Connection, ids: Iterable[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    by_id: dict[str, str] = {}
     for some in batches(ids):
         wanted = select(measurements.c.id, measurements.c.content).where(measurements.c.id.in_(some))
-        found.update((str(key), str(content)) for key, content in connection.execute(wanted))
-    return found
+        by_id.update((str(key), str(content)) for key, content in connection.execute(wanted))
+    return by_id
 
 
-def _insert(connection: Connection, found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    if not found:
+def _insert(connection: Connection, written: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    if not written:
         return
     last = connection.execute(select(func.max(measurements.c.position))).scalar() or 0
     rows = [
         {"id": record["id"], "position": last + n, "content": content, **columns(record)}
-        for n, (content, record) in enumerate(found, start=1)
+        for n, (content, record) in enumerate(written, start=1)
     ]
     # The values go to the driver as they are: SQLAlchemy would handle each of them, longer than the database does.
     insert = measurements.insert().compile(dialect=connection.dialect)
@@ -144,10 +144,10 @@ def _insert(connection: Connection, found: Sequence[tuple[str, Mapping[str, Any]
         connection.exec_driver_sql(str(insert), values)
 
 
-def _update(connection: Connection, found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    if not found:
+def _update(connection: Connection, written: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    if not written:
         return
-    rows = [{"this_id": record["id"], "content": content, **columns(record)} for content, record in found]
+    rows = [{"this_id": record["id"], "content": content, **columns(record)} for content, record in written]
     named: dict[str, Any] = {name: bindparam(name) for name in rows[0] if name != "this_id"}
     chosen = measurements.update().where(measurements.c.id == bindparam("this_id")).values(named)
     for some in batches(rows, _ROWS):
@@ -155,15 +155,15 @@ def _update(connection: Connection, found: Sequence[tuple[str, Mapping[str, Any]
 
 
 def put_rehearsed(store: Store, records: Sequence[Mapping[str, Any]]) -> int:
-    """Write what `records_of` made; the number of records that changed. Raises UserError for a store that cannot be
+    """Write the records of rehearsed ranks and return how many changed. Raises UserError for a store that cannot be
     written."""
     with store.write() as connection:
         return write_rehearsed(connection, records)
 
 
 def write_rehearsed(connection: Connection, records: Sequence[Mapping[str, Any]]) -> int:
-    """The same inside the caller's transaction. A rank rehearsed again takes the place of what it showed before, also
-    where that was of another kind: one that ran out of memory has no peak, and the other way about."""
+    """Write the records of rehearsed ranks inside the caller's transaction. A rank rehearsed again replaces its earlier
+    records, also of another kind: one that ran out of memory has no peak, and the other way about."""
     ids = [str(record["id"]) for record in records]
     table, changed = measurements, 0
     for place in {each.rpartition("/")[0] for each in ids}:
@@ -173,22 +173,22 @@ def write_rehearsed(connection: Connection, records: Sequence[Mapping[str, Any]]
 
 
 def rehearsed_of(store: Store, recipe: Recipe, plan: Plan) -> tuple[RehearsedRank, ...]:
-    """What was rehearsed of the plan's very shape and framework version, one for each pipeline rank. `recipe` is as
-    planned."""
+    """Return the rehearsed pipeline ranks of the plan's very shape and framework version. `recipe` is as planned."""
     shape = shape_of(recipe, plan, backend_for(recipe).render(recipe, plan.layout))["shape"]
-    kept = contents(store, Filters(family=REHEARSED, backend=recorded_name(recipe)))
-    return rehearsed_ranks([json.loads(content) for content in kept], shape, recipe, plan)
+    texts = contents(store, Filters(family=REHEARSED, backend=recorded_name(recipe)))
+    return rehearsed_ranks([json.loads(content) for content in texts], shape, recipe, plan)
 
 
 def csv_lines(contents: Sequence[str]) -> Iterator[str]:
-    """Records, given as JSON text, as the lines of a table; none where there are none."""
+    """Yield records, given as JSON text, as the lines of a CSV table; nothing if there are none."""
     if contents:
         yield from map(text_of_row, rows(json.loads(content) for content in contents))
 
 
 def write_lines(lines: Iterable[str], path: Path) -> None:
-    """Write one line each in place of what `path` held. A new file is for its owner alone, as the store is; one that
-    was there keeps its permissions. Raises UserError where it cannot be written and where it is a link to a file."""
+    """Replace the content of a file by these lines, whole or not at all. A new file is for its owner alone, as the
+    store is; an existing one keeps its permissions. Raises UserError if it cannot be written, or is a link to a
+    file."""
     if path.exists() and not path.is_file() and not path.is_dir():
         try:
             with path.open("w", encoding="utf-8", newline="\n") as device:  # a device or a pipe takes no rename

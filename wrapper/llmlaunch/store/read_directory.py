@@ -15,7 +15,7 @@ from llmlaunch.rundir.files import read_bytes, read_object
 from llmlaunch.rundir.memory_files import summarize
 from llmlaunch.rundir.run import RunDirectoryError, RunFiles, read_run
 from llmlaunch.rundir.summary import AttemptSummary
-from llmlaunch.store.collected_runs import Known, Outcome, run_id_of, signature
+from llmlaunch.store.collected_runs import KnownRun, Outcome, run_id_of, signature
 from llmlaunch.store.redaction import secrets_of, stored, stored_row
 from llmlaunch.store.run_causes import AttemptCauses, attempt_causes, failures_of
 from llmlaunch.store.run_outcome import AttemptOutcome, attempt_outcomes, launched_by, run_state
@@ -50,7 +50,7 @@ class RunRead:
     `rehearsal` is none: of it the records are kept, and which nodes failed."""
 
     run_id: str
-    before: Known | None
+    before: KnownRun | None
     outcome: Outcome
     files: RunFiles
     row: dict[str, Any]
@@ -62,7 +62,7 @@ class RunRead:
 
 
 def read_directory(
-    directory: Path, known: Mapping[str, Known], named: bool, spools: Sequence[Path] = ()
+    directory: Path, known: Mapping[str, KnownRun], named: bool, spools: Sequence[Path] = ()
 ) -> Outcome | RunRead:
     """What is new in a directory, or the outcome where nothing is. `known` are the runs it may be of, `spools` the
     folders of this machine that hold what its nodes could not write there.

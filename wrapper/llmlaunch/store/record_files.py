@@ -25,15 +25,15 @@ __all__ = [
     "BadCell",
     "BadLine",
     "BadRecord",
-    "Line",
     "RecordFile",
+    "RecordLine",
     "columns",
     "dump",
     "dump_all",
     "is_csv",
-    "line_of",
     "path_of",
     "read_records",
+    "record_line",
     "record_of",
     "rows",
     "same_content",
@@ -47,8 +47,8 @@ _OWN = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True)
-class Line:
-    """One record of a file: where it stood, its text, and what it says."""
+class RecordLine:
+    """One record of a file: its line number, its text, and its content."""
 
     number: int
     content: str
@@ -60,37 +60,35 @@ class Line:
 
 
 def dump(record: Mapping[str, Any]) -> str:
-    """A record of our own as one line."""
+    """Return a record of our own as one line."""
     return _OWN.encode(record)
 
 
 def dump_all(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Records of our own, each with an id of its own, as one line each.
-
-    Those of one run share most of their values, the very same objects: they are put into words once.
-    """
+    """Return records of our own, each with an id of its own, as one line each. Those of one run share most of their
+    values, the very same objects, which are encoded once."""
     texts = []
     before: Mapping[str, Any] = {}
     shared: dict[str, Any] = {}
-    words = ""
+    shared_text = ""
     for record in records:
         own = {key: value for key, value in record.items() if shared.get(key, _NOTHING) is not value}
         if shared and len(own) + len(shared) == len(record):
-            texts.append(f"{_OWN.encode(own)[:-1]},{words}")
+            texts.append(f"{_OWN.encode(own)[:-1]},{shared_text}")
         else:
             texts.append(_OWN.encode(record))
             shared = {key: value for key, value in record.items() if before.get(key, _NOTHING) is value}
-            words = _OWN.encode(shared)[1:]
+            shared_text = _OWN.encode(shared)[1:]
         before = record
     return texts
 
 
-def same_content(one: str, other: str) -> bool:
-    return one == other or _canonical(one) == _canonical(other)
+def same_content(content: str, other: str) -> bool:
+    return content == other or _canonical(content) == _canonical(other)
 
 
 def columns(record: Mapping[str, Any]) -> dict[str, str | int | float | None]:
-    """What the store can be asked for, where the record has a plain value of it."""
+    """Return the values the store can search by, None if the record has no plain value of one."""
     row: dict[str, str | int | float | None] = {
         key: _text(record.get(key)) for key in ("family", "backend", "gpu", "peak_kind", "run_id", "attempt")
     }
@@ -102,11 +100,11 @@ def columns(record: Mapping[str, Any]) -> dict[str, str | int | float | None]:
 
 
 class BadRecord(Exception):
-    """What is wrong with one line, without its place."""
+    """A line is no measurement record; the message is the reason, without the place."""
 
 
-def line_of(number: int, raw: bytes) -> Line:
-    """The record in one line. Raises BadRecord."""
+def record_line(number: int, raw: bytes) -> RecordLine:
+    """Return the record in one line. Raises BadRecord."""
     try:
         content = raw.decode().strip()
     except UnicodeDecodeError as error:
@@ -122,7 +120,7 @@ def line_of(number: int, raw: bytes) -> Line:
     if not isinstance(record, dict):
         raise BadRecord(f"a measurement record is a JSON object, not {_JSON_NAMES[type(record)]}")
     _check(record)
-    return Line(number, content, record)
+    return RecordLine(number, content, record)
 
 
 def _check(record: dict[str, Any]) -> None:
@@ -189,7 +187,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class BadLine:
-    """Line `number` of a file, and what is wrong with it."""
+    """RecordLine `number` of a file, and what is wrong with it."""
 
     number: int
     why: str
@@ -199,19 +197,19 @@ class BadLine:
 class RecordFile:
     """The good records of a file, and its bad lines."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[RecordLine, ...]
     bad: tuple[BadLine, ...] = ()
 
 
 def is_csv(path: Path, form: str | None) -> bool:
-    """`form` is "csv", "jsonl" or None: then the name's ending says it."""
+    """Whether a file is CSV. `form` is "csv", "jsonl" or None: then the suffix of the name decides."""
     return form == "csv" if form is not None else path.suffix.lower() == ".csv"
 
 
 def read_records(path: Path, form: str | None = None, skip_bad: bool = False) -> RecordFile:
-    """Every record of the file; empty lines are skipped.
+    """Return every record of the file; empty lines are skipped.
 
-    Raises UserError where it cannot be read, or holds no headings; and, unless `skip_bad`, naming the first bad line:
+    Raises UserError if it cannot be read, or has no headings; and, unless `skip_bad`, naming the first bad line:
     not UTF-8, not JSON, NaN or Infinity, a key twice, not an object, no usable `id`, a peak that is no byte count, two
     different records with one id.
     """
@@ -219,22 +217,22 @@ def read_records(path: Path, form: str | None = None, skip_bad: bool = False) ->
         data = read_bytes(path, _MOST_BYTES, follow=True).removeprefix(_BOM)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    found: dict[str, Line] = {}
-    lines: list[Line] = []
+    by_id: dict[str, RecordLine] = {}
+    lines: list[RecordLine] = []
     bad: list[BadLine] = []
-    for one in _csv_lines(path, data) if is_csv(path, form) else _json_lines(data):
-        read = one if isinstance(one, BadLine) else _unless_twice(found, one)
-        if isinstance(read, Line):
-            lines.append(read)
+    for line in _csv_lines(path, data) if is_csv(path, form) else _json_lines(data):
+        checked = line if isinstance(line, BadLine) else _unless_twice(by_id, line)
+        if isinstance(checked, RecordLine):
+            lines.append(checked)
         elif skip_bad:
-            bad.append(read)
+            bad.append(checked)
         else:
-            raise UserError(f"{path}, line {read.number}: {read.why}; nothing was imported")
+            raise UserError(f"{path}, line {checked.number}: {checked.why}; nothing was imported")
     return RecordFile(tuple(lines), tuple(bad))
 
 
-def _unless_twice(found: dict[str, Line], line: Line) -> Line | BadLine:
-    first = found.setdefault(line.id, line)
+def _unless_twice(by_id: dict[str, RecordLine], line: RecordLine) -> RecordLine | BadLine:
+    first = by_id.setdefault(line.id, line)
     if same_content(first.content, line.content):
         return line
     return BadLine(
@@ -243,17 +241,17 @@ def _unless_twice(found: dict[str, Line], line: Line) -> Line | BadLine:
     )
 
 
-def _json_lines(data: bytes) -> Iterator[Line | BadLine]:
+def _json_lines(data: bytes) -> Iterator[RecordLine | BadLine]:
     for number, raw in enumerate(data.split(b"\n"), start=1):
         if not raw.strip():
             continue
         try:
-            yield line_of(number, raw)
+            yield record_line(number, raw)
         except BadRecord as error:
             yield BadLine(number, str(error))
 
 
-def _csv_lines(path: Path, data: bytes) -> Iterator[Line | BadLine]:
+def _csv_lines(path: Path, data: bytes) -> Iterator[RecordLine | BadLine]:
     """A row may take several lines; it is named by its first."""
     csv.field_size_limit(max(csv.field_size_limit(), len(data)))
     # What is not UTF-8 stays visible, and makes its row a bad one.
@@ -270,7 +268,7 @@ def _csv_lines(path: Path, data: bytes) -> Iterator[Line | BadLine]:
             if columns is None:
                 columns = _columns(path, row)
             else:
-                yield line_of(number, dump(record_of(columns, row)).encode())
+                yield record_line(number, dump(record_of(columns, row)).encode())
         except StopIteration:
             return
         except (csv.Error, BadCell, BadRecord) as error:
@@ -301,11 +299,11 @@ KeyPath = tuple[str, ...]
 
 
 class BadCell(ValueError):
-    """What is wrong with a heading or a cell, without its place."""
+    """A heading or a cell is no part of a record; the message is the reason, without the place."""
 
 
 def rows(records: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """The headings, in the order in which the records name them, then a row for each record."""
+    """Yield the headings, in the order in which the records name them, then a row for each record."""
     flat = [dict(_flat(record, ())) for record in records]
     columns = list(dict.fromkeys(path for record in flat for path in record))
     yield [_heading(path) for path in columns]
@@ -314,14 +312,14 @@ def rows(records: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 
 def text_of_row(row: Sequence[str]) -> str:
-    """One line, without its end."""
+    """Return one line of CSV without its end."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(row)
     return line.getvalue()
 
 
 def path_of(heading: str) -> KeyPath:
-    """The keys in a heading. Raises BadCell."""
+    """Return the keys in a heading. Raises BadCell."""
     segments = _SEGMENT.findall(heading)
     if ".".join(segments) != heading or not segments:
         raise BadCell(f"the heading {heading[:60]!r} is none: keys with dots between, odd ones in JSON's quotes")
@@ -332,7 +330,7 @@ def path_of(heading: str) -> KeyPath:
 
 
 def record_of(columns: Sequence[KeyPath], row: Sequence[str]) -> dict[str, Any]:
-    """The record in a row. Raises BadCell."""
+    """Return the record in a row. Raises BadCell."""
     if len(row) > len(columns) and any(row[len(columns) :]):
         raise BadCell(f"has {counted(len(row), 'cell')}, but the heading line has {len(columns)}")
     record: dict[str, Any] = {}
@@ -341,8 +339,8 @@ def record_of(columns: Sequence[KeyPath], row: Sequence[str]) -> dict[str, Any]:
             continue
         inner = record
         for number, key in enumerate(path[:-1], start=1):
-            inner = inner.setdefault(key, _Made())
-            if not isinstance(inner, _Made):
+            inner = inner.setdefault(key, _NestedObject())
+            if not isinstance(inner, _NestedObject):
                 raise BadCell(f"has a value for {_heading(path[:number])} and one for {_heading(path)}")
         if path[-1] in inner:
             raise BadCell(f"has a value for {_heading(path)} and one for a key in it")
@@ -351,7 +349,7 @@ def record_of(columns: Sequence[KeyPath], row: Sequence[str]) -> dict[str, Any]:
 
 
 def value_of(cell: str) -> Any:
-    """The value in a cell that is not empty. Raises BadCell."""
+    """Return the value in a cell that is not empty. Raises BadCell."""
     if cell in _WORDS:
         return _WORDS[cell]
     if _NUMBER.fullmatch(cell) or cell[0] in '[{"':
@@ -362,7 +360,7 @@ def value_of(cell: str) -> Any:
     return cell
 
 
-class _Made(dict[str, Any]):
+class _NestedObject(dict[str, Any]):
     """An object made for keys with dots, not read from a cell."""
 
 

@@ -16,26 +16,26 @@ from llmlaunch.causes.redaction import masked, secret_values
 
 __all__ = ["secrets_of", "stored", "stored_row"]
 
-_NOT_HELD = {0: "\ufffd", **dict.fromkeys(range(0xD800, 0xE000), "\ufffd")}  # NUL, and halves of surrogate pairs
+_REPLACED = {0: "\ufffd", **dict.fromkeys(range(0xD800, 0xE000), "\ufffd")}  # NUL, and halves of surrogate pairs
 _AS_THEY_ARE = frozenset({"run_id", "directory", "files", "recipe_id", "plan_id"})  # they find something again
 
 
 def secrets_of(texts: Iterable[str]) -> tuple[str, ...]:
-    """The values in this environment of all that these recipes, or key=value words, list under `secrets`, and of what
-    is named like one."""
+    """Return the values in this environment of all variables that these recipes, or key=value overrides, list under
+    `secrets`, and of those named like a secret."""
     names = {name for text in texts for name in _listed(text)}
     return tuple(secret_values(os.environ, names))
 
 
 @lru_cache(maxsize=256)
 def stored(text: str, secrets: tuple[str, ...] = ()) -> str:
-    """`text` as it is stored. Thousands of runs are of few recipes and plans, so the last ones are remembered."""
-    found = masked(text, secrets)
-    return found if found.isascii() and "\0" not in found else found.translate(_NOT_HELD)
+    """Return `text` as it is stored. Thousands of runs are of few recipes and plans, so the last ones are cached."""
+    safe = masked(text, secrets)
+    return safe if safe.isascii() and "\0" not in safe else safe.translate(_REPLACED)
 
 
 def stored_row(row: Mapping[str, Any], secrets: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The columns of a table, or a record's own values, with every text as it is stored."""
+    """Return the columns of a table, or a record's own values, with every text as it is stored."""
     return {
         name: stored(value, secrets) if isinstance(value, str) and name not in _AS_THEY_ARE else value
         for name, value in row.items()

@@ -1,4 +1,4 @@
-"""One attempt of a run as measurement records, and in words why it has none. Pure: no database, no clock."""
+"""One attempt of a run as measurement records, and in a sentence why it has none. Pure: no database, no clock."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmlaunch.calibration.records import Record
 from llmlaunch.rundir.peak_account import pipeline_rank_of
 from llmlaunch.rundir.summary import AttemptSummary, NodeSummary, RankSummary
 from llmlaunch.rundir.values import byte_count, time_or_none
 
-__all__ = ["AttemptRecords", "oom_records", "predicted_bytes_of", "records_of"]
+__all__ = ["AttemptRecords", "oom_records", "records_of"]
 
-
-Record = Mapping[str, Any]
-
-# kind of peak -> the counter of torch's caching allocator, and what a rank's account calls it
+# kind of peak -> the counter of torch's caching allocator, and its name in a rank's summary
 ALLOCATOR = {
     "allocated": ("allocated_bytes.all.peak", "allocated_peak_bytes"),
     "reserved": ("reserved_bytes.all.peak", "reserved_peak_bytes"),
@@ -25,57 +23,61 @@ ELSEWHERE = ("rank", "node", "pipeline_rank", "started_at", "peak_bytes", "peak_
 
 @dataclass(frozen=True)
 class AttemptRecords:
-    """The measurement records of one attempt; `why_none` is a sentence where no rank has one of the run's own kind."""
+    """The measurement records of one attempt; `why_none` is a sentence if no rank has one of the run's own kind."""
 
     records: tuple[dict[str, Any], ...]
     why_none: str | None
 
 
 def records_of(run: Record, run_id: str, summary: AttemptSummary, state: str) -> AttemptRecords:
-    """One record per global rank whose peak of the run's own kind is known, two per pipeline rank of what torch's
-    allocator held, one per node of its main memory.
+    """Return one record for each global rank whose peak of the run's own kind is known, two for each pipeline rank of
+    what torch's allocator held, and one for each node of its main memory.
 
     `run` is the run.json of the layout the attempt ran, `state` what became of it: the peak of a failed run is what it
     reached, not what it needs.
     """
-    common = _common(run, run_id, summary, state)
-    ranks = [_of_rank(run, common, summary, one) for one in summary.ranks if one.peak_bytes is not None]
-    stages = _of_stages(run, common, summary)
-    hosts = [_of_node(run, common, node) for node in summary.nodes if node.host_peak_bytes is not None]
+    common = _common(run, run_id, summary.attempt, state)
+    if summary.step_seconds is not None:
+        common["step_seconds"] = summary.step_seconds
+    if run.get("calibration_id") is not None:
+        common["calibration_id"] = run["calibration_id"]
+    ranks = [_rank_record(run, common, summary, rank) for rank in summary.ranks if rank.peak_bytes is not None]
+    stages = _stage_records(run, common, summary)
+    hosts = [_host_record(run, common, node) for node in summary.nodes if node.host_peak_bytes is not None]
     return AttemptRecords((*ranks, *stages, *hosts), None if ranks else _why_none(run, summary))
 
 
-def _common(run: Record, run_id: str, summary: AttemptSummary, state: str) -> dict[str, Any]:
-    """What all records of an attempt have: the template of run.json, and which run it was."""
+def _common(run: Record, run_id: str, attempt: str, state: str) -> dict[str, Any]:
+    """Return what all records of an attempt have: the template of run.json, and which run it was."""
     template = run.get("measurement")
     record: dict[str, Any] = dict(template) if isinstance(template, Mapping) else {}
-    record.update(schema=1, run_id=run_id, attempt=summary.attempt, run_state=state)
-    if summary.step_seconds is not None:
-        record["step_seconds"] = summary.step_seconds
-    if run.get("calibration_id") is not None:
-        record["calibration_id"] = run["calibration_id"]
-    return record
+    return record | {"schema": 1, "run_id": run_id, "attempt": attempt, "run_state": state}
 
 
-def _of_rank(run: Record, common: Record, summary: AttemptSummary, rank: RankSummary) -> dict[str, Any]:
-    kind = str(run.get("peak_kind"))
+def _identity(common: Record, name: str, kind: str, pipeline_rank: int | None = None) -> dict[str, Any]:
     return {
-        **_of_one(common, rank, kind, f"rank{rank.rank}"),
+        "id": f"{common['run_id']}/{common['attempt']}/{name}/{kind}",
+        "peak_kind": kind,
+        "pipeline_rank": pipeline_rank,
+        "rank_scope": "stage" if pipeline_rank is not None else "unknown",
+    }
+
+
+def _rank_record(run: Record, common: Record, summary: AttemptSummary, rank: RankSummary) -> dict[str, Any]:
+    return {
+        **_of_one_rank(common, rank, str(run.get("peak_kind")), f"rank{rank.rank}"),
         "peak_bytes": rank.peak_bytes,
         "baseline_bytes": rank.baseline_bytes,
         "peak_source": rank.peak_source,
-        "predicted_bytes": predicted_bytes_of(run, rank.pipeline_rank),
+        "predicted_bytes": _at_stage(run.get("predicted_bytes"), rank.pipeline_rank),
         "observed": _observed(summary, rank),
     }
 
 
-def _of_one(common: Record, rank: RankSummary, kind: str, name: str) -> dict[str, Any]:
+def _of_one_rank(common: Record, rank: RankSummary, kind: str, name: str) -> dict[str, Any]:
     record = {
         **common,
-        "id": f"{common['run_id']}/{common['attempt']}/{name}/{kind}",
-        "peak_kind": kind,
-        "pipeline_rank": rank.pipeline_rank,
-        "rank_scope": "stage" if rank.pipeline_rank is not None else "unknown",
+        **_identity(common, name, kind, rank.pipeline_rank),
         "started_at": rank.started_at,
         "node": rank.node,
         "global_rank": rank.rank,
@@ -87,77 +89,70 @@ def _of_one(common: Record, rank: RankSummary, kind: str, name: str) -> dict[str
 
 
 def _observed(summary: AttemptSummary, rank: RankSummary) -> dict[str, Any]:
-    """All that is known of the rank beside its peak, each number with its source; what nobody saw is left out."""
-    seen = {name: value for name, value in vars(rank).items() if value is not None and name not in ELSEWHERE}
-    run = {name: getattr(summary, name) for name in ("steps_run", "step_seconds", "tokens_per_second")}
-    return {**seen, **{name: value for name, value in run.items() if value is not None}}
+    """Return everything else that is known of the rank, each number with its source; what is not known is left out."""
+    of_rank = {name: value for name, value in vars(rank).items() if value is not None and name not in ELSEWHERE}
+    of_run = {name: getattr(summary, name) for name in ("steps_run", "step_seconds", "tokens_per_second")}
+    return {**of_rank, **{name: value for name, value in of_run.items() if value is not None}}
 
 
-def _of_stages(run: Record, common: Record, summary: AttemptSummary) -> list[dict[str, Any]]:
-    """Of each pipeline rank what torch's allocator held at most, by either of its counters."""
+def _stage_records(run: Record, common: Record, summary: AttemptSummary) -> list[dict[str, Any]]:
+    """Return for each pipeline rank what torch's allocator held at most, by either of its counters."""
     by_stage: dict[int, list[RankSummary]] = {}
     for rank in summary.ranks:
         if rank.pipeline_rank is not None:
             by_stage.setdefault(rank.pipeline_rank, []).append(rank)
-    made = [_of_stage(run, common, summary, kind, by_stage[stage]) for stage in sorted(by_stage) for kind in ALLOCATOR]
-    return [record for record in made if record is not None]
+    pairs = [(stage, kind) for stage in sorted(by_stage) for kind in ALLOCATOR]
+    records = [_stage_record(run, common, summary, kind, by_stage[stage]) for stage, kind in pairs]
+    return [record for record in records if record is not None]
 
 
-def _of_stage(
+def _stage_record(
     run: Record, common: Record, summary: AttemptSummary, kind: str, ranks: Iterable[RankSummary]
 ) -> dict[str, Any] | None:
-    """The worst global rank's; None where nobody saw any."""
+    """Return the worst global rank's record, None if the peak of no rank is known."""
     statistic, name = ALLOCATOR[kind]
     peaks = [(getattr(rank, name), rank) for rank in ranks if getattr(rank, name) is not None]
     if not peaks:
         return None
-    bytes_ = [peak for peak, _ in peaks]
-    most, worst = max(peaks, key=lambda one: (one[0], -one[1].rank))
+    sizes = [peak for peak, _ in peaks]
+    most, worst = max(peaks, key=lambda peak: (peak[0], -peak[1].rank))
     return {
-        **_of_one(common, worst, kind, f"stage{worst.pipeline_rank}"),
+        **_of_one_rank(common, worst, kind, f"stage{worst.pipeline_rank}"),
         "peak_bytes": most,
         "allocator_statistic": statistic,
         "repeats": {
-            "count": len(bytes_),
-            "min_bytes": min(bytes_),
-            "max_bytes": max(bytes_),
+            "count": len(sizes),
+            "min_bytes": min(sizes),
+            "max_bytes": max(sizes),
             "what": "ranks of one stage",
         },
         "peak_source": worst.sources.get(name),
-        "predicted_bytes": _of_stage_list(_predicted(run, kind), worst.pipeline_rank),
+        "predicted_bytes": _at_stage(_predicted_of_kind(run, kind), worst.pipeline_rank),
         "observed": _observed(summary, worst),
     }
 
 
-def _of_node(run: Record, common: Record, node: NodeSummary) -> dict[str, Any]:
+def _host_record(run: Record, common: Record, node: NodeSummary) -> dict[str, Any]:
     record = {
         **common,
-        "id": f"{common['run_id']}/{common['attempt']}/{node.node}/host",
-        "peak_kind": "host",
+        **_identity(common, node.node, "host"),
         "peak_bytes": node.host_peak_bytes,
-        "pipeline_rank": None,
-        "rank_scope": "unknown",
         "node": node.node,
         "peak_source": node.host_peak_source,
-        "predicted_bytes": byte_count(_predicted(run, "host")),
+        "predicted_bytes": byte_count(_predicted_of_kind(run, "host")),
     }
     if node.host_total_bytes is not None:
         record["host_memory_bytes"] = node.host_total_bytes
     return record
 
 
-def predicted_bytes_of(run: Record, pipeline_rank: int | None) -> int | None:
-    """Of the run's own kind of peak."""
-    return _of_stage_list(run.get("predicted_bytes"), pipeline_rank)
+def _predicted_of_kind(run: Record, kind: str) -> Any:
+    """Return what run.json predicts of another kind than its own. Older run directories do not have it."""
+    predictions = run.get("predicted_by_kind")
+    return predictions.get(kind) if isinstance(predictions, Mapping) else None
 
 
-def _predicted(run: Record, kind: str) -> Any:
-    """What run.json says of another kind; those rendered before it did say nothing."""
-    said = run.get("predicted_by_kind")
-    return said.get(kind) if isinstance(said, Mapping) else None
-
-
-def _of_stage_list(predicted: Any, pipeline_rank: int | None) -> int | None:
+def _at_stage(predicted: Any, pipeline_rank: int | None) -> int | None:
     if pipeline_rank is None or not isinstance(predicted, list) or pipeline_rank >= len(predicted):
         return None
     return byte_count(predicted[pipeline_rank])
@@ -190,89 +185,59 @@ def oom_records(
     measured: Sequence[Record],
     state: str,
 ) -> list[dict[str, Any]]:
-    """One record of kind `oom` for each rank whose GPU was full, and one of kind `host_oom` for each node whose main
-    memory was; both without bytes, since neither says what was needed.
+    """Return one record of kind `oom` for each rank whose GPU was full, and one of kind `host_oom` for each node whose
+    main memory was. Neither has bytes, because neither tells what was needed.
 
-    `run` is the run.json of the layout the attempt ran, `causes` those of its nodes, `measured` the attempt's records
-    of peaks, which know the GPU of each rank. What the message said is kept in `line` and `numbers`.
+    `run` is the run.json of the layout the attempt ran, `ranks` its rank records, `causes` those of its nodes,
+    `measured` the attempt's records of peaks, which know the GPU of each rank. The message is kept in `line` and
+    `numbers`.
     """
-    made = []
+    common = _common(run, run_id, attempt, state)
+    records = []
     for cause in causes:
         if cause.get("kind") == "oom":
-            made += [_oom_of_rank(run, run_id, attempt, ranks, cause, one, measured, state) for one in _each(cause)]
+            records += [_oom_record(run, common, ranks, cause, death, measured) for death in _deaths(cause)]
         elif cause.get("kind") == "host_oom":
-            made.append(_oom_of_node(run, run_id, attempt, cause, state))
-    return made
+            identity = _identity(common, str(cause.get("node")), "host_oom")
+            of_node = {"started_at": None, "global_rank": cause.get("rank")}
+            records.append({**common, **identity, **of_node, **_message(cause, cause)})
+    return records
 
 
-def _each(cause: Record) -> list[Record]:
+def _deaths(cause: Record) -> list[Record]:
     listed = cause.get("ranks")
-    each = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
-    return each or [cause]
+    ranks = [rank for rank in listed if isinstance(rank, Mapping)] if isinstance(listed, list) else []
+    return ranks or [cause]
 
 
-def _oom_of_rank(
-    run: Record,
-    run_id: str,
-    attempt: str,
-    ranks: Sequence[Record],
-    cause: Record,
-    one: Record,
-    measured: Sequence[Record],
-    state: str,
+def _oom_record(
+    run: Record, common: Record, ranks: Sequence[Record], cause: Record, death: Record, measured: Sequence[Record]
 ) -> dict[str, Any]:
-    record = _template(run)
-    rank = one.get("rank") if type(one.get("rank")) is int else None
-    pipeline_rank = None if rank is None else pipeline_rank_of(run, rank)
-    known: Record = next((peak for peak in measured if peak.get("global_rank") == rank), {}) if rank is not None else {}
-    started: Record = next((own for own in ranks if own.get("rank") == rank), {})
-    who = f"rank{rank}" if rank is not None else str(cause.get("node"))
-    record.update(
-        id=f"{run_id}/{attempt}/{who}/oom",
-        peak_kind="oom",
-        pipeline_rank=pipeline_rank,
-        rank_scope="stage" if pipeline_rank is not None else "unknown",
-        started_at=time_or_none(started.get("started_at")),
-        global_rank=rank,
-        gpu_uuid=known.get("gpu_uuid"),
-        baseline_bytes=known.get("baseline_bytes"),
-        predicted_bytes=predicted_bytes_of(run, pipeline_rank),
-        **_oom_fields(run_id, attempt, cause, one, state),
-    )
+    rank = death.get("rank") if type(death.get("rank")) is int else None
+    stage = None if rank is None else pipeline_rank_of(run, rank)
+    peak: Record = next((r for r in measured if r.get("global_rank") == rank), {}) if rank is not None else {}
+    rank_record: Record = next((r for r in ranks if r.get("rank") == rank), {})
+    record = {
+        **common,
+        **_identity(common, f"rank{rank}" if rank is not None else str(cause.get("node")), "oom", stage),
+        "started_at": time_or_none(rank_record.get("started_at")),
+        "global_rank": rank,
+        "gpu_uuid": peak.get("gpu_uuid"),
+        "baseline_bytes": peak.get("baseline_bytes"),
+        "predicted_bytes": _at_stage(run.get("predicted_bytes"), stage),
+        **_message(cause, death),
+    }
     if record.get("gpu") is None:
-        record["gpu"] = known.get("gpu")
+        record["gpu"] = peak.get("gpu")
     return record
 
 
-def _oom_of_node(run: Record, run_id: str, attempt: str, cause: Record, state: str) -> dict[str, Any]:
-    record = _template(run)
-    record.update(
-        id=f"{run_id}/{attempt}/{cause.get('node')}/host_oom",
-        peak_kind="host_oom",
-        pipeline_rank=None,
-        rank_scope="unknown",
-        started_at=None,
-        global_rank=cause.get("rank"),
-        **_oom_fields(run_id, attempt, cause, cause, state),
-    )
-    return record
-
-
-def _template(run: Record) -> dict[str, Any]:
-    template = run.get("measurement")
-    return dict(template) if isinstance(template, Mapping) else {}
-
-
-def _oom_fields(run_id: str, attempt: str, cause: Record, one: Record, state: str) -> dict[str, Any]:
-    numbers = one.get("numbers")
+def _message(cause: Record, death: Record) -> dict[str, Any]:
+    numbers = death.get("numbers")
     return {
         "peak_bytes": None,
-        "schema": 1,
-        "run_id": run_id,
-        "attempt": attempt,
-        "run_state": state,
         "node": cause.get("node"),
         "peak_source": "message",
-        "line": str(one.get("line") or ""),
+        "line": str(death.get("line") or ""),
         "numbers": dict(numbers) if isinstance(numbers, Mapping) else {},
     }

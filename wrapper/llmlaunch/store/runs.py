@@ -1,4 +1,5 @@
-"""Runs in the store: recorded when submitted, listed, found, and told by a launcher what became of them."""
+"""Runs in the store, with their recipes and plans: recorded when submitted, listed, found by a name, and updated by
+what a launcher knows."""
 
 from __future__ import annotations
 
@@ -45,8 +46,9 @@ ONGOING = ("submitted", "running")  # every other state is the end of a run
 
 @dataclass(frozen=True)
 class Run:
-    """One run. `predicted_bytes` and `measured_bytes` are the worst rank's, of `peak_kind`; times are unix seconds.
-    `state` is submitted, running, succeeded, failed, or what a launcher said (cancelled, lost ...)."""
+    """One run, with the fields of `runs --json`. `predicted_bytes` and `measured_bytes` are the worst rank's, of
+    `peak_kind`; times are unix seconds. `state` is submitted, running, succeeded, failed, or a launcher's word
+    (cancelled, lost ...)."""
 
     run_id: str
     recipe: str | None
@@ -75,10 +77,10 @@ class Run:
 def record_submission(
     store: Store, recipe: Recipe, plan_json: Mapping[str, Any], run_dir: Path, submission: Mapping[str, Any]
 ) -> str:
-    """Remember a run that has just been submitted, for the first time or again; its id.
+    """Record a run that has just been submitted, for the first time or again, and return its id.
 
     `submission` has `launcher`, `job_id`, `submitted_at` (unix seconds or ISO 8601) and perhaps `cluster`. The id is
-    that of `run.id`, which must be written before. Raises UserError where it is not.
+    that of `run.id`. Raises UserError if that is not written yet.
     """
     directory = run_dir.resolve()
     run_id = read_run_id(directory)
@@ -114,15 +116,16 @@ def record_submission(
 
 
 def set_state(store: Store, run_id: str, state: str, why: str | None = None, ended_at: float | None = None) -> None:
-    """What a launcher knows and no file says: the scheduler dropped the job, or it was cancelled before it began.
+    """Record what a launcher knows and no file tells: the scheduler dropped the job, or it was cancelled before it
+    began.
 
     A final state holds until the run is submitted again, a later attempt begins (after `ended_at`, or now), or its
     own status.json says how it ended. Nothing happens to an unknown run.
     """
     row: dict[str, Any] = {"state": state, "why": why, "ended_at": ended_at}
     if state not in ONGOING:
-        said_at = time.time() if ended_at is None else ended_at
-        row |= {"launcher_state": state, "launcher_said_at": said_at, "files": None}  # files: collect what it left
+        reported_at = time.time() if ended_at is None else ended_at
+        row |= {"launcher_state": state, "launcher_said_at": reported_at, "files": None}  # files: collect what it left
     of_run = select(recipes).join(runs, runs.c.recipe_id == recipes.c.id).where(runs.c.run_id == run_id)
     with store.write() as connection:
         texts = [text for recipe in connection.execute(of_run) for text in (recipe.text, *json.loads(recipe.overrides))]
@@ -132,8 +135,8 @@ def set_state(store: Store, run_id: str, state: str, why: str | None = None, end
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs are meant; what is None or empty narrows nothing. `since`: unix seconds, by when they were submitted;
-    of `limit` runs the newest."""
+    """Which runs to list; a field that is None or empty narrows nothing. `since` is in unix seconds, of submission;
+    `limit` keeps the newest."""
 
     states: tuple[str, ...] = ()
     recipe: str | None = None
@@ -144,7 +147,7 @@ class RunFilter:
 
 
 def list_runs(store: Store, which: RunFilter | None = None) -> list[Run]:
-    """The runs, the newest first: every one, or those `which` names."""
+    """Return the runs, the newest first: every one, or those of the filter."""
     which = which or RunFilter()
     began = func.coalesce(runs.c.submitted_at, runs.c.started_at, 0.0)
     wanted = (
@@ -160,41 +163,43 @@ def list_runs(store: Store, which: RunFilter | None = None) -> list[Run]:
 
 
 def _conditions(which: RunFilter, began: ColumnElement[float]) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if which.states:
-        found.append(runs.c.state.in_(which.states))
-    for column, word in (
+        conditions.append(runs.c.state.in_(which.states))
+    for column, value in (
         (recipes.c.name, which.recipe),
         (runs.c.cluster, which.cluster),
         (runs.c.launcher, which.launcher),
     ):
-        if word is not None:
-            found.append(column == word)
+        if value is not None:
+            conditions.append(column == value)
     if which.since is not None:
-        found.append(began >= which.since)
-    return found
+        conditions.append(began >= which.since)
+    return conditions
 
 
 def find_run(store: Store, word: str) -> Run:
     """Return the run that a person means: by its id, its directory's path or name, its job's id, or, where nothing is
     called exactly so, by the beginning of its id or of its directory's name.
 
-    Raises UserError where there is none, and with the candidates where there is more than one.
+    Raises UserError if there is none, and with the candidates if there is more than one.
     """
-    known = list_runs(store)
+    all_runs = list_runs(store)
     # pathlib raises for names that are too long or of no user
     directory = Path(os.path.abspath(os.path.expanduser(word)))  # noqa: PTH100, PTH111
     by_path = (directory, Path(os.path.realpath(directory)))
-    exact = [run for run in known if word in (run.run_id, run.job_id, run.directory.name) or run.directory in by_path]
-    starts = [run for run in known if word and (run.run_id.startswith(word) or run.directory.name.startswith(word))]
-    meant = exact or starts
-    if len(meant) == 1:
-        return meant[0]
-    if meant:
-        shown = "".join(f"\n  {run.run_id} in {run.directory}" for run in meant[:8])
-        more = f"\n  and {len(meant) - 8} more" if len(meant) > 8 else ""
+    exact = [
+        run for run in all_runs if word in (run.run_id, run.job_id, run.directory.name) or run.directory in by_path
+    ]
+    starts = [run for run in all_runs if word and (run.run_id.startswith(word) or run.directory.name.startswith(word))]
+    matches = exact or starts
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        shown = "".join(f"\n  {run.run_id} in {run.directory}" for run in matches[:8])
+        more = f"\n  and {len(matches) - 8} more" if len(matches) > 8 else ""
         how = "is" if exact else "is the beginning of"
-        raise UserError(f"{word!r} {how} the name of {len(meant)} runs; name one by its id:{shown}{more}")
+        raise UserError(f"{word!r} {how} the name of {len(matches)} runs; name one by its id:{shown}{more}")
     raise UserError(
         f"no run {word!r} in the store {store.location.shown}; `llmlaunch runs` lists them, and "
         "`llmlaunch collect DIR` takes in a run directory"
@@ -202,14 +207,15 @@ def find_run(store: Store, word: str) -> Run:
 
 
 def put_runs(connection: Connection, rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Insert or update runs, by their ids, inside the caller's transaction. What a row does not name stays."""
-    held: set[str] = set()
+    """Insert or update runs, by their ids, inside the caller's transaction. A column that a row does not name keeps its
+    value."""
+    existing: set[str] = set()
     for some in batches(rows):
-        held.update(connection.execute(select(runs.c.run_id).where(runs.c.run_id.in_(some))).scalars())
+        existing.update(connection.execute(select(runs.c.run_id).where(runs.c.run_id.in_(some))).scalars())
     new: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # one statement for all rows with the same columns
     changed: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for run_id, row in rows.items():
-        if run_id in held:
+        if run_id in existing:
             changed.setdefault(tuple(row), []).append({**row, "this_run": run_id})
         else:
             new.setdefault(tuple(row), []).append({**row, "run_id": run_id})
@@ -221,7 +227,7 @@ def put_runs(connection: Connection, rows: Mapping[str, Mapping[str, Any]]) -> N
 
 
 def unix_seconds(value: object) -> float | None:
-    """A time as submission.json may have it: unix seconds, or ISO 8601 text."""
+    """Return the unix seconds of a time as submission.json may have it: a number, or ISO 8601 text."""
     if isinstance(value, str):
         try:
             return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
@@ -231,14 +237,14 @@ def unix_seconds(value: object) -> float | None:
 
 
 def worst_predicted(run: Mapping[str, Any]) -> int | None:
-    """The largest of run.json's predicted bytes per pipeline rank."""
+    """Return the largest of run.json's predicted bytes per pipeline rank."""
     predicted = run.get("predicted_bytes")
     listed = predicted if isinstance(predicted, list) else []
     return max((value for value in listed if byte_count(value) is not None), default=None)
 
 
 def _worst_measured(connection: Connection) -> dict[tuple[str, str], int]:
-    """By run and kind: the worst rank's peak in the newest attempt that has any."""
+    """Return by run and kind the worst rank's peak in the newest attempt that has any."""
     grouped = (
         select(
             measurements.c.run_id,
@@ -265,23 +271,24 @@ def _run(row: Mapping[Any, Any], measured: Mapping[tuple[str, str], int]) -> Run
 
 
 def put_recipe(connection: Connection, name: str, digest: str, text: str, overrides: Sequence[str]) -> int:
-    """The recipe's row, new or as first seen; `digest` is over the content, so the text may differ in comments."""
-    found = connection.execute(
+    """Return the id of the recipe's row, which is inserted once and never changed. `digest` is over the content, so the
+    text may differ in comments."""
+    existing = connection.execute(
         select(recipes.c.id).where(recipes.c.name == name, recipes.c.digest == digest)
     ).scalar_one_or_none()
-    if found is not None:
-        return int(found)
+    if existing is not None:
+        return int(existing)
     row = {"name": name, "digest": digest, "text": text, "overrides": json.dumps(list(overrides))}
     return int(connection.execute(recipes.insert().returning(recipes.c.id), row).scalar_one())
 
 
 def put_plan(connection: Connection, recipe_id: int, content: str) -> int:
-    """The plan's row. `content` is plan.json as text; equal text is one plan."""
+    """Return the id of the plan's row. `content` is plan.json as text; equal text is one plan."""
     digest = hashlib.sha256(content.encode()).hexdigest()
-    found = connection.execute(
+    existing = connection.execute(
         select(plans.c.id).where(plans.c.recipe_id == recipe_id, plans.c.digest == digest)
     ).scalar_one_or_none()
-    if found is not None:
-        return int(found)
+    if existing is not None:
+        return int(existing)
     row = {"recipe_id": recipe_id, "digest": digest, "content": content}
     return int(connection.execute(plans.insert().returning(plans.c.id), row).scalar_one())

@@ -1,4 +1,4 @@
-"""Nodes that ended runs, by cluster: taken in by `collect`, left out of the next jobs for a while, and forgiven."""
+"""Nodes that ended runs, by cluster: recorded by `collect`, excluded from new jobs for a while, and forgiven."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST_DAYS, MOST_DAYS = 7.0, 60.0
 
 @dataclass(frozen=True)
 class Failure:
-    """One attempt that a node ended. `since` is in unix seconds."""
+    """One attempt that a node ended. `since` is the time of the failure in unix seconds."""
 
     cluster: str
     node: str
@@ -49,7 +49,7 @@ class SickNode:
 
 
 def put_failures(connection: Connection, failures: Iterable[Failure]) -> None:
-    """Insert or update inside the caller's transaction. What was forgiven stays forgiven."""
+    """Insert or update failures inside the caller's transaction. A forgiven one stays forgiven."""
     for failure in failures:
         key = {name: getattr(failure, name) for name in ("cluster", "node", "run_id", "attempt")}
         rest = {"kind": failure.kind, "reason": failure.reason, "since": failure.since}
@@ -59,23 +59,23 @@ def put_failures(connection: Connection, failures: Iterable[Failure]) -> None:
 
 
 def sick_nodes_of(store: Store, now: float, clusters: Sequence[str] | None = None) -> list[SickNode]:
-    """The nodes to avoid at `now`, of all clusters unless some are named, the latest failure first."""
+    """Return the nodes to avoid at `now`, of all clusters unless some are named, the latest failure first."""
     wanted = select(sick_nodes).where(sick_nodes.c.forgiven_at.is_(None)).order_by(sick_nodes.c.since)
     by_node: dict[tuple[str, str], list[Any]] = {}
     with store.read() as connection:
         for row in connection.execute(wanted):
             by_node.setdefault((row.cluster, row.node), []).append(row)
-    found = []
+    nodes = []
     for (cluster, node), rows in by_node.items():
         last, days = rows[-1], min(FIRST_DAYS * 2.0 ** (len(rows) - 1), MOST_DAYS)
         until = last.since + days * DAY_SECONDS
         if until > now and (clusters is None or cluster in clusters):
-            found.append(SickNode(cluster, node, last.kind, last.reason, last.since, until, len(rows), last.run_id))
-    return sorted(found, key=lambda one: (-one.since, one.node))
+            nodes.append(SickNode(cluster, node, last.kind, last.reason, last.since, until, len(rows), last.run_id))
+    return sorted(nodes, key=lambda sick: (-sick.since, sick.node))
 
 
 def forgive(store: Store, node: str, now: float, cluster: str | None = None) -> int:
-    """Forget the failures of a node so far, on every cluster unless one is named; how many those were."""
+    """Forgive the failures of a node so far, on every cluster unless one is named, and return their number."""
     chosen = sick_nodes.update().where(sick_nodes.c.node == node, sick_nodes.c.forgiven_at.is_(None))
     if cluster is not None:
         chosen = chosen.where(sick_nodes.c.cluster == cluster)
