@@ -17,8 +17,8 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.planner.judge import rules_failed
-from llmlaunch.planner.no_legal_layout import no_layout, tightest
-from llmlaunch.planner.pins import freed, widened
+from llmlaunch.planner.no_legal_layout import no_layout, tightest_rule
+from llmlaunch.planner.pins import relax_pins, search_relaxed
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
@@ -115,7 +115,7 @@ def test_where_no_pin_is_to_blame_the_tightest_rule_and_what_would_satisfy_it_ar
 
 def test_the_tightest_rule_is_the_one_whose_relaxation_leaves_the_most() -> None:
     here = setting("llama3-8b", "layout={pipeline: 1, virtual_pipeline: 4}")
-    why = tightest(here)
+    why = tightest_rule(here)
     rules = here.backend.rules(here.recipe)
     splits = enumerate_splits(here.recipe, here.backend.space(here.recipe))
     left: Counter[str] = Counter()
@@ -141,7 +141,7 @@ PINS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 
 
 def any_legal(here: Setting, keep: tuple[str, ...]) -> bool:
-    return len(search(here.with_recipe(freed(here, keep))).points) > 0
+    return len(search(here.with_recipe(relax_pins(here, keep))).points) > 0
 
 
 @settings(max_examples=12, deadline=None)
@@ -151,7 +151,7 @@ def test_the_named_pins_clash_and_no_fewer_do(pins: dict[str, Any]) -> None:
     words = ("offload_optimizer", "offload_modules", "gradient_dtype")
     here = base.with_recipe(replace(base.recipe, pins=pins, fixed=words))
     assume(not len(search(here).points))
-    clash = widened(here).conflict()
+    clash = search_relaxed(here).conflict()
     assert clash
     assert not any_legal(here, clash)
     assert all(any_legal(here, some) for size in range(len(clash)) for some in combinations(pins, size))

@@ -1,4 +1,4 @@
-"""The layouts that take over where a device runs out of memory: each with more head-room than the one before."""
+"""Fallback layouts for a job that runs out of device memory, each with more head-room than the one before."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ WORTH = 0.01
 
 
 def find_fallbacks(setting: Setting, plan: Plan, count: int) -> Fallbacks:
-    """At most `count` layouts to fall back on from a safe `plan`: of the same search with its pins kept, on the same
-    devices, the fastest that is safe and whose worst rank stays HEAD_ROOM_STEP of a device below the one before."""
-    found: list[Fallback] = []
+    """Return at most `count` layouts to fall back on from a safe `plan`. Each is the fastest safe layout of the same
+    search, with its pins kept and on the same devices, whose worst rank stays HEAD_ROOM_STEP of a device below the one
+    before."""
+    layouts: list[Fallback] = []
     chain = [plan]
     for after in islice(_next_plans(setting, plan), count):
         loads = (can_load(setting.recipe, before.chosen, after.chosen) for before in chain)
-        found.append(Fallback(after, tuple(loads)))
+        layouts.append(Fallback(after, tuple(loads)))
         chain.append(after)
-    return Fallbacks(tuple(found), None if len(found) == count else _missing(setting, chain[-1], len(found), count))
+    complete = len(layouts) == count
+    return Fallbacks(tuple(layouts), None if complete else _missing(setting, chain[-1], len(layouts), count))
 
 
 def can_load(recipe: Recipe, saved: Candidate, loading: Candidate) -> bool:
-    """Whether a checkpoint saved under one layout can be loaded under the other: their backend's word, and the same
-    way to hold gradients and optimizer states."""
+    """Whether a checkpoint saved under one layout can be loaded under the other: their backend reshards it, and both
+    hold gradients and optimizer states in the same way."""
     same = saved.gradient_dtype == loading.gradient_dtype and all(
         getattr(saved.techniques, name) == getattr(loading.techniques, name)
         for name in ("offload_optimizer", "offload_parameters")
@@ -53,32 +55,32 @@ def can_load(recipe: Recipe, saved: Candidate, loading: Candidate) -> bool:
 
 
 def _next_plans(setting: Setting, plan: Plan) -> Iterator[Plan]:
-    """One after the other, as long as a layout is safe."""
+    """Yield one fallback plan after the other, as long as a layout is safe."""
     while True:
         lowered = _lowered(setting, plan)
-        found = search(lowered)
-        if not np.any(found.safe):
+        result = search(lowered)
+        if not np.any(result.safe):
             return
-        plan = plan_of(lowered, found, _place(lowered, found, plan))
+        plan = plan_of(lowered, result, _place(lowered, result, plan))
         yield plan
 
 
 def _lowered(setting: Setting, plan: Plan) -> Setting:
-    """The setting that holds no layout with less head-room than a step beyond the plan's."""
+    """Return the setting whose limit leaves a step more head-room than the plan."""
     used = plan.chosen.device_bytes
     limit = min(used - int(HEAD_ROOM_STEP * setting.limit.memory_bytes), setting.limit.limit_bytes)
     reason = f"{HEAD_ROOM_STEP:.0%} of device memory below the {used / GIB:.1f} GiB of the layout before"
     return replace(setting, limit=replace(setting.limit, limit_bytes=max(limit, 0), reason=reason))
 
 
-def _place(setting: Setting, found: SearchResult, plan: Plan) -> int:
-    """Of the layouts nearly as fast as the first: the first that keeps no more activations than the plan's either,
-    because nobody knows which term was too low; else the first."""
+def _place(setting: Setting, result: SearchResult, plan: Plan) -> int:
+    """Return the place of the first layout nearly as fast as the fastest that also keeps no more activations than the
+    plan, because nobody knows which term was too low; else the place of the fastest."""
     most = _activations(plan.estimate)
-    for place, index in enumerate(found.first):
-        if found.step_seconds[index] > (1.0 + WORTH) * found.step_seconds[found.first[0]]:
+    for place, index in enumerate(result.first):
+        if result.step_seconds[index] > (1.0 + WORTH) * result.step_seconds[result.first[0]]:
             break
-        if _activations(_estimated(setting, found.candidate(setting.recipe, place))) <= most:
+        if _activations(_estimated(setting, result.candidate(setting.recipe, place))) <= most:
             return place
     return 0
 
@@ -92,13 +94,14 @@ def _activations(detail: Estimate) -> int:
     return max(rank.terms.get("activations", 0) for rank in detail.ranks)
 
 
-def _missing(setting: Setting, last: Plan, found: int, count: int) -> str:
+def _missing(setting: Setting, last: Plan, have: int, count: int) -> str:
+    """Why there are fewer fallbacks than the recipe asks for."""
     recipe = setting.recipe
-    said = {**recipe.pins, **{name: getattr(recipe.techniques, name, None) for name in recipe.fixed}}
-    pinned = ", ".join(f"{name}: {_plain(value)}" for name, value in said.items() if value is not None)
+    pins = {**recipe.pins, **{name: getattr(recipe.techniques, name, None) for name in recipe.fixed}}
+    pinned = ", ".join(f"{name}: {_plain(value)}" for name, value in pins.items() if value is not None)
     step = HEAD_ROOM_STEP * setting.limit.memory_bytes / GIB
     return (
-        f"on_oom: {'no layout has' if not found else f'{found} of {count} layouts; no other has'} {step:.1f} GiB more "
+        f"on_oom: {'no layout has' if not have else f'{have} of {count} layouts; no other has'} {step:.1f} GiB more "
         f"head-room than {last.chosen.describe()}" + (f"; pinned: {pinned}" if pinned else "")
     )
 

@@ -1,4 +1,4 @@
-"""Single layouts, judged: what they need and how long a step takes, or the one reason they are refused."""
+"""Verdicts on single layouts: bytes and step time, or the one reason for which a layout is refused."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ __all__ = ["LayoutVerdict", "Refusal", "judge_layouts", "rules_failed"]
 
 @dataclass(frozen=True)
 class Refusal:
-    """`key` is a rule's key, "memory", "host_memory", "broken_estimate" or "rehearsed"; `reason` the rule's sentence,
-    what overflows and by how much, which law of memory the estimate breaks, or what a rehearsal showed."""
+    """Why a layout is refused. `key` is a rule's key, "memory", "host_memory", "broken_estimate" or "rehearsed";
+    `reason` is the rule's sentence, what overflows and by how much, which law of memory the estimate breaks, or what a
+    rehearsal showed."""
 
     key: str
     reason: str
@@ -31,7 +32,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class LayoutVerdict:
-    """One layout. What a rule refuses is not priced: its figures are None."""
+    """One layout with its step seconds and device bytes, both None where a rule refuses the layout before pricing."""
 
     layout: Layout
     step_seconds: float | None
@@ -44,18 +45,19 @@ class LayoutVerdict:
 
 
 def rules_failed(recipe: Recipe, layouts: LayoutColumns, rules: Sequence[Rule]) -> NDArray[np.bool_]:
-    """Which rule (row) refuses which layout (column)."""
-    asked = situation(recipe, layouts)
-    return np.array([~rule.allows(asked) for rule in rules], dtype=np.bool_).reshape(len(rules), len(layouts))
+    """Return which rule (row) refuses which layout (column)."""
+    judged = situation(recipe, layouts)
+    return np.array([~rule.allows(judged) for rule in rules], dtype=np.bool_).reshape(len(rules), len(layouts))
 
 
 def judge_layouts(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:
-    """Each of `layouts`, which split exactly the recipe's devices, in their order.
+    """Return the verdict on each of `layouts`, which split exactly the recipe's devices, in their order.
 
     Raises:
         UserError: the backend cannot do what the recipe asks for, whatever the layout.
     """
-    rules = sorted(setting.backend.rules(setting.recipe), key=lambda rule: rule.of_techniques)  # as a search asks them
+    # In the order of a search, which asks rules of techniques last.
+    rules = sorted(setting.backend.rules(setting.recipe), key=lambda rule: rule.of_techniques)
     failed = rules_failed(setting.recipe, LayoutColumns.of(layouts), rules)
     legal = [layout for i, layout in enumerate(layouts) if not failed[:, i].any()]
     priced = iter(_priced(setting, legal))
@@ -66,7 +68,7 @@ def judge_layouts(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVer
 
 
 def _by_rule(rules: Sequence[Rule], failed: NDArray[np.bool_]) -> Refusal:
-    """The first that is failed: one reason for each."""
+    """Return the first failed rule as the one reason."""
     rule = rules[int(np.argmax(failed))]
     return Refusal(rule.key, rule.sentence)
 
@@ -84,11 +86,11 @@ def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:
 
 
 def _by_memory(setting: Setting, layout: Layout) -> Refusal | None:
-    found = estimate(setting.job, layout, node=node_of(setting.recipe))
-    worst, limit, host = found.worst, setting.limit.limit_bytes, setting.host_limit.limit_bytes
+    detail = estimate(setting.job, layout, node=node_of(setting.recipe))
+    worst, limit, host = detail.worst, setting.limit.limit_bytes, setting.host_limit.limit_bytes
     rehearsed = rehearsal_of(setting.lessons.rehearsals, setting.recipe, layout)
-    if found.fault is not None:
-        return Refusal(BROKEN_ESTIMATE, f"its estimate cannot be right, which is a bug of llmlaunch: {found.fault}")
+    if detail.fault is not None:
+        return Refusal(BROKEN_ESTIMATE, f"its estimate cannot be right, which is a bug of llmlaunch: {detail.fault}")
     if rehearsed is not None and not rehearsed.safe:
         return Refusal(REHEARSED, rehearsed.sentence)
     if worst.device_bytes > limit and not (rehearsed is not None and lifts(rehearsed, setting.limit)):
@@ -98,12 +100,12 @@ def _by_memory(setting: Setting, layout: Layout) -> Refusal | None:
             f"needs {over:.1f} GiB more than the limit on pipeline rank {worst.pipeline_rank}, "
             f"most of it {_largest(worst.terms)}",
         )
-    needs = found.host_bytes_per_node or 0
+    needs = detail.host_bytes_per_node or 0
     if needs > host:
         return Refusal(
             HOST_MEMORY,
             f"a node needs {(needs - host) / GIB:.1f} GiB more host memory than the limit, "
-            f"most of it {_largest(found.host_terms)}",
+            f"most of it {_largest(detail.host_terms)}",
         )
     return None
 

@@ -1,4 +1,4 @@
-"""No layout is legal at all: the tightest constraint, the pins that contradict it or one another, and what would do."""
+"""The error for a recipe without any legal layout: the tightest rule, the pins that clash, and what would be legal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Rule
 from llmlaunch.planner.judge import rules_failed
-from llmlaunch.planner.pins import Widened, as_pin, freed, widened
+from llmlaunch.planner.pins import RelaxedSearch, as_pin, relax_pins, search_relaxed
 from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import advice, smallest_change, unfixed
@@ -20,13 +20,14 @@ from llmlaunch.recipe.places import place_of, written_pin
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.messages import counted
 
-__all__ = ["Tightest", "no_layout", "tightest", "tightest_for_splits"]
+__all__ = ["TightestRule", "no_layout", "tightest_rule", "tightest_size_rule"]
 
 
 @dataclass(frozen=True)
-class Tightest:
+class TightestRule:
     """The rule that stands in the way most: the one without which the most of `searched` layouts would be legal
-    (`alone` of them fail it and no other), else the one that refuses the most. None: the devices cannot be split."""
+    (`alone` of them fail it and no other), else the one that refuses the most. `rule` is None where the devices cannot
+    be split."""
 
     rule: Rule | None
     alone: int
@@ -34,53 +35,53 @@ class Tightest:
 
 
 def no_layout(setting: Setting) -> UserError:
-    """The error for a space that holds no legal layout."""
-    wide = widened(setting)
-    pins = wide.conflict()
+    """Return the error for a search space without a legal layout."""
+    relaxed = search_relaxed(setting)
+    pins = relaxed.conflict()
     if not pins:
         return UserError(_nothing_legal(setting))
-    why = tightest(setting.with_recipe(freed(setting, pins)))
-    clash = _contradiction(setting.recipe, pins, _words_that_clash(setting, pins))
-    return UserError(f"{clash}: {_because(setting, why)}. {_ways_out(wide, pins)}")
+    why = tightest_rule(setting.with_recipe(relax_pins(setting, pins)))
+    clash = _contradiction(setting.recipe, pins, _clashing_techniques(setting, pins))
+    return UserError(f"{clash}: {_because(setting, why)}. {_remedies(relaxed, pins)}")
 
 
-def tightest(setting: Setting) -> Tightest:
-    """Of a setting that holds no legal layout."""
+def tightest_rule(setting: Setting) -> TightestRule:
+    """Return the tightest rule of a setting without a legal layout."""
     rules = setting.backend.rules(setting.recipe)
-    return _tightest(rules, _failed(setting, rules))
+    return _tightest(rules, _failures(setting, rules))
 
 
-def tightest_for_splits(setting: Setting) -> Tightest:
-    """The same of the rules that look at sizes alone; no rule where they let some split pass, whatever the words."""
+def tightest_size_rule(setting: Setting) -> TightestRule:
+    """Return the tightest of the rules that look at sizes alone, without a rule where some split passes them all."""
     recipe = setting.recipe
     rules = [rule for rule in setting.backend.rules(recipe) if not rule.of_techniques]
     failed = rules_failed(recipe, enumerate_splits(recipe, setting.backend.space(recipe)), rules)
-    return _tightest(rules, [failed]) if failed.any(axis=0).all() else Tightest(None, 0, failed.shape[1])
+    return _tightest(rules, [failed]) if failed.any(axis=0).all() else TightestRule(None, 0, failed.shape[1])
 
 
-def _tightest(rules: Sequence[Rule], failures: Iterable[NDArray[np.bool_]]) -> Tightest:
+def _tightest(rules: Sequence[Rule], failures: Iterable[BoolColumn]) -> TightestRule:
     alone, refusing, searched = np.zeros(len(rules)), np.zeros(len(rules)), 0
     for failed in failures:
         alone += np.count_nonzero(failed[:, np.equal(failed.sum(axis=0), 1)], axis=1)
         refusing += failed.sum(axis=1)
         searched += failed.shape[1]
     if not searched:
-        return Tightest(None, 0, 0)
+        return TightestRule(None, 0, 0)
     index = int(np.argmax(alone if alone.any() else refusing))
-    return Tightest(rules[index], int(alone[index]), searched)
+    return TightestRule(rules[index], int(alone[index]), searched)
 
 
-def _failed(setting: Setting, rules: Sequence[Rule]) -> Iterator[NDArray[np.bool_]]:
-    """Which rule (row) refuses which split (column), for every set of words tried with the splits."""
-    recipe, words = setting.recipe, np.array([rule.of_techniques for rule in rules])
+def _failures(setting: Setting, rules: Sequence[Rule]) -> Iterator[BoolColumn]:
+    """Yield which rule (row) refuses which split (column), for every combination of techniques."""
+    recipe, of_techniques = setting.recipe, np.array([rule.of_techniques for rule in rules])
     splits = enumerate_splits(recipe, setting.backend.space(recipe))
     failed = rules_failed(recipe, splits, rules)
-    for said, layouts in technique_layouts(recipe, technique_space(recipe, setting.backend), splits):
-        failed[words] = rules_failed(said, layouts, [rule for rule in rules if rule.of_techniques])
+    for changed, layouts in technique_layouts(recipe, technique_space(recipe, setting.backend), splits):
+        failed[of_techniques] = rules_failed(changed, layouts, [rule for rule in rules if rule.of_techniques])
         yield failed
 
 
-def _because(setting: Setting, why: Tightest) -> str:
+def _because(setting: Setting, why: TightestRule) -> str:
     if why.rule is None:
         recipe = setting.recipe
         return f"they leave no split of {counted(recipe.world_size, 'device')} ({counted(recipe.nodes, 'node')} x " \
@@ -88,51 +89,62 @@ def _because(setting: Setting, why: Tightest) -> str:
     return f"{why.rule.sentence} [{why.rule.key}; {why.rule.where}]"
 
 
-def _words_that_clash(setting: Setting, pins: Sequence[str]) -> list[str]:
-    """Words of techniques that the recipe says itself, each of which, let go, would leave these pins a legal layout."""
-    kept = freed(setting, pins)
-    return [word for word in kept.fixed if _any_legal(setting, unfixed(kept, word))]
+def _clashing_techniques(setting: Setting, pins: Sequence[str]) -> list[str]:
+    """Return the techniques of the recipe each of which, left free, would give these pins a legal layout."""
+    relaxed = relax_pins(setting, pins)
+    return [name for name in relaxed.fixed if _any_legal(setting, unfixed(relaxed, name))]
 
 
-def _contradiction(recipe: Recipe, names: Sequence[str], words: Sequence[str]) -> str:
-    """The first by its place, the others with theirs where that is another."""
+def _any_legal(setting: Setting, recipe: Recipe) -> bool:
+    changed = setting.with_recipe(recipe)
+    rules = setting.backend.rules(recipe)
+    return any(not failed.any(axis=0).all() for failed in _failures(changed, rules))
+
+
+def _contradiction(recipe: Recipe, names: Sequence[str], techniques: Sequence[str]) -> str:
+    """Return the sentence on the settings that contradict one another, with file and line of each."""
     pins = [written_pin(recipe, name) for name in names]
-    keys = [*(pin.key for pin in pins), *(f"layout.{word}" for word in words)]
-    places = [*(pin.place for pin in pins), *(place_of(recipe, ("layout", word)) for word in words)]
-    values = [*(recipe.pins[name] for name in names), *(getattr(recipe.techniques, word) for word in words)]
-    said = [f"{key}: {_listed(_values(value))}" for key, value in zip(keys, values, strict=True)]
+    keys = [*(pin.key for pin in pins), *(f"layout.{name}" for name in techniques)]
+    places = [*(pin.place for pin in pins), *(place_of(recipe, ("layout", name)) for name in techniques)]
+    values = [*(recipe.pins[name] for name in names), *(getattr(recipe.techniques, name) for name in techniques)]
+    texts = [f"{key}: {_listed(_values(value))}" for key, value in zip(keys, values, strict=True)]
     first = places[0]
-    if len(said) == 1:
-        return f"{first}: {said[0]} leaves no legal layout"
-    shown = [text + ("" if place == first else f" ({place})") for text, place in zip(said, places, strict=True)]
+    if len(texts) == 1:
+        return f"{first}: {texts[0]} leaves no legal layout"
+    shown = [text + ("" if place == first else f" ({place})") for text, place in zip(texts, places, strict=True)]
     if len(shown) == 2:
         return f"{first}: {shown[0]} contradicts {shown[1]}"
     return f"{first}: {', '.join(shown[:-1])} and {shown[-1]} contradict one another"
 
 
-def _ways_out(wide: Widened, names: Sequence[str]) -> str:
-    """What each of the pins might be instead, the others kept; where none alone helps, the smallest change that is also
-    safe."""
-    recipe = wide.setting.recipe
-    ways = [f"{written_pin(recipe, name).key}: {_listed([as_pin(name, v) for v in values])}"
-            for name in names if (values := wide.legal_values(name))]  # fmt: skip
-    change = smallest_change(wide.setting)
-    legal = f"Legal would be {', or '.join(ways)}. " if ways else ""
-    return legal + advice(change)
+def _remedies(relaxed: RelaxedSearch, names: Sequence[str]) -> str:
+    """Return what each of the pins might be instead, the others kept, and the smallest change that is also safe."""
+    recipe = relaxed.setting.recipe
+    values = {name: relaxed.legal_values(name) for name in names}
+    remedies = [
+        f"{written_pin(recipe, name).key}: {_listed([as_pin(name, v) for v in legal])}"
+        for name, legal in values.items()
+        if legal
+    ]
+    change = smallest_change(relaxed.setting)
+    return (f"Legal would be {', or '.join(remedies)}. " if remedies else "") + advice(change)
 
 
 def _nothing_legal(setting: Setting) -> str:
-    """Nobody's pins are to blame: what of batch, nodes and sequence would do."""
+    """Return the message where no pin is to blame: which batch, number of nodes or sequence length would do."""
     recipe = setting.recipe
-    why = tightest(setting.with_recipe(freed(setting)))
-    does = [f"{key}: {value} (from {before})" for key, value, before in _legal_sizes(setting)]
-    way = f"Legal would be {', or '.join(does)}" if does else "Change the model, the batch or the nodes accordingly"
+    why = tightest_rule(setting.with_recipe(relax_pins(setting)))
+    sizes = [f"{key}: {value} (from {before})" for key, value, before in _legal_sizes(setting)]
+    remedy = (
+        f"Legal would be {', or '.join(sizes)}" if sizes else "Change the model, the batch or the nodes accordingly"
+    )
     place = place_of(recipe, ("layout",))
-    return f"{place}: layout: none of {why.searched:,} layouts is legal: {_because(setting, why)}. {way}"
+    return f"{place}: layout: none of {why.searched:,} layouts is legal: {_because(setting, why)}. {remedy}"
 
 
 def _legal_sizes(setting: Setting) -> Iterator[tuple[str, int, int]]:
-    """The nearest batch, number of nodes and sequence length that hold a legal layout, each changed alone."""
+    """Yield (key, value, present value) of the nearest batch, number of nodes and sequence length with a legal layout,
+    each changed alone."""
     recipe = setting.recipe
     work, nodes = recipe.workload, recipe.nodes
     batches = sorted({_round(work.global_batch_size, part) for part in _parts(recipe.world_size)})
@@ -150,7 +162,7 @@ def _legal_sizes(setting: Setting) -> Iterator[tuple[str, int, int]]:
 
 
 def _round(size: int, part: int) -> int:
-    """The multiple of `part` nearest to `size`."""
+    """Return the multiple of `part` nearest to `size`."""
     return max(part * round(size / part), part)
 
 
@@ -163,12 +175,6 @@ def _resized(recipe: Recipe, key: str, value: int) -> Recipe:
         return replace(recipe, nodes=value)
     size: dict[str, Any] = {key.partition(".")[2]: value}
     return replace(recipe, training=replace(recipe.training, **size))
-
-
-def _any_legal(setting: Setting, recipe: Recipe) -> bool:
-    changed = setting.with_recipe(recipe)
-    rules = setting.backend.rules(recipe)
-    return any(not failed.any(axis=0).all() for failed in _failed(changed, rules))
 
 
 def _values(pin: object) -> list[object]:

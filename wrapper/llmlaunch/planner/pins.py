@@ -8,90 +8,91 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import RECOMPUTE_NAMES
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.search_space import as_ints, offered_values
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Widened", "as_pin", "freed", "widened"]
+__all__ = ["AMOUNTS", "RelaxedSearch", "as_pin", "relax_pins", "search_relaxed"]
 
 KINDS = frozenset({"sequence_parallel", "zero_stage", "recompute"})
-AMOUNTS = frozenset({"recompute_layers", "offload_layers"})  # 0 is none of them
+AMOUNTS = frozenset({"recompute_layers", "offload_layers"})  # 0 means none
 
 
 @dataclass(frozen=True)
-class Widened:
-    """The legal layouts where every pin may also be what it is not. Bit j of `kept` says whether a layout keeps pin j,
-    and `distance` how far it is from those it does not: in powers of two for a size, in steps for a kind."""
+class RelaxedSearch:
+    """The legal layouts of a search in which every pin may also take other values. Bit j of `kept_pins` says whether a
+    layout keeps pin j, and `distance` how far it is from the pins it breaks: in powers of two for a size, in steps for
+    a kind."""
 
     setting: Setting
-    found: SearchResult
+    result: SearchResult
     names: tuple[str, ...]
-    kept: NDArray[np.int64]
-    distance: NDArray[np.float64]
+    kept_pins: IntColumn
+    distance: FloatColumn
 
     def nearest_safe(self) -> int | None:
-        """The safe layout that changes the fewest pins, then the least, then the fastest."""
-        safe = np.flatnonzero(self.found.safe)
+        """Return the safe layout that changes the fewest pins, then the least, then the fastest."""
+        safe = np.flatnonzero(self.result.safe)
         if not len(safe):
             return None
-        ones = np.array([bin(bits).count("1") for bits in range(1 << len(self.names))])
-        kept = ones[self.kept[safe]]
-        safe = safe[kept == kept.max()]
+        bit_counts = np.array([bin(bits).count("1") for bits in range(1 << len(self.names))])
+        count = bit_counts[self.kept_pins[safe]]
+        safe = safe[count == count.max()]
         far = np.round(self.distance[safe], 9)
         safe = safe[far == far.min()]
-        return int(safe[np.argmin(self.found.step_seconds[safe])])
+        return int(safe[np.argmin(self.result.step_seconds[safe])])
 
     def conflict(self) -> tuple[str, ...] | None:
-        """The smallest set of pins that no legal layout keeps together; None where there is none, and empty where no
-        layout is legal whatever the pins."""
-        kept = np.unique(self.kept)
+        """Return the smallest set of pins that no legal layout keeps together; None where all can be kept, and an empty
+        set where no layout is legal whatever the pins."""
+        combinations_kept = np.unique(self.kept_pins)
         for size in range(len(self.names) + 1):
             for some in combinations(range(len(self.names)), size):
-                wanted = sum(1 << j for j in some)
-                if not np.any((kept & wanted) == wanted):
+                bits = sum(1 << j for j in some)
+                if not np.any((combinations_kept & bits) == bits):
                     return tuple(self.names[j] for j in some)
         return None
 
     def legal_values(self, name: str) -> list[int]:
-        """What pin `name` might be for a legal layout that keeps all other pins."""
+        """Return the values of pin `name` in legal layouts that keep all other pins."""
         others = (1 << len(self.names)) - 1 - (1 << self.names.index(name))
-        return sorted(set(self.found.points.column(name)[(self.kept & others) == others].tolist()))
+        return sorted(set(self.result.points.column(name)[(self.kept_pins & others) == others].tolist()))
 
     def changes(self, row: int) -> dict[str, int]:
-        """The pins layout `row` does not keep, with its values, in the order of the recipe."""
-        lost = [name for j, name in enumerate(self.names) if not self.kept[row] >> j & 1]
-        return {name: int(self.found.points.column(name)[row]) for name in lost}
+        """Return the pins that layout `row` breaks, with its values, in the order of the recipe."""
+        broken = [name for j, name in enumerate(self.names) if not self.kept_pins[row] >> j & 1]
+        return {name: int(self.result.points.column(name)[row]) for name in broken}
 
 
-def widened(setting: Setting) -> Widened:
-    """Search as if there were no pins; what they name is searched beside what the backend offers."""
-    found = search(setting.with_recipe(freed(setting)))
+def search_relaxed(setting: Setting) -> RelaxedSearch:
+    """Search as if there were no pins; the values they name are searched beside what the backend offers."""
+    result = search(setting.with_recipe(relax_pins(setting)))
     pins = setting.recipe.pins
-    kept, distance = np.zeros(len(found.points), dtype=np.int64), np.zeros(len(found.points))
+    kept, distance = np.zeros(len(result.points), dtype=np.int64), np.zeros(len(result.points))
     for j, (name, pin) in enumerate(pins.items()):
-        off = _off(name, as_ints(name, pin), found.points.column(name))
+        off = _distance(name, as_ints(name, pin), result.points.column(name))
         kept |= np.equal(off, 0.0).astype(np.int64) << j
         distance += off
-    return Widened(setting, found, tuple(pins), kept, distance)
+    return RelaxedSearch(setting, result, tuple(pins), kept, distance)
 
 
-def freed(setting: Setting, keep: Iterable[str] = ()) -> Recipe:
-    """The recipe with every pin but those of `keep` as wide as pin and backend together offer."""
+def relax_pins(setting: Setting, keep: Iterable[str] = ()) -> Recipe:
+    """Return the recipe with every pin but those of `keep` replaced by all that pin and backend offer together."""
     recipe = setting.recipe
     space = setting.backend.space(recipe)
-    wide: dict[str, Any] = {name: pin for name, pin in recipe.pins.items() if name in keep}
-    for name in recipe.pins.keys() - wide.keys() - {"data"}:  # data follows from the others
+    pins: dict[str, Any] = {name: pin for name, pin in recipe.pins.items() if name in keep}
+    for name in recipe.pins.keys() - pins.keys() - {"data"}:  # data follows from the others
         values = dict.fromkeys((*as_ints(name, recipe.pins[name]), *offered_values(recipe, space, name)))
-        wide[name] = tuple(RECOMPUTE_NAMES[value] if name == "recompute" else value for value in values)
-    return replace(recipe, pins=wide)
+        pins[name] = tuple(RECOMPUTE_NAMES[value] if name == "recompute" else value for value in values)
+    return replace(recipe, pins=pins)
 
 
 def as_pin(name: str, value: int) -> int | bool | str | None:
-    """A number of a layout as a recipe says it; None where it says so by silence."""
+    """Return a number of a layout as a recipe writes it; None where the recipe writes nothing."""
     if name == "recompute":
         return RECOMPUTE_NAMES[value]
     if name == "recompute_layers" and not value:
@@ -99,13 +100,14 @@ def as_pin(name: str, value: int) -> int | bool | str | None:
     return bool(value) if name == "sequence_parallel" else value
 
 
-def _off(name: str, wanted: tuple[int, ...], column: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How far each value is from the nearest wanted one. No value is large: each is measured once, not each layout."""
-    mine, theirs = np.arange(column.max(initial=0) + 1, dtype=np.float64)[:, None], np.array(wanted, dtype=np.float64)
+def _distance(name: str, pinned: tuple[int, ...], column: IntColumn) -> FloatColumn:
+    """Return how far each value is from the nearest pinned one. Values are small: each is measured once."""
+    values = np.arange(column.max(initial=0) + 1, dtype=np.float64)[:, None]
+    targets = np.array(pinned, dtype=np.float64)
     if name in KINDS:
-        away = np.abs(mine - theirs)
+        away = np.abs(values - targets)
     else:
         none = 1.0 if name in AMOUNTS else 0.0
-        away = np.abs(np.log2(np.maximum(mine, 1.0 - none) + none) - np.log2(theirs + none))
-    nearest: NDArray[np.float64] = away.min(axis=1)[column]
+        away = np.abs(np.log2(np.maximum(values, 1.0 - none) + none) - np.log2(targets + none))
+    nearest: FloatColumn = away.min(axis=1)[column]
     return nearest

@@ -1,4 +1,4 @@
-"""What a planned job sends between its nodes, and what their order is worth where the network was measured."""
+"""What a planned job sends between its nodes, and what the best order of the nodes gains on a measured network."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ BUDGET_ORDERS = 30_000.0
 
 @dataclass(frozen=True)
 class ExpectedPlacement:
-    """What the order of the nodes is worth on `nodes` of the profile's matrix, the first by name: which ones SLURM will
-    give is not known.
+    """The gain of the best order of `nodes`, the first by name of the profile's matrix: which nodes SLURM will allocate
+    is not known.
 
-    `slurm_order_seconds` and `seconds` are what is minimised: seconds of a step between nodes, nothing of them hidden,
-    in SLURM's order and in the best order found; `proved` where no order takes less. `slurm_order_step_seconds` and
-    `step_seconds` are whole steps in these orders, timed as every layout is: with what computation hides.
+    `slurm_order_seconds` and `seconds` are the objective: seconds of a step between nodes, with nothing hidden, in
+    SLURM's order and in the best order found; `proved` means that no order takes less. `slurm_order_step_seconds` and
+    `step_seconds` are whole steps in these orders, timed as every layout is, with what computation hides.
     """
 
     nodes: tuple[str, ...]
@@ -45,7 +45,7 @@ class ExpectedPlacement:
 
     @property
     def gain_seconds(self) -> float:
-        """What a step is shorter in the best order; never more than the whole step in SLURM's."""
+        """Seconds a step is shorter in the best order than in SLURM's; never negative."""
         return max(self.slurm_order_step_seconds - self.step_seconds, 0.0)
 
     def as_json(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def layout_sizes(layout: Layout) -> Sizes:
 
 
 def step_volumes(recipe: Recipe, layout: Layout, facts: MemoryFacts) -> Volumes:
-    """Bytes a device sends in one step, nothing hidden behind compute (as Pipette counts them).
+    """Return the bytes a device sends in one step, with nothing hidden behind compute (as Pipette counts them).
 
     The pipeline is traversed once for every p micro-batches (Pipette's hidden critical path). Gradients are reduced
     and parameters gathered once a step, D - 1 of D shares over every link of the ring; ZeRO 3 gathers parameters twice
@@ -96,7 +96,7 @@ def step_volumes(recipe: Recipe, layout: Layout, facts: MemoryFacts) -> Volumes:
 
 
 def _trained(recipe: Recipe, layout: Layout, facts: MemoryFacts) -> tuple[list[float], list[float]]:
-    """Trained parameters on one device of each stage: dense, expert."""
+    """Return the trained parameters on one device of each stage: (dense, expert)."""
     job = Job(recipe.model, recipe.workload, facts, techniques=recipe.techniques)
     rows = all_ranks(job, LayoutColumns.of([layout]))
     counts = trained_parameters(job, rows, rank_parameters(job, rows))
@@ -112,8 +112,8 @@ def _ring_bytes_per_parameter(facts: MemoryFacts, zero_stage: int, microbatches:
 
 
 def expected_placement(setting: Setting, layout: Layout) -> ExpectedPlacement | None:
-    """None without a measured matrix of at least as many nodes as the job takes, and where the recipe keeps SLURM's
-    order."""
+    """Return the gain of the best order of the nodes. None without a measured matrix of at least as many nodes as the
+    job takes, and where the recipe keeps SLURM's order."""
     recipe, cluster, matrix = setting.recipe, setting.recipe.cluster, setting.recipe.cluster.bandwidth
     if matrix is None or recipe.placement != "auto" or not 1 < recipe.nodes <= len(matrix.nodes):
         return None

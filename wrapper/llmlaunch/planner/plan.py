@@ -31,9 +31,9 @@ NO_LAYOUT = "no_layout"  # why a number of nodes was refused
 
 @dataclass(frozen=True)
 class Limit:
-    """The bytes a device or a node may be filled to, and the reason for that number. `risk` is what the recipe asks
-    for and `runs` the comparable measured runs behind it; both None where it asks for none. `support` is what measured
-    runs say of predictions of this kind, whatever decides; None where nobody looked."""
+    """The bytes a device or a node may be filled to, and the reason for that number. `risk` is what the recipe asks for
+    and `runs` the number of comparable measured runs behind it; both are None where it asks for none. `support` is the
+    evidence of measured runs on predictions of this kind, whatever decides; None where nobody looked."""
 
     limit_bytes: int
     memory_bytes: int
@@ -46,8 +46,8 @@ class Limit:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout with its worst rank's device bytes and its step time, and the words chosen with it: techniques and
-    the format gradients accumulate in (None: the backend's own choice)."""
+    """One layout with its worst rank's device bytes and its step time, and the techniques chosen with it and the format
+    gradients accumulate in (None: the backend's own choice)."""
 
     layout: Layout
     device_bytes: int
@@ -58,30 +58,30 @@ class Candidate:
     gradient_dtype: str | None = None
 
     def describe(self) -> str:
-        """The layout and the words chosen with it, on one line, leaving out what is switched off."""
-        ways = self.techniques
+        """Return the layout and its techniques on one line, leaving out what is switched off."""
+        techniques = self.techniques
         parts = [self.layout.describe()]
-        if ways.recompute_modules and self.layout.recompute:
-            parts.append(f"({'+'.join(ways.recompute_modules)})")
-        elif ways.recompute_method != "uniform" and self.layout.recompute:
-            parts.append(f"({ways.recompute_method})")
-        away = [*ways.offload_modules, *(["checkpoints"] if ways.offload_checkpoints else [])]
-        away += ["parameters"] if ways.offload_parameters else []
-        away += [f"optimizer:{ways.offload_optimizer:g}"] if ways.offload_optimizer else []
+        if techniques.recompute_modules and self.layout.recompute:
+            parts.append(f"({'+'.join(techniques.recompute_modules)})")
+        elif techniques.recompute_method != "uniform" and self.layout.recompute:
+            parts.append(f"({techniques.recompute_method})")
+        away = [*techniques.offload_modules, *(["checkpoints"] if techniques.offload_checkpoints else [])]
+        away += ["parameters"] if techniques.offload_parameters else []
+        away += [f"optimizer:{techniques.offload_optimizer:g}"] if techniques.offload_optimizer else []
         parts += [f"offload={'+'.join(away)}"] if away else []
         parts += [f"gradients={self.gradient_dtype}"] if self.gradient_dtype else []
         return " ".join(parts)
 
 
 def as_planned(recipe: Recipe, chosen: Candidate) -> Recipe:
-    """The recipe with the words llmlaunch chose in the place of those left free: what is rendered and recorded."""
+    """Return the recipe with the chosen techniques in place of those left free: what is rendered and recorded."""
     training = replace(recipe.training, gradient_dtype=chosen.gradient_dtype)
     return replace(recipe, techniques=chosen.techniques, training=training)
 
 
 @dataclass(frozen=True)
 class JobLength:
-    """The whole training as planned. `gpu_hours` are those of all devices together, CPUs too."""
+    """The whole training as planned. `gpu_hours` sums over all devices, CPUs too."""
 
     steps: int
     tokens: int
@@ -91,7 +91,7 @@ class JobLength:
 
 @dataclass(frozen=True)
 class NodeTrial:
-    """What became of one number of nodes. `refused` is "no_layout", "memory", "host_memory", "broken_estimate",
+    """The outcome for one number of nodes. `refused` is "no_layout", "memory", "host_memory", "broken_estimate",
     "rehearsed", "days" or "gpu_hours", and None where the fastest safe layout stays within the budget. `device_bytes`
     is the worst rank's of the best layout, None where none is legal or its estimate is broken; `length` is None where
     none is safe. Both are None where nothing was searched."""
@@ -105,23 +105,23 @@ class NodeTrial:
 
 @dataclass(frozen=True)
 class Sizing:
-    """The numbers of nodes tried, ascending; only the last may do."""
+    """The numbers of nodes tried, ascending; only the last may have succeeded."""
 
     tried: tuple[NodeTrial, ...]
 
     @property
     def nodes(self) -> int | None:
-        """The fewest nodes that do; None where none of those tried does."""
+        """The fewest nodes that succeeded; None where none of those tried did."""
         return self.tried[-1].nodes if self.tried and self.tried[-1].refused is None else None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`verdict` is "safe" or "unsafe", by memory alone. An unsafe plan carries the closest layout, and in `advice` the
-    smallest change that would fit; `changes` are its keys with what to write there, None to take a key away.
-    `beyond_budget` says what a safe plan takes more than the recipe allows, and the nearest that would do. `fallbacks`
-    follow where a device runs out of memory; None where the recipe does not ask for any. `rehearsed` is what ranks of
-    this very layout showed that ran alone: the verdict is theirs."""
+    """The chosen layout with everything a reader asks of it. `verdict` is "safe" or "unsafe", by memory alone. An
+    unsafe plan carries the closest layout, and in `advice` the smallest change that would fit; `changes` maps its keys
+    to what to write there, None to remove the key. `beyond_budget` says by how much a safe plan exceeds the recipe's
+    budget, and the nearest that would do. `fallbacks` follow where a device runs out of memory; None where the recipe
+    asks for none. `rehearsed` is the result of ranks of this very layout that ran alone, and decides the verdict."""
 
     recipe: str
     verdict: str
@@ -144,7 +144,7 @@ class Plan:
     budget: Budget = NO_BUDGET
     beyond_budget: str | None = None
     fallbacks: Fallbacks | None = None
-    correction: Correction = NO_CORRECTION  # by measured runs; in every number of bytes here
+    correction: Correction = NO_CORRECTION  # from measured runs, included in every number of bytes here
     rehearsed: Rehearsal | None = None  # None: nobody rehearsed it
 
     @property
@@ -153,7 +153,7 @@ class Plan:
 
     @property
     def host_bytes_beyond(self) -> int:
-        """What a node needs beyond its host memory's limit; 0 where it fits."""
+        """Bytes a node needs beyond its host memory's limit; 0 where it fits."""
         if self.host_limit is None or self.estimate.host_bytes_per_node is None:
             return 0
         return max(self.estimate.host_bytes_per_node - self.host_limit.limit_bytes, 0)
@@ -164,33 +164,33 @@ class Plan:
 
     @property
     def safe_by_estimate(self) -> bool:
-        """What the verdict would be had nobody rehearsed it."""
+        """Whether the plan would be safe if nobody had rehearsed it."""
         fits = self.estimate.worst.device_bytes <= self.limit.limit_bytes and not self.host_bytes_beyond
         return fits and self.estimate.fault is None
 
     @property
     def good(self) -> bool:
-        """Safe, and within the budget."""
+        """Whether the plan is safe and within the budget."""
         return self.safe and self.beyond_budget is None
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """The plan that takes over where the layout before it ran out of memory. `loads` says of each layout before it, the
-    planned one first, whether it can load what that one saved."""
+    """The plan that takes over where the layout before it ran out of memory. `loads` says for each layout before it,
+    the planned one first, whether this plan can load its checkpoints."""
 
     plan: Plan
     loads: tuple[bool, ...]
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Of the layout just before it: the training goes on instead of beginning again."""
+        """Whether it loads the checkpoints of the layout just before it, so that training continues."""
         return self.loads[-1]
 
 
 @dataclass(frozen=True)
 class Fallbacks:
-    """The layouts to fall back on, each with more head-room than the one before; `missing` says why there are fewer
+    """The layouts to fall back on, each with more head-room than the one before. `missing` says why there are fewer
     than the recipe asks for."""
 
     layouts: tuple[Fallback, ...]

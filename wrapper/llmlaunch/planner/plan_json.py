@@ -15,12 +15,12 @@ __all__ = ["candidates_json", "neighbours_json", "plan_json"]
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """Plain values, keys in a fixed order, so that the same plan gives the same bytes."""
+    """Return the plan as plain values with keys in a fixed order: the same plan gives the same bytes."""
     return {
         "recipe": plan.recipe,
         "verdict": plan.verdict,
         "layout": plan.layout.as_json(),
-        **_words(plan.chosen),
+        **_techniques(plan.chosen),
         "memory": _memory(plan),
         "step_seconds": plan.chosen.step_seconds,
         "step_terms": dict(plan.step_terms),
@@ -41,8 +41,10 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _fallbacks(found: Fallbacks) -> list[dict[str, Any]]:
-    return [_candidate(one.plan.chosen) | {"keeps_checkpoints": one.keeps_checkpoints} for one in found.layouts]
+def _fallbacks(fallbacks: Fallbacks) -> list[dict[str, Any]]:
+    return [
+        _candidate(after.plan.chosen) | {"keeps_checkpoints": after.keeps_checkpoints} for after in fallbacks.layouts
+    ]
 
 
 def _memory(plan: Plan) -> dict[str, Any]:
@@ -77,11 +79,10 @@ def _memory(plan: Plan) -> dict[str, Any]:
 
 
 def _correction(correction: Correction) -> dict[str, Any] | None:
-    """Of the calibration in use, as far as it holds for the recipe."""
     return None if correction.calibration_id is None else asdict(correction)
 
 
-def _words(candidate: Candidate) -> dict[str, Any]:
+def _techniques(candidate: Candidate) -> dict[str, Any]:
     return {"techniques": candidate.techniques.as_json(), "gradient_dtype": candidate.gradient_dtype}
 
 
@@ -119,26 +120,26 @@ def _budget(plan: Plan) -> dict[str, Any] | None:
 
 
 def candidates_json(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
-    """Layouts as `alternatives` shows them."""
+    """Return layouts in the shape of `alternatives`."""
     return [_candidate(c) for c in candidates]
 
 
-def neighbours_json(found: Iterable[Neighbour]) -> list[dict[str, Any]]:
-    """`refused` is a rule's key, "memory", "host_memory" or "rehearsed", null where the layout is safe; a layout that a
-    rule refuses has no figures."""
-    return [_neighbour(one) for one in found]
+def neighbours_json(neighbours: Iterable[Neighbour]) -> list[dict[str, Any]]:
+    """Return neighbours as plain values. `refused` is a rule's key, "memory", "host_memory" or "rehearsed", null where
+    the layout is safe; a layout that a rule refuses has no figures."""
+    return [_neighbour(neighbour) for neighbour in neighbours]
 
 
-def _neighbour(one: Neighbour) -> dict[str, Any]:
-    refusal = one.verdict.refusal
+def _neighbour(neighbour: Neighbour) -> dict[str, Any]:
+    verdict, refusal = neighbour.verdict, neighbour.verdict.refusal
     return {
-        "field": one.name,
-        "from": one.before,
-        "to": one.after,
-        "along": dict(one.along),
-        "layout": one.verdict.layout.as_json(),
-        "step_seconds": one.verdict.step_seconds,
-        "device_bytes": one.verdict.device_bytes,
+        "field": neighbour.name,
+        "from": neighbour.before,
+        "to": neighbour.after,
+        "along": dict(neighbour.along),
+        "layout": verdict.layout.as_json(),
+        "step_seconds": verdict.step_seconds,
+        "device_bytes": verdict.device_bytes,
         "refused": None if refusal is None else refusal.key,
         "reason": None if refusal is None else refusal.reason,
     }
@@ -147,7 +148,7 @@ def _neighbour(one: Neighbour) -> dict[str, Any]:
 def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {
         "layout": candidate.layout.as_json(),
-        **_words(candidate),
+        **_techniques(candidate),
         "device_bytes": candidate.device_bytes,
         "worst_pipeline_rank": candidate.worst_pipeline_rank,
         "step_seconds": candidate.step_seconds,

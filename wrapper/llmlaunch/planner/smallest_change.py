@@ -1,4 +1,4 @@
-"""Where nothing is safe: the smallest change of the recipe that makes it so."""
+"""The smallest change of a recipe that makes a layout safe, for recipes where none is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.planner.pins import AMOUNTS, Widened, as_pin, freed, widened
+from llmlaunch.planner.pins import AMOUNTS, RelaxedSearch, as_pin, relax_pins, search_relaxed
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
@@ -21,13 +21,24 @@ from llmlaunch.recipe.places import written_pin
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 
-__all__ = ["Change", "advice", "smallest_change", "stated_value", "unfixed", "with_technique", "without", "yaml_text"]
+__all__ = ["Change", "advice", "smallest_change", "unfixed", "yaml_text"]
+
+SHORTER = (2, 4, 8, 16, 32)
+# Techniques that no search chooses and a recipe may add, the cheapest first.
+ADDED: tuple[tuple[str, Any], ...] = (("loss", "native"), ("loss", "tiled"), ("mlp_chunks", 4))
+BELONGS = {
+    "recompute_modules": "selective",
+    "recompute_method": "full",
+    "recompute_layers": "full",
+    "offload_checkpoints": "full",
+}
+NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
 class Change:
-    """`settings` are what to write, by dotted key; None takes the key away. `recipe` is the recipe so changed and
-    `layout` the fastest safe one of it. `before` holds what was there of the keys that change."""
+    """A change of a recipe. `settings` maps dotted keys to what to write there, None to remove the key; `before` holds
+    the present values of those keys. `recipe` is the changed recipe and `layout` its fastest safe layout."""
 
     settings: Mapping[str, Any]
     recipe: Recipe
@@ -35,9 +46,9 @@ class Change:
     before: Mapping[str, Any] = field(default_factory=dict)
 
     def sentence(self) -> str:
-        """`set layout.tensor: 8 (from 4) and layout.data: 4 (from 8)`, as one clause."""
-        words = [self._clause(key, value) for key, value in self.settings.items()]
-        runs = (f"{verb} {' and '.join(what for _, what in run)}" for verb, run in groupby(words, key=itemgetter(0)))
+        """Return the change as one clause: `set layout.tensor: 8 (from 4) and layout.data: 4 (from 8)`."""
+        clauses = [self._clause(key, value) for key, value in self.settings.items()]
+        runs = (f"{verb} {' and '.join(what for _, what in run)}" for verb, run in groupby(clauses, key=itemgetter(0)))
         return " and ".join(runs)
 
     def _clause(self, key: str, value: Any) -> tuple[str, str]:
@@ -49,56 +60,14 @@ class Change:
 
 
 def yaml_text(value: Any) -> str:
-    """A value as YAML."""
+    """Return a value as YAML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"[{', '.join(map(yaml_text, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 
-def unfixed(recipe: Recipe, name: str) -> Recipe:
-    """The recipe with this word left for the planner to choose."""
-    return replace(recipe, fixed=tuple(word for word in recipe.fixed if word != name))
-
-
-def stated_value(recipe: Recipe, name: str) -> Any:
-    """What `layout:` says of a pin or technique; None where it says nothing."""
-    if name in recipe.pins:
-        return recipe.pins[name]
-    value = getattr(recipe.techniques, name, None)
-    return None if value == getattr(NO_TECHNIQUES, name, None) else value
-
-
-def without(recipe: Recipe, name: str) -> Recipe:
-    """A pin or a technique taken away."""
-    if name in recipe.pins:
-        return replace(recipe, pins={other: pin for other, pin in recipe.pins.items() if other != name})
-    none: dict[str, Any] = {name: getattr(NO_TECHNIQUES, name)}
-    return replace(unfixed(recipe, name), techniques=replace(recipe.techniques, **none))
-
-
-def with_technique(recipe: Recipe, name: str, value: Any) -> Recipe:
-    """A number of layers pinned, or a technique said."""
-    if name in AMOUNTS:
-        return replace(recipe, pins={**recipe.pins, name: value})
-    held: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value}
-    fixed = tuple(dict.fromkeys((*recipe.fixed, name)))
-    return replace(recipe, techniques=replace(recipe.techniques, **held), fixed=fixed)
-
-
-SHORTER = (2, 4, 8, 16, 32)
-# What a recipe may add that no search chooses, the cheapest first.
-ADDED: tuple[tuple[str, Any], ...] = (("loss", "native"), ("loss", "tiled"), ("mlp_chunks", 4))
-BELONGS = {
-    "recompute_modules": "selective",
-    "recompute_method": "full",
-    "recompute_layers": "full",
-    "offload_checkpoints": "full",
-}
-NOTHING: Mapping[str, Any] = {}
-
-
 def advice(change: Change | None) -> str:
-    """One sentence for a person."""
+    """Return the change as one sentence for a person."""
     if change is None:
         return (
             f"Neither other pins, nor a technique added, nor more nodes, up to {DEFAULT_MOST_NODES}, nor a "
@@ -108,69 +77,71 @@ def advice(change: Change | None) -> str:
 
 
 def smallest_change(setting: Setting) -> Change | None:
-    """The first of these that holds a safe layout; None where none does:
+    """Return the first of these changes that yields a safe layout, or None:
 
-    one pin of the layout set to another value; all of the host's memory; even stages; one word of techniques set
-    otherwise; more pins; a technique added that no search chooses; more nodes; a shorter sequence. Of several pins the
-    fewest, then the least far, then the fastest.
+    one pin of the layout set to another value; all of the host's memory; even stages; one technique set otherwise;
+    more pins; a technique added that no search chooses; more nodes; a shorter sequence. Of several pins the fewest,
+    then the least far, then the fastest.
     """
-    pinned = _by_pins(widened(setting)) if setting.recipe.pins else None
-    if pinned is not None and len(pinned.settings) == 1:
-        return pinned
-    told = next(_safe(setting, _let_go(setting.recipe)), None) or _by_words(setting)
-    if told is not None or pinned is not None:
-        return told or pinned
-    return next(_safe(setting, _added(setting.recipe)), None) or next(_larger(setting), None)
+    by_pins = _by_pins(search_relaxed(setting)) if setting.recipe.pins else None
+    if by_pins is not None and len(by_pins.settings) == 1:
+        return by_pins
+    change = next(_safe(setting, _relaxed_requests(setting.recipe)), None) or _by_techniques(setting)
+    if change is not None or by_pins is not None:
+        return change or by_pins
+    return next(_safe(setting, _added_techniques(setting.recipe)), None) or next(_larger(setting), None)
 
 
 def _by_pins(
-    wide: Widened, settings: Mapping[str, Any] = NOTHING, before: Mapping[str, Any] = NOTHING
+    relaxed: RelaxedSearch, settings: Mapping[str, Any] = NOTHING, before: Mapping[str, Any] = NOTHING
 ) -> Change | None:
-    """The nearest safe layout's pins, with the `settings` under which it was searched."""
-    row = wide.nearest_safe()
+    """Return the pins of the nearest safe layout, with the `settings` under which it was searched."""
+    row = relaxed.nearest_safe()
     if row is None:
         return None
-    recipe = wide.setting.recipe
-    new: dict[str, Any] = {name: as_pin(name, value) for name, value in wide.changes(row).items()}
-    old = {name: recipe.pins[name] for name in new}
+    recipe = relaxed.setting.recipe
+    new: dict[str, Any] = {name: as_pin(name, value) for name, value in relaxed.changes(row).items()}
     changed = {**settings}
     for name, value in new.items():
         pin = written_pin(recipe, name)
         changed[pin.key] = None if value is None else pin.value(value)
-        before = {**before, pin.key: pin.value(old[name])}
-    kept = {name: pin for name, pin in {**recipe.pins, **new}.items() if pin is not None}
-    change = Change(changed, replace(recipe, pins=kept), wide.found.points.layout(row), before)
-    return _fastest(wide.setting, _tidied(change) if "recompute" in new else change)
+        before = {**before, pin.key: pin.value(recipe.pins[name])}
+    pins = {name: pin for name, pin in {**recipe.pins, **new}.items() if pin is not None}
+    change = Change(changed, replace(recipe, pins=pins), relaxed.result.points.layout(row), before)
+    return _with_planned_layout(relaxed.setting, _tidied(change) if "recompute" in new else change)
 
 
-def _fastest(setting: Setting, change: Change) -> Change | None:
-    """The change with the layout that is planned once it is applied."""
-    found = search(setting.with_recipe(change.recipe))
-    return replace(change, layout=found.candidate(change.recipe, 0).layout) if np.any(found.safe) else None
+def _with_planned_layout(setting: Setting, change: Change) -> Change | None:
+    """Return the change with the layout that is planned once it is applied; None where that is not safe."""
+    result = search(setting.with_recipe(change.recipe))
+    if not np.any(result.safe):
+        return None
+    return replace(change, layout=result.candidate(change.recipe, 0).layout)
 
 
 def _tidied(change: Change) -> Change:
-    """What belongs to the recompute that was pinned goes with it, or the changed recipe would contradict itself."""
+    """Remove settings that belong to another kind of recompute than the pinned one: the changed recipe would contradict
+    itself."""
     recipe, now = change.recipe, change.recipe.pins["recompute"]
-    away = [name for name, kind in BELONGS.items() if kind != now and stated_value(recipe, name) is not None]
+    away = [name for name, kind in BELONGS.items() if kind != now and _stated_value(recipe, name) is not None]
     for name in away:
-        recipe = without(recipe, name)
+        recipe = _without(recipe, name)
     return replace(change, settings={**change.settings, **{f"layout.{name}": None for name in away}}, recipe=recipe)
 
 
 def _safe(setting: Setting, changes: Iterator[Change]) -> Iterator[Change]:
-    """Those that leave a safe layout, with it. What the backend cannot do is none."""
+    """Yield the changes that leave a safe layout, with it; what the backend cannot do is left out."""
     for change in changes:
         try:
-            found = _fastest(setting, change)
+            safe = _with_planned_layout(setting, change)
         except UserError:
             continue
-        if found is not None:
-            yield found
+        if safe is not None:
+            yield safe
 
 
-def _let_go(recipe: Recipe) -> Iterator[Change]:
-    """All of the node's memory; even stages."""
+def _relaxed_requests(recipe: Recipe) -> Iterator[Change]:
+    """Yield the changes that ask for less: all of the node's memory, even stages."""
     if recipe.slurm.get("mem") not in (None, False, 0, "0"):
         changed = replace(recipe, slurm={**recipe.slurm, "mem": 0})
         yield Change({"slurm.mem": 0}, changed, Layout(), {"slurm.mem": recipe.slurm["mem"]})
@@ -178,65 +149,95 @@ def _let_go(recipe: Recipe) -> Iterator[Change]:
         yield Change({"layout.layers_by_stage": None}, replace(recipe, layers_by_stage=None), Layout())
 
 
-def _by_words(setting: Setting) -> Change | None:
-    """Of the words the recipe chooses itself, amounts of layers among them, the one that makes the fastest safe layout
-    possible where it is free, with what is then chosen for it. Never the format of gradients: it changes the numbers a
-    model learns from."""
+def _by_techniques(setting: Setting) -> Change | None:
+    """Free one technique after the other that the recipe sets itself, amounts of layers among them, and return the one
+    that allows the fastest safe layout, with what is then chosen for it. The format of gradients is never freed: it
+    changes the numbers a model learns from."""
     recipe = setting.recipe
     names = [name for name in recipe.fixed if name != "gradient_dtype"] + [n for n in recipe.pins if n in AMOUNTS]
     best: tuple[float, Change] | None = None
     for name in names:
-        free = without(recipe, name) if name in AMOUNTS else unfixed(recipe, name)
-        found = search(setting.with_recipe(free))
-        if np.any(found.safe):
-            chosen = found.candidate(free, 0)
+        free = _without(recipe, name) if name in AMOUNTS else unfixed(recipe, name)
+        result = search(setting.with_recipe(free))
+        if np.any(result.safe):
+            chosen = result.candidate(free, 0)
             if best is None or chosen.step_seconds < best[0]:
-                best = (chosen.step_seconds, _worded(recipe, name, chosen))
+                best = (chosen.step_seconds, _technique_change(recipe, name, chosen))
     return None if best is None else best[1]
 
 
-def _worded(recipe: Recipe, name: str, chosen: Candidate) -> Change:
-    """The recipe that says what was chosen for the word; where that is nothing, says nothing of it."""
+def _technique_change(recipe: Recipe, name: str, chosen: Candidate) -> Change:
+    """Return the change that writes what was chosen for the technique; a technique switched off is removed."""
     key, amount = f"layout.{name}", name in AMOUNTS
     before = recipe.pins[name] if amount else getattr(recipe.techniques, name)
     value = getattr(chosen.layout if amount else chosen.techniques, name)
     value = list(value) if isinstance(value, tuple) else value
     if not value:
-        return Change({key: None}, without(recipe, name), chosen.layout, {key: before})
-    return Change({key: value}, with_technique(without(recipe, name), name, value), chosen.layout, {key: before})
+        return Change({key: None}, _without(recipe, name), chosen.layout, {key: before})
+    return Change({key: value}, _with_technique(_without(recipe, name), name, value), chosen.layout, {key: before})
 
 
-def _added(recipe: Recipe) -> Iterator[Change]:
-    """Each technique the recipe says nothing of."""
+def _added_techniques(recipe: Recipe) -> Iterator[Change]:
+    """Yield the addition of each technique that the recipe does not mention."""
     for name, value in ADDED:
-        if stated_value(recipe, name) is None:
-            yield Change({f"layout.{name}": value}, with_technique(recipe, name, value), Layout())
+        if _stated_value(recipe, name) is None:
+            yield Change({f"layout.{name}": value}, _with_technique(recipe, name, value), Layout())
 
 
 def _larger(setting: Setting) -> Iterator[Change]:
-    """More nodes, then a shorter sequence, each with as few of the pins changed as do."""
+    """Yield more nodes, then shorter sequences, each with as few of the pins changed as do."""
     recipe = setting.recipe
-    unhurried = setting.with_recipe(replace(freed(setting), budget=NO_BUDGET))
-    nodes = smallest_cluster(unhurried, recipe.nodes + 1, most_nodes(unhurried.recipe)).nodes
+    without_budget = setting.with_recipe(replace(relax_pins(setting), budget=NO_BUDGET))
+    nodes = smallest_cluster(without_budget, recipe.nodes + 1, most_nodes(without_budget.recipe)).nodes
     if nodes is not None:
-        wide = widened(setting.with_recipe(replace(recipe, nodes=nodes)))
-        found = _by_pins(wide, *_nodes_set(recipe, nodes))
-        if found is not None:
-            yield found
+        relaxed = search_relaxed(setting.with_recipe(replace(recipe, nodes=nodes)))
+        change = _by_pins(relaxed, *_node_settings(recipe, nodes))
+        if change is not None:
+            yield change
     for factor in SHORTER:
         length = recipe.workload.sequence_length // factor
         if length >= 1:
             training = replace(recipe.training, sequence_length=length)
             key = "training.sequence_length"
-            wide = widened(setting.with_recipe(replace(recipe, training=training)))
-            found = _by_pins(wide, {key: length}, {key: recipe.workload.sequence_length})
-            if found is not None:
-                yield found
+            relaxed = search_relaxed(setting.with_recipe(replace(recipe, training=training)))
+            change = _by_pins(relaxed, {key: length}, {key: recipe.workload.sequence_length})
+            if change is not None:
+                yield change
 
 
-def _nodes_set(recipe: Recipe, nodes: int) -> tuple[dict[str, int], dict[str, int]]:
-    """What to write for so many nodes, and what stands there now."""
+def _node_settings(recipe: Recipe, nodes: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what to write for this number of nodes, and what stands there now."""
     most = recipe.budget.max_nodes
     if most is None or nodes <= most:
         return {"nodes": nodes}, {"nodes": recipe.nodes}
     return {"nodes": nodes, "budget.max_nodes": nodes}, {"nodes": recipe.nodes, "budget.max_nodes": most}
+
+
+def unfixed(recipe: Recipe, name: str) -> Recipe:
+    """Return the recipe with this technique left for the planner to choose."""
+    return replace(recipe, fixed=tuple(other for other in recipe.fixed if other != name))
+
+
+def _stated_value(recipe: Recipe, name: str) -> Any:
+    """Return what `layout:` states for a pin or technique; None where it states nothing."""
+    if name in recipe.pins:
+        return recipe.pins[name]
+    value = getattr(recipe.techniques, name, None)
+    return None if value == getattr(NO_TECHNIQUES, name, None) else value
+
+
+def _without(recipe: Recipe, name: str) -> Recipe:
+    """Return the recipe without a pin or a technique."""
+    if name in recipe.pins:
+        return replace(recipe, pins={other: pin for other, pin in recipe.pins.items() if other != name})
+    none: dict[str, Any] = {name: getattr(NO_TECHNIQUES, name)}
+    return replace(unfixed(recipe, name), techniques=replace(recipe.techniques, **none))
+
+
+def _with_technique(recipe: Recipe, name: str, value: Any) -> Recipe:
+    """Return the recipe with a number of layers pinned, or a technique set."""
+    if name in AMOUNTS:
+        return replace(recipe, pins={**recipe.pins, name: value})
+    setting: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value}
+    fixed = tuple(dict.fromkeys((*recipe.fixed, name)))
+    return replace(recipe, techniques=replace(recipe.techniques, **setting), fixed=fixed)

@@ -31,11 +31,11 @@ def balance_alike(
     layers: int,
     caps: IntColumn,
 ) -> tuple[IntColumn, BoolColumn]:
-    """The best split of `layers` alike layers over the ranks of each row's pipeline, for a million rows.
+    """Return the best split of `layers` equal layers over the ranks of each row's pipeline, for a million rows.
 
     `layer_seconds` is one layer's, `first_seconds` and `last_seconds` what the first and the last rank do beside their
     layers; `pipeline` the ranks, `caps` (rows x most ranks) how many layers each rank can hold; it holds one at least.
-    Gives the layers of each rank (rows x most ranks, 0 past a row's last rank) and whether there is a split at all.
+    The result is the layers of each rank (rows x most ranks, 0 past a row's last rank) and whether there is a split.
 
     In units of a layer, the k-th layer of rank r ends its work at x_r + k, with x_r = its other work. A split takes the
     first layers of every rank, so its slowest rank is the largest end it takes, and its sum of squares the sum of
@@ -57,31 +57,31 @@ def balance_alike(
     other = np.round(other / np.asarray(layer_seconds)[:, None], 9)
     begin = np.ceil(other).astype(np.int64)
 
-    def held(level: IntColumn) -> IntColumn:
-        layers_held: IntColumn = np.minimum(np.maximum(level[:, None] - begin, fewest), most)
-        return layers_held
+    def layers_at(level: IntColumn) -> IntColumn:
+        count: IntColumn = np.minimum(np.maximum(level[:, None] - begin, fewest), most)
+        return count
 
-    level = _smallest_level(held, begin.max(axis=1) + layers, layers)
-    low = held(level - 1)
-    open_ends = held(level) - low
-    table = low + _taken(open_ends, begin - other, layers - low.sum(axis=1), pipeline)
+    level = _smallest_level(layers_at, begin.max(axis=1) + layers, layers)
+    low = layers_at(level - 1)
+    open_ends = layers_at(level) - low
+    table = low + _open_ends_used(open_ends, begin - other, layers - low.sum(axis=1), pipeline)
     return np.where(feasible[:, None], table, 0), feasible
 
 
-def _smallest_level(held: Callable[[IntColumn], IntColumn], high: IntColumn, layers: int) -> IntColumn:
-    """The smallest whole level at which each row holds enough; `high` where no level does."""
+def _smallest_level(layers_at: Callable[[IntColumn], IntColumn], high: IntColumn, layers: int) -> IntColumn:
+    """Return the smallest whole level at which each row holds enough layers; `high` where no level does."""
     low = np.zeros_like(high)
     while np.any(low < high):
         middle = (low + high) // 2
-        enough = held(middle).sum(axis=1) >= layers
+        enough = layers_at(middle).sum(axis=1) >= layers
         high = np.where(enough, middle, high)
         low = np.where(enough, low, np.minimum(middle + 1, high))
     return high
 
 
-def _taken(open_ends: IntColumn, early: FloatColumn, missing: IntColumn, pipeline: IntColumn) -> IntColumn:
-    """Which of the last open ends, 0 or 1 of each rank, make up for what is missing: the earliest (`early` is how much
-    before the level), of equals that of the latest rank."""
+def _open_ends_used(open_ends: IntColumn, early: FloatColumn, missing: IntColumn, pipeline: IntColumn) -> IntColumn:
+    """Return which of the last open ends, 0 or 1 of each rank, supply the missing layers: the earliest (`early` is how
+    much before the level), of equals that of the latest rank."""
     rows = np.arange(len(pipeline))
     last_rank = pipeline - 1
     last, first = open_ends[rows, last_rank], np.where(pipeline > 1, open_ends[:, 0], 0)
@@ -95,10 +95,10 @@ def _taken(open_ends: IntColumn, early: FloatColumn, missing: IntColumn, pipelin
     take_first = first * (missing > before_first)
     left = missing - take_last - take_first
     later = np.cumsum(inner[:, ::-1], axis=1)[:, ::-1]  # open ends of this rank and those after it
-    taken: IntColumn = inner * (later <= left[:, None])
-    taken[:, 0] += take_first
-    taken[rows, last_rank] += take_last
-    return taken
+    used: IntColumn = inner * (later <= left[:, None])
+    used[:, 0] += take_first
+    used[rows, last_rank] += take_last
+    return used
 
 
 def balance_kinds(
@@ -108,7 +108,7 @@ def balance_kinds(
     pipeline: int,
     fits: BoolColumn | None = None,
 ) -> tuple[int, ...] | None:
-    """The best split of layers of any kinds over `pipeline` ranks, one stage each, exactly; None where there is none.
+    """Return the best split of layers of any kinds over `pipeline` ranks, one stage each, exactly; None without one.
 
     `fits[r, a, b]` says whether rank r can hold layers a to b - 1 (ranks x layers + 1 x layers + 1); absent, all can.
 
@@ -134,7 +134,8 @@ def balance_kinds(
 def _stage_seconds(
     layer_seconds: Sequence[float], first: float, last: float, pipeline: int, fits: BoolColumn | None
 ) -> FloatColumn:
-    """Seconds of rank r with layers a to b - 1 (ranks x layers + 1 x layers + 1), infinite where it cannot be."""
+    """Return the seconds of rank r with layers a to b - 1 (ranks x layers + 1 x layers + 1), infinite where
+    impossible."""
     before = np.concatenate([[0.0], np.cumsum(layer_seconds)])
     other = np.zeros(pipeline)
     other[0] += first
@@ -147,7 +148,7 @@ def _stage_seconds(
 def _best_to_the_end(
     stage: FloatColumn, join: Callable[[FloatColumn, FloatColumn], FloatColumn]
 ) -> tuple[FloatColumn, ...]:
-    """Of every rank and one past the last: the least of stage values joined, from layer a on to the last layer."""
+    """Return for every rank, and one past the last, the least joined stage values from layer a to the last layer."""
     ranks, places, _ = stage.shape
     end = np.full(places, np.inf)
     end[-1] = 0.0

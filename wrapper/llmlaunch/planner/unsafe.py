@@ -1,4 +1,4 @@
-"""The error of a plan that is not safe: what overflows the closest layout, and what would fit."""
+"""The error for a plan that is not safe: what overflows the closest layout, and what would fit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["correction_text", "explain_unsafe", "refuse"]
 
 
 def refuse(plan: Plan) -> None:
-    """Nothing may be submitted that is not safe, or that takes more than the recipe's budget.
+    """Refuse a plan that must not be submitted.
 
     Raises:
-        NothingSafe: the plan is such a one; what would do.
+        NothingSafe: the plan is not safe or exceeds the recipe's budget; the message says what would do.
     """
     if not plan.safe:
         raise explain_unsafe(plan)
@@ -24,7 +24,7 @@ def refuse(plan: Plan) -> None:
 
 
 def explain_unsafe(plan: Plan) -> NothingSafe:
-    """The error for a plan that is not safe: the closest layout, what overflows it, what would fit."""
+    """Return the error for a plan that is not safe: the closest layout, what overflows it, and what would fit."""
     rank = plan.estimate.worst
     if plan.estimate.fault is not None:
         return NothingSafe(
@@ -48,7 +48,7 @@ def explain_unsafe(plan: Plan) -> NothingSafe:
 
 
 def correction_text(plan: Plan) -> str:
-    """What measured runs add to the worst rank, or take off it."""
+    """Return the sentence on what measured runs add to the worst rank or take off it."""
     terms, correction = plan.estimate.worst.terms, plan.correction
     support = plan.limit.support
     runs = "" if support is None else f", {counted(support.runs, 'run')}"

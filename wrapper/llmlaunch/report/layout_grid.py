@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.planner.no_legal_layout import tightest, tightest_for_splits
+from llmlaunch.planner.no_legal_layout import tightest_rule, tightest_size_rule
 from llmlaunch.planner.pins import as_pin
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.search import SearchResult
@@ -94,7 +94,7 @@ def _refused(setting: Setting, fields: tuple[str, ...], row: Row, micro_batch_si
     values = dict(zip((*fields, "micro_batch_size"), (*row, micro_batch_size), strict=True))
     pins = {name: pin for name, value in values.items() if (pin := as_pin(name, value)) is not None}
     narrowed = setting.with_recipe(replace(setting.recipe, pins={**setting.recipe.pins, **pins}))
-    rule = tightest_for_splits(narrowed).rule or tightest(narrowed).rule
+    rule = tightest_size_rule(narrowed).rule or tightest_rule(narrowed).rule
     if rule is None:
         return Cell(refused=("devices", "the pins leave no split of the devices"))
     return Cell(refused=(rule.key, rule.sentence))
