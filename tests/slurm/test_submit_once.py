@@ -21,7 +21,6 @@ from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers import submitting
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import read_submission
-from llmlaunch.launchers.slurm import late
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 
 pytestmark = pytest.mark.slurm
@@ -411,7 +410,7 @@ def test_a_scheduler_that_hangs_is_said_and_the_job_is_submitted_once(
     run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
     controller = alone.pid("slurmctld")
     said: list[str] = []
-    monkeypatch.setattr(late, "_SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr("llmlaunch.launchers.slurm.submit._SILENCE_SECONDS", 1.0)
     os.kill(controller, signal.SIGSTOP)
     try:
         with pytest.raises(SchedulerRefused, match="SLURM did not say whether it took the job") as silence:

@@ -18,7 +18,7 @@ from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import SPLIT_FIELDS
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.report.choices_text import neighbours_text
+from llmlaunch.report.plan_text import neighbours_text
 from llmlaunch.techniques import NO_TECHNIQUES
 
 AMOUNTS = ("recompute_layers", "offload_layers", "layers_by_stage")

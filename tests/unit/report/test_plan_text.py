@@ -15,8 +15,7 @@ from llmlaunch.planner.search import pareto, search
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.unsafe import explain_unsafe
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.report.choices_text import front_text
-from llmlaunch.report.plan_text import check_text, plan_text
+from llmlaunch.report.plan_text import check_text, front_text, plan_text
 
 
 def said(*overrides: str) -> str:

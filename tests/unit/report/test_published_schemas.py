@@ -21,7 +21,7 @@ from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.sizing import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.report.accuracy_json import accuracy_json
+from llmlaunch.report.accuracy_text import accuracy_json
 from support.recipe_keys import schema
 
 ROOT = Path(__file__).parents[3]

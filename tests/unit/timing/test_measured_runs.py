@@ -15,8 +15,7 @@ from llmlaunch.calibration.cases import case_of
 from llmlaunch.calibration.records import clusters_by_gpu
 from llmlaunch.planner.setting import memory_limit
 from llmlaunch.recipe.types import MemoryPolicy
-from llmlaunch.report.accuracy_json import accuracy_json
-from llmlaunch.report.accuracy_text import accuracy_text
+from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text
 from llmlaunch.timing.constants import constant, replaced
 from support.regret import Choice, MeasuredLayout, choose, measured_layouts, predicted, rule_of_thumb
 

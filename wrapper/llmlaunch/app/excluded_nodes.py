@@ -30,7 +30,7 @@ def exclusion_options(run_dir: Path, notify: Notify) -> tuple[str, ...]:
         return ()
     from llmlaunch.launchers import environment
     from llmlaunch.launchers.run_files import job_script
-    from llmlaunch.launchers.slurm.nodes import cluster_name, exclusion, nodes_of_cluster
+    from llmlaunch.launchers.slurm.site import cluster_name, exclusion, nodes_of_cluster
 
     try:
         cluster = cluster_name(notify)

@@ -43,8 +43,7 @@ def command(
     from llmlaunch.accuracy.scoring import refuse_broken, score
     from llmlaunch.app.corrections import Corrections
     from llmlaunch.calibration.records import clusters_by_gpu, read_records
-    from llmlaunch.report.accuracy_json import accuracy_json
-    from llmlaunch.report.accuracy_text import accuracy_text, records_text
+    from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text, records_text
 
     clusters = clusters_by_gpu()
     corrections = Corrections(calibration, clusters)

@@ -23,7 +23,7 @@ def placement_lines(run: PlannedRun) -> list[str]:
     """Return what the order of the nodes is worth, where the network is known."""
     if run.placement is None:
         return []
-    from llmlaunch.report.placement_text import placement_text
+    from llmlaunch.report.plan_text import placement_text
 
     return [placement_text(run.placement)]
 

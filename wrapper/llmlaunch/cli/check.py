@@ -31,8 +31,8 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
         print_json(run.json)
     else:
         from llmlaunch.app.past_peaks import last_true_peaks
-        from llmlaunch.report.console import print_verdict
         from llmlaunch.report.plan_text import check_text
+        from llmlaunch.report.text import print_verdict
 
         print_verdict(check_text(run.recipe, run.plan), run.plan.good)
         past = last_true_peaks(run.recipe, notify)

@@ -21,7 +21,7 @@ def command(run: str, names: tuple[str, ...], fallback: int | None, as_json: boo
     decision of the planner it follows from; or for those NAMEs alone, with or without their dashes.
     """
     from llmlaunch.rendering.arguments_json import read_arguments
-    from llmlaunch.report.explained_text import explained_text
+    from llmlaunch.report.plan_text import explained_text
 
     directory = directory_of(run)
     held = read_arguments(directory / f"fallback/{fallback}" if fallback else directory)

@@ -56,7 +56,7 @@ def command(name: str | None, output: Path | None, show: bool, site: bool, parti
 def _site(name: str | None, output: Path | None, partition: str | None) -> int:
     from llmlaunch.cluster.draft import drafts
     from llmlaunch.cluster.slurm_site import read_site
-    from llmlaunch.launchers.site import ask_site
+    from llmlaunch.launchers.slurm.site import ask_site
 
     found = drafts(read_site(ask_site(notify)), partition)
     if output is not None and len(found) > 1:

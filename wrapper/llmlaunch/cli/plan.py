@@ -37,8 +37,8 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool, with_front: 
         extra = {} if front is None else {"pareto": candidates_json(front)}
         print_json(run.json | {"neighbours": neighbours_json(neighbours)} | extra)
     else:
-        from llmlaunch.report.console import print_verdict
         from llmlaunch.report.plan_text import plan_text
+        from llmlaunch.report.text import print_verdict
 
         print_verdict(plan_text(run.recipe, run.plan, neighbours, front), run.plan.good)
         for line in placement_lines(run):

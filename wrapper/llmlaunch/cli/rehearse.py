@@ -56,7 +56,7 @@ def command(recipe: str, overrides: tuple[str, ...], rank: str, place: str, outp
     """
     from llmlaunch.app.rehearsals import rehearse
     from llmlaunch.rehearsal.rehearsal_text import rehearsal_text
-    from llmlaunch.report.console import print_verdict
+    from llmlaunch.report.text import print_verdict
 
     run = plan(recipe, overrides, notify)
     result = rehearse(run, rank, place, output, to_type(*sys.argv[1:]), notify)

@@ -6,7 +6,8 @@ import contextlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,9 +18,8 @@ from llmlaunch.launchers import environment, run_files
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local_gpus import refuse_without_gpus_of
 from llmlaunch.launchers.small_files import create
-from llmlaunch.launchers.stop import alive, stop_job
 
-__all__ = ["LocalLauncher"]
+__all__ = ["LocalLauncher", "alive", "stop_job"]
 
 # Boot time, and with it a process's start, moves by a second when the clock is set.
 _START_TOLERANCE_SECONDS = 3
@@ -158,3 +158,66 @@ def _works_in(process: psutil.Process, run_dir: Path) -> bool:
         return ours and started_in is not None and (started_in == str(run_dir) or run_dir.samefile(process.cwd()))
     except (psutil.Error, OSError):
         return False
+
+
+_POLL_SECONDS = 0.1
+_KILL_SECONDS = 10.0
+
+
+def stop_job(leader: psutil.Process, kill_after_seconds: float) -> None:
+    """TERM to the script, which hands it on; TERM to what outlives the script; at last KILL to all of it.
+
+    Not to the whole group at once: torchrun would get it twice, from here and from train.sh, and a second TERM
+    breaks off its orderly end. Its workers have sessions of their own, so the group alone is not the whole job.
+    """
+    job = _processes(leader, set())
+    _each([leader], psutil.Process.terminate)
+    told = False
+    deadline = time.monotonic() + kill_after_seconds
+    while time.monotonic() < deadline:
+        job = _processes(leader, job)
+        if not job:
+            return
+        if leader not in job and not told:
+            _each(job, psutil.Process.terminate)
+            told = True
+        time.sleep(_POLL_SECONDS)
+    deadline = time.monotonic() + _KILL_SECONDS
+    # Again and again: a process may have started another between the look and the signal.
+    while job and time.monotonic() < deadline:
+        _each(job, psutil.Process.kill)
+        time.sleep(_POLL_SECONDS)
+        job = _processes(leader, job)
+
+
+def alive(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
+    """Those that still run; a zombie does not, and neither does a stranger with a process id used again."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process)
+    return found
+
+
+def _processes(leader: psutil.Process, known: set[psutil.Process]) -> set[psutil.Process]:
+    """The job's living processes: those known before, the leader's group, and what any of them has started."""
+    members = {process for process in psutil.process_iter() if _group(process) == leader.pid}
+    children: set[psutil.Process] = set()
+    for process in known | members | {leader}:
+        with contextlib.suppress(psutil.Error):
+            children.update(process.children(recursive=True))
+    return alive(known | members | children | {leader})
+
+
+def _group(process: psutil.Process) -> int | None:
+    try:
+        return os.getpgid(process.pid)
+    except OSError:
+        return None
+
+
+def _each(processes: Iterable[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            act(process)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.planner.plan import NO_LAYOUT, Candidate, JobLength, Limit, Plan
+from llmlaunch.planner.placement import ExpectedPlacement
+from llmlaunch.planner.plan import NO_LAYOUT, Candidate, Fallback, JobLength, Limit, Plan
 from llmlaunch.planner.unsafe import correction_text
 from llmlaunch.recipe.types import Budget, Recipe
-from llmlaunch.report.fallback_text import fallback_text
 from llmlaunch.report.text import table
 from llmlaunch.rundir.messages import counted
-from llmlaunch.units import duration, gib
+from llmlaunch.units import GIB, duration, gib
 
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
 
-__all__ = ["check_text", "plan_text"]
+__all__ = [
+    "check_text",
+    "explained_text",
+    "fallback_text",
+    "front_text",
+    "neighbours_text",
+    "placement_text",
+    "plan_text",
+]
+SHOWN_STEP_BYTES = GIB  # the front as text shows a layout where it frees at least so much more
 
 
 def check_text(recipe: Recipe, plan: Plan) -> str:
@@ -32,14 +42,12 @@ def plan_text(
 ) -> str:
     """What `llmlaunch plan` prints: the same, with the runners-up, the neighbours, the Pareto front where it is asked
     for, and every reason for refusal."""
-    from llmlaunch.report.choices_text import front_text, neighbours_text, refused_text
-
     parts = [
         _figures(recipe, plan),
         _alternatives(plan),
         neighbours_text(plan, found),
         [] if front is None else front_text(plan, front),
-        [*refused_text(plan), *_small_print(plan)],
+        [*_refused_text(plan), *_small_print(plan)],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
@@ -198,3 +206,162 @@ def _alternatives(plan: Plan) -> list[str]:
     rows = [row(i + 1, c) for i, c in enumerate((plan.chosen, *plan.alternatives))]
     title = "Ranked layouts" if plan.safe else "Closest layouts, none of them safe"
     return [title, table(["", "GiB worst rank", "s/step", "tokens/s/device"], rows)]
+
+
+AFTER_CHECKPOINT = {
+    "reshard": "before the first checkpoint only: cannot load one",
+    "restart": "from step 0, in a checkpoint folder of its own",
+    "stop": "before the first checkpoint only",
+}
+
+
+def fallback_text(recipe: Recipe, plan: Plan) -> list[str]:
+    """One line each, and why there are fewer than asked for; nothing where the recipe asks for none."""
+    found = plan.fallbacks
+    if found is None:
+        return []
+    if not found.layouts:
+        return ["", str(found.missing)]
+    head, *rows = table(
+        ["", "GiB worst rank", "s/step", ""], [_row(plan, number, one) for number, one in enumerate(found.layouts, 1)]
+    ).splitlines()
+    notes = (_after_checkpoint(recipe, one) for one in found.layouts)
+    lines = [f"{row}  {note}".rstrip() for row, note in zip(rows, notes, strict=True)]
+    title = "Where a device runs out of memory, the same job goes on with"
+    return ["", title, head, *lines, *([found.missing] if found.missing else [])]
+
+
+def _row(plan: Plan, number: int, fallback: Fallback) -> list[str]:
+    chosen = fallback.plan.chosen
+    slower = chosen.step_seconds / plan.chosen.step_seconds - 1.0
+    figures = [gib(chosen.device_bytes), f"{chosen.step_seconds:.2f}", f"{slower:+.1%}"]
+    return [f"{number}. {chosen.describe()}", *figures]
+
+
+def _after_checkpoint(recipe: Recipe, fallback: Fallback) -> str:
+    """What becomes of checkpoints there may be by then."""
+    if recipe.training.checkpoint_path is None:
+        return ""
+    asked = recipe.on_oom.after_checkpoint
+    if any(fallback.loads) and asked != "stop":
+        whose = (f"{place}." if place else "the planned layout" for place, able in enumerate(fallback.loads) if able)
+        return "from the last checkpoint" if all(fallback.loads) else f"from a checkpoint of {' or '.join(whose)}"
+    return AFTER_CHECKPOINT[asked]
+
+
+WIDEST = 48
+HEADS = {"argument": "arguments", "variable": "variables", "setting": "settings", "directive": "directives"}
+
+
+def explained_text(program: Iterable[str], entries: Iterable[Mapping[str, Any]]) -> str:
+    """One block for each file and kind of word."""
+    lines = [f"program: {' '.join(program)}"]
+    for (file, kind), group in groupby(entries, key=lambda one: (one["file"], one["kind"])):
+        lines += ["", f"{file}: {HEADS.get(kind, kind)}"]
+        for one in group:
+            lines += _lines(one)
+    return "\n".join(lines)
+
+
+def _lines(entry: Mapping[str, Any]) -> list[str]:
+    joined = "=" if entry["kind"] in ("variable", "directive") else " "
+    word = entry["name"] + (f"{joined}{entry['value']}" if entry["value"] else "")
+    reasons = [_reason(one) for one in entry["from"]] + ([entry["why"]] if entry["why"] else [])
+    first, *others = reasons or ["llmlaunch"]
+    if len(word) > WIDEST:
+        return [f"  {word}", *(f"  {'':{WIDEST}}  {reason}" for reason in (first, *others))]
+    return [f"  {word:{WIDEST}}  {first}", *(f"  {'':{WIDEST}}  {reason}" for reason in others)]
+
+
+def _reason(origin: Mapping[str, Any]) -> str:
+    place = f" ({origin['place']})" if origin["place"] else ""
+    if origin["source"] in ("recipe", "default"):
+        return f"{origin['said']}{place}"
+    if origin["source"] == "command line":
+        return f"{origin['said']} (on the command line)"
+    return f"{origin['key']}: {origin['said']}{place}"
+
+
+LEAST_GAIN = 0.0005  # of a step: what is worth naming
+
+
+def placement_text(expected: ExpectedPlacement) -> str:
+    """On the first nodes of the matrix; the job itself chooses among the nodes it gets."""
+    among = f"on the first {counted(len(expected.nodes), 'node')} of the measured matrix"
+    before = expected.slurm_order_step_seconds
+    share = expected.gain_seconds / before
+    if share < LEAST_GAIN:
+        return f"Placement: no order of the nodes was found to be faster than SLURM's {among}"
+    return (
+        f"Placement: the best order of the nodes saves about {expected.gain_seconds:.3g} s a step ({share:.1%} of the "
+        f"{before:.3g} s in SLURM's order) {among}; the job chooses its order when it starts"
+    )
+
+
+def neighbours_text(plan: Plan, neighbours: Sequence[Neighbour]) -> list[str]:
+    """Time and head-room of each neighbour against the plan's layout; of those refused, why."""
+    rows = [_neighbour_row(plan, neighbour) for neighbour in neighbours]
+    if not rows:
+        return []
+    head = ["", "time", "GiB to spare"]
+    lines = table(head, [row for row, _ in rows]).split("\n")
+    remarks = ["", *(remark for _, remark in rows)]
+    width = max(map(len, lines))
+    labelled = [f"{line.ljust(width)}  {remark}".rstrip() for line, remark in zip(lines, remarks, strict=True)]
+    return ["Neighbours of this layout: one choice changed, data parallelism takes up the rest", *labelled]
+
+
+def _neighbour_row(plan: Plan, neighbour: Neighbour) -> tuple[list[str], str]:
+    verdict = neighbour.verdict
+    change = f"{neighbour.name.replace('_', ' ')} {_setting_text(neighbour.before)} -> {_setting_text(neighbour.after)}"
+    for name, value in neighbour.along.items():
+        change += f", {name.replace('_', ' ')} {_setting_text(value)}"
+    remark = "" if verdict.refusal is None else f"refused: {verdict.refusal.reason}"
+    if verdict.step_seconds is None or verdict.device_bytes is None:
+        return [change, "", ""], remark
+    time = 100 * (verdict.step_seconds / plan.chosen.step_seconds - 1)
+    return [change, f"{time:+.1f} %", gib(plan.limit.limit_bytes - verdict.device_bytes)], remark
+
+
+def _setting_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def front_text(plan: Plan, front: Sequence[Candidate]) -> list[str]:
+    """The Pareto front, thinned for a person: a layout is shown where it frees a GiB more than the last one shown, and
+    the one that frees the most of all."""
+    shown: list[Candidate] = []
+    for candidate in front:
+        if not shown or shown[-1].device_bytes - candidate.device_bytes >= SHOWN_STEP_BYTES or candidate is front[-1]:
+            shown.append(candidate)
+    if not shown:
+        return ["Pareto front: empty, no layout is safe"]
+    rows = [
+        [
+            candidate.describe(),
+            f"{candidate.step_seconds:.2f}",
+            f"{100 * (candidate.step_seconds / front[0].step_seconds - 1):+.1f} %",
+            gib(plan.limit.limit_bytes - candidate.device_bytes),
+        ]
+        for candidate in shown
+    ]
+    return [
+        f"Pareto front of step time against head-room: {len(front)} safe layouts that none beats in both"
+        + (f", {len(shown)} shown (each at least 1 GiB apart; --json has all)" if len(shown) < len(front) else ""),
+        table(["", "s/step", "time", "GiB to spare"], rows),
+    ]
+
+
+def _refused_text(plan: Plan) -> list[str]:
+    """How many layouts were refused for what: the first rule each fails, else memory."""
+    safe = plan.searched - sum(plan.refused.values())
+    head = f"Searched {plan.searched:,} layouts: {safe:,} are legal and safe"
+    if not plan.refused:
+        return [head]
+    ordered = sorted(plan.refused.items(), key=lambda item: -item[1])
+    return [
+        f"{head}; refused, each for the first reason that applies:",
+        *(f"  {count:>9,}  {key}: {plan.refusal_sentences.get(key, '')}" for key, count in ordered),
+    ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
 from llmlaunch.rundir.identifiers import printable
 
-__all__ = ["one_line", "percent", "table"]
+__all__ = ["one_line", "percent", "print_verdict", "table"]
 
 
 def percent(share: float) -> str:
@@ -27,3 +28,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  "
         cells = [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
         out.append((indent + "  ".join(cells)).rstrip())
     return "\n".join(out)
+
+
+def print_verdict(text: str, safe: bool) -> None:
+    """To stdout: the first line, which is the verdict, in green or red; the others as they are."""
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    # imported here: a pipe or a script must not wait for it
+    from rich.console import Console
+    from rich.text import Text
+
+    verdict, _, rest = text.partition("\n")
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(Text(verdict, style="bold green" if safe else "bold red"))
+    console.print(Text(rest))  # Text: what a person named is never markup

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.launchers.slurm.nodes import exclusion
+from llmlaunch.launchers.slurm.site import exclusion
 
 LISTED = """\
 n1|train*|idle
