@@ -64,7 +64,7 @@ def test_a_last_checkpoint_cut_short_is_left_for_the_one_before(trained: Job) ->
     torn = next((trained.checkpoints / "step-12").glob("*model_states.pt"))
     torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
     _, status, log = trained.again()
-    assert f"step-12/{torn.name} is cut short; going on from step 8, the one before it" in log
+    assert f"step-12/{torn.name} is cut short; continuing from step 8, the one before it" in log
     assert "resumed after step 8" in log
     assert re.findall(r"^step (\d+)/", log, re.MULTILINE) == ["9", "10", "11", "12"]
     assert status["state"] == "succeeded"

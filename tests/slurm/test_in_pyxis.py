@@ -95,7 +95,7 @@ def test_an_image_that_is_not_there_ends_the_job_and_is_named(slurm: Cluster, tm
     assert done.returncode == 1, done.stdout + done.stderr
     status = json.loads((run / "status.json").read_text())
     assert status["cause"]["kind"] == "container", logs(run)
-    assert status["next"]["why"] == "container would come again"
+    assert status["next"]["why"] == "a restart would end in container again"
     assert "the container does not start" in done.stdout
     assert "No such file or directory: /images/box.sqsh" in done.stdout
     assert len(list((run / "attempts").iterdir())) == 1

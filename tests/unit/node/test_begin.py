@@ -117,7 +117,7 @@ def test_a_stop_file_keeps_it_from_training(run: Run) -> None:
     (run.folder / "stop").touch()
     assert run.begin("7.0") == "end 75"
     assert run.status["state"] == "stopped"
-    assert "remove it to go on" in run.status["why"]
+    assert "remove it to continue" in run.status["why"]
 
 
 def test_slurm_s_own_requeues_are_bounded_too(run: Run) -> None:
@@ -126,7 +126,7 @@ def test_slurm_s_own_requeues_are_bounded_too(run: Run) -> None:
         run.past(f"7.{count}", from_step=10 * count)
     run.save(99)
     assert run.begin("7.4") == "end 75"
-    assert "restarted 3 times already" in run.status["why"]
+    assert "already restarted 3 times" in run.status["why"]
 
 
 def test_attempts_that_get_no_further_are_given_up(run: Run) -> None:
@@ -281,7 +281,7 @@ def test_a_damaged_last_checkpoint_is_left_for_the_one_before(
     assert run.begin("7.2") == "run ."
     record = run.record("7.2")
     assert (record["from_step"], record["tracker_step"], run.tracker.read_text()) == (100, 100, "step-100")
-    assert f"is damaged: {wrong}; going on from step 100, the one before it" in record["note"]
+    assert f"is damaged: {wrong}; continuing from step 100, the one before it" in record["note"]
 
 
 def test_megatron_s_folders_are_known(run: Run) -> None:

@@ -133,7 +133,7 @@ def test_it_never_fails(rig: Rig, capfd: pytest.CaptureFixture[str]) -> None:
     assert diagnose.main([*rig.words(), "--before"]) == 0
     assert diagnose.main(rig.words()) == 0
     assert diagnose.main(["--nonsense"]) == 0
-    assert "the cause stays unknown" in capfd.readouterr().err
+    assert "the cause remains unknown" in capfd.readouterr().err
 
 
 def test_from_the_archive(archive: Path, tmp_path: Path) -> None:

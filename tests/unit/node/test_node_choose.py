@@ -100,11 +100,11 @@ def test_what_fails_on_every_node_is_no_nodes_fault(archive: Path, tmp_path: Pat
     alike: dict[str, Any] = {node: {"stage": "started"} for node in NODES}
     done = choose(archive, tmp_path / "a", 3, **alike)
     assert (done.returncode, done.stdout.split()) == (0, ["n1", "n2", "n3"])
-    assert "no node managed to show its devices" in done.stderr
+    assert "no node could show its devices" in done.stderr
     wrong: dict[str, Any] = {node: {"bad": "4 GPUs are usable here, 8 were asked for"} for node in NODES}
     done = choose(archive, tmp_path / "b", 3, **wrong)
     assert done.returncode == 3
-    assert "look at the recipe and the environment first" in done.stderr
+    assert "check the recipe and the environment first" in done.stderr
     assert not record(tmp_path / "b", "causes/n1.json")["sick"]
 
 

@@ -111,7 +111,7 @@ def test_without_a_matrix_slurms_topology_decides(archive: Path, tmp_path: Path)
         ({}, "#!/bin/sh\n", "sets no two of these nodes apart"),
         ({"matrix": matrix(["x", "y"])}, None, "knows fewer than two of these 4 nodes"),
         ({"bytes": {**VOLUMES, "data": [0.0]}}, None, "nothing that depends on the order crosses"),
-        ({"matrix": {**matrix(NODES), "gigabytes_per_second": [[7.0] * 4] * 4}}, None, "none better was found"),
+        ({"matrix": {**matrix(NODES), "gigabytes_per_second": [[7.0] * 4] * 4}}, None, "no better one was found"),
         ({"layout": {"surprise": 1}}, None, "placing failed: TypeError"),
         ({"bytes": None}, None, "placing failed: TypeError"),
         ({"matrix": {"nodes": NODES, "gigabytes_per_second": [[1.0]]}}, None, "placing failed: IndexError"),

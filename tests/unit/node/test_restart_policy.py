@@ -28,12 +28,12 @@ def test_what_is_done_is_done() -> None:
 
 
 def test_a_failure_after_progress_goes_on_from_the_last_checkpoint() -> None:
-    assert decide(facts()) == Next("requeue", "goes on from the last checkpoint", seconds=60)
+    assert decide(facts()) == Next("requeue", "continues from the last checkpoint", seconds=60)
 
 
 def test_a_time_limit_goes_on_at_once() -> None:
     assert decide(facts(state="stopped", kind="", stop_signal="USR1")) == Next(
-        "requeue", "saved; goes on later", seconds=0
+        "requeue", "saved; continues later", seconds=0
     )
 
 
@@ -51,19 +51,19 @@ def test_where_requeue_is_forbidden_the_next_link_of_the_chain_goes_on() -> None
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"stop_signal": "TERM", "state": "stopped"}, "SLURM or a person ended the job"),
-        ({"stop_file": True, "stop_signal": "USR1", "state": "stopped"}, "the stop file asked for it"),
-        ({"kind": "crash", "made_a_step": False}, "it ended before its first step, and would again"),
-        ({"kind": "", "made_a_step": False}, "it ended before its first step, and would again"),
-        ({"kind": "disk_full"}, "disk_full would come again"),
-        ({"kind": "bad_arguments"}, "bad_arguments would come again"),
-        ({"kind": "shm_full"}, "shm_full would come again"),
-        ({"kind": "container"}, "container would come again"),
+        ({"stop_signal": "TERM", "state": "stopped"}, "cancelled by SLURM or a person"),
+        ({"stop_file": True, "stop_signal": "USR1", "state": "stopped"}, "stopped by the stop file"),
+        ({"kind": "crash", "made_a_step": False}, "it failed before its first step and would fail again"),
+        ({"kind": "", "made_a_step": False}, "it failed before its first step and would fail again"),
+        ({"kind": "disk_full"}, "a restart would end in disk_full again"),
+        ({"kind": "bad_arguments"}, "a restart would end in bad_arguments again"),
+        ({"kind": "shm_full"}, "a restart would end in shm_full again"),
+        ({"kind": "container"}, "a restart would end in container again"),
         ({"kind": "container_busy", "tries": 3, "fruitless": 2}, "2 attempts in a row"),
-        ({"kind": "oom"}, "on_oom: fallback tries layouts with more head-room"),
-        ({"restarts": 20}, "restarted 20 times already"),
+        ({"kind": "oom"}, "on_oom: fallback tries layouts with more headroom"),
+        ({"restarts": 20}, "already restarted 20 times"),
         ({"fruitless": 2}, "2 attempts in a row got no further than step 100"),
-        ({"run": {"restart": None}}, "no restart is asked for"),
+        ({"run": {"restart": None}}, "the recipe asks for no restart"),
     ],
 )
 def test_what_ends_a_job(changes: dict[str, Any], why: str) -> None:
@@ -107,7 +107,7 @@ def test_out_of_memory_falls_back_on_one_layout_after_the_other() -> None:
 
 def test_a_taken_port_is_answered_with_another_one_at_once_and_not_for_ever() -> None:
     taken = facts({"restart": None}, kind="port_taken", made_a_step=False, layout="fallback/1")
-    assert decide(taken) == Next("again", "another program had the port", layout="fallback/1")
+    assert decide(taken) == Next("again", "another program used the port", layout="fallback/1")
     assert decide(taken._replace(tries=3)).action == "end"
     assert decide(taken._replace(stop_signal="USR1")).action == "end"
 

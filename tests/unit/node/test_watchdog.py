@@ -141,7 +141,7 @@ def test_a_hang_is_written_down_asked_for_its_stacks_and_ended(watched: Watched)
     hung = watched.progress()["hung"]
     assert hung["what"] == "a step"
     assert hung["since_seconds"] >= hung["allowed_seconds"] >= 0.5
-    assert "hung: no news of a step" in said
+    assert "hung: no sign of a step" in said
 
 
 def test_trainers_that_did_not_load_the_checkpoint_are_ended_before_they_save_over_it(watched: Watched) -> None:
@@ -175,7 +175,7 @@ def test_a_step_that_comes_while_stacks_are_written_saves_the_training(watched: 
     (stacks / "0.txt").write_text("not here any more")
     until(lambda: watched.progress().get("step") == 3, "the step")
     watched.watchdog.send_signal(signal.SIGTERM)
-    assert "a step came after all" in watched.ended()
+    assert "a step completed after all" in watched.ended()
     assert watched.heard() == ["SIGUSR2"]
     assert watched.progress()["hung"] is None
 
@@ -253,7 +253,7 @@ def test_a_script_that_says_nothing_known_is_left_alone_and_said_so_once(watched
     with pytest.raises(subprocess.TimeoutExpired):
         watched.watchdog.wait(0.3)
     watched.watchdog.send_signal(signal.SIGTERM)
-    assert watched.ended().count("no line of the logs reports a step") == 1
+    assert watched.ended().count("no log line reports a step") == 1
     assert watched.heard() == ["SIGUSR1"]
 
 

@@ -97,7 +97,11 @@ def _earlier_end(options: argparse.Namespace, earlier: list[Attempt]) -> tuple[s
     if ours and ours[-1].status.get("state") == "succeeded":
         return "succeeded", 0, f"the training was finished by attempt {ours[-1].name}"
     if (options.run_dir / STOP_FILE).exists():
-        return "stopped", COMES_BACK_LATER, f"the file {options.run_dir / STOP_FILE} says so; remove it to go on"
+        return (
+            "stopped",
+            COMES_BACK_LATER,
+            f"the stop file {options.run_dir / STOP_FILE} is there; remove it to continue",
+        )
     if not ours:
         return None
     last = ours[-1].status
@@ -122,7 +126,7 @@ def _bound(options: argparse.Namespace, earlier: list[Attempt], layout: str) -> 
     step = saved_step(options.run_dir, layout)
     restarts = len([attempt for attempt in ours if not attempt.is_fallback])
     if restarts > int(policy["times"]):
-        return "failed", code, f"restarted {policy['times']} times already (restart.times); resume it when you know why"
+        return "failed", code, f"already restarted {policy['times']} times (restart.times); resume it when you know why"
     tried = fruitless(ours, layout, step)
     if tried >= int(policy["fruitless"]):
         return (

@@ -103,9 +103,9 @@ def _from_the_one_before(run_directory: Path, folder: _Folder, named: int, wrong
     problem = f"the last checkpoint, step {named} in {folder.path}, is damaged: {wrong}"
     before = folder.newest_whole(named - 1)
     if before is not None:
-        return _renamed(folder, before, f"{problem}; going on from step {before}, the one before it")
+        return _renamed(folder, before, f"{problem}; continuing from step {before}, the one before it")
     if _is_allowed(run_directory):
-        return _set_aside(folder, f"{problem}; beginning at step 0, as {FROM_OLDER_FILE} allows")
+        return _set_aside(folder, f"{problem}; starting at step 0, as {FROM_OLDER_FILE} allows")
     problem = f"{problem}; there is no whole one before it"
     return Start(0, problem=problem, remedy=_remedy(run_directory, "from step 0"))
 
@@ -114,11 +114,11 @@ def _without_tracker(run_directory: Path, folder: _Folder, reached: int, attempt
     problem = f"{folder.tracker} names no checkpoint, but attempt {attempt} had saved step {reached}"
     whole = folder.newest_whole(reached)
     if whole == reached:
-        return _renamed(folder, whole, f"{problem}, which is there and whole: going on from it")
+        return _renamed(folder, whole, f"{problem}, which is there and whole: continuing from it")
     if _is_allowed(run_directory):
         if whole is None:
-            return _set_aside(folder, f"{problem}; beginning at step 0, as {FROM_OLDER_FILE} allows")
-        return _renamed(folder, whole, f"{problem}; going on from step {whole}, as {FROM_OLDER_FILE} allows")
+            return _set_aside(folder, f"{problem}; starting at step 0, as {FROM_OLDER_FILE} allows")
+        return _renamed(folder, whole, f"{problem}; continuing from step {whole}, as {FROM_OLDER_FILE} allows")
     if not folder.path.is_dir():
         problem = f"{problem} there; the folder {folder.path} is missing (is its file system mounted on this node?)"
     older = "from step 0" if whole is None else f"from step {whole}, the newest whole one"

@@ -121,13 +121,13 @@ def _why(
 ) -> str:
     named = "; ".join(f"{node}: {why}" for node, why in bad.items())
     if all_bad:
-        return f"every node fails alike, so look at the recipe and the environment first: {named}"
+        return f"every node fails the same way; check the recipe and the environment first: {named}"
     if not enough:
         return f"{len(allocated) - len(bad)} of {len(allocated)} nodes are good and {wanted} are needed; {named}"
     reached = min(_reached(marker) for node, marker in markers.items() if node not in bad)
     if reached < len(STAGES) - 1:
         last = "start" if reached < 0 else _DOES[STAGES[reached + 1]]
-        return f"no node managed to {last}, so none is to blame" + (f"; {named}" if bad else "")
+        return f"no node could {last}, so no node is at fault" + (f"; {named}" if bad else "")
     return f"{len(allocated) - len(bad)} of {len(allocated)} nodes are good" + (f"; {named}" if bad else "")
 
 

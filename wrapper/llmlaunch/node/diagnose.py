@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     except SystemExit:
         pass  # a wrong argument; argparse has said which
     except Exception as error:
-        say(f"diagnose: {type(error).__name__}: {error}; the cause stays unknown")
+        say(f"diagnose: {type(error).__name__}: {error}; the cause remains unknown")
     finally:
         signal.alarm(0)
     return 0

@@ -307,5 +307,5 @@ def _cause_or_none(run_dir: Path, attempt: str, ranks: Sequence[Record], code: i
     try:
         return cause_of(run_dir, attempt, ranks, code)
     except Exception as error:
-        say(f"what ended attempt {attempt} stays unknown: {type(error).__name__}: {error}")
+        say(f"what ended attempt {attempt} remains unknown: {type(error).__name__}: {error}")
         return None

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     except SystemExit:
         pass  # a wrong argument; argparse has said which
     except Exception as error:
-        say(f"monitor: {type(error).__name__}: {error}; the training goes on without it")
+        say(f"monitor: {type(error).__name__}: {error}; the training continues without it")
     return 0
 
 

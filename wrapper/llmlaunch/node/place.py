@@ -73,14 +73,14 @@ def main(argv: list[str]) -> int:
 def _decide(options: argparse.Namespace, nodes: list[str]) -> Record:
     job = read_object(options.run_dir / options.layout / "placement.json")
     if job is None:
-        return _unchanged(nodes, "SLURM's: placement.json cannot be read")
+        return _unchanged(nodes, "SLURM's order: placement.json cannot be read")
     terms = _terms(job)
     if not terms:
-        return _unchanged(nodes, "SLURM's: nothing that depends on the order crosses from node to node")
+        return _unchanged(nodes, "SLURM's order: nothing that depends on the order crosses from node to node")
     why: list[str] = []
     source = _from_matrix(job, nodes, why) or _from_topology(job, nodes, why)
     if source is None:
-        return _unchanged(nodes, f"SLURM's: {'; '.join(why)}")
+        return _unchanged(nodes, f"SLURM's order: {'; '.join(why)}")
     return _placed(nodes, terms, source, place(terms, inverse(source.bytes_per_second), options.budget))
 
 
@@ -98,7 +98,7 @@ def _placed(nodes: list[str], terms: dict[str, Term], source: Source, placement:
     best = ", and no order takes less" if placement.proved else ""
     gain = 1.0 - placement.seconds / placement.before_seconds
     if order == nodes:
-        why = f"SLURM's: none better was found{best} (by {source.description})"
+        why = f"SLURM's order: no better one was found{best} (by {source.description})"
     elif gain < LEAST_GAIN:
         why = (
             f"changed by {source.description}: as long between nodes as SLURM's order, but over fewer slow links{best}"

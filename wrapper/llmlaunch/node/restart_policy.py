@@ -13,12 +13,12 @@ PREEMPTED = "preempted"
 """Preemption with grace time: SLURM tells the steps to end, and the batch script nothing (seen in 22.05.8). A step that
 ends in time ends the job, and SLURM does not put it back."""
 
-# Failures that would come again at once, wherever the job runs.
+# Failures that would recur at once, wherever the job runs.
 _CERTAIN = ("oom", "disk_full", "shm_full", "open_files", "bad_arguments", "container")
 # Failures before the first step that may not come again: another port, another word with a registry, and a folder that
 # pyxis left behind is removed by the step that met it.
 _TRIED_AGAIN = {
-    "port_taken": "another program had the port",
+    "port_taken": "another program used the port",
     "container_busy": "the container did not start this time",
 }
 _MOST_BACKOFF_SECONDS = 3600.0
@@ -59,9 +59,9 @@ def decide(facts: Facts) -> Next:
     if facts.state == "succeeded":
         return Next("end", "done")
     if facts.stop_file:
-        return Next("end", "the stop file asked for it")
+        return Next("end", "stopped by the stop file")
     if facts.stop_signal == "TERM":
-        return Next("end", "SLURM or a person ended the job; what follows is theirs to say")
+        return Next("end", "cancelled by SLURM or a person; not restarted")
     if facts.kind == "oom" and not facts.stop_signal:
         return _after_oom(facts)
     if facts.kind in _TRIED_AGAIN and not facts.stop_signal and not facts.made_a_step and facts.tries < _MOST_TRIES:
@@ -72,7 +72,9 @@ def decide(facts: Facts) -> Next:
 def _after_oom(facts: Facts) -> Next:
     fallbacks = facts.run.get("fallbacks") or []
     if not fallbacks:
-        return Next("end", "out of memory would come again; on_oom: fallback tries layouts with more head-room")
+        return Next(
+            "end", "this layout would run out of memory again; on_oom: fallback tries layouts with more headroom"
+        )
     names = [str(fallback["layout"]) for fallback in fallbacks]
     left = fallbacks[names.index(facts.layout) + 1 :] if facts.layout in names else fallbacks
     if not left:
@@ -102,18 +104,18 @@ def _after_checkpoint(facts: Facts, left: list[Record]) -> Next:
 def _restart(facts: Facts) -> Next:
     policy = facts.run.get("restart")
     if not isinstance(policy, dict):
-        return Next("end", "no restart is asked for")
+        return Next("end", "the recipe asks for no restart")
     if facts.kind in _CERTAIN:
-        return Next("end", f"{facts.kind} would come again")
+        return Next("end", f"a restart would end in {facts.kind} again")
     # What has trained once has arguments, data and memory that work; what hits it later may be the node's.
     if facts.kind in ("crash", "") and not facts.made_a_step and not facts.trained_before and not facts.stop_signal:
-        return Next("end", "it ended before its first step, and would again")
+        return Next("end", "it failed before its first step and would fail again")
     if facts.restarts >= int(policy["times"]):
-        return Next("end", f"restarted {counted(facts.restarts, 'time')} already (restart.times)")
+        return Next("end", f"already restarted {counted(facts.restarts, 'time')} (restart.times)")
     if facts.fruitless >= int(policy["fruitless"]):
         tried = "1 attempt" if facts.fruitless == 1 else f"{facts.fruitless} attempts in a row"
         return Next("end", f"{tried} got no further than step {facts.saved_step} (restart.fruitless)")
-    why = "saved; goes on later" if facts.state == "stopped" else "goes on from the last checkpoint"
+    why = "saved; continues later" if facts.state == "stopped" else "continues from the last checkpoint"
     if policy.get("by") == "chain":
         return Next("chain", why)
     return Next("requeue", why, seconds=_backoff_seconds(facts, float(policy["backoff_seconds"])))

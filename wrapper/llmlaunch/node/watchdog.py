@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         if os.getppid() == parent:
             AttemptWatchdog(options).watch(ends)
     except Exception as error:  # whatever it is, the training goes on
-        say(f"watchdog: ended by {type(error).__name__}: {error}; the training goes on without it")
+        say(f"watchdog: ended by {type(error).__name__}: {error}; the training continues without it")
     return 0
 
 
@@ -112,20 +112,21 @@ class AttemptWatchdog:
         return self._tracker.overdue(self._clock.now(), saving=is_there(self._directory / "told"))
 
     def _hangs(self, ends: frozenset[signal.Signals]) -> bool:
-        """Look into every log; where none has news, ask for stacks and end the child. False: a step came after all."""
+        """Look into every log; where none has news, ask for stacks and end the child. Returns False where a step
+        completed after all."""
         self._look(everywhere=True)
         hung = self._overdue()
         if hung is None:
             return False
         self._write(hung)
         say(
-            f"watchdog: hung: no news of {hung['what']} for {hung['since_seconds']:.0f} s, "
-            f"{hung['allowed_seconds']:.0f} s are allowed; asking all ranks for their stacks"
+            f"watchdog: hung: no sign of {hung['what']} for {hung['since_seconds']:.0f} s "
+            f"(limit {hung['allowed_seconds']:.0f} s); requesting the stacks of all ranks"
         )
         self._child.signal(signal.SIGUSR2)
         self._wait_for_dumps()
         if self._look(everywhere=True):
-            say("watchdog: a step came after all; the training goes on")
+            say("watchdog: a step completed after all; the training continues")
             self._write()
             return False
         hung["where"] = where_they_stand(self._directory, self._ranks)
@@ -142,7 +143,7 @@ class AttemptWatchdog:
             if signal.sigtimedwait(ends, 0.2) is not None:
                 return
         if self._child.alive():
-            say(f"watchdog: it did not end in {TERM_SECONDS:.0f} s; killing it")
+            say(f"watchdog: the training step did not end within {TERM_SECONDS:.0f} s of SIGTERM; killing it")
             kill_tree(self._child)
 
     def _began_behind(self) -> bool:
@@ -201,7 +202,7 @@ class AttemptWatchdog:
             return
         self._silent_until = None
         if not self._tracker.any_step:
-            say("watchdog: no line of the logs reports a step; a hang will go unnoticed, only the stop file is watched")
+            say("watchdog: no log line reports a step, so a hang cannot be detected; only the stop file is watched")
 
     def _write(self, hung: Record | None = None) -> None:
         if hung is None and not self._tracker.any_step:
