@@ -18,13 +18,12 @@ from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, rules_for
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE
 from llmlaunch.backends.megatron.versions import rendered_arguments
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
-from llmlaunch.models.schema import check_shape
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
-from llmlaunch.number_formats import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router, check_shape
 from llmlaunch.planner.pricing import situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.workload import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
 
 __all__ = ["Case", "cases", "refusals"]
 

@@ -15,9 +15,8 @@ from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
-from llmlaunch.number_formats import OptimizerFormats
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.workload import Workload
+from llmlaunch.workload import OptimizerFormats, Workload
 
 __all__ = ["CASES", "MANY_MICROBATCHES", "PADDED", "TECHNIQUES", "Case"]
 

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.number_formats import NO_NUMBER_FORMATS, NumberFormats
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.workload import Workload
+from llmlaunch.workload import NO_NUMBER_FORMATS, NumberFormats, Workload
 
 __all__ = [
     "EVEN",

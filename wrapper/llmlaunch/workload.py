@@ -1,10 +1,13 @@
-"""What is trained per step, independent of how it is split."""
+"""What is trained in one step and in which number formats, independent of how it is split."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["PRECISIONS", "Workload"]
+from llmlaunch.documents.keys import key, section
+
+__all__ = ["ELEMENT_BYTES", "NO_NUMBER_FORMATS", "PRECISIONS", "NumberFormats", "OptimizerFormats", "Workload"]
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 
@@ -20,3 +23,45 @@ class Workload:
     @property
     def tokens_per_step(self) -> int:
         return self.sequence_length * self.global_batch_size
+
+
+Moment = Literal["fp32", "bf16", "fp16", "fp8"]
+
+
+@section
+class OptimizerFormats:
+    """Formats of what the precision-aware optimizer keeps for each parameter."""
+
+    main_parameters: str = key(
+        "Copy of the parameters it updates; fp32 takes 2 bytes beside bf16 parameters, the low ones",
+        default="fp32",
+        written=Literal["fp32", "fp16"],
+    )
+    first_moment: str = key("Running mean of the gradients", default="fp32", written=Moment)
+    second_moment: str = key("Running mean of their squares", default="fp32", written=Moment)
+
+
+@dataclass(frozen=True)
+class NumberFormats:
+    """Number formats beside `Workload.precision`.
+
+    `narrow` is the recipe by which linear layers multiply in 8 or 4 bits, in Transformer Engine's names ("delayed",
+    "tensorwise", "blockwise", "mxfp8", "nvfp4"); None = in `Workload.precision`. With `narrow_parameters` the weights
+    themselves have this format. `optimizer` None is the backend's own: fp32 throughout.
+    """
+
+    narrow: str | None = None
+    narrow_parameters: bool = False
+    optimizer: OptimizerFormats | None = None
+
+    def beside(self, precision: str) -> str:
+        """Return all formats of products as text: "bf16", "bf16 and fp8 (tensorwise)", "bf16 and nvfp4"."""
+        if self.narrow is None:
+            return precision
+        return f"{precision} and {self.narrow if self.narrow == 'nvfp4' else f'fp8 ({self.narrow})'}"
+
+
+NO_NUMBER_FORMATS = NumberFormats()
+
+
+ELEMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import llmlaunch.cluster.accelerators as accelerators
-from llmlaunch.cluster.accelerators import accelerator_names, find_accelerator
-from llmlaunch.cluster.load import load_cluster, profile_names
+import llmlaunch.cluster.load as accelerators
+from llmlaunch.cluster.load import accelerator_names, find_accelerator, load_cluster, profile_names
 from llmlaunch.errors import UserError
 from llmlaunch.units import GIB
 

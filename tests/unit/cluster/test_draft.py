@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from slurm_texts import SLURM_22_05, SLURM_23_11, SLURM_26_05
 
-from llmlaunch.cluster.draft import drafts
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.cluster.profile_text import drafts
 from llmlaunch.cluster.slurm_site import Answers, host_count, read_site
 from llmlaunch.errors import UserError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
 FLOORS = (
     ("errors", "assets", "causes", "columns", "documents", "rundir", "units", "user_data"),
-    ("models", "cluster", "layout", "placement", "number_formats", "techniques", "workload"),
+    ("models", "cluster", "layout", "placement", "techniques", "workload"),
     ("recipe", "memory", "timing"),
     ("backends", "planner", "calibration", "accuracy"),
     ("rendering", "report"),

@@ -33,9 +33,8 @@ from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
-from llmlaunch.number_formats import OptimizerFormats
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
-from llmlaunch.workload import Workload
+from llmlaunch.workload import OptimizerFormats, Workload
 
 GPT = ModelShape(
     "gpt",

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.models.families import family_of
 from llmlaunch.models.presets import find_model, load_preset, resolve_model
-from llmlaunch.models.shape import FAMILIES, MlaShape, ModelShape, RopeScaling, Router, SlidingWindow
+from llmlaunch.models.shape import FAMILIES, MlaShape, ModelShape, RopeScaling, Router, SlidingWindow, family_of
 
 SIZES = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "vocab_size": 256}
 MOE = {"num_experts": 8, "topk": 2, "ffn_hidden_size": 32}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmlaunch.models.families import kind_of
 from llmlaunch.models.presets import load_preset
+from llmlaunch.models.shape import kind_of
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.cluster.accelerators import find_accelerator
+from llmlaunch.cluster.load import find_accelerator
 from llmlaunch.errors import UserError
-from llmlaunch.number_formats import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.training import number_notes
+from llmlaunch.workload import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
 
 Write = Callable[[str | bytes], Path]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.cautions import cautions
+from llmlaunch.recipe.consistency import cautions
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rendering.directives import sbatch_options
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.variants import variants
+from llmlaunch.recipe.overrides import variants
 
 Write = Callable[[str | bytes], Path]
 

@@ -10,7 +10,7 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.cli.init import gallery
-from llmlaunch.cluster.accelerators import find_accelerator
+from llmlaunch.cluster.load import find_accelerator
 from llmlaunch.models.presets import preset_names
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan

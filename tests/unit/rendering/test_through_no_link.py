@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from test_render_run import JOBS
 
 from llmlaunch.cli.init import command as init
-from llmlaunch.cluster.save_matrix import destination
+from llmlaunch.cluster.profile_text import destination
 from llmlaunch.documents.writing import new_place, replacing, write_whole
 from llmlaunch.errors import UserError
 from llmlaunch.node.files import replace_json

@@ -40,7 +40,7 @@ from llmlaunch.calibration.records import (
     table_of,
 )
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.models.families import kind_of
+from llmlaunch.models.shape import kind_of
 
 __all__ = ["ComparableRun", "comparable_runs", "coverage"]
 

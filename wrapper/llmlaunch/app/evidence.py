@@ -23,7 +23,7 @@ from llmlaunch.calibration.support import (
     trusted_correction,
 )
 from llmlaunch.errors import UserError
-from llmlaunch.models.families import kind_of
+from llmlaunch.models.shape import kind_of
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
 
 if TYPE_CHECKING:

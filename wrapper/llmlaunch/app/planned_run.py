@@ -201,7 +201,7 @@ def plan(recipe: Recipe | str | Path, overrides: Sequence[str] = (), notify: Not
     """
     from llmlaunch.backends.framework_version import with_framework_version
     from llmlaunch.launchers.probed import probed_packages
-    from llmlaunch.recipe.cautions import cautions
+    from llmlaunch.recipe.consistency import cautions
 
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     version = with_framework_version(loaded, os.environ, probed_packages)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmlaunch.memory.facts import FullSharding, MemoryFacts, constant
-from llmlaunch.number_formats import ELEMENT_BYTES
+from llmlaunch.workload import ELEMENT_BYTES
 
 __all__ = ["atorch_facts", "composer_facts", "internevo_facts", "torchtitan_facts", "torchtune_facts"]
 

@@ -34,7 +34,7 @@ IDENTITY = ("id", "backend", "accelerator", "made_at", "llmlaunch", "estimator")
 # What prices a record: the formula, its constants, the facts of the backends, and how records are read.
 ROOMS = ("memory", "models")
 MODULES = (
-    *("layout.py", "techniques.py", "workload.py", "number_formats.py"),
+    *("layout.py", "techniques.py", "workload.py"),
     *(
         f"backends/{name}.py"
         for name in ("deepspeed/facts", "deepspeed/megatron_deepspeed_facts", "fsdp", "megatron/facts")

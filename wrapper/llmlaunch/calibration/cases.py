@@ -31,11 +31,9 @@ from llmlaunch.layout import RECOMPUTE_NAMES, Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.terms import rank_terms
-from llmlaunch.models.families import OF_FAMILIES
-from llmlaunch.models.shape import OF_MEMORY, MlaShape, ModelShape, MoeShape, Router, SlidingWindow
-from llmlaunch.number_formats import ELEMENT_BYTES, OptimizerFormats
+from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, MlaShape, ModelShape, MoeShape, Router, SlidingWindow
 from llmlaunch.techniques import Techniques
-from llmlaunch.workload import Workload
+from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats, Workload
 
 __all__ = ["Case", "Prediction", "Unsupported", "case_of", "predict"]
 

@@ -32,7 +32,7 @@ from llmlaunch.calibration.records import (
 )
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn, IntColumn
-from llmlaunch.models.families import kind_of
+from llmlaunch.models.shape import kind_of
 
 __all__ = [
     "ALLOCATED",

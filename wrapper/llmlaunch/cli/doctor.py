@@ -16,7 +16,7 @@ from llmlaunch.rundir.messages import counted, to_type
 from llmlaunch.units import GB
 
 if TYPE_CHECKING:
-    from llmlaunch.cluster.save_matrix import Destination
+    from llmlaunch.cluster.profile_text import Destination
     from llmlaunch.launchers.frameworks import Environment
     from llmlaunch.launchers.network import Measured
 
@@ -85,7 +85,7 @@ def command(
         return _show_environment(container, frameworks, python, local is not None, as_json)
     if not network:
         raise UserError("say what to look at: --network, --container IMAGE, --frameworks or --rehearsal")
-    from llmlaunch.cluster.save_matrix import destination
+    from llmlaunch.cluster.profile_text import destination
     from llmlaunch.launchers.network import Probe, allocated_nodes, default_python, measure_allocation, measure_locally
 
     where = None if save is None else destination(save)  # mistakes first, then the minutes of measuring
@@ -188,7 +188,7 @@ def _how_to_run(save: str | None) -> str:
 
 def _save(measured: Measured, where: Destination) -> None:
     from llmlaunch.cluster.matrix import BandwidthMatrix, matrix_text, read_matrix
-    from llmlaunch.cluster.save_matrix import merged
+    from llmlaunch.cluster.profile_text import merged
 
     matrix = BandwidthMatrix(measured.nodes, measured.bytes_per_second)
     if where.profile_text is None and where.matrix.exists():

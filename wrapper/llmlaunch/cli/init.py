@@ -16,7 +16,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import to_type
 
 if TYPE_CHECKING:
-    from llmlaunch.cluster.draft import Draft
+    from llmlaunch.cluster.profile_text import Draft
 
 __all__ = ["command"]
 
@@ -54,7 +54,7 @@ def command(name: str | None, output: Path | None, show: bool, site: bool, parti
 
 
 def _site(name: str | None, output: Path | None, partition: str | None) -> int:
-    from llmlaunch.cluster.draft import drafts
+    from llmlaunch.cluster.profile_text import drafts
     from llmlaunch.cluster.slurm_site import read_site
     from llmlaunch.launchers.slurm.site import ask_site
 

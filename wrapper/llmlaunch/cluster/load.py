@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from llmlaunch.assets import asset
-from llmlaunch.cluster.accelerators import find_accelerator
 from llmlaunch.cluster.matrix import BandwidthMatrix, read_matrix
-from llmlaunch.cluster.profile import Accelerator, Cluster, Link, Site, SiteContainer, cluster_form
+from llmlaunch.cluster.profile import Accelerator, Cluster, HostLink, Link, Site, SiteContainer, cluster_form
 from llmlaunch.documents.keys import key_names
 from llmlaunch.documents.secrets import refuse_secrets
 from llmlaunch.documents.validate import BadKey, dotted, known_and_nearest, validate
@@ -19,7 +20,7 @@ from llmlaunch.documents.yaml_strict import Document, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.units import GB, GIB
 
-__all__ = ["load_cluster", "profile_names", "profile_path"]
+__all__ = ["accelerator_names", "find_accelerator", "load_cluster", "profile_names", "profile_path"]
 
 FOLDERS_VARIABLE = "LLMLAUNCH_CLUSTERS"
 
@@ -205,3 +206,40 @@ def _new_accelerator(values: Mapping[str, Any], flops: Mapping[str, float]) -> A
             f"is missing {', '.join(missing)}; give {dotted(('accelerator', 'base'))} or describe it in full",
         )
     return Accelerator(values["name"], values["kind"], 0, "", {}, 0.0)
+
+
+_TABLE = Path(__file__).with_name("accelerators.json")
+
+
+def accelerator_names() -> tuple[str, ...]:
+    """The known accelerators, in the order of the table."""
+    return tuple(_table())
+
+
+def find_accelerator(name: str) -> Accelerator:
+    """One accelerator by name. Raises `UserError` naming the known ones.
+
+    `flops_per_second` has the dense peaks of "bf16", "fp16", "fp8", "tf32" and "fp32" (without tensor cores),
+    as far as the device has them.
+    """
+    try:
+        row = _table()[name]
+    except KeyError:
+        near = known_and_nearest(name, accelerator_names())
+        raise UserError(f"unknown accelerator {name!r}; {near} (or describe it: base, memory_gib ...)") from None
+    return Accelerator(
+        name=name,
+        kind=row["kind"],
+        memory_bytes=row["memory_bytes"],
+        memory_source=row["memory_source"],
+        flops_per_second=row["flops_per_second"],
+        memory_bytes_per_second=row["memory_bytes_per_second"],
+        compute_capability=row["compute_capability"],
+        host_link=HostLink(**row["host_link"]) if "host_link" in row else None,
+    )
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = json.loads(_TABLE.read_text(encoding="utf-8"))
+    return table

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.documents.json_places import place_of
 from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import counted
 from llmlaunch.units import GB
 
-__all__ = ["BandwidthMatrix", "matrix_text", "read_matrix", "slurm_order"]
+__all__ = ["BandwidthMatrix", "matrix_text", "place_of", "read_matrix", "slurm_order"]
 
 _MAX_BYTES = 64 << 20  # 2,500 nodes
 _SPEEDS = "gigabytes_per_second"
@@ -172,3 +172,41 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _shown(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+_BLANK = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
+
+
+def place_of(text: str, key: tuple[str | int, ...]) -> int:
+    """The line, from 1, of the value at `key` in valid JSON, or of the nearest enclosing one that exists."""
+    at = _skip(text, 0)
+    for wanted in key:
+        inner = dict(_members(text, at)).get(wanted)
+        if inner is None:
+            break
+        at = inner
+    return text.count("\n", 0, at) + 1
+
+
+def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
+    """(key or index, position) of each member of the object or list that begins at `at`."""
+    if text[at] not in "{[":
+        return
+    named, index = text[at] == "{", 0
+    at = _skip(text, at + 1)
+    while text[at] not in "}]":
+        key: str | int = index
+        if named:
+            key, at = _DECODER.raw_decode(text, at)
+            at = _skip(text, _skip(text, at) + 1)
+        yield key, at
+        at = _skip(text, _DECODER.raw_decode(text, at)[1])
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+        index += 1
+
+
+def _skip(text: str, at: int) -> int:
+    blank = _BLANK.match(text, at)
+    return at if blank is None else blank.end()

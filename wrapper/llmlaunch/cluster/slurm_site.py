@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-__all__ = ["Answers", "Gpus", "Node", "Partition", "SlurmSite", "host_count", "read_site"]
+__all__ = ["Answers", "Gpus", "Partition", "SlurmNode", "SlurmSite", "host_count", "read_site"]
 
 _NONE = ("(null)", "N/A", "n/a", "None", "none", "")
 
@@ -38,7 +38,7 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class Node:
+class SlurmNode:
     """One node. `cpus` are those jobs may have; `memory_mib` is what SLURM hands out."""
 
     name: str
@@ -68,7 +68,7 @@ class SlurmSite:
 
     config: Mapping[str, str]
     partitions: tuple[Partition, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[SlurmNode, ...]
     nodes_per_switch: int | None
     nodes_per_block: int | None
     has_pyxis: bool
@@ -147,8 +147,8 @@ def _partition(record: str) -> Partition:
     )
 
 
-def _node(record: str) -> Node:
-    return Node(
+def _node(record: str) -> SlurmNode:
+    return SlurmNode(
         name=_field(record, "NodeName"),
         cpus=_number(record, "CPUEfctv", "CPUTot"),
         memory_mib=_number(record, "RealMemory"),

@@ -12,16 +12,17 @@ from llmlaunch.assets import asset
 from llmlaunch.documents.validate import BadKey, known_and_nearest, validate
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
-from llmlaunch.models.families import MARKS, family_of
 from llmlaunch.models.huggingface.config import read_config
-from llmlaunch.models.schema import check_shape
 from llmlaunch.models.shape import (
+    MARKS,
     MlaShape,
     ModelShape,
     MoeShape,
     RopeScaling,
     Router,
     SlidingWindow,
+    check_shape,
+    family_of,
     model_form,
     natural_activation,
 )

@@ -10,9 +10,13 @@ from typing_extensions import NotRequired
 
 from llmlaunch.documents.keys import form, key, keys_of, section
 from llmlaunch.documents.text import Line
+from llmlaunch.documents.validate import BadKey
+from llmlaunch.rundir.messages import counted
 
 __all__ = [
     "FAMILIES",
+    "MARKS",
+    "OF_FAMILIES",
     "OF_MEMORY",
     "MlaShape",
     "ModelShape",
@@ -20,6 +24,9 @@ __all__ = [
     "RopeScaling",
     "Router",
     "SlidingWindow",
+    "check_shape",
+    "family_of",
+    "kind_of",
     "model_form",
     "natural_activation",
 ]
@@ -233,3 +240,102 @@ def model_form() -> Any:
     parts = {"moe": moe | None, "mla": mla | None}
     keys = {"base": NotRequired[base], **keys_of(ModelShape, over_base=True, written=parts)}
     return form("Model", keys, description="A decoder-only model. With `base`, only what differs from it.")
+
+
+# Fields that few families have and memory depends on. Records of measured runs hold those that a model has.
+OF_FAMILIES = (
+    *("family", "qkv_bias", "zero_centered_norm", "post_norms", "attention_softcap", "logit_softcap", "sliding_window"),
+)
+# fields in which families differ, sizes aside
+MARKS = frozenset(
+    {
+        *("position_embedding", "normalization", "gated_mlp", "activation", "linear_bias", "qkv_bias", "qk_layernorm"),
+        *("moe", "mla", "zero_centered_norm", "post_norms", "sliding_window"),
+    }
+)
+
+
+def family_of(shape: ModelShape) -> str:
+    """Return the first family whose distinguishing mark `shape` has; for a shape that names no family."""
+    marks = {
+        "gpt2": shape.position_embedding == "learned_absolute",
+        "gemma3_text": shape.post_norms and shape.qk_layernorm,
+        "gemma2": shape.post_norms,
+        "gemma": shape.zero_centered_norm,
+        "deepseek_v3": shape.mla is not None and shape.moe is not None and shape.moe.router.expert_bias,
+        "deepseek_v2": shape.mla is not None,
+        "qwen3_moe": shape.moe is not None and shape.qk_layernorm,
+        "qwen2_moe": shape.moe is not None and (shape.qkv_bias or shape.moe.shared_expert_ffn_hidden_size > 0),
+        "mixtral": shape.moe is not None,
+        "qwen3": shape.qk_layernorm,
+        "qwen2": shape.qkv_bias,
+        "mistral": shape.sliding_window is not None,
+    }
+    return next((family for family, bears in marks.items() if bears), "llama")
+
+
+def kind_of(shape: ModelShape) -> str:
+    """Return the kind of model within which prediction errors of measured runs are compared: attention, layers, MLP.
+
+    It uses only what measured records contain (no biases, caps or norms of heads) and what decides memory. Errors of
+    one kind say little about another.
+    """
+    layers, mlp = "mixture" if shape.moe else "dense", "gated" if shape.gated_mlp else "ungated"
+    return f"latent-attention {layers} {mlp}" if shape.mla else f"{layers} {mlp}"
+
+
+def check_shape(shape: ModelShape) -> ModelShape:
+    """Return `shape` if its sizes agree with each other. Raises `BadKey` for the size that does not."""
+    heads, groups = shape.num_attention_heads, shape.num_query_groups
+    if heads % groups:
+        raise BadKey(
+            ("num_query_groups",),
+            f"{heads} attention heads cannot be shared evenly among {groups} query groups; "
+            f"num_query_groups must divide num_attention_heads",
+        )
+    if shape.position_embedding == "rope" and shape.mla is None and shape.head_dim % 2:
+        raise BadKey(("head_dim",), f"must be even for rotary positions, not {shape.head_dim}")
+    if shape.mla is not None and shape.mla.qk_pos_emb_head_dim % 2:
+        raise BadKey(
+            ("mla", "qk_pos_emb_head_dim"), f"must be even for rotary positions, not {shape.mla.qk_pos_emb_head_dim}"
+        )
+    if shape.rope_scaling is not None and shape.position_embedding != "rope":
+        raise BadKey(("rope_scaling",), f"scales rotary positions, and these are {shape.position_embedding}; remove it")
+    window = shape.sliding_window
+    if window is not None and window.full_every == 1:
+        raise BadKey(("sliding_window", "full_every"), "1 leaves no windowed layer; remove sliding_window")
+    if shape.moe is not None:
+        _check_mixture(shape.moe, shape.num_layers)
+    return shape
+
+
+def _check_mixture(moe: MoeShape, layers: int) -> None:
+    router = moe.router
+    if moe.topk > moe.num_experts:
+        raise BadKey(("moe", "topk"), f"must be at most num_experts ({moe.num_experts}), not {moe.topk}")
+    if len(moe.layer_pattern) != layers:
+        raise BadKey(
+            ("moe", "layer_pattern"),
+            f"has {len(moe.layer_pattern)} entries for {counted(layers, 'layer')}; give one per layer",
+        )
+    if moe.shared_expert_gate and not moe.shared_expert_ffn_hidden_size:
+        raise BadKey(
+            ("moe", "shared_expert_gate"), "there is no shared expert to weigh; give shared_expert_ffn_hidden_size"
+        )
+    if (router.groups is None) != (router.group_topk is None):
+        missing = "group_topk" if router.group_topk is None else "groups"
+        raise BadKey(("moe", "router", missing), "groups and group_topk go together; give both or neither")
+    if router.groups is not None and router.group_topk is not None:
+        _check_groups(moe, router.groups, router.group_topk)
+
+
+def _check_groups(moe: MoeShape, groups: int, group_topk: int) -> None:
+    if moe.num_experts % groups:
+        raise BadKey(
+            ("moe", "router", "groups"), f"must divide the {moe.num_experts} experts into equal groups, not {groups}"
+        )
+    if group_topk > groups or group_topk * (moe.num_experts // groups) < moe.topk:
+        raise BadKey(
+            ("moe", "router", "group_topk"),
+            f"{group_topk} of {groups} groups of {moe.num_experts // groups} experts cannot hold {moe.topk} choices",
+        )

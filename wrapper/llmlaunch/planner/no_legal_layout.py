@@ -16,7 +16,7 @@ from llmlaunch.planner.pins import RelaxedSearch, as_pin, relax_pins, search_rel
 from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import advice, smallest_change, unfixed
-from llmlaunch.recipe.places import place_of, written_pin
+from llmlaunch.recipe.overrides import place_of, written_pin
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.messages import counted
 

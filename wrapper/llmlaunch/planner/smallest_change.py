@@ -17,7 +17,7 @@ from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, most_nodes, smallest_cluster
-from llmlaunch.recipe.places import written_pin
+from llmlaunch.recipe.overrides import written_pin
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from llmlaunch.cluster.profile import Site
 from llmlaunch.models.shape import Router, natural_activation
-from llmlaunch.number_formats import NO_NUMBER_FORMATS
 from llmlaunch.recipe.recovery import OnOom, Restart, WatchdogPolicy
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import AUTO_NODES, MemoryPolicy, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
+from llmlaunch.workload import NO_NUMBER_FORMATS
 
 __all__ = ["recipe_digest"]
 

@@ -30,17 +30,10 @@ from llmlaunch.recipe.layout_keys import (
 from llmlaunch.recipe.overrides import apply_overrides, parse_override
 from llmlaunch.recipe.recovery import NO_RESTART, Restart
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
-from llmlaunch.recipe.types import Recipe, recipe_form
+from llmlaunch.recipe.types import HINTS, Recipe, recipe_form
 
-__all__ = ["HINTS", "load_recipe"]
+__all__ = ["load_recipe"]
 
-# keys that are unknown for a reason worth telling
-HINTS: dict[KeyPath, str] = {
-    ("training", "micro_batch_size"): "is part of the layout; write it under `layout:`",
-    ("training", "nodes"): "stands at the top of the recipe, not under `training:`",
-    ("max_nodes",): "stands under `budget:`",
-    ("tokens",): "stands under `training:`",
-}
 
 Resolved = TypeVar("Resolved")
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from llmlaunch.documents.secrets import looks_secret, secret_in
-from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_value
+from llmlaunch.documents.validate import validate
+from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_document, parse_value, read_document
 from llmlaunch.errors import UserError
+from llmlaunch.recipe.types import HINTS, Recipe, recipe_form
+from llmlaunch.rundir.messages import counted
 
-__all__ = ["apply_overrides", "parse_override", "shown_word"]
+__all__ = [
+    "WrittenPin",
+    "apply_overrides",
+    "parse_override",
+    "place_of",
+    "shown_word",
+    "variants",
+    "written_document",
+    "written_pin",
+]
 
 # the key for which a plain word in the place of a mapping stands
 SHORTHAND = {"model": "base", "cluster": "base", "accelerator": "base", "backend": "name"}
@@ -117,3 +131,102 @@ def shown_word(word: str) -> str:
         word = word.partition("=")[0] + "=..."
     text = word if word.isprintable() else ascii(word)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+MOST = 1000
+
+
+def variants(path: str, words: Sequence[str], grid: Sequence[str] = ()) -> list[tuple[str, ...]]:
+    """The override words of each variant, the last key's values changing fastest; one where nothing is split.
+
+    Raises UserError for a recipe that cannot be read, a grid word without several values, a key given twice where one
+    is split, and more than 1000 variants.
+    """
+    written = read_document(Path(path))
+    choices = [_split_anyway(word) for word in grid]
+    listed = [word for word in words if "," in word.partition("=")[2]]
+    single = [word for word in words if word not in listed]
+    split = set()
+    for word in listed:
+        parts = _parts(word)
+        if parts and not _taken(written, [*single, word]) and all(_taken(written, [*single, part]) for part in parts):
+            choices.append(parts)
+            split.add(word)
+        else:
+            single.append(word)
+    single = [word for word in words if word not in split]  # as they were given: the last word on a key wins
+    _refuse_twice(choices, single)
+    count = 1
+    for parts in choices:
+        count *= len(parts)
+    if count > MOST:
+        raise UserError(f"{path}: {counted(count, 'combination')}; {MOST} is the most that is submitted at once")
+    # Words that stay single come first: a key they set may hold one of the others.
+    return [(*single, *combination) for combination in product(*choices)]
+
+
+def _split_anyway(word: str) -> list[str]:
+    parts = _parts(word)
+    if len(parts) < 2:
+        raise UserError(f"--grid {shown_word(word)}: does not name several values; write for example --grid model=a,b")
+    return parts
+
+
+def _parts(word: str) -> list[str]:
+    """`key=a,b` as `key=a` and `key=b`; nothing where it cannot be split."""
+    key, equals, text = word.partition("=")
+    values = [value.strip() for value in text.split(",")]
+    if not equals or not all(values) or text.strip()[:1] in ("[", "{", '"', "'"):
+        return []
+    return [f"{key}={value}" for value in values]
+
+
+def _taken(written: Document, words: Sequence[str]) -> bool:
+    """Whether the recipe's schema takes these words; whether they go together is for later to say."""
+    try:
+        validate(recipe_form(), apply_overrides(written, words), HINTS)
+    except UserError:
+        return False
+    return True
+
+
+def _refuse_twice(choices: Sequence[Sequence[str]], single: Sequence[str]) -> None:
+    keys = [parts[0].partition("=")[0].strip() for parts in choices]
+    others = [word.partition("=")[0].strip() for word in single]
+    for parts in choices:
+        if len(set(parts)) < len(parts):
+            raise UserError(f"{shown_word(parts[0])}: a value is named twice; two runs would be the same")
+    for key in keys:
+        if keys.count(key) > 1 or key in others:
+            raise UserError(f"{key}: is given twice, and once with several values; leave one out")
+
+
+@dataclass(frozen=True)
+class WrittenPin:
+    """A pin as the recipe writes it: its dotted key, its place ("recipe.yaml:12"), and how a value is written."""
+
+    key: str
+    place: str
+    value: Callable[[object], object]
+
+
+def place_of(recipe: Recipe, path: KeyPath) -> str:
+    """The place of the value at `path`, or of the nearest enclosing one that exists."""
+    document = written_document(recipe)
+    return recipe.path if document is None else document.where(path)
+
+
+def written_pin(recipe: Recipe, name: str) -> WrittenPin:
+    """The pin `name`; a recipe may call `zero_stage` 0 or 1 `distributed_optimizer`."""
+    document = written_document(recipe)
+    layout = document.value.get("layout") if document is not None else None
+    if name == "zero_stage" and isinstance(layout, dict) and layout.get("distributed_optimizer") is not None:
+        return WrittenPin("layout.distributed_optimizer", place_of(recipe, ("layout", "distributed_optimizer")), bool)
+    return WrittenPin(f"layout.{name}", place_of(recipe, ("layout", name)), lambda value: value)
+
+
+def written_document(recipe: Recipe) -> Document | None:
+    """Return the recipe as it was written, with the overrides of the command line, or None for one without a text."""
+    if recipe.document is not None or not recipe.text:
+        return recipe.document
+    return apply_overrides(parse_document(recipe.text, recipe.path), recipe.overrides)

@@ -14,10 +14,9 @@ from llmlaunch.documents.keys import form, key, key_names, keys_of, section
 from llmlaunch.documents.text import PathText
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.number_formats import NumberFormats, OptimizerFormats
 from llmlaunch.rundir.messages import counted
 from llmlaunch.techniques import TRAINING, Techniques
-from llmlaunch.workload import Workload
+from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
 
 __all__ = ["MOST_STEPS", "Training", "number_notes", "training_form", "training_from", "training_problems"]
 

@@ -22,7 +22,7 @@ from llmlaunch.documents.text import (
     SetupLine,
     SlurmOptions,
 )
-from llmlaunch.documents.yaml_strict import Document
+from llmlaunch.documents.yaml_strict import Document, KeyPath
 from llmlaunch.models.shape import ModelShape, model_form
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
@@ -35,6 +35,7 @@ from llmlaunch.workload import Workload
 
 __all__ = [
     "AUTO_NODES",
+    "HINTS",
     "IN_USE",
     "MOST_NODES",
     "NO_BUDGET",
@@ -51,6 +52,13 @@ __all__ = [
 Scalar = str | int | float | bool
 MOST_NODES = 100_000
 IN_USE, NO_CALIBRATION = "in-use", "none"
+# keys that are unknown for a reason worth telling
+HINTS: dict[KeyPath, str] = {
+    ("training", "micro_batch_size"): "is part of the layout; write it under `layout:`",
+    ("training", "nodes"): "stands at the top of the recipe, not under `training:`",
+    ("max_nodes",): "stands under `budget:`",
+    ("tokens",): "stands under `training:`",
+}
 AUTO_NODES = 0  # a recipe whose number of nodes the planner has not chosen yet
 
 BackendName = Literal["megatron-lm", "deepspeed"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from llmlaunch.recipe.places import place_of
+from llmlaunch.recipe.overrides import place_of
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["Inputs", "inputs_of"]

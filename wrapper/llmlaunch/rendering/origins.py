@@ -11,7 +11,7 @@ from typing import Any
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 from llmlaunch.layout import LAYOUT_FIELDS
 from llmlaunch.planner.plan import Candidate, Plan
-from llmlaunch.recipe.places import written_document
+from llmlaunch.recipe.overrides import written_document
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 

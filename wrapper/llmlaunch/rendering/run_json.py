@@ -9,8 +9,7 @@ from dataclasses import asdict, fields
 from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.registry import backend_for, recorded_name
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
-from llmlaunch.models.families import OF_FAMILIES
-from llmlaunch.models.shape import OF_MEMORY, ModelShape, Router
+from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, ModelShape, Router
 from llmlaunch.planner.placement import layout_sizes, step_volumes
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe

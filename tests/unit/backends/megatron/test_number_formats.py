@@ -12,11 +12,11 @@ from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
-from llmlaunch.number_formats import OptimizerFormats
 from llmlaunch.planner.pricing import situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
+from llmlaunch.workload import OptimizerFormats
 
 SHARDED = Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1)
 HOPPER, BLACKWELL, AMPERE = "cluster=h100-80gb-x8", "cluster=b200-x8", "cluster=a100-80gb-x8"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
 from llmlaunch.memory.facts import FusedLoss, GradientLife, HostFacts, MemoryFacts, constant
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.number_formats import ELEMENT_BYTES
+from llmlaunch.workload import ELEMENT_BYTES
 
 __all__ = [
     "BUCKET_ELEMENTS",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmlaunch.memory.facts import MemoryFacts, constant
-from llmlaunch.number_formats import ELEMENT_BYTES
+from llmlaunch.workload import ELEMENT_BYTES
 
 __all__ = ["DROPOUT", "accumulates_in_fp32", "megatron_deepspeed_facts"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from llmlaunch.memory.facts import FullSharding, HostFacts, MemoryFacts, Quantized, constant
-from llmlaunch.number_formats import ELEMENT_BYTES, OptimizerFormats
+from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats
 
 __all__ = [
     "FP32_ROUTER_EXPERTS",

@@ -13,8 +13,8 @@ from llmlaunch.backends.megatron import (
     versions,
 )
 from llmlaunch.layout import Rule
-from llmlaunch.number_formats import NO_NUMBER_FORMATS
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.workload import NO_NUMBER_FORMATS
 
 __all__ = ["ALL_REQUIREMENTS", "ALL_RULES", "rules_for"]
 

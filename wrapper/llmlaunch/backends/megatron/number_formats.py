@@ -12,9 +12,9 @@ from llmlaunch.backends.requirements import Requirement, implies
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.number_formats import NumberFormats
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.products import attention_linears
+from llmlaunch.workload import NumberFormats
 
 __all__ = ["NUMBER_REQUIREMENTS", "NUMBER_RULES", "number_arguments", "number_record"]
 

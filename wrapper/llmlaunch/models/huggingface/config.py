@@ -18,8 +18,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.models.huggingface.defaults import ALIASES, DEFAULTS
 from llmlaunch.models.huggingface.families import BUILDERS
 from llmlaunch.models.huggingface.reader import Reader, short
-from llmlaunch.models.schema import check_shape
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.models.shape import ModelShape, check_shape
 
 __all__ = ["SUPPORTED", "read_config", "shape_from_config"]
 

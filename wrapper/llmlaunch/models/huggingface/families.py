@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.models.huggingface.positions import WINDOWED, alternating_window, no_window, rope, whole_window
-from llmlaunch.models.huggingface.reader import Reader
+from llmlaunch.models.huggingface.reader import WINDOWED, Reader, alternating_window, no_window, rope, whole_window
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
 
 __all__ = ["BUILDERS"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.huggingface.config import shape_from_config
-from llmlaunch.models.huggingface.positions import FULL, WINDOWED
+from llmlaunch.models.huggingface.reader import FULL, WINDOWED
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling
 
 __all__ = ["config_of", "unsaid"]
