@@ -16,6 +16,7 @@ from llmlaunch.launchers.base import PHASES
 from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:
+    from llmlaunch.calibration.records import MeasurementRecord
     from llmlaunch.launchers.look import Look
     from llmlaunch.rundir.run import RunHistory
     from llmlaunch.store.runs import Run
@@ -137,9 +138,9 @@ class Measurement:
     text: str
 
     @cached_property
-    def record(self) -> Mapping[str, Any]:
+    def record(self) -> MeasurementRecord:
         """The record's values by key."""
-        record: dict[str, Any] = json.loads(self.text)
+        record: MeasurementRecord = json.loads(self.text)
         return record
 
     @property

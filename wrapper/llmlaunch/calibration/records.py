@@ -1,4 +1,4 @@
-"""Measurement records (docs/store.md): their type, how they are read from a file, and which of them say something of
+"""MeasurementRecord records (docs/store.md): their type, how they are read from a file, and which of them say something of
 other runs. Everything here is told from the record alone, before it is priced."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
@@ -18,7 +18,7 @@ __all__ = [
     "TABLES",
     "TORCHTITAN",
     "TORCHTUNE",
-    "Measurement",
+    "MeasurementRecord",
     "Record",
     "accelerator_of",
     "card_bytes",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-class Measurement(TypedDict, total=False):
+class MeasurementRecord(TypedDict, total=False):
     """One measurement record, from its import to its score: one configuration on one kind of GPU, one kind of peak and,
     where known, one pipeline rank. The object itself is kept, so that fields beside these stay in it; null means "not
     known", never a default. The last three groups are of runs that llmlaunch measured itself."""
@@ -131,7 +131,7 @@ FULL = 0.9  # a failed run of our own that had filled this share of its card cou
 FEWEST_STEPS = 2  # the second step is the first with the optimizer's states, and communicators are made on first use
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[MeasurementRecord]:
     """Return all records of a JSON Lines file, in file order.
 
     Raises:
@@ -148,7 +148,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _record(path: Path, number: int, line: str) -> dict[str, Any]:
+def _record(path: Path, number: int, line: str) -> MeasurementRecord:
     try:
         record = json.loads(line, parse_constant=_refuse_constant)
     except ValueError as failure:
@@ -160,7 +160,7 @@ def _record(path: Path, number: int, line: str) -> dict[str, Any]:
     defect = problem(record)
     if defect is not None:
         raise UserError(f"{path}:{number}: {defect}")
-    return record
+    return cast(MeasurementRecord, record)
 
 
 def _refuse_constant(name: str) -> float:
