@@ -1,4 +1,4 @@
-"""MeasurementRecord records (docs/store.md): their type, how they are read from a file, and which of them say something of
+"""Measurement records (docs/store.md): their type, how they are read from a file, and which of them say something of
 other runs. Everything here is told from the record alone, before it is priced."""
 
 from __future__ import annotations
