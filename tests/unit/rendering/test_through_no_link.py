@@ -14,13 +14,13 @@ from llmlaunch.cli.init import command as init
 from llmlaunch.cluster.profile_text import destination
 from llmlaunch.documents.writing import new_place, replacing, write_whole
 from llmlaunch.errors import UserError
-from llmlaunch.node.files import replace_json
-from llmlaunch.node.peaks import PeaksFile
+from llmlaunch.node.line_writer import PeaksFile
 from llmlaunch.rendering.provenance import copy_snapshot, list_snapshot
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.sweep import render_sweep
 from llmlaunch.report.accuracy_markdown import END, START, write_between_markers
 from llmlaunch.report.svg import write_svg
+from llmlaunch.rundir.atomic_files import replace_json
 from llmlaunch.store.measurements import write_lines
 
 PROFILE = "base: h100-80gb-x8\n"

@@ -17,7 +17,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers import environment, run_files
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local_gpus import refuse_without_gpus_of
-from llmlaunch.launchers.small_files import create
+from llmlaunch.rundir.atomic_files import create
 
 __all__ = ["LocalLauncher", "alive", "stop_job"]
 

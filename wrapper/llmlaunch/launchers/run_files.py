@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import ENDED, JobState, Submission
-from llmlaunch.launchers.small_files import create
-from llmlaunch.launchers.small_files import replace as replace_file
+from llmlaunch.rundir.atomic_files import create, replace_json
 from llmlaunch.rundir.files import read_object, read_run_id, read_text
 from llmlaunch.rundir.identifiers import (
     is_attempt,
@@ -182,7 +181,7 @@ def write_submission(submission: Submission, over: bool = False) -> None:
         record["earlier"] = [_record(one) for one in submission.earlier]
     path = submission.run_dir / SUBMISSION
     if over:
-        replace_file(path, record)
+        replace_json(path, record)
     elif not create(path, json.dumps(record, indent=1) + "\n"):
         _refuse_second(submission.run_dir)
 
@@ -191,7 +190,7 @@ def note_refusal(run_dir: Path, scheduler_words: str) -> None:
     """Keep in `refused.json` what the scheduler said when it did not take the job; it counts until there is a
     submission.json. Nothing is raised for a full disk: the message that follows says the same."""
     with contextlib.suppress(OSError):
-        replace_file(run_dir / _REFUSED, {"schema": 1, "at": time.time(), "words": scheduler_words}, lasting=False)
+        replace_json(run_dir / _REFUSED, {"schema": 1, "at": time.time(), "words": scheduler_words}, lasting=False)
 
 
 def read_refusal(run_dir: Path) -> str:
@@ -320,7 +319,7 @@ def note_end(submission: Submission, state: JobState) -> bool:
         "link": state.link,
     }
     try:
-        replace_file(submission.run_dir / _NOTED, record, lasting=False)
+        replace_json(submission.run_dir / _NOTED, record, lasting=False)
     except OSError:
         return True  # a full or read-only disk: the store can still be told
     return True

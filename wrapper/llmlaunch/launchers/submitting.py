@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.small_files import create
-from llmlaunch.launchers.small_files import replace as replace_file
+from llmlaunch.rundir.atomic_files import create, replace_json
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.identifiers import is_host
 from llmlaunch.rundir.messages import to_type
@@ -54,7 +53,7 @@ def begin(run_dir: Path) -> tuple[Mark, bool]:
         if left is not None:
             _refuse_while_at_work(run_dir, left)
             ours = replace(ours, since=min(left.since, now))
-        replace_file(path, asdict(ours))
+        replace_json(path, asdict(ours))
     except OSError as error:
         raise UserError(f"{run_dir}: cannot write into it: {error.strerror}; nothing was submitted") from error
     # Of several that find the same mark the last to write has it.

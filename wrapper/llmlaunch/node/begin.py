@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..causes.cause import cause, sentence
+from ..rundir.atomic_files import replace_json
 from ..rundir.files import read_object
 from ..rundir.identifiers import is_fallback, job_of
 from ..rundir.messages import counted
+from ..rundir.names import attempt_folder
 from ..rundir.run import begun_attempts
 from .checkpoint import FROM_OLDER_FILE, choose_start, read_tracker
-from .files import attempt_directory, replace_json, say
+from .files import COMES_BACK_LATER, say, write_status
 from .history import (
     FIRST_LAYOUT,
     checkpoint_of,
@@ -28,7 +30,6 @@ from .history import (
     of_this_submission,
     saved_step,
 )
-from .status import COMES_BACK_LATER, write_status
 
 if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
     ended = None if options.layout else _bound(options, earlier, layout)
     if ended is not None:
         return _end(options, layout, *ended)
-    own = attempt_directory(options.run_dir, options.attempt) / "attempt.json"
+    own = attempt_folder(options.run_dir, options.attempt) / "attempt.json"
     try:
         replace_json(own, _record(options, nodes, layout, start.note))
         (options.run_dir / FROM_OLDER_FILE).unlink()

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..rundir.atomic_files import replace_bytes
 from ..rundir.files import open_regular
 from ..rundir.messages import to_type
-from .files import replace_bytes
 
 if TYPE_CHECKING:
     from ..rundir.attempt import Attempt

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from ..causes.cause import cause, cause_from_log
 from ..causes.log_scan import read_log, scan
+from ..rundir.atomic_files import replace_json
 from ..rundir.files import read_object
-from .files import attempt_directory, replace_json, say
+from ..rundir.names import attempt_folder
+from .files import say
 from .preflight import STAGES
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def main(argv: list[str]) -> int:
     """
     options = _arguments(argv)
     allocated = sys.stdin.read().split()
-    directory = attempt_directory(options.run_dir, options.attempt)
+    directory = attempt_folder(options.run_dir, options.attempt)
     markers = {node: read_object(directory / "preflight" / f"{node}.json") for node in allocated}
     bad = _without_container_failures(bad_nodes(markers), directory / "preflight")
     chosen = [node for node in allocated if node not in bad][: options.nodes]

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 from ..causes.cause import cause, cause_from_log, cause_from_ranks, likelier, was_killed
 from ..causes.log_scan import read_log, scan
+from ..rundir.atomic_files import replace_json
 from ..rundir.attempt import rank_records
 from ..rundir.files import read_object
 from ..rundir.monitor_samples import add_lines
-from .files import attempt_directory, replace_json, say
+from ..rundir.names import attempt_folder
+from .files import say
 from .host_memory import memory_counters
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def main(argv: list[str]) -> int:
     signal.alarm(SECONDS)
     try:
         options = _arguments(argv)
-        causes = attempt_directory(options.run_dir, options.attempt) / "causes"
+        causes = attempt_folder(options.run_dir, options.attempt) / "causes"
         if options.before:
             replace_json(causes / f".{options.node}.before.json", {"schema": 1, "at": time.time(), **memory_counters()})
             return 0
@@ -61,7 +63,7 @@ def cause_on_node(run_dir: Path, attempt: str, node: str, code: int) -> Record:
     A fault of the device goes first, whoever saw it; then the first telling line of the log; then the kernel's count
     of kills for want of memory, where a process was killed.
     """
-    directory = attempt_directory(run_dir, attempt)
+    directory = attempt_folder(run_dir, attempt)
     before = read_object(directory / "causes" / f".{node}.before.json") or {}
     since = float(before.get("at") or time.time() - 3600)
     ranks = [record for record in rank_records(directory) if record.get("node") == node]

@@ -19,16 +19,17 @@ from ..causes.attempt_cause import cause_of
 from ..causes.cause import cause as cause_record
 from ..causes.cause import nodes_at_fault, sentence
 from ..causes.signs import SAID_BY_SLURM
+from ..rundir.atomic_files import replace_json
 from ..rundir.attempt import rank_records
 from ..rundir.files import read_object
 from ..rundir.identifiers import job_of
 from ..rundir.memory_files import summarize
-from ..rundir.names import SUMMARY
+from ..rundir.names import SUMMARY, attempt_folder
 from ..rundir.run import begun_attempts
 from ..rundir.spool_place import is_private, spool_folder, spool_root
 from .begin import STOP_FILE
 from .checkpoint import read_tracker
-from .files import attempt_directory, replace_json, say
+from .files import COMES_BACK_LATER, say, write_status
 from .history import (
     FIRST_LAYOUT,
     checkpoint_of,
@@ -40,7 +41,6 @@ from .history import (
 )
 from .restart_policy import PREEMPTED, Facts, decide
 from .signals import signal_number
-from .status import COMES_BACK_LATER, write_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
     """Write `status.json` and one line to stderr, print what comes next, and last of all write `summary.json`; returns
     the exit code of the job."""
     options = _arguments(argv)
-    directory = attempt_directory(options.run_dir, options.attempt)
+    directory = attempt_folder(options.run_dir, options.attempt)
     done = _done_markers(directory, options)
     ranks = rank_records(directory)
     nodes = _nodes(done, ranks, options.nodes)
@@ -290,7 +290,7 @@ def write_summary(run_directory: Path, attempt: str, patience_seconds: float = P
 def _write(run_directory: Path, attempt: str) -> None:
     try:
         summary = summarize(run_directory, attempt, _spools(run_directory))
-        replace_json(attempt_directory(run_directory, attempt) / SUMMARY, summary.as_json())
+        replace_json(attempt_folder(run_directory, attempt) / SUMMARY, summary.as_json())
     except Exception as error:
         say(f"{SUMMARY} not written: {type(error).__name__}: {error}; collect will read the nodes' own files")
 

@@ -15,10 +15,10 @@ import threading
 import time
 from pathlib import Path
 
+from ..rundir.atomic_files import replace_bytes
 from ..rundir.files import read_object
 from ..rundir.spool_place import RUN_FILE, is_private, spool_folder
-from .files import replace_bytes
-from .peaks import PeaksFile
+from .line_writer import PeaksFile
 
 # A file on its way to the run directory, no longer written to: node1.<nanoseconds>.taken.jsonl
 CLAIMED = re.compile(r"\.\d+\.taken(?=\.\w+$)")

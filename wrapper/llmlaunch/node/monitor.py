@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 from ..rundir.spool_place import spool_root
 from .files import say
 from .host_memory import HostMemory
-from .line_writer import DiskThread, LineWriter
+from .line_writer import DiskThread, LineWriter, PeaksFile
 from .local_spool import Spool, deliver_all
 from .logged_memory import LoggedPeaks
 from .nvml_sampler import NvmlSampler, load_small
-from .peaks import PeaksFile
 from .progress import node_log_tail
 from .rank_processes import RankProcesses, RankRecords
 from .signals import die_with_parent, hold_end_signals, signal_name

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..placement.objective import inverse, term_seconds
 from ..placement.search import place
 from ..placement.traffic import Sizes, Volumes, traffic
+from ..rundir.atomic_files import replace_json
 from ..rundir.files import read_object
 from ..rundir.messages import counted
-from .files import attempt_directory, replace_json, say
+from ..rundir.names import attempt_folder
+from .files import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,7 +61,7 @@ def main(argv: list[str]) -> int:
     except Exception as error:  # the job goes on in any case
         record = _unchanged(nodes, f"placing failed: {type(error).__name__}: {error}")
     try:
-        replace_json(attempt_directory(options.run_dir, options.attempt) / "placement.json", record)
+        replace_json(attempt_folder(options.run_dir, options.attempt) / "placement.json", record)
     except OSError as error:
         say(f"placement.json not written: {error.strerror}")
     say(f"node order: {record['why']}")

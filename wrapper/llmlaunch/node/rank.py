@@ -16,7 +16,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .files import attempt_directory, replace_json, say
+from ..rundir.atomic_files import replace_json
+from ..rundir.names import attempt_folder
+from .files import say
 from .signals import die_with_parent, end_like, signal_name, signal_number
 from .stacks import ask_for_stacks, prepare_stacks, remove_if_empty
 
@@ -39,7 +41,7 @@ def main(argv: list[str]) -> int:
     """Run PROGRAM; returns its exit code, or ends by the signal that ended it."""
     options, program = _arguments(argv)
     rank, local_rank = _environment_int("RANK"), _environment_int("LOCAL_RANK")
-    directory = attempt_directory(options.run_dir, options.attempt)
+    directory = attempt_folder(options.run_dir, options.attempt)
     path = directory / "ranks" / f"{rank}.json"
     stacks = None
     if put_hook_first(options.run_dir):

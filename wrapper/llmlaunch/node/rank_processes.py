@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..rundir.files import read_object
-from .files import attempt_directory
+from ..rundir.names import attempt_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,7 +130,7 @@ class RankRecords:
         self._run_directory = run_directory
         self._node = node
         self._node_rank = node_rank
-        self._directory = attempt_directory(run_directory, attempt) / "ranks"
+        self._directory = attempt_folder(run_directory, attempt) / "ranks"
         self._foreign: set[str] = set()
         self._own_names: list[str] | None = None
         self._names_known = False

@@ -14,12 +14,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rundir.atomic_files import replace_json
 from ..rundir.attempt import rank_records
 from ..rundir.files import read_object
+from ..rundir.names import attempt_folder
 from ..rundir.step_lines import StepLines
 from .begin import STOP_FILE
 from .checkpoint import read_tracker
-from .files import attempt_directory, replace_json, say
+from .files import say
 from .process_tree import Process, kill_tree
 from .progress import NodeLogs
 from .signals import die_with_parent, hold_end_signals
@@ -57,7 +59,7 @@ class AttemptWatchdog:
         run = read_object(options.run_dir / options.layout / "run.json") or {}
         progress = run.get("progress") or {}
         self._stop_file = options.run_dir / STOP_FILE
-        self._directory = attempt_directory(options.run_dir, options.attempt)
+        self._directory = attempt_folder(options.run_dir, options.attempt)
         self._checkpoint = run.get("checkpoint")
         self._saved_step: int | None = None
         self._behind: Record | None = None

@@ -28,7 +28,7 @@ from llmlaunch.launchers.slurm.text import (
     parse_squeue,
     strange_jobs,
 )
-from llmlaunch.launchers.small_files import create
+from llmlaunch.rundir.atomic_files import create
 from llmlaunch.rundir.files import read_run_id
 
 __all__ = ["SlurmLauncher"]
