@@ -38,12 +38,12 @@ def measured_baseline(python: str, say: Callable[[str], None]) -> int:
     source = b"".join(path.read_bytes() for path in TRAINER_MODULES)
     key = f"{_versions(python)} {hashlib.sha256(source).hexdigest()[:12]}"
     path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmlaunch" / "baseline.json"
-    known = _read(path)
-    if key in known:
-        return known[key]
+    table = _read(path)
+    if key in table:
+        return table[key]
     say("Measuring an idle trainer once, so that the prediction counts what its libraries take...")
     measured = _measure(python)
-    _write(path, {**known, key: measured})
+    _write(path, {**table, key: measured})
     return measured
 
 
@@ -87,12 +87,12 @@ def _free_port() -> int:
 
 def _read(path: Path) -> dict[str, int]:
     try:
-        kept = json.loads(path.read_text("utf-8"))
+        table = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(kept, dict):
+    if not isinstance(table, dict):
         return {}
-    return {str(k): v for k, v in kept.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0}
+    return {str(k): v for k, v in table.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0}
 
 
 def _write(path: Path, table: dict[str, int]) -> None:

@@ -28,22 +28,24 @@ _OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_")
 
 
 def for_sbatch(environment: Mapping[str, str], script: str) -> dict[str, str]:
-    """`environment` without what would override the directives of `script`.
+    """Return `environment` without the variables that would override the directives of `script`.
 
     Submitted from inside a job, that job's own SLURM_* are left out, too: sbatch hands the environment on, and srun
     in the new job would take them for its options (SLURM_MEM_PER_CPU beside --mem is an error).
     """
-    given = directives(script)
-    kept = {
+    own_directives = directives(script)
+    remaining = {
         name: value
         for name, value in environment.items()
-        if not name.startswith("SBATCH_") or (name in _SITE_DEFAULTS and not _asks(given, _SITE_DEFAULTS[name]))
+        if not name.startswith("SBATCH_")
+        or (name in _SITE_DEFAULTS and not _asks(own_directives, _SITE_DEFAULTS[name]))
     }
-    return _outside_of_jobs(kept) if "SLURM_JOB_ID" in kept else kept
+    return _outside_of_jobs(remaining) if "SLURM_JOB_ID" in remaining else remaining
 
 
 def for_queries(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without what filters or reshapes the answers (SQUEUE_STATES, SACCT_FORMAT, SLURM_TIME_FORMAT)."""
+    """Return `environment` without the variables that filter or reshape the answers, such as SQUEUE_STATES,
+    SACCT_FORMAT and SLURM_TIME_FORMAT."""
     shaping = ("SQUEUE_", "SACCT_", "SCANCEL_")
     return {
         name: value
@@ -53,7 +55,8 @@ def for_queries(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_local_job(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` of no job: inside an allocation, job.sbatch would otherwise take itself for a SLURM job."""
+    """Return `environment` without SLURM's variables: inside an allocation job.sbatch would otherwise take itself for a
+    SLURM job."""
     return {name: value for name, value in environment.items() if not name.startswith(_OF_A_JOB)}
 
 
@@ -62,29 +65,29 @@ def _outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def directives(script: str) -> list[str]:
-    """The words of a script's `#SBATCH` lines, with their quotes taken off."""
-    words: list[str] = []
+    """Return the arguments on a script's `#SBATCH` lines, unquoted."""
+    arguments: list[str] = []
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
             rest = line.removeprefix("#SBATCH")
             try:
-                words += shlex.split(rest)
+                arguments += shlex.split(rest)
             except ValueError:  # a quote that does not end
-                words += rest.split()
-    return words
+                arguments += rest.split()
+    return arguments
 
 
-def option(words: Sequence[str], name: str) -> str | None:
-    """The value `name` (`--comment`, `-M`) has among the words of a command line; the last one counts."""
-    found = None
-    for number, word in enumerate(words):
+def option(arguments: Sequence[str], name: str) -> str | None:
+    """Return the value of the option `name` (`--comment`, `-M`) on a command line, the last one if it is repeated."""
+    value = None
+    for number, word in enumerate(arguments):
         if word.startswith(f"{name}="):
-            found = word.partition("=")[2]
-        elif word == name and number + 1 < len(words):
-            found = words[number + 1]
-    return found
+            value = word.partition("=")[2]
+        elif word == name and number + 1 < len(arguments):
+            value = arguments[number + 1]
+    return value
 
 
-def _asks(words: Sequence[str], names: tuple[str, str]) -> bool:
+def _asks(arguments: Sequence[str], names: tuple[str, str]) -> bool:
     long, short = names
-    return any(word.split("=")[0] == long or word.startswith(short) for word in words)
+    return any(word.split("=")[0] == long or word.startswith(short) for word in arguments)

@@ -172,15 +172,15 @@ def stop_job(leader: psutil.Process, kill_after_seconds: float) -> None:
     """
     job = _processes(leader, set())
     _each([leader], psutil.Process.terminate)
-    told = False
+    terminated = False
     deadline = time.monotonic() + kill_after_seconds
     while time.monotonic() < deadline:
         job = _processes(leader, job)
         if not job:
             return
-        if leader not in job and not told:
+        if leader not in job and not terminated:
             _each(job, psutil.Process.terminate)
-            told = True
+            terminated = True
         time.sleep(_POLL_SECONDS)
     deadline = time.monotonic() + _KILL_SECONDS
     # Again and again: a process may have started another between the look and the signal.
@@ -192,22 +192,22 @@ def stop_job(leader: psutil.Process, kill_after_seconds: float) -> None:
 
 def alive(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
     """Those that still run; a zombie does not, and neither does a stranger with a process id used again."""
-    found = set()
+    living = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process)
-    return found
+                living.add(process)
+    return living
 
 
-def _processes(leader: psutil.Process, known: set[psutil.Process]) -> set[psutil.Process]:
-    """The job's living processes: those known before, the leader's group, and what any of them has started."""
+def _processes(leader: psutil.Process, earlier: set[psutil.Process]) -> set[psutil.Process]:
+    """The job's living processes: those earlier before, the leader's group, and what any of them has started."""
     members = {process for process in psutil.process_iter() if _group(process) == leader.pid}
     children: set[psutil.Process] = set()
-    for process in known | members | {leader}:
+    for process in earlier | members | {leader}:
         with contextlib.suppress(psutil.Error):
             children.update(process.children(recursive=True))
-    return alive(known | members | children | {leader})
+    return alive(earlier | members | children | {leader})
 
 
 def _group(process: psutil.Process) -> int | None:

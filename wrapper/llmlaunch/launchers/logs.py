@@ -103,11 +103,11 @@ class JobLogs:
         return f"{line.node}: {line.text}" if self.several else line.text
 
     def _look(self) -> None:
-        found = {key: path for key, path in log_files(self.submission).items() if not key[1].endswith(_MONITOR)}
+        paths = {key: path for key, path in log_files(self.submission).items() if not key[1].endswith(_MONITOR)}
         first = self._before is None
         if self._before is None:
-            self._before = frozenset(attempt for attempt, _ in found)
-        for (attempt, node), path in found.items():
+            self._before = frozenset(attempt for attempt, _ in paths)
+        for (attempt, node), path in paths.items():
             if path not in self.logs and self._wanted(attempt, node, self._before):
                 offset = _start_of_last(path, self.tail) if first and self.tail is not None else 0
                 self.logs[path] = _Log(path, attempt, node, offset)
@@ -120,26 +120,26 @@ class JobLogs:
 def log_files(submission: Submission) -> dict[tuple[str, str], Path]:
     """Every log of a submission by attempt and node, in the order of attempts, the batch script's first. A monitor's
     log has `<node>.monitor` for a node."""
-    found = {}
+    paths = {}
     for path in (submission.run_dir / "logs").glob("*.log"):
         job, restart, name = [*path.name.split(".", 2), "", ""][:3]
         if submission.owns(f"{job}.{restart}"):
-            found[f"{job}.{restart}", name.removesuffix(".log")] = path
-    return dict(sorted(found.items(), key=lambda item: (attempt_order(item[0][0]), _node_order(item[0][1]))))
+            paths[f"{job}.{restart}", name.removesuffix(".log")] = path
+    return dict(sorted(paths.items(), key=lambda item: (attempt_order(item[0][0]), _node_order(item[0][1]))))
 
 
 def the_attempts(submission: Submission, word: str) -> frozenset[str] | None:
     """What `all`, `last` or an attempt's name means; None: all. Raises UserError for one that left no log."""
-    known = list(dict.fromkeys(attempt for attempt, _ in log_files(submission)))
-    if word == "all" or (word == "last" and not known):
+    attempts = list(dict.fromkeys(attempt for attempt, _ in log_files(submission)))
+    if word == "all" or (word == "last" and not attempts):
         return None
     if word == "last":
-        return frozenset(known[-1:])
-    short = [attempt for attempt in known if attempt.rpartition(".")[2] == word]
-    found = [word] if word in known else short if len(short) == 1 else []
-    if found:
-        return frozenset(found)
-    there = f"there are {', '.join(known)}" if known else "there are none yet"
+        return frozenset(attempts[-1:])
+    short = [attempt for attempt in attempts if attempt.rpartition(".")[2] == word]
+    matches = [word] if word in attempts else short if len(short) == 1 else []
+    if matches:
+        return frozenset(matches)
+    there = f"there are {', '.join(attempts)}" if attempts else "there are none yet"
     raise UserError(f"{submission.run_dir}: no attempt {word!r} left a log; {there} (also: last, all)")
 
 
@@ -172,8 +172,10 @@ def other_files(submission: Submission, attempts: frozenset[str] | None) -> list
     ]
     folders = sorted((submission.run_dir / "attempts").glob("*"), key=lambda path: attempt_order(path.name))
     mine = [path for path in folders if submission.owns(path.name) and (attempts is None or path.name in attempts)]
-    told = [path for folder in mine for name in _TELLING for path in sorted(folder.glob(name)) if any(path.glob("*"))]
-    return [*logs, *told]
+    leftovers = [
+        path for folder in mine for name in _TELLING for path in sorted(folder.glob(name)) if any(path.glob("*"))
+    ]
+    return [*logs, *leftovers]
 
 
 def _nodes_by_rank(submission: Submission, attempts: frozenset[str] | None) -> list[str]:

@@ -37,26 +37,26 @@ def probed_packages(recipe: Recipe) -> Mapping[str, str] | None:
     """The versions of the packages in the recipe's environment by name, where it was probed."""
     python = recipe.python if recipe.container else recipe.python or os.environ.get("LLMLAUNCH_PYTHON")
     key = environment_key(recipe.container, python)
-    kept = None if key is None else kept_probe(key)
-    return None if kept is None else kept["packages"]
+    entry = None if key is None else kept_probe(key)
+    return None if entry is None else entry["packages"]
 
 
 def kept_probe(key: str) -> dict[str, Any] | None:
-    """What `keep_probe` kept under the key; None where there is nothing, or nothing that can be read."""
-    kept = _read().get(key)
-    if not isinstance(kept, dict) or not isinstance(kept.get("packages"), dict):
+    """What `keep_probe` entry under the key; None where there is nothing, or nothing that can be read."""
+    entry = _read().get(key)
+    if not isinstance(entry, dict) or not isinstance(entry.get("packages"), dict):
         return None
-    sound = all(isinstance(version, str) for version in kept["packages"].values())
-    return dict(kept) if sound else None
+    sound = all(isinstance(version, str) for version in entry["packages"].values())
+    return dict(entry) if sound else None
 
 
-def keep_probe(key: str, seen: Mapping[str, Any]) -> None:
+def keep_probe(key: str, record: Mapping[str, Any]) -> None:
     """Raises OSError where the cache cannot be written."""
-    kept = {**{name: value for name, value in _read().items() if name != key}, key: dict(seen)}
+    entries = {**{name: value for name, value in _read().items() if name != key}, key: dict(record)}
     path = _path()
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        json.dump(dict(list(kept.items())[-MOST_KEPT:]), file)
+        json.dump(dict(list(entries.items())[-MOST_KEPT:]), file)
     Path(file.name).replace(path)
 
 
@@ -66,8 +66,8 @@ def _path() -> Path:
 
 def _read() -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, RuntimeError):
-        kept = json.loads(_path().read_text(encoding="utf-8"))
-        return kept if isinstance(kept, dict) else {}
+        entries = json.loads(_path().read_text(encoding="utf-8"))
+        return entries if isinstance(entries, dict) else {}
     return {}
 
 

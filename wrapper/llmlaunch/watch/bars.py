@@ -59,7 +59,7 @@ class Column:
         return max(len(self.head), *(len(cell) for cell in self.cells)) if self.cells else len(self.head)
 
     def text(self, row: int | None) -> tuple[str, str]:
-        """Of one row, or of the head (None)."""
+        """Return the cell of a row, or the head (None), with its style."""
         if row is None:
             return self._aligned(self.head), "dim"
         return self._aligned(self.cells[row]), self.styles[row] if self.styles else ""
@@ -73,14 +73,15 @@ def fitting(columns: Sequence[Column], width: int) -> tuple[list[Line], int]:
 
     A column without a single cell that says anything is left out.
     """
-    kept = [column for column in columns if any(cell not in ("", "-") for cell in column.cells)]
-    while kept and sum(column.width + GAP for column in kept) > width + GAP:
-        kept.remove(min(kept, key=lambda column: column.keep))
+    shown = [column for column in columns if any(cell not in ("", "-") for cell in column.cells)]
+    while shown and sum(column.width + GAP for column in shown) > width + GAP:
+        shown.remove(min(shown, key=lambda column: column.keep))
     rows = len(columns[0].cells)
     lines = [
-        tuple(piece for column in kept for piece in (column.text(row), (" " * GAP, ""))) for row in (None, *range(rows))
+        tuple(piece for column in shown for piece in (column.text(row), (" " * GAP, "")))
+        for row in (None, *range(rows))
     ]
-    return lines, max(0, width - sum(column.width + GAP for column in kept))
+    return lines, max(0, width - sum(column.width + GAP for column in shown))
 
 
 __all__ = [

@@ -190,29 +190,32 @@ def _run_rows(runs: Sequence[WatchedRun], columns: int, now: float, glyphs: Glyp
         Column("s/step", [_number(run.step_seconds, ".3g") for run in runs], 3),
         Column("tokens/s", [_number(run.tokens_per_second, ",.0f") for run in runs], 4),
         Column("loss", [_number(run.loss, ".4g") for run in runs], 5),
-        Column("peak GiB", [gib(one.peak_bytes) if one and one.peak_bytes else "-" for one in fullest], 2),
-        Column("of pred.", [_share(one) for one in fullest], 6, styles=[alarm(g) if g else "" for g in fullest]),
+        Column("peak GiB", [gib(gauge.peak_bytes) if gauge and gauge.peak_bytes else "-" for gauge in fullest], 2),
+        Column("of pred.", [_share(gauge) for gauge in fullest], 6, styles=[alarm(g) if g else "" for g in fullest]),
         Column("seen", [_seen(run, now) for run in runs], 0),
     ]
     lines, room = fitting(table, columns)
-    known = [one for one in fullest if one is not None]
+    measured = [gauge for gauge in fullest if gauge is not None]
     if any(run.because or run.remarks for run in runs):
         room //= 2  # the other half is for words
-    if not known or room < _LEAST_BAR:
+    if not measured or room < _LEAST_BAR:
         return [lines[0], *(_with_words(line, run) for line, run in zip(lines[1:], runs, strict=True))]
-    whole = scale_bytes(known)
+    whole = scale_bytes(measured)
     width = min(room, _LONGEST_BAR)
-    drawn = [bar(one, whole, width, glyphs) if one else said(" " * width) for one in fullest]
+    drawn = [bar(gauge, whole, width, glyphs) if gauge else said(" " * width) for gauge in fullest]
     return [
         lines[0],
-        *(_with_words((*line, *one, ("  ", "")), run) for line, one, run in zip(lines[1:], drawn, runs, strict=True)),
+        *(
+            _with_words((*line, *gauge, ("  ", "")), run)
+            for line, gauge, run in zip(lines[1:], drawn, runs, strict=True)
+        ),
     ]
 
 
 def _with_words(line: Line, run: WatchedRun) -> Line:
     """Why it waits, or what is wrong: as much of it as fits."""
-    words = [run.because, *run.remarks]
-    return (*line, (one_line("; ".join(word for word in words if word)), "yellow"))
+    reasons = [run.because, *run.remarks]
+    return (*line, (one_line("; ".join(word for word in reasons if word)), "yellow"))
 
 
 def _phases(runs: Sequence[WatchedRun]) -> list[str]:

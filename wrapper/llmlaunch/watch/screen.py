@@ -89,10 +89,10 @@ def outliving_the_terminal() -> Iterator[None]:
 
 def _into_the_void(stream: TextIO) -> None:
     """What is left in the buffers, of stderr too, has nowhere to go; flushed at exit it would fail again."""
-    for one in {stream, sys.stdout, sys.stderr}:
+    for candidate in {stream, sys.stdout, sys.stderr}:
         with contextlib.suppress(OSError, ValueError):
-            number = one.fileno()
-            if one is stream or not _writable(number):
+            number = candidate.fileno()
+            if candidate is stream or not _writable(number):
                 void = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(void, number)
                 os.close(void)

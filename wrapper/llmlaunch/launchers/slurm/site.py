@@ -92,40 +92,40 @@ def exclusion(sick: Sequence[str], directives: Sequence[str], listed: str) -> Ex
     for by name. And no more than leave it as many usable nodes as it needs. None where it goes to another cluster than
     this machine's, whose nodes are not listed.
     """
-    asked = _asked(directives)
-    if "clusters" in asked:
+    options = _options(directives)
+    if "clusters" in options:
         return Exclusion((), ())
-    partitions = asked["partition"].split(",") if "partition" in asked else None
+    partitions = options["partition"].split(",") if "partition" in options else None
     there: dict[str, str] = {}
     for line in listed.splitlines():
         node, partition, state = [*line.split("|"), "", ""][:3]
         if partition.rstrip("*") in partitions if partitions else partition.endswith("*"):
             there[node] = state
-    wanted = set(expanded(asked.get("nodelist", "")))
+    wanted = set(expanded(options.get("nodelist", "")))
     names = tuple(node for node in dict.fromkeys(sick) if node in there and node not in wanted)
     if not names:
         return Exclusion((), ())
-    own = asked.get("exclude", "")
+    own = options.get("exclude", "")
     left = {node for node, state in there.items() if re.split(r"[^a-z]", state)[0] not in _UNUSABLE}
     left -= {*names, *expanded(own)}
-    if len(left) < _count(asked.get("nodes", "1")):
+    if len(left) < _count(options.get("nodes", "1")):
         return Exclusion(names, (), too_few=True)
     together = ",".join(part for part in (own, *names) if part)
     return Exclusion(names, (f"--exclude={together}",))
 
 
-def _asked(directives: Sequence[str]) -> dict[str, str]:
+def _options(directives: Sequence[str]) -> dict[str, str]:
     """The options by long name, from `--nodes=2`, `--nodes 2`, `-N2` and `-N 2`; the last of several counts."""
-    found: dict[str, str] = {}
-    words = [word.strip("'\"") for word in directives]
-    for place, word in enumerate(words):
-        after = words[place + 1] if place + 1 < len(words) else ""
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found[name] = value if equals else after
-        elif word[:2] in _OPTIONS:
-            found[_OPTIONS[word[:2]]] = word[2:] or after
-    return found
+    options: dict[str, str] = {}
+    arguments = [argument.strip("'\"") for argument in directives]
+    for place, argument in enumerate(arguments):
+        after = arguments[place + 1] if place + 1 < len(arguments) else ""
+        if argument.startswith("--"):
+            name, equals, value = argument[2:].partition("=")
+            options[name] = value if equals else after
+        elif argument[:2] in _OPTIONS:
+            options[_OPTIONS[argument[:2]]] = argument[2:] or after
+    return options
 
 
 def _count(nodes: str) -> int:

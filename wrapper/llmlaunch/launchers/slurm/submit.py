@@ -23,7 +23,7 @@ from llmlaunch.launchers.slurm.text import (
     LATE_JOB_FORMAT,
     PAST_JOB_FIELDS,
     PAST_JOB_FIELDS_BEFORE_21_08,
-    Found,
+    JobMatch,
     parse_job_id,
     parse_late_jobs,
     parse_past_jobs,
@@ -92,14 +92,14 @@ def find_jobs(slurm: SlurmCommands, wanted: Wanted) -> tuple[list[Job], Answer]:
     now = []
     if answer.code == 0:
         now = parse_late_jobs(answer.output, wanted.mark, wanted.run_dir, wanted.earliest)
-    found = [*(Found(job, False) for job in _attempted(wanted)), *past, *now]
+    found = [*(JobMatch(job, False) for job in _attempted(wanted)), *past, *now]
     # By where it works only where no comment says more: somebody may have submitted one by hand.
     new = [one for one in found if str(one.job) not in wanted.known]
     jobs = {one.job: one.cluster for one in [one for one in new if one.marked] or new}  # squeue, the last, has clusters
     return [(str(job), jobs[job]) for job in sorted(jobs)], answer
 
 
-def _past(slurm: SlurmCommands, wanted: Wanted) -> list[Found]:
+def _past(slurm: SlurmCommands, wanted: Wanted) -> list[JobMatch]:
     """By the accounting, which still knows jobs that the controller has forgotten; without it, by `sacct -c`."""
     since = (wanted.earliest - timedelta(days=1)).strftime("%Y-%m-%d")
     # Without the states sacct leaves out a job that never started (seen with 22.05.8).

@@ -21,7 +21,7 @@ __all__ = [
     "PAST_JOB_FIELDS_BEFORE_21_08",
     "SACCT_FIELDS",
     "SQUEUE_FORMAT",
-    "Found",
+    "JobMatch",
     "Row",
     "Rows",
     "complaint",
@@ -113,41 +113,44 @@ def parse_job_id(text: str) -> tuple[str, str | None] | None:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A job that may be the one looked for: `marked` by its comment, else by where it works and since when."""
+class JobMatch:
+    """A job that may be the one looked for. It is `marked` if its comment names the run; else its folder and its submit
+    time match."""
 
     job: int
     marked: bool
     cluster: str | None = None
 
 
-def parse_late_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) -> list[Found]:
+def parse_late_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) -> list[JobMatch]:
     """Jobs of `squeue -o LATE_JOB_FORMAT` whose comment has the word `mark`, or that work in `work_dir`, were submitted
     since `earliest`, and carry no other run's mark."""
     cluster: str | None = None
-    found = []
+    matches = []
     for line in text.splitlines():
         if line.startswith("CLUSTER: "):  # squeue -M names each cluster before its jobs
             cluster = line.removeprefix("CLUSTER: ").strip()
         fields = line.split("|", 2)
         if len(fields) == 3 and fields[0].isdecimal():
-            found += _judged(Found(int(fields[0]), False, cluster), fields[1], fields[2], mark, work_dir, earliest)
-    return found
+            matches += _match_of(
+                JobMatch(int(fields[0]), False, cluster), fields[1], fields[2], mark, work_dir, earliest
+            )
+    return matches
 
 
-def parse_past_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) -> list[Found]:
-    """The same of `sacct -X -P -n -o PAST_JOB_FIELDS`, or of `sacct -c -o JobID,Start,WorkDir`."""
-    found = []
+def parse_past_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) -> list[JobMatch]:
+    """Return the same from `sacct -X -P -n -o PAST_JOB_FIELDS` or from `sacct -c -o JobID,Start,WorkDir`."""
+    matches = []
     for line in text.splitlines():
         fields = line.split("|", 2)
         job = re.match(r"\d+", fields[0])
         if len(fields) == 3 and job is not None:
-            found += _judged(Found(int(job[0]), False), fields[1], fields[2], mark, work_dir, earliest)
-    return found
+            matches += _match_of(JobMatch(int(job[0]), False), fields[1], fields[2], mark, work_dir, earliest)
+    return matches
 
 
-def _judged(job: Found, at: str, rest: str, mark: str, work_dir: Path, earliest: datetime) -> list[Found]:
-    """`rest`: where it works, then its comment."""
+def _match_of(job: JobMatch, at: str, rest: str, mark: str, work_dir: Path, earliest: datetime) -> list[JobMatch]:
+    """Return the job if it matches, else nothing. `rest` holds its working directory, then its comment."""
     if _has_word(rest, mark):
         return [replace(job, marked=True)]
     here = rest == str(work_dir) or rest.startswith(f"{work_dir}|")
@@ -170,7 +173,7 @@ def strange_jobs(text: str, uid: int, marks: Sequence[str], work_dirs: Sequence[
 
 
 def parse_squeue(text: str) -> dict[str, Row]:
-    """Rows by job id, from `squeue -h -r -O SQUEUE_FORMAT`."""
+    """Return rows by job id from the output of `squeue -h -r -O SQUEUE_FORMAT`."""
     rows = {}
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|", 4)]
@@ -203,7 +206,7 @@ def parse_sacct(text: str) -> dict[str, Row]:
 
 
 def complaint(stderr: str) -> str:
-    """A command's own words on one line, without `sbatch: error:` before each."""
+    """Return the error lines of a command as one line, without the `sbatch: error:` before each."""
     lines = (re.sub(r"^\w+: (error: )?", "", line.strip()) for line in stderr.splitlines())
     return "; ".join(line for line in lines if line)
 

@@ -1,7 +1,4 @@
-"""What a release of SLURM has and what not: slurm/versions.json, and the table of docs/slurm-versions.md made from it.
-
-python -m llmlaunch.launchers.slurm.versions        prints the table
-"""
+"""What each release of SLURM has and lacks, from slurm/versions.json (docs/slurm-versions.md shows it as a table)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from dataclasses import dataclass
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
 
-__all__ = ["Feature", "features", "refuse_unknown", "release", "table"]
+__all__ = ["Feature", "features", "refuse_unknown", "release", "release_text"]
 
 Release = tuple[int, int]
 
@@ -44,7 +41,7 @@ class Feature:
 def features() -> list[Feature]:
     """The entries of slurm/versions.json."""
     listed = json.loads(asset("slurm", "versions.json").read_text(encoding="utf-8"))["features"]
-    return [Feature(**one | {"since": release(one["since"]), "until": release(one["until"])}) for one in listed]
+    return [Feature(**entry | {"since": release(entry["since"]), "until": release(entry["until"])}) for entry in listed]
 
 
 def release(text: str | None) -> Release | None:
@@ -53,46 +50,32 @@ def release(text: str | None) -> Release | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def refuse_unknown(words: Sequence[str], version: Callable[[], str]) -> None:
+def refuse_unknown(arguments: Sequence[str], version: Callable[[], str]) -> None:
     """Raise UserError for an option of sbatch this site's SLURM does not have.
 
-    `words` are the options of a script and a command line; `version()` what `sbatch --version` prints, asked only
+    `arguments` are the options of a script and a command line; `version()` what `sbatch --version` prints, asked only
     where an option is among them that came or went.
     """
-    given = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
-    doubtful = [one for one in features() if one.option in given and not one.everywhere]
+    used = {word[2:].partition("=")[0] for word in arguments if word.startswith("--")}
+    doubtful = [feature for feature in features() if feature.option in used and not feature.everywhere]
     if not doubtful:
         return
-    said = version().strip()
-    here = release(said)
+    version_text = version().strip()
+    here = release(version_text)
     if here is None:
         return
-    for one in doubtful:
-        too_old = one.since is not None and here < one.since
-        too_new = one.until is not None and here > one.until
+    for feature in doubtful:
+        too_old = feature.since is not None and here < feature.since
+        too_new = feature.until is not None and here > feature.until
         if too_old or too_new:
-            when = f"came with {_shown(one.since)}" if too_old else f"went after {_shown(one.until)}"
+            when = (
+                f"came with {release_text(feature.since)}" if too_old else f"went after {release_text(feature.until)}"
+            )
             raise UserError(
-                f"sbatch --{one.option} {when}, and this site runs {said}; leave it out (slurm: in the recipe or the "
-                "cluster profile, or the words after --)"
+                f"sbatch --{feature.option} {when}, and this site runs {version_text}; remove it (slurm: in the recipe "
+                "or the cluster profile, or the arguments after --)"
             )
 
 
-def table() -> str:
-    """The features as a Markdown table."""
-    rows = ["| | since | until | checked | |", "|---|---|---|---|---|"]
-    for one in features():
-        rows.append(
-            f"| {one.feature} | {_shown(one.since)} | {_shown(one.until)} | {one.checked} | {one.note} |".replace(
-                "  ", " "
-            )
-        )
-    return "\n".join(rows)
-
-
-def _shown(of: Release | None) -> str:
-    return "" if of is None else f"{of[0]}.{of[1]:02}"
-
-
-if __name__ == "__main__":
-    print(table())
+def release_text(version: Release | None) -> str:
+    return "" if version is None else f"{version[0]}.{version[1]:02}"
