@@ -4,9 +4,8 @@
         .venv-frameworks/bin/python train_jobs.py --logs FOLDER
 
 One job a line in, one line out as each is done: {"name", "codes", "logs"}: exit code and log file of each rank, whose
-place the environment of a job may say otherwise. The
-frameworks are imported once (torch's compiler too, as every optimizer does); a rank is a fork of that process, which
-spares seconds for every one.
+place the environment of a job may override. The frameworks are imported once, and so is torch's compiler, which every
+optimizer imports; Megatron's parser is built once. A rank is a fork of that process, which saves seconds for each.
 """
 
 from __future__ import annotations
@@ -26,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import train
+
+# isort: split
+from megatron.training import arguments as megatron_arguments
 
 __all__ = ["main"]
 
@@ -101,6 +103,8 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=120.0, help="for one job, at most")
     options = parser.parse_args()
+    megatron_parser = megatron_arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    megatron_arguments.add_megatron_arguments = lambda parser: megatron_parser
     gc.freeze()  # what is imported stays shared between the ranks
     for line in sys.stdin:
         if line.strip():

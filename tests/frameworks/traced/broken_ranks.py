@@ -19,6 +19,7 @@ import tracer_path  # noqa: F401 (first: it lets the next be found)
 import megatron_rank  # the first to import torch
 
 # isort: split
+import torch._dynamo  # noqa: F401 (every optimizer imports it, which takes a second)
 from megatron.core.optimizer import optimizer as optimizers
 from megatron.core.pipeline_parallel import schedules
 

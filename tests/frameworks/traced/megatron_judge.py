@@ -37,6 +37,7 @@ import megatron_rank  # the first to import torch
 
 # isort: split
 import torch
+import torch._dynamo  # every optimizer imports it, which takes a second
 from megatron.core import num_microbatches_calculator, parallel_state
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec

@@ -190,6 +190,8 @@ def main() -> None:
     end_on_signals()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
+    import torch._dynamo  # noqa: F401 (every optimizer imports it, which takes a second)
+
     import megatron_rank  # noqa: F401 (once for all ranks, and quietly)
 
     jobs = [json.loads(line) for line in sys.stdin if line.strip()]
