@@ -1,14 +1,16 @@
-"""What several modules of these tests ask for once."""
+"""The processes of the real frameworks that several test modules share: each is started once in a run."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future
 from threading import Thread
 
 import pytest
 
-pytest.register_assert_rewrite("traced_checks")  # an imported check shows its numbers as a test would
+pytest.register_assert_rewrite("traced_runs")  # an imported check shows its numbers as a test would
 
+from judges import DeepSpeedJudge, MegatronJudge, deepspeed_judge, megatron_judge  # noqa: E402
 from traced_cases import Case  # noqa: E402
 from traced_runs import PYTHON, Trace, run_tracer  # noqa: E402
 
@@ -29,3 +31,15 @@ def traces(request: pytest.FixtureRequest) -> dict[str, Future[Trace]]:
     answers: dict[str, Future[Trace]] = {case.name: Future() for case in cases}
     Thread(target=run_tracer, args=(cases, answers), daemon=True).start()
     return answers
+
+
+@pytest.fixture(scope="session")
+def megatron() -> Iterator[MegatronJudge]:
+    with megatron_judge() as judge:
+        yield judge
+
+
+@pytest.fixture(scope="session")
+def deepspeed() -> Iterator[DeepSpeedJudge]:
+    with deepspeed_judge() as judge:
+        yield judge

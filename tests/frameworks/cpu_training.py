@@ -11,7 +11,6 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT
 
 import pytest
-from cpu_words import words_for_cpu
 
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
@@ -19,7 +18,49 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.step_lines import Step
 from support.step_lines import parse_step
 
-__all__ = ["PYTHON", "CpuJob", "Trained", "cpu_job", "train_on_cpu", "under_torchrun"]
+__all__ = [
+    "ADDED",
+    "LEFT_OUT",
+    "PYTHON",
+    "Change",
+    "CpuJob",
+    "Trained",
+    "cpu_job",
+    "train_on_cpu",
+    "under_torchrun",
+    "words_for_cpu",
+]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A flag added with its values, or left out with as many values as it takes."""
+
+    flag: str
+    values: tuple[str, ...]
+    why: str
+
+
+ADDED = (
+    Change("--transformer-impl", ("local",), "Transformer Engine computes on CUDA alone"),
+    Change("--distributed-backend", ("gloo",), "NCCL connects GPUs"),
+    Change("--no-gradient-accumulation-fusion", (), "Apex's CUDA kernel"),
+    Change("--no-persist-layer-norm", (), "Apex's CUDA kernel; torch's norms refuse to be asked for it"),
+    Change("--no-rope-fusion", (), "Transformer Engine's CUDA kernel"),
+    Change("--no-masked-softmax-fusion", (), "Megatron's CUDA kernel"),
+)
+LEFT_OUT: tuple[Change, ...] = ()
+
+
+def words_for_cpu(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of a rendered program after the script's name, as this machine's CPU can train with them."""
+    kept = list(words)
+    for change in LEFT_OUT:
+        while change.flag in kept:
+            place = kept.index(change.flag)
+            del kept[place : place + 1 + len(change.values)]
+    return (*kept, *(word for change in ADDED for word in (change.flag, *change.values)))
+
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
@@ -66,7 +107,7 @@ class Trained:
 
 
 def cpu_job(name: str, recipe: Recipe, layout: Layout) -> CpuJob:
-    """The words our renderer makes, with the few changes a CPU needs (cpu_words.py)."""
+    """The words our renderer makes, with the few changes a CPU needs (`ADDED`, `LEFT_OUT`)."""
     rendered = MegatronLM().render(recipe, layout)
     words = tuple(str(word) for word in rendered.program[1:])
     device = {"CPU_STANDS_FOR": recipe.cluster.accelerator.compute_capability or "9.0", "OMP_NUM_THREADS": "1"}

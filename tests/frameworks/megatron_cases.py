@@ -279,7 +279,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def plain(recipe: Recipe) -> Recipe:
     """Without techniques, number formats and words of a model that forbid most layouts, or all."""
-    model, training = recipe.model, replace(recipe.training, numbers=NO_NUMBER_FORMATS)
+    model, training = recipe.model, replace(recipe.training, fp8=None, fp4=None, fp8_parameters=False, optimizer=None)
     if model.moe is not None:
         model = replace(model, linear_bias=False, moe=replace(model.moe, router=Router()))
     if model.position_embedding == "learned_absolute":

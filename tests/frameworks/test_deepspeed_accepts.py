@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from deepspeed_asked import Asked, deepspeed_answers
+from judges import DeepSpeedJudge
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
@@ -43,12 +43,6 @@ GALLERY = sorted(
 )
 
 
-@pytest.fixture(scope="module")
-def asked() -> Iterator[Asked]:
-    with deepspeed_answers() as answers:
-        yield answers
-
-
 def recipe_of(name: str, *overrides: str) -> Recipe:
     return load_recipe(asset("recipes", f"{name}.yaml"), ("training.global_batch_size=16", *overrides))
 
@@ -76,21 +70,21 @@ def rendered() -> Iterator[tuple[str, Recipe, Layout]]:
         yield f"{way} {layout.describe()}", recipe_of(GPU, way), layout
 
 
-def test_every_rendered_config_is_accepted_and_has_nothing_deepspeed_would_overlook(asked: Asked) -> None:
+def test_every_rendered_config_is_accepted_and_has_nothing_deepspeed_would_overlook(deepspeed: DeepSpeedJudge) -> None:
     for label, recipe, layout in rendered():
         case = question(recipe, layout)
-        assert asked(**case) is None, label
+        assert deepspeed(**case) is None, label
         assert wrongly_accepted(case["config"]) == [], label
 
 
-def test_a_pipelines_config_is_accepted_by_its_engine(asked: Asked) -> None:
+def test_a_pipelines_config_is_accepted_by_its_engine(deepspeed: DeepSpeedJudge) -> None:
     own = "backend={name: deepspeed, script: train.py, script_kind: pipeline}"
     layout = Layout(pipeline=2, data=4, micro_batch_size=2, zero_stage=1)
     config = pipeline_config(recipe_of(GPU, own), layout)
-    assert asked(config=config, data=4, pipeline=True) is None
+    assert deepspeed(config=config, data=4, pipeline=True) is None
     assert wrongly_accepted(config) == []
     config["zero_optimization"] = {"stage": 2}
-    assert "ZeRO-2" in str(asked(config=config, data=4, pipeline=True))
+    assert "ZeRO-2" in str(deepspeed(config=config, data=4, pipeline=True))
 
 
 WRONG: dict[str, dict[str, Any]] = {
@@ -112,9 +106,9 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("said", WRONG)
-def test_the_judge_is_deepspeed_and_refuses(asked: Asked, said: str) -> None:
-    assert asked(config=PLAIN, data=8) is None
-    refused = asked(config=PLAIN | WRONG[said], data=8)
+def test_the_judge_is_deepspeed_and_refuses(deepspeed: DeepSpeedJudge, said: str) -> None:
+    assert deepspeed(config=PLAIN, data=8) is None
+    refused = deepspeed(config=PLAIN | WRONG[said], data=8)
     assert refused is not None
     assert said in refused
 
@@ -160,10 +154,10 @@ OVERLOOKED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", OVERLOOKED)
-def test_what_deepspeed_overlooks_our_own_checks_find(asked: Asked, case: str) -> None:
+def test_what_deepspeed_overlooks_our_own_checks_find(deepspeed: DeepSpeedJudge, case: str) -> None:
     check, change, key = OVERLOOKED[case]
     config = PLAIN | change
-    assert asked(config=config, data=8) is None
+    assert deepspeed(config=config, data=8) is None
     assert (key, check) in [(found, by.key) for found, by in wrongly_accepted(config)]
 
 
@@ -197,8 +191,8 @@ REMOVED = {
 }
 
 
-def test_the_known_keys_are_those_deepspeed_reads(asked: Asked) -> None:
-    read = set(asked.keys_read())
+def test_the_known_keys_are_those_deepspeed_reads(deepspeed: DeepSpeedJudge) -> None:
+    read = set(deepspeed.keys_read())
     ours = {f"{section}.{key}".lstrip(".") for section, keys in KNOWN_KEYS.items() for key in keys}
     ours = {key for key in ours if not key.startswith("pipeline.")}  # every key there is handed on
     assert read - ours <= REMOVED
@@ -206,12 +200,12 @@ def test_the_known_keys_are_those_deepspeed_reads(asked: Asked) -> None:
 
 
 @pytest.mark.parametrize("name", GALLERY)
-def test_the_gallerys_plans_are_accepted(asked: Asked, name: str) -> None:
+def test_the_gallerys_plans_are_accepted(deepspeed: DeepSpeedJudge, name: str) -> None:
     recipe = load_recipe(asset("recipes", f"{name}.yaml"))
     plan = make_plan(setting_of(recipe, DeepSpeed()))
     planned = replace(recipe, techniques=plan.chosen.techniques)
     case = question(planned, plan.layout)
-    assert asked(**case) is None
+    assert deepspeed(**case) is None
     assert wrongly_accepted(case["config"]) == []
 
 

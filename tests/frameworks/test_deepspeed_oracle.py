@@ -6,15 +6,14 @@ LLMLAUNCH_ORACLE_EXAMPLES sets how many (`make oracle-full`: thousands); 300 oth
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from deepspeed_asked import Asked, deepspeed_answers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from judges import DeepSpeedJudge
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
@@ -148,12 +147,6 @@ def question(recipe: Recipe, layout: Layout) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def asked() -> Iterator[Asked]:
-    with deepspeed_answers() as answers:
-        yield answers
-
-
-@pytest.fixture(scope="module")
 def seen() -> dict[str, int]:
     return {"taken": 0, "refused": 0, "stricter": 0}
 
@@ -166,9 +159,9 @@ def seen() -> dict[str, int]:
     database=None,
 )
 @given(job=jobs())
-def test_we_and_deepspeed_agree(asked: Asked, seen: dict[str, int], job: tuple[Recipe, Layout]) -> None:
+def test_we_and_deepspeed_agree(deepspeed: DeepSpeedJudge, seen: dict[str, int], job: tuple[Recipe, Layout]) -> None:
     recipe, layout = job
-    ours, theirs = refused_by_us(recipe, layout), asked(**question(recipe, layout))
+    ours, theirs = refused_by_us(recipe, layout), deepspeed(**question(recipe, layout))
     seen["taken" if theirs is None else "refused"] += 1
     if theirs is not None:
         assert ours, f"DeepSpeed refuses what we take: {theirs}"

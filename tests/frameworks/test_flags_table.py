@@ -5,9 +5,17 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from cpu_words import LEFT_OUT
-from flag_obstacles import OBSTACLES
-from flags_table import NEVER_WRITTEN, changes_table, flags_of, flags_table, literals, trained_flags, written_flags
+from cpu_training import LEFT_OUT
+from flags_table import (
+    NEVER_WRITTEN,
+    OBSTACLES,
+    changes_table,
+    flags_of,
+    flags_table,
+    literals,
+    trained_flags,
+    written_flags,
+)
 from trained_cases import jobs
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "megatron-flags.md"

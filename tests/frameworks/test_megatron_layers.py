@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megatron_oracle import Ask, Verdict, megatron
+from judges import MegatronJudge, Verdict
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
@@ -25,14 +24,8 @@ MIXTURE = load_recipe(asset("recipes", "mixtral-8x7b.yaml"), ())
 Split = tuple[int, ...]
 
 
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
-    with megatron() as judge:
-        yield judge
-
-
-def laid_out(ask: Ask, layout: Layout, words: list[str]) -> Verdict:
-    return ask(layout.world_size, words, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, until="stages")
+def laid_out(megatron: MegatronJudge, layout: Layout, words: list[str]) -> Verdict:
+    return megatron(layout.world_size, words, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, until="stages")
 
 
 def words_of(layout: Layout, pattern: Split, mtp_layers: int) -> list[str]:
@@ -89,10 +82,10 @@ def patterns(layers: int) -> st.SearchStrategy[Split]:
 @settings(max_examples=60)
 @given(data=st.data(), layout=layouts(), mtp_layers=st.sampled_from([0, 0, 1, 2]))
 def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
-    data: st.DataObject, layout: Layout, mtp_layers: int, ask: Ask
+    data: st.DataObject, layout: Layout, mtp_layers: int, megatron: MegatronJudge
 ) -> None:
     pattern = data.draw(patterns(sum(layout.layers_by_stage)))
-    answer = laid_out(ask, layout, words_of(layout, pattern, mtp_layers))
+    answer = laid_out(megatron, layout, words_of(layout, pattern, mtp_layers))
     assert answer == Verdict(None, stages=tuple(planned(layout, pattern, mtp_layers)))
 
 
@@ -108,19 +101,19 @@ def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
         (Layout(pipeline=2, virtual_pipeline=2, layers_by_stage=(2, 1, 3, 2)), "--pipeline-model-parallel-layout"),
     ],
 )
-def test_every_way_is_among_those_tried(layout: Layout, flag: str, ask: Ask) -> None:
+def test_every_way_is_among_those_tried(layout: Layout, flag: str, megatron: MegatronJudge) -> None:
     assert flag in stage_flags(layout)
     pattern = (0,) * sum(layout.layers_by_stage)
-    assert laid_out(ask, layout, words_of(layout, pattern, 0)).stages == tuple(planned(layout, pattern, 0))
+    assert laid_out(megatron, layout, words_of(layout, pattern, 0)).stages == tuple(planned(layout, pattern, 0))
 
 
-def test_megatron_takes_the_words_of_a_run_that_saves_at_a_signal(ask: Ask) -> None:
+def test_megatron_takes_the_words_of_a_run_that_saves_at_a_signal(megatron: MegatronJudge) -> None:
     saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt", "on_oom=fallback")
     recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), saving)
     layout = Layout(tensor=2, pipeline=2, data=8, sequence_parallel=1, zero_stage=1)
     words = [word for word in MegatronLM().render(recipe, layout).program if isinstance(word, str)]
     assert {"--exit-signal-handler", "--dist-ckpt-optim-fully-reshardable"} <= set(words)
-    assert laid_out(ask, layout, words).accepted
+    assert laid_out(megatron, layout, words).accepted
 
 
 FIRST, LAST = ("--decoder-first-pipeline-num-layers", "4"), ("--decoder-last-pipeline-num-layers", "4")
@@ -140,8 +133,8 @@ CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")
         (("--decoder-first-pipeline-num-layers", "0"), "must be larger than 0"),
     ],
 )
-def test_the_ways_exclude_each_other(words: tuple[str, ...], why: str, ask: Ask) -> None:
+def test_the_ways_exclude_each_other(words: tuple[str, ...], why: str, megatron: MegatronJudge) -> None:
     """What the rules and the renderer are for."""
     even = Layout(pipeline=2, data=2)
-    answer = laid_out(ask, even, [*words_of(even, (0,) * 8, 0), *words])
+    answer = laid_out(megatron, even, [*words_of(even, (0,) * 8, 0), *words])
     assert why in answer.error

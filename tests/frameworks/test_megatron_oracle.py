@@ -7,13 +7,12 @@ asks thousands. Where we refuse what Megatron takes, `DISAGREEMENTS` says so, an
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from judges import MegatronJudge, Verdict
 from megatron_cases import BASE, Case, cases, refusals
-from megatron_oracle import Ask, Verdict, megatron
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
@@ -27,7 +26,6 @@ from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
-from llmlaunch.workload import Workload
 from support.megatron_disagreements import DISAGREEMENTS, layer_of
 
 pytestmark = pytest.mark.frameworks
@@ -36,15 +34,11 @@ EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "300"))
 PLACES = {rule.key: rule.where for rule in (*ALL_REQUIREMENTS, *ALL_RULES)}
 
 
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
-    with megatron() as judge:
-        yield judge
-
-
-def verdict_of(ask: Ask, case: Case, until: str | None = None) -> Verdict:
+def verdict_of(megatron: MegatronJudge, case: Case, until: str | None = None) -> Verdict:
     capability = case.recipe.cluster.accelerator.compute_capability or "9.0"
-    return ask(case.recipe.world_size, case.words, case.environment, capability, case.rank, until=until or case.until)
+    return megatron(
+        case.recipe.world_size, case.words, case.environment, capability, case.rank, until=until or case.until
+    )
 
 
 def stricter(case: Case) -> set[str]:
@@ -55,10 +49,10 @@ def stricter(case: Case) -> set[str]:
 
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 @given(case=cases())
-def test_we_and_megatron_agree(case: Case, ask: Ask) -> None:
-    ours, theirs = refusals(case), verdict_of(ask, case)
+def test_we_and_megatron_agree(case: Case, megatron: MegatronJudge) -> None:
+    ours, theirs = refusals(case), verdict_of(megatron, case)
     if ours and theirs.accepted and case.until != "step":
-        theirs = verdict_of(ask, case, until="step")
+        theirs = verdict_of(megatron, case, until="step")
     if not ours:
         assert theirs.accepted, theirs
     elif theirs.accepted:
@@ -83,10 +77,10 @@ def planned_cases(name: str) -> list[Case]:
 
 
 @pytest.mark.parametrize("name", [name for name in GALLERY if recipe_of(name).backend.name == "megatron-lm"])
-def test_megatron_takes_what_the_gallery_is_planned_with(name: str, ask: Ask) -> None:
+def test_megatron_takes_what_the_gallery_is_planned_with(name: str, megatron: MegatronJudge) -> None:
     """Up to the layers of every rank and chunk: models of this size take their time under fake tensors."""
     for case in planned_cases(name):
-        theirs = verdict_of(ask, case, until="stages")
+        theirs = verdict_of(megatron, case, until="stages")
         assert theirs.accepted, (str(case), theirs)
 
 
@@ -95,7 +89,7 @@ SMALL = ModelShape("small", 4, 64, 128, 4, 4, 16, 512, 256)
 
 def small(layout: Layout, shape: ModelShape = SMALL, precision: str = "bf16", **ways: object) -> Case:
     cluster = replace(BASE.cluster, devices_per_node=layout.world_size)
-    training = replace(BASE.training, workload=Workload(64, 4 * layout.data, precision))
+    training = replace(BASE.training, sequence_length=64, global_batch_size=4 * layout.data, precision=precision)
     recipe: Recipe = replace(BASE, model=shape, cluster=cluster, nodes=1, training=training, pins={})
     return Case(replace(recipe, techniques=Techniques(**ways)), layout)  # type: ignore[arg-type]
 
@@ -118,9 +112,9 @@ def test_every_disagreement_is_shown() -> None:
 
 
 @pytest.mark.parametrize("key", SHOWN)
-def test_megatron_takes_what_we_refuse_on_purpose(key: str, ask: Ask) -> None:
+def test_megatron_takes_what_we_refuse_on_purpose(key: str, megatron: MegatronJudge) -> None:
     assert refusals(SHOWN[key]) == [key]
-    theirs = verdict_of(ask, SHOWN[key], until="step")
+    theirs = verdict_of(megatron, SHOWN[key], until="step")
     assert theirs.accepted, theirs
 
 
@@ -139,7 +133,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("key", SAID)
-def test_megatron_refuses_the_words_no_layout_says(key: str, ask: Ask) -> None:
+def test_megatron_refuses_the_words_no_layout_says(key: str, megatron: MegatronJudge) -> None:
     case = small(Layout(pipeline=2, data=2) if key.startswith("stages") else Layout(data=2))
-    theirs = ask(case.recipe.world_size, [*case.words, *SAID[key]], case.environment)
+    theirs = megatron(case.recipe.world_size, [*case.words, *SAID[key]], case.environment)
     assert theirs.layer == (layer_of(PLACES[key]) if key != "stages-named" else "arguments"), theirs

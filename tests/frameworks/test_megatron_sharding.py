@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from cpu_training import cpu_job, train_on_cpu
+from judges import MegatronJudge
 from megatron_cases import Case, refusals
-from megatron_oracle import Ask, megatron
-from trained_cases import recipe_for
 
 from llmlaunch.assets import asset
 from llmlaunch.layout import Layout
@@ -95,50 +91,31 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
-    with megatron() as one:
-        yield one
-
-
 @pytest.mark.parametrize("name", TAKEN)
-def test_what_we_accept_is_taken(ask: Ask, name: str) -> None:
+def test_what_we_accept_is_taken(megatron: MegatronJudge, name: str) -> None:
     one = TAKEN[name]
     assert refusals(one) == []
-    told = ask(one.layout.world_size, one.words, one.environment, until="stages")
+    told = megatron(one.layout.world_size, one.words, one.environment, until="stages")
     assert told.accepted, (told, one.words)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_we_refuse_is_refused_for_that_reason(ask: Ask, name: str) -> None:
+def test_what_we_refuse_is_refused_for_that_reason(megatron: MegatronJudge, name: str) -> None:
     one, key, why = REFUSED[name]
     assert refusals(one) == [key]
-    told = ask(one.layout.world_size, one.words, one.environment, until="stages")
+    told = megatron(one.layout.world_size, one.words, one.environment, until="stages")
     assert why in told.error, told
 
 
-def test_one_connection_is_refused_where_parameters_are_gathered(ask: Ask) -> None:
+def test_one_connection_is_refused_where_parameters_are_gathered(megatron: MegatronJudge) -> None:
     one = TAKEN["stage 3, split"]
-    told = ask(8, one.words, {**one.environment, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, until="stages")
+    told = megatron(8, one.words, {**one.environment, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, until="stages")
     assert "FSDP requires CUDA_DEVICE_MAX_CONNECTIONS > 1 or unset" in told.error
 
 
-def test_megatron_itself_would_begin_with_sharded_stages_whose_checkpoint_it_cannot_tell_apart(ask: Ask) -> None:
+def test_megatron_itself_would_begin_with_sharded_stages(
+    megatron: MegatronJudge,
+) -> None:
     one = sharded(3, Layout(pipeline=2, data=4))
     assert refusals(one) == ["sharded-one-stage"]
-    assert ask(8, one.words, one.environment, until="stages").accepted
-
-
-def test_it_trains_as_the_distributed_optimizer_does(tmp_path: Path) -> None:
-    """On two processes of this machine, with Megatron's own `pretrain`. Gloo cannot scale while it reduces."""
-    apart = "backend={name: megatron-lm, extra_args: [--no-gradient-reduce-div-fusion]}"
-    jobs = [cpu_job("1", recipe_for("llama"), Layout(data=2, zero_stage=1))]
-    for stage in (2, 3):
-        recipe = recipe_for("llama", (f"layout.zero_stage={stage}", apart))
-        jobs.append(cpu_job(str(stage), recipe, Layout(data=2, zero_stage=stage)))
-    trained = train_on_cpu(jobs, tmp_path)
-    for one in trained.values():
-        assert not any(one.codes), one.complaint()
-    assert trained["1"].losses[-1] < trained["1"].losses[0] - 0.5
-    assert trained["2"].losses == pytest.approx(trained["1"].losses, rel=1e-5)
-    assert trained["3"].losses == pytest.approx(trained["1"].losses, rel=1e-5)
+    assert megatron(8, one.words, one.environment, until="stages").accepted

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import pytest
 from traced_cases import CASES, MANY_MICROBATCHES, PADDED, TECHNIQUES, Case
-from traced_checks import GRADIENT_BYTES, check_peak, check_what_lasts
-from traced_runs import LONGEST_WAIT_SECONDS, Trace
+from traced_runs import GRADIENT_BYTES, LONGEST_WAIT_SECONDS, Trace, check_peak, check_what_lasts
 
 pytestmark = pytest.mark.frameworks
 

@@ -1,10 +1,12 @@
 """Real Megatron-LM trains on this machine's CPU with the words our renderer makes (core 0.19.2, `pretrain` itself).
 
-Every split of a model begins with the weights one process saved, and must then lose what one process loses.
+Every split of a model begins with the weights that one process saved, and must then have its losses. Every Megatron-LM
+recipe of the gallery trains, too, shrunken.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -13,9 +15,26 @@ from pathlib import Path
 
 import pytest
 from cpu_training import PYTHON, Trained, train_on_cpu, under_torchrun
-from trained_cases import CASES, DATASET, INDEXED, LONG, MODELS, STEPS, UNDISTURBED, TrainedCase, jobs, long_job
+from trained_cases import (
+    CASES,
+    DATASET,
+    GALLERY_LAYOUTS,
+    GALLERY_OBSTACLES,
+    GALLERY_STEPS,
+    INDEXED,
+    LONG,
+    MODELS,
+    STEPS,
+    UNDISTURBED,
+    TrainedCase,
+    gallery_jobs,
+    jobs,
+    long_job,
+)
 
+from llmlaunch.assets import asset
 from llmlaunch.layout import Layout
+from llmlaunch.recipe.load import load_recipe
 from support.step_lines import parse_step
 
 pytestmark = pytest.mark.frameworks
@@ -25,10 +44,10 @@ TRACED = Path(__file__).with_name("traced")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
-    """What became of every job."""
+    """Every job of this module, trained one after the other by processes that share one import of Megatron."""
     folder = tmp_path_factory.mktemp("megatron")
     subprocess.run([PYTHON, TRACED / "dataset_ranks.py", "make", folder / DATASET], check=True)
-    return train_on_cpu(jobs(folder), folder / "logs")
+    return train_on_cpu([*jobs(folder), *gallery_jobs(GALLERY)], folder / "logs")
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -54,9 +73,9 @@ def test_however_it_is_split_it_learns_the_same(trained: dict[str, Trained], cas
 
 def test_every_job_behind_the_table_of_flags_ended_well(trained: dict[str, Trained], tmp_path: Path) -> None:
     """docs/megatron-flags.md says "trained on CPU" of the flags of these jobs, and of no other."""
-    assert set(trained) == {job.name for job in jobs(tmp_path)}
-    assert {name: one.codes for name, one in trained.items() if any(one.codes)} == {}
-    assert all(one.steps for one in trained.values())
+    behind_the_table = [trained[job.name] for job in jobs(tmp_path)]
+    assert {run.job.name: run.codes for run in behind_the_table if any(run.codes)} == {}
+    assert all(run.steps for run in behind_the_table)
 
 
 def test_it_reads_an_indexed_dataset(trained: dict[str, Trained]) -> None:
@@ -96,3 +115,20 @@ def test_told_to_end_it_saves_and_goes_on_under_any_split(trained: dict[str, Tra
         assert one.codes == (0, 0), one.complaint()
         assert one.steps[0].step == saved + 1
         assert one.losses == pytest.approx(expected, rel=1e-5)
+
+
+GALLERY = sorted(path for path in asset("recipes").glob("*.yaml") if load_recipe(path).backend.name == "megatron-lm")
+
+
+def test_no_recipe_of_the_gallery_is_left_out() -> None:
+    assert {path.stem for path in GALLERY} == {*GALLERY_LAYOUTS, *GALLERY_OBSTACLES}
+    assert not GALLERY_LAYOUTS.keys() & GALLERY_OBSTACLES.keys()
+
+
+@pytest.mark.parametrize("recipe", GALLERY_LAYOUTS)
+def test_a_recipe_of_the_gallery_trains(trained: dict[str, Trained], recipe: str) -> None:
+    job = trained[recipe]
+    assert set(job.codes) == {0}, job.complaint()
+    assert [step.step for step in job.steps] == list(range(1, GALLERY_STEPS + 1))
+    assert all(map(math.isfinite, job.losses))
+    assert job.losses[-1] < job.losses[0]

@@ -9,8 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cpu_training import MEGATRON_CPU, PYTHON
-from cpu_words import ADDED
+from cpu_training import ADDED, MEGATRON_CPU, PYTHON
 
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.assets import asset

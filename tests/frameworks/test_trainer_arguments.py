@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from deepspeed_asked import deepspeed_answers
+from judges import DeepSpeedJudge
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.argument import NodeVariable
@@ -41,7 +41,7 @@ print("TAKEN " + json.dumps({
 """
 
 
-def test_the_trainer_takes_words_and_config(tmp_path: Path) -> None:
+def test_the_trainer_takes_words_and_config(tmp_path: Path, deepspeed: DeepSpeedJudge) -> None:
     """Equal values everywhere: the Trainer compares the file with its own arguments and refuses what differs."""
     saving = ("training.save_interval=5", f"training.checkpoint_path={tmp_path / 'ckpt'}")
     overrides = (KIND, "training.precision=bf16", "training.gradient_clipping=0.5", *LEAST, *saving)
@@ -65,5 +65,4 @@ def test_the_trainer_takes_words_and_config(tmp_path: Path) -> None:
     assert taken["config"] == json.loads(rendered)
     assert (taken["bf16"], taken["checkpointing"], taken["decay"]) == (True, True, 0.1)
     assert (taken["warmup"], taken["kwargs"]) == (4, {"min_lr": 1e-5})
-    with deepspeed_answers() as asked:
-        assert asked(config=taken["config"], data=1) is None
+    assert deepspeed(config=taken["config"], data=1) is None

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import traced_cases
 from traced_cases import CASES, Case
-from traced_checks import check_peak, check_what_lasts
-from traced_runs import LONGEST_WAIT_SECONDS, Trace
+from traced_runs import LONGEST_WAIT_SECONDS, Trace, check_peak, check_what_lasts
 
 from llmlaunch.memory import loss, multi_token_prediction, saved, schedule, states, weights, workspace
 

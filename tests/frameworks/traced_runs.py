@@ -11,11 +11,12 @@ from subprocess import PIPE
 from threading import Thread
 from typing import Any
 
+import pytest
 from traced_cases import Case
 
 from llmlaunch.tracing import TRACER
 
-__all__ = ["LONGEST_WAIT_SECONDS", "PYTHON", "Trace", "run_tracer"]
+__all__ = ["GRADIENT_BYTES", "LONGEST_WAIT_SECONDS", "PYTHON", "Trace", "check_peak", "check_what_lasts", "run_tracer"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
@@ -58,3 +59,21 @@ def run_tracer(cases: list[Case], answers: dict[str, Future[Trace]]) -> None:
     for waiting in answers.values():
         if not waiting.done():
             waiting.set_exception(AssertionError("the tracer ended early: " + "".join(complaints)[-3000:]))
+
+
+PEAK_TOLERANCE = 0.03
+PARAMETER_BYTES, GRADIENT_BYTES, STATE_BYTES = 2, 4, 4  # bf16, fp32 accumulation, fp32 master and moments
+
+
+def check_what_lasts(case: Case, traced: Trace) -> None:
+    """Parameters, gradients and optimizer states, to the byte."""
+    state, terms = traced["state"], case.estimate().terms
+    assert state["padded_count"] == state["parameter_count"]  # of these cases
+    assert terms["parameters"] == PARAMETER_BYTES * state["parameter_count"]
+    assert terms["gradients"] == GRADIENT_BYTES * state["parameter_count"] == state["bytes"]["gradients"]
+    assert terms["optimizer_states"] == STATE_BYTES * state["optimizer_state_count"]
+
+
+def check_peak(case: Case, traced: Trace) -> None:
+    """The most that torch handed out at once."""
+    assert case.estimate().allocated_bytes == pytest.approx(traced["peak_bytes"], rel=PEAK_TOLERANCE)

@@ -1,9 +1,14 @@
-"""Real Megatron core behind a pipe: what it says of the words of a job (`traced/megatron_judge.py` runs it)."""
+"""The real frameworks behind a pipe: what Megatron core and DeepSpeed say of a job.
+
+`traced/megatron_judge.py` and `deepspeed_judge.py` are the programs at the other end. conftest.py starts each once for
+all test modules, because importing a framework takes ten seconds.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +18,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Ask", "Verdict", "megatron"]
+__all__ = ["DeepSpeedJudge", "MegatronJudge", "Verdict", "deepspeed_judge", "megatron_judge"]
 
 PYTHON = Path(__file__).resolve().parents[2] / ".venv-frameworks" / "bin" / "python"
 JUDGE = Path(__file__).with_name("traced") / "megatron_judge.py"
@@ -38,9 +43,9 @@ class Verdict:
         return self.layer is None
 
 
-class Ask:
-    """One question after the other; `until` is how far a job is taken: its "stages" are laid out, the "forward" pass of
-    one micro-batch, or a whole training "step"."""
+class MegatronJudge:
+    """Megatron core, asked one question after the other. `until` is how far a job is taken: its "stages" are laid out,
+    the "forward" pass of one micro-batch, or a whole training "step"."""
 
     def __init__(self, say: Callable[[str], str]) -> None:
         self._say = say
@@ -68,7 +73,7 @@ class Ask:
 
 
 @contextmanager
-def megatron() -> Iterator[Ask]:
+def megatron_judge() -> Iterator[MegatronJudge]:
     """Fails the test where the frameworks are not installed."""
     if not (PYTHON.parent.parent / ".installed").exists():
         pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
@@ -84,5 +89,52 @@ def megatron() -> Iterator[Ask]:
             print(line, file=into, flush=True)
             return out.readline()
 
-        yield Ask(say)
+        yield MegatronJudge(say)
         into.close()
+
+
+DEEPSPEED_JUDGE = Path(__file__).with_name("deepspeed_judge.py")
+MARK = '{"refused"'
+
+
+class DeepSpeedJudge:
+    """DeepSpeed behind a pipe (deepspeed_judge.py): answers one question after the other."""
+
+    def __init__(self, process: Popen[str]) -> None:
+        self.process = process
+
+    def keys_read(self) -> list[str]:
+        """The keys DeepSpeedConfig looks for, dotted."""
+        answer: Any = self(reads=True)
+        assert isinstance(answer, list)
+        return answer
+
+    def __call__(self, **case: Any) -> str | None:
+        """None where DeepSpeed takes it, else why not."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(case) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith(MARK):
+                refused: str | None = json.loads(line)["refused"]
+                return refused
+        raise AssertionError("the judge ended without an answer")
+
+
+@contextmanager
+def deepspeed_judge() -> Iterator[DeepSpeedJudge]:
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    with Popen(
+        [sys.executable, str(DEEPSPEED_JUDGE)],
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=DEVNULL,
+        text=True,
+        env=environment,
+    ) as process:
+        try:
+            yield DeepSpeedJudge(process)
+        finally:
+            process.stdin.close()
+            process.terminate()
