@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.launchers.slurm.text import (
-    Found,
+    JobMatch,
     Row,
     complaint,
     parse_job_id,
@@ -37,7 +37,7 @@ def test_job_id_of_sbatch(printed: str, job: tuple[str, str | None] | None) -> N
 EARLIEST = datetime(2026, 11, 21, 5)
 
 
-def late(printed: str) -> list[Found]:
+def late(printed: str) -> list[JobMatch]:
     return parse_late_jobs(printed, "llmlaunch=a-1", Path("/runs/a"), EARLIEST)
 
 
@@ -48,9 +48,9 @@ def test_a_late_job_is_known_by_its_comment() -> None:
         "10|2026-11-21T05:00:02|/runs/a|(null)\n"  # somebody's own, of the same directory
         "11|2026-11-21T05:00:02|/runs/a|llmlaunch=a-1.b\n"  # of another run that lay here
     )
-    assert late(printed) == [Found(9, True), Found(10, False)]
+    assert late(printed) == [JobMatch(9, True), JobMatch(10, False)]
     of_alps = "CLUSTER: alps\nARRAY_JOB_ID|SUBMIT_TIME|WORK_DIR|COMMENT\n9|2026-11-21T05:00:01|/runs/b|llmlaunch=a-1\n"
-    assert late(of_alps) == [Found(9, True, "alps")]
+    assert late(of_alps) == [JobMatch(9, True, "alps")]
 
 
 def test_where_the_site_drops_comments_a_late_job_is_known_by_its_directory_and_its_hour() -> None:
@@ -60,7 +60,7 @@ def test_where_the_site_drops_comments_a_late_job_is_known_by_its_directory_and_
         "10|2026-11-21T05:00:02|/runs/ab|(null)\n"
         "11|N/A|/runs/a|(null)\n"
     )
-    assert late(printed) == [Found(9, False)]
+    assert late(printed) == [JobMatch(9, False)]
 
 
 def test_a_past_job_is_known_by_what_was_typed() -> None:
@@ -70,12 +70,12 @@ def test_a_past_job_is_known_by_what_was_typed() -> None:
         "9|2026-11-21T05:00:01|/runs/a||sbatch job.sbatch\n"
     )
     assert parse_past_jobs(printed, "llmlaunch=a-1", Path("/runs/a"), EARLIEST) == [
-        Found(4, True),
-        Found(5, True),
-        Found(9, False),
+        JobMatch(4, True),
+        JobMatch(5, True),
+        JobMatch(9, False),
     ]
     of_the_completion_file = "4|2026-11-21T03:58:20|/runs/a\n9|2026-11-21T05:00:01|/runs/a\n"
-    assert parse_past_jobs(of_the_completion_file, "llmlaunch=a-1", Path("/runs/a"), EARLIEST) == [Found(9, False)]
+    assert parse_past_jobs(of_the_completion_file, "llmlaunch=a-1", Path("/runs/a"), EARLIEST) == [JobMatch(9, False)]
 
 
 def test_squeue_rows_by_job_id() -> None:
