@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmlaunch.memory.correction import Correction
-from llmlaunch.planner.neighbours import Neighbour
 from llmlaunch.planner.plan import Candidate, Fallbacks, JobLength, Plan, Sizing
 from llmlaunch.recipe.types import NO_BUDGET
+
+if TYPE_CHECKING:
+    from llmlaunch.planner.neighbours import Neighbour
 
 __all__ = ["candidates_json", "neighbours_json", "plan_json"]
 

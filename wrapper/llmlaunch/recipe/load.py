@@ -48,7 +48,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     written = read_document(Path(path))
     document = apply_overrides(written, overrides)
     allowed_secrets = _refuse_secrets(written, overrides, document.value.get("not_secrets"))
-    keys = validate(recipe_form(), document, HINTS)
+    named = tuple(key for key in ("model", "cluster") if not isinstance(document.value.get(key), Mapping))
+    keys = validate(recipe_form(named), document, HINTS)
     recipe = _resolve(keys, document, Path(path).parent)
     problems = [
         *data_problems(recipe.data, recipe.backend.name),
