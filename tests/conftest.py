@@ -1,4 +1,4 @@
-"""What every test shares: a home of its own, repeatable property tests in CI, a lane where two run at once."""
+"""What every test shares: a home of its own, repeatable property tests in CI, lanes where several run at once."""
 
 from __future__ import annotations
 
@@ -23,20 +23,24 @@ FAULT_REPEATS = int(os.environ.get("LLMLAUNCH_FAULT_REPEATS", "3"))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# `make test` runs two tests at once (pytest-xdist). The clusters mostly wait and the frameworks mostly compute, so
-# these two lanes go side by side; within a lane one test follows another, in one process: they share its cluster, its
-# traces, or the runs that are broken side by side. Every other module is a lane of its own.
-LANES = ("slurm", "frameworks", "releases", "quickstart", "faults")
+# `make test` runs three tests at once (pytest-xdist). The clusters mostly wait and the frameworks mostly compute, so
+# two lanes of clusters and one of frameworks go side by side. Within a lane one test follows another, in one process:
+# they share its cluster, its traces, or the runs that are broken side by side. Every other module is its own lane.
+LANES = ("slurm", "slurm_alone", "frameworks", "releases", "quickstart", "faults")
+# Modules of tests/slurm that do not take the session's cluster but start their own.
+WITHOUT_THE_SHARED_CLUSTER = ("test_life.py", "test_injection.py", "test_site_settings.py")
 
 
 def lane(nodeid: str) -> str:
     """The name of the lane of tests/PART/.../MODULE.py::TEST."""
     part = nodeid.split("/")[1]
+    if part == "slurm" and nodeid.partition("::")[0].endswith(WITHOUT_THE_SHARED_CLUSTER):
+        return "slurm_alone"
     return part if part in LANES else nodeid.partition("::")[0]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long lanes begin first where two tests run at once; the short ones then fill what is left."""
+    """The long lanes begin first where several tests run at once; the short ones then fill what is left."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: LANES.index(lane(item.nodeid)) if lane(item.nodeid) in LANES else len(LANES))
 

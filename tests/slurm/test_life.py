@@ -265,12 +265,8 @@ def start_controller(person: Person) -> None:
     subprocess.run([*person.prefix, "slurmctld"], env=environment, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_job_outlives_the_controller_and_comes_back_when_it_is_there_again(
-    people: Mapping[str, Person], way: str
-) -> None:
+def a_job_outlives_the_controller(person: Person) -> None:
     """slurmctld is down while a job trains and wants to be requeued; alone, since every life talks to it."""
-    person = people[way]
     words = ("nodes=1", "restart={times: 1, backoff_seconds: 0}")
     training = script(person, person.folder("controller"), FAILS_WHEN_TOLD, *words)
     training.wait_for_step(1)
@@ -282,3 +278,17 @@ def test_a_job_outlives_the_controller_and_comes_back_when_it_is_there_again(
     # SLURM now takes a minute to clean up after the first attempt.
     training.wait(lambda it: "Restarts=1 " in person.ask("scontrol", "show", "job", it.job), "SLURM puts it back")
     person.ask("scancel", training.job)
+
+
+@pytest.fixture(scope="module")
+def outages(people: Mapping[str, Person]) -> Iterator[Mapping[str, Future[None]]]:
+    """The controllers of all clusters stop at once; requested when every life is over."""
+    with ThreadPoolExecutor(len(people)) as threads:
+        yield {way: threads.submit(a_job_outlives_the_controller, person) for way, person in people.items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_outlives_the_controller_and_comes_back_when_it_is_there_again(
+    people: Mapping[str, Person], outages: Mapping[str, Future[None]], way: str
+) -> None:
+    outages[way].result()
