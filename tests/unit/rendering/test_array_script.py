@@ -12,17 +12,15 @@ from run_samples import NASTY, deepspeed_cpu
 from llmlaunch.errors import UserError
 from llmlaunch.rendering.scripts import job_script
 from llmlaunch.rendering.sweep import array_script, render_sweep, run_names
+from support.golden import assert_golden
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "array.job.sbatch"
 HEAD = "#!/bin/bash\n#SBATCH --job-name=one\n#SBATCH --nodes=2\n#SBATCH --output=slurm-%j.out\n\nset -u\n"
 
 
 def test_the_script_is_the_golden_one() -> None:
     of, plan, _ = deepspeed_cpu()
     script = array_script("lr-sweep", dict.fromkeys(["0-lr", "1-lr"], job_script(of, plan)), limit=1)
-    if os.environ.get("UPDATE_GOLDEN"):
-        GOLDEN.write_text(script)
-    assert script == GOLDEN.read_text()
+    assert_golden("array", "job.sbatch", script)
 
 
 def test_the_array_asks_for_what_each_of_its_runs_asks_for() -> None:

@@ -1,12 +1,11 @@
 """A run directory is the same bytes for the same inputs, whole or absent, and its scripts are what the goldens say.
 
-UPDATE_GOLDEN=1 rewrites tests/golden/; read the difference before committing it.
+tests/support/golden.py says how scripts are compared, and how the stored ones are rewritten.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 import subprocess
@@ -37,8 +36,8 @@ from llmlaunch.rendering.provenance import Provenance
 from llmlaunch.rendering.run_directory import render_run, run_files
 from llmlaunch.rendering.scripts import job_script
 from llmlaunch.techniques import Adapters, Techniques
+from support.golden import assert_golden
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 NOTHING_RECORDED = Provenance(code={})
 H100_SITE = Site(gpu_type="h100")
 JOBS = {
@@ -61,11 +60,7 @@ def files_of(name: str) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("script", ["job.sbatch", "train.sh"])
 def test_scripts_are_the_golden_ones(name: str, script: str) -> None:
-    golden = GOLDEN / f"{name}.{script}"
-    rendered = files_of(name)[script]
-    if os.environ.get("UPDATE_GOLDEN"):
-        golden.write_bytes(rendered)
-    assert rendered.decode() == golden.read_text()
+    assert_golden(name, script, files_of(name)[script].decode())
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -223,7 +218,7 @@ def test_a_secret_by_value_is_refused() -> None:
 
 def test_run_json_carries_a_whole_measurement_record_without_its_peak() -> None:
     run = json.loads(files_of("llama3-70b")["run.json"])
-    published = (GOLDEN.parent / "data" / "measurements" / "fit.jsonl").read_text().splitlines()[0]
+    published = (Path(__file__).parents[2] / "data" / "measurements" / "fit.jsonl").read_text().splitlines()[0]
     example = json.loads(published)
     record = run["measurement"]
     assert set(record) == set(example)
