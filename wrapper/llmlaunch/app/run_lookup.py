@@ -9,12 +9,19 @@ from pathlib import Path
 from llmlaunch.app.evidence import Notify
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_run_id
 from llmlaunch.rundir.messages import to_type
 
 __all__ = ["directory_of", "note_ends", "ongoing_directories", "submission_in", "submission_of"]
 
-_FILES_OF_A_RUN = ("run.json", "job.sbatch", "submission.json", "sweep.json", "run.id")
+_FILES_OF_A_RUN = (
+    file_names.RUN,
+    file_names.JOB_SCRIPT,
+    file_names.SUBMISSION,
+    file_names.SWEEP,
+    file_names.RUN_ID,
+)
 
 
 def directory_of(name: str) -> Path:
@@ -60,7 +67,7 @@ def submission_in(directory: Path, notify: Notify) -> Submission:
     Raises UserError where there is none.
     """
     from llmlaunch.launchers import submitting
-    from llmlaunch.launchers.run_files import SCRIPT, read_submission
+    from llmlaunch.launchers.run_files import read_submission
     from llmlaunch.launchers.sweep import task_submission
 
     mark = submitting.was_submitting(directory)
@@ -76,9 +83,9 @@ def submission_in(directory: Path, notify: Notify) -> Submission:
             f"{directory}: its submit was interrupted, and SLURM shows no job of it; {to_type('resume', directory)} "
             "looks again, and submits it where there is none"
         )
-    if (directory / SCRIPT).is_file():
+    if (directory / file_names.JOB_SCRIPT).is_file():
         raise UserError(f"{directory}: was not submitted by llmlaunch; {to_type('resume', directory)} does")
-    raise UserError(f"{directory}: not a run directory (it has no {SCRIPT})")
+    raise UserError(f"{directory}: not a run directory (it has no {file_names.JOB_SCRIPT})")
 
 
 def _interrupted_submission(directory: Path, recorded: Submission | None, notify: Notify) -> Submission | None:

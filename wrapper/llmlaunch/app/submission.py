@@ -20,6 +20,7 @@ from llmlaunch.app.run_lookup import note_ends, submission_in
 from llmlaunch.app.variants import SweepOptions, Variant
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.layout import Layout
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.messages import to_type
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def earlier_submission(output: Path, notify: Notify) -> Submission | None:
     directory. Raises UserError for one that needs another command."""
     from llmlaunch.launchers import run_files, submitting
 
-    if not (output / run_files.SCRIPT).is_file():
+    if not (output / file_names.JOB_SCRIPT).is_file():
         return None
     run_files.refuse_foreign(output)
     if submitting.was_submitting(output) is not None:

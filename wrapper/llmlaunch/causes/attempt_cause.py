@@ -6,10 +6,10 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..rundir import names
+from ..rundir import file_names
 from ..rundir.attempt import Attempt
+from ..rundir.file_names import node_log
 from ..rundir.files import read_object
-from ..rundir.names import node_log
 from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, likelier
 from .log_scan import read_log, scan
 from .signs import KINDS
@@ -88,7 +88,7 @@ def _causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:
 
 def _written_cause(attempt: Attempt, node: str) -> Record | None:
     """What a node wrote, every value of the kind it should have; None where it is not there or of no known kind."""
-    own = read_object(attempt.folder / names.CAUSES / f"{node}.json")
+    own = read_object(attempt.folder / file_names.CAUSES / f"{node}.json")
     if own is None or own.get("kind") not in KINDS:
         return None
     at, rank, numbers, ranks = (own.get(key) for key in ("at", "rank", "numbers", "ranks"))
@@ -152,9 +152,9 @@ def _nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[str]:
     """Every node of the attempt that a file names, in the order of node ranks where that is known."""
     nodes = attempt.nodes + [str(rank["node"]) for rank in ranks if rank.get("node")]
     nodes += [path.stem for path in attempt.cause_files]
-    logs = sorted((attempt.run_directory / names.LOGS).glob(f"{attempt.name}.*.log"))
+    logs = sorted((attempt.run_directory / file_names.LOGS).glob(f"{attempt.name}.*.log"))
     of_logs = (path.name[len(attempt.name) + 1 : -len(".log")] for path in logs)
-    nodes += [node for node in of_logs if node != names.BATCH_LOG_NODE and not node.endswith(".monitor")]
+    nodes += [node for node in of_logs if node != file_names.BATCH_LOG_NODE and not node.endswith(".monitor")]
     return list(dict.fromkeys(nodes))
 
 
@@ -176,7 +176,7 @@ def _from_watchdog(progress: Mapping[str, Any]) -> list[Record]:
 
 def _from_preparation(attempt: Attempt) -> list[Record]:
     """What kept the training from beginning: one node checks the arguments, and builds what all will read."""
-    logged = cause_from_log(scan(read_log(attempt.folder / names.PREPARE_LOG)), "", [])
+    logged = cause_from_log(scan(read_log(attempt.folder / file_names.PREPARE_LOG)), "", [])
     return [] if logged is None else [{**logged, "node": None}]
 
 
@@ -185,7 +185,7 @@ def _from_slurm(attempt: Attempt, ranks: Sequence[Record], state: str) -> Record
     # One for each job in this directory; of an array's task the name holds another number than the attempt's.
     run_dir, name = attempt.run_directory, attempt.name
     outputs = (output_of_attempt(read_log(path), name) for path in sorted(run_dir.glob("slurm-*.out")))
-    text = "\n".join([read_log(node_log(run_dir, name, names.BATCH_LOG_NODE)), *outputs])
+    text = "\n".join([read_log(node_log(run_dir, name, file_names.BATCH_LOG_NODE)), *outputs])
     end = slurm_end(text) or next(((kind, f"SLURM says {word}") for word, kind in _STATES if word in state), None)
     if end is None:
         return None

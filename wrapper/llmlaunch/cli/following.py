@@ -14,6 +14,7 @@ from llmlaunch.cli.output import notify
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.report.run_text import cause_words
 from llmlaunch.report.text import table
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.messages import counted, to_type
 from llmlaunch.units import gib
@@ -116,7 +117,7 @@ def _show_outcome(run_dir: Path, state: JobState, screen: Screen, messages: Scre
 
 def _ending(run_dir: Path, state: JobState) -> list[str]:
     """Return how the run ended, why, and what to type next; the first line is `The run <phase>: <why>`."""
-    status = (read_object(run_dir / "status.json") or {}) if state.phase in ("failed", "stopped") else {}
+    status = (read_object(run_dir / file_names.STATUS) or {}) if state.phase in ("failed", "stopped") else {}
     cause = status.get("cause") if isinstance(status.get("cause"), dict) else None
     why = [state.reason] if state.reason else []
     if cause and cause_words(cause) not in state.reason:
@@ -136,7 +137,7 @@ def _next_commands(run_dir: Path, state: JobState, cause: Mapping[str, Any] | No
     commands = [("what was printed", to_type("logs", run_dir, *(("--node", node) if node else ()), "--tail", 50))]
     if cause and cause.get("sick"):
         commands.append(("nodes that are kept away from", to_type("nodes")))
-    has_checkpoint = isinstance((read_object(run_dir / "run.json") or {}).get("checkpoint"), dict)
+    has_checkpoint = isinstance((read_object(run_dir / file_names.RUN) or {}).get("checkpoint"), dict)
     again = "go on from the last checkpoint" if has_checkpoint else "start it again"
     return [*(commands if state.phase == "failed" else []), (again, to_type("resume", run_dir))]
 

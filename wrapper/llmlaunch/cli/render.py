@@ -11,6 +11,7 @@ from llmlaunch.app.planned_run import plan
 from llmlaunch.app.variants import warn_of_missing_fallbacks
 from llmlaunch.cli.arguments import recipe_arguments, warn_of_inputs
 from llmlaunch.cli.output import notify, print_json
+from llmlaunch.rundir import file_names
 
 __all__ = ["command"]
 
@@ -28,5 +29,7 @@ def command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool
     run.write(output, notify)
     if as_json:
         print_json(run.json)
-    notify(f"rendered {output}: {run.layout.describe()}; next: sbatch {shlex.quote(str(output / 'job.sbatch'))}")
+    notify(
+        f"rendered {output}: {run.layout.describe()}; next: sbatch {shlex.quote(str(output / file_names.JOB_SCRIPT))}"
+    )
     return 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Launcher, Submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
+from llmlaunch.rundir import file_names
 
 __all__ = ["Choice", "choose", "launcher_of"]
 
@@ -45,7 +46,7 @@ def launcher_of(submission: Submission, say: Say = _silent) -> Launcher:
     if submission.launcher == "local":
         return _local()
     raise UserError(
-        f"{submission.run_dir / 'submission.json'}: launcher is {submission.launcher!r}; one of slurm, local"
+        f"{submission.run_dir / file_names.SUBMISSION}: launcher is {submission.launcher!r}; one of slurm, local"
     )
 
 

@@ -17,6 +17,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers import environment, run_files
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local_gpus import refuse_without_gpus_of
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.atomic_files import create
 
 __all__ = ["LocalLauncher", "alive", "stop_job"]
@@ -47,7 +48,7 @@ class LocalLauncher:
         nodes = run_files.node_count(run_dir)
         if nodes > 1:
             raise UserError(
-                f"{run_dir / 'run.json'}: nodes is {nodes}, and this machine is one; submit it to SLURM, or "
+                f"{run_dir / file_names.RUN}: nodes is {nodes}, and this machine is one; submit it to SLURM, or "
                 "render it with nodes: 1"
             )
         refuse_without_gpus_of(run_dir)
@@ -75,7 +76,7 @@ class LocalLauncher:
             return False
         if not _works_in(leader, submission.run_dir):
             raise UserError(
-                f"{submission.run_dir / run_files.SUBMISSION}: names process {leader.pid}, which is no job of this "
+                f"{submission.run_dir / file_names.SUBMISSION}: names process {leader.pid}, which is no job of this "
                 "directory; nothing was stopped. Where it is yours: kill it yourself"
             )
         with contextlib.suppress(OSError):  # a full disk must not keep a job from being stopped
@@ -86,11 +87,11 @@ class LocalLauncher:
 
 def _start(run_dir: Path) -> Submission:
     """Start the job in a session of its own, so that no closing terminal and no Ctrl-C reaches it."""
-    output = run_dir / "logs" / f".starting.{os.getpid()}"
+    output = run_dir / file_names.LOGS / f".starting.{os.getpid()}"
     with output.open("xb") as file:
         try:
             child = subprocess.Popen(
-                ["bash", run_files.SCRIPT],
+                ["bash", file_names.JOB_SCRIPT],
                 cwd=run_dir,
                 env=environment.for_local_job(os.environ) | {_RUN_DIR: str(run_dir)},
                 stdin=subprocess.DEVNULL,

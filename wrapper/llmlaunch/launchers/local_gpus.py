@@ -13,6 +13,7 @@ import pynvml
 
 from llmlaunch.cluster.profile import Accelerator
 from llmlaunch.errors import UserError
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.messages import counted
 from llmlaunch.units import GIB
@@ -41,7 +42,7 @@ def gpu_at_hand(planned: Accelerator) -> LocalGpu | None:
 
 def refuse_without_gpus_of(run_dir: Path) -> None:
     """Raise UserError if this machine lacks the GPUs that run.json says its run needs (docs/run-directory.md)."""
-    run = read_object(run_dir / "run.json") or {}
+    run = read_object(run_dir / file_names.RUN) or {}
     devices, planned = run.get("devices_per_node"), run.get("measurement")
     if run.get("accelerator_kind") in (None, "cpu") or not isinstance(devices, int) or not isinstance(planned, dict):
         return

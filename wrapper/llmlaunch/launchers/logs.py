@@ -10,6 +10,7 @@ from pathlib import Path
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.run_files import node_count
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import open_regular
 from llmlaunch.rundir.log_tail import LogTail
@@ -121,7 +122,7 @@ def log_files(submission: Submission) -> dict[tuple[str, str], Path]:
     """Every log of a submission by attempt and node, in the order of attempts, the batch script's first. A monitor's
     log has `<node>.monitor` for a node."""
     paths = {}
-    for path in (submission.run_dir / "logs").glob("*.log"):
+    for path in (submission.run_dir / file_names.LOGS).glob("*.log"):
         job, restart, name = [*path.name.split(".", 2), "", ""][:3]
         if submission.owns(f"{job}.{restart}"):
             paths[f"{job}.{restart}", name.removesuffix(".log")] = path
@@ -170,7 +171,7 @@ def other_files(submission: Submission, attempts: frozenset[str] | None) -> list
         for (attempt, node), path in log_files(submission).items()
         if node.endswith(_MONITOR) and (attempts is None or attempt in attempts)
     ]
-    folders = sorted((submission.run_dir / "attempts").glob("*"), key=lambda path: attempt_order(path.name))
+    folders = sorted((submission.run_dir / file_names.ATTEMPTS).glob("*"), key=lambda path: attempt_order(path.name))
     mine = [path for path in folders if submission.owns(path.name) and (attempts is None or path.name in attempts)]
     leftovers = [
         path for folder in mine for name in _TELLING for path in sorted(folder.glob(name)) if any(path.glob("*"))
@@ -180,7 +181,7 @@ def other_files(submission: Submission, attempts: frozenset[str] | None) -> list
 
 def _nodes_by_rank(submission: Submission, attempts: frozenset[str] | None) -> list[str]:
     """Of the newest of these attempts that says so."""
-    folders = sorted((submission.run_dir / "attempts").glob("*"), key=lambda path: attempt_order(path.name))
+    folders = sorted((submission.run_dir / file_names.ATTEMPTS).glob("*"), key=lambda path: attempt_order(path.name))
     for folder in reversed(folders):
         if submission.owns(folder.name) and (attempts is None or folder.name in attempts):
             attempt = Attempt(submission.run_dir, folder.name)

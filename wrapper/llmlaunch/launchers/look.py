@@ -12,6 +12,7 @@ from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of
 from llmlaunch.launchers.run_files import latest_attempt, run_name
 from llmlaunch.report.run_text import not_finite_words
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_run_id
 from llmlaunch.rundir.messages import counted
@@ -186,13 +187,13 @@ def _read(submission: Submission) -> _Files:
     name = latest_attempt(submission)
     attempt = None if name is None else Attempt(submission.run_dir, name)
     cause = attempt.status.get("cause") if attempt else None
-    rehearsal = (read_object(submission.run_dir / "run.json") or {}).get("rehearsal")
+    rehearsal = (read_object(submission.run_dir / file_names.RUN) or {}).get("rehearsal")
     return _Files(
         attempt=name,
         progress=attempt.progress if attempt else {},
         cause=cause if isinstance(cause, dict) else {},
         layout=attempt.layout if attempt else "",
-        stop_file=(submission.run_dir / "stop").exists(),
+        stop_file=(submission.run_dir / file_names.STOP).exists(),
         rehearses=whole_number(rehearsal.get("pipeline_rank")) if isinstance(rehearsal, dict) else None,
     )
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import ENDED, JobState, Submission
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.atomic_files import create, replace_json
 from llmlaunch.rundir.files import read_object, read_run_id, read_text
 from llmlaunch.rundir.identifiers import (
@@ -53,10 +54,6 @@ __all__ = [
     "write_submission",
 ]
 
-SCRIPT = "job.sbatch"
-SUBMISSION = "submission.json"
-_NOTED = "ended.json"
-_REFUSED = "refused.json"
 _MOST_FOLLOW_UPS = 8
 _MOST_EARLIER = 1000
 _ENDS = ("succeeded", "failed", "stopped")
@@ -69,13 +66,15 @@ def prepare(run_dir: Path, again: bool = False) -> Path:
     be written into.
     """
     run_dir = run_dir.resolve()
-    if not (run_dir / SCRIPT).is_file():
-        raise UserError(f"{run_dir}: not a run directory: it has no {SCRIPT}; llmlaunch render writes one")
+    if not (run_dir / file_names.JOB_SCRIPT).is_file():
+        raise UserError(
+            f"{run_dir}: not a run directory: it has no {file_names.JOB_SCRIPT}; llmlaunch render writes one"
+        )
     refuse_foreign(run_dir)
     if not again:
         _refuse_second(run_dir)
     try:
-        (run_dir / "logs").mkdir(exist_ok=True)
+        (run_dir / file_names.LOGS).mkdir(exist_ok=True)
         name_run(run_dir)
     except OSError as error:
         raise UserError(f"{run_dir}: cannot write into it: {error.strerror}; nothing was submitted") from error
@@ -84,7 +83,7 @@ def prepare(run_dir: Path, again: bool = False) -> Path:
 
 def job_script(run_dir: Path) -> str:
     """The text of job.sbatch. Raises UserError where it cannot be read."""
-    path = run_dir / SCRIPT
+    path = run_dir / file_names.JOB_SCRIPT
     try:
         return read_text(path, follow=True)
     except OSError as error:
@@ -125,7 +124,7 @@ def run_name(run_dir: Path) -> str:
 def name_run(run_dir: Path) -> str:
     """The run's name in the store: what `run.id` holds, written first where it is absent. Raises UserError where the
     file holds no id, and OSError where it cannot be written."""
-    path = run_dir / "run.id"
+    path = run_dir / file_names.RUN_ID
     if not os.path.lexists(path):
         recipe = str(_described(run_dir).get("name") or run_dir.resolve().name)
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -158,17 +157,17 @@ def follow_ups(run_dir: Path) -> int:
 def remove_stop(run_dir: Path) -> bool:
     """Remove the file with which a person told the run to stop; whether there was one."""
     try:
-        (run_dir / "stop").unlink()
+        (run_dir / file_names.STOP).unlink()
     except FileNotFoundError:
         return False
     return True
 
 
 def allow_older_checkpoint(run_dir: Path) -> None:
-    """Let the next attempt go on from an older checkpoint than the last one saved, or begin at step 0:
-    `FROM_OLDER_FILE` of llmlaunch.node.checkpoint. Raises UserError where the directory cannot be written."""
+    """Let the next attempt go on from an older checkpoint than the last one saved, or begin at step 0. Raises
+    UserError where the directory cannot be written."""
     try:
-        (run_dir / "from_older").touch()
+        (run_dir / file_names.FROM_OLDER).touch()
     except OSError as error:
         raise UserError(f"{run_dir}: cannot write into it: {error.strerror}; nothing was submitted") from error
 
@@ -179,7 +178,7 @@ def write_submission(submission: Submission, over: bool = False) -> None:
     record = _record(submission) | {"schema": 1}
     if submission.earlier:
         record["earlier"] = [_record(one) for one in submission.earlier]
-    path = submission.run_dir / SUBMISSION
+    path = submission.run_dir / file_names.SUBMISSION
     if over:
         replace_json(path, record)
     elif not create(path, json.dumps(record, indent=1) + "\n"):
@@ -190,14 +189,16 @@ def note_refusal(run_dir: Path, scheduler_words: str) -> None:
     """Keep in `refused.json` what the scheduler said when it did not take the job; it counts until there is a
     submission.json. Nothing is raised for a full disk: the message that follows says the same."""
     with contextlib.suppress(OSError):
-        replace_json(run_dir / _REFUSED, {"schema": 1, "at": time.time(), "words": scheduler_words}, lasting=False)
+        replace_json(
+            run_dir / file_names.REFUSED, {"schema": 1, "at": time.time(), "words": scheduler_words}, lasting=False
+        )
 
 
 def read_refusal(run_dir: Path) -> str:
     """What the scheduler said when it refused the job of a directory that has none; empty where it did not."""
-    if (run_dir / SUBMISSION).exists():
+    if (run_dir / file_names.SUBMISSION).exists():
         return ""
-    return str((read_object(run_dir / _REFUSED) or {}).get("words") or "")
+    return str((read_object(run_dir / file_names.REFUSED) or {}).get("words") or "")
 
 
 def read_submission(run_dir: Path) -> Submission | None:
@@ -205,7 +206,7 @@ def read_submission(run_dir: Path) -> Submission | None:
 
     Raises UserError where the file is there and cannot be understood.
     """
-    path = run_dir / SUBMISSION
+    path = run_dir / file_names.SUBMISSION
     if not os.path.lexists(path):
         return None
     record = read_object(path)
@@ -217,7 +218,7 @@ def read_submission(run_dir: Path) -> Submission | None:
         return replace(_submission(record, directory), earlier=earlier)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"{path}: damaged: {error}; the job's id is also in the names below {run_dir / 'logs'}"
+            f"{path}: damaged: {error}; the job's id is also in the names below {run_dir / file_names.LOGS}"
         ) from error
 
 
@@ -226,7 +227,7 @@ def seen_at_work(run_dir: Path) -> Submission | None:
     try:
         times = {
             entry.name: entry.stat(follow_symlinks=False).st_mtime
-            for entry in os.scandir(run_dir / "attempts")
+            for entry in os.scandir(run_dir / file_names.ATTEMPTS)
             if is_attempt(entry.name) and is_slurm_job(job_of(entry.name))
         }
     except OSError:
@@ -239,13 +240,13 @@ def seen_at_work(run_dir: Path) -> Submission | None:
 
 def cancel_mark(submission: Submission) -> Path:
     """Exists once llmlaunch has cancelled the job; where a launcher forgets it, this tells it from a lost one."""
-    return submission.run_dir / "logs" / f"{submission.job_id}.cancelled"
+    return submission.run_dir / file_names.LOGS / f"{submission.job_id}.cancelled"
 
 
 def was_cancelled(submission: Submission) -> bool:
     """Whether llmlaunch has cancelled it: the job, or the whole array of which it is a task."""
     array, task, _ = submission.job_id.partition("_")
-    of_array = submission.run_dir.parent / "logs" / f"{array}.cancelled"
+    of_array = submission.run_dir.parent / file_names.LOGS / f"{array}.cancelled"
     return cancel_mark(submission).exists() or (bool(task) and of_array.exists())
 
 
@@ -267,11 +268,11 @@ def read_end(submission: Submission) -> End | None:
 
     A `status.json` left by an attempt before a requeue says nothing about the job.
     """
-    status = read_object(submission.run_dir / "status.json") or {}
+    status = read_object(submission.run_dir / file_names.STATUS) or {}
     attempt = str(status.get("attempt", ""))
     latest = latest_attempt(submission, attempt)
     if latest is not None and attempt != latest:  # a later link of a chain has written its own over it
-        status = read_object(submission.run_dir / "attempts" / latest / "status.json") or {}
+        status = read_object(submission.run_dir / file_names.ATTEMPTS / latest / file_names.STATUS) or {}
     if latest is None or status.get("attempt") != latest or status.get("state") not in _ENDS:
         return None
     code = status.get("exit_code")
@@ -281,7 +282,7 @@ def read_end(submission: Submission) -> End | None:
 def latest_attempt(submission: Submission, among: str = "") -> str | None:
     """The name of the last attempt its jobs began, in the order of the chain; `among`: one that left no folder."""
     try:
-        names = {entry.name for entry in os.scandir(submission.run_dir / "attempts")} | {among}
+        names = {entry.name for entry in os.scandir(submission.run_dir / file_names.ATTEMPTS)} | {among}
     except OSError:
         names = {among}
     ours = [name for name in names if submission.owns(name)]
@@ -296,7 +297,7 @@ def latest_attempt(submission: Submission, among: str = "") -> str | None:
 
 def attempt_names(submission: Submission) -> list[str]:
     """Return the submission's attempts so far, the oldest first."""
-    names = (path.name for path in (submission.run_dir / "attempts").glob("*"))
+    names = (path.name for path in (submission.run_dir / file_names.ATTEMPTS).glob("*"))
     return sorted((name for name in names if submission.owns(name)), key=attempt_order)
 
 
@@ -319,7 +320,7 @@ def note_end(submission: Submission, state: JobState) -> bool:
         "link": state.link,
     }
     try:
-        replace_json(submission.run_dir / _NOTED, record, lasting=False)
+        replace_json(submission.run_dir / file_names.ENDED, record, lasting=False)
     except OSError:
         return True  # a full or read-only disk: the store can still be told
     return True
@@ -327,7 +328,7 @@ def note_end(submission: Submission, state: JobState) -> bool:
 
 def end_noted(submission: Submission) -> JobState | None:
     """What `note_end` kept of this submission."""
-    noted = read_object(submission.run_dir / _NOTED) or {}
+    noted = read_object(submission.run_dir / file_names.ENDED) or {}
     if noted.get("job_id") != submission.jobs[-1] or noted.get("phase") not in ENDED:
         return None
     code = noted.get("exit_code")
@@ -342,7 +343,7 @@ def end_noted(submission: Submission) -> JobState | None:
 
 
 def _described(run_dir: Path) -> Mapping[str, Any]:
-    return read_object(run_dir / "run.json") or {}
+    return read_object(run_dir / file_names.RUN) or {}
 
 
 def _list(value: object) -> list[Any]:

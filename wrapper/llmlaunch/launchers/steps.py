@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.backends.logs import known_trainers_lines
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.step_lines import Step, StepLines
 
@@ -50,7 +51,7 @@ class RunFacts:
 
 def run_facts(run_dir: Path, layout: str) -> RunFacts:
     """Of the layout an attempt runs: "" or "." is the planned one, else `fallback/K`."""
-    run = read_object(run_dir / layout / "run.json") or {}
+    run = read_object(run_dir / layout / file_names.RUN) or {}
     progress = run.get("progress")
     words = progress if isinstance(progress, Mapping) else {}
     record = run.get("measurement") if isinstance(run.get("measurement"), Mapping) else {}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.atomic_files import create, replace_json
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.identifiers import is_host
@@ -22,7 +23,7 @@ from llmlaunch.rundir.values import time_or_none
 
 __all__ = ["Mark", "at_work", "begin", "left_behind", "remove", "was_submitting"]
 
-_NAME = "submitting"
+_NAME = file_names.SUBMITTING
 _OTHER_HOST_SECONDS = 600.0
 _SETTLED_SECONDS = 0.2
 

@@ -13,6 +13,7 @@ from typing import Literal
 from llmlaunch.errors import UserError
 from llmlaunch.launchers import environment, run_files
 from llmlaunch.launchers.base import Launcher, Submission
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.identifiers import is_path_component
 from llmlaunch.rundir.messages import counted
@@ -87,7 +88,7 @@ def task_submission(run_dir: Path) -> Submission | None:
     Raises UserError where sweep.json names a run that is no folder beside it.
     """
     directory = run_dir.resolve().parent
-    sweep = read_object(directory / "sweep.json") or {}
+    sweep = read_object(directory / file_names.SWEEP) or {}
     array = run_files.read_submission(directory) if sweep.get("how") == "array" else None
     runs = sweep.get("runs")
     names = [str(run.get("directory")) for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
@@ -95,7 +96,7 @@ def task_submission(run_dir: Path) -> Submission | None:
         return None
     strange = next((name for name in names if not is_path_component(name)), None)
     if strange is not None:
-        raise UserError(f"{directory / 'sweep.json'}: damaged: {strange[:60]!r} is no folder beside it")
+        raise UserError(f"{directory / file_names.SWEEP}: damaged: {strange[:60]!r} is no folder beside it")
     return complete_array(directory, [directory / name for name in names], array)[names.index(run_dir.resolve().name)]
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..causes.cause import cause, sentence
+from ..rundir import file_names
 from ..rundir.atomic_files import replace_json
+from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object
 from ..rundir.identifiers import is_fallback, job_of
 from ..rundir.messages import counted
-from ..rundir.names import attempt_folder
 from ..rundir.run import begun_attempts
-from .checkpoint import FROM_OLDER_FILE, choose_start, read_tracker
+from .checkpoint import choose_start, read_tracker
 from .files import COMES_BACK_LATER, say, write_status
 from .history import (
     FIRST_LAYOUT,
@@ -34,8 +35,6 @@ from .history import (
 if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
     from .files import Record
-
-STOP_FILE = "stop"
 
 
 def main(argv: list[str]) -> int:
@@ -61,10 +60,10 @@ def main(argv: list[str]) -> int:
     ended = None if options.layout else _bound(options, earlier, layout)
     if ended is not None:
         return _end(options, layout, *ended)
-    own = attempt_folder(options.run_dir, options.attempt) / "attempt.json"
+    own = attempt_folder(options.run_dir, options.attempt) / file_names.ATTEMPT
     try:
         replace_json(own, _record(options, nodes, layout, start.note))
-        (options.run_dir / FROM_OLDER_FILE).unlink()
+        (options.run_dir / file_names.FROM_OLDER).unlink()
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -97,11 +96,11 @@ def _earlier_end(options: argparse.Namespace, earlier: list[Attempt]) -> tuple[s
     ours = of_this_submission(earlier, options.run_dir, options.attempt)
     if ours and ours[-1].status.get("state") == "succeeded":
         return "succeeded", 0, f"the training was finished by attempt {ours[-1].name}"
-    if (options.run_dir / STOP_FILE).exists():
+    if (options.run_dir / file_names.STOP).exists():
         return (
             "stopped",
             COMES_BACK_LATER,
-            f"the stop file {options.run_dir / STOP_FILE} is there; remove it to continue",
+            f"the stop file {options.run_dir / file_names.STOP} is there; remove it to continue",
         )
     if not ours:
         return None
@@ -120,7 +119,7 @@ def _earlier_end(options: argparse.Namespace, earlier: list[Attempt]) -> tuple[s
 def _bound(options: argparse.Namespace, earlier: list[Attempt], layout: str) -> tuple[str, int, str] | None:
     """State, exit code and which bound of the recipe's `restart` is reached; None where none is."""
     ours = of_this_submission(earlier, options.run_dir, options.attempt)
-    policy = (read_object(options.run_dir / "run.json") or {}).get("restart")
+    policy = (read_object(options.run_dir / file_names.RUN) or {}).get("restart")
     if not ours or not isinstance(policy, dict):
         return None
     code = int(ours[-1].status.get("exit_code") or COMES_BACK_LATER)

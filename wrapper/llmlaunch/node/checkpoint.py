@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..rundir import file_names
 from ..rundir.atomic_files import replace_bytes
 from ..rundir.files import open_regular
 from ..rundir.messages import to_type
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
     from .files import Record
 
-__all__ = ["FROM_OLDER_FILE", "Start", "choose_start", "reached_step", "read_tracker"]
+__all__ = ["Start", "choose_start", "reached_step", "read_tracker"]
 
-FROM_OLDER_FILE = "from_older"
 """In the run directory: the next attempt may go on from an older checkpoint, or begin at step 0. That attempt removes
 the file."""
 
@@ -72,8 +72,8 @@ def choose_start(run_directory: Path, checkpoint: Record | None, latest: Attempt
 
     A last checkpoint that is torn is left for the newest whole one before it, which the tracker then names. A
     checkpoint that vanished, or a tracker that names an older one than `latest` saw, is refused, unless the file
-    FROM_OLDER_FILE allows it. Only the trainers that llmlaunch knows are looked into; a script of the person's own may
-    lay out its folder as it likes.
+    `from_older` allows it. Only the trainers that llmlaunch knows are looked into; a script of the person's own may lay
+    out its folder as it likes.
     """
     named = read_tracker(checkpoint)
     if checkpoint is None:
@@ -105,7 +105,7 @@ def _from_the_one_before(run_directory: Path, folder: _Folder, named: int, wrong
     if before is not None:
         return _renamed(folder, before, f"{problem}; continuing from step {before}, the one before it")
     if _is_allowed(run_directory):
-        return _set_aside(folder, f"{problem}; starting at step 0, as {FROM_OLDER_FILE} allows")
+        return _set_aside(folder, f"{problem}; starting at step 0, as {file_names.FROM_OLDER} allows")
     problem = f"{problem}; there is no whole one before it"
     return Start(0, problem=problem, remedy=_remedy(run_directory, "from step 0"))
 
@@ -117,8 +117,8 @@ def _without_tracker(run_directory: Path, folder: _Folder, reached: int, attempt
         return _renamed(folder, whole, f"{problem}, which is there and whole: continuing from it")
     if _is_allowed(run_directory):
         if whole is None:
-            return _set_aside(folder, f"{problem}; starting at step 0, as {FROM_OLDER_FILE} allows")
-        return _renamed(folder, whole, f"{problem}; continuing from step {whole}, as {FROM_OLDER_FILE} allows")
+            return _set_aside(folder, f"{problem}; starting at step 0, as {file_names.FROM_OLDER} allows")
+        return _renamed(folder, whole, f"{problem}; continuing from step {whole}, as {file_names.FROM_OLDER} allows")
     if not folder.path.is_dir():
         problem = f"{problem} there; the folder {folder.path} is missing (is its file system mounted on this node?)"
     older = "from step 0" if whole is None else f"from step {whole}, the newest whole one"
@@ -144,7 +144,7 @@ def _set_aside(folder: _Folder, note: str) -> Start:
 
 
 def _is_allowed(run_directory: Path) -> bool:
-    return (run_directory / FROM_OLDER_FILE).exists()
+    return (run_directory / file_names.FROM_OLDER).exists()
 
 
 def _remedy(run_directory: Path, older: str) -> str:

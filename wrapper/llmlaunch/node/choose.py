@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from ..causes.cause import cause, cause_from_log
 from ..causes.log_scan import read_log, scan
+from ..rundir import file_names
 from ..rundir.atomic_files import replace_json
+from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object
-from ..rundir.names import attempt_folder
 from .files import say
 from .preflight import STAGES
 
@@ -40,8 +41,8 @@ def main(argv: list[str]) -> int:
     options = _arguments(argv)
     allocated = sys.stdin.read().split()
     directory = attempt_folder(options.run_dir, options.attempt)
-    markers = {node: read_object(directory / "preflight" / f"{node}.json") for node in allocated}
-    bad = _without_container_failures(bad_nodes(markers), directory / "preflight")
+    markers = {node: read_object(directory / file_names.PREFLIGHT / f"{node}.json") for node in allocated}
+    bad = _without_container_failures(bad_nodes(markers), directory / file_names.PREFLIGHT)
     chosen = [node for node in allocated if node not in bad][: options.nodes]
     enough = len(chosen) == options.nodes
     # What is wrong everywhere is seldom the nodes' fault: a wrong recipe, an environment that lacks something.
@@ -55,12 +56,12 @@ def main(argv: list[str]) -> int:
     }
     say(f"preflight: {record['why']}")
     try:
-        replace_json(directory / "preflight.json", record)
+        replace_json(directory / file_names.PREFLIGHT_RESULT, record)
         for node, why in bad.items():
-            replace_json(directory / "causes" / f"{node}.json", _cause(node, why, all_bad, enough))
-        begun = read_object(directory / "attempt.json")
+            replace_json(directory / file_names.CAUSES / f"{node}.json", _cause(node, why, all_bad, enough))
+        begun = read_object(directory / file_names.ATTEMPT)
         if enough and begun is not None:
-            replace_json(directory / "attempt.json", {**begun, "nodes": chosen})
+            replace_json(directory / file_names.ATTEMPT, {**begun, "nodes": chosen})
     except OSError as error:
         say(f"preflight.json not written: {error.strerror}")
     if not enough:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from ..causes.cause import cause, cause_from_log, cause_from_ranks, likelier, was_killed
 from ..causes.log_scan import read_log, scan
+from ..rundir import file_names
 from ..rundir.atomic_files import replace_json
 from ..rundir.attempt import rank_records
+from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object
 from ..rundir.monitor_samples import add_lines
-from ..rundir.names import attempt_folder
 from .files import say
 from .host_memory import memory_counters
 
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
     signal.alarm(SECONDS)
     try:
         options = _arguments(argv)
-        causes = attempt_folder(options.run_dir, options.attempt) / "causes"
+        causes = attempt_folder(options.run_dir, options.attempt) / file_names.CAUSES
         if options.before:
             replace_json(causes / f".{options.node}.before.json", {"schema": 1, "at": time.time(), **memory_counters()})
             return 0
@@ -64,12 +65,12 @@ def cause_on_node(run_dir: Path, attempt: str, node: str, code: int) -> Record:
     of kills for want of memory, where a process was killed.
     """
     directory = attempt_folder(run_dir, attempt)
-    before = read_object(directory / "causes" / f".{node}.before.json") or {}
+    before = read_object(directory / file_names.CAUSES / f".{node}.before.json") or {}
     since = float(before.get("at") or time.time() - 3600)
     ranks = [record for record in rank_records(directory) if record.get("node") == node]
-    text = read_log(run_dir / "logs" / f"{attempt}.{node}.log")
+    text = read_log(run_dir / file_names.LOGS / f"{attempt}.{node}.log")
     hits = scan(text)
-    gpus = _monitored_gpus(run_dir / "peaks" / f"{node}.jsonl", attempt, node)
+    gpus = _monitored_gpus(run_dir / file_names.PEAKS / f"{node}.jsonl", attempt, node)
     logged = cause_from_log(hits, node, ranks)
     if logged is not None and logged["sick"]:
         return logged

@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from ..rundir import names
+from ..rundir import file_names
 from ..rundir.atomic_files import replace_json
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def say(message: str) -> None:
 def write_status(run_directory: Path, status: Record) -> None:
     """Keep the verdict of an attempt with it, then make it the run's. A full disk is reported, and changes nothing
     else."""
-    own = names.attempt_folder(run_directory, str(status["attempt"])) / names.STATUS
-    for path in (own, run_directory / names.STATUS):
+    own = file_names.attempt_folder(run_directory, str(status["attempt"])) / file_names.STATUS
+    for path in (own, run_directory / file_names.STATUS):
         try:
             replace_json(path, status)
         except OSError as error:

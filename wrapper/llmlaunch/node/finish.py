@@ -19,15 +19,15 @@ from ..causes.attempt_cause import cause_of
 from ..causes.cause import cause as cause_record
 from ..causes.cause import nodes_at_fault, sentence
 from ..causes.signs import SAID_BY_SLURM
+from ..rundir import file_names
 from ..rundir.atomic_files import replace_json
 from ..rundir.attempt import rank_records
+from ..rundir.file_names import SUMMARY, attempt_folder
 from ..rundir.files import read_object
 from ..rundir.identifiers import job_of
 from ..rundir.memory_files import summarize
-from ..rundir.names import SUMMARY, attempt_folder
 from ..rundir.run import begun_attempts
 from ..rundir.spool_place import is_private, spool_folder, spool_root
-from .begin import STOP_FILE
 from .checkpoint import read_tracker
 from .files import COMES_BACK_LATER, say, write_status
 from .history import (
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     done = _done_markers(directory, options)
     ranks = rank_records(directory)
     nodes = _nodes(done, ranks, options.nodes)
-    progress = read_object(directory / "progress.json") or {}
+    progress = read_object(directory / file_names.PROGRESS) or {}
     verdict = _verdict(options, directory, ranks, nodes, progress)
     facts = gather(options.run_dir, options.attempt, verdict, progress)
     follows = decide(facts)
@@ -113,7 +113,7 @@ def _verdict(
     stop_signal = options.stop_signal
     ended_by_watchdog = progress.get("hung") or progress.get("behind")
     if not stop_signal and not ended_by_watchdog:  # which did not ask it to stop
-        stop_signal = PREEMPTED if any((directory / "told").glob("*")) else ""
+        stop_signal = PREEMPTED if any((directory / file_names.STOP_SIGNALS).glob("*")) else ""
     if code == 0 and stop_signal and not _is_complete(progress):
         return Verdict("stopped", COMES_BACK_LATER, _stopped(stop_signal, progress), None, stop_signal)
     if code == 0:
@@ -146,14 +146,14 @@ def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record
         state=verdict.state,
         kind=str((verdict.cause or {}).get("kind") or ""),
         stop_signal=verdict.stop_signal,
-        stop_file=(run_directory / STOP_FILE).exists(),
+        stop_file=(run_directory / file_names.STOP).exists(),
         made_a_step=progress.get("step") is not None,
         trained_before=any(made_a_step(earlier) for earlier in every if earlier.name != attempt),
         layout=layout,
         saved_step=step,
         restarts=max(0, len([item for item in ours if not item.is_fallback]) - 1),
         fruitless=fruitless(ours, layout, step),
-        run=read_object(run_directory / "run.json") or {},
+        run=read_object(run_directory / file_names.RUN) or {},
         tries=1 + len([item for item in ours if job_of(item.name) == job_of(attempt) and item.was_retried]),
     )
 
@@ -248,7 +248,7 @@ def _done_markers(directory: Path, options: argparse.Namespace) -> list[str]:
     give_up_at = time.monotonic() + patience
     while True:
         try:
-            markers = sorted(path.name for path in (directory / "done").iterdir())
+            markers = sorted(path.name for path in (directory / file_names.DONE).iterdir())
         except OSError:
             markers = []
         if len(markers) >= options.nodes or time.monotonic() >= give_up_at:

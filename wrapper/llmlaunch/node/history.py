@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..rundir import file_names
 from ..rundir.files import read_object
 from ..rundir.identifiers import job_of
 from ..rundir.run import begun_attempts
@@ -27,7 +28,7 @@ def layout_of(attempt: Attempt) -> str:
 def of_this_submission(attempts: list[Attempt], run_directory: Path, attempt: str) -> list[Attempt]:
     """Those of the same job or chain of jobs as `attempt`: a person who resumes a run starts counting again."""
     job = job_of(attempt)
-    submission = read_object(run_directory / "submission.json") or {}
+    submission = read_object(run_directory / file_names.SUBMISSION) or {}
     chain = submission.get("chain")
     jobs = {str(submission.get("job_id")), *(str(link) for link in (chain if isinstance(chain, list) else []))}
     if job not in jobs:  # handed to sbatch by hand
@@ -64,7 +65,7 @@ def latest_in_folder(attempts: list[Attempt], run_directory: Path, checkpoint: R
 
 def checkpoint_of(run_directory: Path, layout: str) -> Record | None:
     """Where this layout saves; None where no checkpoints are written."""
-    described = read_object(run_directory / layout / "run.json") or {}
+    described = read_object(run_directory / layout / file_names.RUN) or {}
     checkpoint = described.get("checkpoint")
     return checkpoint if isinstance(checkpoint, dict) else None
 

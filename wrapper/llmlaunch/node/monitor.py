@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rundir import file_names
 from ..rundir.spool_place import spool_root
 from .files import say
 from .host_memory import HostMemory
@@ -69,7 +70,7 @@ class Monitor:
         )
         self._ranks = RankProcesses()
         self._host = HostMemory()
-        self._log = node_log_tail(options.run_dir / "logs" / f"{options.attempt}.{options.node}.log")
+        self._log = node_log_tail(options.run_dir / file_names.LOGS / f"{options.attempt}.{options.node}.log")
         self._logged = LoggedPeaks()
         self._logged_records: list[Record] = []  # replaced, never changed
         self._sampler = NvmlSampler(options.interval, options.list_interval)

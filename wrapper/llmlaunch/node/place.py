@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..placement.objective import inverse, term_seconds
 from ..placement.search import place
 from ..placement.traffic import Sizes, Volumes, traffic
+from ..rundir import file_names
 from ..rundir.atomic_files import replace_json
+from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object
 from ..rundir.messages import counted
-from ..rundir.names import attempt_folder
 from .files import say
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
     except Exception as error:  # the job goes on in any case
         record = _unchanged(nodes, f"placing failed: {type(error).__name__}: {error}")
     try:
-        replace_json(attempt_folder(options.run_dir, options.attempt) / "placement.json", record)
+        replace_json(attempt_folder(options.run_dir, options.attempt) / file_names.PLACEMENT, record)
     except OSError as error:
         say(f"placement.json not written: {error.strerror}")
     say(f"node order: {record['why']}")
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> int:
 
 
 def _decide(options: argparse.Namespace, nodes: list[str]) -> Record:
-    job = read_object(options.run_dir / options.layout / "placement.json")
+    job = read_object(options.run_dir / options.layout / file_names.PLACEMENT)
     if job is None:
         return _unchanged(nodes, "SLURM's order: placement.json cannot be read")
     terms = _terms(job)

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
+from ..rundir import file_names
 from ..rundir.atomic_files import replace_json
-from ..rundir.names import attempt_folder
+from ..rundir.file_names import attempt_folder
 from .files import say
 from .signals import die_with_parent
 
@@ -35,7 +36,9 @@ STAGES = ("started", "devices", "matmul", "joined", "reduced")
 def main(argv: list[str]) -> int:
     """Try the node; its marker says what became of it. Always returns 0: what follows is for `choose` to say."""
     options = _arguments(argv)
-    marker = Marker(attempt_folder(options.run_dir, options.attempt) / "preflight" / f"{options.node}.json", options)
+    marker = Marker(
+        attempt_folder(options.run_dir, options.attempt) / file_names.PREFLIGHT / f"{options.node}.json", options
+    )
     marker.write()
     problems = gpu_problems(os.environ.get("CUDA_VISIBLE_DEVICES")) if options.kind == "gpu" else []
     if problems:

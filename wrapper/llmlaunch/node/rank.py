@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rundir import file_names
 from ..rundir.atomic_files import replace_json
-from ..rundir.names import attempt_folder
+from ..rundir.file_names import attempt_folder
 from .files import say
 from .signals import die_with_parent, end_like, signal_name, signal_number
 from .stacks import ask_for_stacks, prepare_stacks, remove_if_empty
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
     options, program = _arguments(argv)
     rank, local_rank = _environment_int("RANK"), _environment_int("LOCAL_RANK")
     directory = attempt_folder(options.run_dir, options.attempt)
-    path = directory / "ranks" / f"{rank}.json"
+    path = directory / file_names.RANKS / f"{rank}.json"
     stacks = None
     if put_hook_first(options.run_dir):
         stacks = prepare_stacks(directory, rank)

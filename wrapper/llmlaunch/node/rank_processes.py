@@ -6,8 +6,9 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from ..rundir import file_names
+from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object
-from ..rundir.names import attempt_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,7 +131,7 @@ class RankRecords:
         self._run_directory = run_directory
         self._node = node
         self._node_rank = node_rank
-        self._directory = attempt_folder(run_directory, attempt) / "ranks"
+        self._directory = attempt_folder(run_directory, attempt) / file_names.RANKS
         self._foreign: set[str] = set()
         self._own_names: list[str] | None = None
         self._names_known = False
@@ -158,7 +159,7 @@ class RankRecords:
 
 def _own_names(run_directory: Path, node_rank: int | None) -> list[str] | None:
     """File names of this node's ranks under torchrun's static rendezvous; None where that is not known."""
-    run = read_object(run_directory / "run.json")
+    run = read_object(run_directory / file_names.RUN)
     each = run.get("devices_per_node") if run is not None else None
     if node_rank is None or not isinstance(each, int):
         return None

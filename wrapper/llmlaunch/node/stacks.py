@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rundir import file_names
 from ..rundir.files import read_object, read_tail
 from .process_tree import listeners
 
@@ -24,7 +25,7 @@ PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"  # of PyTorch: <this><rank>.pi
 
 def prepare_stacks(attempt_directory: Path, rank: int) -> Path:
     """Set the variable that a trainer with the hook inherits; the file its stacks will be in."""
-    path = attempt_directory / "stacks" / f"{rank}.txt"
+    path = attempt_directory / file_names.STACKS / f"{rank}.txt"
     with contextlib.suppress(OSError):  # a full disk: the hook falls back on the log
         path.parent.mkdir(parents=True, exist_ok=True)
     os.environ[STACKS_VARIABLE] = str(path)
@@ -72,7 +73,7 @@ def where_they_stand(attempt_directory: Path, ranks: int) -> str:
     first those of all `ranks` that wrote nothing, stopped or stuck in the kernel, then the places where fewest stand.
     Empty where nobody wrote."""
     places: dict[str, list[int]] = {}
-    for path in sorted((attempt_directory / "stacks").glob("*.txt")):
+    for path in sorted((attempt_directory / file_names.STACKS).glob("*.txt")):
         place = _place(path) if path.stem.isdigit() else None
         if place is not None:
             places.setdefault(place, []).append(int(path.stem))
@@ -91,7 +92,7 @@ class _RankNames:
     """Ranks and the nodes they are on, for a sentence."""
 
     def __init__(self, attempt_directory: Path) -> None:
-        self._records = attempt_directory / "ranks"
+        self._records = attempt_directory / file_names.RANKS
 
     def join(self, ranks: Collection[int]) -> str:
         if len(ranks) > MOST_NAMED:

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rundir import file_names
 from ..rundir.atomic_files import replace_json
 from ..rundir.attempt import rank_records
+from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object
-from ..rundir.names import attempt_folder
 from ..rundir.step_lines import StepLines
-from .begin import STOP_FILE
 from .checkpoint import read_tracker
 from .files import say
 from .process_tree import Process, kill_tree
@@ -56,14 +56,14 @@ class AttemptWatchdog:
     """The watchdog of one attempt. Raises OSError or ValueError where its run.json cannot be used."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        run = read_object(options.run_dir / options.layout / "run.json") or {}
+        run = read_object(options.run_dir / options.layout / file_names.RUN) or {}
         progress = run.get("progress") or {}
-        self._stop_file = options.run_dir / STOP_FILE
+        self._stop_file = options.run_dir / file_names.STOP
         self._directory = attempt_folder(options.run_dir, options.attempt)
         self._checkpoint = run.get("checkpoint")
         self._saved_step: int | None = None
         self._behind: Record | None = None
-        begun = read_object(self._directory / "attempt.json") or {}
+        begun = read_object(self._directory / file_names.ATTEMPT) or {}
         # a script of the person's own may count its steps anew
         self._from_step = int(begun.get("tracker_step") or 0) if progress.get("promised") else 0
         nodes = int(run.get("nodes") or 1)
@@ -78,7 +78,7 @@ class AttemptWatchdog:
         self._clock = Clock(self._poll + STOOD_STILL_SECONDS)
         self._tracker = StepTracker(progress, self._clock.now())
         step_lines = StepLines(progress.get("step_patterns"), progress.get("slow_patterns"))
-        self._logs = NodeLogs(options.run_dir / "logs", options.attempt, step_lines, nodes)
+        self._logs = NodeLogs(options.run_dir / file_names.LOGS, options.attempt, step_lines, nodes)
         self._silent_until = None if progress.get("promised") else progress.get("first_step_seconds")
         self._stop_requested = self._unwritten = False
         self._written_at = -WRITE_SECONDS
@@ -111,7 +111,7 @@ class AttemptWatchdog:
         return fresh
 
     def _overdue(self) -> Record | None:
-        return self._tracker.overdue(self._clock.now(), saving=is_there(self._directory / "told"))
+        return self._tracker.overdue(self._clock.now(), saving=is_there(self._directory / file_names.STOP_SIGNALS))
 
     def _hangs(self, ends: frozenset[signal.Signals]) -> bool:
         """Look into every log; where none has news, ask for stacks and end the child. Returns False where a step
@@ -182,8 +182,8 @@ class AttemptWatchdog:
     def _all_nodes_ended(self) -> bool:
         """Whether train.sh of every node left its done marker, or the cause of its end. A hidden file there was written
         before the training, and a node that the preflight found faulty has a cause, but no ranks."""
-        done = {path.name for path in (self._directory / "done").glob("[!.]*")}
-        failed = {path.stem for path in (self._directory / "causes").glob("[!.]*.json")} - done
+        done = {path.name for path in (self._directory / file_names.DONE).glob("[!.]*")}
+        failed = {path.stem for path in (self._directory / file_names.CAUSES).glob("[!.]*.json")} - done
         if len(done) + len(failed) < self._nodes:
             return False
         started = {str(record.get("node")) for record in rank_records(self._directory)} if failed else set()
@@ -221,7 +221,7 @@ class AttemptWatchdog:
             "behind": self._behind,
         }
         with contextlib.suppress(OSError):  # full, read-only, gone: the next one may be written
-            replace_json(self._directory / "progress.json", record)
+            replace_json(self._directory / file_names.PROGRESS, record)
         self._unwritten, self._written_at = False, self._clock.now()
 
 

@@ -25,6 +25,7 @@ from llmlaunch.rehearsal.ranks import ON_GPU, AskedRank, RehearsedRank
 from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.report.run_text import cause_words, waiting_words
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.memory_files import attempt_summary
 from llmlaunch.rundir.messages import to_type
@@ -143,19 +144,19 @@ def _read(run: _Run, state: JobState) -> RehearsedRank:
     """What the job's own account says. Raises UserError where it says nothing of the rank's peak."""
     where, rank = run.submission.run_dir, run.asked.pipeline_rank
     attempt = latest_attempt(run.submission)
-    status = read_object(where / "status.json") or {}
+    status = read_object(where / file_names.STATUS) or {}
     cause = status.get("cause")
     cause = cause if isinstance(cause, dict) else {}
     ran_out = state.phase != "succeeded" and cause.get("kind") == OUT_OF_DEVICE_MEMORY
     if attempt is None or not (state.phase == "succeeded" or ran_out):
         why = cause_words(cause) if cause else state.reason or state.state or "no reason is known"
-        raise UserError(f"pipeline rank {rank} did not run to its end: {why}; its log is in {where / 'logs'}")
+        raise UserError(f"pipeline rank {rank} did not run to its end: {why}; its log is in {where / file_names.LOGS}")
     account = attempt_summary(where, attempt)
-    ran = read_object(where / "attempts" / attempt / "versions.json") or {}
+    ran = read_object(where / file_names.ATTEMPTS / attempt / file_names.VERSIONS) or {}
     used = next((one for one in account.ranks if one.rank == run.alone.rank), RankSummary(run.alone.rank))
-    missing = nothing_shown(read_object(where / "run.json") or {}, account, ran_out)
+    missing = nothing_shown(read_object(where / file_names.RUN) or {}, account, ran_out)
     if missing is not None:
-        raise UserError(f"pipeline rank {rank} shows no peak: {missing}; its log is in {where / 'logs'}")
+        raise UserError(f"pipeline rank {rank} shows no peak: {missing}; its log is in {where / file_names.LOGS}")
     return RehearsedRank(
         pipeline_rank=rank,
         on=ON_GPU,

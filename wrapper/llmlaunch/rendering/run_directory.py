@@ -20,12 +20,13 @@ from llmlaunch.rendering.provenance import Provenance, copy_snapshot, gather_pro
 from llmlaunch.rendering.recovery_json import FALLBACK_FOLDER
 from llmlaunch.rendering.run_json import is_placed, placement_json, run_description
 from llmlaunch.rendering.scripts import SNAPSHOT_FOLDER, job_script, train_script
+from llmlaunch.rundir import file_names
 from llmlaunch.trainers import HOOK, MEMORY_PROBE, PREFLIGHT
 
 __all__ = ["render_run", "run_files"]
 
-_EXECUTABLE = frozenset({"job.sbatch", "train.sh"})
-_FOLDERS = ("logs", "peaks", "attempts")  # sbatch and srun make no folders
+_EXECUTABLE = frozenset({file_names.JOB_SCRIPT, file_names.NODE_SCRIPT})
+_FOLDERS = (file_names.LOGS, file_names.PEAKS, file_names.ATTEMPTS)  # sbatch and srun make no folders
 _RESERVED = frozenset({*_FOLDERS, SNAPSHOT_FOLDER, FALLBACK_FOLDER})
 
 
@@ -45,13 +46,13 @@ def run_files(
     """
     code_root = None if provenance.snapshot is None else provenance.snapshot.root
     files = {
-        "recipe.yaml": text_bytes(recipe.text),
-        "plan.json": json_bytes(plan_json),
-        "run.json": json_bytes(described or run_description(recipe, plan, rendered)),
+        file_names.RECIPE: text_bytes(recipe.text),
+        file_names.PLAN: json_bytes(plan_json),
+        file_names.RUN: json_bytes(described or run_description(recipe, plan, rendered)),
         "arguments.json": json_bytes(arguments_json(recipe, plan, rendered)),
-        "job.sbatch": text_bytes(job_script(recipe, plan, prepares=bool(rendered.check or rendered.prepare))),
-        "train.sh": text_bytes(train_script(recipe, rendered, code_root)),
-        "node.pyz": node_archive(),
+        file_names.JOB_SCRIPT: text_bytes(job_script(recipe, plan, prepares=bool(rendered.check or rendered.prepare))),
+        file_names.NODE_SCRIPT: text_bytes(train_script(recipe, rendered, code_root)),
+        file_names.NODE_ARCHIVE: node_archive(),
         "code.json": json_bytes(provenance.code),
     }
     if recipe.preflight:
@@ -62,7 +63,7 @@ def run_files(
     if probed:
         files["hook/llmlaunch_memory_probe.py"] = MEMORY_PROBE.read_bytes()
     if is_placed(recipe):
-        files["placement.json"] = placement_json(recipe, plan.layout)
+        files[file_names.PLACEMENT] = placement_json(recipe, plan.layout)
     if provenance.diff:
         files["code.diff"] = provenance.diff
     for name, content in rendered.files.items():

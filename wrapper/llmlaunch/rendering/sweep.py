@@ -10,6 +10,7 @@ from pathlib import Path
 from llmlaunch.documents.writing import new_place, write_whole
 from llmlaunch.errors import UserError
 from llmlaunch.rendering.shell import ShellText, directive, render_template
+from llmlaunch.rundir import file_names
 
 __all__ = ["array_script", "render_sweep", "run_names"]
 
@@ -47,11 +48,11 @@ def render_sweep(
         for run, write in runs.items():
             write(target / run)
         if how == "array":
-            scripts = {run: (target / run / "job.sbatch").read_text(encoding="utf-8") for run in runs}
-            write_whole(target / "job.sbatch", array_script(name, scripts, limit))
+            scripts = {run: (target / run / file_names.JOB_SCRIPT).read_text(encoding="utf-8") for run in runs}
+            write_whole(target / file_names.JOB_SCRIPT, array_script(name, scripts, limit))
         listed = [{"directory": run, **words} for run, words in zip(runs, described, strict=True)]
         sweep = {"schema": SCHEMA, "name": name, "how": how, "runs": listed}
-        write_whole(target / "sweep.json", json.dumps(sweep, indent=2) + "\n")
+        write_whole(target / file_names.SWEEP, json.dumps(sweep, indent=2) + "\n")
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise UserError(f"{target}: the sweep cannot be written: {error.strerror}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import names
+from . import file_names
 from .files import object_in, read_object, read_text
 from .identifiers import is_fallback, is_host
 from .summary import whole_summary
@@ -35,31 +35,31 @@ class Attempt:
     def __init__(self, run_directory: Path, name: str) -> None:
         self.run_directory = run_directory
         self.name = name
-        self.folder = names.attempt_folder(run_directory, name)
+        self.folder = file_names.attempt_folder(run_directory, name)
         self.problems: list[str] = []
         self.unnumbered: list[str] = []  # rank records without a number
 
     @cached_property
     def began(self) -> Record:
         """attempt.json; empty where it is absent."""
-        return self._object(names.ATTEMPT) or {}
+        return self._object(file_names.ATTEMPT) or {}
 
     @cached_property
     def progress(self) -> Record:
         """progress.json; empty before the first step."""
-        return self._object(names.PROGRESS) or {}
+        return self._object(file_names.PROGRESS) or {}
 
     @cached_property
     def verdict(self) -> Record | None:
         """The attempt's own status.json."""
-        return self._object(names.STATUS)
+        return self._object(file_names.STATUS)
 
     @cached_property
     def status(self) -> Record:
         """The verdict, else the run's status.json where that is of this attempt; empty where there is none."""
         if self.verdict:
             return self.verdict
-        newest = read_object(self.run_directory / names.STATUS) or {}
+        newest = read_object(self.run_directory / file_names.STATUS) or {}
         return newest if newest.get("attempt") == self.name else {}
 
     @cached_property
@@ -75,7 +75,7 @@ class Attempt:
     @cached_property
     def run(self) -> Record:
         """The run.json of that layout; empty where it cannot be read."""
-        return read_object(self.run_directory / self.layout / names.RUN) or {}
+        return read_object(self.run_directory / self.layout / file_names.RUN) or {}
 
     @property
     def nodes(self) -> list[str]:
@@ -128,17 +128,17 @@ class Attempt:
     @property
     def done(self) -> list[str]:
         """The nodes whose trainers all ended with 0."""
-        return sorted(path.name for path in (self.folder / names.DONE).glob("[!.]*"))
+        return sorted(path.name for path in (self.folder / file_names.DONE).glob("[!.]*"))
 
     @property
     def cause_files(self) -> list[Path]:
         """What nodes wrote of their trainers' end. A hidden file there was written before the training."""
-        return sorted((self.folder / names.CAUSES).glob("[!.]*.json"))
+        return sorted((self.folder / file_names.CAUSES).glob("[!.]*.json"))
 
     @property
     def stop_signals(self) -> dict[str, str]:
         """By node the signal that told it to save and stop."""
-        return {path.name: _first_text(path) for path in sorted((self.folder / names.STOP_SIGNALS).glob("*"))}
+        return {path.name: _first_text(path) for path in sorted((self.folder / file_names.STOP_SIGNALS).glob("*"))}
 
     @property
     def has_failed_node(self) -> bool:
@@ -166,7 +166,7 @@ def rank_records(
     """Return the sound records of ranks/, by rank. `problems` gets a sentence for each that cannot be read,
     `unnumbered` for each whose rank is no whole number."""
     records = []
-    for path in (attempt_folder / names.RANKS).glob("[!.]*.json"):
+    for path in (attempt_folder / file_names.RANKS).glob("[!.]*.json"):
         record = _object_or_problem(path, problems)
         if record is not None and is_rank_record(record):
             records.append(sound_rank(record))

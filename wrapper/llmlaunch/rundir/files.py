@@ -14,6 +14,7 @@ import re
 import stat
 from typing import TYPE_CHECKING, Any
 
+from . import file_names
 from .identifiers import is_run_id
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES, follow: bool = False) ->
 def read_run_id(run_dir: Path) -> str | None:
     """What `run.id` holds; None where it is absent, or holds no id."""
     try:
-        run_id = read_text(run_dir / "run.id", _ID_BYTES).partition("\n")[0].strip()
+        run_id = read_text(run_dir / file_names.RUN_ID, _ID_BYTES).partition("\n")[0].strip()
     except OSError:
         return None
     return run_id if is_run_id(run_id) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from . import names
+from . import file_names
 from .attempt import Attempt, is_rank_record, sound_rank, with_copies
 from .files import MOST_APPENDED_BYTES, bounded_lines, open_regular, read_object
 from .log_tail import LogTail
@@ -50,8 +50,8 @@ def summarize(run_directory: Path, name: str, spools: Sequence[Path] = ()) -> At
     evidence.ranks = with_copies(_rank_records(attempt, damaged), attempt.status)
     evidence.probes = report_of(_probe_files(attempt, spools, damaged))
     for place in (run_directory, *spools):
-        for file in sorted(file_states(place / names.PEAKS, ".jsonl")):
-            _read_monitor(evidence, place / names.PEAKS / file, name, damaged)
+        for file in sorted(file_states(place / file_names.PEAKS, ".jsonl")):
+            _read_monitor(evidence, place / file_names.PEAKS / file, name, damaged)
     step, before = byte_count(attempt.progress.get("step")), attempt.from_step
     return AttemptSummary(
         attempt=name,
@@ -68,10 +68,10 @@ def summarize(run_directory: Path, name: str, spools: Sequence[Path] = ()) -> At
 
 def _rank_records(attempt: Attempt, damaged: dict[str, int]) -> list[dict[str, Any]]:
     records = []
-    for file in sorted(file_states(attempt.folder / names.RANKS, ".json")):
-        record = _sound_rank_record(attempt.folder / names.RANKS / file)
+    for file in sorted(file_states(attempt.folder / file_names.RANKS, ".json")):
+        record = _sound_rank_record(attempt.folder / file_names.RANKS / file)
         if record is None:
-            damaged[f"{names.ATTEMPTS}/{attempt.name}/{names.RANKS}/{file}"] = 1
+            damaged[f"{file_names.ATTEMPTS}/{attempt.name}/{file_names.RANKS}/{file}"] = 1
         else:
             records.append(record)
     return records
@@ -83,7 +83,7 @@ def _sound_rank_record(path: Path) -> dict[str, Any] | None:
 
 
 def _probe_files(attempt: Attempt, spools: Sequence[Path], damaged: dict[str, int]) -> list[ProbeFile]:
-    folder = f"{names.ATTEMPTS}/{attempt.name}/{names.PROBES}"
+    folder = f"{file_names.ATTEMPTS}/{attempt.name}/{file_names.PROBES}"
     files = []
     for place in (attempt.run_directory, *spools):
         for name in sorted(file_states(place / folder, ".json")):
@@ -104,7 +104,7 @@ def _read_monitor(evidence: MemoryEvidence, path: Path, attempt: str, damaged: d
     except OSError:
         lost = 1
     if lost:
-        name = f"{names.PEAKS}/{path.name}"
+        name = f"{file_names.PEAKS}/{path.name}"
         damaged[name] = damaged.get(name, 0) + lost
 
 
@@ -129,15 +129,15 @@ class MemoryWatch:
         run_directory, name = self.attempt.run_directory, self.attempt.name
         if not self.attempt.began:  # the job is about to write down which layout it runs
             self.attempt = Attempt(run_directory, name)
-        for file in sorted(file_states(run_directory / names.PEAKS, ".jsonl")):
-            path = run_directory / names.PEAKS / file
+        for file in sorted(file_states(run_directory / file_names.PEAKS, ".jsonl")):
+            path = run_directory / file_names.PEAKS / file
             if file not in self._tails:
                 self._tails[file] = LogTail(path, WATCHED_BYTES, LONGEST_LINE, skips=True)
             add_lines(self.evidence.nodes, self._tails[file].lines(), name, path.stem)
-        records = self._small_files(self._ranks, names.RANKS, _sound_rank_record)
+        records = self._small_files(self._ranks, file_names.RANKS, _sound_rank_record)
         self.evidence.run = self.attempt.run
         self.evidence.ranks = sorted(records, key=lambda record: record["rank"])
-        self.evidence.probes = report_of(self._small_files(self._probes, names.PROBES, read_probe_file))
+        self.evidence.probes = report_of(self._small_files(self._probes, file_names.PROBES, read_probe_file))
         return rank_summaries(self.evidence)
 
     def _small_files(self, cache: dict[str, tuple[tuple[int, int, int], Any]], folder: str, read: Any) -> list[Any]:

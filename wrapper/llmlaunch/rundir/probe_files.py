@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from . import names
+from . import file_names
 from .files import parse_json, read_bytes
 from .values import byte_count, text_or_none, time_or_none
 
@@ -78,7 +78,7 @@ class ProbeReport:
 
 def probe_paths(run_directory: Path, attempt: str) -> list[Path]:
     """Return the probes' files of an attempt, in a steady order."""
-    return sorted((names.attempt_folder(run_directory, attempt) / names.PROBES).glob("[0-9]*.json"))
+    return sorted((file_names.attempt_folder(run_directory, attempt) / file_names.PROBES).glob("[0-9]*.json"))
 
 
 def read_probe_files(paths: Iterable[Path]) -> ProbeReport:

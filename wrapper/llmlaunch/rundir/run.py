@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import names
+from . import file_names
 from .attempt import Attempt
 from .files import object_in, read_object, read_run_id
 from .identifiers import is_attempt, is_fallback
@@ -62,14 +62,14 @@ def read_run(directory: Path) -> RunFiles:
     run = _description(directory)
     problems: list[str] = []
     attempts = _attempts(directory, problems)
-    submission = _optional(directory / names.SUBMISSION, problems)
+    submission = _optional(directory / file_names.SUBMISSION, problems)
     return RunFiles(
         directory=directory,
         run=run,
         run_id=read_run_id(directory),
         submission=submission,
-        refused=_optional(directory / names.REFUSED, problems) if submission is None else None,
-        status=_optional(directory / names.STATUS, problems),
+        refused=_optional(directory / file_names.REFUSED, problems) if submission is None else None,
+        status=_optional(directory / file_names.STATUS, problems),
         attempts=attempts,
         fallbacks=_fallbacks(directory, attempts, problems),
         problems=tuple(problems),
@@ -77,11 +77,11 @@ def read_run(directory: Path) -> RunFiles:
 
 
 def _description(directory: Path) -> Record:
-    path = directory / names.RUN
+    path = directory / file_names.RUN
     try:
         run = object_in(path)
     except FileNotFoundError:
-        raise RunDirectoryError(f"{directory}: holds no {names.RUN}, so it is no run directory") from None
+        raise RunDirectoryError(f"{directory}: holds no {file_names.RUN}, so it is no run directory") from None
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{path}: cannot be read: {error}; render the run again") from error
     if run.get("schema") != SCHEMA:
@@ -93,7 +93,7 @@ def _description(directory: Path) -> Record:
 
 def _attempts(directory: Path, problems: list[str]) -> tuple[Attempt, ...]:
     """Ordered by the first rank's start, or by the folder's last change where no rank has started."""
-    folders = [path for path in (directory / names.ATTEMPTS).glob("*") if path.is_dir()]
+    folders = [path for path in (directory / file_names.ATTEMPTS).glob("*") if path.is_dir()]
     attempts = [Attempt(directory, path.name) for path in folders]
     started = {attempt.name: attempt.started_at or attempt.folder.stat().st_mtime for attempt in attempts}
     ordered = sorted(attempts, key=lambda attempt: (started[attempt.name], attempt.name))
@@ -112,7 +112,7 @@ def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[st
         if not is_fallback(layout):
             problems.append(f"{directory}: an attempt names the layout {layout!r}, which is no fallback/NUMBER")
             continue
-        description = _optional(directory / layout / names.RUN, problems)
+        description = _optional(directory / layout / file_names.RUN, problems)
         if description is not None:
             descriptions[layout] = description
     return descriptions
@@ -130,7 +130,7 @@ def _optional(path: Path, problems: list[str]) -> Record | None:
 
 def begun_attempts(run_directory: Path) -> list[Attempt]:
     """Return every attempt that wrote its attempt.json, the oldest first by what that says."""
-    folders = (run_directory / names.ATTEMPTS).glob("*")
+    folders = (run_directory / file_names.ATTEMPTS).glob("*")
     attempts = [Attempt(run_directory, path.name) for path in folders if is_attempt(path.name)]
     return sorted((attempt for attempt in attempts if attempt.began), key=lambda attempt: attempt.began_at)
 
@@ -154,13 +154,13 @@ class RunHistory:
 
 def run_history(run_directory: Path) -> RunHistory:
     """Return how far a run has come; nothing is raised for what is missing or torn."""
-    folders = (run_directory / names.ATTEMPTS).glob("*")
+    folders = (run_directory / file_names.ATTEMPTS).glob("*")
     ordered = sorted((path.name for path in folders if is_attempt(path.name)), key=attempt_order)
     attempts = [Attempt(run_directory, name) for name in ordered]
     reached = [whole_number(record.get("step")) for item in attempts for record in (item.progress, item.status)]
     planned = [whole_number(attempt.progress.get("steps")) for attempt in attempts]
     if all(steps is None for steps in planned):
-        progress = (read_object(run_directory / names.RUN) or {}).get("progress")
+        progress = (read_object(run_directory / file_names.RUN) or {}).get("progress")
         planned = [whole_number(progress.get("steps"))] if isinstance(progress, dict) else []
     return RunHistory(
         attempts=tuple(ordered),

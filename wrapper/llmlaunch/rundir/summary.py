@@ -12,7 +12,7 @@ import os
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import names
+from . import file_names
 from .files import MOST_BYTES, open_regular, read_object
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class AttemptSummary:
     @property
     def ranks_of_files(self) -> set[str]:
         """The ranks, as text, whose record is among `files`."""
-        folder = f"{names.ATTEMPTS}/{self.attempt}/{names.RANKS}/"
+        folder = f"{file_names.ATTEMPTS}/{self.attempt}/{file_names.RANKS}/"
         return {name[len(folder) : -len(".json")] for name in self.files if name.startswith(folder)}
 
 
@@ -160,7 +160,7 @@ def _is_a(value: object, written: str) -> bool:
 
 def whole_summary(run_directory: Path, attempt: str) -> AttemptSummary | None:
     """Return the summary that the job wrote; None where it did not, or where there is more to know by now."""
-    record = read_object(names.attempt_folder(run_directory, attempt) / names.SUMMARY)
+    record = read_object(file_names.attempt_folder(run_directory, attempt) / file_names.SUMMARY)
     written = None if record is None else summary_of_json(record)
     if written is None or written.attempt != attempt or not still_whole(written, run_directory):
         return None
@@ -192,11 +192,15 @@ def _is_of_others(path: Path, length: int, attempt: str) -> bool:
 
 def counted_files(run_directory: Path, attempt: str) -> Iterator[tuple[str, int]]:
     """Path in the run directory and size of every file that says what an attempt used and may still change."""
-    own = f"{names.ATTEMPTS}/{attempt}"
+    own = f"{file_names.ATTEMPTS}/{attempt}"
     with contextlib.suppress(OSError):  # no step was ever seen
-        progress = f"{own}/{names.PROGRESS}"
+        progress = f"{own}/{file_names.PROGRESS}"
         yield progress, (run_directory / progress).stat().st_size
-    folders = ((f"{own}/{names.RANKS}", ".json"), (f"{own}/{names.PROBES}", ".json"), (names.PEAKS, ".jsonl"))
+    folders = (
+        (f"{own}/{file_names.RANKS}", ".json"),
+        (f"{own}/{file_names.PROBES}", ".json"),
+        (file_names.PEAKS, ".jsonl"),
+    )
     for folder, suffix in folders:
         for name, state in sorted(file_states(run_directory / folder, suffix).items()):
             yield f"{folder}/{name}", state.st_size

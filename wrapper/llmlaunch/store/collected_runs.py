@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from llmlaunch.errors import UserError
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_run_id
 from llmlaunch.rundir.messages import counted
 from llmlaunch.store.database import batches
@@ -21,7 +22,14 @@ from llmlaunch.store.tables import runs
 
 __all__ = ["KnownRun", "Outcome", "known_runs", "known_runs_of", "run_id_of", "signature"]
 
-_LOOKED_AT = ("run.json", "run.id", "submission.json", "refused.json", "status.json", "attempts")
+_LOOKED_AT = (
+    file_names.RUN,
+    file_names.RUN_ID,
+    file_names.SUBMISSION,
+    file_names.REFUSED,
+    file_names.STATUS,
+    file_names.ATTEMPTS,
+)
 
 
 @dataclass(frozen=True)
@@ -94,12 +102,14 @@ def run_id_of(directory: Path, stored: Mapping[str, KnownRun], named: bool) -> s
     person, if it now holds another run than the stored one.
     """
     run_id = read_run_id(directory)
-    if run_id is None and not os.path.lexists(directory / "run.id"):
-        if not (directory / "run.json").exists():
+    if run_id is None and not os.path.lexists(directory / file_names.RUN_ID):
+        if not (directory / file_names.RUN).exists():
             raise UserError(f"{directory}: no run directory (it has no run.json)")
         raise UserError(f"{directory}: this run has never been submitted (it has no run.id)")
     if run_id is None:
-        raise UserError(f"{directory / 'run.id'}: must hold the run's id, one line of at most 200 letters and digits")
+        raise UserError(
+            f"{directory / file_names.RUN_ID}: must hold the run's id, one line of at most 200 letters and digits"
+        )
     if not named and run_id not in stored:
         raise UserError(f"{directory}: held run {next(iter(stored))}, but now holds {run_id}")
     before = stored.get(run_id)
@@ -131,13 +141,13 @@ def signature(directory: Path, state: str, spools: Sequence[Path] = ()) -> str:
     """
     looked_at = [directory / name for name in _LOOKED_AT]
     over = state != "running"
-    for attempt in _entries(directory / "attempts"):
-        looked_at += [attempt, attempt / "memory"] if over else []
-        looked_at += [attempt / "ranks", attempt / "causes"]
+    for attempt in _entries(directory / file_names.ATTEMPTS):
+        looked_at += [attempt, attempt / file_names.PROBES] if over else []
+        looked_at += [attempt / file_names.RANKS, attempt / file_names.CAUSES]
     for place in (directory, *spools) if over else ():
-        looked_at += _entries(place / "peaks")
+        looked_at += _entries(place / file_names.PEAKS)
     for place in spools if over else ():
-        looked_at += [attempt / "memory" for attempt in _entries(place / "attempts")]
+        looked_at += [attempt / file_names.PROBES for attempt in _entries(place / file_names.ATTEMPTS)]
     digest = hashlib.sha256()
     for path in looked_at:
         try:

@@ -11,6 +11,7 @@ from typing import Any
 from llmlaunch.causes.cause import sentence
 from llmlaunch.errors import UserError
 from llmlaunch.rehearsal.collected import collected_rehearsal, is_rehearsal
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_bytes, read_object
 from llmlaunch.rundir.memory_files import summarize
 from llmlaunch.rundir.run import RunDirectoryError, RunFiles, read_run
@@ -107,7 +108,7 @@ def read_directory(
     reasons = [reason for reason in (_still_running(outcomes, named), last_none, *files.problems) if reason]
     did = "collected" if wanted or state not in ONGOING else "waiting"
     outcome = Outcome(run_id, directory, did, state, len(records), "; ".join(reasons) or None, _damaged(summaries))
-    plan_text = _optional_text(directory / "plan.json")
+    plan_text = _optional_text(directory / file_names.PLAN)
     failures = failures_of(directory, run_id, row["cluster"], list(causes.values()))
     alone = is_rehearsal(files.run)
     return _stored(RunRead(run_id, before, outcome, files, row, recipe, plan_text, records, failures, alone), secrets)
@@ -145,7 +146,7 @@ def _attempt_records(
     nodes = known.nodes if known else ()
     out = oom_records(run, run_id, attempt.name, attempt.ranks, nodes, made.records, attempt.state)
     if is_rehearsal(run):
-        versions = _versions(files.directory / "attempts" / attempt.name)
+        versions = _versions(files.directory / file_names.ATTEMPTS / attempt.name)
         ran_out = attempt.state == "failed" and any(record["peak_kind"] == "oom" for record in out)
         found, why = collected_rehearsal(run, run_id, summary, attempt.state, ran_out, versions)
         return AttemptRecords(tuple(stored_row(record, secrets) for record in found), why)
@@ -209,7 +210,7 @@ def _add_cause(row: dict[str, Any], outcomes: Sequence[AttemptOutcome], causes: 
 
 def _recipe(files: RunFiles) -> RecipeRead | None:
     name, digest, words = (files.run.get(key) for key in ("name", "recipe_digest", "overrides"))
-    text = _optional_text(files.directory / "recipe.yaml")
+    text = _optional_text(files.directory / file_names.RECIPE)
     if not isinstance(name, str) or not isinstance(digest, str) or text is None:
         return None
     return RecipeRead(name, digest, text, tuple(str(word) for word in words) if isinstance(words, list) else ())
@@ -224,7 +225,7 @@ def _still_running(outcomes: Sequence[AttemptOutcome], named: bool) -> str | Non
 
 def _versions(attempt: Path) -> Mapping[str, Any]:
     """Of the packages of a rank that ran alone, as its trainer wrote them down; nothing where it did not."""
-    return read_object(attempt / "versions.json") or {}
+    return read_object(attempt / file_names.VERSIONS) or {}
 
 
 def _optional_text(path: Path) -> str | None:

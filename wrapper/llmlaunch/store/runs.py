@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 from llmlaunch.causes.redaction import secret_values
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rundir import names
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object, read_run_id
 from llmlaunch.rundir.values import byte_count, time_or_none
 from llmlaunch.store.database import Store, batches
@@ -86,7 +86,7 @@ def record_submission(
     run_id = read_run_id(directory)
     if run_id is None:
         raise UserError(f"{directory}: holds no run.id, so this run has no name in the store; submit it again")
-    run = read_object(directory / names.RUN) or {}
+    run = read_object(directory / file_names.RUN) or {}
     secrets = tuple(secret_values(os.environ, recipe.secrets))
     text, overrides = stored(recipe.text, secrets), [stored(word, secrets) for word in recipe.overrides]
     plan = stored(json.dumps(plan_json, sort_keys=True), secrets)

@@ -16,6 +16,7 @@ from llmlaunch.launchers.run_files import attempt_names, run_name
 from llmlaunch.launchers.steps import RunFacts, run_facts
 from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_told, hung_words
 from llmlaunch.report.text import one_line
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.step_lines import Step
 from llmlaunch.watch.model import Event, WatchedRun, step_text
@@ -215,7 +216,7 @@ def _scheduler_output(submission: Submission) -> Sequence[str]:
     """Return the output of a job that died before it had a log of its own: where its launcher sent it."""
     run_dir = submission.run_dir
     for job_id in reversed(submission.jobs):
-        for path in (run_dir / f"slurm-{job_id}.out", run_dir / "logs" / f"{job_id}.out"):
+        for path in (run_dir / f"slurm-{job_id}.out", run_dir / file_names.LOGS / f"{job_id}.out"):
             if path.is_file():
                 return read_log(path).splitlines()
     return []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.gpu_assignment import countable_gpus
 from llmlaunch.rundir.memory_files import MemoryWatch
@@ -43,7 +44,7 @@ class Predicted:
 
 def predicted_of(run_dir: Path, layout: str) -> Predicted:
     """Reads `run.json` and `plan.json` of the layout; what they do not say is unknown."""
-    run, plan = (read_object(run_dir / layout / name) or {} for name in ("run.json", "plan.json"))
+    run, plan = (read_object(run_dir / layout / name) or {} for name in (file_names.RUN, file_names.PLAN))
     memory = plan.get("memory")
     return Predicted(run, byte_count(memory.get("limit_bytes")) if isinstance(memory, dict) else None)
 

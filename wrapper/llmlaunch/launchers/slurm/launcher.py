@@ -28,6 +28,7 @@ from llmlaunch.launchers.slurm.text import (
     parse_squeue,
     strange_jobs,
 )
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.atomic_files import create
 from llmlaunch.rundir.files import read_run_id
 
@@ -110,7 +111,7 @@ class SlurmLauncher:
         strange = strange_jobs(answer.output, os.geteuid(), marks, folders) if answer.code == 0 else []
         if strange:
             raise UserError(
-                f"{submission.run_dir / run_files.SUBMISSION}: names job {', '.join(strange)}, which SLURM shows as "
+                f"{submission.run_dir / file_names.SUBMISSION}: names job {', '.join(strange)}, which SLURM shows as "
                 "another user's, or as submitted in another directory under another run id; nothing was cancelled. "
                 "Where it is yours: scancel it yourself"
             )

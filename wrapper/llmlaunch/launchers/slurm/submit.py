@@ -28,6 +28,7 @@ from llmlaunch.launchers.slurm.text import (
     parse_late_jobs,
     parse_past_jobs,
 )
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.identifiers import is_attempt, is_slurm_job, job_of
 from llmlaunch.rundir.messages import to_type
 
@@ -261,7 +262,7 @@ class _HandIn:
         env = environment.for_sbatch(os.environ, self.script)
         own = environment.option([*environment.directives(self.script), *extra], "--comment")
         comment = comment_of(self.wanted.run_id, own)
-        argv = ["sbatch", "--parsable", *extra, f"--comment={comment}", run_files.SCRIPT]
+        argv = ["sbatch", "--parsable", *extra, f"--comment={comment}", file_names.JOB_SCRIPT]
         for attempt in range(1, self.slurm.tries + 1):
             answer = self.slurm.start(argv, env, self.wanted.run_dir).answer()
             if not answer.unreached or attempt == self.slurm.tries:
