@@ -550,3 +550,13 @@ def test_a_summary_that_comes_after_the_verdict_is_collected_then(store: Store, 
     with_summary(run)
     assert collected(store).did == "collected"
     assert collected(store).did == "unchanged"
+
+
+def test_one_directory_named_twice_and_two_of_one_id(store: Store, tmp_path: Path) -> None:
+    run = finished_cpu_run(tmp_path / "run")
+    (tmp_path / "link").symlink_to(run.path)
+    copy = finished_cpu_run(tmp_path / "copy")
+    outcomes = collect(store, [run.path, tmp_path / "link", copy.path])
+    assert [outcome.did for outcome in outcomes] == ["collected", "unchanged", "unreadable"]
+    assert "is a copy of run" in str(outcomes[2].reason)
+    assert len(contents(store)) == 2

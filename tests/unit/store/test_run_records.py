@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ NUMBERS = {"asked_bytes": 2 * GIB, "total_bytes": 80 * GIB}
 NEXT_DAY = STARTED + DAY_SECONDS
 
 
-def records(store: Store, kind: str) -> list[dict[str, Any]]:
+def records(store: Store, kind: str | None = None) -> list[dict[str, Any]]:
     found = [json.loads(content) for content in contents(store)]
-    return [record for record in found if record["peak_kind"] == kind]
+    return [record for record in found if kind in (None, record["peak_kind"])]
 
 
 def cause(kind: str, node: str = "n0", **more: Any) -> dict[str, Any]:
@@ -179,3 +180,51 @@ def test_a_node_the_preflight_found_unfit_is_sick_though_the_run_went_on_without
     (node,) = sick_nodes_of(store, 0.0)
     assert (node.node, node.reason) == ("n7", "3 of 4 devices")
     assert list_runs(store)[0].cause is None
+
+
+def test_each_attempt_is_compared_with_the_layout_it_ran(store: Store, tmp_path: Path) -> None:
+    collect(store, [fallback_chain(tmp_path / "run").path])
+    found = [
+        (r["attempt"], r["pipeline_rank"], r["predicted_bytes"] // GIB, r["run_state"], r.get("micro_batch_size"))
+        for r in records(store)
+    ]
+    assert found == [
+        ("77.0", 0, 10, "failed", None),
+        ("77.0", 1, 11, "failed", None),
+        ("77.1", 0, 8, "succeeded", 1),
+        ("77.1", 0, 8, "succeeded", 1),
+    ]
+
+
+def test_the_run_is_shown_with_what_its_last_layout_needed(store: Store, tmp_path: Path) -> None:
+    collect(store, [fallback_chain(tmp_path / "run").path])
+    (run,) = list_runs(store)
+    assert (run.state, run.attempt, run.predicted_bytes, run.measured_bytes) == ("succeeded", "77.1", 8 * GIB, 9 * GIB)
+
+
+def test_a_layout_that_cannot_be_read_lends_nobody_its_prediction(store: Store, tmp_path: Path) -> None:
+    run = fallback_chain(tmp_path / "run")
+    (run.path / "fallback" / "1" / "run.json").write_text("{")
+    (outcome,) = collect(store, [run.path])
+    assert [r["attempt"] for r in records(store)] == ["77.0", "77.0"]
+    assert "attempt 77.1 ran another layout, whose run.json cannot be read" in str(outcome.reason)
+
+
+def test_a_layout_out_of_the_run_directory_is_not_followed(store: Store, tmp_path: Path) -> None:
+    run = fallback_chain(tmp_path / "run")
+    run.write("attempts/77.1/attempt.json", {"layout": "../other"})
+    (outcome,) = collect(store, [run.path])
+    assert "which is no fallback/NUMBER" in str(outcome.reason)
+    assert [r["attempt"] for r in records(store)] == ["77.0", "77.0"]
+
+
+def test_between_two_layouts_the_run_goes_on(store: Store, tmp_path: Path) -> None:
+    run = fallback_chain(tmp_path / "run")
+    verdict = (run.path / "attempts" / "77.0" / "status.json").read_text()
+    (run.path / "status.json").write_text(verdict)
+    shutil.rmtree(run.path / "attempts" / "77.1")
+    (outcome,) = collect(store, [run.path])
+    assert outcome.state == "running"
+    set_state(store, str(outcome.run_id), "cancelled")
+    (outcome,) = collect(store, [run.path])
+    assert outcome.state == "cancelled"
