@@ -160,7 +160,7 @@ def test_the_job_fails_when_one_rank_does_and_its_own_code_is_kept(tmp_path: Pat
     assert files.status is not None
     assert files.status["state"] == "failed"
     assert ranks[1]["exit_code"] == 3
-    assert files.attempts[0].done == ()
+    assert not files.attempts[0].done
 
 
 @pytest.mark.frameworks
