@@ -1,4 +1,4 @@
-"""Activations a pipeline rank keeps for backward, over all micro-batches in flight."""
+"""Activations a pipeline rank saves for the backward pass, over all micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 Kept = tuple[FloatColumn, FloatColumn]  # bytes of one dense and of one mixture layer, one micro-batch
 
-# What each of Megatron's `--recompute-modules` lets go of (transformer_layer.py, mlp.py, moe/, core 0.19); "layernorm"
+# What each of Megatron's `--recompute-modules` frees (transformer_layer.py, mlp.py, moe/, core 0.19); "layernorm"
 # and the norms are in `_recomputed_norms`.
 RECOMPUTED: dict[str, tuple[str, ...]] = {
     "core_attn": ("attn_scores",),
@@ -68,7 +68,7 @@ OFFLOADED: dict[str, tuple[str, ...]] = {
 
 
 def kept_by_layer(job: Job, rows: RankColumns) -> Kept:
-    """Bytes one layer keeps on the device for one micro-batch, after what is recomputed and offloaded."""
+    """Return the bytes one layer saves on the device for one micro-batch, less what is recomputed or offloaded."""
     dense = _kept(job, rows, saved_by_dense_layer)
     if job.shape.moe is None:
         return dense, np.zeros(len(rows))
@@ -93,7 +93,7 @@ def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Saved
 
 
 def _recomputed_norms(job: Job, layer: SavedTensors, modules: tuple[str, ...]) -> tuple[str, ...]:
-    """Outputs of norms that selective recompute lets go of.
+    """Return the outputs of norms that selective recompute frees.
 
     "layernorm" takes the norms before latent attention and before a mixture. The others are fused into the linear after
     them, where the flag changes nothing, and the one fused into a dense MLP goes with "mlp"
@@ -105,9 +105,9 @@ def _recomputed_norms(job: Job, layer: SavedTensors, modules: tuple[str, ...]) -
 
 
 def _offloaded_norms(job: Job, layer: SavedTensors) -> tuple[str, ...]:
-    """Inputs of norms that leave the device. A norm fused into the linear after it is no module of its own: "attn_norm"
-    is one before latent attention and "mlp_norm" before a mixture, elsewhere they change nothing, and what the norm
-    before Q, K and V keeps goes with "qkv_linear" (transformer_layer.py _set_offload_modules, core 0.19)."""
+    """Return the inputs of norms that leave the device. A norm fused into the linear after it is no module of its own:
+    "attn_norm" is one before latent attention and "mlp_norm" before a mixture, elsewhere they change nothing, and what
+    the norm before Q, K and V keeps goes with "qkv_linear" (transformer_layer.py _set_offload_modules, core 0.19)."""
     modules, mixture = job.techniques.offload_modules, "expert_fc1_input" in layer.tensors
     attention = ("attn_norm" if job.shape.mla is not None else "qkv_linear") in modules
     mlp = mixture and "mlp_norm" in modules
@@ -115,7 +115,7 @@ def _offloaded_norms(job: Job, layer: SavedTensors) -> tuple[str, ...]:
 
 
 def _reloaded(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Of every offloaded module, the last group stays on the device, so that its backward pass need not wait
+    """Return what stays of offloaded modules: their last group, so that its backward pass need not wait
     (fine_grained_activation_offload.py post_warmup_callback, core 0.19): one layer's, one micro-batch's."""
     if not job.techniques.offload_modules:
         return 0.0
@@ -132,24 +132,25 @@ def _named(table: dict[str, tuple[str, ...]], modules: tuple[str, ...]) -> tuple
 
 
 def layer_input(job: Job, rows: RankColumns) -> FloatColumn:
-    """Bytes of one layer's input for one micro-batch."""
+    """Return the bytes of one layer's input for one micro-batch."""
     return tokens(job, rows) * job.facts.residual_bytes * job.shape.hidden_size / sequence_split(job, rows)
 
 
-def swapped_bytes(job: Job, rows: RankColumns, kept: FloatColumn) -> FloatColumn:
-    """Bytes of one layer and micro-batch that wait in host memory, where the layer keeps `kept` bytes: its input and
+def swapped_bytes(job: Job, rows: RankColumns, saved_bytes: FloatColumn) -> FloatColumn:
+    """Return the bytes of one layer and micro-batch that wait in host memory, of `saved_bytes`: the layer's input and
     the attention's output whole, since no single token's can be recomputed, and of the rest the swapped share of the
     tokens (MEMO, Zhao et al. 2025, section 4.1)."""
     share, width = job.techniques.swapped_share, job.shape.query_width
     attention = tokens(job, rows) * job.facts.activation_bytes * width / rows.tensor
-    whole = np.minimum(layer_input(job, rows) + attention, kept)
-    return whole + share * (kept - whole)
+    whole = np.minimum(layer_input(job, rows) + attention, saved_bytes)
+    return whole + share * (saved_bytes - whole)
 
 
 def _uncopied_values(job: Job, rows: RankColumns) -> FloatColumn:
-    """Recomputing flash attention keeps Q and K and V as they enter it. With rotary positions Q and K are new tensors
-    and V is a view of the mixed projection, which stays alive whole; without recompute Transformer Engine copies V and
-    the projection goes (traced, core 0.19.2 with Transformer Engine 2.20: 12.72 against 12.11 GiB on Llama 3 8B)."""
+    """Return what recomputed attention saves more. Flash attention keeps Q and K and V as they enter it. With rotary
+    positions Q and K are new tensors and V is a view of the mixed projection, which stays alive whole; without
+    recompute Transformer Engine copies V and the projection goes (traced, core 0.19.2 with Transformer Engine 2.20:
+    12.72 against 12.11 GiB on Llama 3 8B)."""
     shape = job.shape
     if shape.position_embedding != "rope" or shape.mla is not None or job.facts.attention_scores_saved:
         return np.zeros(len(rows))
@@ -159,7 +160,7 @@ def _uncopied_values(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def kept_activations(job: Job, rows: RankColumns) -> FloatColumn:
-    """Bytes kept by the layers, over all micro-batches in flight.
+    """Return the bytes saved by the layers, over all micro-batches in flight.
 
     Full recompute keeps the input of every layer ("uniform", one layer to a checkpoint, or of every few), or
     recomputes some layers of each rank and keeps the others whole ("block"; Megatron `--recompute-num-layers`).
@@ -167,16 +168,16 @@ def kept_activations(job: Job, rows: RankColumns) -> FloatColumn:
     dense, mixture = kept_by_layer(job, rows)
     alive = in_flight(job, rows)
     share_dense, share_mixture = _trained_share(job, rows)
-    kept = alive.dense * dense * share_dense
+    saved_bytes = alive.dense * dense * share_dense
     if job.shape.moe is not None:
-        kept = kept + alive.mixture * mixture * share_mixture
-    layers = kept * _checkpointed_share(job.techniques, rows) + _block(job, rows, alive.depth)
+        saved_bytes = saved_bytes + alive.mixture * mixture * share_mixture
+    layers = saved_bytes * _checkpointed_share(job.techniques, rows) + _block(job, rows, alive.depth)
     layers = on_device(job, rows, layers, alive.depth) + _reloaded(job, rows)
     return np.asarray(layers + _stage_output(job, rows) * alive.depth + _routing_of_last(job, rows))
 
 
 def _routing_of_last(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """What the dispatcher of every layer still has of the micro-batch it saw last."""
+    """Return what the dispatcher of every layer still holds of its last micro-batch."""
     moe = job.shape.moe
     if moe is None or not job.facts.router_last_bytes:
         return 0.0
@@ -185,7 +186,7 @@ def _routing_of_last(job: Job, rows: RankColumns) -> FloatColumn | float:
 
 
 def _trained_share(job: Job, rows: RankColumns) -> tuple[FloatColumn | float, FloatColumn | float]:
-    """Of the rank's (dense, mixture) layers, those that run backward."""
+    """Return the shares of the rank's (dense, mixture) layers that run backward."""
     if job.techniques.trained_layers is None:
         return 1.0, 1.0
     dense, mixture = trained_layers(job, rows)
@@ -193,7 +194,7 @@ def _trained_share(job: Job, rows: RankColumns) -> tuple[FloatColumn | float, Fl
 
 
 def _stage_output(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """All but the last rank: what is kept of the tensor sent on, one micro-batch."""
+    """Return what all but the last rank keep of the tensor they sent on, for one micro-batch."""
     if not job.facts.stage_output_bytes:
         return 0.0
     share = job.facts.stage_output_bytes * job.shape.hidden_size / rows.tensor
@@ -201,9 +202,10 @@ def _stage_output(job: Job, rows: RankColumns) -> FloatColumn | float:
 
 
 def cut_checkpoints(job: Job, rows: RankColumns) -> FloatColumn:
-    """Bytes wasted where full recompute's kept layer inputs lie in blocks freed by an MLP, `floor(ffn / hidden)` whole
-    ones to a block: once a layer has run, blocks of that size are what its successors find free (replayed allocation by
-    allocation on Llama 3 8B: 13 % of the inputs of 64k tokens and more; 14 to 17 % by this formula)."""
+    """Return the bytes wasted where full recompute's kept layer inputs lie in blocks freed by an MLP, `floor(ffn /
+    hidden)` whole ones to a block: once a layer has run, blocks of that size are what its successors find free
+    (replayed allocation by allocation on Llama 3 8B: 13 % of the inputs of 64k tokens and more; 14 to 17 % by this
+    formula)."""
     shape = job.shape
     whole = shape.ffn_hidden_size // shape.hidden_size
     if not job.facts.cut_checkpoints or shape.moe is not None or whole < 1:
@@ -213,7 +215,7 @@ def cut_checkpoints(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def _checkpointed_share(techniques: Techniques, rows: RankColumns) -> FloatColumn | float:
-    """Uniform full recompute over groups of layers keeps one input for each group."""
+    """Return the share of layer inputs that are saved: uniform full recompute saves one for each group of layers."""
     count = rows.layouts.recompute_layers
     if techniques.recompute_method != "uniform" or not np.any(count):
         return 1.0
@@ -221,7 +223,7 @@ def _checkpointed_share(techniques: Techniques, rows: RankColumns) -> FloatColum
 
 
 def _block(job: Job, rows: RankColumns, depth: FloatColumn) -> FloatColumn | float:
-    """Block recompute: what the layers beyond the recomputed ones keep more than their inputs."""
+    """Return what the layers that block recompute leaves whole save beyond their inputs."""
     count = rows.layouts.recompute_layers
     if job.techniques.recompute_method != "block" or not np.any(count):
         return 0.0
@@ -237,8 +239,8 @@ def _block(job: Job, rows: RankColumns, depth: FloatColumn) -> FloatColumn | flo
 
 
 def kept_embedding(job: Job, rows: RankColumns) -> FloatColumn:
-    """First rank: int64 token ids, their labels, positions and loss mask; what the embedding's norm and dropout keep,
-    where it has them."""
+    """Return for the first rank int64 token ids, their labels, positions and loss mask; what the embedding's norm and
+    dropout keep, where it has them."""
     mask = float(job.shape.hidden_size) if job.shape.hidden_dropout > 0 else 0.0
     norm = job.facts.activation_bytes * job.shape.hidden_size if job.facts.embedding_norm else 0.0
     embedding = tokens(job, rows) * (32.0 + (mask + norm) / sequence_split(job, rows))
@@ -246,7 +248,7 @@ def kept_embedding(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def returned_key_values(job: Job, rows: RankColumns) -> FloatColumn:
-    """Keys and values of every layer where the model returns them, recomputed or not."""
+    """Return the keys and values of every layer where the model returns them, recomputed or not."""
     groups = np.maximum(job.shape.num_query_groups, rows.tensor) * job.shape.head_dim / rows.tensor
     width = 2.0 * job.facts.activation_bytes * groups * job.facts.key_values_returned
     return np.asarray((rows.dense_layers + rows.moe_layers) * tokens(job, rows) * width)

@@ -1,4 +1,4 @@
-"""What measured runs add to a prediction, in the two parts an estimate has: torch's memory, and what is outside it.
+"""The correction of a prediction by measured runs, in its two parts: torch's memory, and what is outside it.
 
 Of a rank that is predicted to reserve R bytes and to hold O outside torch, the corrected prediction is
 rint(R (1 + torch_share)) + max(O + rint(outside_bytes), 0). What is allocated grows in the same proportion, so the
@@ -32,12 +32,12 @@ class Correction:
 
     @property
     def torch_factor(self) -> float:
-        """What a number of torch's bytes is multiplied by."""
+        """The factor for torch's bytes."""
         return 1.0 + self.torch_share
 
     def outside(self, context: FloatColumn, communicators: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
-        """Both with the outside part. The context takes it; what is negative beyond the context, the communicators,
-        and neither falls below nothing."""
+        """Return both columns with the outside part. The context takes it; a negative rest goes to the communicators,
+        and neither falls below zero."""
         if not self.outside_bytes:
             return context, communicators
         moved = context + round(self.outside_bytes)

@@ -1,4 +1,4 @@
-"""The estimator: bytes per pipeline rank and term, for one layout or for a million."""
+"""The memory estimator: bytes per pipeline rank and term, for one layout or for a million."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_MODELLED = (
 
 
 def worst_ranks(job: Job, layouts: LayoutColumns) -> WorstRanks:
-    """The maximum over all pipeline ranks of every layout, exactly (`candidate_ranks` says why two suffice)."""
+    """Return the exact maximum over all pipeline ranks of every layout (`candidate_ranks` says why two suffice)."""
     worst = [_worst_of_piece(job, layouts.take(piece)) for piece in pieces(job, layouts)]
     return WorstRanks(
         np.concatenate([piece.pipeline_rank for piece in worst]),
@@ -35,8 +35,8 @@ def worst_ranks(job: Job, layouts: LayoutColumns) -> WorstRanks:
 
 def _worst_of_piece(job: Job, layouts: LayoutColumns) -> WorstRanks:
     rows = candidate_ranks(job, layouts)
-    running, held = rank_sums(job, rows)
-    return worst_of(Ranks.of(rows, len(layouts)), device_bytes(running, held))
+    transient, state_sums = rank_sums(job, rows)
+    return worst_of(Ranks.of(rows, len(layouts)), device_bytes(transient, state_sums))
 
 
 def estimate(
@@ -46,10 +46,10 @@ def estimate(
     peak_kind: str = "device",
     node: HostNode | None = None,
 ) -> Estimate:
-    """Every pipeline rank of one layout, and the host memory of its nodes where `node` says what runs on one.
-    `num_microbatches` overrides what the workload implies."""
-    given = None if num_microbatches is None else np.array([num_microbatches])
-    rows = all_ranks(job, LayoutColumns.of([layout]), given)
+    """Return the bytes of every pipeline rank of one layout, and of its nodes' host memory where `node` says what runs
+    on one. `num_microbatches` overrides what the workload implies."""
+    microbatches = None if num_microbatches is None else np.array([num_microbatches])
+    rows = all_ranks(job, LayoutColumns.of([layout]), microbatches)
     columns = rank_terms(job, rows)
     ranks = tuple(
         RankEstimate(
@@ -65,13 +65,13 @@ def estimate(
     if node is None:
         return Estimate(ranks, host_bytes_per_node=None, peak_kind=peak_kind, fault=fault)
     total, by_term = node_bytes(host_terms(job, rows, node), node)
-    of_host = broken_law(by_term, 0.0, 0.0)
-    fault = fault or (None if of_host is None else f"of a node's host memory, {of_host}")
+    host_fault = broken_law(by_term, 0.0, 0.0)
+    fault = fault or (None if host_fault is None else f"of a node's host memory, {host_fault}")
     return Estimate(ranks, host_bytes_per_node=total, peak_kind=peak_kind, host_terms=by_term, fault=fault)
 
 
 def _fault(ranks: Sequence[RankEstimate], columns: Terms) -> str | None:
-    """The first law that a rank breaks. What measured runs take off may be more than a term."""
+    """Return the first law that a rank breaks. The residual of measured runs may be negative and is left out."""
     for i, rank in enumerate(ranks):
         terms = {name: size for name, size in rank.terms.items() if name != RESIDUAL}
         law = broken_law(terms, rank.reserved_bytes, float(columns.least[i]))

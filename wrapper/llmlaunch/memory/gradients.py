@@ -65,7 +65,7 @@ def gradients(job: Job, rows: RankColumns, whole: FloatColumn, sharded: FloatCol
 
 
 def gathered_parameters(job: Job, rows: RankColumns, group: FloatColumn) -> FloatColumn:
-    """Bytes of whole parameters alive beside the shards while a step runs forward and backward.
+    """Return the bytes of whole parameters alive beside the shards while a step runs forward and backward.
 
     A root group (embedding, final norm, head) is not released after the forward pass: torch.distributed.fsdp,
     `_fully_shard/_fsdp_state.py` (root) and `_runtime_utils.py` `_post_forward_reshard`, 2.13; Megatron-FSDP releases
@@ -85,9 +85,9 @@ def gathered_parameters(job: Job, rows: RankColumns, group: FloatColumn) -> Floa
 
 
 def unreduced_gradients(job: Job, rows: RankColumns, group: FloatColumn) -> FloatColumn:
-    """Bytes of whole gradients alive while a block runs backward: its own, those of blocks before it on their way
-    through the reduction, and the head's, which is reduced with the root group at the end. Where a pipeline rank
-    reduces once a step, its blocks accumulate whole gradients in the data type they are reduced in
+    """Return the bytes of whole gradients alive while a block runs backward: its own, those of blocks before it on
+    their way through the reduction, and the head's, which is reduced with the root group at the end. Where a pipeline
+    rank reduces once a step, its blocks accumulate whole gradients in the data type they are reduced in
     (`_fsdp_param.py` `to_accumulated_grad_if_needed`, torch 2.13)."""
     sharding = job.facts.full_sharding
     if sharding is None:
@@ -101,7 +101,7 @@ def unreduced_gradients(job: Job, rows: RankColumns, group: FloatColumn) -> Floa
 
 
 def _block(job: Job, rows: RankColumns) -> FloatColumn:
-    """Parameters of the largest layer a row's rank holds, on one device."""
+    """Return the parameters of the largest layer of a row's rank, on one device."""
     dense, mixture, experts = layer_parameters(job, rows)
     return np.maximum(
         np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture + experts, 0.0)

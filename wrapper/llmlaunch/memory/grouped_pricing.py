@@ -1,8 +1,8 @@
-"""Many layouts priced from their halves: what runs and what is held, each worked out once, added and compared.
+"""Bytes of many layouts as the sum of model states and transient bytes, each priced once per distinct group.
 
-A search's layouts are a product. What is held knows few of its fields (`held_fields`) and what runs few others, so
-millions of layouts share thousands of halves, and a layout costs a look-up, a few sums and a maximum. The sums are of
-whole bytes, so the result is that of `worst_ranks` and `worst_hosts`, to the byte.
+A search's layouts are a product. Model states depend on few of its fields (`state_fields`) and transient bytes on few
+others, so millions of layouts share thousands of parts, and a layout costs a look-up, a few sums and a maximum. The
+sums are of whole bytes, so the result equals that of `worst_ranks` and `worst_hosts` to the byte.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ FIELDS = ("tensor", "pipeline", "context", "data", "expert", "expert_tensor", "z
 
 
 def state_fields(job: Job, layouts: LayoutColumns) -> tuple[str, ...]:
-    """The fields of a layout that what is held depends on. The chunks of a pipeline decide which layers a rank holds
+    """Return the layout fields that model states depend on. The chunks of a pipeline decide which layers a rank holds
     where layers differ or stages are uneven, and how many of them are moved into their buffers at a time."""
     by_chunk = job.facts.moved_to_buffers or all_are_candidates(job, layouts)
     return (*FIELDS, "virtual_pipeline") if by_chunk else FIELDS
 
 
 def distinct_states(job: Job, layouts: LayoutColumns) -> tuple[LayoutColumns, IntColumn]:
-    """Layouts that differ in `held_fields`, and of each of `layouts` the place of the one that agrees with it."""
+    """Return the layouts that differ in `state_fields`, and for each of `layouts` the index of its representative."""
     code = np.zeros(len(layouts), dtype=np.int64)
     for name in state_fields(job, layouts):
         values, place = np.unique(getattr(layouts, name), return_inverse=True)
@@ -55,7 +55,7 @@ def distinct_states(job: Job, layouts: LayoutColumns) -> tuple[LayoutColumns, In
 
 @dataclass(frozen=True)
 class TransientPiece:
-    """Candidate ranks of a few layouts."""
+    """Transient bytes of the candidate ranks of a few layouts."""
 
     ranks: Ranks
     several: IntColumn  # of each layout, 1 where a step has more than one micro-batch
@@ -65,8 +65,8 @@ class TransientPiece:
 
 @dataclass(frozen=True)
 class TransientBytes:
-    """What runs, of layouts in order. It does not depend on the ZeRO stage, on the type of gradients, on optimizer
-    states and parameters on the host."""
+    """What a step adds to the model states, for layouts in order. It does not depend on the ZeRO stage, the data type
+    of gradients, or what is offloaded of optimizer states and parameters."""
 
     pieces: tuple[TransientPiece, ...]
 
@@ -76,8 +76,8 @@ class TransientBytes:
 
 @dataclass(frozen=True)
 class ModelStateBytes:
-    """What is held, of each layout twice: with one micro-batch in a step, and then with several. `first_row` and
-    `last_row` are where the first and the last rank of each of these lie."""
+    """Model states of each layout twice: with one micro-batch in a step, and with several. `first_row` and `last_row`
+    are the row numbers of the first and the last rank of each."""
 
     node: HostNode
     layouts: int
@@ -101,15 +101,15 @@ class WorstBytes:
 def transient_bytes(
     job: Job, layouts: LayoutColumns, node: HostNode, microbatches: IntColumn | None = None
 ) -> TransientBytes:
-    """`microbatches` overrides what the workload implies, layout by layout."""
+    """Return the transient bytes of `layouts`. `microbatches` overrides what the workload implies, layout by layout."""
     if microbatches is None:
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
     return TransientBytes(
-        tuple(_running_piece(job, layouts.take(piece), node, microbatches[piece]) for piece in pieces(job, layouts))
+        tuple(_transient_piece(job, layouts.take(piece), node, microbatches[piece]) for piece in pieces(job, layouts))
     )
 
 
-def _running_piece(job: Job, layouts: LayoutColumns, node: HostNode, microbatches: IntColumn) -> TransientPiece:
+def _transient_piece(job: Job, layouts: LayoutColumns, node: HostNode, microbatches: IntColumn) -> TransientPiece:
     rows = candidate_ranks(job, layouts, microbatches)
     return TransientPiece(
         ranks=Ranks.of(rows, len(layouts)),
@@ -124,7 +124,7 @@ def _host_sum(terms: Mapping[str, FloatColumn]) -> FloatColumn:
 
 
 def model_state_bytes(job: Job, layouts: LayoutColumns, node: HostNode) -> ModelStateBytes:
-    """Reads `held_fields` of the layouts alone."""
+    """Return the model states of `layouts`, of which only `state_fields` are read."""
     n = len(layouts)
     twice = layouts.take(np.concatenate([np.arange(n), np.arange(n)]))
     rows = candidate_ranks(job, twice, np.repeat([1, 2], n))
@@ -149,36 +149,37 @@ def _first_and_last(rows: RankColumns, layouts: int) -> tuple[IntColumn, IntColu
     return first, last
 
 
-def worst_of_sums(running: TransientBytes, held: ModelStateBytes, held_of: IntColumn) -> WorstBytes:
-    """Every layout of `running` with the state of that of `held` at `held_of`, which agrees with it in `held_fields`
-    (whatever `running` was given as ZeRO stage). Both halves are of one job, but for what the other does not read.
+def worst_of_sums(transient: TransientBytes, model_states: ModelStateBytes, state_of: IntColumn) -> WorstBytes:
+    """Return the worst rank of every layout of `transient` with the model states at `state_of`, which must agree with
+    it in `state_fields` (whatever ZeRO stage `transient` was built with). Both parts belong to one job, except for
+    settings that the other part does not read.
 
     Raises:
-        ValueError: uneven stages of `running` that are even in `held`.
+        ValueError: stages are uneven in `transient` and even in `model_states`.
     """
-    rank = np.empty(len(running), dtype=np.int64)
-    device, host = np.empty(len(running)), np.empty(len(running))
+    rank = np.empty(len(transient), dtype=np.int64)
+    device, host = np.empty(len(transient)), np.empty(len(transient))
     start = 0
-    for piece in running.pieces:
+    for piece in transient.pieces:
         here = slice(start, start + piece.ranks.count)
-        rows = _held_rows(piece, held, held_of[here])
-        bytes_ = device_bytes(piece.sums, held.sums.take(rows))
+        rows = _state_rows(piece, model_states, state_of[here])
+        bytes_ = device_bytes(piece.sums, model_states.sums.take(rows))
         worst = worst_of(piece.ranks, bytes_)
         rank[here], device[here] = worst.pipeline_rank, worst.device_bytes
-        process = piece.host + np.take(held.host, rows)
-        host[here] = most_bytes(piece.ranks, process + bytes_ if held.node.resident else process)
+        process = piece.host + np.take(model_states.host, rows)
+        host[here] = most_bytes(piece.ranks, process + bytes_ if model_states.node.resident else process)
         start = here.stop
-    return WorstBytes(rank, device, held.node.processes * host)
+    return WorstBytes(rank, device, model_states.node.processes * host)
 
 
-def _held_rows(piece: TransientPiece, held: ModelStateBytes, held_of: IntColumn) -> IntColumn:
-    """The held row of each rank of a piece."""
-    layout = held_of + held.layouts * piece.several
-    first = np.take(held.first_row, layout)
+def _state_rows(piece: TransientPiece, model_states: ModelStateBytes, state_of: IntColumn) -> IntColumn:
+    """Return the row of the model states for each rank of a piece."""
+    layout = state_of + model_states.layouts * piece.several
+    first = np.take(model_states.first_row, layout)
     if piece.ranks.ends:
-        one_each = len(piece.ranks.rank) == len(first)
-        return first if one_each else np.concatenate([first, np.take(held.last_row, layout)])
-    if held.ends and len(first):
-        raise ValueError("uneven stages need a held half of the same uneven stages")
+        single_rows = len(piece.ranks.rank) == len(first)
+        return first if single_rows else np.concatenate([first, np.take(model_states.last_row, layout)])
+    if model_states.ends and len(first):
+        raise ValueError("uneven stages need model states of the same uneven stages")
     rows: IntColumn = np.take(first, piece.ranks.layout_index) + piece.ranks.rank
     return rows

@@ -1,4 +1,4 @@
-"""A guard against our own mistakes: an estimate that breaks a law of memory is never safe.
+"""A guard against mistakes of the estimator: an estimate that breaks a law of memory is never safe.
 
 Two laws. No term is negative. No rank's torch memory is below what it must hold when the optimizer steps, however well
 that is shared. The bound reads none of the formula: exact parameter counts, the sizes of the groups, and what the
@@ -30,26 +30,26 @@ ROUNDING_BYTES = 1024.0  # terms are rounded to whole bytes one by one
 
 
 def is_impossible(column: FloatColumn) -> NDArray[np.bool_]:
-    """Where bytes are those of an estimate that breaks a law."""
+    """Whether bytes belong to an estimate that breaks a law."""
     impossible: NDArray[np.bool_] = column >= IMPOSSIBLE_BYTES
     return impossible
 
 
 def negative_rows(columns: Iterable[FloatColumn]) -> NDArray[np.bool_] | None:
-    """The rows in which any of the columns is negative; None where there are none, which costs one minimum a column."""
+    """Return the rows in which any column is negative; None where there are none, which costs one minimum a column."""
     negative = [column < 0.0 for column in columns if column.size and column.min() < 0.0]
     return np.logical_or.reduce(negative) if negative else None
 
 
 def unless_negative(total: FloatColumn, columns: Iterable[FloatColumn]) -> FloatColumn:
-    """The total of the columns, impossible in rows in which any of them is negative."""
+    """Return the total of the columns, and IMPOSSIBLE_BYTES in rows in which any of them is negative."""
     negative = negative_rows(columns)
     return total if negative is None else np.where(negative, IMPOSSIBLE_BYTES, total)
 
 
 def broken_law(terms: Mapping[str, int], torch_bytes: float, least: float) -> str | None:
-    """The law that the terms of one rank, or of a node's host memory, break, as a clause; None where all hold.
-    `torch_bytes` is what torch is predicted to hold of them, and `least` what it holds at least."""
+    """Return as a clause the law that the terms of one rank, or of a node's host memory, break; None where all hold.
+    `torch_bytes` is what torch is predicted to hold, and `least` what it holds at least."""
     for name, size in terms.items():
         if size < 0:
             return f"{name.replace('_', ' ')} would take {size / GIB:.2f} GiB"
@@ -62,38 +62,38 @@ def broken_law(terms: Mapping[str, int], torch_bytes: float, least: float) -> st
 
 
 def least_torch_bytes(job: Job, rows: RankColumns) -> FloatColumn:
-    """Bytes that the rank of each row holds at least when the optimizer steps: its share of the parameters, and of
-    gradients and optimizer states where all parameters are trained, less what is on the host. Corrected as measured
-    runs say."""
-    facts, ways, layouts = job.facts, job.techniques, rows.layouts
+    """Return the bytes that the rank of each row holds at least when the optimizer steps: its share of the parameters,
+    and of gradients and optimizer states where all parameters are trained, less what is on the host. The bytes are
+    corrected by measured runs."""
+    facts, techniques, layouts = job.facts, job.techniques, rows.layouts
     dense, expert = _parameters(job.shape, rows)
     ranks = layouts.tensor * layouts.context * layouts.data
     share = np.minimum(layouts.expert * layouts.expert_tensor / ranks, 1.0)
     whole, shards = dense + expert, dense / (layouts.data * layouts.context) + expert * share
     stage, shard_from = layouts.zero_stage, 3 if facts.full_sharding is None else facts.full_sharding.first_stage
-    least: FloatColumn = _parameter_bytes(facts, ways) * np.where(stage >= shard_from, shards, whole)
-    if ways.adapters is None and ways.trained_layers is None:
+    least: FloatColumn = _parameter_bytes(facts, techniques) * np.where(stage >= shard_from, shards, whole)
+    if techniques.adapters is None and techniques.trained_layers is None:
         least = least + facts.gradient_bytes * np.where(stage >= 2, shards, whole)
-        least = least + _state_bytes(facts, ways) * np.where(stage >= 1, shards, whole)
+        least = least + _state_bytes(facts, techniques) * np.where(stage >= 1, shards, whole)
     return np.maximum(least * job.correction.torch_factor - ROUNDING_BYTES, 0.0)
 
 
-def _parameter_bytes(facts: MemoryFacts, ways: Techniques) -> float:
-    if ways.offload_parameters:
+def _parameter_bytes(facts: MemoryFacts, techniques: Techniques) -> float:
+    if techniques.offload_parameters:
         return 0.0
     if facts.quantized is not None and facts.quantized.replaces_parameters:
         return min(facts.quantized.weight_copy_bytes, 1.0)
     return facts.parameter_bytes
 
 
-def _state_bytes(facts: MemoryFacts, ways: Techniques) -> float:
+def _state_bytes(facts: MemoryFacts, techniques: Techniques) -> float:
     unsharded = facts.optimizer_bytes if facts.optimizer_bytes_unsharded is None else facts.optimizer_bytes_unsharded
     states = min(facts.optimizer_bytes, unsharded) - facts.matrix_states_spared_bytes
-    return (1.0 - ways.offload_optimizer) * max(states, 0.0)
+    return (1.0 - techniques.offload_optimizer) * max(states, 0.0)
 
 
 def _parameters(shape: ModelShape, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
-    """(dense, expert) parameters of a row's rank on a device, split by as many devices as may split them."""
+    """Return (dense, expert) parameters of a row's rank on a device, split by as many devices as may split them."""
     dense_layer, mixture_layer, experts, embedding, head = _counts(shape)
     layers = rows.dense_layers * dense_layer + rows.moe_layers * mixture_layer
     dense = (layers + rows.first * embedding + rows.last * head) / rows.tensor
@@ -102,7 +102,7 @@ def _parameters(shape: ModelShape, rows: RankColumns) -> tuple[FloatColumn, Floa
 
 @cache
 def _counts(shape: ModelShape) -> tuple[int, int, int, int, int]:
-    """Parameters of a dense layer, of a mixture layer without its experts, of its experts, of embedding and head."""
+    """Return the parameters of a dense layer, a mixture layer without experts, its experts, embedding and head."""
     count = count_parameters(shape)
     dense = max((layer.total for layer in count.layers if not layer.experts), default=0)
     mixture = max((layer.total - layer.experts for layer in count.layers if layer.experts), default=0)

@@ -29,8 +29,8 @@ BATCH_BYTES_PER_TOKEN = 40.0  # token ids, labels, positions and two masks, 8 by
 
 @dataclass(frozen=True)
 class HostNode:
-    """What decides a node's host memory beside job and layout. On a CPU-only machine (`resident`) devices are
-    processes, and what they hold is the host memory."""
+    """What runs on one node. On a CPU-only machine (`resident`) devices are processes, and their bytes are host
+    memory."""
 
     processes: int
     checkpoints: bool = False
@@ -38,13 +38,13 @@ class HostNode:
 
 
 def host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatColumn]:
-    """Bytes of one process of each row's rank, by term, whole bytes."""
+    """Return the whole bytes of one process of each row's rank, by term."""
     device = {"processes": rank_terms(job, rows).device} if node.resident else {}
     return {**device, **transient_host_terms(job, rows, node), **state_host_terms(job, rows, node)}
 
 
 def transient_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatColumn]:
-    """Those of them that follow from the micro-batch and what is recomputed or offloaded of the activations."""
+    """Return the terms that follow from the micro-batch and from recomputed or offloaded activations."""
     terms = {"offloaded_activations": _activations(job, rows, node)}
     if not node.resident:
         terms["data_loader"] = _data_loader(job, rows)
@@ -52,8 +52,8 @@ def transient_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[st
 
 
 def state_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatColumn]:
-    """Those that follow from the split and what is sharded or offloaded of the states. Where devices are processes,
-    what the device holds comes on top."""
+    """Return the terms that follow from the split and from sharded or offloaded states. Where devices are processes,
+    the device's bytes come on top."""
     terms = {
         "offloaded_optimizer": _optimizer(job, rows, node),
         "offloaded_parameters": _parameters(job, rows, node),
@@ -65,15 +65,15 @@ def state_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, F
 
 
 def worst_hosts(job: Job, layouts: LayoutColumns, node: HostNode) -> FloatColumn:
-    """Bytes of a node, for every layout."""
+    """Return the host bytes of a node for every layout."""
     rows = candidate_ranks(job, layouts)
     total = sum_of(host_terms(job, rows, node).values())
     return node.processes * most_bytes(Ranks.of(rows, len(layouts)), total)
 
 
 def _pinned(total: FloatColumn, piece: FloatColumn, node: HostNode) -> FloatColumn:
-    """Page-locked bytes of tensors of `piece` bytes each: PyTorch rounds every pinned block up to a power of two
-    (ATen/core/CachingHostAllocator.h). Nothing is pinned where there is no accelerator."""
+    """Return the page-locked bytes of tensors of `piece` bytes each: PyTorch rounds every pinned block up to a power of
+    two (ATen/core/CachingHostAllocator.h). Nothing is pinned where there is no accelerator."""
     if node.resident:
         return total
     size = np.maximum(np.minimum(piece, total), 1.0)
@@ -83,12 +83,12 @@ def _pinned(total: FloatColumn, piece: FloatColumn, node: HostNode) -> FloatColu
 
 
 def _sharded(job: Job, rows: RankColumns) -> FloatColumn:
-    """Parameters of a rank whose states it holds once states are sharded."""
+    """Return the parameters whose states a rank holds once states are sharded."""
     counts, (dense, expert) = rank_parameters(job, rows), shard_groups(job, rows)
     return counts.dense / dense + counts.expert / expert
 
 
-def _held(job: Job, rows: RankColumns, from_stage: int) -> FloatColumn:
+def _state_parameters(job: Job, rows: RankColumns, from_stage: int) -> FloatColumn:
     counts = rank_parameters(job, rows)
     return np.where(rows.layouts.zero_stage >= from_stage, _sharded(job, rows), counts.dense + counts.expert)
 
@@ -98,7 +98,7 @@ def _optimizer(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     if not share:
         return np.zeros(len(rows))
     stage = rows.layouts.zero_stage
-    moved = share * _held(job, rows, 1) * _trained(job, rows)
+    moved = share * _state_parameters(job, rows, 1) * _trained(job, rows)
     whole = np.asarray(host.optimizer_bytes, dtype=np.float64)[stage] * moved
     pinned = np.asarray(host.optimizer_pinned_bytes, dtype=np.float64)[stage] * moved
     element = 4.0  # the pinned tensors are fp32, whole flat partitions or a parameter's share
@@ -107,7 +107,7 @@ def _optimizer(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
 
 
 def _trained(job: Job, rows: RankColumns) -> FloatColumn:
-    """Of all parameters, those that have optimizer states."""
+    """Return the share of all parameters that have optimizer states."""
     counts = rank_parameters(job, rows)
     trained = trained_parameters(job, rows, counts)
     return (trained.dense + trained.expert) / _some(counts.dense + counts.expert)
@@ -115,34 +115,34 @@ def _trained(job: Job, rows: RankColumns) -> FloatColumn:
 
 def _share(job: Job, rows: RankColumns) -> FloatColumn:
     counts = rank_parameters(job, rows)
-    return _held(job, rows, 1) / _some(counts.dense + counts.expert)
+    return _state_parameters(job, rows, 1) / _some(counts.dense + counts.expert)
 
 
 def _some(count: FloatColumn) -> FloatColumn:
-    """A stage may hold no layer at all: nothing of nothing is no share of it."""
+    """Return the count, at least 1, to divide by: a stage may hold no layer at all."""
     return np.maximum(count, 1.0)
 
 
 def _parameters(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     if not job.techniques.offload_parameters:
         return np.zeros(len(rows))
-    moved = job.facts.host.parameter_bytes * _held(job, rows, 3)
+    moved = job.facts.host.parameter_bytes * _state_parameters(job, rows, 3)
     return np.where(rows.layouts.zero_stage >= 3, _pinned(moved, moved, node), 0.0)
 
 
 def _activations(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
-    """What the device would keep without offload, less what it keeps with it."""
-    ways = job.techniques
+    """Return what the device would save without offload, less what it saves with offload."""
+    techniques = job.techniques
     layers = np.any(rows.layouts.offload_layers)
-    if not (layers or ways.offload_modules or ways.offload_checkpoints or ways.swapped_share):
+    if not (layers or techniques.offload_modules or techniques.offload_checkpoints or techniques.swapped_share):
         return np.zeros(len(rows))
-    nothing = replace(ways, offload_modules=(), offload_checkpoints=False, swapped_share=0.0)
+    nothing = replace(techniques, offload_modules=(), offload_checkpoints=False, swapped_share=0.0)
     here = rows
     if layers:
         here = rows.with_layouts(replace(rows.layouts, offload_layers=np.zeros_like(rows.layouts.offload_layers)))
     moved = kept_activations(replace(job, techniques=nothing), here) - kept_activations(job, rows)
     moved = np.maximum(moved, 0.0)
-    if ways.swapped_share:
+    if techniques.swapped_share:
         moved = moved * _swapped_part(job, rows)
     if not job.facts.host.activations_pinned:
         return moved
@@ -150,11 +150,11 @@ def _activations(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
 
 
 def _swapped_part(job: Job, rows: RankColumns) -> FloatColumn:
-    """Of what leaves the device, the part that waits on the host and is not recomputed."""
+    """Return the share of what leaves the device that waits on the host and is not recomputed."""
     counts = (rows.dense_layers, rows.moe_layers)
-    kept = kept_by_layer(job, rows)
-    whole = sum(count * each for count, each in zip(counts, kept, strict=True))
-    swapped = sum(count * swapped_bytes(job, rows, each) for count, each in zip(counts, kept, strict=True))
+    by_kind = kept_by_layer(job, rows)
+    whole = sum(count * each for count, each in zip(counts, by_kind, strict=True))
+    swapped = sum(count * swapped_bytes(job, rows, each) for count, each in zip(counts, by_kind, strict=True))
     return np.asarray(np.where(whole > 0, swapped / np.where(whole > 0, whole, 1.0), 0.0))
 
 
@@ -173,13 +173,14 @@ def _checkpoint(job: Job, rows: RankColumns) -> FloatColumn:
     at_once = np.maximum(host.checkpoint_bytes - job.facts.parameter_bytes, 0.0) * here
     at_once += min(host.checkpoint_bytes, job.facts.parameter_bytes)
     one_by_one = np.maximum(
-        host.checkpoint_parameter_bytes * _held(job, rows, 3), host.checkpoint_state_bytes * _held(job, rows, 1) * here
+        host.checkpoint_parameter_bytes * _state_parameters(job, rows, 3),
+        host.checkpoint_state_bytes * _state_parameters(job, rows, 1) * here,
     )
     return np.asarray(at_once * sharded + one_by_one)
 
 
 def node_bytes(terms: Mapping[str, FloatColumn], node: HostNode) -> tuple[int, dict[str, int]]:
-    """(bytes of a node, the same by term) for one layout, of the rank whose process holds the most."""
+    """Return (bytes of a node, the same by term) of one layout, for the rank whose process holds the most."""
     worst = int(np.argmax(np.sum(list(terms.values()), axis=0)))
     by_term = {name: node.processes * int(column[worst]) for name, column in terms.items()}
     return sum(by_term.values()), by_term

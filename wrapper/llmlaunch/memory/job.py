@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Job:
-    """What is the same for every layout of a recipe. `microbatch_group` is how many micro-batches an interleaved
+    """What all layouts of a recipe share. `microbatch_group` is how many micro-batches an interleaved
     schedule runs through one chunk before the next; None is its default, the pipeline size."""
 
     shape: ModelShape
@@ -48,15 +48,15 @@ class Job:
     correction: Correction = NO_CORRECTION
 
     @cached_property
-    def without_words(self) -> Job:
-        """The same job, whatever it recomputes and offloads."""
+    def without_recompute(self) -> Job:
+        """The same job without recompute and offload settings."""
         moved = [f for f in fields(Techniques) if f.name.startswith(("recompute_", "offload_"))]
         without: dict[str, Any] = {f.name: f.default for f in moved}
         return replace(self, techniques=replace(self.techniques, swapped_share=0.0, **without))
 
     @property
     def stages_alike(self) -> bool:
-        """Every pipeline rank of even stages holds and trains as many layers of each kind as any other."""
+        """Whether all pipeline ranks of even stages hold and train equally many layers of each kind."""
         return self.techniques.trained_layers is None and pattern_is_uniform(self.shape)
 
 
@@ -91,31 +91,31 @@ class RankColumns:
         return len(self.rank)
 
     def with_layouts(self, layouts: LayoutColumns) -> RankColumns:
-        """The same ranks of the same splits, which recompute and offload something else."""
+        """Return the same ranks of the same splits with other recompute and offload settings."""
         other = replace(self, layouts=layouts)
         vars(other)["answers"] = vars(self).setdefault("answers", {})
         return other
 
 
 def once_for_rows(function: Callable[[Job, RankColumns], Result]) -> Callable[[Job, RankColumns], Result]:
-    """Work something out once for the same split, however many terms ask for it: something that depends neither on what
-    a layout recomputes and offloads nor on what `Job.without_words` leaves out. The rows carry the answers, so they are
+    """Cache a result for the same split, however many terms ask for it: a result that depends neither on what a layout
+    recomputes and offloads nor on what `Job.without_recompute` leaves out. The rows carry the answers, so they are
     gone with them; nobody may write into a column."""
 
     @wraps(function)
     def answer(job: Job, rows: RankColumns) -> Result:
         answers: dict[Any, tuple[Job, Any]] = vars(rows).setdefault("answers", {})
-        known = answers.get(function)
-        if known is None or not (known[0] is job or known[0].without_words == job.without_words):
-            known = answers[function] = (job, function(job, rows))
-        result: Result = known[1]
+        cached = answers.get(function)
+        if cached is None or not (cached[0] is job or cached[0].without_recompute == job.without_recompute):
+            cached = answers[function] = (job, function(job, rows))
+        result: Result = cached[1]
         return result
 
     return answer
 
 
 def all_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> RankColumns:
-    """Every pipeline rank of every layout, rank by rank in order."""
+    """Return every pipeline rank of every layout, rank by rank in order."""
     repeat = layouts.pipeline
     index = np.repeat(np.arange(len(layouts)), repeat)
     starts = np.cumsum(repeat) - repeat
@@ -124,13 +124,13 @@ def all_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None =
 
 
 def all_are_candidates(job: Job, layouts: LayoutColumns) -> bool:
-    """Any pipeline rank may be the worst of a layout, not the first or the last alone: stages differ, or ranks between
-    two others communicate with both."""
+    """Whether any pipeline rank may be the worst of a layout, not only the first or the last: because stages differ, or
+    because inner ranks communicate with both neighbours."""
     return not job.stages_alike or "neighbours" in job.facts.groups or bool(np.any(layouts.uneven))
 
 
 def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> RankColumns:
-    """The pipeline ranks that can be a layout's worst.
+    """Return the pipeline ranks that can be a layout's worst.
 
     With even, alike stages, in-flight micro-batches fall from rank to rank and only the first and the last rank
     hold embeddings: the worst is one of those two. Otherwise every rank is a candidate (`all_are_candidates`).
@@ -182,22 +182,22 @@ def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn
         share = float(pattern[0]) if len(pattern) else 0.0
         return layers * (1.0 - share), layers * share
     before = np.concatenate([[0], np.cumsum(pattern)])  # mixture layers before layer i
-    held, moe = np.zeros(len(rank)), np.zeros(len(rank))
+    assigned, moe = np.zeros(len(rank)), np.zeros(len(rank))
     for start, stop in chunk_ranges(shape, rows, rank):
-        held += stop - start
+        assigned += stop - start
         moe += before[stop] - before[start]
-    layers = np.where(rows.uneven, held, layers)
+    layers = np.where(rows.uneven, assigned, layers)
     return layers - moe, moe
 
 
 def layer_kinds(shape: ModelShape) -> Sequence[int]:
-    """1 for each mixture layer, 0 for each dense one."""
+    """Return 1 for each mixture layer, 0 for each dense layer."""
     return shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
 
 
 def chunk_ranges(shape: ModelShape, layouts: LayoutColumns, rank: IntColumn) -> Iterator[tuple[IntColumn, IntColumn]]:
-    """First and one past the last layer of every model chunk of each row's rank, chunk by chunk; empty where it has
-    fewer chunks."""
+    """Yield the first and one past the last layer of every model chunk of each row's rank, chunk by chunk; empty where
+    it has fewer chunks."""
     count, p, v = shape.num_layers, layouts.pipeline, layouts.virtual_pipeline
     size, uneven = count // (p * v), layouts.uneven
     ends = _stage_ends(layouts.partitions)
@@ -213,7 +213,7 @@ def chunk_ranges(shape: ModelShape, layouts: LayoutColumns, rank: IntColumn) -> 
 
 
 def _stage_ends(partitions: Sequence[Sequence[int]]) -> IntColumn:
-    """Layers before each virtual stage, and after the last: one row for each partition."""
+    """Return the number of layers before each virtual stage, and after the last: one row for each partition."""
     table = np.zeros((len(partitions), max(map(len, partitions)) + 2), dtype=np.int64)
     for row, layers in zip(table, partitions, strict=True):
         row[1 : len(layers) + 1] = np.cumsum(layers)
@@ -224,10 +224,11 @@ Column = Callable[[], FloatColumn]
 
 
 def by_recompute(rows: RankColumns, none: Column, selective: Column, full: Column) -> FloatColumn:
-    """Each row's value of the column of its granularity, in the order of the RECOMPUTE_ codes."""
-    ways, recompute = (none, selective, full), rows.layouts.recompute
+    """Select each row's value from the column of its recompute granularity, in the order of the RECOMPUTE_ codes. Only
+    columns of granularities that occur are computed."""
+    columns, recompute = (none, selective, full), rows.layouts.recompute
     chosen: FloatColumn | None = None
-    for code in np.flatnonzero(np.bincount(recompute, minlength=len(ways))):
-        column = ways[code]()
+    for code in np.flatnonzero(np.bincount(recompute, minlength=len(columns))):
+        column = columns[code]()
         chosen = column if chosen is None else np.where(recompute == code, column, chosen)
     return np.zeros(0) if chosen is None else chosen

@@ -1,4 +1,4 @@
-"""The logits and the loss on the last pipeline rank."""
+"""Logits and loss on the last pipeline rank, and the gradients of embedding tables."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ __all__ = [
 
 
 def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
-    """Last rank: the norm before the head keeps its input, the head the norm's output (gathered where linears
-    save that), unless frozen for adapters."""
+    """Return for the last rank what the norm before the head saves (its input) and what the head saves (the norm's
+    output, gathered where linears save that), unless frozen for adapters."""
     facts, h, split = job.facts, job.shape.hidden_size, sequence_split(job, rows)
     copies = 2.0 if job.techniques.adapters is None else 1.0
     per_token = (copies * facts.activation_bytes + facts.norm_extra_bytes) * h + STATISTIC_BYTES
     more = facts.activation_bytes * h * (split - 1.0) if facts.gathered_inputs_kept else 0.0
-    kept = tokens(job, rows) * (per_token + more) / split
-    return np.where(rows.last, kept, 0.0)
+    norm_bytes = tokens(job, rows) * (per_token + more) / split
+    return np.where(rows.last, norm_bytes, 0.0)
 
 
 def logits_split(job: Job, rows: RankColumns) -> FloatColumn:
-    """What the vocabulary is divided by where logits are concerned."""
+    """Return the divisor of the vocabulary in the logits."""
     return np.ones(len(rows)) if job.facts.logits_gathered else rows.tensor
 
 
 def logits(job: Job, rows: RankColumns) -> FloatColumn:
-    """Last rank: the logits and whatever the loss keeps beside them at its worst moment, and what the losses of
-    prediction heads before it keep; of a loss fused with the head, the gradients it makes already."""
+    """Return for the last rank the logits, what the loss keeps beside them at its worst moment, and what the losses of
+    prediction heads before it keep; for a loss fused with the head, also the gradients it has computed by then."""
     t = logits_split(job, rows)
     per_logit: FloatColumn | float = job.facts.logit_bytes + waiting_bytes(job)
     if job.facts.deferred_head_gradients:
@@ -58,41 +58,41 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def waiting_bytes(job: Job) -> float:
-    """Bytes per logit that the losses of all prediction heads keep until their backward passes, which come after that
-    of the decoder's own head."""
+    """Return the bytes per logit that the losses of all prediction heads keep until their backward passes, which come
+    after that of the decoder's own head."""
     return job.shape.mtp_num_layers * job.facts.kept_logit_bytes
 
 
 def waiting_logits(job: Job, rows: RankColumns) -> FloatColumn:
-    """Last rank: the same in bytes."""
+    """Return `waiting_bytes` of all logits, on the last rank."""
     alive = tokens(job, rows) * waiting_bytes(job) * vocabulary(job, rows) / logits_split(job, rows)
     return np.where(rows.last, alive * loss_piece(job, rows), 0.0)
 
 
 def cached_logits(job: Job, rows: RankColumns) -> FloatColumn:
-    """Last rank: memory of logits already freed that the loss's larger tensors do not fit into."""
+    """Return for the last rank the memory of freed logits that the loss's larger tensors do not fit into."""
     t = logits_split(job, rows)
     return np.where(rows.last, tokens(job, rows) * job.facts.cached_logit_bytes * vocabulary(job, rows) / t, 0.0)
 
 
 def step_logits(job: Job, rows: RankColumns) -> FloatColumn:
-    """Last rank of several: the logits of every micro-batch, where the pipeline returns them at the end of a step."""
+    """Return for the last of several ranks the logits of every micro-batch, which the pipeline keeps for the step."""
     t = logits_split(job, rows)
     alive = rows.microbatches * tokens(job, rows) * job.facts.step_logits_bytes * vocabulary(job, rows) / t
     return np.where(rows.last & (rows.layouts.pipeline > 1), alive, 0.0)
 
 
 def loss_piece(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """The share of the tokens whose logits exist at a time.
+    """Return the share of the tokens whose logits exist at a time.
 
     Tiled: the loss takes pieces of the sequence in turn (MsT, Luo et al. 2024, section 3.3;
     deepspeed/runtime/sequence_parallel/ulysses_sp.py sequence_tiled_compute, 0.19.8). Fused with the head, Liger takes
     as many tokens as keep the logits near the size of the head's input (fused_linear_cross_entropy.py).
     """
-    ways, n = job.techniques, tokens(job, rows)
-    if ways.loss == "tiled":
-        return 1.0 / ways.loss_tiles
-    if ways.loss != "fused_linear" or job.facts.logit_bytes == 0.0:
+    techniques, n = job.techniques, tokens(job, rows)
+    if techniques.loss == "tiled":
+        return 1.0 / techniques.loss_tiles
+    if techniques.loss != "fused_linear" or job.facts.logit_bytes == 0.0:
         return 1.0
     chunk = np.ceil(n / np.ceil(job.shape.vocab_size / job.shape.hidden_size))
     piece: FloatColumn = np.minimum(2.0 ** np.ceil(np.log2(chunk)) / n, 1.0)
@@ -100,33 +100,33 @@ def loss_piece(job: Job, rows: RankColumns) -> FloatColumn | float:
 
 
 def table_gradient(job: Job, rows: RankColumns) -> FloatColumn:
-    """Bytes of the gradient of an embedding table. Without a table to train, nothing."""
+    """Return the bytes of the gradient of an embedding table; zero without a table to train."""
     if job.techniques.adapters is not None or job.techniques.trained_layers is not None or job.facts.full_sharding:
         return np.zeros(len(rows))
     return np.asarray(vocabulary(job, rows) / rows.tensor * job.shape.hidden_size * job.facts.parameter_bytes)
 
 
 def waiting_table(job: Job, rows: RankColumns) -> FloatColumn:
-    """Without a pipeline prediction heads and a tied head use the decoder's own table: autograd keeps the gradient they
-    make of it until the decoder's tokens have made theirs, and adds that to it in place
+    """Return the table gradient that waits for another. Without a pipeline, prediction heads and a tied head use the
+    decoder's own table: autograd keeps their gradient of it until the decoder's tokens have theirs, and adds in place
     (torch/csrc/autograd/input_buffer.cpp, 2.13; under fake tensors the sum is a third one). A tied head that
-    accumulates in place gives a stub, which takes nothing more."""
+    accumulates in place leaves a stub, which takes no bytes."""
     if not (job.shape.mtp_num_layers or (job.shape.tied_embeddings and not _stub(job))):
         return np.zeros(len(rows))
     return np.where(_apart(job, rows), table_gradient(job, rows), 0.0)
 
 
 def table_sum(job: Job, rows: RankColumns) -> FloatColumn:
-    """What is beside the gradient of the decoder's tokens: the one that waited, or the sum of both where a stub did,
-    which others use as well."""
+    """Return what lies beside the gradient of the decoder's tokens: the gradient that waited, or the sum of both where
+    a stub did, which others use as well."""
     if not (job.shape.mtp_num_layers or job.shape.tied_embeddings):
         return np.zeros(len(rows))
     return np.where(_apart(job, rows), table_gradient(job, rows), 0.0)
 
 
 def _apart(job: Job, rows: RankColumns) -> NDArray[np.bool_]:
-    """Without a pipeline; but where gradients are made anew in every step, of its only micro-batch the one that waits
-    becomes the parameter's own, which is counted as such."""
+    """Whether table gradients meet on one rank, without a pipeline. Where gradients are allocated in every step and it
+    has one micro-batch, the waiting gradient becomes the parameter's own and is counted there."""
     alone: NDArray[np.bool_] = rows.first & rows.last
     return alone & (rows.microbatches > 1) if job.facts.gradients_freed else alone
 

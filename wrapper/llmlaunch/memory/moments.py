@@ -1,10 +1,10 @@
-"""What is alive at each moment that can be a rank's peak, by term, in two halves.
+"""What is alive at each moment that can be a rank's peak, by term: transient bytes and model states.
 
-What *runs* (activations, logits, working sets, buffers as wide as a micro-batch) follows from the split of the model,
-the micro-batch and what is recomputed or offloaded of the activations. What is *held* (parameters, gradients, optimizer
-states, the step's temporaries) follows from the split and from what of the states is sharded or offloaded; of the
+Transient bytes (activations, logits, workspace, buffers as wide as a micro-batch) follow from the split of the model,
+the micro-batch, and what is recomputed or offloaded of the activations. Model states (parameters, gradients, optimizer
+states, the temporaries of the optimizer step) follow from the split and from how they are sharded or offloaded; of the
 micro-batches, only from whether a step has more than one. No term needs both, so a moment's bytes are the sum of two
-numbers, and each half of many layouts is worked out once.
+numbers, and each part is priced once for many layouts.
 """
 
 from __future__ import annotations
@@ -36,47 +36,47 @@ from llmlaunch.memory.workspace import (
 
 __all__ = ["HOLES", "Moment", "MomentTerms", "state_terms", "transient_terms"]
 
-HOLES = "cached_logits"  # of a moment: goes into the cache
+HOLES = "cached_logits"  # a term that goes into the allocator's cache
 Moment = Mapping[str, FloatColumn]
 
 
 @dataclass(frozen=True)
 class MomentTerms:
-    """Bytes by term, whole ones. `lasting` is there from the second step on, whatever the moment; beside it `moments`,
-    in the same order in both halves: the loss with all activations alive, the backward pass of the head, that of a
-    layer, that of the first layer where gradients come and go within a step, and the optimizer step."""
+    """Whole bytes by term. `lasting` is alive from the second step on, whatever the moment. `moments` come on top, in
+    the same order for transient bytes and model states: the loss with all activations alive, the backward pass of the
+    head, of a layer, of the first layer where gradients come and go within a step, and the optimizer step."""
 
     lasting: Moment
     moments: tuple[Moment, ...]
 
 
 def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
-    """Reads neither the ZeRO stage nor anything said of gradients and optimizer."""
+    """Return the transient terms. They read neither the ZeRO stage nor the facts of gradients and optimizer."""
     facts = job.facts
     heads, embedded, norm = saved_by_heads(job, rows), embedded_again(job, rows), final_norm(job, rows)
     activations = kept_activations(job, rows) + heads
-    always = {"embedding": kept_embedding(job, rows) + embedded, **_trainers_own(job, rows)}
+    always = {"embedding": kept_embedding(job, rows) + embedded, **_trainer_terms(job, rows)}
     beside = {"recomputed_layer": recomputed_layer(job, rows), **delayed_weight_gradients(job, rows)}
     # a prediction head's layer is the first to run backward, before the norm of the decoder
     first = {"logits_and_loss": norm} if job.shape.mtp_num_layers else {}
-    made = layer_backward(job, rows)
-    made = np.maximum(made, made + waiting_table(job, rows) - heads - embedded - sum(first.values()))
+    backward = layer_backward(job, rows)
+    backward = np.maximum(backward, backward + waiting_table(job, rows) - heads - embedded - sum(first.values()))
     gone = reduce(np.add, beside.values())
     tables = np.maximum(embedding_backward(job, rows, activations), tables_of_heads(job, rows) - heads)
     again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, 0.0, gone)  # where a mixture runs forward a second time
-    made = np.maximum(made, mixture_forward(job, rows) - again)
-    layer = {**first, "layer_backward": np.maximum(made, tables - gone), **beside}
+    backward = np.maximum(backward, mixture_forward(job, rows) - again)
+    layer = {**first, "layer_backward": np.maximum(backward, tables - gone), **beside}
     whole = _Whole()
-    kept = {**always, "activations": activations}
+    alive = {**always, "activations": activations}
     holes = {HOLES: cached_logits(job, rows)} if facts.cached_logit_bytes else {}
     moments: list[Moment] = [
-        {**kept, "logits_and_loss": norm + logits(job, rows), **holes},
-        {**kept, "logits_and_loss": norm + waiting_logits(job, rows), "head_backward": head_backward(job, rows)},
-        {**kept, **layer},
+        {**alive, "logits_and_loss": norm + logits(job, rows), **holes},
+        {**alive, "logits_and_loss": norm + waiting_logits(job, rows), "head_backward": head_backward(job, rows)},
+        {**alive, **layer},
     ]
     if _gradients_come_and_go(facts):
-        one = activations / np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
-        moments.append({**always, **layer, "activations": one})
+        last_layer = activations / np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
+        moments.append({**always, **layer, "activations": last_layer})
     lasting = {
         **passing_buffers(job, rows),
         "workspace": np.full(len(rows), facts.workspace_bytes + _grouped(job)),
@@ -85,14 +85,15 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
 
 
 def state_terms(job: Job, rows: RankColumns, state: States) -> MomentTerms:
-    """Reads neither micro-batch nor recompute; of `rows.microbatches`, whether there is more than one."""
+    """Return the terms of model states. They read neither micro-batch nor recompute, and of `rows.microbatches` only
+    whether there is more than one."""
     facts = job.facts
     # none while the only micro-batch of a step runs forward, where the step frees gradients
     before = np.where(facts.gradients_freed & (rows.microbatches == 1), 0.0, state.gradients)
     gathered = {} if facts.full_sharding is None else {"gathered_parameters": state.gathered}
     unreduced = {} if facts.full_sharding is None else {"unreduced_gradients": state.unreduced}
-    kept = {"gradient_buffers": state.backward, **gathered, "gradients": before}
-    moments: list[Moment] = [{**kept, "gradient_buffers": state.forward}, kept, {**kept, **unreduced}]
+    alive = {"gradient_buffers": state.backward, **gathered, "gradients": before}
+    moments: list[Moment] = [{**alive, "gradient_buffers": state.forward}, alive, {**alive, **unreduced}]
     if _gradients_come_and_go(facts):
         moments.append({"gradient_buffers": state.final, **gathered, **unreduced, "gradients": state.gradients})
     norm = state.norm >= state.step
@@ -114,32 +115,32 @@ class _Whole:
     column."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[FloatColumn, FloatColumn]] = {}
+        self._columns: dict[int, tuple[FloatColumn, FloatColumn]] = {}
 
     def __call__(self, terms: Moment) -> Moment:
         return {name: self._rounded(column) for name, column in terms.items()}
 
     def _rounded(self, column: FloatColumn) -> FloatColumn:
-        known = self._known.get(id(column))
-        if known is None:
-            known = self._known[id(column)] = (column, np.rint(column))
-        return known[1]
+        rounded = self._columns.get(id(column))
+        if rounded is None:
+            rounded = self._columns[id(column)] = (column, np.rint(column))
+        return rounded[1]
 
 
 def _gradients_come_and_go(facts: MemoryFacts) -> bool:
-    """Then the first layer's backward, the last to run, is a moment of its own: all gradients are there, and no more
-    than one layer's activations."""
+    """Whether gradients live within a step only. Then the first layer's backward pass, the last to run, is a moment of
+    its own: all gradients are there, and no more than one layer's activations."""
     return facts.gradients_freed or facts.gradient_life is not None
 
 
-def _trainers_own(job: Job, rows: RankColumns) -> Moment:
-    """Terms of a step's forward and backward pass that few backends have."""
-    own = {}
+def _trainer_terms(job: Job, rows: RankColumns) -> Moment:
+    """Return terms of the forward and backward pass that few backends have."""
+    terms = {}
     if job.facts.key_values_returned:
-        own["returned_keys_values"] = returned_key_values(job, rows)
+        terms["returned_keys_values"] = returned_key_values(job, rows)
     if job.facts.step_logits_bytes:
-        own["step_logits"] = step_logits(job, rows)
-    return own
+        terms["step_logits"] = step_logits(job, rows)
+    return terms
 
 
 def _grouped(job: Job) -> float:

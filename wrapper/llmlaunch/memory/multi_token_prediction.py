@@ -1,4 +1,4 @@
-"""Multi-token prediction: what its heads keep on the last pipeline rank, for one micro-batch.
+"""Multi-token prediction: what its heads save on the last pipeline rank, for one micro-batch.
 
 A head embeds the tokens, concatenates that with the hidden states, projects both to the hidden size and runs one more
 layer like the last; then the outputs of all heads are concatenated with the decoder's, and one loss is computed after
@@ -20,7 +20,7 @@ __all__ = ["embedded_again", "projection", "recomputed_head", "saved_by_heads", 
 
 
 def saved_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
-    """Layers of the heads and what surrounds them, after recompute.
+    """Return the bytes saved by the heads' layers and what surrounds them, after recompute.
 
     The concatenated outputs are there once, that of the decoder among them; each head but the first keeps its input
     besides, which is the output of another."""
@@ -36,13 +36,13 @@ def saved_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
         """Megatron core knows no block method for heads, and recomputes none."""
         return np.zeros(len(rows)) if _checkpointed(job) else _whole_layer(job, rows) + around
 
-    kept = by_recompute(rows, left, left, whole)
+    per_head = by_recompute(rows, left, left, whole)
     outputs = (2.0 * heads) * _hidden(job, rows)
-    return np.where(rows.last, heads * kept + outputs, 0.0)
+    return np.where(rows.last, heads * per_head + outputs, 0.0)
 
 
 def recomputed_head(job: Job, rows: RankColumns) -> FloatColumn:
-    """What full recompute makes again around a head's layer, beside that layer."""
+    """Return what full recompute recomputes around a head's layer, beside that layer."""
     if not job.shape.mtp_num_layers:
         return np.zeros(len(rows))
     again = rows.last & (rows.layouts.recompute == RECOMPUTE_FULL) & _checkpointed(job)
@@ -50,20 +50,20 @@ def recomputed_head(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def embedded_again(job: Job, rows: RankColumns) -> FloatColumn:
-    """The embeddings of all heads, each with a norm of its own that keeps it."""
+    """Return the embeddings of all heads, each saved by a norm of its own."""
     heads = job.shape.mtp_num_layers
     return np.where(rows.last, heads * _hidden(job, rows), 0.0) if heads else np.zeros(len(rows))
 
 
 def projection(job: Job, rows: RankColumns) -> FloatColumn:
-    """Elements of the matrix before a head's layer."""
+    """Return the elements of the matrix before a head's layer."""
     elements = 2.0 * job.shape.hidden_size**2 / rows.tensor
     return np.where(rows.last & (job.shape.mtp_num_layers > 0), elements, 0.0)
 
 
 def tables_of_heads(job: Job, rows: RankColumns) -> FloatColumn:
-    """Gradients of the table that the last of several ranks has: of one head, or of two on the way to their sum. None
-    of the decoder's layers has run backward by then."""
+    """Return the gradients of the table on the last of several ranks: of one head, or of two on the way to their sum.
+    No decoder layer has run backward by then."""
     tables = min(job.shape.mtp_num_layers, 2)
     return np.where(rows.last & ~rows.first, tables * table_gradient(job, rows), 0.0) if tables else np.zeros(len(rows))
 

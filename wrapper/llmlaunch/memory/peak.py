@@ -1,4 +1,6 @@
-"""The peak of a rank from the sums of its two halves: which moment is the worst, and what the allocator holds then."""
+"""The peak of a rank, from the sums of its model states and its transient bytes: the worst moment, what torch's
+allocator reserves at that moment, and what lies outside torch.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def _several(size: Callable[[LayoutColumns], IntColumn]) -> Members:
     return lambda rows: (size(rows.layouts) > 1).astype(np.float64)
 
 
-# How many communicators of each kind a row's rank holds.
+# The number of communicators of each kind that a row's rank holds.
 GROUPS: Mapping[str, Members] = {
     "world": _several(lambda lay: lay.tensor * lay.pipeline * lay.context * lay.data),
     "tensor": _several(lambda lay: lay.tensor),
@@ -65,21 +67,26 @@ GROUPS: Mapping[str, Members] = {
 
 
 def communicators(job: Job, rows: RankColumns) -> FloatColumn:
-    """Bytes of all communicators of each row's rank."""
+    """Return the bytes of all communicators of each row's rank.
+
+    Each process group of more than one rank holds a communicator with buffers of its own. PyTorch makes an NCCL
+    communicator at a group's first collective, and one for every pair of ranks that send to each other
+    (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, getNCCLComm). A framework that builds two groups of the same
+    ranks therefore pays twice."""
     count = np.zeros(len(rows))
     for name in job.facts.groups:
-        held = GROUPS[name](rows)
-        count = count + (held if name != "tied_embeddings" or job.shape.tied_embeddings else 0.0)
+        members = GROUPS[name](rows)
+        count = count + (members if name != "tied_embeddings" or job.shape.tied_embeddings else 0.0)
     return job.facts.communicator_bytes * count
 
 
 @dataclass(frozen=True)
 class TransientSums:
-    """Whole bytes of what runs: of each moment, the lasting ones included. None where the facts know no such thing, and
-    `broken` where no term is negative."""
+    """Whole transient bytes at each moment, the lasting ones included. A column is None where the facts know no such
+    thing, and `broken` is None where no term is negative."""
 
     moments: tuple[FloatColumn, ...]
-    holes: FloatColumn | None  # of the first moment's, what is free, in pieces the cache keeps
+    holes: FloatColumn | None  # free at the first moment, in pieces the cache keeps
     cut: FloatColumn | None  # wasted beside the backward pass by kept layer inputs
     broken: NDArray[np.bool_] | None
 
@@ -95,16 +102,16 @@ class TransientSums:
 
 @dataclass(frozen=True)
 class StateSums:
-    """Whole bytes of what is held: of each moment, the lasting ones included, and what it needs beside torch.
-    `torch_factor` is what measured runs say torch's bytes are to be multiplied by; `outside` has its part already, and
-    so has `least`, below which torch cannot be. `broken` is None where no term is negative."""
+    """Whole bytes of model states at each moment, the lasting ones included, and the bytes outside torch. Torch's bytes
+    are multiplied by `torch_factor`, the correction by measured runs; `outside` and `least`, below which torch cannot
+    be, are corrected already. `broken` is None where no term is negative."""
 
     cache_share: float
     torch_factor: float
     moments: tuple[FloatColumn, ...]
     outside: FloatColumn
-    placed: FloatColumn | None  # before the first step, a moment of its own
-    flat: FloatColumn | None  # room of the step's single tensors
+    placed: FloatColumn | None  # a moment of its own, before the first step
+    flat: FloatColumn | None  # bytes of the single tensors of a step
     other_streams: tuple[FloatColumn, ...]  # by moment, that of the whole model last: cached though not alive
     least: FloatColumn
     broken: NDArray[np.bool_] | None
@@ -125,7 +132,7 @@ class StateSums:
         )
 
     def take(self, index: IntColumn) -> StateSums:
-        """The rows at `index`, which may repeat."""
+        """Return the rows at `index`, which may repeat."""
 
         def rows(column: FloatColumn) -> FloatColumn:
             return np.take(column, index)
@@ -144,10 +151,10 @@ class StateSums:
 
 
 def rank_sums(job: Job, rows: RankColumns) -> tuple[TransientSums, StateSums]:
-    """Both halves of every row."""
+    """Return transient and state sums of every row."""
     state = states(job, rows)
-    running = TransientSums.of(job, rows, transient_terms(job, rows))
-    return running, StateSums.of(job, rows, state_terms(job, rows, state), state)
+    transient = TransientSums.of(job, rows, transient_terms(job, rows))
+    return transient, StateSums.of(job, rows, state_terms(job, rows, state), state)
 
 
 def outside_torch(job: Job, rows: RankColumns) -> Moment:
@@ -156,69 +163,69 @@ def outside_torch(job: Job, rows: RankColumns) -> Moment:
     return dict(zip(names, job.correction.outside(context, np.rint(communicators(job, rows))), strict=True))
 
 
-def moment_totals(running: TransientSums, held: StateSums) -> list[FloatColumn]:
-    """Bytes at each moment; the whole model before it is sharded comes last."""
-    totals = [runs + holds for runs, holds in zip(running.moments, held.moments, strict=True)]
-    return totals if held.placed is None else [*totals, held.placed]
+def moment_totals(transient: TransientSums, state_sums: StateSums) -> list[FloatColumn]:
+    """Return the bytes at each moment; the whole model before it is sharded comes last."""
+    totals = [runs + holds for runs, holds in zip(transient.moments, state_sums.moments, strict=True)]
+    return totals if state_sums.placed is None else [*totals, state_sums.placed]
 
 
-def device_bytes(running: TransientSums, held: StateSums) -> FloatColumn:
-    """Bytes of the device at its worst moment, with the allocator's cache and what is outside torch; impossible where
-    they break a law (`guard`)."""
-    totals = moment_totals(running, held)
+def device_bytes(transient: TransientSums, state_sums: StateSums) -> FloatColumn:
+    """Return the bytes of the device at its worst moment, with the allocator's cache and what is outside torch, or
+    IMPOSSIBLE_BYTES where they break a law (`guard`)."""
+    totals = moment_totals(transient, state_sums)
     most = reduce(np.maximum, totals)
-    if running.holes is None and not held.other_streams:  # the same whichever moment is the worst
-        reserved = most + _reserved(held, most, _apart(running, held, totals, most))
+    if transient.holes is None and not state_sums.other_streams:  # the same whichever moment is the worst
+        reserved = most + _reserved(state_sums, most, _apart(transient, state_sums, totals, most))
     else:
         worst = np.argmax(totals, axis=0)
-        reserved = most - _holes(running, worst) + cache_bytes(running, held, totals, worst)
-    torch = corrected(reserved, held.torch_factor)
-    broken = torch < held.least
-    for negative in (running.broken, held.broken):
+        reserved = most - _holes(transient, worst) + cache_bytes(transient, state_sums, totals, worst)
+    torch = corrected(reserved, state_sums.torch_factor)
+    broken = torch < state_sums.least
+    for negative in (transient.broken, state_sums.broken):
         broken = broken if negative is None else broken | negative
-    total = torch + held.outside
+    total = torch + state_sums.outside
     return np.where(broken, IMPOSSIBLE_BYTES, total) if broken.any() else total
 
 
 def corrected(torch_bytes: FloatColumn, torch_factor: float) -> FloatColumn:
-    """Whole bytes of torch as measured runs say. More bytes never become fewer than less do."""
+    """Return whole bytes of torch, corrected by measured runs. The correction keeps the order of any two amounts."""
     return torch_bytes if torch_factor == 1.0 else np.rint(torch_bytes * torch_factor)
 
 
 def cache_bytes(
-    running: TransientSums, held: StateSums, totals: Sequence[FloatColumn], worst: IntColumn
+    transient: TransientSums, state_sums: StateSums, totals: Sequence[FloatColumn], worst: IntColumn
 ) -> FloatColumn:
-    """What the allocator holds beside what is alive at the moment `worst` of `totals`."""
+    """Return what the allocator holds beside what is alive at the moment `worst` of `totals`."""
     most = reduce(np.maximum, totals)
-    free = _holes(running, worst)
-    apart = free + _apart(running, held, totals, most)
-    if held.other_streams:
-        apart = apart + np.choose(worst, held.other_streams[: len(totals)])
-    return _reserved(held, most - free, apart)
+    free = _holes(transient, worst)
+    apart = free + _apart(transient, state_sums, totals, most)
+    if state_sums.other_streams:
+        apart = apart + np.choose(worst, state_sums.other_streams[: len(totals)])
+    return _reserved(state_sums, most - free, apart)
 
 
-def _reserved(held: StateSums, alive: FloatColumn, apart: FloatColumn | float) -> FloatColumn:
-    return np.rint(held.cache_share * alive + apart)
+def _reserved(state_sums: StateSums, alive: FloatColumn, apart: FloatColumn | float) -> FloatColumn:
+    return np.rint(state_sums.cache_share * alive + apart)
 
 
-def _holes(running: TransientSums, worst: IntColumn) -> FloatColumn:
-    return np.zeros(len(worst)) if running.holes is None else np.where(worst == 0, running.holes, 0.0)
+def _holes(transient: TransientSums, worst: IntColumn) -> FloatColumn:
+    return np.zeros(len(worst)) if transient.holes is None else np.where(worst == 0, transient.holes, 0.0)
 
 
 def _apart(
-    running: TransientSums, held: StateSums, totals: Sequence[FloatColumn], most: FloatColumn
+    transient: TransientSums, state_sums: StateSums, totals: Sequence[FloatColumn], most: FloatColumn
 ) -> FloatColumn | float:
-    """What the allocator reserves beyond the worst moment because freed blocks are cut for other sizes.
+    """Return what the allocator reserves beyond the worst moment because freed blocks are cut for other sizes.
 
     Freed blocks merge only inside the segment they were cut from (c10/cuda/CUDACachingAllocator.cpp, free_block,
     without expandable segments). Kept layer inputs waste a part of the blocks they are cut from; and blocks of the size
     of a layer's tensors never make room for one tensor of the size of the rank's gradients, so where the step's
     temporaries are single large tensors, their segments lie beside those of the backward pass.
     """
-    if held.flat is None and running.cut is None:
+    if state_sums.flat is None and transient.cut is None:
         return 0.0
-    backward = reduce(np.maximum, totals[: len(running.moments) - 1])
-    for beside in (running.cut, held.flat):
+    backward = reduce(np.maximum, totals[: len(transient.moments) - 1])
+    for beside in (transient.cut, state_sums.flat):
         backward = backward if beside is None else backward + beside
     return np.maximum(backward - most, 0.0)
 
@@ -229,8 +236,8 @@ def _cache_share(job: Job) -> float:
 
 
 def _other_streams(state: States, terms: MomentTerms) -> tuple[FloatColumn, ...]:
-    """torch's allocator reuses memory within a stream alone (c10/cuda/CUDACachingAllocator.cpp, 2.13). FSDP gathers
-    and reduces on streams of its own, so what it held there stays in the cache when the peak is another moment's."""
+    """torch's allocator reuses memory within a stream alone (c10/cuda/CUDACachingAllocator.cpp, 2.13). FSDP gathers and
+    reduces on streams of its own, so what it allocated there stays in the cache when the peak is another moment's."""
     theirs = np.rint(state.gradients) + np.rint(state.gathered)
     alive = (moment.get(name, 0.0) for moment in terms.moments for name in ("gradients", "gathered_parameters"))
     return (*(theirs - gradients - gathered for gradients, gathered in zip(alive, alive, strict=True)), theirs)

@@ -1,4 +1,4 @@
-"""The tensors one transformer layer keeps for its backward pass, for one micro-batch, by the module that keeps them.
+"""The tensors one transformer layer saves for its backward pass, for one micro-batch, by the module that saves them.
 
 The list of a fused block was read off traces of Megatron core 0.19.2 with Transformer Engine 2.20 under fake tensors
 (dense, sequence parallel, flash attention) and from their sources; Korthikanti et al. (2022), section 4, gives the same
@@ -34,7 +34,7 @@ STATISTIC_BYTES = 4.0  # softmax and norm statistics are fp32
 
 @dataclass(frozen=True)
 class SavedTensors:
-    """Bytes by tensor, one micro-batch, one layer."""
+    """Bytes by tensor of one layer for one micro-batch."""
 
     tensors: Mapping[str, FloatColumn]
 
@@ -43,25 +43,26 @@ class SavedTensors:
         return self.without(())
 
     def without(self, names: tuple[str, ...]) -> FloatColumn:
-        """All but the tensors named."""
-        kept = [column for name, column in self.tensors.items() if name not in names]
-        return reduce(np.add, kept)
+        """Return the bytes of all tensors except those named."""
+        others = [column for name, column in self.tensors.items() if name not in names]
+        return reduce(np.add, others)
 
     def of(self, *names: str) -> FloatColumn:
-        """The tensors named, where the layer has them."""
+        """Return the bytes of the named tensors that the layer has."""
         first = next(iter(self.tensors.values()))
         return reduce(np.add, (self.tensors.get(name, np.zeros_like(first)) for name in names))
 
 
 @once_for_rows
 def tokens(job: Job, rows: RankColumns) -> FloatColumn:
-    """Tokens of one micro-batch on one context-parallel rank."""
+    """Return the tokens of one micro-batch on one context-parallel rank."""
     return job.workload.sequence_length * rows.layouts.micro_batch_size / rows.layouts.context
 
 
 @once_for_rows
 def sequence_split(job: Job, rows: RankColumns) -> FloatColumn:
-    """What norms, residuals and dropout are divided by: tensor with sequence parallelism, else nothing."""
+    """Return the divisor of norms, residuals and dropout: the tensor-parallel size with sequence parallelism, else
+    1."""
     return np.where(rows.layouts.sequence_parallel > 0, rows.tensor, 1.0)
 
 
@@ -161,10 +162,10 @@ def _norm(job: Job, rows: RankColumns, name: str) -> dict[str, FloatColumn]:
     shape, facts = job.shape, job.facts
     share = tokens(job, rows) / sequence_split(job, rows)
     mask = float(shape.hidden_size) if shape.hidden_dropout > 0 else 0.0
-    kept = (facts.residual_bytes + facts.norm_extra_bytes) * shape.hidden_size + STATISTIC_BYTES + mask
+    per_token = (facts.residual_bytes + facts.norm_extra_bytes) * shape.hidden_size + STATISTIC_BYTES + mask
     output = tokens(job, rows) if facts.gathered_inputs_kept else share
     return {
-        f"{name}_input": share * kept,
+        f"{name}_input": share * per_token,
         f"{name}_output": output * facts.linear_input_bytes * shape.hidden_size,
     }
 
@@ -173,8 +174,8 @@ def _post_norms(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     """Norms after attention and after the MLP (Gemma 2) keep their inputs; what they put out is only added."""
     if not job.shape.post_norms:
         return {}
-    kept = (job.facts.residual_bytes + job.facts.norm_extra_bytes) * job.shape.hidden_size + STATISTIC_BYTES
-    share = tokens(job, rows) / sequence_split(job, rows) * kept
+    per_token = (job.facts.residual_bytes + job.facts.norm_extra_bytes) * job.shape.hidden_size + STATISTIC_BYTES
+    share = tokens(job, rows) / sequence_split(job, rows) * per_token
     return {"attn_post_norm_input": share, "mlp_post_norm_input": share}
 
 
@@ -195,8 +196,8 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         groups = np.maximum(heads, t) * shape.head_dim
         tensors["attn_qkv"] = n * e * (width + 2.0 * groups) / t
         if shape.qk_layernorm:
-            kept = e + facts.norm_extra_bytes + STATISTIC_BYTES / shape.head_dim
-            tensors["attn_qk_norm"] = n * kept * (width + groups) / t
+            per_token = e + facts.norm_extra_bytes + STATISTIC_BYTES / shape.head_dim
+            tensors["attn_qk_norm"] = n * per_token * (width + groups) / t
     else:
         width = float(shape.num_attention_heads * shape.mla.v_head_dim)
         tensors |= _latents(job, rows)
@@ -217,13 +218,13 @@ def _latents(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     assert mla is not None
     heads, head = shape.num_attention_heads, mla.qk_head_dim + mla.qk_pos_emb_head_dim
     ranks = (mla.q_lora_rank or 0) + mla.kv_lora_rank
-    kept = e * ranks + (e + job.facts.linear_input_bytes) * mla.qk_pos_emb_head_dim
+    per_token = e * ranks + (e + job.facts.linear_input_bytes) * mla.qk_pos_emb_head_dim
     normed = (job.facts.linear_input_bytes + job.facts.norm_extra_bytes) * ranks
     copied = mla.qk_head_dim + mla.v_head_dim if job.facts.key_values_expanded else 0
     if job.facts.query_input_normed and mla.q_lora_rank is None:
         normed += job.facts.linear_input_bytes * shape.hidden_size + STATISTIC_BYTES
     return {
-        "attn_latents": n * kept / sequence_split(job, rows),
+        "attn_latents": n * per_token / sequence_split(job, rows),
         "attn_latents_normed": n * normed / sequence_split(job, rows),
         "attn_qkv": n * e * heads * (2.0 * head + mla.v_head_dim + copied) / rows.tensor,
     }

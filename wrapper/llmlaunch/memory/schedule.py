@@ -17,8 +17,8 @@ __all__ = ["InFlight", "in_flight"]
 
 @dataclass(frozen=True)
 class InFlight:
-    """`dense` and `mixture` layers kept alive, counted once for each micro-batch in flight; `depth` is micro-batches'
-    worth of the whole rank."""
+    """The `dense` and `mixture` layers alive, counted once for each micro-batch in flight; `depth` counts micro-batches
+    of the whole rank."""
 
     dense: FloatColumn
     mixture: FloatColumn
@@ -27,7 +27,8 @@ class InFlight:
 
 @once_for_rows
 def in_flight(job: Job, rows: RankColumns) -> InFlight:
-    """1F1B: min(m, p - r) (PipeDream-Flush, Narayanan et al. 2021, section 2.2).
+    """Return what is in flight at a rank's peak. 1F1B: min(m, p - r) (PipeDream-Flush, Narayanan et al. 2021, section
+    2.2).
 
     Interleaved with v chunks in groups of g micro-batches: min(2 (p - r - 1) + (v - 1) g + 1, m v) chunks of 1/v each
     (megatron/core/pipeline_parallel/schedules.py, core 0.19).
@@ -48,9 +49,9 @@ def in_flight(job: Job, rows: RankColumns) -> InFlight:
 def _by_chunk(
     job: Job, rows: RankColumns, group: IntColumn, chunks: IntColumn, which: IntColumn
 ) -> tuple[FloatColumn, FloatColumn]:
-    """(dense, mixture) layers kept by the rows `which`, whose chunks differ, when they hold most bytes. The last rank's
-    count is that of its first loss; when later ones leave it more, it has no logits. Few rows differ in what decides
-    it: the split, the rank, and how many groups of micro-batches there are, up to four."""
+    """Return the (dense, mixture) layers alive in the rows `which`, whose chunks differ, when they hold most bytes. The
+    last rank is counted at its first loss; when later ones leave it more, it has no logits. Few rows differ in what
+    decides it: the split, the rank, and how many groups of micro-batches there are, up to four."""
     lay, few = rows.layouts, np.minimum(rows.microbatches, 4 * group)
     key = np.zeros(len(which), dtype=np.int64)
     for column in (lay.partition, lay.pipeline, lay.virtual_pipeline, rows.rank, few, group):
@@ -71,7 +72,7 @@ def _by_chunk(
 def _heaviest(
     job: Job, rows: RankColumns, moments: FloatColumn, same: IntColumn, which: IntColumn
 ) -> tuple[FloatColumn, FloatColumn]:
-    """Of `moments` (moment, kind, distinct row) that in which the layers of a row keep most, whole."""
+    """Return the layers alive at that of the `moments` (moment, kind, distinct row) at which a row saves most bytes."""
     if job.shape.moe is None:
         dense = moments[:, 0].max(axis=0)[same]
         return dense, np.zeros_like(dense)
@@ -83,20 +84,20 @@ def _heaviest(
 
 
 def _layers_of_chunks(job: Job, layouts: LayoutColumns, rank: IntColumn) -> list[IntColumn]:
-    """Chunk by chunk the (dense, mixture) layers of each row's rank."""
+    """Return chunk by chunk the (dense, mixture) layers of each row's rank."""
     mixtures = np.concatenate(([0], np.cumsum(layer_kinds(job.shape))))
-    found = []
+    layers = []
     for start, stop in chunk_ranges(job.shape, layouts, rank):
         mixture = mixtures[stop] - mixtures[start]
-        found.append(np.stack((stop - start - mixture, mixture)))
-    return found
+        layers.append(np.stack((stop - start - mixture, mixture)))
+    return layers
 
 
 def _alive(
     layers: Sequence[IntColumn], chunks: IntColumn, group: IntColumn, forward: IntColumn, backward: IntColumn
 ) -> FloatColumn:
-    """Layers of each kind alive after so many forward and backward passes of chunks. Forward passes take the chunks in
-    turn, a group of micro-batches each, backward passes in reverse."""
+    """Return the layers of each kind alive after so many forward and backward passes of chunks. Forward passes take the
+    chunks in turn, a group of micro-batches each, backward passes in reverse."""
     alive = np.zeros((2, len(chunks)))
     for place, count in enumerate(layers):
         alive += (_passes(forward, place, chunks, group) - _passes(backward, chunks - 1 - place, chunks, group)) * count
@@ -104,7 +105,7 @@ def _alive(
 
 
 def _passes(passes: IntColumn, place: IntColumn | int, chunks: IntColumn, group: IntColumn) -> IntColumn:
-    """How many of the first passes are of the chunk at this place of a turn."""
+    """Return how many of the first `passes` belong to the chunk at `place` of a turn."""
     turns, rest = np.divmod(passes, group * chunks)
-    taken: IntColumn = group * turns + np.clip(rest - place * group, 0, group)
-    return taken
+    done: IntColumn = group * turns + np.clip(rest - place * group, 0, group)
+    return done

@@ -50,7 +50,8 @@ class States:
 
 
 def shard_groups(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
-    """Devices that share (dense, expert) state: data (x context), and what expert parallelism leaves of it."""
+    """Return how many devices share (dense, expert) state: data (x context), and what expert parallelism leaves of
+    it."""
     lay = rows.layouts
     instances = job.facts.optimizer_instances
     dense = lay.data * (lay.context if job.facts.shard_over_context else 1) / instances
@@ -59,8 +60,9 @@ def shard_groups(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]
 
 
 def states(job: Job, rows: RankColumns) -> States:
-    """ZeRO 1 (and Megatron's distributed optimizer) shards optimizer states, 2 gradients too, 3 parameters too
-    (Rajbhandari et al. 2020, section 5). Frozen parameters have neither gradient nor states."""
+    """Return the states of every row. ZeRO 1 (and Megatron's distributed optimizer) shards optimizer states, 2
+    gradients too, 3 parameters too (Rajbhandari et al. 2020, section 5). Frozen parameters have neither gradient nor
+    states."""
     counts = rank_parameters(job, rows)
     trained = trained_parameters(job, rows, counts)
     dense_group, expert_group = shard_groups(job, rows)
@@ -68,10 +70,10 @@ def states(job: Job, rows: RankColumns) -> States:
     sharded = trained.dense / dense_group + trained.expert / expert_group
     facts, stage = job.facts, rows.layouts.zero_stage
 
-    def held(bytes_per_parameter: float, from_stage: int) -> FloatColumn:
+    def state_bytes(bytes_per_parameter: float, from_stage: int) -> FloatColumn:
         return bytes_per_parameter * np.where(stage >= from_stage, sharded, whole)
 
-    made = gradients(job, rows, whole, sharded, dense_group)
+    over_step = gradients(job, rows, whole, sharded, dense_group)
     norm = by_stage(facts.gradient_norm_bytes, rows) * np.minimum(sharded, largest_parameter(job, rows))
     step = by_stage(facts.step_bytes, rows) * whole
     step = step + by_stage(facts.step_bytes_sharded, rows) * _stepped_at_once(job, rows, sharded, dense_group)
@@ -80,22 +82,22 @@ def states(job: Job, rows: RankColumns) -> States:
         parameters=_resting(job, rows, counts, dense_group, expert_group)
         + _gathered(job, rows, counts, dense_group)
         + np.where(stage >= 3, facts.secondary_parameter_bytes * whole, 0.0),
-        gradients=made.lasting,
+        gradients=over_step.lasting,
         optimizer=(1.0 - job.techniques.offload_optimizer)
         * (
-            _optimizer(job, rows, held(facts.optimizer_bytes, 1), whole)
+            _optimizer(job, rows, state_bytes(facts.optimizer_bytes, 1), whole)
             + _kept_by_context(job, rows, counts)
-            - _spared_by_matrices(job, rows, trained, dense_group, expert_group)
+            - _saved_by_matrices(job, rows, trained, dense_group, expert_group)
         ),
         weight_copies=_weight_copies(job, rows, dense_group, expert_group),
         gathered=gathered_parameters(job, rows, dense_group),
-        forward=made.forward,
-        backward=made.backward,
-        final=made.final,
-        buckets=made.step,
+        forward=over_step.forward,
+        backward=over_step.backward,
+        final=over_step.final,
+        buckets=over_step.step,
         unreduced=unreduced_gradients(job, rows, dense_group),
         step=step,
-        placed=_placed(job, rows, counts, trained, made.lasting, sharded),
+        placed=_placed(job, rows, counts, trained, over_step.lasting, sharded),
         norm=norm,
         flat=np.maximum(
             # the norm's copy fits where the fp32 gradients of the last step were, if it is no larger
@@ -106,8 +108,8 @@ def states(job: Job, rows: RankColumns) -> States:
 
 
 def _stepped_at_once(job: Job, rows: RankColumns, sharded: FloatColumn, group: FloatColumn) -> FloatColumn:
-    """Parameters of a rank's shard whose step has temporaries at the same time. ZeRO 3 steps one sub-group after the
-    other; a sub-group ends with the parameter that makes it `sub_group_elements` long or longer
+    """Return the parameters of a rank's shard whose step has temporaries at the same time. ZeRO 3 steps one sub-group
+    after the other; a sub-group ends with the parameter that makes it `sub_group_elements` long or longer
     (deepspeed/runtime/zero/stage3.py `_create_fp16_sub_groups` and `step`, 0.19.8; counted)."""
     if job.facts.sub_group_elements is None:
         return sharded
@@ -123,11 +125,11 @@ def _placed(
     lasting: FloatColumn,
     sharded: FloatColumn,
 ) -> FloatColumn:
-    """ZeRO 3 may be given a whole model. Megatron's distributed optimizer makes its buffers of parameters and gradients
-    beside the parameters that then move there, chunk by chunk, the experts' last
-    (megatron/core/distributed/param_and_grad_buffer.py `_ParamAndGradBuffer.__init__`, core 0.19; traced). Where only a
-    share of it goes to the host, clones of the rest, first of the whole parameters and then of their shards, lie beside
-    the buffers before there are activations."""
+    """Return the most that is there before the first step. ZeRO 3 may be given a whole model. Megatron's distributed
+    optimizer makes its buffers of parameters and gradients beside the parameters that then move there, chunk by chunk,
+    the experts' last (megatron/core/distributed/param_and_grad_buffer.py `_ParamAndGradBuffer.__init__`, core 0.19;
+    traced). Where only a share of it goes to the host, clones of the rest, first of the whole parameters and then of
+    their shards, lie beside the buffers before there are activations."""
     facts, stage, chunks = job.facts, rows.layouts.zero_stage, rows.layouts.virtual_pipeline
     whole = facts.parameter_bytes * (counts.dense + counts.expert)
     if facts.placed_whole:
@@ -150,7 +152,7 @@ def _optimizer(job: Job, rows: RankColumns, sharded: FloatColumn, whole: FloatCo
 def _resting(
     job: Job, rows: RankColumns, counts: RankParameters, dense_group: FloatColumn, expert_group: FloatColumn
 ) -> FloatColumn:
-    """The compute copy between its uses: all parameters, trained or not, and adapters beside them. With
+    """Return the compute copy between its uses: all parameters, trained or not, and adapters beside them. With
     `offload_parameters` ZeRO 3 keeps the shards on the host (ZeRO-Infinity, Rajbhandari et al. 2021, section 5.1)."""
     dense, expert = adapter_parameters(job, rows)
     dense, expert = counts.dense + dense, counts.expert + expert
@@ -163,23 +165,23 @@ def _resting(
 
 
 def _in_shards(job: Job, rows: RankColumns) -> NDArray[np.bool_]:
-    """Where the compute copy of the parameters rests in shards."""
+    """Whether the compute copy of the parameters rests in shards."""
     shard_from = 3 if job.facts.full_sharding is None else job.facts.full_sharding.first_stage
     in_shards: NDArray[np.bool_] = rows.layouts.zero_stage >= shard_from
     return in_shards
 
 
 def _updated_on_host(job: Job, step: FloatColumn, largest: FloatColumn) -> FloatColumn:
-    """Temporaries of a step of which a share runs on the host, where the backend's facts do not know of it: parameters
-    come back in fp32 one after the other and are narrowed on the device
+    """Return the temporaries of a step of which a share runs on the host, where the backend's facts do not know of it:
+    parameters come back in fp32 one after the other and are narrowed on the device
     (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py param_copy_back_gpu_hook, core 0.19)."""
     share = job.techniques.offload_optimizer if job.facts.optimizer_bytes else 0.0
     return (1.0 - share) * step + (MASTER_GRADIENT_BYTES * largest if share else 0.0)
 
 
 def weight_versions(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
-    """More versions of the weights in flight, each an fp32 clone (PipeDream-2BW, Narayanan et al. 2021, section 3.1;
-    its runtime clones master weights: 4 bytes a parameter). What-if."""
+    """Return the bytes of further versions of the weights in flight, each an fp32 clone (PipeDream-2BW, Narayanan et
+    al. 2021, section 3.1; its runtime clones master weights: 4 bytes a parameter). What-if."""
     more = job.techniques.weight_versions - 1
     if not more:
         return {}
@@ -188,7 +190,7 @@ def weight_versions(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
 
 
 def _kept_by_context(job: Job, rows: RankColumns, counts: RankParameters) -> FloatColumn:
-    """What states sharded over data parallelism alone hold more than those sharded over context ranks too."""
+    """Return what states sharded over data parallelism alone hold beyond those sharded over context ranks too."""
     lay, more = rows.layouts, job.facts.optimizer_bytes_over_data
     if not more or not job.facts.shard_over_context:
         return np.zeros(len(rows))
@@ -196,10 +198,10 @@ def _kept_by_context(job: Job, rows: RankColumns, counts: RankParameters) -> Flo
     return np.where(lay.zero_stage >= 1, more * counts.dense * (1.0 / once - 1.0 / all_ranks), 0.0)
 
 
-def _spared_by_matrices(
+def _saved_by_matrices(
     job: Job, rows: RankColumns, trained: RankParameters, dense: FloatColumn, expert: FloatColumn
 ) -> FloatColumn:
-    """What an optimizer that keeps fewer states for matrices spares on the blocks' linear layers, or on their adapters,
+    """Return what an optimizer with fewer states for matrices saves on the blocks' linear layers, or on their adapters,
     all of which are matrices."""
     fewer = job.facts.matrix_states_spared_bytes
     if not fewer:
@@ -209,14 +211,15 @@ def _spared_by_matrices(
         layers, mixtures = trained_layers(job, rows)
         weights, experts = linear_weights(job, replace(rows, dense_layers=layers, moe_layers=mixtures))
     sharded = rows.layouts.zero_stage >= 1
-    held: FloatColumn = weights / np.where(sharded, dense, 1.0) + experts / np.where(sharded, expert, 1.0)
-    return fewer * held
+    matrices: FloatColumn = weights / np.where(sharded, dense, 1.0) + experts / np.where(sharded, expert, 1.0)
+    return fewer * matrices
 
 
 def _weight_copies(job: Job, rows: RankColumns, dense_group: FloatColumn, expert_group: FloatColumn) -> FloatColumn:
-    """Narrow copies of the weights, made once a step and kept through its micro-batches: each linear layer caches its
-    own, whole, even where the wider parameters it was made from rest in shards (transformer_engine/pytorch/module/
-    linear.py `_fp8_workspaces`, 2.20). Copies that replace the parameters rest in shards like those."""
+    """Return the narrow copies of the weights, made once a step and kept through its micro-batches: each linear layer
+    caches its own, whole, even where the wider parameters it was made from rest in shards
+    (transformer_engine/pytorch/module/ linear.py `_fp8_workspaces`, 2.20). Copies that replace the parameters rest in
+    shards like those."""
     quantized, sharding = job.facts.quantized, job.facts.full_sharding
     if quantized is None:
         return np.zeros(len(rows))
@@ -229,10 +232,10 @@ def _weight_copies(job: Job, rows: RankColumns, dense_group: FloatColumn, expert
 
 
 def _gathered(job: Job, rows: RankColumns, counts: RankParameters, group: FloatColumn) -> FloatColumn:
-    """ZeRO 3 gathers what runs now: the largest layer, and what is prefetched or kept up to a limit. The gathered
-    parameters are a copy, the shard stays beside them (counted in CPU runs, DeepSpeed 0.19.8). A single device has
-    nothing to gather, but copies what rests on the host all the same (deepspeed/runtime/zero/partition_parameters.py
-    `NoGatherHandle` and `NoGatherCoalescedHandle`, 0.19.8)."""
+    """Return the parameters gathered by ZeRO 3: those of what runs now, the largest layer, and what is prefetched or
+    kept up to a limit. The gathered parameters are a copy, the shard stays beside them (counted in CPU runs, DeepSpeed
+    0.19.8). A single device has nothing to gather, but copies what rests on the host all the same
+    (deepspeed/runtime/zero/partition_parameters.py `NoGatherHandle` and `NoGatherCoalescedHandle`, 0.19.8)."""
     if job.facts.full_sharding is not None:
         return np.zeros(len(rows))
     most = np.minimum(counts.dense + counts.expert, counts.largest_layer + job.facts.live_parameters)
@@ -244,13 +247,14 @@ ROUNDING_BYTES = 8.0
 
 
 def least_state_bytes(job: Job, layouts: LayoutColumns) -> FloatColumn:
-    """Device bytes of the fullest rank, however the layers are cut: no less than the mean over all ranks of parameters,
-    gradients and optimizer states, which grow with the layers alone and are all there when the optimizer runs. Reads
-    what `held_fields` names; with ZeRO 3 parameters are gathered, and nothing is said (0)."""
+    """Return a lower bound of the fullest rank's device bytes for every way of assigning layers to stages: the mean
+    over all ranks of parameters, gradients and optimizer states, which grow with the layers alone and are all alive
+    when the optimizer runs. Only `state_fields` are read. With ZeRO 3, where parameters are gathered, the bound is
+    0."""
     rows = all_ranks(job, layouts)
     state = states(job, rows)
-    held = state.parameters + state.weight_copies + state.gradients + state.optimizer
-    mean = np.bincount(rows.layout_index, weights=held, minlength=len(layouts)) / layouts.pipeline
+    state_bytes = state.parameters + state.weight_copies + state.gradients + state.optimizer
+    mean = np.bincount(rows.layout_index, weights=state_bytes, minlength=len(layouts)) / layouts.pipeline
     factor = job.correction.torch_factor
     torch = np.maximum(mean * factor - ROUNDING_BYTES * max(factor, 1.0), 0.0)
     outside = max(job.facts.context_bytes + job.correction.outside_bytes, 0.0)

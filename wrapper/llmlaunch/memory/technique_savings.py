@@ -1,4 +1,4 @@
-"""What techniques spare of the tensors a layer keeps: chunked MLPs, adapters, sampled inputs, and the host's share."""
+"""What techniques save of the tensors a layer keeps: chunked MLPs, adapters, sampled inputs, and the host's share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["apply_techniques_to_saved", "on_device"]
 
 Tensors = Mapping[str, FloatColumn]
 
-# What linear layers keep of their inputs and nothing else does. The attention's output is kept by the attention too.
+# Inputs that only linear layers save. The attention's output is kept by the attention too.
 LINEAR_INPUTS = (
     "attn_norm_output",
     "mlp_norm_output",
@@ -27,8 +27,8 @@ ROUNDING_BUFFERS = 2.0
 
 
 def apply_techniques_to_saved(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
-    """The tensors of one layer as the techniques leave them; `n` is the tokens of a micro-batch, `norm_tokens` those
-    that a norm sees of them."""
+    """Return the saved tensors of one layer under the techniques. `n` is the tokens of a micro-batch, `norm_tokens`
+    those of them that a norm sees."""
     return _sampled(job, n, _adapted(job, n, norm_tokens, _chunked(job, tensors)))
 
 
@@ -49,18 +49,18 @@ def _adapted(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensor
     if adapters is None:
         return tensors
     shape, e = job.shape, job.facts.activation_bytes
-    kept = dict(tensors)
+    saved_bytes = dict(tensors)
     mixture = shape.moe is not None and "expert_fc1_input" in tensors
     pairs = 4.0 + (0.0 if mixture else (3.0 if shape.gated_mlp else 2.0))
-    kept["adapters"] = pairs * e * adapters.rank * n
+    saved_bytes["adapters"] = pairs * e * adapters.rank * n
     if mixture and shape.moe is not None:
-        kept["adapters"] += (3.0 if shape.gated_mlp else 2.0) * shape.moe.topk * e * adapters.rank * n
+        saved_bytes["adapters"] += (3.0 if shape.gated_mlp else 2.0) * shape.moe.topk * e * adapters.rank * n
     if job.facts.norm_extra_bytes >= e:
         for name in ("attn_norm_input", "mlp_norm_input"):
-            kept[name] = kept[name] - norm_tokens * e * shape.hidden_size
+            saved_bytes[name] = saved_bytes[name] - norm_tokens * e * shape.hidden_size
     if adapters.frozen_down:
-        kept = {name: column for name, column in kept.items() if name not in LINEAR_INPUTS}
-    return kept
+        saved_bytes = {name: column for name, column in saved_bytes.items() if name not in LINEAR_INPUTS}
+    return saved_bytes
 
 
 def _sampled(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:
@@ -72,33 +72,38 @@ def _sampled(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:
     return {name: column * (share if name in LINEAR_INPUTS else 1.0) for name, column in tensors.items()}
 
 
-def on_device(job: Job, rows: RankColumns, kept: FloatColumn, depth: FloatColumn) -> FloatColumn:
-    """Of the activations all layers of a rank keep over `depth` micro-batches, what does not wait in host memory."""
-    ways = job.techniques
-    if not (ways.offload_checkpoints or ways.swapped_share or np.any(rows.layouts.offload_layers)):
-        return kept
+def on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, depth: FloatColumn) -> FloatColumn:
+    """Return the part of `saved_bytes`, the activations of all layers of a rank over `depth` micro-batches, that does
+    not wait in host memory."""
+    techniques = job.techniques
+    if not (techniques.offload_checkpoints or techniques.swapped_share or np.any(rows.layouts.offload_layers)):
+        return saved_bytes
     layers = np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
-    one = kept / np.maximum(layers * depth, 1.0)  # one layer, one micro-batch
-    left = _first_layers(rows, layers, _checkpoints(job, rows, kept, one), one)
+    layer_bytes = saved_bytes / np.maximum(layers * depth, 1.0)  # one layer, one micro-batch
+    left = _first_layers(rows, layers, _checkpoints(job, rows, saved_bytes, layer_bytes), layer_bytes)
     # The rounding buffers hold a layer each; what is not swapped is recomputed into them (MEMO, Zhao et al. 2025,
     # section 4): whatever the share, nothing else of a layer stays. What-if.
-    return np.minimum(left, ROUNDING_BUFFERS * one) if ways.swapped_share else left
+    return np.minimum(left, ROUNDING_BUFFERS * layer_bytes) if techniques.swapped_share else left
 
 
-def _checkpoints(job: Job, rows: RankColumns, kept: FloatColumn, one: FloatColumn) -> FloatColumn:
+def _checkpoints(job: Job, rows: RankColumns, saved_bytes: FloatColumn, layer_bytes: FloatColumn) -> FloatColumn:
     """The layer inputs of full recompute on the host (ZeRO-Infinity, Rajbhandari et al. 2021, section 5.1)."""
     if not job.techniques.offload_checkpoints:
-        return kept
-    travelling = np.minimum(kept, job.facts.travelling_checkpoints * one)
-    return np.where(rows.layouts.recompute == RECOMPUTE_FULL, travelling, kept)
+        return saved_bytes
+    travelling = np.minimum(saved_bytes, job.facts.travelling_checkpoints * layer_bytes)
+    return np.where(rows.layouts.recompute == RECOMPUTE_FULL, travelling, saved_bytes)
 
 
-def _first_layers(rows: RankColumns, layers: FloatColumn, kept: FloatColumn, one: FloatColumn) -> FloatColumn:
+def _first_layers(
+    rows: RankColumns, layers: FloatColumn, saved_bytes: FloatColumn, layer_bytes: FloatColumn
+) -> FloatColumn:
     """The first layers of each rank on the host, whole (KARMA, Wahib et al. 2020; Megatron
     `--cpu-offloading-num-layers`). Of L layers, N offloaded, layer i has left before layer L - N + i runs forward and
     comes back when that layer has run backward, so that never more than L - N layers are on the device
     (transformer_engine/pytorch/cpu_offload.py DefaultOffloadSynchronizer, 2.20); the one that runs always is."""
     if not np.any(rows.layouts.offload_layers):
-        return kept
+        return saved_bytes
     moved = np.minimum(rows.layouts.offload_layers, layers)
-    return np.where(moved > 0, np.maximum(kept * (1.0 - moved / layers), np.minimum(kept, one)), kept)
+    return np.where(
+        moved > 0, np.maximum(saved_bytes * (1.0 - moved / layers), np.minimum(saved_bytes, layer_bytes)), saved_bytes
+    )

@@ -1,7 +1,7 @@
 """All terms of a rank's peak, as columns that sum to it.
 
-A device's torch peak is its lasting state plus the worst of a few moments (`moments`). The terms of the worst moment
-are the terms of the rank, so the sum is exact.
+Torch's peak is what lasts plus the worst of a few moments (`moments`). The terms of the worst moment are the terms of
+the rank, so the sum is exact.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ from llmlaunch.memory.states import states
 __all__ = ["OUTSIDE_TORCH", "RESIDUAL", "Terms", "rank_terms"]
 
 CACHE = "allocator_cache"
-RESIDUAL = (
-    "measured_residual"  # what measured runs allocate beyond what is predicted; negative where they allocate less
-)
+RESIDUAL = "measured_residual"  # bytes that measured runs allocate beyond the prediction; may be negative
 STATE = ("parameters", "weight_copies", "gradients", "optimizer_states")  # shown first, whatever moment is the worst
 OUTSIDE_TORCH = ("context", "communicators")
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Columns of bytes by term. allocated <= reserved <= device. `least` is what torch must hold (`guard`)."""
+    """Columns of bytes by term, with allocated <= reserved <= device. `least` is what torch must hold (`guard`)."""
 
     terms: Mapping[str, FloatColumn]
     least: FloatColumn
@@ -49,39 +47,41 @@ class Terms:
 
 
 def rank_terms(job: Job, rows: RankColumns) -> Terms:
-    """Whole bytes by term for every row."""
+    """Return whole bytes by term for every row."""
     state = states(job, rows)
     runs, holds = transient_terms(job, rows), state_terms(job, rows, state)
-    running, held = TransientSums.of(job, rows, runs), StateSums.of(job, rows, holds, state)
-    totals = moment_totals(running, held)
+    transient, state_sums = TransientSums.of(job, rows, runs), StateSums.of(job, rows, holds, state)
+    totals = moment_totals(transient, state_sums)
     worst = np.argmax(totals, axis=0)
     lasting = {**holds.lasting, **runs.lasting}
     alternatives: list[Moment] = [{**a, **b} for a, b in zip(runs.moments, holds.moments, strict=True)]
-    if held.placed is not None:
-        alternatives.append(_before_the_first_step(job, held.placed, lasting, holds.moments[-1]))
+    if state_sums.placed is not None:
+        alternatives.append(_before_the_first_step(job, state_sums.placed, lasting, holds.moments[-1]))
     terms = {**lasting, **_of_moment(worst, alternatives)}
     terms.pop(HOLES, None)
     terms = {name: terms[name] for name in dict.fromkeys((*STATE, *terms))}
-    cache = cache_bytes(running, held, totals, worst)
-    residual = {} if held.torch_factor == 1.0 else _residual(sum_of(terms.values()), cache, held.torch_factor)
-    return Terms({**terms, CACHE: cache, **residual, **outside_torch(job, rows)}, held.least)
+    cache = cache_bytes(transient, state_sums, totals, worst)
+    residual = (
+        {} if state_sums.torch_factor == 1.0 else _residual(sum_of(terms.values()), cache, state_sums.torch_factor)
+    )
+    return Terms({**terms, CACHE: cache, **residual, **outside_torch(job, rows)}, state_sums.least)
 
 
 def _before_the_first_step(job: Job, placed: FloatColumn, lasting: Moment, step: Moment) -> Moment:
-    """What lies there beyond what later lasts."""
+    """Return the terms before the first step: what is there beyond the terms that last."""
     there = {"gradients": step["gradients"]} if job.facts.moved_to_buffers else {}
     return {**there, "whole_model": np.maximum(placed - sum_of([*lasting.values(), *there.values()]), 0.0)}
 
 
 def _residual(allocated: FloatColumn, cache: FloatColumn, torch_factor: float) -> Moment:
-    """What measured runs allocate beside the terms, and the cache in the same proportion: together exactly the
+    """Return what measured runs allocate beside the terms, and the cache in the same proportion: together exactly the
     corrected reserved bytes of `device_bytes`."""
-    with_it = corrected(allocated, torch_factor)
-    return {RESIDUAL: with_it - allocated, CACHE: corrected(allocated + cache, torch_factor) - with_it}
+    total = corrected(allocated, torch_factor)
+    return {RESIDUAL: total - allocated, CACHE: corrected(allocated + cache, torch_factor) - total}
 
 
 def _of_moment(worst: IntColumn, alternatives: Sequence[Moment]) -> Moment:
-    """Of every row, the terms of its worst moment."""
+    """Return for every row the terms of its worst moment."""
     rows = [worst == i for i in range(len(alternatives))]
     names = dict.fromkeys(name for moment in alternatives for name in moment)
     zero = np.zeros(len(worst))
@@ -89,7 +89,7 @@ def _of_moment(worst: IntColumn, alternatives: Sequence[Moment]) -> Moment:
 
 
 def _by_moment(rows: Sequence[NDArray[np.bool_]], columns: Sequence[FloatColumn]) -> FloatColumn:
-    """Each row's value of the column of its moment. Most terms are the same column at several moments."""
+    """Select each row's value from the column of its moment. Most terms are the same column at several moments."""
     chosen = columns[0]
     for mine, column in zip(rows[1:], columns[1:], strict=True):
         if column is not columns[0]:

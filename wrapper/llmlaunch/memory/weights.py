@@ -119,7 +119,7 @@ def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
 
 @once_for_rows
 def tables(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
-    """Elements of the embedding table and of the head on one device."""
+    """Return the elements of the embedding table and of the head on one device."""
     whole = vocabulary(job, rows) * job.shape.hidden_size
     split = whole / rows.tensor
     embedding = whole if job.facts.embedding_whole else split
@@ -128,7 +128,7 @@ def tables(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
 
 @once_for_rows
 def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
-    """Parameters on one device of each row's pipeline rank."""
+    """Return the parameters on one device of each row's pipeline rank."""
     shape, lay = job.shape, rows.layouts
     dense_layer, moe_layer, experts = layer_parameters(job, rows)
     embedding, head = tables(job, rows)
@@ -176,7 +176,7 @@ class Matrices:
 
 @once_for_rows
 def matrices(job: Job, rows: RankColumns) -> Matrices:
-    """The matrices whose gradients are made one after the other."""
+    """Return the matrices whose gradients are computed one after the other."""
     shape, lay = job.shape, rows.layouts
     tensor = rows.tensor
     gates = 2.0 if shape.gated_mlp else 1.0
@@ -185,9 +185,9 @@ def matrices(job: Job, rows: RankColumns) -> Matrices:
     if shape.moe is None:
         none = np.zeros(len(rows))
         return Matrices((gates * second, second), (none, none), head)
-    one = shape.hidden_size * shape.moe.ffn_hidden_size / lay.expert_tensor
+    expert_matrix = shape.hidden_size * shape.moe.ffn_hidden_size / lay.expert_tensor
     local = shape.moe.num_experts / lay.expert
-    return Matrices((gates * second, second), (gates * local * one, local * one), head)
+    return Matrices((gates * second, second), (gates * local * expert_matrix, local * expert_matrix), head)
 
 
 def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
@@ -198,10 +198,10 @@ def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
     distinct = _attention_matrices(shape, tensor) + dense + matrices(job, rows).head
     if shape.moe is None:
         return distinct
-    one = shape.hidden_size * shape.moe.ffn_hidden_size / rows.layouts.expert_tensor
+    expert_matrix = shape.hidden_size * shape.moe.ffn_hidden_size / rows.layouts.expert_tensor
     shared = shape.hidden_size * shape.moe.shared_expert_ffn_hidden_size / tensor
-    shared = np.where(shared == one, 0.0, shared)  # as wide as one of the others
-    return np.asarray(distinct + matrix * (one + shared) * (rows.moe_layers > 0))
+    shared = np.where(shared == expert_matrix, 0.0, shared)  # as wide as one of the others
+    return np.asarray(distinct + matrix * (expert_matrix + shared) * (rows.moe_layers > 0))
 
 
 @once_for_rows
@@ -213,7 +213,7 @@ def largest_parameter(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def _attention_matrices(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
-    """Elements of one layer's attention matrices on a device, without biases and norms."""
+    """Return the elements of one layer's attention matrices on a device, without biases and norms."""
     if shape.mla is not None:
         return _latent_attention(shape, tensor)
     groups = np.maximum(shape.num_query_groups / tensor, 1.0)
@@ -222,8 +222,8 @@ def _attention_matrices(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
 
 @once_for_rows
 def linear_weights(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
-    """(dense, expert) weights of the blocks' linear layers on one device: what a narrower number format is applied to
-    (not the embedding, the head and the router)."""
+    """Return the (dense, expert) weights of the blocks' linear layers on one device: what a narrower number format is
+    applied to (not the embedding, the head and the router)."""
     shape, lay = job.shape, rows.layouts
     tensor = rows.tensor
     attention = _attention_matrices(shape, tensor)
@@ -255,11 +255,11 @@ def trained_layers(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColum
 
 def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> RankParameters:
     """Parameters with a gradient and optimizer states, of all on the device."""
-    ways = job.techniques
-    if ways.adapters is not None:
-        dense, expert = adapter_parameters(job, rows, frozen=ways.adapters.frozen_down)
+    techniques = job.techniques
+    if techniques.adapters is not None:
+        dense, expert = adapter_parameters(job, rows, frozen=techniques.adapters.frozen_down)
         return replace(counts, dense=dense, expert=expert)
-    if ways.trained_layers is None:
+    if techniques.trained_layers is None:
         return counts
     dense_layers, moe_layers = trained_layers(job, rows)
     dense, mixture, experts = layer_parameters(job, rows)

@@ -1,4 +1,4 @@
-"""The most that is alive besides what is kept, while a layer, the head or the embedding runs backward."""
+"""Workspace: bytes alive beside the saved activations while a layer, the head or the embedding runs backward."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FP32_BYTES = 4.0
 
 
 def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
-    """Gradients alive while one layer runs backward, beyond the saved tensors they replace.
+    """Return the gradients alive while one layer runs backward, beyond the saved tensors they replace.
 
     The MLP comes first. Its steps, in turn: the second linear (gradient of its output and of its input), the
     activation function (gradients of both sides; the saved input of the second linear is gone), the first linear
@@ -52,7 +52,9 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     stream = (2.0 if job.facts.branch_gradients_apart else 1.0) * e * n * shape.hidden_size / split
     piece = 1.0 / job.techniques.mlp_chunks
     width = n * shape.ffn_hidden_size / t * piece
-    dense = _mlp_backward(job, n, width, n * shape.hidden_size, matrices(job, rows).dense) + _piece_again(job, width)
+    dense = _mlp_backward(job, n, width, n * shape.hidden_size, matrices(job, rows).dense) + _recomputed_piece(
+        job, width
+    )
     if job.facts.score_gradient_bytes:
         dense = np.maximum(dense, _unfused_attention_backward(job, rows))
     if shape.moe is None:
@@ -60,7 +62,7 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     routed = routed_tokens(job, rows)
     inputs = routed * shape.hidden_size * rows.layouts.expert_tensor
     expert_width = routed * shape.moe.ffn_hidden_size * piece
-    expert = _mlp_backward(job, n, expert_width, inputs, matrices(job, rows).expert, _activation_again(job, rows))
+    expert = _mlp_backward(job, n, expert_width, inputs, matrices(job, rows).expert, _activation_recomputed(job, rows))
     # an exchange holds the permuted copy, the exchanged one and the sorted one (traced); where tokens are gathered, the
     # permuted copy and one of all of them
     gathered = gathered_tokens(job, rows)
@@ -71,9 +73,10 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Tokens on their way to the experts and back, whose names last until all of that is done: permuted, exchanged, put
-    out by the experts, and sorted again where there are several; over expert-tensor ranks this rank's part of the sum,
-    and where the router computes in fp32 a copy in that of all their tokens. Beside it the shared expert's output
+    """Return the tokens on their way to the experts and back, which stay alive until all of that is done: permuted,
+    exchanged, output by the experts, and sorted again where there are several; over expert-tensor ranks this rank's
+    part of the sum, and where the router computes in fp32 a copy of all their tokens in that type. The shared expert's
+    output comes on top
     (megatron/core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher, core 0.19; traced)."""
     moe, lay, facts, e = job.shape.moe, rows.layouts, job.facts, job.facts.activation_bytes
     if moe is None or not facts.exchanges_held or moe.token_dispatcher not in (None, "alltoall"):
@@ -84,31 +87,31 @@ def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
     narrow = routed * (1.0 + (lay.expert > 1)) + gathered * (1.0 + sorts)
     shared = tokens(job, rows) / sequence_split(job, rows) * (moe.shared_expert_ffn_hidden_size > 0)
     wide = FP32_BYTES * (gathered + routed) if moe.num_experts >= facts.fp32_router_experts else e * routed
-    held = job.shape.hidden_size * (e * (narrow + shared) + wide * over)
-    return np.where(rows.moe_layers > 0, held, 0.0)
+    exchange_bytes = job.shape.hidden_size * (e * (narrow + shared) + wide * over)
+    return np.where(rows.moe_layers > 0, exchange_bytes, 0.0)
 
 
 def _unfused_attention_backward(job: Job, rows: RankColumns) -> FloatColumn:
-    """Gradients of the scores, when all that the layer's MLP kept is gone."""
+    """Return the gradients of the scores, less what the layer's MLP saved, which is freed by then."""
     scores = job.shape.num_attention_heads / rows.tensor * tokens(job, rows) * job.workload.sequence_length
     mlp = ("mlp_norm_input", "mlp_norm_output", *RECOMPUTED["mlp"])
     return np.asarray(job.facts.score_gradient_bytes * scores - saved_by_dense_layer(job, rows).of(*mlp))
 
 
 def embedding_backward(job: Job, rows: RankColumns, activations: FloatColumn) -> FloatColumn:
-    """First rank: the gradient of the embedding table, which is whole before it is added to the buffer, and of its
-    output, less what the chunk before it has just let go of (`activations` are those of all micro-batches in flight).
-    It runs last of its micro-batch, while other micro-batches are kept (traced, core 0.19.2: tables of 1 GiB beside
-    chunks of one layer, where this is the peak). Without a table to train, nothing."""
+    """Return for the first rank the gradient of the embedding table, which is whole before it is added to the buffer,
+    and of its output, less what the chunk before it has just freed (`activations` are those of all micro-batches in
+    flight). It runs last of its micro-batch, while other micro-batches are kept (traced, core 0.19.2: tables of 1 GiB
+    beside chunks of one layer, where this is the peak). It is zero without a table to train."""
     table = table_gradient(job, rows)
     if not np.any(table):
         return table
-    made = table + table_sum(job, rows) + layer_input(job, rows)
-    return np.where(rows.first, made - activations * _let_go_by_first_chunk(job, rows), 0.0)
+    gradients = table + table_sum(job, rows) + layer_input(job, rows)
+    return np.where(rows.first, gradients - activations * _freed_by_first_chunk(job, rows), 0.0)
 
 
-def _let_go_by_first_chunk(job: Job, rows: RankColumns) -> FloatColumn:
-    """The share of the activations in flight that is gone when the first chunk has run backward for the first time.
+def _freed_by_first_chunk(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the share of the activations in flight that is freed when the first chunk has run backward once.
 
     An interleaved schedule runs it after a group's backward passes of each other chunk; where no forward passes are
     left to take their places, theirs are gone too (`in_flight` says how many chunks are alive at most)."""
@@ -122,14 +125,14 @@ def _let_go_by_first_chunk(job: Job, rows: RankColumns) -> FloatColumn:
     if np.any(lay.uneven):
         of_partition = np.array([split[0] if split else 0 for split in lay.partitions], dtype=np.float64)
         first = np.where(lay.uneven, of_partition[lay.partition], first)
-    kept = np.maximum(alive.dense + alive.mixture, 1.0)
+    alive_layers = np.maximum(alive.dense + alive.mixture, 1.0)
     chunks = alive.depth * v
     replaced = np.where(v > 1, m * v - (v - 1) * g, chunks)
-    return np.asarray(np.minimum(first / kept + np.maximum(chunks - replaced, 0.0) / chunks, 1.0))
+    return np.asarray(np.minimum(first / alive_layers + np.maximum(chunks - replaced, 0.0) / chunks, 1.0))
 
 
-def _activation_again(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """1 where experts' activations are made again, which holds them until the activation function has run backward
+def _activation_recomputed(job: Job, rows: RankColumns) -> FloatColumn | float:
+    """Return 1 where experts' activations are recomputed, which keeps them until the activation has run backward
     (megatron/core/tensor_parallel/random.py CheckpointWithoutOutput, core 0.19; traced)."""
     if "moe_act" not in job.techniques.recompute_modules:
         return 0.0
@@ -142,40 +145,42 @@ def _mlp_backward(
     width: FloatColumn,
     hidden: FloatColumn,
     matrix: tuple[FloatColumn, FloatColumn],
-    held: FloatColumn | float = 0.0,
+    outliving: FloatColumn | float = 0.0,
 ) -> FloatColumn:
-    """`width` and `hidden` are elements of one ffn-wide and one hidden-wide tensor, `matrix` those of both weights;
-    `held` is the share of the second linear's input that outlives its backward."""
+    """Return the bytes alive at the worst step of an MLP's backward pass. `width` and `hidden` are elements of one
+    ffn-wide and one hidden-wide tensor, `matrix` those of both weights; `outliving` is the share of the second linear's
+    input that outlives its backward."""
     e, w = job.facts.activation_bytes, job.facts.linear_input_bytes * _inputs_kept(job)
     projected = 2.0 if job.shape.gated_mlp else 1.0
     no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
     first, second = (0.0 if no_temporary else job.facts.parameter_bytes * m for m in matrix)
     output = hidden if job.facts.branch_gradients_apart else 0.0
     second_linear = e * (output + width) + second
-    made = 0.0 if job.facts.gated_gradient_in_place and job.shape.gated_mlp else projected
-    kept = w * width
-    activation = e * (1.0 + made) * width - kept * (1.0 - held)
-    first_linear = e * (projected * width + hidden) + first - kept - e * projected * width
+    created = 0.0 if job.facts.gated_gradient_in_place and job.shape.gated_mlp else projected
+    saved_input = w * width
+    activation = e * (1.0 + created) * width - saved_input * (1.0 - outliving)
+    first_linear = e * (projected * width + hidden) + first - saved_input - e * projected * width
     return np.maximum(second_linear, np.maximum(activation, first_linear))
 
 
 def _inputs_kept(job: Job) -> float:
-    """The share of a linear's input that is kept, and let go of once its weight's gradient is made."""
+    """Return the share of a linear's input that is saved, and freed once its weight gradient is computed."""
     adapters = job.techniques.adapters
     return 0.0 if adapters is not None and adapters.frozen_down else job.techniques.sampled_share
 
 
-def _piece_again(job: Job, width: FloatColumn) -> FloatColumn | float:
-    """What one piece of a chunked MLP keeps while it is computed again."""
+def _recomputed_piece(job: Job, width: FloatColumn) -> FloatColumn | float:
+    """Return what one piece of a chunked MLP saves while it is recomputed."""
     if job.techniques.mlp_chunks == 1 or not job.facts.mlp_chunks_recomputed:
         return 0.0
     return (projected_bytes(job) + job.facts.linear_input_bytes) * width
 
 
 def delayed_weight_gradients(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
-    """What waits for a pass of its own that makes the weight gradients of a layer: the gradients of all its linears'
-    outputs, and the inputs of the MLP's (2BP, Rae et al. 2024, section 3; transformer_engine/pytorch/module/_common.py
-    WeightGradStore, 2.20; megatron/core/models/common/model_chunk_schedule_plan.py, core 0.19)."""
+    """Return what waits for the separate pass that computes a layer's weight gradients: the gradients of all its
+    linears' outputs, and the inputs of the MLP's (2BP, Rae et al. 2024, section 3;
+    transformer_engine/pytorch/module/_common.py WeightGradStore, 2.20;
+    megatron/core/models/common/model_chunk_schedule_plan.py, core 0.19)."""
     if not job.techniques.delay_weight_gradients:
         return {}
     shape, e = job.shape, job.facts.activation_bytes
@@ -193,11 +198,11 @@ def delayed_weight_gradients(job: Job, rows: RankColumns) -> dict[str, FloatColu
 
 
 def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
-    """Full recompute makes a layer's activations again before its backward, that of an MLP or a mixture what belongs
-    to it; any recompute makes the scores again.
+    """Return the activations recomputed before a layer's backward pass: all of the layer with full recompute, those of
+    its modules with selective recompute, and the scores with either.
 
-    With the block method the layers kept whole are the last ones and run backward first: what they let go of is there
-    for the first recomputed layer.
+    With the block method the layers saved whole are the last ones and run backward first: what they free is available
+    to the first recomputed layer.
     """
 
     def full() -> FloatColumn:
@@ -209,11 +214,11 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
         layers = (rows.dense_layers + rows.moe_layers) / rows.layouts.virtual_pipeline
         return whole * np.where(count == 0, 1.0, np.clip(1.0 + count - layers, 0.0, 1.0))
 
-    return by_recompute(rows, lambda: np.zeros(len(rows)), lambda: _made_again(job, rows), full)
+    return by_recompute(rows, lambda: np.zeros(len(rows)), lambda: _recomputed_modules(job, rows), full)
 
 
 def _whole_layer(job: Job, rows: RankColumns) -> FloatColumn:
-    """Everything the largest layer of a row's rank keeps."""
+    """Return all that the largest layer of a row's rank saves."""
     dense = saved_by_dense_layer(job, rows).total
     if job.shape.moe is None:
         return dense
@@ -221,8 +226,8 @@ def _whole_layer(job: Job, rows: RankColumns) -> FloatColumn:
     return np.where(rows.moe_layers > 0, mixture, dense)
 
 
-def _made_again(job: Job, rows: RankColumns) -> FloatColumn:
-    """What selective recompute makes again of one layer."""
+def _recomputed_modules(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return what selective recompute recomputes of one layer."""
     if job.facts.operators_kept:
         return np.maximum(_whole_layer(job, rows) - kept_operators(job, rows), 0.0)
     modules, dense = job.techniques.recompute_modules, saved_by_dense_layer(job, rows)
@@ -237,7 +242,7 @@ def _made_again(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
-    """Last rank: the gradient of the logits, of the head's gathered input, and of its weight."""
+    """Return for the last rank the gradients of the logits, of the head's gathered input, and of its weight."""
     n, t = tokens(job, rows), rows.tensor
     head = matrices(job, rows).head
     wide = vocabulary(job, rows) / logits_split(job, rows)
@@ -251,16 +256,16 @@ def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def weight_gradient_stubs(job: Job, rows: RankColumns) -> FloatColumn:
-    """With gradients accumulated in place, Transformer Engine hands autograd one stub for every distinct shape of
-    weight (transformer_engine/pytorch/module/base.py get_dummy_wgrad, 2.2 to 2.20) and Megatron core one for the head
-    (megatron/core/tensor_parallel/layers.py, core 0.19). They are made once and kept."""
+    """Return the stubs of weight gradients. With gradients accumulated in place, Transformer Engine hands autograd one
+    stub for every distinct shape of weight (transformer_engine/pytorch/module/base.py get_dummy_wgrad, 2.2 to 2.20) and
+    Megatron core one for the head (megatron/core/tensor_parallel/layers.py, core 0.19). They are made once and kept."""
     if not (job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs):
         return np.zeros(len(rows))
     return job.facts.parameter_bytes * (distinct_matrices(job, rows) + projection(job, rows))
 
 
 def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
-    """Buffers made once and kept, that a micro-batch passes through: by name, bytes.
+    """Return by name the bytes of buffers that are allocated once and that each micro-batch passes through.
 
     `user_buffers`: one for every multiplication of a layer that is overlapped with its all-gather or reduce-scatter
     (transformer_engine/pytorch/module/base.py initialize_ub, 2.20; Megatron `--tp-comm-overlap`).
@@ -283,6 +288,6 @@ def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
 
 
 def _exchanges(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Buffers for what pipeline ranks send each other."""
+    """Return the number of buffers for what pipeline ranks send each other."""
     every = rows.microbatches.astype(np.float64) if job.facts.pipeline_buffers_by_microbatch else 1.0
     return every * job.facts.pipeline_buffers

@@ -1,4 +1,4 @@
-"""The pipeline rank with the most bytes, of every layout."""
+"""The pipeline rank with the most bytes for every layout."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LEARNT_BYTES = 32 * 2**20 - 2**16
 
 @cache
 def keep_freed_memory() -> None:
-    """Once a process. glibc hands freed memory at the end of the heap back to the system as soon as it is 128 KiB, and
-    columns come and go there: new pages took half of the formula's time. Freeing one mapped block teaches it to keep
-    twice that block's size (mallopt(3), M_MMAP_THRESHOLD, "dynamic"). The block is never written to, so it costs
-    nothing; other allocators take no notice."""
+    """Make the process keep the memory that columns free, once. glibc returns freed memory at the end of the heap to
+    the system from 128 KiB on, and columns come and go there: new pages took half of the formula's time. Freeing one
+    mapped block teaches it to keep twice that block's size (mallopt(3), M_MMAP_THRESHOLD, "dynamic"). The block is
+    never written to, so it costs nothing; other allocators are not affected."""
     np.empty(LEARNT_BYTES, dtype=np.int8)
 
 
@@ -37,7 +37,7 @@ PIECE = 12288
 
 @dataclass(frozen=True)
 class WorstRanks:
-    """Per layout: the pipeline rank with the most device bytes (the first of equals), and those bytes."""
+    """The pipeline rank of each layout with the most device bytes (the first of equals), and those bytes."""
 
     pipeline_rank: IntColumn
     device_bytes: FloatColumn
@@ -45,7 +45,7 @@ class WorstRanks:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rows of `count` layouts, ordered as `RankColumns` says."""
+    """Row numbers of the ranks of `count` layouts, in the order of `RankColumns`."""
 
     count: int
     layout_index: IntColumn
@@ -58,12 +58,12 @@ class Ranks:
 
     @property
     def last(self) -> slice:
-        """Of ends: the rows of the last ranks, which are the first where no layout has more than one."""
+        """Rows of the last ranks where `ends` holds; they are the first ranks where no layout has more than one."""
         return slice(len(self.rank) - self.count, None)
 
 
 def pieces(job: Job, layouts: LayoutColumns) -> Iterator[slice]:
-    """Few enough layouts at a time that their candidate ranks are about PIECE; one empty piece of no layouts."""
+    """Return slices of layouts whose candidate ranks are about PIECE each; one empty slice for no layouts."""
     keep_freed_memory()
     ranks = layouts.pipeline if all_are_candidates(job, layouts) else np.minimum(layouts.pipeline, 2)
     places = np.cumsum(ranks) // PIECE
@@ -72,7 +72,7 @@ def pieces(job: Job, layouts: LayoutColumns) -> Iterator[slice]:
 
 
 def worst_of(ranks: Ranks, device: FloatColumn) -> WorstRanks:
-    """The maximum of `device`, one number for each rank, over the ranks of each layout."""
+    """Return the maximum of `device`, one number for each rank, over the ranks of each layout."""
     if not ranks.ends:
         return _of_all(ranks, device)
     first, last = device[: ranks.count], device[ranks.last]
@@ -87,7 +87,7 @@ def _of_all(ranks: Ranks, device: FloatColumn) -> WorstRanks:
 
 
 def most_bytes(ranks: Ranks, column: FloatColumn) -> FloatColumn:
-    """The maximum of `column`, one number for each rank, over the ranks of each layout."""
+    """Return the maximum of `column`, one number for each rank, over the ranks of each layout."""
     if not ranks.ends:
         return np.asarray(np.maximum.reduceat(column, np.flatnonzero(ranks.rank == 0)))
     return np.maximum(column[: ranks.count], column[ranks.last])
