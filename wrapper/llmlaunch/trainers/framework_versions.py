@@ -1,4 +1,5 @@
-"""Says what a training environment holds: one JSON line on stdout. `llmlaunch doctor --container` runs it on a node.
+"""Reports the versions in a training environment as one JSON line on stdout. `llmlaunch doctor --container` runs it on
+a node.
 
 Standard library alone, Python 3.8 or newer; torch is imported, the others are looked up. Megatron core is the one of
 the checkout ($MEGATRON_LM_PATH), which a training would take, else the one that is installed.

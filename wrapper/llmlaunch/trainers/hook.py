@@ -1,6 +1,6 @@
-"""Runs first in every Python the rank wrapper starts: copied into a run directory as hook/sitecustomize.py, a folder
-that the wrapper puts first on the trainer's PYTHONPATH. Python >= 3.8, standard library, and never the trainer's bane:
-each part fails alone and silently.
+"""The hook that runs first in every Python the rank wrapper starts: copied into a run directory as
+hook/sitecustomize.py, a folder that the wrapper puts first on the trainer's PYTHONPATH. Python >= 3.8 and the standard
+library alone; it must never harm the trainer, so each part fails alone and silently.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""What torch's allocator held at most, by its own counters, written down by the rank's own Python: copied into a run
-directory as hook/llmlaunch_memory_probe.py and started there by hook/sitecustomize.py, once CUDA is initialised.
-Python >= 3.8, standard library, and never the trainer's bane (docs/monitor.md).
+"""The memory probe: the peaks of torch's allocator by its own counters, written by the rank's own Python.
+
+It is copied into a run directory as hook/llmlaunch_memory_probe.py and started there by hook/sitecustomize.py, once
+CUDA is initialised. Python >= 3.8 and the standard library alone; it must never harm the trainer
+(docs/memory-probe.md).
 
 Counters are read by a thread every second, in the trainer's own thread before it resets them, and at its end. All
 writing is that thread's: a full, slow or hanging disk costs the trainer five seconds at its end, and nothing before.
@@ -56,7 +58,7 @@ def start(description: str) -> None:
 
 
 class MemoryProbe:
-    """The counters of one process. A forked child has a copy, which its pid keeps silent."""
+    """The allocator counters of one process. A forked child has a copy, which writes nothing: its pid is another."""
 
     def __init__(self, place: dict[str, Any], torch: Any) -> None:
         self.torch = torch
@@ -105,8 +107,8 @@ class MemoryProbe:
         return leave
 
     def end(self) -> None:
-        """The last look, and the last word, if the disk takes it in time. A signal's handler may come here again amid
-        it, and waits as well."""
+        """Read the counters a last time, and write them if the disk takes them in time. A signal's handler may come
+        here again amid it, and waits as well."""
         if os.getpid() != self.pid:
             return
         with contextlib.suppress(Exception):
@@ -127,7 +129,8 @@ class MemoryProbe:
                 self.look(index)
 
     def look(self, index: int) -> None:
-        """Nothing where the lock is not to be had: a handler that waits for this thread has interrupted its holder."""
+        """Read one device's counters; nothing where the lock cannot be had: a handler that waits for this thread has
+        interrupted its holder."""
         if not self.lock.acquire(timeout=LOCK_SECONDS):
             return
         try:  # over the reading, too: what is counted must not go back
@@ -183,7 +186,8 @@ class MemoryProbe:
 
 
 class Devices:
-    """What the driver says of a device. For one thread: it may hang here, and hold no lock of the interpreter's."""
+    """The driver's answers about devices, for one thread: it may hang here, and holds no lock of the interpreter
+    then."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -203,7 +207,8 @@ class Devices:
             entry["total_bytes"] = int(self.torch.cuda.get_device_properties(entry["device"]).total_memory)
 
     def uuid(self, index: int) -> str | None:
-        """As NVML writes it: a slice's own, where the device is one."""
+        """Return the UUID as NVML writes it: a slice's own, where the device is one; None where the driver does not
+        say."""
         if self.driver is None:
             return None
         whole, own = (ctypes.c_ubyte * 16)(), (ctypes.c_ubyte * 16)()
@@ -225,7 +230,8 @@ class Devices:
         return time.monotonic() - at >= (DEVICE_LOOK_SECONDS if changed else QUIET_DEVICE_LOOK_SECONDS)
 
     def used_bytes(self, entry: dict[str, Any]) -> int | None:
-        """total - free as cudaMemGetInfo has them. No context is opened: torch has one where it reserves memory."""
+        """Return total - free as cudaMemGetInfo has them. No context is opened: torch has one where it reserves
+        memory."""
         self.looked[entry["device"]] = (time.monotonic(), entry["reserved_bytes"])
         context = self.context(entry["device"])
         if context is None or self.driver.cuCtxPushCurrent_v2(context) != 0:

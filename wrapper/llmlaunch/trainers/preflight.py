@@ -1,4 +1,4 @@
-"""Tries one device before the training, and the way from it to all others. `node.pyz preflight` starts one for each.
+"""Tests one device before the training, and its connection to all others. `node.pyz preflight` starts one for each.
 
 It stands alone: Python >= 3.9 and torch, nothing of llmlaunch. One JSON line on stdout for each stage it reached:
 

@@ -1,4 +1,4 @@
-"""How fast it learns: the learning rate of every step, and AdamW's other figures."""
+"""The learning rate of every step, and AdamW's other hyperparameters."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def add_learning(parser: argparse.ArgumentParser) -> None:
 
 
 def learning_rate(args: argparse.Namespace, step: int) -> float:
-    """Linear warm-up to `--learning-rate`, then `--learning-rate-decay` over the steps that are left. Steps count from
-    0; one after the last would have the minimum."""
+    """Return the learning rate of a step: linear warm-up to `--learning-rate`, then `--learning-rate-decay` over the
+    steps that are left. Steps count from 0; one after the last would have the minimum."""
     if step < args.warmup_steps:
         return float(args.learning_rate * (step + 1) / (args.warmup_steps + 1))
     passed = (step - args.warmup_steps) / max(args.steps - args.warmup_steps, 1)
