@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.app.planned_run import PlannedRun, plan
-from llmlaunch.launchers.choose import Choice
+from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.local_gpus import LocalGpu
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
@@ -49,7 +49,7 @@ def the_plan(interpreter: Path) -> PlannedRun:
 
 def rehearse(result: PlannedRun, runs: Path) -> RehearsedRank:
     asked = asked_ranks(result.plan, result.recipe.model, "worst")
-    choice = Choice(LocalLauncher(), "here")
+    choice = LauncherChoice(LocalLauncher(), "here")
     found = run_alone(result.recipe, result.plan, result.json, result.rendered, asked, choice, runs, print)
     return next(iter(found))
 

@@ -13,7 +13,7 @@ from cpu_training import ADDED, MEGATRON_CPU, PYTHON
 
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.assets import asset
-from llmlaunch.launchers.choose import Choice
+from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.local_gpus import LocalGpu
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
@@ -78,7 +78,7 @@ class Machine:
     def rehearse(self) -> RehearsedRank:
         result = self.plan()
         asked = asked_ranks(result.plan, result.recipe.model, str(RANK))
-        choice = Choice(LocalLauncher(), "here")
+        choice = LauncherChoice(LocalLauncher(), "here")
         rendered = result.rendered
         found = run_alone(result.recipe, result.plan, result.json, rendered, asked, choice, self.runs, self.said.append)
         return next(iter(found))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from one_machine import Cluster, install, new_cluster, run_directory, throw_away, wait_until
 
-from llmlaunch.launchers import submitting
+from llmlaunch.launchers import submit_mark
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 
@@ -71,7 +71,7 @@ def told_by_sacct_of_an_interrupted_submit(accounted: Cluster, tmp_path: Path) -
     options = ("--parsable", f"--chdir={tmp_path}", "--comment=llmlaunch=sample-1")
     accounted.ask("sbatch", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")  # so that it has to wait
     job_id = accounted.ask("sbatch", *options, str(run_dir / "job.sbatch")).strip()
-    submitting.begin(run_dir)
+    submit_mark.begin(run_dir)
     mark = json.loads((run_dir / "submitting").read_text()) | {"pid": 0}  # nobody's
     (run_dir / "submitting").write_text(json.dumps(mark))
 

@@ -15,8 +15,8 @@ from one_machine import Cluster, Output, new_cluster, run_directory, throw_away,
 
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.look import look_at
 from llmlaunch.launchers.run_files import cancel_mark, read_submission
+from llmlaunch.launchers.run_status import read_statuses
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 from llmlaunch.watch.follow import follow
 from llmlaunch.watch.screen import Screen
@@ -97,7 +97,7 @@ def test_a_node_that_is_silent_when_the_job_ends_keeps_it_for_a_while(slurm: Clu
         wait_until(
             lambda: state(submission).state == "COMPLETING", "SLURM clears up", instead=lambda: state(submission)
         )
-        (look,) = look_at([submission], lambda line: None)
+        (look,) = read_statuses([submission], lambda line: None)
         assert look.state.phase == "running"
         assert "SLURM has yet to hear of its end from each node" in look.sentence()
     finally:

@@ -18,7 +18,7 @@ import pytest
 from one_machine import Cluster, new_cluster, run_directory, throw_away, wait_until
 
 from llmlaunch.errors import SchedulerRefused, UserError
-from llmlaunch.launchers import submitting
+from llmlaunch.launchers import submit_mark
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import read_submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
@@ -419,7 +419,7 @@ def test_a_scheduler_that_hangs_is_said_and_the_job_is_submitted_once(
         os.kill(controller, signal.SIGCONT)
     assert f"llmlaunch resume {run_dir}" in str(silence.value)
     assert any("looking for a job" in line for line in said)
-    assert submitting.left_behind(run_dir) is None  # this very process might still be at it
+    assert submit_mark.left_behind(run_dir) is None  # this very process might still be at it
     submission = SlurmLauncher().submit(run_dir)
     assert jobs_of(alone, run_dir) == list(submission.jobs)
     assert len(submission.jobs) == 1

@@ -20,9 +20,9 @@ from llmlaunch.assets import asset
 from llmlaunch.cli.main import main
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState
-from llmlaunch.launchers.look import Look, look_at
 from llmlaunch.launchers.run_files import read_submission
-from llmlaunch.launchers.submitting import was_submitting
+from llmlaunch.launchers.run_status import RunStatus, read_statuses
+from llmlaunch.launchers.submit_mark import was_submitting
 from llmlaunch.rundir.memory_files import attempt_summary
 from llmlaunch.rundir.run import run_history
 from llmlaunch.store.read_directory import read_directory
@@ -328,8 +328,8 @@ def read_all(run_dir: Path, say: Callable[[str], None]) -> None:
     submission = read_submission(run_dir)
     if submission is None:
         return
-    look = Look(submission, JobState("running"), ATTEMPT, {}, {}, False)
-    for shown in (look, *look_at([submission], say)):
+    look = RunStatus(submission, JobState("running"), ATTEMPT, {}, {}, False)
+    for shown in (look, *read_statuses([submission], say)):
         shown.sentence()
         shown.cells()
         json.dumps(shown.as_json())

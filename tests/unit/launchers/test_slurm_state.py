@@ -10,7 +10,7 @@ import pytest
 
 from llmlaunch.launchers.base import JobState, Phase, Submission
 from llmlaunch.launchers.run_files import cancel_mark, end_noted, note_end
-from llmlaunch.launchers.slurm.state import Heard, conclude, is_told
+from llmlaunch.launchers.slurm.state import SlurmAnswers, is_settled, job_state
 from llmlaunch.launchers.slurm.text import Row
 
 
@@ -29,15 +29,15 @@ def end(run_dir: Path, attempt: str, state: str, code: int) -> None:
 
 def test_a_job_that_was_told_and_saved_is_stopped_and_not_failed(tmp_path: Path) -> None:
     end(tmp_path, "12.0", "stopped", 75)
-    heard = Heard({}, {"12": Row("FAILED", exit_code=75)})
-    assert conclude(submission(tmp_path, "12"), heard) == JobState("stopped", "FAILED", "its own words", 75)
+    heard = SlurmAnswers({}, {"12": Row("FAILED", exit_code=75)})
+    assert job_state(submission(tmp_path, "12"), heard) == JobState("stopped", "FAILED", "its own words", 75)
 
 
 def test_who_cancelled_it_is_named(tmp_path: Path) -> None:
     live = {"12": Row("CANCELLED")}
-    told = conclude(submission(tmp_path, "12"), Heard(live, {"12": Row("CANCELLED", by=str(os.getuid()))}))
+    told = job_state(submission(tmp_path, "12"), SlurmAnswers(live, {"12": Row("CANCELLED", by=str(os.getuid()))}))
     assert told.reason == "by root" or told.reason.startswith("by ")
-    told = conclude(submission(tmp_path, "12"), Heard(live, {"12": Row("CANCELLED", by="4000000000")}))
+    told = job_state(submission(tmp_path, "12"), SlurmAnswers(live, {"12": Row("CANCELLED", by="4000000000")}))
     assert told == JobState("cancelled", "CANCELLED", "by user 4000000000")
 
 
@@ -47,14 +47,16 @@ def test_the_node_that_slurm_lost_is_named_where_the_job_had_no_last_word(tmp_pa
     (folder / "attempt.json").write_text(json.dumps({"attempt": "12.0", "nodes": ["n1", "n2"]}))
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "12.0.job.log").write_text("srun: error: Node failure on n2\n")
-    told = conclude(submission(tmp_path, "12"), Heard({}, {"12": Row("NODE_FAIL", reason="NodeDown", exit_code=0)}))
+    told = job_state(
+        submission(tmp_path, "12"), SlurmAnswers({}, {"12": Row("NODE_FAIL", reason="NodeDown", exit_code=0)})
+    )
     assert told.phase == "failed"
     assert told.reason == "NodeDown; the node failed (n2): srun: error: Node failure on n2"
 
 
 def test_requeues_are_counted_by_whoever_saw_more(tmp_path: Path) -> None:
-    heard = Heard({"12": Row("RUNNING", restarts=1)}, {"12": Row("RUNNING", restarts=2)})
-    assert conclude(submission(tmp_path, "12"), heard).restarts == 2
+    heard = SlurmAnswers({"12": Row("RUNNING", restarts=1)}, {"12": Row("RUNNING", restarts=2)})
+    assert job_state(submission(tmp_path, "12"), heard).restarts == 2
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_a_chain_is_where_its_jobs_have_got_to(
     tmp_path: Path, states: tuple[str, ...], phase: Phase, link: int
 ) -> None:
     chain = submission(tmp_path, "12", "13", "14")
-    told = conclude(chain, Heard({job: Row(state) for job, state in zip(chain.jobs, states, strict=True)}, {}))
+    told = job_state(chain, SlurmAnswers({job: Row(state) for job, state in zip(chain.jobs, states, strict=True)}, {}))
     assert (told.phase, told.link) == (phase, link)
 
 
@@ -78,7 +80,7 @@ def test_a_chain_has_succeeded_when_a_link_reached_the_end_of_the_training(tmp_p
     end(tmp_path, "12.0", "stopped", 75)
     end(tmp_path, "13.0", "succeeded", 0)
     live = {"12": Row("FAILED"), "13": Row("COMPLETED"), "14": Row("PENDING", "Dependency")}
-    told = conclude(submission(tmp_path, "12", "13", "14"), Heard(live, {}))
+    told = job_state(submission(tmp_path, "12", "13", "14"), SlurmAnswers(live, {}))
     assert told == JobState("succeeded", "COMPLETED", "its own words", 0, link=2)
 
 
@@ -87,37 +89,39 @@ def test_a_link_s_own_word_outlives_the_next_link_s(tmp_path: Path) -> None:
     end(tmp_path, "13.0", "failed", 3)
     past = {"12": Row("FAILED", exit_code=75), "13": Row("FAILED", exit_code=3)}
     chain = submission(tmp_path, "12", "13")
-    assert conclude(chain, Heard({}, past)).phase == "failed"
+    assert job_state(chain, SlurmAnswers({}, past)).phase == "failed"
     first = Submission("slurm", "12", tmp_path, 1.0)
-    assert conclude(first, Heard({}, past)).phase == "stopped"
+    assert job_state(first, SlurmAnswers({}, past)).phase == "stopped"
 
 
 def test_an_end_that_was_noted_is_known_when_slurm_has_forgotten_the_job(tmp_path: Path) -> None:
     job = submission(tmp_path, "12")
-    nothing = Heard({}, {})
-    assert conclude(job, nothing).phase == "unknown"
+    nothing = SlurmAnswers({}, {})
+    assert job_state(job, nothing).phase == "unknown"
     cancelled = JobState("cancelled", "CANCELLED", "by ada", restarts=1)
     assert note_end(job, cancelled)
     assert not note_end(job, cancelled)  # once
-    assert conclude(job, nothing) == cancelled
-    assert conclude(job, Heard({"12": Row("CANCELLED")}, {})) == cancelled
-    assert conclude(job, Heard({"12": Row("RUNNING")}, {})).phase == "running"  # put back into the queue by hand
+    assert job_state(job, nothing) == cancelled
+    assert job_state(job, SlurmAnswers({"12": Row("CANCELLED")}, {})) == cancelled
+    assert (
+        job_state(job, SlurmAnswers({"12": Row("RUNNING")}, {})).phase == "running"
+    )  # put back into the queue by hand
     assert end_noted(submission(tmp_path, "13")) is None
-    assert conclude(submission(tmp_path, "13"), nothing).phase == "unknown"
+    assert job_state(submission(tmp_path, "13"), nothing).phase == "unknown"
 
 
 def test_sacct_is_needed_only_where_nobody_else_knows(tmp_path: Path) -> None:
     job = submission(tmp_path, "12")
-    assert is_told(job, {"12": Row("PENDING")})
-    assert is_told(job, {"12": Row("RUNNING")})
-    assert not is_told(job, {})
-    assert not is_told(job, {"12": Row("CANCELLED")})
+    assert is_settled(job, {"12": Row("PENDING")})
+    assert is_settled(job, {"12": Row("RUNNING")})
+    assert not is_settled(job, {})
+    assert not is_settled(job, {"12": Row("CANCELLED")})
     assert note_end(job, JobState("cancelled"))
-    assert is_told(job, {})
+    assert is_settled(job, {})
     chain = submission(tmp_path, "13", "14")
-    assert not is_told(chain, {"14": Row("RUNNING")})
+    assert not is_settled(chain, {"14": Row("RUNNING")})
     end(tmp_path, "13.0", "stopped", 75)
-    assert is_told(chain, {"14": Row("RUNNING")})
+    assert is_settled(chain, {"14": Row("RUNNING")})
 
 
 def test_what_the_job_wrote_itself_needs_no_note(tmp_path: Path) -> None:
@@ -130,10 +134,10 @@ def test_our_own_cancel_counts_only_where_slurm_answered(tmp_path: Path) -> None
     job = submission(tmp_path, "12_3")
     (tmp_path / "logs").mkdir()
     cancel_mark(job).touch()
-    assert conclude(job, Heard({}, {})).phase == "cancelled"
-    assert conclude(job, Heard({}, {}, silence="no answer")).phase == "unknown"
+    assert job_state(job, SlurmAnswers({}, {})).phase == "cancelled"
+    assert job_state(job, SlurmAnswers({}, {}, silence="no answer")).phase == "unknown"
 
 
 def test_the_accounting_alone_is_said_to_be_so(tmp_path: Path) -> None:
-    told = conclude(submission(tmp_path, "12"), Heard({}, {"12": Row("RUNNING")}, silence="no answer"))
+    told = job_state(submission(tmp_path, "12"), SlurmAnswers({}, {"12": Row("RUNNING")}, silence="no answer"))
     assert told == JobState("running", "RUNNING", "by sacct alone; squeue: no answer")

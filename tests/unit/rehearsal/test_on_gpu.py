@@ -13,7 +13,7 @@ import pytest
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.choose import Choice
+from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
 from llmlaunch.rehearsal.ranks import AskedRank, RehearsedRank
 from llmlaunch.units import GIB
@@ -71,7 +71,7 @@ def job() -> PlannedRun:
 def rehearse(job: PlannedRun, jobs: Jobs, folder: Path, *ranks: int) -> list[RehearsedRank]:
     predicted = job.plan.estimate.ranks
     asked = [AskedRank(predicted[rank], (rank,)) for rank in ranks or (3,)]
-    choice = Choice(jobs, "SLURM is here.")
+    choice = LauncherChoice(jobs, "SLURM is here.")
     found = run_alone(job.recipe, job.plan, job.json, job.rendered, asked, choice, folder, lambda line: None)
     return list(found)
 
@@ -96,7 +96,7 @@ def test_under_slurm_all_wait_together_and_on_one_machine_one_after_the_other(jo
     for name, waiting in (("slurm", 2), ("local", 1)):
         jobs, predicted = Jobs(name), job.plan.estimate.ranks
         asked = [AskedRank(predicted[rank], (rank,)) for rank in (0, 3)]
-        choice, folder = Choice(jobs, ""), tmp_path / name
+        choice, folder = LauncherChoice(jobs, ""), tmp_path / name
         found = run_alone(job.recipe, job.plan, job.json, job.rendered, asked, choice, folder, lambda line: None)
         next(found)
         assert len(jobs.submitted) == waiting

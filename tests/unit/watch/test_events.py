@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.look import Look
+from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.units import GIB
 from llmlaunch.watch import run_reader
 from llmlaunch.watch.events import EventReader
@@ -51,7 +51,7 @@ class Run:
         self.write(f"attempts/{attempt}/attempt.json", {"attempt": attempt, "nodes": ["n1", "n2"], **more})
 
     def read(self) -> WatchedRun:
-        return self.reader.read(Look(self.reader.submission, JobState("running"), None, {}, {}, stopping=False))
+        return self.reader.read(RunStatus(self.reader.submission, JobState("running"), None, {}, {}, stopping=False))
 
     @property
     def news(self) -> list[str]:

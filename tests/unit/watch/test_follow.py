@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local import LocalLauncher
-from llmlaunch.launchers.look import Look
+from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.watch.follow import follow, follow_several
 from llmlaunch.watch.screen import Screen
 from support.local_jobs import run_directory, wait_until
@@ -29,9 +29,9 @@ class Recorded:
         self.left = {job.removeprefix("job"): states for job, states in states.items()}
         self.questions: list[list[str]] = []
 
-    def __call__(self, submissions: Sequence[Submission], say: Callable[[str], None]) -> list[Look]:
+    def __call__(self, submissions: Sequence[Submission], say: Callable[[str], None]) -> list[RunStatus]:
         self.questions.append([submission.job_id for submission in submissions])
-        return [Look(s, self._next(s.job_id), None, {}, {}, stopping=False) for s in submissions]
+        return [RunStatus(s, self._next(s.job_id), None, {}, {}, stopping=False) for s in submissions]
 
     def _next(self, job: str) -> JobState:
         return self.left[job].pop(0) if len(self.left[job]) > 1 else self.left[job][0]

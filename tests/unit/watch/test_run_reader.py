@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.look import Look
+from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.watch import run_reader
 from llmlaunch.watch.model import Gauge, WatchedRun
 from llmlaunch.watch.run_reader import RunReader
@@ -49,8 +49,8 @@ def prepared(directory: Path, attempt: str = ATTEMPT, **changes: Any) -> Submiss
     return Submission("slurm", JOB, directory, 0.0)
 
 
-def look(submission: Submission, phase: Any = "running") -> Look:
-    return Look(submission, JobState(phase), ATTEMPT, {}, {}, stopping=False)
+def look(submission: Submission, phase: Any = "running") -> RunStatus:
+    return RunStatus(submission, JobState(phase), ATTEMPT, {}, {}, stopping=False)
 
 
 def read(reader: RunReader) -> WatchedRun:

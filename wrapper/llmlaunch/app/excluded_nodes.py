@@ -28,7 +28,7 @@ def exclusion_options(run_dir: Path, notify: Notify) -> tuple[str, ...]:
     sick = _sick_nodes(notify) if "SBATCH_CLUSTERS" not in os.environ else []
     if not sick:
         return ()
-    from llmlaunch.launchers import environment
+    from llmlaunch.launchers import run_environment
     from llmlaunch.launchers.run_files import job_script
     from llmlaunch.launchers.slurm.site import cluster_name, exclusion, nodes_of_cluster
 
@@ -40,7 +40,7 @@ def exclusion_options(run_dir: Path, notify: Notify) -> tuple[str, ...]:
         return ()
     if not listed:
         return ()
-    chosen = exclusion([node.node for node in sick], environment.directives(job_script(run_dir)), listed)
+    chosen = exclusion([node.node for node in sick], run_environment.directives(job_script(run_dir)), listed)
     _announce([node for node in sick if node.node in chosen.names], chosen.too_few, notify)
     return chosen.words
 

@@ -66,15 +66,15 @@ def submission_in(directory: Path, notify: Notify) -> Submission:
 
     Raises UserError where there is none.
     """
-    from llmlaunch.launchers import submitting
+    from llmlaunch.launchers import submit_mark
     from llmlaunch.launchers.run_files import read_submission
     from llmlaunch.launchers.sweep import task_submission
 
-    mark = submitting.was_submitting(directory)
+    mark = submit_mark.was_submitting(directory)
     submission = read_submission(directory) or task_submission(directory)
-    if mark is not None and submitting.at_work(mark) and submission is None:
+    if mark is not None and submit_mark.at_work(mark) and submission is None:
         raise UserError(f"{directory}: is being submitted now (process {mark.pid} on {mark.host})")
-    if mark is not None and not submitting.at_work(mark):
+    if mark is not None and not submit_mark.at_work(mark):
         submission = _interrupted_submission(directory, submission, notify)
     if submission is not None:
         return submission

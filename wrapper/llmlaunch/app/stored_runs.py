@@ -17,7 +17,7 @@ from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:
     from llmlaunch.calibration.records import MeasurementRecord
-    from llmlaunch.launchers.look import Look
+    from llmlaunch.launchers.run_status import RunStatus
     from llmlaunch.rundir.run import RunHistory
     from llmlaunch.store.runs import Run
 
@@ -30,7 +30,7 @@ class RunState:
     else None, and `progress` its attempts and steps, as its files have them."""
 
     run: Run
-    live: Look | None
+    live: RunStatus | None
     progress: RunHistory
 
     @property
@@ -103,15 +103,15 @@ def runs(
     return [RunState(run, live.get(run.directory), run_history(run.directory)) for run in listed[:limit]]
 
 
-def _phase(run: Run, live: Look | None) -> str:
+def _phase(run: Run, live: RunStatus | None) -> str:
     phase = run.state if live is None else live.state.phase
     return phase if phase in PHASES else "unknown"
 
 
-def _live(directories: Sequence[Path], notify: Notify) -> Mapping[Path, Look]:
+def _live(directories: Sequence[Path], notify: Notify) -> Mapping[Path, RunStatus]:
     """Return what the launchers say of the runs in these directories; a scheduler that does not answer is a warning."""
-    from llmlaunch.launchers.look import look_at
     from llmlaunch.launchers.run_files import read_submission
+    from llmlaunch.launchers.run_status import read_statuses
 
     submissions = []
     for directory in directories:
@@ -122,7 +122,7 @@ def _live(directories: Sequence[Path], notify: Notify) -> Mapping[Path, Look]:
             continue
         submissions += [submission] if submission else []
     try:
-        looks = look_at(submissions, notify) if submissions else []
+        looks = read_statuses(submissions, notify) if submissions else []
     except UserError as failure:
         notify(f"warning: what goes on is shown as it was last known: {failure}")
         return {}

@@ -25,7 +25,7 @@ from llmlaunch.rundir.messages import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
-    from llmlaunch.launchers.choose import Choice
+    from llmlaunch.launchers.choose import LauncherChoice
     from llmlaunch.recipe.types import Recipe
 
 __all__ = ["SubmittedRun", "default_directory", "earlier_submission", "resubmit", "submit", "submit_runs", "sweep_name"]
@@ -87,7 +87,7 @@ def submit(
 
 def submit_runs(
     runs: Sequence[PlannedRun],
-    choice: Choice,
+    choice: LauncherChoice,
     output: Path | None,
     notify: Notify,
     options: SweepOptions = ONE_RUN,
@@ -124,7 +124,7 @@ def submit_runs(
 
 
 def _refuse_sweep(
-    runs: Sequence[PlannedRun], variants: Sequence[Variant], choice: Choice, options: SweepOptions
+    runs: Sequence[PlannedRun], variants: Sequence[Variant], choice: LauncherChoice, options: SweepOptions
 ) -> None:
     """Raise UserError where several runs cannot be submitted at once; SLURM is asked how long an array may be."""
     from llmlaunch.launchers.sweep import max_array_size, refuse_array
@@ -149,7 +149,7 @@ def _planned_for_this_machine(run: PlannedRun, why: str, notify: Notify) -> Plan
     """Return the plan of a local run, after everything that can be refused at once. The interpreter is the recipe's,
     else what LLMLAUNCH_PYTHON names, else this one if it has torch. Where the peak is resident memory, the bytes of an
     idle trainer are measured and the run is planned again with them."""
-    from llmlaunch.launchers.baseline import measured_baseline
+    from llmlaunch.launchers.idle_trainer import measured_baseline
     from llmlaunch.launchers.local_gpus import refuse_missing_gpus
 
     recipe = run.recipe
@@ -242,12 +242,12 @@ def _warn_not_recorded(run_dir: Path, failure: UserError, notify: Notify) -> Non
 def earlier_submission(output: Path, notify: Notify) -> Submission | None:
     """Return the job of a run directory whose submit was interrupted, if SLURM has it; None where `output` is no run
     directory. Raises UserError for one that needs another command."""
-    from llmlaunch.launchers import run_files, submitting
+    from llmlaunch.launchers import run_files, submit_mark
 
     if not (output / file_names.JOB_SCRIPT).is_file():
         return None
     run_files.refuse_foreign(output)
-    if submitting.was_submitting(output) is not None:
+    if submit_mark.was_submitting(output) is not None:
         submission = submission_in(output.resolve(), notify)
         notify(f"job {', '.join(submission.jobs)} in {output}: nothing was submitted again")
         return submission
@@ -280,12 +280,12 @@ def resubmit(
     submitted, and SchedulerRefused.
     """
     from llmlaunch.app.excluded_nodes import exclusion_options
-    from llmlaunch.launchers import run_files, submitting
+    from llmlaunch.launchers import run_files, submit_mark
     from llmlaunch.launchers.choose import choose
 
     run_files.refuse_foreign(directory)
     before = run_files.read_submission(directory)
-    if submitting.was_submitting(directory) is None:
+    if submit_mark.was_submitting(directory) is None:
         _refuse_unless_ended(directory, before, anyway, notify)
     choice = choose(local or (before is not None and before.launcher == "local"), notify)
     if run_files.remove_stop(directory):

@@ -17,8 +17,8 @@ from llmlaunch.units import GB
 
 if TYPE_CHECKING:
     from llmlaunch.cluster.profile_text import Destination
+    from llmlaunch.launchers.bandwidth import MeasuredBandwidth
     from llmlaunch.launchers.frameworks import Environment
-    from llmlaunch.launchers.network import Measured
 
 __all__ = ["command"]
 
@@ -86,11 +86,17 @@ def command(
     if not network:
         raise UserError("say what to look at: --network, --container IMAGE, --frameworks or --rehearsal")
     from llmlaunch.cluster.profile_text import destination
-    from llmlaunch.launchers.network import Probe, allocated_nodes, default_python, measure_allocation, measure_locally
+    from llmlaunch.launchers.bandwidth import (
+        BandwidthProbe,
+        allocated_nodes,
+        default_python,
+        measure_allocation,
+        measure_locally,
+    )
 
     where = None if save is None else destination(save)  # mistakes first, then the minutes of measuring
     count = devices or int(os.environ.get("SLURM_GPUS_ON_NODE") or 1)
-    probe = Probe(python or default_python(), count, message_mib * 2**20, repeats)
+    probe = BandwidthProbe(python or default_python(), count, message_mib * 2**20, repeats)
 
     if local is not None:
         measured = measure_locally(local, probe, notify)
@@ -128,7 +134,7 @@ def _show_environment(
     """Show what a training environment holds, and keep it. `container` is an image or a recipe, `frameworks` an
     interpreter, a recipe or empty. Raises UserError."""
     from llmlaunch.launchers.frameworks import probe_environment
-    from llmlaunch.launchers.probed import environment_key, keep_probe
+    from llmlaunch.launchers.probe_cache import cache_probe, environment_key
 
     place = _environment(container, frameworks, python)
     key = environment_key(place.container, place.python)  # an image that changes meanwhile was not probed
@@ -142,15 +148,15 @@ def _show_environment(
         notify("not kept: a recipe that names neither container nor python may run anywhere")
         return 0
     try:
-        keep_probe(key, probe)
+        cache_probe(key, probe)
     except OSError as failure:
         notify(f"warning: not kept: {failure.strerror}")
     return 0
 
 
 def _environment(container: str | None, frameworks: str | None, python: str | None) -> Environment:
+    from llmlaunch.launchers.bandwidth import default_python
     from llmlaunch.launchers.frameworks import environment_named, environment_of
-    from llmlaunch.launchers.network import default_python
 
     word = container or frameworks or ""
     if word.endswith(RECIPES):
@@ -186,7 +192,7 @@ def _how_to_run(save: str | None) -> str:
     )
 
 
-def _save(measured: Measured, where: Destination) -> None:
+def _save(measured: MeasuredBandwidth, where: Destination) -> None:
     from llmlaunch.cluster.matrix import BandwidthMatrix, matrix_text, read_matrix
     from llmlaunch.cluster.profile_text import merged
 
@@ -200,11 +206,11 @@ def _save(measured: Measured, where: Destination) -> None:
     notify(f"saved to {where.matrix}, named by {where.profile}")
 
 
-def _how(measured: Measured) -> dict[str, Any]:
+def _how(measured: MeasuredBandwidth) -> dict[str, Any]:
     return {**measured.how, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
 
-def _json(measured: Measured) -> dict[str, Any]:
+def _json(measured: MeasuredBandwidth) -> dict[str, Any]:
     """The shape of the file (docs/placement.md)."""
     rows = [
         [None if i == j else speed / GB for j, speed in enumerate(row)]
@@ -213,7 +219,7 @@ def _json(measured: Measured) -> dict[str, Any]:
     return {"schema": 1, "measured": _how(measured), "nodes": list(measured.nodes), "gigabytes_per_second": rows}
 
 
-def _summary(measured: Measured) -> str:
+def _summary(measured: MeasuredBandwidth) -> str:
     """The spread, and the links at its ends."""
     names = measured.nodes
     links = sorted(

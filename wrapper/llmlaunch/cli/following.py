@@ -12,7 +12,7 @@ from typing import Any
 from llmlaunch.app.run_lookup import note_ends
 from llmlaunch.cli.output import notify
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.report.run_text import cause_words
+from llmlaunch.report.run_text import cause_text
 from llmlaunch.report.text import table
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
@@ -120,8 +120,8 @@ def _ending(run_dir: Path, state: JobState) -> list[str]:
     status = (read_object(run_dir / file_names.STATUS) or {}) if state.phase in ("failed", "stopped") else {}
     cause = status.get("cause") if isinstance(status.get("cause"), dict) else None
     why = [state.reason] if state.reason else []
-    if cause and cause_words(cause) not in state.reason:
-        why.insert(0, cause_words(cause))
+    if cause and cause_text(cause) not in state.reason:
+        why.insert(0, cause_text(cause))
     if cause and cause.get("kind") == "crash":  # no more than a line somebody printed: the ranks' own ends say more
         why.reverse()
     scheduler = f" [{state.state}]" if state.state and state.phase != "succeeded" else ""

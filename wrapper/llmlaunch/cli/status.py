@@ -14,7 +14,7 @@ from llmlaunch.rundir.messages import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
-    from llmlaunch.launchers.look import Look
+    from llmlaunch.launchers.run_status import RunStatus
 
 __all__ = ["command"]
 
@@ -39,7 +39,7 @@ def command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: float |
     several = len(runs) != 1
     directories = [directory_of(run) for run in runs] if runs else ongoing_directories()
     submissions: list[Submission] = []
-    refused: list[Look] = []
+    refused: list[RunStatus] = []
     for directory in directories:
         try:
             look = _refused(directory)
@@ -58,24 +58,24 @@ def command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: float |
     return _show(submissions, refused, several, as_json, hint=not runs)
 
 
-def _refused(directory: Path) -> Look | None:
+def _refused(directory: Path) -> RunStatus | None:
     """Return the state of a run that the scheduler refused; None for any other run."""
     from llmlaunch.launchers.base import JobState, Submission
-    from llmlaunch.launchers.look import Look
     from llmlaunch.launchers.run_files import read_refusal
+    from llmlaunch.launchers.run_status import RunStatus
 
     refusal = read_refusal(directory)
     if not refusal:
         return None
     reason = f"{refusal}; {to_type('resume', directory)} submits it again"
     submission = Submission("slurm", "-", directory.resolve(), 0.0)
-    return Look(submission, JobState("refused", reason=reason), None, {}, {}, stopping=False)
+    return RunStatus(submission, JobState("refused", reason=reason), None, {}, {}, stopping=False)
 
 
-def _show(submissions: list[Submission], refused: list[Look], several: bool, as_json: bool, hint: bool) -> int:
-    from llmlaunch.launchers.look import look_at
+def _show(submissions: list[Submission], refused: list[RunStatus], several: bool, as_json: bool, hint: bool) -> int:
+    from llmlaunch.launchers.run_status import read_statuses
 
-    looks = look_at(submissions, notify)
+    looks = read_statuses(submissions, notify)
     note_ends(((look.submission, look.state) for look in looks), notify)
     looks += refused
     if as_json:
@@ -90,7 +90,7 @@ def _show(submissions: list[Submission], refused: list[Look], several: bool, as_
     return 0
 
 
-def _table(looks: list[Look]) -> str:
+def _table(looks: list[RunStatus]) -> str:
     from llmlaunch.report.text import one_line, table
 
     head = ("run", "job", "phase", "step", "loss", "tokens/s", "")

@@ -18,7 +18,7 @@ from llmlaunch.rundir.messages import counted, to_type
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
-    from llmlaunch.launchers.choose import Choice
+    from llmlaunch.launchers.choose import LauncherChoice
 
 __all__ = ["command"]
 
@@ -152,7 +152,7 @@ def _follow(submissions: Sequence[Submission], raw: bool, json_on_stdout: bool) 
     return follow_run(submissions[0], raw, json_on_stdout)
 
 
-def _show(run: PlannedRun, choice: Choice, as_json: bool) -> int:
+def _show(run: PlannedRun, choice: LauncherChoice, as_json: bool) -> int:
     """Show what would be written, with the scripts as `render` writes them."""
     for note in run.rendered.notes:
         notify(f"note: {note}")
@@ -196,7 +196,7 @@ def _show_sweep(
     return 0
 
 
-def _test(run: PlannedRun, choice: Choice, as_json: bool) -> int:
+def _test(run: PlannedRun, choice: LauncherChoice, as_json: bool) -> int:
     """Show what sbatch --test-only answers, and what it does not look at."""
     from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 

@@ -10,7 +10,7 @@ from llmlaunch.launchers.base import Launcher, Submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 from llmlaunch.rundir import file_names
 
-__all__ = ["Choice", "choose", "launcher_of"]
+__all__ = ["LauncherChoice", "choose", "launcher_of"]
 
 Say = Callable[[str], None]
 
@@ -20,23 +20,23 @@ def _silent(_: str) -> None:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LauncherChoice:
     launcher: Launcher
     why: str
     """One sentence for the person who submits."""
 
 
-def choose(local: bool, say: Say = _silent) -> Choice:
+def choose(local: bool, say: Say = _silent) -> LauncherChoice:
     """SLURM where there is one; this machine where there is none, or where `local` asks for it. `say` is told what a
     launcher waits for."""
     if local:
-        return Choice(_local(), "Running on this machine, as --local asks.")
+        return LauncherChoice(_local(), "Running on this machine, as --local asks.")
     import shutil  # not for questions about a job, which should feel instant
 
     sbatch = shutil.which("sbatch")
     if sbatch is None:
-        return Choice(_local(), "Running on this machine: there is no sbatch on PATH, so no SLURM here.")
-    return Choice(SlurmLauncher(say=say), f"Submitting to SLURM: {sbatch}.")
+        return LauncherChoice(_local(), "Running on this machine: there is no sbatch on PATH, so no SLURM here.")
+    return LauncherChoice(SlurmLauncher(say=say), f"Submitting to SLURM: {sbatch}.")
 
 
 def launcher_of(submission: Submission, say: Say = _silent) -> Launcher:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers import environment, run_files
+from llmlaunch.launchers import run_environment, run_files
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local_gpus import refuse_without_gpus_of
 from llmlaunch.rundir import file_names
@@ -93,7 +93,7 @@ def _start(run_dir: Path) -> Submission:
             child = subprocess.Popen(
                 ["bash", file_names.JOB_SCRIPT],
                 cwd=run_dir,
-                env=environment.for_local_job(os.environ) | {_RUN_DIR: str(run_dir)},
+                env=run_environment.for_local_job(os.environ) | {_RUN_DIR: str(run_dir)},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers import environment, run_files
+from llmlaunch.launchers import run_environment, run_files
 from llmlaunch.launchers.base import Launcher, Submission
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
@@ -119,7 +119,7 @@ def max_array_size(timeout_seconds: float = 30.0) -> int | None:
     try:
         done = subprocess.run(
             ["scontrol", "show", "config"],
-            env=environment.for_queries(os.environ),
+            env=run_environment.for_queries(os.environ),
             capture_output=True,
             text=True,
             timeout=timeout_seconds,

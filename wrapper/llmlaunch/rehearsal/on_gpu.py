@@ -15,7 +15,7 @@ from llmlaunch.backends.base import RankAlone, Rendered
 from llmlaunch.backends.registry import rank_alone
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Launcher, Submission
-from llmlaunch.launchers.choose import Choice
+from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.run_files import latest_attempt
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
@@ -24,7 +24,7 @@ from llmlaunch.rehearsal.lone_rank import lone_rank
 from llmlaunch.rehearsal.ranks import ON_GPU, AskedRank, RehearsedRank
 from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.rendering.run_directory import render_run
-from llmlaunch.report.run_text import cause_words, waiting_words
+from llmlaunch.report.run_text import cause_text, waiting_text
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.memory_files import attempt_summary
@@ -57,7 +57,7 @@ def run_alone(
     plan_json: Mapping[str, object],
     rendered: Rendered,
     asked: Sequence[AskedRank],
-    launcher_choice: Choice,
+    launcher_choice: LauncherChoice,
     directory: Path,
     say: Say,
 ) -> Iterator[RehearsedRank]:
@@ -125,9 +125,7 @@ def _wait(launcher: Launcher, submission: Submission, say: Say) -> JobState:
                     f"job {submission.job_id} is not known any more ({state.reason or 'no reason given'}); "
                     f"what it left is in {submission.run_dir}"
                 )
-            words = (
-                waiting_words(state.reason, state.expected_start, datetime.now()) if state.phase == "pending" else ""
-            )
+            words = waiting_text(state.reason, state.expected_start, datetime.now()) if state.phase == "pending" else ""
             if words and state.reason != told:
                 told = state.reason
                 say(f"job {submission.job_id} {words}")
@@ -149,7 +147,7 @@ def _read(run: _Run, state: JobState) -> RehearsedRank:
     cause = cause if isinstance(cause, dict) else {}
     ran_out = state.phase != "succeeded" and cause.get("kind") == OUT_OF_DEVICE_MEMORY
     if attempt is None or not (state.phase == "succeeded" or ran_out):
-        why = cause_words(cause) if cause else state.reason or state.state or "no reason is known"
+        why = cause_text(cause) if cause else state.reason or state.state or "no reason is known"
         raise UserError(f"pipeline rank {rank} did not run to its end: {why}; its log is in {where / file_names.LOGS}")
     account = attempt_summary(where, attempt)
     ran = read_object(where / file_names.ATTEMPTS / attempt / file_names.VERSIONS) or {}
@@ -168,7 +166,7 @@ def _read(run: _Run, state: JobState) -> RehearsedRank:
         stands_for=run.asked.stands_for,
         versions={name: str(version) for name, version in ran.items()},
         seconds=_seconds(status, used),
-        remarks=(*run.alone.notes, *([cause_words(cause)] if ran_out else [])),
+        remarks=(*run.alone.notes, *([cause_text(cause)] if ran_out else [])),
     )
 
 

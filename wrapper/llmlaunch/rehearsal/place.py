@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.choose import Choice, choose
+from llmlaunch.launchers.choose import LauncherChoice, choose
 from llmlaunch.launchers.local_gpus import gpu_at_hand
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.environment import TraceEnvironment, find_trace_environment, how_to_get_one
@@ -24,7 +24,7 @@ class Place:
     for the person."""
 
     environment: TraceEnvironment | None
-    launcher: Choice | None
+    launcher: LauncherChoice | None
     why: str
 
 
@@ -58,8 +58,8 @@ def _under_slurm(recipe: Recipe, say: Callable[[str], None]) -> Place:
     return _launched(choose(False, say), "On one GPU of a node that SLURM gives.")
 
 
-def _launched(choice: Choice, why: str) -> Place:
-    return Place(None, Choice(choice.launcher, why), why)
+def _launched(choice: LauncherChoice, why: str) -> Place:
+    return Place(None, LauncherChoice(choice.launcher, why), why)
 
 
 def _traced(recipe: Recipe) -> Place:

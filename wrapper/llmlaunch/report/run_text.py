@@ -14,18 +14,18 @@ from llmlaunch.units import duration
 __all__ = [
     "attempt_began",
     "attempt_ended",
-    "attempt_told",
-    "cause_words",
-    "hung_words",
-    "loss_words",
-    "not_finite_words",
-    "waiting_words",
+    "attempt_hangs",
+    "attempt_stopping",
+    "cause_text",
+    "loss_text",
+    "not_finite_text",
+    "waiting_text",
 ]
 
 _SIGNALS = {"USR1": "its time is nearly up", "TERM": "it is being preempted or cancelled"}
 
 
-def cause_words(cause: Mapping[str, Any]) -> str:
+def cause_text(cause: Mapping[str, Any]) -> str:
     """`out of GPU memory (rank 3 on node2): CUDA out of memory. Tried ...`, on one harmless line."""
     return one_line(sentence(cause)).strip()
 
@@ -41,13 +41,13 @@ def attempt_began(
     return f"Attempt {number} ({name}) begins{where}{what}{since}{unusual}"
 
 
-def attempt_told(number: int, signals: Sequence[str]) -> str:
+def attempt_stopping(number: int, signals: Sequence[str]) -> str:
     name = next((signal.removeprefix("SIG") for signal in signals if signal), "")
     because = f" ({name}: {_SIGNALS[name]})" if name in _SIGNALS else f" ({name})" if name else ""
     return f"Attempt {number} is told to save and stop{because}"
 
 
-def hung_words(number: int, hung: Mapping[str, Any]) -> str:
+def attempt_hangs(number: int, hung: Mapping[str, Any]) -> str:
     since, allowed, what = hung.get("since_seconds"), hung.get("allowed_seconds"), hung.get("what")
     waited = f" for {duration(since)}" if isinstance(since, int | float) else ""
     limit = f"; {duration(allowed)} are allowed for {what}" if isinstance(allowed, int | float) else ""
@@ -59,7 +59,7 @@ def attempt_ended(number: int, status: Mapping[str, Any]) -> str:
     cause = status.get("cause")
     state = {"stopped": "saved and stopped", "succeeded": "is done"}.get(str(status.get("state")), "failed")
     at = f" at step {status['step']:,}" if isinstance(status.get("step"), int) else ""
-    why = cause_words(cause) if isinstance(cause, Mapping) else one_line(str(status.get("why") or ""))
+    why = cause_text(cause) if isinstance(cause, Mapping) else one_line(str(status.get("why") or ""))
     following = status.get("next") if isinstance(status.get("next"), Mapping) else {}
     return f"Attempt {number} {state}{at}" + (f": {why}" if why else "") + _next_words(following or {})
 
@@ -77,23 +77,23 @@ def _next_words(following: Mapping[str, Any]) -> str:
     return (f"\n  next: {then}" + (f" ({why})" if why else "")) if then else ""
 
 
-def not_finite_words(progress: Mapping[str, Any]) -> str:
+def not_finite_text(progress: Mapping[str, Any]) -> str:
     """`NaN since step 120` by an attempt's progress.json; empty while the loss is a finite number."""
     record = progress.get("not_finite")
     if not isinstance(record, dict) or record.get("loss") not in ("nan", "inf", "-inf"):
         return ""
     since = record.get("since_step")
-    return loss_words(float(record["loss"]), since if type(since) is int else None)
+    return loss_text(float(record["loss"]), since if type(since) is int else None)
 
 
-def loss_words(loss: float, since_step: int | None) -> str:
+def loss_text(loss: float, since_step: int | None) -> str:
     if math.isfinite(loss):
         return f"{loss:.4f}"
     since = "" if since_step is None else f" since step {since_step:,}"
     return f"{'NaN' if math.isnan(loss) else 'infinite'}{since}"
 
 
-def waiting_words(reason: str, expected: datetime | None, now: datetime) -> str:
+def waiting_text(reason: str, expected: datetime | None, now: datetime) -> str:
     because = f": {reason}" if reason else ""
     if expected is None or expected <= now:
         return f"is waiting{because}"

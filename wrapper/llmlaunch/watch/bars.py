@@ -14,7 +14,7 @@ Line = tuple[tuple[str, str], ...]
 GAP = 2
 
 
-def said(text: str, style: str = "") -> Line:
+def styled(text: str, style: str = "") -> Line:
     return ((text, style),)
 
 
@@ -68,7 +68,7 @@ class Column:
         return text.ljust(self.width) if self.left else text.rjust(self.width)
 
 
-def fitting(columns: Sequence[Column], width: int) -> tuple[list[Line], int]:
+def fit_columns(columns: Sequence[Column], width: int) -> tuple[list[Line], int]:
     """The columns that fit as lines, the head first, each cell followed by a gap; and how much of `width` is left.
 
     A column without a single cell that says anything is left out.
@@ -93,10 +93,10 @@ __all__ = [
     "alarm",
     "bar",
     "cut",
-    "fitting",
+    "fit_columns",
     "plain",
-    "said",
     "sparkline",
+    "styled",
     "wrapped",
 ]
 

@@ -11,10 +11,10 @@ from typing import Protocol
 from llmlaunch.causes.log_scan import read_log
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JOB, JobLogs, LogLine
-from llmlaunch.launchers.look import Look
 from llmlaunch.launchers.run_files import attempt_names, run_name
+from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.launchers.steps import RunFacts, run_facts
-from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_told, hung_words
+from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_hangs, attempt_stopping
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
@@ -37,9 +37,9 @@ class FollowReader(Protocol):
     @property
     def files(self) -> int: ...
 
-    def read(self, look: Look) -> WatchedRun: ...
+    def read(self, look: RunStatus) -> WatchedRun: ...
 
-    def last_lines(self, look: Look, live: bool) -> Sequence[str]:
+    def last_lines(self, look: RunStatus, live: bool) -> Sequence[str]:
         """Return what is left to show at the end. `live`: steps were shown in place on a terminal."""
         ...
 
@@ -57,13 +57,13 @@ class LogReader:
     def files(self) -> int:
         return len(self._logs.logs)
 
-    def read(self, look: Look) -> WatchedRun:
+    def read(self, look: RunStatus) -> WatchedRun:
         events = tuple(Event(line) for line in self._logs.new_lines())
         self._shown = self._shown or bool(events)
         state = look.state
         return WatchedRun(self._name, self.submission.job_id, state.phase, state.reason, state.ended, events=events)
 
-    def last_lines(self, look: Look, live: bool) -> Sequence[str]:
+    def last_lines(self, look: RunStatus, live: bool) -> Sequence[str]:
         return list(self._logs.to_end()) or ([] if self._shown else _scheduler_output(self.submission))
 
 
@@ -95,11 +95,11 @@ class EventReader:
     def files(self) -> int:
         return len(self._logs.logs)
 
-    def read(self, look: Look) -> WatchedRun:
+    def read(self, look: RunStatus) -> WatchedRun:
         events = tuple(self._events(look))
         return self._run(look, events)
 
-    def last_lines(self, look: Look, live: bool) -> Sequence[str]:
+    def last_lines(self, look: RunStatus, live: bool) -> Sequence[str]:
         """The last step stays on the terminal; if there was none, the last lines of the logs show why."""
         if self._steps:
             return [step_text(self._run(look))] if live else []
@@ -108,7 +108,7 @@ class EventReader:
         lines = list(JobLogs(self.submission, tail=_LAST_LINES).to_end()) or _scheduler_output(self.submission)
         return lines[-_LAST_LINES:]
 
-    def _run(self, look: Look, events: tuple[Event, ...] = ()) -> WatchedRun:
+    def _run(self, look: RunStatus, events: tuple[Event, ...] = ()) -> WatchedRun:
         facts = self._facts.get(self._attempt, self._planned)
         last = self._steps[-1] if self._steps else Step(None, None, None, None, None)
         return WatchedRun(
@@ -135,7 +135,7 @@ class EventReader:
         usual = _OVERDUE_STEPS * (typical_seconds(self._steps) or 0.0)
         return waited if self._steps and waited > max(_OVERDUE_SECONDS, usual) else None
 
-    def _events(self, look: Look) -> Iterator[Event]:
+    def _events(self, look: RunStatus) -> Iterator[Event]:
         """Yield what happened since the last read, attempt by attempt: its beginning, lines of its logs, its end."""
         entries: dict[str, list[LogLine]] = {}
         for entry in self._logs.new_entries():
@@ -164,7 +164,7 @@ class EventReader:
         from_step, note = files.began.get("from_step"), files.began.get("note")
         yield Event(attempt_began(number, name, files.nodes, files.layout, from_step, note))
 
-    def _line_events(self, entry: LogLine, look: Look) -> Iterator[Event]:
+    def _line_events(self, entry: LogLine, look: RunStatus) -> Iterator[Event]:
         facts = self._facts.get(entry.attempt, self._planned)
         step = facts.step_of(entry.text)
         if step is not None:
@@ -195,10 +195,10 @@ class EventReader:
     def _milestones(self, number: int, attempt: Attempt, newest: bool) -> Iterator[Event]:
         """Yield, each once, that an attempt got a stop signal, that it hangs, and that it ended and what comes next."""
         if attempt.stop_signals and not attempt.has_failed_node and self._first("told", attempt.name):
-            yield Event(attempt_told(number, list(attempt.stop_signals.values())))
+            yield Event(attempt_stopping(number, list(attempt.stop_signals.values())))
         hung = attempt.progress.get("hung")
         if isinstance(hung, dict) and self._first("hung", attempt.name):
-            yield Event(hung_words(number, hung))
+            yield Event(attempt_hangs(number, hung))
         following = attempt.status.get("next")
         goes_on = isinstance(following, dict) and following.get("action") not in (None, "end")
         if attempt.status and (goes_on or not newest) and self._first("over", attempt.name):

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.logs import JobLogs
-from llmlaunch.launchers.look import Look, look_at
-from llmlaunch.report.run_text import waiting_words
+from llmlaunch.launchers.run_status import RunStatus, read_statuses
+from llmlaunch.report.run_text import waiting_text
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.messages import to_type
 from llmlaunch.units import duration
@@ -31,7 +31,7 @@ def follow(
     raw: bool = False,
     logs: JobLogs | None = None,
     tail: int | None = None,
-    ask: AskStates = look_at,
+    ask: AskStates = read_statuses,
     poll_seconds: float | None = None,
     patience_seconds: float = 60.0,
 ) -> JobState:
@@ -70,7 +70,7 @@ def follow(
 def follow_several(
     submissions: Sequence[Submission],
     screen: Screen,
-    ask: AskStates = look_at,
+    ask: AskStates = read_statuses,
     poll_seconds: float | None = None,
     patience_seconds: float = 60.0,
 ) -> dict[str, JobState]:
@@ -98,7 +98,7 @@ class _OneRunView:
         self._expected: datetime | None = None
         self._trouble = ""
 
-    def show(self, looks: Sequence[Look], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
+    def show(self, looks: Sequence[RunStatus], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
         (look,), (run,) = looks, runs
         self._show_state(look.state)
         if trouble and trouble != self._trouble:
@@ -121,7 +121,7 @@ class _OneRunView:
         if text != self._shown or self._moved(state.expected_start):
             self._expected = state.expected_start
             sentence = {
-                "pending": waiting_words(state.reason, state.expected_start, datetime.now()),
+                "pending": waiting_text(state.reason, state.expected_start, datetime.now()),
                 "running": "is running",
                 "unknown": f"is not known{reason}",
             }.get(state.phase)
@@ -147,7 +147,7 @@ class _SeveralRunsView:
         self._screen = screen
         self._states: dict[str, tuple[str, str]] = {}
 
-    def show(self, looks: Sequence[Look], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
+    def show(self, looks: Sequence[RunStatus], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
         for look, run in zip(looks, runs, strict=True):
             state = look.state.phase, look.state.reason
             if self._states.get(run.job) != state:

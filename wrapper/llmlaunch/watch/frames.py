@@ -14,10 +14,10 @@ from llmlaunch.watch.bars import (
     alarm,
     bar,
     cut,
-    fitting,
-    said,
+    fit_columns,
     scale_bytes,
     sparkline,
+    styled,
     wrapped,
 )
 from llmlaunch.watch.model import Gauge, WatchedRun, step_text
@@ -53,7 +53,7 @@ def _title(run: WatchedRun, columns: int) -> list[Line]:
     pieces = [(f"{one_line(run.name)} [{run.job}] ", "bold"), (run.phase, PHASE_STYLES.get(run.phase, "yellow"))]
     if sum(len(text) for text, _ in pieces) + len(because) <= columns:
         return [(*pieces, (because, ""))]
-    return [tuple(pieces), *(said(line) for line in wrapped(because.removeprefix(": ").split(" "), columns, " ")[:3])]
+    return [tuple(pieces), *(styled(line) for line in wrapped(because.removeprefix(": ").split(" "), columns, " ")[:3])]
 
 
 def _steps(run: WatchedRun, columns: int, now: float, glyphs: Glyphs) -> list[Line]:
@@ -62,7 +62,7 @@ def _steps(run: WatchedRun, columns: int, now: float, glyphs: Glyphs) -> list[Li
     parts = step_text(run, with_memory=False).split(" | ")
     if run.step_at is not None and not run.ended:
         parts.append(f"logged {_ago(run.step_at, now)}")
-    lines = [said(line) for line in wrapped(parts, columns)]
+    lines = [styled(line) for line in wrapped(parts, columns)]
     if len(run.losses) > 1:
         first, last = f"loss {run.losses[0]:.4g} ", f" {run.losses[-1]:.4g}"
         width = min(columns - len(first) - len(last), _LONGEST_SPARK)
@@ -81,11 +81,11 @@ def _ages(run: WatchedRun, columns: int, now: float) -> list[Line]:
         parts[0] += f", the oldest number of {_ago(oldest, now)}"
     above = sum(gauge.share is not None and gauge.share > 1.0 for gauge in run.gauges)
     parts += [f"{above} above prediction"] if above else []
-    return [said(line, "dim") for line in wrapped(parts, columns)]
+    return [styled(line, "dim") for line in wrapped(parts, columns)]
 
 
 def _no_memory(run: WatchedRun) -> list[Line]:
-    return [] if run.phase in ("pending", "unknown") else [said("no monitor has written yet", "dim")]
+    return [] if run.phase in ("pending", "unknown") else [styled("no monitor has written yet", "dim")]
 
 
 def _table(run: WatchedRun, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
@@ -94,7 +94,7 @@ def _table(run: WatchedRun, columns: int, rows: int, glyphs: Glyphs) -> list[Lin
     if len(gauges) > rows - 1:
         worst = sorted(gauges, key=_fullness, reverse=True)
         gauges, rest = tuple(worst[: max(1, rows - 2)]), worst[max(1, rows - 2) :]
-        return [*_rows(gauges, columns, glyphs), said(_rest(rest), "dim")]
+        return [*_rows(gauges, columns, glyphs), styled(_rest(rest), "dim")]
     return _rows(gauges, columns, glyphs)
 
 
@@ -111,9 +111,9 @@ def _rows(gauges: Sequence[Gauge], columns: int, glyphs: Glyphs) -> list[Line]:
     ]
     if all(gauge.share is None for gauge in gauges):
         table.pop()
-    lines, room = fitting(table, columns)
+    lines, room = fit_columns(table, columns)
     if room < _LEAST_BAR:
-        lines, room = fitting(table, columns - _LEAST_BAR)
+        lines, room = fit_columns(table, columns - _LEAST_BAR)
         room += _LEAST_BAR
     whole = scale_bytes(gauges)
     noted = [((gauge.note, "bold red"),) if gauge.note else bar(gauge, whole, room, glyphs) for gauge in gauges]
@@ -123,13 +123,13 @@ def _rows(gauges: Sequence[Gauge], columns: int, glyphs: Glyphs) -> list[Line]:
 def _legend(run: WatchedRun, columns: int, glyphs: Glyphs) -> list[Line]:
     parts = [f"{glyphs.used} now", f"{glyphs.peak} peak", f"{glyphs.predicted} predicted", f"{glyphs.limit} limit"]
     parts.append(f"a whole bar is {gib(scale_bytes(run.gauges))} GiB")
-    return [said(line, "dim") for line in wrapped(parts, columns, "  ")]
+    return [styled(line, "dim") for line in wrapped(parts, columns, "  ")]
 
 
 def _remarks(run: WatchedRun) -> list[Line]:
-    shown = [said(one_line(remark), "yellow") for remark in run.remarks[:_MOST_REMARKS]]
+    shown = [styled(one_line(remark), "yellow") for remark in run.remarks[:_MOST_REMARKS]]
     more = len(run.remarks) - _MOST_REMARKS
-    return [*shown, said(f"and {more} more remarks", "yellow")] if more > 0 else shown
+    return [*shown, styled(f"and {more} more remarks", "yellow")] if more > 0 else shown
 
 
 def _fullness(gauge: Gauge) -> tuple[bool, float, int]:
@@ -176,7 +176,7 @@ def several_runs(
     lines = _run_rows(runs, columns, now, glyphs)
     if rest:
         phases = ", ".join(f"{sum(run.phase == phase for run in rest)} {phase}" for phase in _phases(rest))
-        lines.append(said(f"and {len(rest)} more: {phases}", "dim"))
+        lines.append(styled(f"and {len(rest)} more: {phases}", "dim"))
     return [cut(line, columns) for line in lines[: max(1, rows)]]
 
 
@@ -194,7 +194,7 @@ def _run_rows(runs: Sequence[WatchedRun], columns: int, now: float, glyphs: Glyp
         Column("of pred.", [_share(gauge) for gauge in fullest], 6, styles=[alarm(g) if g else "" for g in fullest]),
         Column("seen", [_seen(run, now) for run in runs], 0),
     ]
-    lines, room = fitting(table, columns)
+    lines, room = fit_columns(table, columns)
     measured = [gauge for gauge in fullest if gauge is not None]
     if any(run.because or run.remarks for run in runs):
         room //= 2  # the other half is for words
@@ -202,7 +202,7 @@ def _run_rows(runs: Sequence[WatchedRun], columns: int, now: float, glyphs: Glyp
         return [lines[0], *(_with_words(line, run) for line, run in zip(lines[1:], runs, strict=True))]
     whole = scale_bytes(measured)
     width = min(room, _LONGEST_BAR)
-    drawn = [bar(gauge, whole, width, glyphs) if gauge else said(" " * width) for gauge in fullest]
+    drawn = [bar(gauge, whole, width, glyphs) if gauge else styled(" " * width) for gauge in fullest]
     return [
         lines[0],
         *(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llmlaunch.launchers.look import Look
+from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.report.text import one_line
 from llmlaunch.watch.model import WatchedRun, step_text
 
@@ -24,7 +24,7 @@ class LineView:
         self._before: dict[int, WatchedRun] = {}
         self._trouble = ""
 
-    def show(self, looks: Sequence[Look], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
+    def show(self, looks: Sequence[RunStatus], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
         for n, run in enumerate(runs):
             for line in changes(self._before.get(n), run):
                 self._write(line)
@@ -44,7 +44,7 @@ class JsonView:
         self._write = write
         self._before: list[dict[str, Any]] | None = None
 
-    def show(self, looks: Sequence[Look], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
+    def show(self, looks: Sequence[RunStatus], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
         records = [_as_json(look, run) for look, run in zip(looks, runs, strict=True)]
         if records != self._before:
             self._write(json.dumps({"at": now, "runs": records}))
@@ -75,7 +75,7 @@ def _peak(run: WatchedRun) -> int:
     return (fullest.peak_bytes or 0) if fullest else 0
 
 
-def _as_json(look: Look, run: WatchedRun) -> dict[str, Any]:
+def _as_json(look: RunStatus, run: WatchedRun) -> dict[str, Any]:
     """Return what `status --json` prints, with the newest step in `progress`, and `memory`."""
     progress: Mapping[str, Any] = look.as_json()["progress"] or {}
     newest = {

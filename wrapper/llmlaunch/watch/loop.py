@@ -9,13 +9,13 @@ from typing import Protocol
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.look import Look, look_at
 from llmlaunch.launchers.run_files import latest_attempt, read_end
+from llmlaunch.launchers.run_status import RunStatus, read_statuses
 from llmlaunch.watch.model import WatchedRun
 
 __all__ = ["AskStates", "Reader", "StatePoller", "View", "watch"]
 
-AskStates = Callable[[Sequence[Submission], Callable[[str], None]], list[Look]]
+AskStates = Callable[[Sequence[Submission], Callable[[str], None]], list[RunStatus]]
 
 _SLURM_SECONDS, _LOCAL_SECONDS = 5.0, 2.0
 _SLOWER, _SLOWEST = 1.3, 6.0
@@ -40,7 +40,7 @@ class StatePoller:
         self,
         submissions: Sequence[Submission],
         say: Callable[[str], None],
-        ask: AskStates = look_at,
+        ask: AskStates = read_statuses,
         poll_seconds: float | None = None,
     ) -> None:
         by_slurm = any(submission.launcher == "slurm" for submission in submissions)
@@ -53,7 +53,7 @@ class StatePoller:
         self._asked_at = time.monotonic()
         self._thread: threading.Thread | None = None
 
-    def ask(self, shown: Sequence[Look], at_once: bool = False) -> None:
+    def ask(self, shown: Sequence[RunStatus], at_once: bool = False) -> None:
         """Ask again if it is time and nobody is asking; only about runs that have not ended.
 
         `shown` are the looks the caller has shown: an answer that nobody has shown is not replaced by another.
@@ -93,7 +93,7 @@ class Reader(Protocol):
         """How many files each read may open."""
         ...
 
-    def read(self, look: Look) -> WatchedRun:
+    def read(self, look: RunStatus) -> WatchedRun:
         """Return the run as it is now. `look` is the last answer of its launcher and may be some seconds old."""
         ...
 
@@ -101,7 +101,7 @@ class Reader(Protocol):
 class View(Protocol):
     """Draws runs, or writes what changed."""
 
-    def show(self, looks: Sequence[Look], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
+    def show(self, looks: Sequence[RunStatus], runs: Sequence[WatchedRun], now: float, trouble: str) -> None:
         """Show the runs. `trouble` says what is wrong with the scheduler, if anything."""
         ...
 
@@ -151,7 +151,7 @@ def watch(
         time.sleep(_LATE_READ_SECONDS)
 
 
-def _show(looks: Sequence[Look], readers: Sequence[Reader], view: View, trouble: str) -> bool:
+def _show(looks: Sequence[RunStatus], readers: Sequence[Reader], view: View, trouble: str) -> bool:
     """Read and show all runs once. Returns whether any logged something new."""
     runs = [reader.read(look) for reader, look in zip(readers, looks, strict=True)]
     view.show(looks, runs, time.time(), trouble)

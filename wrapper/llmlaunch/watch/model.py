@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from llmlaunch.report.run_text import loss_words
+from llmlaunch.report.run_text import loss_text
 from llmlaunch.units import duration, gib
 
 __all__ = ["Event", "Gauge", "WatchedRun", "step_text"]
@@ -107,7 +107,7 @@ def step_text(run: WatchedRun, with_memory: bool = True) -> str:
     """Return the latest step of a run in one line; what is not known is left out."""
     parts = [f"step {'?' if run.step is None else f'{run.step:,}'}" + (f"/{run.steps:,}" if run.steps else "")]
     if run.loss is not None:
-        parts.append(f"loss {loss_words(run.loss, run.loss_since)}")
+        parts.append(f"loss {loss_text(run.loss, run.loss_since)}")
     if run.step_seconds is not None:
         parts.append(f"{_rounded(run.step_seconds)} s/step")
     if run.tokens_per_second is not None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JobLogs
-from llmlaunch.launchers.look import Look
 from llmlaunch.launchers.run_files import latest_attempt, run_name
+from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.launchers.steps import RunFacts, run_facts
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.memory_files import MemoryWatch
@@ -128,7 +128,7 @@ class RunReader:
     def files(self) -> int:
         return self._memory.files
 
-    def read(self, look: Look) -> WatchedRun:
+    def read(self, look: RunStatus) -> WatchedRun:
         progress = self._read_attempt()
         steps = self._steps.steps if self._steps else ()
         last = steps[-1] if steps else None

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers import environment
+from llmlaunch.launchers import run_environment
 from llmlaunch.launchers.slurm.text import complaint
 
-__all__ = ["Answer", "Call", "SlurmCommands"]
+__all__ = ["Call", "CommandAnswer", "SlurmCommands"]
 
 # After these words of a command the controller may have heard it, and may still do what it was asked. The second line:
 # the connection broke after it was made (slurm_recv_timeout and _remap_slurmctld_errno of SLURM's slurm_protocol_*.c).
@@ -27,7 +27,7 @@ _PAUSES_SECONDS = (1.0, 2.0, 5.0)
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandAnswer:
     """What a command printed; `code` is None where it did not end in time."""
 
     code: int | None
@@ -55,15 +55,15 @@ class Call:
     given: str | None = None
     """What it reads from its standard input."""
 
-    def answer(self) -> Answer:
+    def answer(self) -> CommandAnswer:
         name = self.argv[0]
         try:
             output, errors = self.process.communicate(self.given, timeout=max(0.0, self.until - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.communicate()
-            return Answer(None, "", f"{name} did not answer in time")
-        return Answer(
+            return CommandAnswer(None, "", f"{name} did not answer in time")
+        return CommandAnswer(
             self.process.returncode, output, complaint(errors) or f"{name} exit code {self.process.returncode}"
         )
 
@@ -94,7 +94,7 @@ class SlurmCommands:
             process = subprocess.Popen(
                 argv,
                 cwd=cwd,
-                env=environment.for_queries(os.environ) if env is None else env,
+                env=run_environment.for_queries(os.environ) if env is None else env,
                 stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -107,11 +107,11 @@ class SlurmCommands:
             ) from error
         return Call(argv, process, time.monotonic() + self.timeout_seconds, given)
 
-    def ask(self, argv: Sequence[str]) -> Answer:
+    def ask(self, argv: Sequence[str]) -> CommandAnswer:
         """The answer to a question (or to scancel, which may be repeated)."""
         return self.insist(self.start(argv))
 
-    def insist(self, call: Call) -> Answer:
+    def insist(self, call: Call) -> CommandAnswer:
         """The answer to a question that was started, which is asked again where nobody answered."""
         answer = call.answer()
         for attempt in range(1, self.tries):
@@ -121,7 +121,7 @@ class SlurmCommands:
             answer = self.start(call.argv).answer()
         return answer
 
-    def wait_before(self, attempt: int, answer: Answer) -> None:
+    def wait_before(self, attempt: int, answer: CommandAnswer) -> None:
         """Pause before try number `attempt` + 1, and say why."""
         pause = _PAUSES_SECONDS[min(attempt, len(_PAUSES_SECONDS)) - 1]
         self.say(f"waiting for SLURM ({answer.words}); try {attempt + 1} of {self.tries} in {pause:g} s")

@@ -17,8 +17,8 @@ from pathlib import Path
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers import run_files
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.slurm.commands import Answer, Call, SlurmCommands
-from llmlaunch.launchers.slurm.state import Heard, conclude, is_told
+from llmlaunch.launchers.slurm.commands import Call, CommandAnswer, SlurmCommands
+from llmlaunch.launchers.slurm.state import SlurmAnswers, is_settled, job_state
 from llmlaunch.launchers.slurm.text import (
     OWNER_FORMAT,
     SACCT_FIELDS,
@@ -79,7 +79,7 @@ class SlurmLauncher:
         for submission in submissions:
             by_cluster.setdefault(submission.cluster, []).append(submission)
         asked = [(group, self._ask_about(cluster, group)) for cluster, group in by_cluster.items()]
-        return {one.job_id: conclude(one, heard) for group, hear in asked for heard in [hear()] for one in group}
+        return {one.job_id: job_state(one, heard) for group, hear in asked for heard in [hear()] for one in group}
 
     def cancel(self, submission: Submission) -> bool:
         self._refuse_strangers(submission)
@@ -120,7 +120,7 @@ class SlurmLauncher:
     def _commands(self) -> SlurmCommands:
         return SlurmCommands(self.timeout_seconds, self.tries, self.say)
 
-    def _ask_about(self, cluster: str | None, submissions: Sequence[Submission]) -> Callable[[], Heard]:
+    def _ask_about(self, cluster: str | None, submissions: Sequence[Submission]) -> Callable[[], SlurmAnswers]:
         """Start to ask a cluster; what is returned waits for the answers. Of several jobs squeue and sacct are asked
         side by side; of a single one, as who follows it does over and over, sacct only where something is missing."""
         jobs = [job for submission in submissions for job in submission.jobs]
@@ -131,15 +131,15 @@ class SlurmLauncher:
         )
         account = self._account(cluster, listed, since) if len(submissions) > 1 else None
 
-        def hear() -> Heard:
+        def hear() -> SlurmAnswers:
             answer = self._commands.insist(queue)
             live = parse_squeue(answer.output) if answer.code == 0 else {}
-            if all(is_told(submission, live) for submission in submissions):
+            if all(is_settled(submission, live) for submission in submissions):
                 if account is not None:
                     account.abandon()
-                return Heard(live, {}, "" if _answered(answer) else answer.words)
+                return SlurmAnswers(live, {}, "" if _answered(answer) else answer.words)
             past = self._past(account or self._account(cluster, listed, since), listed)
-            return Heard(live, past, "" if _answered(answer) else answer.words)
+            return SlurmAnswers(live, past, "" if _answered(answer) else answer.words)
 
         return hear
 
@@ -161,6 +161,6 @@ def _on(cluster: str | None) -> list[str]:
     return ["-M", cluster] if cluster else []
 
 
-def _answered(answer: Answer) -> bool:
+def _answered(answer: CommandAnswer) -> bool:
     # An id squeue has forgotten is an error when it is asked for alone, and left out among others.
     return answer.code == 0 or "Invalid job id" in answer.words

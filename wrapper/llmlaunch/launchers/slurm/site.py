@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from llmlaunch.causes.attempt_cause import expanded
 from llmlaunch.cluster.slurm_site import Answers
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.slurm.commands import Answer, SlurmCommands
+from llmlaunch.launchers.slurm.commands import CommandAnswer, SlurmCommands
 
 __all__ = ["Exclusion", "ask_site", "cluster_name", "exclusion", "nodes_of_cluster"]
 
@@ -47,13 +47,13 @@ def ask_site(say: Callable[[str], None]) -> Answers:
     )
 
 
-def _needed(answer: Answer) -> str:
+def _needed(answer: CommandAnswer) -> str:
     if answer.code != 0:
         raise UserError(f"init --site: SLURM does not answer ({answer.words}); try again later, {_SHIPPED}")
     return answer.output
 
 
-def _optional(answer: Answer) -> str:
+def _optional(answer: CommandAnswer) -> str:
     return answer.output if answer.code == 0 else ""
 
 

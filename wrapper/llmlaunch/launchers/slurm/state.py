@@ -11,14 +11,14 @@ from llmlaunch.launchers import run_files
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.slurm.text import Row, Rows, row_of
 
-__all__ = ["Heard", "conclude", "is_told"]
+__all__ = ["SlurmAnswers", "is_settled", "job_state"]
 
 
 _SMALL_FILE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Heard:
+class SlurmAnswers:
     """What a cluster said: squeue's rows, sacct's, and squeue's complaint where it has no rows for want of an
     answer."""
 
@@ -27,7 +27,7 @@ class Heard:
     silence: str = ""
 
 
-def conclude(submission: Submission, heard: Heard) -> JobState:
+def job_state(submission: Submission, heard: SlurmAnswers) -> JobState:
     """The state of a submission; of a chain that of the job it has got to."""
     links = [_state(replace(submission, job_id=job, chain=()), heard) for job in submission.jobs]
     state = links[0] if len(links) == 1 else _of_chain(links)
@@ -39,7 +39,7 @@ def conclude(submission: Submission, heard: Heard) -> JobState:
     return _told_to_end(submission, heard.silence) or state if state.phase == "unknown" else state
 
 
-def is_told(submission: Submission, live: Rows) -> bool:
+def is_settled(submission: Submission, live: Rows) -> bool:
     """Whether all is known without sacct: each job waits or runs, or has written itself how it ended, or that was noted
     when it was seen before."""
     missing = [job for job in submission.jobs if not _goes_on(row_of(live, job))]
@@ -62,7 +62,7 @@ def _of_chain(links: Sequence[JobState]) -> JobState:
     return replace(links[-1], link=len(links))
 
 
-def _state(submission: Submission, heard: Heard) -> JobState:
+def _state(submission: Submission, heard: SlurmAnswers) -> JobState:
     row, record = row_of(heard.live, submission.job_id), row_of(heard.past, submission.job_id)
     restarts = max(row.restarts if row else 0, record.restarts if record else 0)
     return replace(_phase(submission, row, record, heard.silence), restarts=restarts)

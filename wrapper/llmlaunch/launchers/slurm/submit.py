@@ -15,10 +15,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from llmlaunch.errors import SchedulerRefused, UserError
-from llmlaunch.launchers import environment, run_files, submitting
+from llmlaunch.launchers import run_environment, run_files, submit_mark
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.slurm import versions
-from llmlaunch.launchers.slurm.commands import Answer, SlurmCommands
+from llmlaunch.launchers.slurm.commands import CommandAnswer, SlurmCommands
 from llmlaunch.launchers.slurm.text import (
     LATE_JOB_FORMAT,
     PAST_JOB_FIELDS,
@@ -40,7 +40,7 @@ _CLOCK_SLACK = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class JobQuery:
     """Which jobs are meant: this run's, submitted since, and none of those that are `known`."""
 
     run_dir: Path
@@ -69,7 +69,7 @@ def comment_of(run_id: str, own: str | None) -> str:
     return f"{own} llmlaunch={run_id}" if own else f"llmlaunch={run_id}"
 
 
-def look_for_jobs(slurm: SlurmCommands, wanted: Wanted) -> tuple[list[Job], Answer]:
+def look_for_jobs(slurm: SlurmCommands, wanted: JobQuery) -> tuple[list[Job], CommandAnswer]:
     """The jobs, looked for ten times, because a controller that wakes up may answer squeue before it takes the job; and
     squeue's last answer. One that stays silent is waited for a minute."""
     once = replace(slurm, tries=1)
@@ -85,7 +85,7 @@ def look_for_jobs(slurm: SlurmCommands, wanted: Wanted) -> tuple[list[Job], Answ
         time.sleep(_PAUSE_SECONDS)
 
 
-def find_jobs(slurm: SlurmCommands, wanted: Wanted) -> tuple[list[Job], Answer]:
+def find_jobs(slurm: SlurmCommands, wanted: JobQuery) -> tuple[list[Job], CommandAnswer]:
     """The jobs by squeue, by sacct and by the attempts in the directory, in the order of their ids; squeue's answer."""
     queue = slurm.start(["squeue", *wanted.clusters, "-t", "all", "--me", "-o", LATE_JOB_FORMAT])
     past = _past(slurm, wanted)
@@ -100,7 +100,7 @@ def find_jobs(slurm: SlurmCommands, wanted: Wanted) -> tuple[list[Job], Answer]:
     return [(str(job), jobs[job]) for job in sorted(jobs)], answer
 
 
-def _past(slurm: SlurmCommands, wanted: Wanted) -> list[JobMatch]:
+def _past(slurm: SlurmCommands, wanted: JobQuery) -> list[JobMatch]:
     """By the accounting, which still knows jobs that the controller has forgotten; without it, by `sacct -c`."""
     since = (wanted.earliest - timedelta(days=1)).strftime("%Y-%m-%d")
     # Without the states sacct leaves out a job that never started (seen with 22.05.8).
@@ -128,7 +128,7 @@ def _past(slurm: SlurmCommands, wanted: Wanted) -> list[JobMatch]:
     return parse_past_jobs(answer.output, wanted.mark, wanted.run_dir, wanted.earliest) if answer.code == 0 else []
 
 
-def _attempted(wanted: Wanted) -> list[int]:
+def _attempted(wanted: JobQuery) -> list[int]:
     """By the folders jobs make when they start."""
     found = set()
     for folder in wanted.run_dir.glob("attempts/*"):
@@ -138,7 +138,7 @@ def _attempted(wanted: Wanted) -> list[int]:
     return sorted(found)
 
 
-__all__ = ["Wanted", "adopt", "comment_of", "find_jobs", "look_for_jobs", "submit", "test"]
+__all__ = ["JobQuery", "adopt", "comment_of", "find_jobs", "look_for_jobs", "submit", "test"]
 
 
 def submit(
@@ -148,8 +148,8 @@ def submit(
     run_dir = run_files.prepare(run_dir, again)
     before = run_files.read_submission(run_dir) if again else None
     script = run_files.job_script(run_dir)
-    versions.refuse_unknown([*environment.directives(script), *extra], lambda: _version(slurm))
-    mark, interrupted = submitting.begin(run_dir)
+    versions.refuse_unknown([*run_environment.directives(script), *extra], lambda: _version(slurm))
+    mark, interrupted = submit_mark.begin(run_dir)
     wanted = _wanted(run_dir, mark.since, before, _clusters(script, extra))
     jobs = _taken(slurm, wanted, before) if interrupted else []
     try:
@@ -161,13 +161,13 @@ def submit(
             "where there is none"
         ) from late
     except Exception:  # not Ctrl-C: sbatch may have been at work
-        submitting.remove(run_dir)
+        submit_mark.remove(run_dir)
         raise
 
 
 def adopt(slurm: SlurmCommands, run_dir: Path) -> Submission | None:
     """As `SlurmLauncher.adopt`."""
-    mark = submitting.left_behind(run_dir)
+    mark = submit_mark.left_behind(run_dir)
     if mark is None or run_files.is_foreign(run_dir):
         return run_files.read_submission(run_dir)
     before = run_files.read_submission(run_dir)
@@ -180,15 +180,15 @@ def adopt(slurm: SlurmCommands, run_dir: Path) -> Submission | None:
     submission = _submission(wanted, jobs, before)
     run_files.write_submission(submission, over=before is not None)
     if len(jobs) > run_files.follow_ups(run_dir):
-        submitting.remove(run_dir)  # else resume hands in the follow-up jobs that are missing
+        submit_mark.remove(run_dir)  # else resume hands in the follow-up jobs that are missing
     return submission
 
 
 def test(slurm: SlurmCommands, script: str, extra: Sequence[str]) -> tuple[bool, str]:
     """As `SlurmLauncher.test`."""
-    versions.refuse_unknown([*environment.directives(script), *extra], lambda: _version(slurm))
+    versions.refuse_unknown([*run_environment.directives(script), *extra], lambda: _version(slurm))
     argv = ["sbatch", "--test-only", *extra]
-    call = slurm.start(argv, environment.for_sbatch(os.environ, script), given=script)
+    call = slurm.start(argv, run_environment.for_sbatch(os.environ, script), given=script)
     answer = call.answer()
     return answer.code == 0, answer.words
 
@@ -197,7 +197,7 @@ def _version(slurm: SlurmCommands) -> str:
     return slurm.ask(["sbatch", "--version"]).output
 
 
-def _taken(slurm: SlurmCommands, wanted: Wanted, before: Submission | None) -> list[Job]:
+def _taken(slurm: SlurmCommands, wanted: JobQuery, before: Submission | None) -> list[Job]:
     """The jobs an interrupted submit handed in, those it wrote down among them. Raises SchedulerRefused where SLURM
     does not say."""
     slurm.say(f"an earlier submit of {wanted.run_dir} was interrupted")
@@ -219,7 +219,7 @@ class _HandIn:
 
     slurm: SlurmCommands
     cancel: Callable[[Submission], object]
-    wanted: Wanted
+    wanted: JobQuery
     script: str
 
     def all(self, extra: Sequence[str], jobs: list[Job], before: Submission | None) -> Submission:
@@ -238,7 +238,7 @@ class _HandIn:
                 self.slurm.say(f"{len(jobs)} of {links} jobs of the chain are in, and no more: {refusal}")
                 break
             submission = self._write_down(jobs, before if submission is None else submission)
-        submitting.remove(self.wanted.run_dir)
+        submit_mark.remove(self.wanted.run_dir)
         assert submission is not None
         return submission
 
@@ -259,8 +259,8 @@ class _HandIn:
 
     def _sbatch(self, extra: Sequence[str], jobs: Sequence[Job]) -> Job:
         """One job handed in. Raises SchedulerRefused, and _MayBeTaken where nobody knows."""
-        env = environment.for_sbatch(os.environ, self.script)
-        own = environment.option([*environment.directives(self.script), *extra], "--comment")
+        env = run_environment.for_sbatch(os.environ, self.script)
+        own = run_environment.option([*run_environment.directives(self.script), *extra], "--comment")
         comment = comment_of(self.wanted.run_id, own)
         argv = ["sbatch", "--parsable", *extra, f"--comment={comment}", file_names.JOB_SCRIPT]
         for attempt in range(1, self.slurm.tries + 1):
@@ -290,13 +290,13 @@ class _MayBeTaken(Exception):
     """sbatch was not answered, and the job is nowhere to be seen."""
 
 
-def _wanted(run_dir: Path, since: float, before: Submission | None, clusters: Sequence[str]) -> Wanted:
+def _wanted(run_dir: Path, since: float, before: Submission | None, clusters: Sequence[str]) -> JobQuery:
     past = (*before.earlier, before) if before else ()
     known = {job for one in past for job in one.jobs if one.submitted_at != since}  # of others than this submit
-    return Wanted(run_dir, run_files.name_run(run_dir), since, frozenset(known), clusters)
+    return JobQuery(run_dir, run_files.name_run(run_dir), since, frozenset(known), clusters)
 
 
-def _with_written(jobs: list[Job], wanted: Wanted, before: Submission | None) -> list[Job]:
+def _with_written(jobs: list[Job], wanted: JobQuery, before: Submission | None) -> list[Job]:
     """With those the submit had written down before it was interrupted; SLURM may have forgotten them."""
     if before is None or before.submitted_at != wanted.since:
         return jobs
@@ -304,7 +304,7 @@ def _with_written(jobs: list[Job], wanted: Wanted, before: Submission | None) ->
     return [*written, *(job for job in jobs if job[0] not in before.jobs)]
 
 
-def _submission(wanted: Wanted, jobs: Sequence[Job], before: Submission | None) -> Submission:
+def _submission(wanted: JobQuery, jobs: Sequence[Job], before: Submission | None) -> Submission:
     """`before`: what submission.json holds, of earlier jobs or of the first links of this chain."""
     ids = tuple(job for job, _ in jobs)
     earlier = () if before is None else before.earlier
@@ -316,7 +316,7 @@ def _submission(wanted: Wanted, jobs: Sequence[Job], before: Submission | None) 
 
 
 def _clusters(script: str, extra: Sequence[str]) -> list[str]:
-    words = [*environment.directives(script), *extra]
-    named = environment.option(words, "--clusters") or environment.option(words, "-M")
+    words = [*run_environment.directives(script), *extra]
+    named = run_environment.option(words, "--clusters") or run_environment.option(words, "-M")
     named = named or os.environ.get("SBATCH_CLUSTERS")
     return ["-M", named] if named else []

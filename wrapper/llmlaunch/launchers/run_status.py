@@ -11,18 +11,18 @@ from llmlaunch.causes import cause as cause_record
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of
 from llmlaunch.launchers.run_files import latest_attempt, run_name
-from llmlaunch.report.run_text import not_finite_words
+from llmlaunch.report.run_text import not_finite_text
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_run_id
 from llmlaunch.rundir.messages import counted
 from llmlaunch.rundir.values import whole_number
 
-__all__ = ["Look", "look_at"]
+__all__ = ["RunStatus", "read_statuses"]
 
 
 @dataclass(frozen=True)
-class Look:
+class RunStatus:
     """What there is to say of a run now. `progress` and `cause` are those of its newest attempt (progress.json and
     status.json of docs/run-directory.md), empty where there are none."""
 
@@ -82,7 +82,7 @@ class Look:
             self._job,
             self.state.phase,
             "-" if step is None else f"{step:.0f}" + (f"/{steps:.0f}" if steps else ""),
-            not_finite_words(self.progress) or ("-" if loss is None else f"{loss:.4g}"),
+            not_finite_text(self.progress) or ("-" if loss is None else f"{loss:.4g}"),
             "-" if speed is None else f"{speed:,.0f}",
             self._because or (self.state.state if self.state.phase == "failed" else ""),
         ]
@@ -117,7 +117,7 @@ class Look:
         if step is None:
             return []
         figures = [f"step {step:.0f}" + (f" of {steps:.0f}" if steps else "")]
-        unusual = not_finite_words(self.progress)
+        unusual = not_finite_text(self.progress)
         figures += [f"loss {unusual}"] if unusual else [f"loss {loss:.4g}"] if loss is not None else []
         return figures + ([f"{speed:,.0f} tokens/s"] if speed is not None else [])
 
@@ -126,7 +126,7 @@ class Look:
         return value if type(value) in (int, float) else None
 
 
-def look_at(submissions: Sequence[Submission], say: Callable[[str], None]) -> list[Look]:
+def read_statuses(submissions: Sequence[Submission], say: Callable[[str], None]) -> list[RunStatus]:
     """A look at each submission; SLURM is asked once, or once a cluster. `say` is told what is waited for."""
     groups: dict[tuple[str, str | None], list[Submission]] = {}
     for submission in submissions:  # two clusters may have jobs of the same number
@@ -135,7 +135,7 @@ def look_at(submissions: Sequence[Submission], say: Callable[[str], None]) -> li
     files = [_read(submission) for submission in submissions]  # while the schedulers think
     states = {name: one.states() for name, one in zip(groups, asking, strict=True)}
     return [
-        Look(
+        RunStatus(
             submission=submission,
             state=(state := states[submission.launcher, submission.cluster][submission.job_id]),
             attempt=read.attempt,

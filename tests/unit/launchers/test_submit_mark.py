@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers import submitting
+from llmlaunch.launchers import submit_mark
 
 HOLD = (
     "import sys, time, pathlib\n"
-    "from llmlaunch.launchers import submitting\n"
-    "submitting.begin(pathlib.Path(sys.argv[1]))\n"
+    "from llmlaunch.launchers import submit_mark\n"
+    "submit_mark.begin(pathlib.Path(sys.argv[1]))\n"
     "print('begun', flush=True)\n"
     "time.sleep(60)\n"
 )
@@ -35,18 +35,18 @@ def another_at_work(run_dir: Path) -> subprocess.Popen[str]:
 def test_one_submit_at_a_time_and_a_killed_one_leaves_its_mark(tmp_path: Path) -> None:
     other = another_at_work(tmp_path)
     with pytest.raises(UserError, match=f"another llmlaunch is submitting it \\(process {other.pid} on "):
-        submitting.begin(tmp_path)
-    assert submitting.left_behind(tmp_path) is None
+        submit_mark.begin(tmp_path)
+    assert submit_mark.left_behind(tmp_path) is None
     other.send_signal(signal.SIGKILL)
     other.communicate()
-    left = submitting.left_behind(tmp_path)
+    left = submit_mark.left_behind(tmp_path)
     assert left is not None
-    mark, interrupted = submitting.begin(tmp_path)
+    mark, interrupted = submit_mark.begin(tmp_path)
     assert interrupted
     assert (mark.since, mark.pid) == (left.since, os.getpid())  # jobs are looked for since the first of them
-    submitting.remove(tmp_path)
-    assert submitting.was_submitting(tmp_path) is None
-    assert not submitting.begin(tmp_path)[1]
+    submit_mark.remove(tmp_path)
+    assert submit_mark.was_submitting(tmp_path) is None
+    assert not submit_mark.begin(tmp_path)[1]
 
 
 def test_a_mark_of_another_host_is_believed_for_a_while(tmp_path: Path) -> None:
@@ -56,17 +56,17 @@ def test_a_mark_of_another_host_is_believed_for_a_while(tmp_path: Path) -> None:
         (tmp_path / "submitting").write_text(json.dumps(mark))
 
     lay(5.0)
-    assert submitting.left_behind(tmp_path) is None
+    assert submit_mark.left_behind(tmp_path) is None
     lay(3600.0)
-    assert submitting.left_behind(tmp_path) is not None
+    assert submit_mark.left_behind(tmp_path) is not None
 
 
 def test_a_process_id_that_is_used_again_is_not_taken_for_the_same_process(tmp_path: Path) -> None:
     mark = {"since": 1.0, "host": platform.node(), "pid": os.getpid(), "started": 1, "touched_at": 1.0}
     (tmp_path / "submitting").write_text(json.dumps(mark))
-    assert submitting.left_behind(tmp_path) is not None
+    assert submit_mark.left_behind(tmp_path) is not None
 
 
 def test_a_damaged_mark_is_one_left_behind(tmp_path: Path) -> None:
     (tmp_path / "submitting").write_text('{"since": 17')
-    assert submitting.left_behind(tmp_path) is not None
+    assert submit_mark.left_behind(tmp_path) is not None

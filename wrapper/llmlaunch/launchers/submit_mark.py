@@ -21,7 +21,7 @@ from llmlaunch.rundir.identifiers import is_host
 from llmlaunch.rundir.messages import to_type
 from llmlaunch.rundir.values import time_or_none
 
-__all__ = ["Mark", "at_work", "begin", "left_behind", "remove", "was_submitting"]
+__all__ = ["SubmitMark", "at_work", "begin", "left_behind", "remove", "was_submitting"]
 
 _NAME = file_names.SUBMITTING
 _OTHER_HOST_SECONDS = 600.0
@@ -29,7 +29,7 @@ _SETTLED_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Mark:
+class SubmitMark:
     """`since`: unix seconds, of the first attempt to submit. `started`: the process's start in the kernel's ticks, for
     process ids are used again."""
 
@@ -40,13 +40,13 @@ class Mark:
     touched_at: float
 
 
-def begin(run_dir: Path) -> tuple[Mark, bool]:
+def begin(run_dir: Path) -> tuple[SubmitMark, bool]:
     """Our mark in the directory, and whether another one had been left there by a submit that was interrupted.
 
     Raises UserError where another submit is at work in it, or the directory cannot be written.
     """
     path, now = run_dir / _NAME, time.time()
-    ours = Mark(now, os.uname().nodename, os.getpid(), _start_of(os.getpid()) or 0, now)
+    ours = SubmitMark(now, os.uname().nodename, os.getpid(), _start_of(os.getpid()) or 0, now)
     try:
         if create(path, json.dumps(asdict(ours)) + "\n"):
             return ours, False
@@ -69,30 +69,30 @@ def remove(run_dir: Path) -> None:
     (run_dir / _NAME).unlink(missing_ok=True)
 
 
-def was_submitting(run_dir: Path) -> Mark | None:
+def was_submitting(run_dir: Path) -> SubmitMark | None:
     """The mark in the directory, whoever made it; a damaged one is as old as its file."""
     path = run_dir / _NAME
     try:
         changed = path.lstat().st_mtime
     except OSError:
         return None
-    return _mark(read_object(path) or {}) or Mark(changed, "", 0, 0, 0.0)
+    return _mark(read_object(path) or {}) or SubmitMark(changed, "", 0, 0, 0.0)
 
 
-def left_behind(run_dir: Path) -> Mark | None:
+def left_behind(run_dir: Path) -> SubmitMark | None:
     """The mark of a submit that is no longer at work."""
     mark = was_submitting(run_dir)
     return None if mark is None or at_work(mark) else mark
 
 
-def at_work(mark: Mark) -> bool:
+def at_work(mark: SubmitMark) -> bool:
     """Whether the process that made it still runs; of another host's that is believed for ten minutes."""
     if mark.host != os.uname().nodename:
         return abs(time.time() - mark.touched_at) < _OTHER_HOST_SECONDS
     return mark.pid != 0 and _start_of(mark.pid) == mark.started
 
 
-def _refuse_while_at_work(run_dir: Path, mark: Mark) -> None:
+def _refuse_while_at_work(run_dir: Path, mark: SubmitMark) -> None:
     if at_work(mark) and mark.pid != os.getpid():
         raise UserError(
             f"{run_dir}: another llmlaunch is submitting it (process {mark.pid} on {mark.host}); look again with "
@@ -100,13 +100,13 @@ def _refuse_while_at_work(run_dir: Path, mark: Mark) -> None:
         )
 
 
-def _mark(record: Mapping[str, Any]) -> Mark | None:
+def _mark(record: Mapping[str, Any]) -> SubmitMark | None:
     """None where a value is not of its kind: a mark tells how old it is, and a host and process are named to people."""
     since, touched_at = (time_or_none(record.get(name)) for name in ("since", "touched_at"))
     host, pid, started = (record.get(name) for name in ("host", "pid", "started"))
     if since is None or touched_at is None or not is_host(host) or type(pid) is not int or type(started) is not int:
         return None
-    return Mark(since, str(host), pid, started, touched_at)
+    return SubmitMark(since, str(host), pid, started, touched_at)
 
 
 def _start_of(pid: int) -> int | None:

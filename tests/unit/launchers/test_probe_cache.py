@@ -10,7 +10,7 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.frameworks import Environment, environment_named, environment_of, probe_environment
-from llmlaunch.launchers.probed import environment_key, keep_probe, kept_probe, probed_packages
+from llmlaunch.launchers.probe_cache import cache_probe, cached_probe, environment_key, probed_packages
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.load import load_recipe
 
@@ -150,7 +150,7 @@ def test_an_environment_is_remembered_until_it_changes(folder: Path) -> None:
     assert probed_packages(recipe) is None
     key = environment_key(recipe.container, recipe.python)
     assert key is not None
-    keep_probe(key, {"packages": {"megatron-core": "0.16.1"}, "at": "today"})
+    cache_probe(key, {"packages": {"megatron-core": "0.16.1"}, "at": "today"})
     assert probed_packages(recipe) == {"megatron-core": "0.16.1"}
     image.write_text("another")
     os.utime(image, ns=(1, 1))
@@ -161,10 +161,10 @@ def test_an_environment_is_remembered_until_it_changes(folder: Path) -> None:
 
 
 def test_a_damaged_cache_says_nothing(folder: Path) -> None:
-    keep_probe("k", {"packages": {"torch": "2.9.1"}})
+    cache_probe("k", {"packages": {"torch": "2.9.1"}})
     path = folder / "cache" / "llmlaunch" / "frameworks.json"
     for damaged in ("[]", "{", '{"k": 3}', '{"k": {"packages": []}}', '{"k": {"packages": {"torch": 3}}}'):
         path.write_text(damaged)
-        assert kept_probe("k") is None
-    keep_probe("k", {"packages": {"torch": "2.9.1"}})
-    assert kept_probe("k") == {"packages": {"torch": "2.9.1"}}
+        assert cached_probe("k") is None
+    cache_probe("k", {"packages": {"torch": "2.9.1"}})
+    assert cached_probe("k") == {"packages": {"torch": "2.9.1"}}

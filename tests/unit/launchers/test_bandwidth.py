@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.network import Probe, allocated_nodes, measure_allocation, measure_locally
+from llmlaunch.launchers.bandwidth import BandwidthProbe, allocated_nodes, measure_allocation, measure_locally
 
 SCONTROL = """\
 #!/bin/sh
@@ -60,7 +60,7 @@ def test_what_srun_is_asked_for_and_an_answer_for_other_nodes_is_refused(tools: 
     answer = '{"nodes": ["n1", "n9"], "bytes_per_second": [[0, 1e9], [1e9, 0]]}'
     tool(tools, "srun", f"#!/bin/sh\nprintf '%s\\n' \"$@\" >{tools}/words\necho '{answer}'\n")
     with pytest.raises(UserError, match="answers for n1 n9, but was asked for n1 n2"):
-        measure_allocation(["n1", "n2"], Probe("python", devices=4), lambda line: None)
+        measure_allocation(["n1", "n2"], BandwidthProbe("python", devices=4), lambda line: None)
     words = (tools / "words").read_text().splitlines()
     assert {"--nodes=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--nproc_per_node=4"} <= set(words)
     assert "--master_addr=n1" in words
@@ -69,9 +69,9 @@ def test_what_srun_is_asked_for_and_an_answer_for_other_nodes_is_refused(tools: 
 def test_srun_that_fails_is_told_with_its_last_words(tools: Path) -> None:
     tool(tools, "srun", "#!/bin/sh\necho 'srun: error: n2: task 1: Exited with exit code 1' >&2\nexit 1\n")
     with pytest.raises(UserError, match=r"failed with exit code 1; its last words:\n  srun: error: n2: task 1"):
-        measure_allocation(["n1", "n2"], Probe("python"), lambda line: None)
+        measure_allocation(["n1", "n2"], BandwidthProbe("python"), lambda line: None)
 
 
 def test_one_process_is_no_network() -> None:
     with pytest.raises(UserError, match="at least 2 processes"):
-        measure_locally(1, Probe("python"), lambda line: None)
+        measure_locally(1, BandwidthProbe("python"), lambda line: None)

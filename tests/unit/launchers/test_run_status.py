@@ -16,13 +16,13 @@ import pytest
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local import LocalLauncher
-from llmlaunch.launchers.look import Look, look_at
+from llmlaunch.launchers.run_status import RunStatus, read_statuses
 from support.local_jobs import run_directory, wait_until
 
 
-def look(state: JobState, progress: Mapping[str, Any] | None = None, **other: Any) -> Look:
+def look(state: JobState, progress: Mapping[str, Any] | None = None, **other: Any) -> RunStatus:
     submission = Submission("slurm", "12", Path("/runs/a"), 1.0, **other.pop("submission", {}))
-    return Look(
+    return RunStatus(
         submission, state, "12.0", progress or {}, other.pop("cause", {}), other.pop("stopping", False), **other
     )
 
@@ -70,10 +70,10 @@ def test_a_rank_by_itself_is_called_a_rehearsal(tmp_path: Path) -> None:
     described = json.loads((run_dir / "run.json").read_text()) if (run_dir / "run.json").exists() else {}
     (run_dir / "run.json").write_text(json.dumps({**described, "rehearsal": {"pipeline_rank": 3}}))
     submission = LocalLauncher().submit(run_dir)
-    (seen,) = look_at([submission], lambda line: None)
+    (seen,) = read_statuses([submission], lambda line: None)
     assert seen.as_json()["rehearses"] == 3
     assert "- rehearsal of pipeline rank 3" in seen.sentence()
-    wait_until(lambda: look_at([submission], lambda line: None)[0].state.ended)
+    wait_until(lambda: read_statuses([submission], lambda line: None)[0].state.ended)
 
 
 def test_figures_that_are_none_are_not_shown() -> None:
@@ -110,19 +110,18 @@ def test_the_newest_attempt_tells_how_far_it_got(tmp_path: Path) -> None:
     (attempt,) = run_dir.glob("attempts/*")
     (attempt / "progress.json").write_text(json.dumps({"schema": 1, "step": 7, "at": time.time()}))
     (run_dir / "stop").touch()
-    (seen,) = look_at([submission], lambda line: None)
+    (seen,) = read_statuses([submission], lambda line: None)
     assert (seen.state.phase, seen.progress["step"], seen.stopping) == ("running", 7, True)
     (run_dir / "go").touch()
-    wait_until(lambda: look_at([submission], lambda line: None)[0].state.phase == "failed")
-    ended = look_at([submission], lambda line: None)[0]
+    wait_until(lambda: read_statuses([submission], lambda line: None)[0].state.phase == "failed")
+    ended = read_statuses([submission], lambda line: None)[0]
     assert (ended.state.reason, ended.stopping) == ("no luck", False)
 
 
 def test_a_question_about_slurm_imports_little() -> None:
     """It should feel instant: sacct's own tenth of a second is most of it."""
-    program = (
-        "import sys, llmlaunch.cli.status, llmlaunch.launchers.look, llmlaunch.launchers.slurm; print(*sys.modules)"
-    )
+    modules = "llmlaunch.cli.status, llmlaunch.launchers.run_status, llmlaunch.launchers.slurm"
+    program = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     heavy = {"sqlalchemy", "numpy", "pydantic", "yaml", "jinja2", "psutil", "rich", "llmlaunch.launchers.slurm.submit"}
     assert not heavy & set(done.stdout.split())
@@ -131,4 +130,4 @@ def test_a_question_about_slurm_imports_little() -> None:
 def test_a_launcher_s_mistake_is_the_asker_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="squeue cannot be run"):
-        look_at([Submission("slurm", "12", tmp_path, 1.0)], lambda line: None)
+        read_statuses([Submission("slurm", "12", tmp_path, 1.0)], lambda line: None)

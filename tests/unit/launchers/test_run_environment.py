@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.launchers.environment import for_local_job, for_queries, for_sbatch
+from llmlaunch.launchers.run_environment import for_local_job, for_queries, for_sbatch
 
 SCRIPT = "#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --partition=gpu\nsrun true\n"
 

@@ -22,7 +22,14 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.messages import counted
 from llmlaunch.trainers import NETWORK_BANDWIDTH
 
-__all__ = ["Measured", "Probe", "allocated_nodes", "default_python", "measure_allocation", "measure_locally"]
+__all__ = [
+    "BandwidthProbe",
+    "MeasuredBandwidth",
+    "allocated_nodes",
+    "default_python",
+    "measure_allocation",
+    "measure_locally",
+]
 
 # $0 is the interpreter, the rest torchrun's and the script's words. Python reads the script from a file of the node.
 _ON_EACH_NODE = """\
@@ -36,7 +43,7 @@ exit "$code"
 
 
 @dataclass(frozen=True)
-class Probe:
+class BandwidthProbe:
     """How it is measured. `devices` are processes a node."""
 
     python: str
@@ -50,7 +57,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredBandwidth:
     """`bytes_per_second[i][j]` from node i to node j, for each device; `how` is for the file."""
 
     nodes: tuple[str, ...]
@@ -76,7 +83,7 @@ def allocated_nodes(environment: Mapping[str, str], wanted: str | None = None) -
     return nodes
 
 
-def measure_allocation(nodes: Sequence[str], probe: Probe, say: Callable[[str], None]) -> Measured:
+def measure_allocation(nodes: Sequence[str], probe: BandwidthProbe, say: Callable[[str], None]) -> MeasuredBandwidth:
     """Between all of `nodes`, by one torchrun on each. Raises `UserError` with the last words of what failed."""
     job = int(os.environ["SLURM_JOB_ID"].split("_")[0])
     srun = ["srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--overlap"]
@@ -96,7 +103,7 @@ def measure_allocation(nodes: Sequence[str], probe: Probe, say: Callable[[str], 
     return measured
 
 
-def measure_locally(processes: int, probe: Probe, say: Callable[[str], None]) -> Measured:
+def measure_locally(processes: int, probe: BandwidthProbe, say: Callable[[str], None]) -> MeasuredBandwidth:
     """Between processes of this machine, each for a node: says nothing of a network, but takes the same way."""
     if processes < 2:
         raise UserError("--local: give at least 2 processes")
@@ -107,7 +114,7 @@ def measure_locally(processes: int, probe: Probe, say: Callable[[str], None]) ->
 
 
 def _run(
-    before: Sequence[str], probe: Probe, torchrun: Sequence[str], words: Sequence[str]
+    before: Sequence[str], probe: BandwidthProbe, torchrun: Sequence[str], words: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
     if before and shutil.which(before[0]) is None:
         raise UserError(f"{before[0]}: not found on this host; run it where SLURM's commands are")
@@ -124,13 +131,13 @@ def _run(
         raise UserError(f"{shlex.join(command[:1])}: cannot be run: {failure.strerror}") from None
 
 
-def _measured(answer: subprocess.CompletedProcess[str], probe: Probe) -> Measured:
+def _measured(answer: subprocess.CompletedProcess[str], probe: BandwidthProbe) -> MeasuredBandwidth:
     for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
         with contextlib.suppress(ValueError):
             told = json.loads(line)
             if isinstance(told, dict) and "bytes_per_second" in told:
                 nodes, speeds = told.pop("nodes"), told.pop("bytes_per_second")
-                return Measured(tuple(nodes), tuple(map(tuple, speeds)), told)
+                return MeasuredBandwidth(tuple(nodes), tuple(map(tuple, speeds)), told)
     said = [line for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
     if any("No module named 'torch'" in line or "No module named torch" in line for line in said):
         raise UserError(f"{probe.python}: has no torch on the nodes; name the training environment's (--python)")

@@ -14,7 +14,7 @@ from typing import Any
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["environment_key", "keep_probe", "kept_probe", "probed_packages"]
+__all__ = ["cache_probe", "cached_probe", "environment_key", "probed_packages"]
 
 MOST_KEPT = 100
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
@@ -37,11 +37,11 @@ def probed_packages(recipe: Recipe) -> Mapping[str, str] | None:
     """The versions of the packages in the recipe's environment by name, where it was probed."""
     python = recipe.python if recipe.container else recipe.python or os.environ.get("LLMLAUNCH_PYTHON")
     key = environment_key(recipe.container, python)
-    entry = None if key is None else kept_probe(key)
+    entry = None if key is None else cached_probe(key)
     return None if entry is None else entry["packages"]
 
 
-def kept_probe(key: str) -> dict[str, Any] | None:
+def cached_probe(key: str) -> dict[str, Any] | None:
     """What `keep_probe` entry under the key; None where there is nothing, or nothing that can be read."""
     entry = _read().get(key)
     if not isinstance(entry, dict) or not isinstance(entry.get("packages"), dict):
@@ -50,7 +50,7 @@ def kept_probe(key: str) -> dict[str, Any] | None:
     return dict(entry) if sound else None
 
 
-def keep_probe(key: str, record: Mapping[str, Any]) -> None:
+def cache_probe(key: str, record: Mapping[str, Any]) -> None:
     """Raises OSError where the cache cannot be written."""
     entries = {**{name: value for name, value in _read().items() if name != key}, key: dict(record)}
     path = _path()
