@@ -89,7 +89,9 @@ def test_it_learns_and_goes_back(server: str, monkeypatch: pytest.MonkeyPatch) -
     with open_store(where({"LLMLAUNCH_STORE": server})) as store:
         import_file(store, FILES[0])
         learning = calibrate(store, 1.8e9)
-        taken = {answer.result.backend: answer.result.calibration for answer in learning.answers if answer.did == "taken"}
+        taken = {
+            answer.result.backend: answer.result.calibration for answer in learning.answers if answer.did == "taken"
+        }
         found = taken["internevo-fsdp"]
         assert found is not None
         assert found.after.mape < found.before.mape
