@@ -26,16 +26,16 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # `make test` runs three tests at once (pytest-xdist). The clusters mostly wait and the frameworks mostly compute, so
 # two lanes of clusters and one of frameworks go side by side. Within a lane one test follows another, in one process:
 # they share its cluster, its traces, or the runs that are broken side by side. Every other module is its own lane.
-LANES = ("slurm", "slurm_alone", "frameworks", "releases", "quickstart", "faults")
-# Modules of tests/slurm that do not take the session's cluster but start their own.
-WITHOUT_THE_SHARED_CLUSTER = ("test_life.py", "test_injection.py", "test_site_settings.py")
+LANES = ("slurm", "slurm_lives", "frameworks", "releases", "quickstart", "faults")
+# Modules of tests/slurm about whole lives of jobs, which wait longest: about half of that folder's time.
+LIVES = ("test_hangs.py", "test_injection.py", "test_life.py", "test_power_cut.py", "test_what_ended_it.py")
 
 
 def lane(nodeid: str) -> str:
     """The name of the lane of tests/PART/.../MODULE.py::TEST."""
     part = nodeid.split("/")[1]
-    if part == "slurm" and nodeid.partition("::")[0].endswith(WITHOUT_THE_SHARED_CLUSTER):
-        return "slurm_alone"
+    if part == "slurm" and nodeid.partition("::")[0].endswith(LIVES):
+        return "slurm_lives"
     return part if part in LANES else nodeid.partition("::")[0]
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llmlaunch.app.evidence import Notify
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_run_id
 from llmlaunch.rundir.messages import to_type
+
+if TYPE_CHECKING:
+    from llmlaunch.app.evidence import Notify
 
 __all__ = ["directory_of", "note_ends", "ongoing_directories", "submission_in", "submission_of"]
 
