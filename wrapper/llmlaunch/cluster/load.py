@@ -1,4 +1,5 @@
-"""Cluster profiles: the site's and the shipped ones by name, any by path, or written inline in a recipe."""
+"""Cluster profiles by name or path or inline in a recipe, and the accelerators they name (accelerators.json, with the
+source of every figure)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _REQUIRED = ("accelerator", "devices_per_node", "host_memory_gib", "links")
 
 
 def profile_names() -> tuple[str, ...]:
-    """The names of all profiles, the site's own and the shipped, sorted."""
+    """Return the names of all profiles, the site's own and the shipped, sorted."""
     return tuple(sorted({path.stem for folder in _folders() for path in folder.glob("*.yaml")}))
 
 
@@ -40,8 +41,8 @@ def profile_path(spec: str, base_dir: Path = Path(), *, other_than: Path | None 
     Raises `UserError` naming the known."""
     if "/" in spec or spec.endswith((".yaml", ".yml", ".json")):
         return base_dir / spec
-    found = (path for path in (folder / f"{spec}.yaml" for folder in _folders()) if path != other_than)
-    path = None if "\0" in spec else next((path for path in found if path.is_file()), None)
+    candidates = (path for path in (folder / f"{spec}.yaml" for folder in _folders()) if path != other_than)
+    path = None if "\0" in spec else next((path for path in candidates if path.is_file()), None)
     if path is not None:
         return path
     lost = [str(folder) for folder in _folders() if not folder.is_dir()]
@@ -51,15 +52,15 @@ def profile_path(spec: str, base_dir: Path = Path(), *, other_than: Path | None 
 
 
 def _folders() -> tuple[Path, ...]:
-    """Where profiles are looked for by name, in order."""
+    """Return the folders that are searched for profiles by name, in order."""
     named = os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)
     return (*(Path(folder).expanduser() for folder in named if folder), asset("slurm", "clusters"))
 
 
 def load_cluster(spec: str | Mapping[str, Any], base_dir: Path = Path()) -> Cluster:
-    """The cluster `spec` names or describes (`cluster_form`); `base_dir` is where relative paths start.
+    """Return the cluster that `spec` names or describes (`cluster_form`); relative paths start in `base_dir`.
 
-    Raises `UserError`; `BadKey` where a key of an inline mapping is wrong.
+    Raises `UserError`; `BadKey` for a wrong key of an inline mapping.
     """
     if isinstance(spec, str):
         return _from_file(profile_path(spec, base_dir))
@@ -78,7 +79,7 @@ def _from_file(path: Path) -> Cluster:
 
 
 def _merged_file(path: Path, depth: int = 0) -> dict[str, Any]:
-    """The values of a profile with those of its bases under them."""
+    """Return the values of a profile over those of its bases."""
     document = read_document(path)
     refuse_secrets(document, document.value.get("not_secrets"))
     values = _with_absolute_matrix(validate(cluster_form(), document), path.parent)
@@ -97,7 +98,7 @@ def _merged_file(path: Path, depth: int = 0) -> dict[str, Any]:
 
 
 def _with_absolute_matrix(values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A matrix lies beside the profile that names it, whichever profile starts from that one."""
+    """Return the values with the absolute path of the matrix, which lies beside the profile that names it."""
     links = values.get("links") or {}
     if links.get("matrix") is None:
         return values
@@ -105,7 +106,7 @@ def _with_absolute_matrix(values: dict[str, Any], folder: Path) -> dict[str, Any
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, mapping by mapping; a name of an accelerator becomes the base of changes to it."""
+    """Return `above` over `below`, mapping by mapping. An accelerator's name becomes the base of changes to it."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -172,20 +173,20 @@ def _link(links: Mapping[str, Any], tier: str) -> Link:
 def _accelerator(spec: str | Mapping[str, Any]) -> Accelerator:
     if isinstance(spec, str):
         return _known(spec, ("accelerator",))
-    known = {key: value for key, value in spec.items() if value is not None}
-    flops = {key.removesuffix("_tflops"): value * _TERA for key, value in known.items() if key.endswith("_tflops")}
-    if "base" in known:
-        device = _known(known["base"], ("accelerator", "base"))
+    values = {key: value for key, value in spec.items() if value is not None}
+    flops = {key.removesuffix("_tflops"): value * _TERA for key, value in values.items() if key.endswith("_tflops")}
+    if "base" in values:
+        device = _known(values["base"], ("accelerator", "base"))
     else:
-        device = _new_accelerator(known, flops)
-    changes: dict[str, Any] = {key: known[key] for key in ("name", "kind", "compute_capability") if key in known}
-    if "memory_gib" in known:
+        device = _new_accelerator(values, flops)
+    changes: dict[str, Any] = {key: values[key] for key in ("name", "kind", "compute_capability") if key in values}
+    if "memory_gib" in values:
         changes |= {
-            "memory_bytes": int(known["memory_gib"] * GIB),
+            "memory_bytes": int(values["memory_gib"] * GIB),
             "memory_source": "given in the cluster's own profile",
         }
-    if "memory_gigabytes_per_second" in known:
-        changes["memory_bytes_per_second"] = known["memory_gigabytes_per_second"] * GB
+    if "memory_gigabytes_per_second" in values:
+        changes["memory_bytes_per_second"] = values["memory_gigabytes_per_second"] * GB
     return replace(device, flops_per_second={**device.flops_per_second, **flops}, **changes)
 
 
@@ -212,15 +213,15 @@ _TABLE = Path(__file__).with_name("accelerators.json")
 
 
 def accelerator_names() -> tuple[str, ...]:
-    """The known accelerators, in the order of the table."""
+    """Return the names of the accelerators in accelerators.json, in its order."""
     return tuple(_table())
 
 
 def find_accelerator(name: str) -> Accelerator:
-    """One accelerator by name. Raises `UserError` naming the known ones.
+    """Return an accelerator by its name. Raises `UserError` with the known names.
 
-    `flops_per_second` has the dense peaks of "bf16", "fp16", "fp8", "tf32" and "fp32" (without tensor cores),
-    as far as the device has them.
+    `flops_per_second` has the dense peaks of "bf16", "fp16", "fp8", "tf32" and "fp32" (without tensor cores), as far as
+    the device has them.
     """
     try:
         row = _table()[name]

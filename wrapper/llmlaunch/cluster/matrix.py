@@ -36,15 +36,16 @@ class BandwidthMatrix:
 
 
 def slurm_order(matrix: BandwidthMatrix, nodes: int) -> list[int]:
-    """Rows of the nodes that a job of so many is priced on, in SLURM's order: the first by name, since which ones SLURM
-    will give is not known. Fewer where the matrix knows fewer."""
+    """Return the matrix rows of the nodes that a job of this size is priced on, in SLURM's order: the first by name,
+    since it is not known which ones SLURM will give. Fewer if the matrix has fewer nodes.
+    """
     return sorted(range(len(matrix.nodes)), key=lambda i: matrix.nodes[i])[:nodes]
 
 
 def matrix_text(
     nodes: Sequence[str], bytes_per_second: Sequence[Sequence[float]], measured: Mapping[str, Any] | None = None
 ) -> str:
-    """The file of a matrix, one row a line; `measured` says how it came about."""
+    """Return the text of a matrix file, one row a line; `measured` describes the measurement."""
     speeds = [
         [None if i == j else float(f"{speed / GB:.6g}") for j, speed in enumerate(row)]
         for i, row in enumerate(bytes_per_second)
@@ -57,7 +58,10 @@ def matrix_text(
 
 
 def read_matrix(path: Path) -> BandwidthMatrix:
-    """Raises `UserError` with file, line, problem and remedy for anything but a whole, positive, square matrix."""
+    """Return the matrix in a file.
+
+    Raises `UserError` with file, line, problem and remedy unless it is complete, positive and square.
+    """
     return _Reader(path, read_text(path, _MAX_BYTES)).matrix()
 
 
@@ -106,15 +110,15 @@ class _Reader:
     def _nodes(self, nodes: Any) -> tuple[str, ...]:
         if not isinstance(nodes, list) or len(nodes) < 2:
             raise self._wrong(("nodes",), "must be a list of at least two node names, as SLURM calls them")
-        seen: dict[str, int] = {}
+        rows: dict[str, int] = {}
         for index, name in enumerate(nodes):
             if not isinstance(name, str) or not name or name.split() != [name]:
                 raise self._wrong(("nodes", index), f"{_shown(name)} is no node name; write it as SLURM does")
-            if name in seen:
+            if name in rows:
                 raise self._wrong(
                     ("nodes", index), f"{name} stands twice; name each node once, with one row and column"
                 )
-            seen[name] = index
+            rows[name] = index
         return tuple(nodes)
 
     def _check_row(self, nodes: Sequence[str], rows: Sequence[Any], i: int) -> None:
@@ -138,10 +142,10 @@ class _Reader:
             if i == j or speed > 0:
                 continue
             back = rows[j][i]
-            said = f"though {nodes[j]} to {nodes[i]} is {back:g}" if back > 0 else "and so is the way back"
+            reason = f"though {nodes[j]} to {nodes[i]} is {back:g}" if back > 0 else "and so is the way back"
             raise self._wrong(
                 (_SPEEDS, i, j),
-                f"{nodes[i]} to {nodes[j]} is 0, {said}: nothing was sent there; leave out a node that cannot be "
+                f"{nodes[i]} to {nodes[j]} is 0, {reason}: nothing was sent there; leave out a node that cannot be "
                 f"reached, or {_AGAIN}",
             )
 
@@ -161,12 +165,12 @@ def _problem(speed: Any) -> str | None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object, if no key stands twice in it. Raises ValueError."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Return the object if no key stands twice in it. Raises ValueError."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
-    return found
+    return members
 
 
 def _shown(value: Any) -> str:
@@ -179,7 +183,10 @@ _DECODER = json.JSONDecoder()
 
 
 def place_of(text: str, key: tuple[str | int, ...]) -> int:
-    """The line, from 1, of the value at `key` in valid JSON, or of the nearest enclosing one that exists."""
+    """Return the line, from 1, of the value at `key` in valid JSON, or of the nearest enclosing value that exists.
+
+    Python's own reader reports places of syntax errors only; this scans the text again, when a message needs it.
+    """
     at = _skip(text, 0)
     for wanted in key:
         inner = dict(_members(text, at)).get(wanted)
@@ -190,7 +197,7 @@ def place_of(text: str, key: tuple[str | int, ...]) -> int:
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
-    """(key or index, position) of each member of the object or list that begins at `at`."""
+    """Yield (key or index, position) of each member of the object or list that begins at `at`."""
     if text[at] not in "{[":
         return
     named, index = text[at] == "{", 0

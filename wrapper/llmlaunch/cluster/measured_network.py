@@ -29,22 +29,25 @@ class MeasuredNetwork:
     _known: dict[tuple[str, int, int], float] = field(default_factory=dict, compare=False, repr=False)
 
     def ring(self, size: FloatColumn, stride: FloatColumn) -> FloatColumn:
-        """The slowest link of any of the groups' rings, which go from node to node in the order of ranks and back to
-        the first (nccl src/graph/connect.cc, connectRings)."""
+        """Return the seconds per byte of the slowest link of any group's ring, which goes from node to node in the
+        order of ranks and back to the first (nccl src/graph/connect.cc, connectRings).
+        """
         return self._by_group("ring", self._slowest_link, size, stride)
 
     def chain(self, size: FloatColumn, stride: FloatColumn) -> FloatColumn:
-        """One hop of the slowest way there and back through all ranks of a group, on average (Pipette's T_pp)."""
+        """Return the mean seconds per byte of one hop on the slowest path through all ranks of a group and back
+        (Pipette's T_pp).
+        """
         return self._by_group("chain", self._slowest_way, size, stride)
 
     def exchange(self, size: FloatColumn, stride: FloatColumn) -> FloatColumn:
-        """A byte to a rank of another node, on average over those a rank sends to, from the slowest node."""
+        """Return the mean seconds per byte from the slowest node to the ranks on other nodes of its group."""
         return self._by_group("exchange", self._slowest_sender, size, stride)
 
     def _by_group(
         self, name: str, worst: Callable[[IntColumn], float], size: FloatColumn, stride: FloatColumn
     ) -> FloatColumn:
-        """The groups of each different (size, stride), looked at once for all layouts that have them."""
+        """Apply `worst` once to each different (size, stride), and return the result for every layout."""
         pairs = np.stack(np.broadcast_arrays(size, stride)).astype(np.int64)
         different, which = np.unique(pairs, axis=1, return_inverse=True)
         values = np.zeros(different.shape[1])
@@ -56,8 +59,10 @@ class MeasuredNetwork:
         return values[which.reshape(-1)]
 
     def _nodes_of_groups(self, size: int, stride: int) -> IntColumn:
-        """Node ranks, one row for each different group. Sizes that do not divide the job, which no layout has, are
-        looked at as far as the job goes."""
+        """Return node ranks, one row for each different group.
+
+        Groups that do not divide the job, which no layout has, are cut off at its end.
+        """
         world = len(self.seconds_per_byte) * self.devices_per_node
         size = max(min(size, world // stride), 1)
         block = size * stride
@@ -88,9 +93,12 @@ class MeasuredNetwork:
 def measured_network(
     matrix: BandwidthMatrix, nodes: int, devices_per_node: int, order: Sequence[int] | None = None
 ) -> MeasuredNetwork:
-    """The network between the nodes of a job. `order[rank]` is the row of the matrix that gets that node rank; None is
-    a chain in which each node is followed by the nearest one left, which no layout of the job decides. Nodes the matrix
-    does not know get the median of the links it does, as at job start (`node/place.py`)."""
+    """Return the network between the nodes of a job.
+
+    `order[rank]` is the row of the matrix that gets that node rank. None is a chain in which each node is followed by
+    the nearest node left, so it does not depend on the job's layout. Nodes that are not in the matrix get the median of
+    its links, as at job start (`node/place.py`).
+    """
     rows = slurm_order(matrix, nodes) if order is None else list(order)
     seconds = np.array(inverse([[matrix.bytes_per_second[a][b] for b in rows] for a in rows]))
     if order is None:

@@ -50,8 +50,9 @@ class Link:
 
 @dataclass(frozen=True)
 class HostLink:
-    """Nominal bytes a second between one device and its node's memory, each direction, and what that memory carries for
-    each device while all of the node use it."""
+    """The link between a device and its node's memory: nominal bytes a second in each direction, and what that memory
+    carries for each device while all devices of the node use it.
+    """
 
     name: str
     bytes_per_second: float
@@ -162,8 +163,10 @@ class Cluster:
     network: MeasuredNetwork | None = field(default=None, compare=False)  # of `bandwidth`, between the nodes of one job
 
     def between(self, nodes: int, order: Sequence[int] | None = None) -> Cluster:
-        """The same with the network between so many nodes of the measured matrix, if there is one: what a job on them
-        is timed with. `order` as `measured_network` takes it."""
+        """Return the cluster with the measured network between `nodes` nodes, if there is a matrix; step times use it.
+
+        `order` is that of `measured_network`.
+        """
         if self.bandwidth is None or nodes < 2:
             return self
         from llmlaunch.cluster.measured_network import measured_network  # loads NumPy

@@ -1,4 +1,5 @@
-"""A cluster profile drafted from what a site's SLURM says of itself; what it does not say stands there as a comment."""
+"""Texts of cluster profiles: drafted from a site's SLURM, with comments for what it does not report, and extended by a
+measured matrix."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
 @dataclass(frozen=True)
 class Draft:
-    """A profile: the cluster's name and the kind of node for the file's name, and the text of the file."""
+    """A drafted profile: the cluster's name and the kind of node, which make the name of the file, and its text."""
 
     cluster: str
     kind: str
@@ -37,7 +38,9 @@ class Draft:
 
 @dataclass(frozen=True)
 class _Known:
-    """How GPUs of a type are called at sites, our accelerator, the shipped profile to start from, and what to check."""
+    """A GPU type: the pattern of its names at sites, our accelerator, the shipped profile to start from, and what to
+    check.
+    """
 
     pattern: str
     accelerator: str
@@ -62,7 +65,7 @@ _BASE_DEVICES = {"gb200-nvl72": 4}  # all others have eight
 
 @dataclass(frozen=True)
 class _Kind:
-    """Nodes with the same devices; `feature` tells them where their GRES has no type."""
+    """Nodes with the same devices; `feature` identifies the GPUs if their GRES has no type."""
 
     gpu_type: str | None
     feature: str | None
@@ -75,11 +78,11 @@ class _Kind:
 
 
 def drafts(site: SlurmSite, partition: str | None = None) -> list[Draft]:
-    """One for each kind of GPU node there is (in `partition`), or of the CPU nodes where there are none.
+    """Return a draft for each kind of GPU node (in `partition`), or for the CPU nodes if there are no GPUs.
 
-    Raises UserError for an unknown partition, and where SLURM shows no nodes.
+    Raises UserError for an unknown partition, and if SLURM shows no nodes.
     """
-    names = [known.name for known in site.partitions]
+    names = [entry.name for entry in site.partitions]
     if partition is not None and partition not in names:
         raise UserError(f"init --site: no partition {partition!r}; there are: {', '.join(names) or 'none'}")
     nodes = [node for node in site.nodes if node.partitions and (partition is None or partition in node.partitions)]
@@ -103,7 +106,7 @@ def _kinds(nodes: Iterable[SlurmNode]) -> list[_Kind]:
 
 
 def _feature(node: SlurmNode, gpus: Gpus) -> str | None:
-    """The feature that says what GPUs without a type are."""
+    """Return the node feature that names the type of GPUs without a GRES type."""
     untyped = gpus.count and gpus.type is None
     return next((feature for feature in node.features if untyped and _known(feature)), None)
 
@@ -127,7 +130,7 @@ def _text(site: SlurmSite, kind: _Kind, wanted: str | None) -> str:
 
 
 def _partition(site: SlurmSite, kind: _Kind, wanted: str | None) -> Partition | None:
-    """The one asked for, else the default one, else the first that has such nodes."""
+    """Return the requested partition, else the default one, else the first that has such nodes."""
     has = {name for node in kind.nodes for name in node.partitions}
     there = [partition for partition in site.partitions if partition.name in has]
     there.sort(key=lambda partition: (partition.name != wanted, not partition.default))
@@ -161,23 +164,23 @@ def _devices(kind: _Kind) -> Iterator[str]:
     if not kind.devices:
         yield "base: cpu-x1                  # no GPU here: processes on the CPUs"
         return
-    known = _known(kind.gpu_type or kind.feature or "")
-    if known is None:
+    gpu = _known(kind.gpu_type or kind.feature or "")
+    if gpu is None:
         shown = f"unknown type {kind.gpu_type}" if kind.gpu_type else "SLURM does not say what GPUs these are"
         yield f"# {shown}: fill in a base (slurm/clusters/), or accelerator and links (docs/recipe.md)"
         yield "# base: h100-80gb-x8"
     else:
         whence = f"GRES type {kind.gpu_type}" if kind.gpu_type else f"the nodes' feature {kind.feature}"
-        yield f"base: {known.base}   # from {whence}; its links are data sheet figures: measure with"
+        yield f"base: {gpu.base}   # from {whence}; its links are data sheet figures: measure with"
         yield "                     # llmlaunch doctor --network"
-        yield f"accelerator: {known.accelerator}{f'   # {known.note}' if known.note else ''}"
-    if known is None or kind.devices != _BASE_DEVICES.get(known.base, 8):
+        yield f"accelerator: {gpu.accelerator}{f'   # {gpu.note}' if gpu.note else ''}"
+    if gpu is None or kind.devices != _BASE_DEVICES.get(gpu.base, 8):
         yield f"devices_per_node: {kind.devices}"
 
 
 def _known(name: str) -> _Known | None:
-    found = next((known for known in _KNOWN if re.search(known.pattern, name.lower())), None)
-    return found if found is not None and found.accelerator else None
+    gpu = next((entry for entry in _KNOWN if re.search(entry.pattern, name.lower())), None)
+    return gpu if gpu is not None and gpu.accelerator else None
 
 
 def _smallest_of(kind: _Kind, what: str) -> str:
@@ -249,14 +252,17 @@ def _quoted(text: str) -> str:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a matrix goes. `profile_text` is what the profile will be; None: it names the file already."""
+    """The files a matrix is saved to.
+
+    `profile_text` is the new text of the profile; None if it names the matrix already.
+    """
 
     profile: Path
     matrix: Path
     profile_text: str | None
 
     def save(self, text: str) -> None:
-        """The matrix first, then the profile that names it, each whole or not at all. Raises `UserError`."""
+        """Write the matrix, then the profile that names it, each whole or not at all. Raises `UserError`."""
         write_whole(self.matrix, text)
         if self.profile_text is not None:
             write_whole(self.profile, self.profile_text)
@@ -277,19 +283,19 @@ def destination(spec: str, base_dir: Path = Path()) -> Destination:
         text = read_text(path)
     name = f"{path.stem}.links.json"
     if text is None:
-        found = Destination(path, path.with_name(name), f"base: {spec}\nlinks: {{matrix: {name}}}\n")
+        place = Destination(path, path.with_name(name), f"base: {spec}\nlinks: {{matrix: {name}}}\n")
     else:
-        found = _of_profile(path, text, name)
-    for path in (found.profile, found.matrix):
+        place = _of_profile(path, text, name)
+    for path in (place.profile, place.matrix):
         new_place(path)
-    for folder in {found.profile.parent, found.matrix.parent}:
+    for folder in {place.profile.parent, place.matrix.parent}:
         if not os.access(folder, os.W_OK):
             raise UserError(f"{folder}: cannot be written to; copy the profile to a folder of yours")
-    return found
+    return place
 
 
 def merged(old: BandwidthMatrix, new: BandwidthMatrix) -> BandwidthMatrix:
-    """`new`; where the old matrix knows all its nodes and more, the old one with the new links in it."""
+    """Return `new`; if the old matrix has all its nodes and more, the old one with the new links in it."""
     place = {name: index for index, name in enumerate(old.nodes)}
     if not set(new.nodes) <= set(place):
         return new
@@ -314,7 +320,9 @@ def _of_profile(path: Path, text: str, name: str) -> Destination:
 
 
 def _with_matrix(text: str, document: Document, name: str) -> str:
-    """The profile's own text with one more line, comments and order as they were; unchanged where that cannot be."""
+    """Return the profile's text with one more line, comments and order unchanged; the text itself if that is
+    impossible.
+    """
     lines = text.splitlines(keepends=True)
     if "links" not in document.value:
         end = "" if text.endswith("\n") else "\n"

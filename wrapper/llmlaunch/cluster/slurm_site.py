@@ -18,7 +18,7 @@ _NONE = ("(null)", "N/A", "n/a", "None", "none", "")
 
 @dataclass(frozen=True)
 class Answers:
-    """What the commands printed, "" where one has nothing to say here."""
+    """The output of each SLURM command; "" if a command has none here."""
 
     config: str  # scontrol show config
     partitions: str  # scontrol show partition
@@ -77,13 +77,13 @@ class SlurmSite:
     qos: tuple[str, ...]
 
     def setting(self, name: str) -> str:
-        """One of `scontrol show config`, "" where it is not set or not known."""
+        """Return a value of `scontrol show config`; "" if it is not set or not known."""
         value = self.config.get(name, "")
         return "" if value in _NONE else value
 
 
 def read_site(answers: Answers) -> SlurmSite:
-    """Never fails: what cannot be read is not among the facts."""
+    """Return the facts in these answers. It never fails: what cannot be read is left out."""
     accounts, qos = _associations(answers.associations)
     return SlurmSite(
         config=_config(answers.config),
@@ -99,7 +99,7 @@ def read_site(answers: Answers) -> SlurmSite:
 
 
 def host_count(hosts: str) -> int:
-    """How many hosts a list such as `n[01-16,20],gpu-[1-2]-[1-4]` names."""
+    """Return how many hosts a list such as `n[01-16,20],gpu-[1-2]-[1-4]` names."""
     return sum(
         prod(_range_count(ranges) for ranges in re.findall(r"\[([^\]]*)\]", name))
         for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", hosts)
@@ -117,13 +117,13 @@ def _config(text: str) -> dict[str, str]:
 
 
 def _records(text: str, first: str) -> list[str]:
-    """The records of `scontrol show`, on one line each or on many."""
+    """Return the records of `scontrol show`, each on one line or on many."""
     return [f"{first}={record}" for record in re.split(rf"(?:^|\n){first}=", text)[1:]]
 
 
 def _field(record: str, name: str) -> str:
-    found = re.search(rf"(?:^|\s){name}=(\S*)", record)
-    return "" if found is None or found[1] in _NONE else found[1]
+    match = re.search(rf"(?:^|\s){name}=(\S*)", record)
+    return "" if match is None or match[1] in _NONE else match[1]
 
 
 def _names(record: str, field: str) -> tuple[str, ...]:
@@ -159,14 +159,14 @@ def _node(record: str) -> SlurmNode:
 
 
 def _gpus(gres: str) -> tuple[Gpus, ...]:
-    """Of `gpu:h100:8(S:0-1),nvme:2`, `gpu:8`, `gpu:a100:no_consume:4`."""
+    """Return the GPUs in a GRES such as `gpu:h100:8(S:0-1),nvme:2`, `gpu:8` or `gpu:a100:no_consume:4`."""
     entries = (entry.split(":") for entry in re.sub(r"\([^)]*\)", "", gres).split(","))
-    found = []
-    for kind, *words in entries:
-        if kind == "gpu" and words and words[-1].isdigit():
-            named = [word for word in words[:-1] if word != "no_consume"]
-            found.append(Gpus(named[0] if named else None, int(words[-1])))
-    return tuple(found)
+    gpus = []
+    for kind, *parts in entries:
+        if kind == "gpu" and parts and parts[-1].isdigit():
+            named = [word for word in parts[:-1] if word != "no_consume"]
+            gpus.append(Gpus(named[0] if named else None, int(parts[-1])))
+    return tuple(gpus)
 
 
 def _smallest(topology: str, first: str, which: str) -> int | None:

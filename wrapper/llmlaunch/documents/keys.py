@@ -30,7 +30,7 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True)
 class _Key:
-    """What `key` was told of a field beside its type hint and default."""
+    """The arguments of `key`, kept with the field."""
 
     description: str
     key_name: str | None
@@ -130,10 +130,10 @@ def keys_of(
     Over a base, which has the rest, no key is required. If `nullable`, null may stand for every value and means that
     the key is absent. `written` replaces the types of some keys.
     """
-    found = [(item, about) for item, about in _key_fields(cls) if about.place == place]
-    hints = _hints(cls, [item.name for item, _ in found])
+    selected = [(item, about) for item, about in _key_fields(cls) if about.place == place]
+    hints = _hints(cls, [item.name for item, _ in selected])
     keys = {}
-    for item, about in found:
+    for item, about in selected:
         has_default = item.default is not MISSING or item.default_factory is not MISSING
         null = nullable or (over_base and not has_default)
         hint = _annotation(item, about, hints[item.name], (written or {}).get(item.name), null)
@@ -160,8 +160,8 @@ def _hints(cls: type[Any], names: list[str]) -> dict[str, Any]:
 
 def _annotation(item: Field[Any], about: _Key, hint: Any, replaced: Any, nullable: bool) -> Any:
     replaced = about.written if replaced is None else replaced
-    given: Any = replaced() if inspect.isfunction(replaced) else replaced
-    plain, optional = _without_none(hint if given is None else given)
+    stated: Any = replaced() if inspect.isfunction(replaced) else replaced
+    plain, optional = _without_none(hint if stated is None else stated)
     nullable = nullable or optional
     limits: dict[str, Any] = dict(about.limits)
     if get_origin(plain) is tuple:  # YAML has lists only

@@ -124,7 +124,7 @@ def refuse_secrets(document: Document, allowed: Any, path: KeyPath = ()) -> list
 
 
 def _comment_problem(text: str) -> tuple[int, str] | None:
-    """The first line with a comment that holds a secret, and the sentence."""
+    """Return the first line with a comment that holds a secret, and the sentence about it."""
     for number, line in enumerate(text.splitlines(), 1):
         for comment in _COMMENT.findall(line):
             problem = secret_in(comment) or _commented_out(comment)
@@ -164,10 +164,10 @@ def _commented_out(comment: str) -> str | None:
 
 
 def secret_in(text: str) -> str | None:
-    """What in `text` looks like a secret, in words that do not repeat it; None where nothing does."""
-    known = known_secret(text)
-    if known is not None:
-        return f"holds what looks like {known}"
+    """Say what in `text` looks like a secret, without repeating it; None if nothing does."""
+    kind = known_secret(text)
+    if kind is not None:
+        return f"holds what looks like {kind}"
     for pattern in (_ASSIGNMENT, _DEFAULT, _HERE, _PRINTF):
         for name, value in pattern.findall(text):
             if is_secret_variable(name, value):
@@ -183,8 +183,9 @@ def secret_in(text: str) -> str | None:
 
 
 def known_secret(text: str) -> str | None:
-    """What kind of secret stands in `text`, by a form that nothing else has: a service's own prefix, the head of a key
-    file."""
+    """Return the kind of secret in `text` that has a form of its own, such as a service's prefix or the head of a key
+    file; None if there is none.
+    """
     for label, heads, form in _KNOWN:
         for head in heads:  # found far sooner than the form itself: whole trees of code are read
             place = text.find(head)

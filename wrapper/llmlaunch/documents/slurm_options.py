@@ -88,8 +88,8 @@ GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 def over_site_options(site: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the site's sbatch options with a recipe's own over them. An own option also replaces the site's other way
     to ask for the same thing: `mem-per-gpu` of a recipe a site's `mem`."""
-    asked = {name for name, value in own.items() if value is not False}
-    replaced = {name for group in (GPU_OPTIONS, *_CONFLICTS) if asked.intersection(group) for name in group}
+    requested = {name for name, value in own.items() if value is not False}
+    replaced = {name for group in (GPU_OPTIONS, *_CONFLICTS) if requested.intersection(group) for name in group}
     return {name: value for name, value in site.items() if name not in replaced} | dict(own)
 
 
@@ -139,9 +139,9 @@ def sbatch_value_problem(options: Mapping[str, Any]) -> tuple[str, str] | None:
         if problem is not None:
             return name, problem
     for group in _CONFLICTS:
-        asked = [name for name in group if options.get(name, False) is not False]
-        if len(asked) > 1:
-            return asked[1], (f"contradicts {asked[0]}: sbatch takes one of the two; remove one")
+        requested = [name for name in group if options.get(name, False) is not False]
+        if len(requested) > 1:
+            return requested[1], (f"contradicts {requested[0]}: sbatch takes one of the two; remove one")
     return None
 
 

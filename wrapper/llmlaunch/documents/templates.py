@@ -44,7 +44,7 @@ def render(
 
 
 def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where templates are searched, in order. Raises `UserError` where the person's folder is none."""
+    """Return the folders searched for templates, in order. Raises `UserError` if the person's folder is none."""
     shipped = asset("templates")
     named = environ.get(TEMPLATES_VARIABLE)
     if not named:

@@ -132,7 +132,7 @@ def _mount(text: str) -> str:
 
 
 def _word(pattern: re.Pattern[str], what: str) -> AfterValidator:
-    """A check that the text is one word of a kind."""
+    """Return a check that the text is one word of a kind."""
 
     def check(text: str) -> str:
         if not pattern.fullmatch(text):

@@ -35,16 +35,16 @@ class BadKey(UserError):
 
 
 def dotted(path: Iterable[str | int]) -> str:
-    """`("backend", "extra_args", 0)` as `backend.extra_args[0]`."""
+    """Return `("backend", "extra_args", 0)` as `backend.extra_args[0]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{_clean(part)}"
     return text.lstrip(".")
 
 
-def known_and_nearest(word: str, known: Sequence[str]) -> str:
-    """The end of a sentence about an unknown word: the nearest known one, else all of them."""
-    wanted, names = word.lower(), list(known)
+def known_and_nearest(word: str, known_names: Sequence[str]) -> str:
+    """Return the end of a sentence about an unknown word: the nearest known word, else all of them."""
+    wanted, names = word.lower(), list(known_names)
     near = difflib.get_close_matches(wanted.replace("-", "_"), names) or difflib.get_close_matches(wanted, names)
     near.sort(key=lambda name: name[:3] != wanted[:3])  # people get the beginning of a word right
     near = near or [name for name in names if len(wanted) > 2 and wanted in name]
@@ -73,7 +73,10 @@ def _adapter(form: Any) -> TypeAdapter[Any]:
 
 
 def report(document: Document, problems: Sequence[Problem]) -> UserError:
-    """One error for several problems, in the order of the file; of one key the first, which often explains the rest."""
+    """Return one error for several problems, in the order of the file.
+
+    Of each key it has the first problem, which often explains the others.
+    """
     first: dict[KeyPath, str] = {}
     for path, text in problems:
         first.setdefault(path, text)
@@ -117,13 +120,13 @@ def _expected(kind: str, error: Mapping[str, Any], field: FieldInfo | None) -> s
     if kind.startswith(("int_", "float_", "greater_", "less_", "finite_")):
         noun = "a whole number" if _whole(kind, field) else "a finite number"
         return f"must be {noun}{_range(field, error)}"
-    words = {
+    sentences = {
         "string_type": "must be text",
         "bool_type": "must be true or false",
         "list_type": "must be a list",
         "dict_type": "must be a mapping",
     }
-    return words.get(kind, str(error["msg"]))
+    return sentences.get(kind, str(error["msg"]))
 
 
 def _choice(error: Mapping[str, Any]) -> str:
@@ -173,7 +176,7 @@ def _figure(bound: float) -> str:
 
 
 def _trap(document: Document, path: KeyPath, kind: str, value: Any) -> str:
-    """What YAML made of it, where that is the likely mistake."""
+    """Say what YAML made of the text, if that is the likely mistake."""
     raw = document.raw.get(path)
     if kind == "string_type" and raw is not None and value is not None:
         return f'; YAML reads an unquoted {raw} as {_describe(value)}: quote it: "{raw}"'

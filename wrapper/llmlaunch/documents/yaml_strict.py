@@ -47,7 +47,7 @@ class Document:
     raw: Mapping[KeyPath, str]
 
     def where(self, path: KeyPath = ()) -> str:
-        """The place of the value at `path`, or of the nearest enclosing one that exists."""
+        """Return the place of the value at `path`, or of the nearest enclosing value that exists."""
         for length in range(len(path), -1, -1):
             place = self.places.get(path[:length])
             if place is not None:
@@ -111,7 +111,7 @@ def parse_value(text: str, name: str) -> Document:
 
 
 class _Parser:
-    """Events to plain values. One use."""
+    """Turns YAML events into plain values. For one use."""
 
     def __init__(self, text: str, name: str, numbered: bool = True) -> None:
         self.text, self.name, self.numbered = text, name, numbered

@@ -61,7 +61,7 @@ class ModelParameters:
         return sum(layer.active for layer in self.layers) + self.outside_layers
 
     def by_part(self) -> dict[str, int]:
-        """Totals over all layers by part; they sum to `total`."""
+        """Return totals over all layers by part; they sum to `total`."""
         names = ("attention", "mlp", "experts", "router", "norms")
         parts = {name: sum(getattr(layer, name) for layer in self.layers) for name in names}
         parts["norms"] += self.final_norm
@@ -70,7 +70,7 @@ class ModelParameters:
 
 
 def count_parameters(shape: ModelShape) -> ModelParameters:
-    """Count `shape` with its own vocabulary, unpadded."""
+    """Return the parameter counts of `shape` with its own vocabulary, unpadded."""
     is_mixture = shape.moe.layer_pattern if shape.moe is not None else (0,) * shape.num_layers
     kinds = {flag: _layer(shape, bool(flag)) for flag in set(is_mixture)}
     layers = tuple(kinds[flag] for flag in is_mixture)

@@ -43,12 +43,12 @@ _REQUIRED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_head
 
 
 def preset_names() -> tuple[str, ...]:
-    """The names of the shipped model shapes, sorted."""
+    """Return the names of the shipped model shapes, sorted."""
     return tuple(sorted(path.stem for path in asset("recipes", "models").glob("*.json")))
 
 
 def load_preset(name: str) -> ModelShape:
-    """A shipped shape. Raises `UserError` naming the known ones."""
+    """Return a shipped shape. Raises `UserError` with the known names."""
     names = preset_names()
     if name not in names:
         raise UserError(f"unknown model {name!r}; {known_and_nearest(name, names)} (or give the path of a config.json)")
@@ -65,8 +65,10 @@ def find_model(spec: str | Mapping[str, Any], base_dir: Path = Path()) -> ModelS
 def resolve_model(
     spec: str | Mapping[str, Any], base_dir: Path = Path(), default_positions: int | None = None
 ) -> tuple[ModelShape, tuple[str, ...]]:
-    """`find_model` and the notes on what was assumed. `default_positions` is `max_position_embeddings` where an
-    inline shape does not say it."""
+    """Return the shape of `find_model` and notes on what was assumed.
+
+    `default_positions` is the `max_position_embeddings` of an inline shape that does not give it.
+    """
     if isinstance(spec, str):
         return _named(spec, base_dir)
     document = Document("model", "", spec, {}, {})
@@ -83,17 +85,17 @@ def _named(spec: str, base_dir: Path) -> tuple[ModelShape, tuple[str, ...]]:
     looks_like_path = "/" in spec or spec.endswith(".json") or spec in (".", "..")
     path = base_dir / spec
     try:
-        found = looks_like_path or path.exists()
+        is_path = looks_like_path or path.exists()
     except (OSError, ValueError):
-        found = False
-    return read_config(path) if found else (load_preset(spec), ())
+        is_path = False
+    return read_config(path) if is_path else (load_preset(spec), ())
 
 
 def _complete(
     values: dict[str, Any], written: dict[str, Any], base: str | None, default_positions: int | None
 ) -> ModelShape:
-    """Base values and written ones together, with what follows from them."""
-    held = values.get("moe")
+    """Return the shape of the written values over the base's, with what follows from them."""
+    base_moe = values.get("moe")
     parts = [name for name in _PARTS if written.get(name) is not None]
     written = written | {name: _part(name, values.get(name), written[name]) for name in parts}
     values = values | {key: value for key, value in written.items() if value is not None}
@@ -120,8 +122,8 @@ def _complete(
             raise BadKey((), "is missing `max_position_embeddings`")
         values["max_position_embeddings"] = default_positions
     moe = values.get("moe")
-    if moe is not None and held is not None and moe.get("layer_pattern") == held["layer_pattern"]:
-        values["moe"] = moe | {"layer_pattern": _as_deep(held["layer_pattern"], values["num_layers"])}
+    if moe is not None and base_moe is not None and moe.get("layer_pattern") == base_moe["layer_pattern"]:
+        values["moe"] = moe | {"layer_pattern": _as_deep(base_moe["layer_pattern"], values["num_layers"])}
     if written.get("activation") is None and "gated_mlp" in written:
         values.pop("activation", None)
     if written.get("family") is None and MARKS & written.keys():  # the base's family may not be able to say it
@@ -130,13 +132,13 @@ def _complete(
     return check_shape(_shape(values))
 
 
-def _part(name: str, held: Mapping[str, Any] | None, written: Mapping[str, Any]) -> dict[str, Any]:
-    """What is written of a part of the model, over what the base has of it."""
-    whole = {**(held or {}), **written}
-    if held is not None and written.get("router") is not None:
-        whole["router"] = {**held["router"], **written["router"]}
-    if written.get("layer_pattern") is None and held is not None and "layer_pattern" in held:
-        whole["layer_pattern"] = held["layer_pattern"]
+def _part(name: str, below: Mapping[str, Any] | None, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a part of the model, such as "moe": those that are written, over the base's."""
+    whole = {**(below or {}), **written}
+    if below is not None and written.get("router") is not None:
+        whole["router"] = {**below["router"], **written["router"]}
+    if written.get("layer_pattern") is None and below is not None and "layer_pattern" in below:
+        whole["layer_pattern"] = below["layer_pattern"]
     for key in _PARTS[name]:
         if whole.get(key) is None:
             raise BadKey((name,), f"is missing `{key}`; give it, or `base:` with a preset that has it")
@@ -144,8 +146,10 @@ def _part(name: str, held: Mapping[str, Any] | None, written: Mapping[str, Any])
 
 
 def _as_deep(pattern: Sequence[int], layers: int) -> tuple[int, ...]:
-    """The pattern of so many layers: cut, or continued where its mixtures follow its dense layers. Any other stays as
-    it is, for the person to say."""
+    """Return the layer pattern for a number of layers: cut, or continued if mixtures follow dense layers.
+
+    Any other pattern stays as it is, and the person must write a new one.
+    """
     if len(pattern) >= layers:
         return tuple(pattern[:layers])
     more = (pattern[-1],) * (layers - len(pattern)) if list(pattern) == sorted(pattern) else ()
@@ -153,7 +157,7 @@ def _as_deep(pattern: Sequence[int], layers: int) -> tuple[int, ...]:
 
 
 def _shape(values: Mapping[str, Any]) -> ModelShape:
-    """A shape from plain values, as presets and inline mappings give them."""
+    """Return a shape from plain values, as presets and inline mappings give them."""
     plain = dict(values)
     if plain.get("moe") is not None:
         moe: dict[str, Any] = {"shared_expert_ffn_hidden_size": 0} | dict(plain["moe"])

@@ -1,7 +1,7 @@
 """Checks across the parts of a recipe: those that no layout could pass, whatever the backend.
 
-Each returns the key to mend and the sentence. What depends on the backend, or on values nobody fixed, is for the
-backend's own rules and the planner.
+Each yields the key to mend and the sentence. What depends on the backend, or on values nobody fixed, is for the
+backend's own rules and the planner. `cautions` warns about how a valid recipe would run at its site.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Problem = tuple[KeyPath, str]
 
 
 def disagreements(recipe: Recipe) -> list[Problem]:
-    """Every disagreement found, in the order of the recipe's keys."""
+    """Return every contradiction between parts of the recipe, in the order of its keys."""
     return [
         *_model_and_training(recipe),
         *_nodes_and_budget(recipe),
@@ -67,8 +67,10 @@ def _nodes_and_budget(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _gpus_asked_of_slurm(recipe: Recipe) -> Iterator[Problem]:
-    """GPUs that a recipe or a site asks of SLURM in words of its own, fewer than there are trainers. More may be a
-    node's all, but a total is dealt out to the nodes."""
+    """Yield sbatch options of the recipe or site that request fewer GPUs than there are trainers.
+
+    More may be all GPUs of a node, but a total is distributed over the nodes.
+    """
     devices = recipe.cluster.devices_per_node
     if recipe.cluster.accelerator.kind != "gpu" or recipe.nodes == AUTO_NODES:
         return
@@ -78,8 +80,8 @@ def _gpus_asked_of_slurm(recipe: Recipe) -> Iterator[Problem]:
         **dict.fromkeys(("gpus-per-node", "gpus-per-task", "gres", "tres-per-task"), devices),
     }
     for option, count in needed.items():
-        asked = _gpu_count(option, recipe.slurm.get(option, False))
-        if asked is not None and (asked < count or (asked > count and option == "gpus")):
+        requested = _gpu_count(option, recipe.slurm.get(option, False))
+        if requested is not None and (requested < count or (requested > count and option == "gpus")):
             what = (
                 f"{counted(nodes, 'node')} of {counted(devices, 'trainer')}"
                 if option == "gpus"
@@ -87,13 +89,15 @@ def _gpus_asked_of_slurm(recipe: Recipe) -> Iterator[Problem]:
             )
             yield (
                 ("slurm", option),
-                f"{recipe.slurm[option]} asks for {asked} GPUs, but {what} need {count}; change one of the two, or "
+                f"{recipe.slurm[option]} asks for {requested} GPUs, but {what} need {count}; change one of the two, or "
                 "leave it out: llmlaunch asks for the devices of each node itself",
             )
 
 
 def _gpu_count(option: str, value: object) -> int | None:
-    """How many GPUs an sbatch option asks for: 10 of `gpus: h100:8,a100:2`, None of a `gres` without GPUs."""
+    """Return the number of GPUs an sbatch option requests: 10 for `gpus: h100:8,a100:2`, None for a `gres` without
+    GPUs.
+    """
     if value is False or value is True:
         return None
     parts = str(value).split(",")
@@ -113,7 +117,7 @@ def _coming_back(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _pinned(recipe: Recipe, name: str) -> tuple[int, ...]:
-    """The values a pin allows, or nothing where it is free."""
+    """Return the values a pin allows; empty if the search chooses it."""
     pin = recipe.pins.get(name)
     if pin is None:
         return ()
@@ -143,7 +147,7 @@ def _pins_and_model(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _slurm(recipe: Recipe) -> Iterator[Problem]:
-    """Options of recipe and profile that sbatch takes one by one but not together."""
+    """Yield sbatch options that are valid alone but not together, and a node list longer than the job."""
     contradiction = sbatch_value_problem(recipe.slurm)
     if contradiction is not None:
         option, problem = contradiction
@@ -188,13 +192,13 @@ def _pins_and_world(recipe: Recipe) -> Iterator[Problem]:
         return
     names = [name for name in ("tensor", "pipeline", "context", "data") if name in recipe.pins]
     world = recipe.world_size
-    said = f"the {counted(world, 'device')} of {counted(recipe.nodes, 'node')}; change a size or `nodes`"
+    remedy = f"the {counted(world, 'device')} of {counted(recipe.nodes, 'node')}; change a size or `nodes`"
     parts = (list(some) for size in range(1, len(names) + 1) for some in combinations(names, size))
     clash = next((some for some in parts if not _divisors_among(recipe, some, world)), None)
     if clash is not None:  # the fewest that clash, not all that are pinned
-        yield ("layout", clash[0]), f"{_product(recipe, clash)} does not divide {said}"
+        yield ("layout", clash[0]), f"{_product(recipe, clash)} does not divide {remedy}"
     elif len(names) == 4 and world not in _divisors_among(recipe, names, world):
-        yield ("layout", names[0]), f"{_product(recipe, names)} is not {said}"
+        yield ("layout", names[0]), f"{_product(recipe, names)} is not {remedy}"
 
 
 def _pins_and_batch(recipe: Recipe) -> Iterator[Problem]:
@@ -208,7 +212,10 @@ def _pins_and_batch(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _divisors_among(recipe: Recipe, names: list[str], whole: int) -> set[int]:
-    """The products of one pinned value each that divide `whole`; a part of a divisor is a divisor too."""
+    """Return the products of one value of each pin that divide `whole`.
+
+    Only divisors are multiplied further: every factor of a divisor is a divisor.
+    """
     products = {1}
     for name in names:
         products = {
@@ -236,7 +243,10 @@ def cautions(recipe: Recipe) -> list[str]:
 
 
 def _few_cores(recipe: Recipe) -> str | None:
-    """SLURM gives a task one core unless more are asked for or the job has whole nodes (sbatch, --cpus-per-task)."""
+    """Return a warning if a job on shared nodes gets fewer CPU cores than trainers.
+
+    SLURM gives a task one core unless more are requested or the job has whole nodes (sbatch, --cpus-per-task).
+    """
     trainers = recipe.cluster.devices_per_node
     if recipe.cluster.accelerator.kind != "gpu" or recipe.slurm.get("exclusive") in (True, "topo"):
         return None
@@ -253,20 +263,23 @@ def _few_cores(recipe: Recipe) -> str | None:
 
 
 def _cores_asked(recipe: Recipe) -> int | None:
-    """The cores of a node's one task, as far as the recipe and its profile ask for them; None where neither does."""
-    asked = recipe.slurm
-    if "cpu" in str(asked.get("tres-per-task")):
+    """Return the cores that recipe and profile request for the one task of a node; None if neither does."""
+    options = recipe.slurm
+    if "cpu" in str(options.get("tres-per-task")):
         return recipe.cluster.devices_per_node  # in a form that only SLURM counts
     for option, times in (("cpus-per-task", 1), ("cpus-per-gpu", recipe.cluster.devices_per_node), ("mincpus", 1)):
-        value = asked.get(option)
+        value = options.get(option)
         if value not in (None, False, True) and str(value).isdigit():
             return int(value) * times
     return recipe.cluster.cpus_per_node
 
 
 def _image_of_a_registry(recipe: Recipe) -> str | None:
-    """Read in pyxis 0.24 (pyxis_slurmstepd.c): every step imports the image on each node, unless the site configures an
-    importer that keeps images. Apptainer keeps what it built in a cache folder of each user."""
+    """Return a warning if every node would fetch the image.
+
+    Read in pyxis 0.24 (pyxis_slurmstepd.c): every step imports the image on each node, unless the site configures an
+    importer that keeps images. Apptainer keeps what it built in a cache folder of each user.
+    """
     box = recipe.container
     if box is None or is_path(box.image):
         return None

@@ -85,8 +85,10 @@ _PLAIN_TRAINING = (
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """sha256 (hex) over canonical JSON of the resolved content: defaults filled in, presets and profiles expanded,
-    keys sorted. Order, comments, white space, and whether a value came from an override make no difference."""
+    """Return the sha256 (hex) of canonical JSON of the resolved content: defaults filled in, presets and profiles
+    expanded, keys sorted. Order, comments, white space, and whether a value came from an override make no
+    difference.
+    """
     if recipe.restart == Restart():  # what a recipe that says nothing gets, with checkpoints or without
         recipe = replace(recipe, restart=None)
     if recipe.cluster.site.exclude:  # which nodes are bad changes from day to day, what is trained does not

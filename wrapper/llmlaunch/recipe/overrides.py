@@ -1,4 +1,5 @@
-"""`key=value` words of the command line, applied to a recipe before it is checked."""
+"""`key=value` overrides of the command line: how they change a recipe, how one with several values makes variants, and
+where in its file or in which override a recipe has a value."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
 
 
 def parse_override(word: str) -> tuple[tuple[str, ...], Document]:
-    """The keys of a `dotted.key=value` word, and its value. Raises `UserError` naming the word."""
+    """Return the keys of a `dotted.key=value` override, and its value. Raises `UserError` naming the override."""
     key, equals, text = word.partition("=")
     shown = shown_word(word)
     path = tuple(key.strip().split("."))
@@ -102,7 +103,7 @@ def _remove(tree: Any, path: KeyPath) -> None:
 
 
 def _enter(node: Any, key: Any, part: str) -> Any:
-    """The mapping or list below `key`, made from what stands there."""
+    """Return the mapping or list below `key`, created from the value that is there."""
     below = node.get(key) if isinstance(node, dict) else node[key]
     if isinstance(below, (dict, list)):
         return below
@@ -125,7 +126,9 @@ def _copy(value: Any) -> Any:
 
 
 def shown_word(word: str) -> str:
-    """The word for a message; the value of an environment variable, or what looks like a secret, is not repeated."""
+    """Return an override as messages show it: without the value of an environment variable or of what looks like a
+    secret.
+    """
     key, _, value = word.partition("=")
     if word.startswith(("environment.", "slurm.export")) or looks_secret(key) or secret_in(value) is not None:
         word = word.partition("=")[0] + "=..."
@@ -136,25 +139,33 @@ def shown_word(word: str) -> str:
 MOST = 1000
 
 
-def variants(path: str, words: Sequence[str], grid: Sequence[str] = ()) -> list[tuple[str, ...]]:
-    """The override words of each variant, the last key's values changing fastest; one where nothing is split.
+def variants(path: str, overrides: Sequence[str], grid: Sequence[str] = ()) -> list[tuple[str, ...]]:
+    """Return the overrides of each variant of a recipe, the last key's values changing fastest.
 
-    Raises UserError for a recipe that cannot be read, a grid word without several values, a key given twice where one
-    is split, and more than 1000 variants.
+    An override `key=a,b,c` gives several variants only if its comma cannot be part of a value: the value is plain (no
+    bracket, brace or quote at its start), the recipe accepts no text with commas at that key, and it accepts every
+    part. Overrides in `grid` are always split. Without several values there is one variant.
+
+    Raises UserError for a recipe that cannot be read, a grid override without several values, a key given twice if one
+    of the two is split, and more than 1000 variants.
     """
     written = read_document(Path(path))
     choices = [_split_anyway(word) for word in grid]
-    listed = [word for word in words if "," in word.partition("=")[2]]
-    single = [word for word in words if word not in listed]
+    listed = [word for word in overrides if "," in word.partition("=")[2]]
+    single = [word for word in overrides if word not in listed]
     split = set()
     for word in listed:
         parts = _parts(word)
-        if parts and not _taken(written, [*single, word]) and all(_taken(written, [*single, part]) for part in parts):
+        if (
+            parts
+            and not _accepted(written, [*single, word])
+            and all(_accepted(written, [*single, part]) for part in parts)
+        ):
             choices.append(parts)
             split.add(word)
         else:
             single.append(word)
-    single = [word for word in words if word not in split]  # as they were given: the last word on a key wins
+    single = [word for word in overrides if word not in split]  # as they were given: the last word on a key wins
     _refuse_twice(choices, single)
     count = 1
     for parts in choices:
@@ -173,7 +184,7 @@ def _split_anyway(word: str) -> list[str]:
 
 
 def _parts(word: str) -> list[str]:
-    """`key=a,b` as `key=a` and `key=b`; nothing where it cannot be split."""
+    """Return `key=a,b` as `key=a` and `key=b`; empty if it cannot be split."""
     key, equals, text = word.partition("=")
     values = [value.strip() for value in text.split(",")]
     if not equals or not all(values) or text.strip()[:1] in ("[", "{", '"', "'"):
@@ -181,10 +192,10 @@ def _parts(word: str) -> list[str]:
     return [f"{key}={value}" for value in values]
 
 
-def _taken(written: Document, words: Sequence[str]) -> bool:
-    """Whether the recipe's schema takes these words; whether they go together is for later to say."""
+def _accepted(written: Document, overrides: Sequence[str]) -> bool:
+    """Whether the keys and types of the recipe allow these overrides. Contradictions between keys are found later."""
     try:
-        validate(recipe_form(), apply_overrides(written, words), HINTS)
+        validate(recipe_form(), apply_overrides(written, overrides), HINTS)
     except UserError:
         return False
     return True
@@ -211,13 +222,13 @@ class WrittenPin:
 
 
 def place_of(recipe: Recipe, path: KeyPath) -> str:
-    """The place of the value at `path`, or of the nearest enclosing one that exists."""
+    """Return the place of the value at `path`, or of the nearest enclosing value that exists."""
     document = written_document(recipe)
     return recipe.path if document is None else document.where(path)
 
 
 def written_pin(recipe: Recipe, name: str) -> WrittenPin:
-    """The pin `name`; a recipe may call `zero_stage` 0 or 1 `distributed_optimizer`."""
+    """Return how the recipe writes the pin `name`; it may write `zero_stage` 0 or 1 as `distributed_optimizer`."""
     document = written_document(recipe)
     layout = document.value.get("layout") if document is not None else None
     if name == "zero_stage" and isinstance(layout, dict) and layout.get("distributed_optimizer") is not None:

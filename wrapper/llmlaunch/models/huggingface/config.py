@@ -34,7 +34,7 @@ _KEYS = {  # our name -> theirs, for messages about sizes that do not agree
 
 
 def read_config(path: Path) -> tuple[ModelShape, tuple[str, ...]]:
-    """The shape in a `config.json` (or in the folder that holds one), and the notes on what it left open.
+    """Return the shape in a `config.json` (or in the folder that holds one), and notes on what it leaves open.
 
     Raises `UserError` naming the file and the key for anything that is not such a file.
     """
@@ -49,7 +49,7 @@ def read_config(path: Path) -> tuple[ModelShape, tuple[str, ...]]:
 
 
 def shape_from_config(values: Mapping[str, Any], name: str) -> tuple[ModelShape, tuple[str, ...]]:
-    """The shape a config describes. Raises `BadKey` naming the key it cannot use."""
+    """Return the shape a config describes, and notes. Raises `BadKey` for a key that cannot be used."""
     family = values.get("model_type")
     if not isinstance(family, str) or family not in BUILDERS:
         shown = "is missing" if family is None else f"{short(family)} is not supported"
@@ -63,12 +63,13 @@ def shape_from_config(values: Mapping[str, Any], name: str) -> tuple[ModelShape,
 
 
 def _refuse_quantised(reader: Reader) -> None:
-    """DeepSeek-V3 is published in blocks of fp8: how its weights are stored, not how they are trained. Others were
-    quantised after training."""
-    told = reader.group("quantization_config")
-    if told is None and reader.values.get("quantization_config") is None:
+    """Raise BadKey for a quantised checkpoint, except DeepSeek-V3's: its blocks of fp8 are how weights are stored, not
+    how they are trained. Others were quantised after training.
+    """
+    quantization = reader.group("quantization_config")
+    if quantization is None and reader.values.get("quantization_config") is None:
         return
-    if told is None or told.get("quant_method") != "fp8":
+    if quantization is None or quantization.get("quant_method") != "fp8":
         raise BadKey(("quantization_config",), "a quantised checkpoint is not trained; use the original config.json")
     reader.remark("quantization_config says how the weights are stored (fp8); training takes the recipe's precision")
 

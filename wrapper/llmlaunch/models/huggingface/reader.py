@@ -1,4 +1,5 @@
-"""Typed access to the values of a config.json, with the defaults of its class."""
+"""Typed access to the values of a config.json, with the defaults of its class; rotary positions and sliding windows
+(transformers/modeling_rope_utils.py, 5.23)."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Reader:
         self.remarks: list[str] = []
 
     def get(self, key: str) -> Any:
-        """The value as it stands, or the default."""
+        """Return the value as it stands, or the default."""
         if key in self.values:
             return self.values[key]
         default = self.defaults.get(key)
@@ -38,7 +39,7 @@ class Reader:
         return default
 
     def size(self, key: str, otherwise: int | None = None, least: int = 1, largest: int = LARGEST) -> int:
-        """A whole number; `otherwise` where the value is null."""
+        """Return a whole number; `otherwise` if the value is null."""
         value = self.get(key)
         if value is None and otherwise is not None:
             self.taken[key] = otherwise
@@ -51,7 +52,7 @@ class Reader:
         return as_number(key, self.get(key), above)
 
     def optional_number(self, key: str) -> float | None:
-        """A number above 0, or None for null."""
+        """Return a number above 0, or None for null."""
         return None if self.get(key) is None else self.number(key, above=0.0)
 
     def rate(self, key: str) -> float:
@@ -67,20 +68,20 @@ class Reader:
         return value
 
     def only(self, key: str, *allowed: Any, why: str) -> None:
-        """Refuses every value but `allowed`."""
+        """Raise BadKey for any value that is not in `allowed`."""
         value = self.get(key)
-        if not any(value == one and type(value) is type(one) for one in allowed):
+        if not any(value == choice and type(value) is type(choice) for choice in allowed):
             raise BadKey((key,), f"{why}, not {short(value)}")
 
     def group(self, key: str) -> Mapping[str, Any] | None:
-        """A mapping, or None where it is absent, null or empty."""
+        """Return a mapping; None if it is absent, null or empty."""
         value = self.get(key)
         if value is not None and not isinstance(value, Mapping):
             raise BadKey((key,), f"must be an object, not {short(value)}")
         return value or None
 
     def remark(self, sentence: str) -> None:
-        """Something to tell the person about what this config means here."""
+        """Add a note about what this config means here."""
         self.remarks.append(sentence)
 
     def notes(self) -> tuple[str, ...]:
@@ -100,7 +101,7 @@ def as_number(key: str, value: Any, above: float = -math.inf) -> float:
 
 
 def short(value: Any) -> str:
-    """A value as it stands in the file, of a length that fits a sentence."""
+    """Return a value as it stands in the file, cut to a length that fits a sentence."""
     try:
         text = json.dumps(value)
     except (ValueError, RecursionError):
@@ -126,39 +127,39 @@ def rope(reader: Reader, layers: str = FULL) -> tuple[float, RopeScaling | None]
     """(base, scaling) of the layers of kind `layers`. `rope_scaling` goes before `rope_parameters`, which may be one
     for each kind of layer; what neither says stands beside them."""
     key = "rope_scaling" if reader.values.get("rope_scaling") else "rope_parameters"
-    told: Mapping[str, Any] = reader.group(key) or {}
-    nested = told.get(layers)
-    if nested is not None or any(kind in told for kind in (FULL, WINDOWED)):
-        told = nested if isinstance(nested, Mapping) else {}
+    parameters: Mapping[str, Any] = reader.group(key) or {}
+    nested = parameters.get(layers)
+    if nested is not None or any(kind in parameters for kind in (FULL, WINDOWED)):
+        parameters = nested if isinstance(nested, Mapping) else {}
     elif layers == WINDOWED:
-        told = {}  # scaling changes the layers that see everything
+        parameters = {}  # scaling changes the layers that see everything
     of_kind = "rope_local_base_freq" if layers == WINDOWED else "rope_theta"
-    value = told["rope_theta"] if told.get("rope_theta") is not None else reader.get(of_kind)
+    value = parameters["rope_theta"] if parameters.get("rope_theta") is not None else reader.get(of_kind)
     base = as_number(of_kind, value, above=0.0)
-    return base, _scaling(key, told)
+    return base, _scaling(key, parameters)
 
 
-def _scaling(key: str, told: Mapping[str, Any]) -> RopeScaling | None:
-    kind = told.get("rope_type", told.get("type", "default"))
+def _scaling(key: str, parameters: Mapping[str, Any]) -> RopeScaling | None:
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return None
     if kind not in _SCALINGS:
-        known = ", ".join(_SCALINGS)
-        raise BadKey((key,), f"rotary scaling {short(kind)} is not supported, {known} are; write the shape inline")
-    if as_number(key, told.get("partial_rotary_factor", 1.0)) != 1.0:
+        supported = ", ".join(_SCALINGS)
+        raise BadKey((key,), f"rotary scaling {short(kind)} is not supported, {supported} are; write the shape inline")
+    if as_number(key, parameters.get("partial_rotary_factor", 1.0)) != 1.0:
         raise BadKey((key,), "partial_rotary_factor must be 1: positions turn the whole head here")
-    values = {ours: as_number(key, told[name], 0.0) for name, ours in _NAMES.items() if told.get(name)}
+    values = {ours: as_number(key, parameters[name], 0.0) for name, ours in _NAMES.items() if parameters.get(name)}
     if "factor" not in values or values["factor"] < 1:
-        raise BadKey((key,), f"factor must be a number of at least 1, not {short(told.get('factor'))}")
-    longest = told.get("original_max_position_embeddings")
+        raise BadKey((key,), f"factor must be a number of at least 1, not {short(parameters.get('factor'))}")
+    longest = parameters.get("original_max_position_embeddings")
     if longest is not None and (not isinstance(longest, int) or not 1 <= longest <= LARGEST):
         raise BadKey((key,), f"original_max_position_embeddings must be a whole number, not {short(longest)}")
-    truncate = told.get("truncate", True)
+    truncate = parameters.get("truncate", True)
     return RopeScaling(str(kind), original_max_position_embeddings=longest, truncate=bool(truncate), **values)
 
 
 def no_window(reader: Reader) -> None:
-    """Qwen: windows are off unless `use_sliding_window` says so, which no published model does."""
+    """Raise BadKey if windows are on; Qwen has them off unless `use_sliding_window` is true, in no published model."""
     kinds = reader.values.get("layer_types") or []
     if reader.flag("use_sliding_window") or WINDOWED in kinds:
         raise BadKey(
@@ -168,7 +169,7 @@ def no_window(reader: Reader) -> None:
 
 
 def whole_window(reader: Reader) -> SlidingWindow | None:
-    """Mistral and Mixtral: all layers are windowed, or none."""
+    """Return the window of Mistral and Mixtral: all layers have it, or none."""
     if reader.get("sliding_window") is None:
         return None
     _remark(reader)
@@ -176,7 +177,9 @@ def whole_window(reader: Reader) -> SlidingWindow | None:
 
 
 def alternating_window(reader: Reader, full_every: int, rotary_base: float | None) -> SlidingWindow | None:
-    """Gemma 2 and 3: every `full_every`-th layer attends to everything; `layer_types` may say so layer by layer."""
+    """Return the window of Gemma 2 and 3: every `full_every`-th layer attends to everything, unless `layer_types` lists
+    each layer.
+    """
     layers, kinds = reader.size("num_hidden_layers", largest=10_000), reader.get("layer_types")
     if kinds is not None:
         full_every = _every(kinds, layers)
@@ -187,7 +190,7 @@ def alternating_window(reader: Reader, full_every: int, rotary_base: float | Non
 
 
 def _every(kinds: Any, layers: int) -> int:
-    """The period of layers with full attention; 0 = there are none."""
+    """Return the period of layers with full attention; 0 if there are none."""
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise BadKey(("layer_types",), f"must name a kind for each of {layers} layers, not {short(kinds)}")
     every = kinds.index(FULL) + 1 if FULL in kinds else 0

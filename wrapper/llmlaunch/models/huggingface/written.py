@@ -35,7 +35,7 @@ def config_of(shape: ModelShape) -> Json:
 
 
 def unsaid(shape: ModelShape) -> tuple[str, ...]:
-    """The fields of `shape` that its family cannot say: those that come back different when its config is read."""
+    """Return the fields of `shape` that its family cannot express: those that differ when its config is read back."""
     if missing := _needed(shape):
         return missing
     try:
@@ -68,14 +68,14 @@ def _comparable(shape: ModelShape) -> Json:
 
 
 def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str) -> list[str]:
-    found = []
+    differences = []
     for name, value in mine.items():
         other = theirs[name]
         if isinstance(value, dict) and isinstance(other, dict):
-            found += _differences(value, other, f"{prefix}{name}.")
+            differences += _differences(value, other, f"{prefix}{name}.")
         elif value != other:
-            found.append(prefix + name)
-    return found
+            differences.append(prefix + name)
+    return differences
 
 
 def _common(shape: ModelShape) -> Json:
@@ -112,10 +112,10 @@ def _scaling(scaling: RopeScaling) -> Json:
             "truncate": None if scaling.truncate else False,
         },
     }
-    said = {"rope_type": scaling.kind, "factor": scaling.factor, **of_kind[scaling.kind]}
+    parameters = {"rope_type": scaling.kind, "factor": scaling.factor, **of_kind[scaling.kind]}
     if scaling.kind != "linear":
-        said["original_max_position_embeddings"] = scaling.original_max_position_embeddings
-    return {key: value for key, value in said.items() if value is not None}
+        parameters["original_max_position_embeddings"] = scaling.original_max_position_embeddings
+    return {key: value for key, value in parameters.items() if value is not None}
 
 
 def _llama(shape: ModelShape) -> Json:
