@@ -125,12 +125,14 @@ def patch_megatron() -> None:
     from megatron.core.pipeline_parallel import p2p_communication, schedules
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer import transformer_block
+    from transformer_engine.pytorch import distributed as engine
 
     p2p_communication._batched_p2p_ops = lambda **tensors: list(_point_to_point(**tensors).values())
     p2p_communication._p2p_ops = _point_to_point
     random.CudaRNGStatesTracker.fork = _one_generator
-    random._get_cuda_rng_state = lambda *args, **options: torch.zeros(16, dtype=torch.uint8)
-    random._set_cuda_rng_state = lambda *args, **options: None
+    for module in (random, engine):  # the latter recomputes layers in 8 bits
+        module._get_cuda_rng_state = lambda *args, **options: torch.zeros(16, dtype=torch.uint8)
+        module._set_cuda_rng_state = lambda *args, **options: None
     random._get_share_storage = lambda: _share_storage
     _mark_recomputation(random)
     _mark_inputs(transformer_block.TransformerBlock)
