@@ -20,13 +20,14 @@ def _table() -> dict[str, dict[str, float | str]]:
 
 
 def constant(name: str) -> float:
-    """A constant by name, in the unit its name ends in. Raises KeyError for a name that is not in the file."""
+    """Return a constant by name, in the unit its name ends in. Raises KeyError for a name that is not in the file."""
     return float(_table()[name]["value"])
 
 
 @contextmanager
 def replaced(values: Mapping[str, float]) -> Iterator[None]:
-    """Other values for a while: to fit constants, and to see what one is worth. Raises KeyError for a new name."""
+    """Replace values inside a `with` block: to fit constants, or to measure their effect. Raises KeyError for a new
+    name."""
     table = _table()
     before = {name: table[name] for name in values}
     table.update({name: {**before[name], "value": value} for name, value in values.items()})
@@ -37,8 +38,8 @@ def replaced(values: Mapping[str, float]) -> Iterator[None]:
 
 
 def of_generation(name: str, accelerator: Accelerator) -> float:
-    """The constant of the accelerator's generation (the whole part of its compute capability), else the one of
-    devices nobody measured, `<name>_other`."""
+    """Return the constant of the accelerator's generation (the whole part of its compute capability), else the one of
+    devices that were never measured, `<name>_other`."""
     capability = accelerator.compute_capability
     generation = f"{name}_{int(float(capability))}" if capability is not None else ""
     return constant(generation if generation in _table() else f"{name}_other")

@@ -31,20 +31,20 @@ class TensorPasses:
     beside: float | FloatColumn
 
     def exposed(self, products: FloatColumn) -> FloatColumn:
-        """Seconds a layer waits, where `products` are the seconds of those that run beside the hidden passes; these
-        take a share of the device while they run."""
+        """Return the seconds a layer waits, where `products` are the seconds of those that run beside the hidden
+        passes; these take a share of the device while they run."""
         hidden = self.beside * self.seconds
         slowed: FloatColumn = np.maximum(hidden - products, constant("overlap_cost") * hidden)
         return self.waited * self.seconds + slowed
 
 
 def tensor_passes(job: Job, at: SplitColumns, seconds: FloatColumn, mixture: bool) -> TensorPasses:
-    """Passes of a layer, each of `seconds`. Forward, gathers before the first matrix of attention and MLP and scatters
-    after the second. Backward the same in reverse, of which the scatters run beside the weight gradients; with sequence
-    parallelism the inputs are gathered once more, beside the input gradients (Korthikanti et al. 2022, section 4.2.2;
-    megatron/core/tensor_parallel/layers.py, core 0.19). An all-reduce without sequence parallelism is two passes.
-    Overlapped user buffers hide them all behind products. A mixture's MLP exchanges its tokens by itself. AutoTP's
-    matrices each reduce their input's gradient by themselves, and nothing runs beside
+    """Return the passes of a layer, each of `seconds`. Forward, gathers before the first matrix of attention and MLP
+    and scatters after the second. Backward the same in reverse, of which the scatters run beside the weight gradients;
+    with sequence parallelism the inputs are gathered once more, beside the input gradients (Korthikanti et al. 2022,
+    section 4.2.2; megatron/core/tensor_parallel/layers.py, core 0.19). An all-reduce without sequence parallelism is
+    two passes. Overlapped user buffers hide them all behind products. A mixture's MLP exchanges its tokens by itself.
+    AutoTP's matrices each reduce their input's gradient by themselves, and nothing runs beside
     (deepspeed/module_inject/layers.py ColumnParallel, 0.19.8)."""
     shared = job.shape.moe is not None and job.shape.moe.shared_expert_ffn_hidden_size > 0
     blocks = 1.0 if mixture and not shared else 2.0
@@ -57,28 +57,30 @@ def tensor_passes(job: Job, at: SplitColumns, seconds: FloatColumn, mixture: boo
 
 
 def _reading_matrices(job: Job, blocks: float) -> float:
-    """Matrices of a layer that read a block's input: queries, keys, values, and the first ones of an MLP."""
+    """Return the number of matrices of a layer that read a block's input: queries, keys, values, and the first ones of
+    an MLP."""
     return 3.0 + ((2.0 if job.shape.gated_mlp else 1.0) if blocks > 1.0 else 0.0)
 
 
 def tensor_pass(job: Job, cluster: Cluster, at: SplitColumns) -> FloatColumn:
-    """Seconds of gathering or scattering (tokens x hidden) over tensor parallelism."""
+    """Return the seconds of gathering or scattering (tokens x hidden) over tensor parallelism."""
     message = (job.facts.activation_bytes * job.shape.hidden_size) * at.tokens
-    # sizes are few and links depend on nothing else: they are worked out once for each size
+    # sizes are few and links depend on nothing else: they are computed once for each size
     sizes = np.arange(1.0, float(at.tensor.max(initial=1.0)) + 1.0)
-    one, place = np.ones_like(sizes), at.layouts.tensor - 1
-    group = links(cluster, sizes, one)
+    unit, place = np.ones_like(sizes), at.layouts.tensor - 1
+    group = links(cluster, sizes, unit)
     fixed = ring(group, sizes, 0.0 * sizes)
-    each = ring(group, sizes, one) - fixed
+    each = ring(group, sizes, unit) - fixed
     return fixed[place] + each[place] * message
 
 
 def context_ring(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, scores: Work) -> Work | None:
-    """Keys and values travel around the ring, in the backward pass with their gradients, while attention works on those
-    of the step before; what takes longer than that is waited for, as are the kernels of each step and the correction
-    of partial results (Liu et al. 2023, Ring Attention, section 3; transformer_engine/pytorch/attention/
-    context_parallel.py, 2.20). By all-to-all (DeepSpeed-Ulysses, Jacobs et al. 2023, section 3) heads are exchanged for
-    sequence instead, and nothing hides it. None where no layout has context parallelism."""
+    """Return the work of context parallelism. Keys and values travel around the ring, in the backward pass with their
+    gradients, while attention works on those of the step before; what takes longer than that is waited for, as are the
+    kernels of each step and the correction of partial results (Liu et al. 2023, Ring Attention, section 3;
+    transformer_engine/pytorch/attention/ context_parallel.py, 2.20). By all-to-all (DeepSpeed-Ulysses, Jacobs et al.
+    2023, section 3) heads are exchanged for sequence instead, and nothing hides it. None where no layout has context
+    parallelism."""
     c = at.context
     if not np.any(at.layouts.context > 1):
         return None
@@ -99,24 +101,24 @@ def context_ring(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace,
 
 
 def expert_exchange(job: Job, cluster: Cluster, at: SplitColumns) -> Work:
-    """Tokens to their experts and back, forward and again backward. Dispatcher "alltoall" sends topk copies of every
-    token over the expert group and gathers and scatters them over the expert-tensor group; "allgather" gathers every
-    token over both and scatters the sums (megatron/core/transformer/moe/token_dispatcher.py, core 0.19). Another
+    """Return the exchange of tokens with their experts, forward and backward. Dispatcher "alltoall" sends topk copies
+    of every token over the expert group and gathers and scatters them over the expert-tensor group; "allgather" gathers
+    every token over both and scatters the sums (megatron/core/transformer/moe/token_dispatcher.py, core 0.19). Another
     micro-batch's work, delayed weight gradients in it, runs beside the exchange and hides it but for the share it takes
     of the device (`--overlap-moe-expert-parallel-comm`)."""
     moe = job.shape.moe
     assert moe is not None
     mine = (job.facts.activation_bytes * job.shape.hidden_size) * at.share
     ep, etp = at.layouts.expert.astype(np.float64), at.layouts.expert_tensor.astype(np.float64)
-    one = np.ones(len(at))
+    unit = np.ones(len(at))
     if moe.token_dispatcher == "allgather":
         both = ep * etp
-        once = 2.0 * ring(links(cluster, both, one), both, mine * both)
+        once = 2.0 * ring(links(cluster, both, unit), both, mine * both)
     else:
         copies = moe.topk * mine
         once = 2.0 * all_to_all(cluster, ep, etp, copies)
         if np.any(at.layouts.expert_tensor > 1):
-            once = once + 2.0 * ring(links(cluster, etp, one), etp, copies * etp)
+            once = once + 2.0 * ring(links(cluster, etp, unit), etp, copies * etp)
     if job.techniques.delay_weight_gradients or job.techniques.overlap_expert_communication:
         once = constant("overlap_cost") * once
     return Work(once, once)

@@ -61,7 +61,7 @@ class LayerSeconds:
     tensor: FloatColumn
     context: Work | None
     expert: Work | None
-    again: FloatColumn | None
+    recomputed: FloatColumn | None
 
     @property
     def kinds(self) -> Mapping[str, FloatColumn]:
@@ -77,16 +77,16 @@ class LayerSeconds:
             kinds["context_parallel"] = self.context.both
         if self.expert is not None:
             kinds["expert_parallel"] = self.expert.both
-        if self.again is not None:
-            kinds["recompute"] = self.again
+        if self.recomputed is not None:
+            kinds["recompute"] = self.recomputed
         return kinds
 
 
 @dataclass(frozen=True)
 class _Mlp:
-    """What differs between a dense layer and a mixture: the products of the MLP, or of shared experts, for every token;
-    elements that leave the activation function; kernels forward and backward; and of a mixture the copies of tokens
-    that are routed and the experts' products."""
+    """The parts in which a dense layer and a mixture differ: the products of the MLP, or of shared experts, for every
+    token; elements that leave the activation function; kernels forward and backward; and of a mixture the copies of
+    tokens that are routed and the experts' products."""
 
     rates: Rates
     activated: FloatColumn
@@ -97,7 +97,8 @@ class _Mlp:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a layer consists of before anything is recomputed; the forward seconds of what can be recomputed alone."""
+    """The parts of a layer before anything is recomputed, with the forward seconds of parts that can be recomputed
+    alone."""
 
     linears: Work
     scores: Work
@@ -111,7 +112,7 @@ class _Parts:
 
 
 def dense_layer(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -> LayerSeconds:
-    """A layer with one MLP; `one_pass` are the seconds of one tensor-parallel gather or scatter."""
+    """Return a layer with one MLP; `one_pass` are the seconds of one tensor-parallel gather or scatter."""
     width = float(job.shape.ffn_hidden_size)
     products = rates(job, pace, mlp_linears(job.shape, width))
     pieces = job.techniques.mlp_chunks  # each reads the matrices and adds to their gradients by itself
@@ -123,8 +124,8 @@ def dense_layer(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, 
 def mixture_layer(
     job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn
 ) -> LayerSeconds:
-    """A layer with a mixture of experts: every device's experts get, of all tokens of its expert group, as many copies
-    as its own tokens are routed to, the busiest device `expert_imbalance` times that."""
+    """Return a layer with a mixture of experts: every device's experts get, of all tokens of its expert group, as many
+    copies as its own tokens are routed to, the busiest device `expert_imbalance` times that."""
     moe = job.shape.moe
     assert moe is not None
     etp = at.layouts.expert_tensor.astype(np.float64)
@@ -159,19 +160,19 @@ def _layer(
     forward = linears.forward + scores.forward + element.forward
     backward = linears.backward + scores.backward + element.backward
     kernels = mlp.kernels[0] + mlp.kernels[1]
-    again: FloatColumn | None = None
+    recomputed: FloatColumn | None = None
     if np.any(at.layouts.recompute):
-        again, more = _recomputed(job, at, pace, parts, forward)
-        kernels, backward = kernels + more, backward + again
+        recomputed, more = _recomputed(job, at, pace, parts, forward)
+        kernels, backward = kernels + more, backward + recomputed
     if _chunks_again(job, mlp):
-        kept = at.layouts.recompute != RECOMPUTE_FULL  # else it is done again with the rest
-        made = kept * (mlp.rates.work(at.tokens, at.share, at.per_tensor).forward + activation)
-        kernels, backward = kernels + MLP_SHARE * mlp.kernels[0] * kept, backward + made
-        again = made if again is None else again + made
+        not_full = at.layouts.recompute != RECOMPUTE_FULL  # full recompute repeats it with the rest
+        repeated = not_full * (mlp.rates.work(at.tokens, at.share, at.per_tensor).forward + activation)
+        kernels, backward = kernels + MLP_SHARE * mlp.kernels[0] * not_full, backward + repeated
+        recomputed = repeated if recomputed is None else recomputed + repeated
     if job.techniques.swapped_share:
-        made = _tokens_again(job, at, forward - scores.forward)
-        kernels, backward = kernels + np.where(made > 0, mlp.kernels[0], 0.0), backward + made
-        again = made if again is None else again + made
+        repeated = _tokens_again(job, at, forward - scores.forward)
+        kernels, backward = kernels + np.where(repeated > 0, mlp.kernels[0], 0.0), backward + repeated
+        recomputed = repeated if recomputed is None else recomputed + repeated
     device, waits = forward + backward, tensor.exposed(linears.backward)
     launches = _launches(kernels, device)
     seconds = device + waits + launches
@@ -180,34 +181,35 @@ def _layer(
             seconds = seconds + exchange.both
     launching = launches * (1.0 / 3.0)
     busy = forward + launching, backward + 2.0 * launching
-    return LayerSeconds(seconds, *busy, linears, scores, element, launches, waits, context, expert, again)
+    return LayerSeconds(seconds, *busy, linears, scores, element, launches, waits, context, expert, recomputed)
 
 
 def _chunks_again(job: Job, mlp: _Mlp) -> bool:
-    """A chunked MLP of some backends is computed again before its backward pass (Luo et al. 2024, MsT)."""
+    """Whether a chunked MLP is recomputed before its backward pass (Luo et al. 2024, MsT)."""
     return job.techniques.mlp_chunks > 1 and job.facts.mlp_chunks_recomputed and mlp.copies is None
 
 
 def _tokens_again(job: Job, at: SplitColumns, forward: FloatColumn) -> FloatColumn:
-    """Of the tokens whose activations are not swapped, `forward` is done once more: all of a layer but attention, whose
-    output is swapped whole (MEMO, Zhao et al. 2025, section 4.1). Full recompute does it anyway. What-if."""
+    """Return the seconds of recomputing the tokens whose activations are not swapped: all of a layer but attention,
+    whose output is swapped whole (MEMO, Zhao et al. 2025, section 4.1). Full recompute does it anyway. What-if."""
     share = (1.0 - job.techniques.swapped_share) * (at.layouts.recompute != RECOMPUTE_FULL)
     return np.asarray(share * forward)
 
 
 def _launches(kernels: float | FloatColumn, device: FloatColumn) -> FloatColumn:
-    """Gaps between kernels, and where a device would be done sooner, the time one host thread takes to launch them."""
+    """Return the seconds of gaps between kernels, and where a device would be done sooner, the time one host thread
+    takes to launch them."""
     gaps, host = constant("kernel_seconds") * kernels, constant("kernel_host_seconds") * kernels
     seconds: FloatColumn = np.maximum(host - device, gaps)
     return seconds
 
 
 def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tuple[Work, FloatColumn, FloatColumn]:
-    """Bytes read and written through device memory. Forward: two norms and two residual additions (10 hidden elements
-    a token; 14 where blocks end in norms too), rotary positions of queries and keys (read, written), a gated activation
-    (2 read, 1 written). Backward: as many for norms and residuals, the same for positions, 3 read and 2 written for the
-    activation. A mixture permutes its tokens there and back. Quantized linears read what they are given and write it
-    narrow, in two orientations."""
+    """Return the seconds of element-wise operations: bytes read and written through device memory. Forward: two norms
+    and two residual additions (10 hidden elements a token; 14 where blocks end in norms too), rotary positions of
+    queries and keys (read, written), a gated activation (2 read, 1 written). Backward: as many for norms and residuals,
+    the same for positions, 3 read and 2 written for the activation. A mixture permutes its tokens there and back.
+    Quantized linears read what they are given and write it narrow, in two orientations."""
     shape, e = job.shape, job.facts.activation_bytes / pace.element_wise
     h, activated = float(shape.hidden_size), mlp.activated
     gates = 2.0 if shape.gated_mlp else 1.0
@@ -230,9 +232,9 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tu
 def _recomputed(
     job: Job, at: SplitColumns, pace: DevicePace, parts: _Parts, forward: FloatColumn
 ) -> tuple[FloatColumn, float | FloatColumn]:
-    """Seconds of forward work done again before the backward pass, with its communication, and the kernels launched for
-    it. Full recompute does all of a layer again, by the method "block" of some layers of each model chunk alone.
-    Selective recompute does what its modules name (megatron/core/transformer/transformer_layer.py, core 0.19).
+    """Return the seconds of forward work recomputed before the backward pass, with its communication, and the kernels
+    launched for it. Full recompute does all of a layer again, by the method "block" of some layers of each model chunk
+    alone. Selective recompute does what its modules name (megatron/core/transformer/transformer_layer.py, core 0.19).
     """
     recompute = at.layouts.recompute
     whole = forward + 4.0 * parts.tensor.seconds
@@ -240,16 +242,16 @@ def _recomputed(
         if exchange is not None:
             whole = whole + exchange.forward
     share = _full_share(job, at)
-    again, kernels = share * whole, share * parts.mlp.kernels[0]
+    recomputed, kernels = share * whole, share * parts.mlp.kernels[0]
     selective = recompute == RECOMPUTE_SELECTIVE
     if not np.any(selective):
-        return again, kernels
+        return recomputed, kernels
     some, some_kernels = _of_modules(job, at, pace, parts)
-    return np.where(selective, some, again), np.where(selective, some_kernels, kernels)
+    return np.where(selective, some, recomputed), np.where(selective, some_kernels, kernels)
 
 
 def _full_share(job: Job, at: SplitColumns) -> FloatColumn:
-    """Of all layers, those that full recompute does again; 0 where it is not used."""
+    """Return the share of all layers that full recompute recomputes; 0 where it is not used."""
     lay = at.layouts
     full: FloatColumn = (lay.recompute == RECOMPUTE_FULL).astype(np.float64)
     if job.techniques.recompute_method != "block" or not np.any(lay.recompute_layers):
@@ -259,7 +261,7 @@ def _full_share(job: Job, at: SplitColumns) -> FloatColumn:
 
 
 def _of_modules(job: Job, at: SplitColumns, pace: DevicePace, parts: _Parts) -> tuple[FloatColumn, float | FloatColumn]:
-    """Forward seconds of the modules selective recompute names, and their kernels."""
+    """Return the forward seconds of the modules selective recompute names, and their kernels."""
     modules, mixture = job.techniques.recompute_modules or DEFAULT_MODULES, parts.expert is not None
     launched = parts.mlp.kernels[0]
     seconds, kernels = np.zeros(len(at)), 0.0 * launched
@@ -269,7 +271,7 @@ def _of_modules(job: Job, at: SplitColumns, pace: DevicePace, parts: _Parts) -> 
         if parts.context is not None:
             seconds = seconds + parts.context.forward
     if "mla_up_proj" in modules and job.shape.mla is not None:
-        up = [one for one in attention_linears(job.shape)[:-1] if one.divided == "outputs"]
+        up = [linear for linear in attention_linears(job.shape)[:-1] if linear.divided == "outputs"]
         work = rates(job, pace, up).work(at.tokens, at.share, at.per_tensor)
         seconds, kernels = seconds + work.forward, kernels + 4.0
     if "layernorm" in modules:

@@ -29,7 +29,7 @@ class Links:
 
 
 def links(cluster: Cluster, size: FloatColumn, stride: FloatColumn) -> Links:
-    """The links of groups of `size` ranks, `stride` apart.
+    """Return the links of groups of `size` ranks, `stride` apart.
 
     Inside a node its links, inside an NVLink domain the domain's. A group across domains is a ring (or a hierarchy of
     rings) that leaves each domain once: the members inside share what has to cross and each brings its share of the
@@ -61,8 +61,8 @@ def links(cluster: Cluster, size: FloatColumn, stride: FloatColumn) -> Links:
 
 
 def _tiers(cluster: Cluster) -> tuple[float, float, float]:
-    """Bytes a second that node, NVLink domain and fabric carry for one device: a share of what the data sheet says, all
-    of what was measured."""
+    """Return the bytes a second that node, NVLink domain and fabric carry for one device: a share of what the data
+    sheet says, all of what was measured."""
 
     def carried(link: Link, share: str) -> float:
         return link.bytes_per_second * (1.0 if link.measured else constant(share))
@@ -75,7 +75,7 @@ def _tiers(cluster: Cluster) -> tuple[float, float, float]:
 
 
 def _speeds(seconds_per_byte: FloatColumn, otherwise: float) -> FloatColumn:
-    """Bytes a second; `otherwise` where no group leaves its node, so that nothing was measured."""
+    """Return bytes a second; `otherwise` where no group leaves its node, so that nothing was measured."""
     crosses = seconds_per_byte > 0
     return np.where(crosses, 1.0 / np.where(crosses, seconds_per_byte, 1.0), otherwise)
 
@@ -87,7 +87,8 @@ def by_tier(
     domain: float | FloatColumn,
     fabric: float | FloatColumn,
 ) -> FloatColumn:
-    """One of three values, by whether `span` neighbouring devices lie in a node, in an NVLink domain, or beyond."""
+    """Return one of three values, by whether `span` neighbouring devices lie in a node, in an NVLink domain, or
+    beyond."""
     inside = span <= cluster.devices_per_node
     if cluster.nvlink_domain_devices <= cluster.devices_per_node:
         return np.where(inside, node, fabric)
@@ -95,16 +96,16 @@ def by_tier(
 
 
 def ring(group: Links, size: FloatColumn, message_bytes: FloatColumn) -> FloatColumn:
-    """Seconds of an all-gather or a reduce-scatter whose whole is `message_bytes`; an all-reduce is two of them. Zero
-    for a group of one (Thakur et al. 2005, section 4)."""
+    """Return the seconds of an all-gather or a reduce-scatter whose whole is `message_bytes`; an all-reduce is two of
+    them. Zero for a group of one (Thakur et al. 2005, section 4)."""
     steps = np.maximum(size - 1.0, 0.0)
     travel = steps * (message_bytes / (size * group.bytes_per_second) + group.latency_seconds)
     return np.where(size > 1, travel + constant("collective_seconds"), 0.0)
 
 
 def all_to_all(cluster: Cluster, size: FloatColumn, stride: FloatColumn, message_bytes: FloatColumn) -> FloatColumn:
-    """Seconds until every rank has sent `message_bytes` in equal parts to all of its group, itself included. What
-    leaves the NVLink domain and what stays inside travel at the same time."""
+    """Return the seconds until every rank has sent `message_bytes` in equal parts to all of its group, itself included.
+    What leaves the NVLink domain and what stays inside travel at the same time."""
     domain = max(cluster.nvlink_domain_devices, cluster.devices_per_node)
     inside, rack, fabric = _tiers(cluster)
     far: float | FloatColumn = fabric
@@ -120,15 +121,16 @@ def all_to_all(cluster: Cluster, size: FloatColumn, stride: FloatColumn, message
 
 
 def neighbour(cluster: Cluster, stride: FloatColumn, count: FloatColumn, message_bytes: FloatColumn) -> FloatColumn:
-    """Seconds of sending `message_bytes` to the next of `count` ranks in a ring, `stride` apart; the slowest boundary
-    decides, which one device's links or adapter carry. Zero where there is no next."""
+    """Return the seconds of sending `message_bytes` to the next of `count` ranks in a ring, `stride` apart; the slowest
+    boundary decides, which one device's links or adapter carry. Zero where there is no next."""
     measured = None if cluster.network is None else cluster.network.ring(count, stride)
     return _hop(cluster, stride, count, message_bytes, measured)
 
 
 def pipeline_hop(cluster: Cluster, stride: FloatColumn, count: FloatColumn, message_bytes: FloatColumn) -> FloatColumn:
-    """Seconds of sending `message_bytes` from one of `count` stages to the next or back. On a measured network the
-    slowest of the pipelines decides, and its hops add up: this is their mean (Pipette, Yim et al. 2024, T_pp)."""
+    """Return the seconds of sending `message_bytes` from one of `count` stages to the next or back. On a measured
+    network the slowest of the pipelines decides, and its hops add up: this is their mean (Pipette, Yim et al. 2024,
+    T_pp)."""
     measured = None if cluster.network is None else cluster.network.chain(count, stride)
     return _hop(cluster, stride, count, message_bytes, measured)
 
@@ -152,8 +154,8 @@ def _hop(
 
 
 def exposed(seconds: FloatColumn, hiding: FloatColumn) -> FloatColumn:
-    """Seconds a step is longer for transfers of `seconds` beside `hiding` seconds of computation: while it is hidden, a
-    transfer takes a share of the device (`overlap_cost`): copies read and write the same memory, collectives occupy
-    multiprocessors."""
+    """Return by how many seconds a step is longer for transfers of `seconds` beside `hiding` seconds of computation:
+    while it is hidden, a transfer takes a share of the device (`overlap_cost`): copies read and write the same memory,
+    collectives occupy multiprocessors."""
     slowed = constant("overlap_cost") * seconds
     return np.maximum(seconds - (1.0 - constant("overlap_cost")) * hiding, slowed)

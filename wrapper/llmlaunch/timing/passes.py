@@ -42,7 +42,8 @@ class PassSeconds:
 
     @property
     def terms(self) -> Mapping[str, FloatColumn]:
-        """`total` by what it is spent on, worked out when asked for: a search of a million layouts does not ask."""
+        """`total` by what it is spent on, computed on demand, because a search of a million layouts does not need
+        it."""
         passes = _passes(self.job, self.cluster, self.layouts, self.microbatches)
         kinds = _slowest_by_kind(self.job, passes)
         return {**{kind: self.microbatches * column for kind, column in kinds.items()}, **passes.beside}
@@ -50,7 +51,7 @@ class PassSeconds:
 
 @dataclass(frozen=True)
 class _Passes:
-    """What a step's passes are made of; `beside` is what is not the work of the slowest stage, by term."""
+    """The parts of a step's passes; `beside` holds by term what is not the work of the slowest stage."""
 
     at: SplitColumns
     pieces: Pieces
@@ -67,71 +68,73 @@ def pass_seconds(
     microbatches: IntColumn | None = None,
     in_balance: bool = False,
 ) -> PassSeconds:
-    """Every layout's passes. Nothing here depends on the ZeRO stage, the gradients' type or where the optimizer is.
-    With `in_balance`, whatever the layout's stages hold, each takes its share of all seconds: no cut of the layers is
+    """Return every layout's passes. Nothing here depends on the ZeRO stage, the gradients' type or where the optimizer
+    is. With `in_balance`, each stage takes its share of all seconds, whatever layers it holds: no cut of the layers is
     faster.
 
-    Worked out a piece at a time: columns of a few thousand rows stay in the processor's cache.
+    The passes are computed a piece at a time: columns of a few thousand rows stay in the processor's cache.
     """
-    told = layouts.num_microbatches(job.workload.global_batch_size) if microbatches is None else microbatches
-    m = np.maximum(told.astype(np.float64), 1.0)
+    if microbatches is None:
+        microbatches = layouts.num_microbatches(job.workload.global_batch_size)
+    m = np.maximum(microbatches.astype(np.float64), 1.0)
     starts = range(0, max(len(layouts), 1), PIECE)
-    found = [_passes(job, cluster, layouts.piece(i, i + PIECE), m[i : i + PIECE], in_balance) for i in starts]
+    blocks = [_passes(job, cluster, layouts.piece(i, i + PIECE), m[i : i + PIECE], in_balance) for i in starts]
     total, forward, backward, times = (
-        np.concatenate(columns) for columns in zip(*((one.total, *one.hiding) for one in found), strict=True)
+        np.concatenate(columns) for columns in zip(*((block.total, *block.hiding) for block in blocks), strict=True)
     )
     return PassSeconds(job, cluster, layouts, m, total, forward, backward, times)
 
 
 def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn, in_balance: bool = False) -> _Passes:
-    """With stages that take S seconds for a micro-batch, the slowest of them S*, a step of m micro-batches takes
-    `m S* + (sum S - S*) / v`: the pipeline fills and drains once, in 1/v of the time where each rank runs v chunks in
-    turn (Narayanan et al. 2021, section 2.2). What the slowest stage does is shown by kind, the rest is the bubble.
-    """
+    """Return the passes of one piece. With stages that take S seconds for a micro-batch, the slowest of them S*, a step
+    of m micro-batches takes `m S* + (sum S - S*) / v`: the pipeline fills and drains once, in 1/v of the time where
+    each rank runs v chunks in turn (Narayanan et al. 2021, section 2.2). The slowest stage is shown by kind of work,
+    the rest is the bubble."""
     at = split_of(job, layouts)
     parts = pieces(job, cluster, at)
-    found = (stages_in_balance if in_balance else stages)(job, layouts, parts.seconds)
-    work = m * found.slowest_seconds
-    bubble = np.maximum(found.all_seconds - found.slowest_seconds, 0.0) / at.chunks
+    stages_ = (stages_in_balance if in_balance else stages)(job, layouts, parts.seconds)
+    work = m * stages_.slowest_seconds
+    bubble = np.maximum(stages_.all_seconds - stages_.slowest_seconds, 0.0) / at.chunks
     beside = {
         "pipeline_bubble": bubble,
-        "pipeline_transfer": _transfer(job, cluster, at, m, found),
+        "pipeline_transfer": _transfer(job, cluster, at, m, stages_),
         "stragglers": _stragglers(at, work + bubble),
     }
     if job.facts.host.loader_mask:
-        beside["data_loading"] = m * np.maximum(_loading(job, layouts) - found.slowest_seconds, 0.0)
-    forward, backward = _compute(at, parts, found)
+        beside["data_loading"] = m * np.maximum(_loading(job, layouts) - stages_.slowest_seconds, 0.0)
+    forward, backward = _compute(at, parts, stages_)
     if moves_activations(job, layouts):
-        moving = moving_seconds(job, cluster, layouts, found.dense_layers, found.mixture_layers)
+        moving = moving_seconds(job, cluster, layouts, stages_.dense_layers, stages_.mixture_layers)
         beside["host_transfers"] = m * (exposed(moving, forward) + exposed(moving, backward))
     for column in beside.values():
         work = work + column
-    return _Passes(at, parts, found, beside, work, (forward, backward, _times(at)))
+    return _Passes(at, parts, stages_, beside, work, (forward, backward, _times(at)))
 
 
 def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
-    """One micro-batch on the slowest stage, by kind: its layers and the ends it holds."""
-    shape, parts, found = job.shape, passes.pieces, passes.stages
+    """Return the seconds of one micro-batch on the slowest stage, by kind: its layers and the ends it holds."""
+    shape, parts, stages_ = job.shape, passes.pieces, passes.stages
     kinds: dict[str, FloatColumn] = {}
     mixture_last = bool(shape.moe and shape.moe.layer_pattern[-1])
-    held = [
-        (parts.dense, found.dense_layers + (0 if mixture_last else shape.mtp_num_layers) * found.last),
-        (parts.mixture, found.mixture_layers + (shape.mtp_num_layers if mixture_last else 0) * found.last),
+    layers_on_slowest = [
+        (parts.dense, stages_.dense_layers + (0 if mixture_last else shape.mtp_num_layers) * stages_.last),
+        (parts.mixture, stages_.mixture_layers + (shape.mtp_num_layers if mixture_last else 0) * stages_.last),
     ]
-    for layer, count in held:
+    for layer, count in layers_on_slowest:
         for kind, column in layer.kinds.items() if layer is not None else ():
             kinds[kind] = kinds[kind] + count * column if kind in kinds else count * column
     for kind, column in parts.ends.last.items():
-        kinds[kind] = kinds[kind] + found.last * column if kind in kinds else found.last * column
+        kinds[kind] = kinds[kind] + stages_.last * column if kind in kinds else stages_.last * column
     for kind, column in parts.ends.first.items():
-        kinds[kind] = kinds[kind] + found.first * column
+        kinds[kind] = kinds[kind] + stages_.first * column
     return {kind: kinds[kind] for kind in KINDS if kind in kinds}
 
 
-def _transfer(job: Job, cluster: Cluster, at: SplitColumns, m: FloatColumn, found: Stages) -> FloatColumn:
-    """The hidden critical path of 1F1B: a micro-batch's round trip through all stages is waited for once for every p
-    micro-batches (Pipette, Yim et al. 2024, section 4). Interleaved chunks send while the next one runs: what a chunk
-    does not hide is waited for, what it hides takes its share of the device, and the first round trip is waited for."""
+def _transfer(job: Job, cluster: Cluster, at: SplitColumns, m: FloatColumn, stages_: Stages) -> FloatColumn:
+    """Return the seconds of pipeline transfers. The hidden critical path of 1F1B: a micro-batch's round trip through
+    all stages is waited for once for every p micro-batches (Pipette, Yim et al. 2024, section 4). Interleaved chunks
+    send while the next one runs: what a chunk does not hide is waited for, what it hides takes its share of the device,
+    and the first round trip is waited for."""
     p, v = at.pipeline, at.chunks
     if not np.any(at.layouts.pipeline > 1):
         return np.zeros(len(at))
@@ -141,13 +144,13 @@ def _transfer(job: Job, cluster: Cluster, at: SplitColumns, m: FloatColumn, foun
     plain: FloatColumn = np.ceil(m / p) * trips
     if not np.any(at.layouts.virtual_pipeline > 1):
         return plain
-    hidden = trips + 2.0 * m * exposed(v * hop, found.slowest_seconds / 3.0)
+    hidden = trips + 2.0 * m * exposed(v * hop, stages_.slowest_seconds / 3.0)
     return np.where(v > 1.0, hidden, plain)
 
 
 def _stragglers(at: SplitColumns, passes: FloatColumn) -> FloatColumn:
-    """Slack for the slowest device: devices of one kind differ in the clock they sustain, by a deviation that is a
-    share of the passes' seconds, and all wait for the slowest, which of W devices lies sqrt(2 ln W) deviations below
+    """Return slack for the slowest device: devices of one kind differ in the clock they sustain, by a deviation that is
+    a share of the passes' seconds, and all wait for the slowest, which of W devices lies sqrt(2 ln W) deviations below
     the mean (extreme values of normal variables)."""
     devices = at.tensor * at.pipeline * at.context * at.data
     first = devices[:1]
@@ -157,24 +160,24 @@ def _stragglers(at: SplitColumns, passes: FloatColumn) -> FloatColumn:
 
 
 def _loading(job: Job, layouts: LayoutColumns) -> FloatColumn:
-    """Seconds until the loader has the next micro-batch where every sample brings its own s x s attention mask: made on
-    the host entry by entry, by a few workers."""
+    """Return the seconds until the loader has the next micro-batch where every sample brings its own s x s attention
+    mask: made on the host entry by entry, by a few workers."""
     entries = float(job.workload.sequence_length) ** 2 * layouts.micro_batch_size
     return np.asarray(constant("mask_entry_seconds") / LOADER_WORKERS * entries)
 
 
-def _compute(at: SplitColumns, parts: Pieces, found: Stages) -> tuple[FloatColumn, FloatColumn]:
-    """Seconds one micro-batch computes in the layers of the slowest stage, (forward, backward)."""
+def _compute(at: SplitColumns, parts: Pieces, stages_: Stages) -> tuple[FloatColumn, FloatColumn]:
+    """Return the (forward, backward) seconds of one micro-batch in the layers of the slowest stage."""
     forward, backward = np.zeros(len(at)), np.zeros(len(at))
-    for layer, count in ((parts.dense, found.dense_layers), (parts.mixture, found.mixture_layers)):
+    for layer, count in ((parts.dense, stages_.dense_layers), (parts.mixture, stages_.mixture_layers)):
         if layer is not None:
             forward, backward = forward + count * layer.forward, backward + count * layer.backward
     return forward, backward
 
 
 def _times(at: SplitColumns) -> FloatColumn:
-    """Of how many micro-batches the passes run beside transfers that happen once a step: one, and where a rank runs v
-    chunks in turn, p of all chunks but one, because buckets belong to a chunk (megatron/core/distributed/
+    """Return the number of micro-batches whose passes run beside transfers that happen once a step: one, and where a
+    rank runs v chunks in turn, p of all chunks but one, because buckets belong to a chunk (megatron/core/distributed/
     param_and_grad_buffer.py, core 0.19)."""
     if not np.any(at.layouts.virtual_pipeline > 1):
         return np.ones(len(at))

@@ -52,7 +52,7 @@ class Work:
 
 @dataclass(frozen=True)
 class DevicePace:
-    """What a device does in a second, efficiencies included: operations of large products in the compute format and in
+    """Rates of a device per second, efficiencies included: operations of large products in the compute format and in
     the narrower one of quantized linear layers, operations of attention forward and backward, bytes an element-wise
     pass moves, and bytes of a product's operands (as if they alone were waited for)."""
 
@@ -66,7 +66,7 @@ class DevicePace:
 
 
 def pace(job: Job, cluster: Cluster) -> DevicePace:
-    """The pace of `cluster`'s devices in the job's number format."""
+    """Return the rates of `cluster`'s devices in the job's number format."""
     device, precision = cluster.accelerator, job.workload.precision
     table = device.flops_per_second
     peak = table.get(precision) or table.get("bf16") or max(table.values())
@@ -99,7 +99,7 @@ class Linear:
 
 
 def attention_linears(shape: ModelShape) -> tuple[Linear, ...]:
-    """The projections of one attention block (megatron/core/transformer/attention.py and
+    """Return the projections of one attention block (megatron/core/transformer/attention.py and
     multi_latent_attention.py, core 0.19)."""
     h = float(shape.hidden_size)
     if shape.mla is None:
@@ -117,7 +117,7 @@ def attention_linears(shape: ModelShape) -> tuple[Linear, ...]:
 
 
 def mlp_linears(shape: ModelShape, width: float) -> tuple[Linear, ...]:
-    """First (gate and up together) and second matrix of an MLP `width` wide."""
+    """Return the first (gate and up together) and second matrix of an MLP `width` wide."""
     if not width:
         return ()
     h = float(shape.hidden_size)
@@ -149,8 +149,8 @@ class Rates:
         )
 
     def work(self, rows: FloatColumn, rows_split: FloatColumn, matrices: FloatColumn) -> Work:
-        """Seconds for `rows` and `rows_split`, over matrices whose divided share is `matrices` (1 / split, or how many
-        of them there are by that). Backward makes the gradients of input and weights."""
+        """Return the seconds for `rows` and `rows_split`, over matrices whose divided share is `matrices` (1 / split,
+        or how many of them there are by that). The backward pass computes the gradients of input and weights."""
         by_rows = self.per_row * rows + self.per_row_split * rows_split
         once = self.per_matrix_split * matrices
         if self.per_matrix:
@@ -159,14 +159,14 @@ class Rates:
 
 
 def rates(job: Job, pace: DevicePace, linears: Sequence[Linear], wide: bool = False) -> Rates:
-    """What the products of `linears` cost. A weight's gradient is added to a wide buffer, read and written (wgrad
-    accumulation, megatron/core/tensor_parallel/layers.py, core 0.19). Frozen weights have none, sampled ones (WTA-CRS,
-    Liu et al. 2023) are made of a share of the rows. `wide` products stay in the compute format."""
+    """Return the cost of the products of `linears`. A weight's gradient is added to a wide buffer, read and written
+    (wgrad accumulation, megatron/core/tensor_parallel/layers.py, core 0.19). Frozen weights have none, sampled ones
+    (WTA-CRS, Liu et al. 2023) are made of a share of the rows. `wide` products stay in the compute format."""
     e, frozen = job.facts.activation_bytes, job.techniques.adapters is not None
-    elements = sum(one.inputs * one.outputs for one in linears)
-    whole = sum(one.inputs * one.outputs for one in linears if one.divided == "neither")
-    fixed = sum(_kept_whole(one) for one in linears)
-    divided = sum(one.inputs + one.outputs - _kept_whole(one) for one in linears)
+    elements = sum(linear.inputs * linear.outputs for linear in linears)
+    whole = sum(linear.inputs * linear.outputs for linear in linears if linear.divided == "neither")
+    fixed = sum(_undivided(linear) for linear in linears)
+    divided = sum(linear.inputs + linear.outputs - _undivided(linear) for linear in linears)
     rate = pace.wide if wide else pace.linear
     return Rates(
         per_row=e / pace.operands * fixed,
@@ -178,34 +178,35 @@ def rates(job: Job, pace: DevicePace, linears: Sequence[Linear], wide: bool = Fa
     )
 
 
-def _kept_whole(one: Linear) -> float:
-    """Of the elements a row brings and takes, those that are not divided."""
-    return {"inputs": one.outputs, "outputs": one.inputs, "neither": 0.0}[one.divided]
+def _undivided(linear: Linear) -> float:
+    """Return the elements of a row's input and output that tensor parallelism does not divide."""
+    return {"inputs": linear.outputs, "outputs": linear.inputs, "neither": 0.0}[linear.divided]
 
 
 def attention_scores(job: Job, pace: DevicePace, at: SplitColumns) -> Work:
-    """Seconds of softmax(QK)V over a device's queries and the whole causal sequence, flash attention (Dao 2023,
-    section 3): two products forward, five backward, half of the square. A block of queries that sees the whole sequence
-    is started last and waited for, which is long where heads are few. Of a sequence in c pieces, one is causal; the
-    others are rectangles, whose blocks are alike and end half a block apart."""
+    """Return the seconds of softmax(QK)V over a device's queries and the whole causal sequence, flash attention (Dao
+    2023, section 3): two products forward, five backward, half of the square. A block of queries that sees the whole
+    sequence is started last and waited for, which is long where heads are few. Of a sequence in c pieces, one is
+    causal; the others are rectangles, whose blocks are alike and end half a block apart."""
     shape, s = job.shape, float(job.workload.sequence_length)
     if shape.mla is None:
-        width, one = 2.0 * shape.query_width, 2.0 * shape.head_dim
+        width, head_width = 2.0 * shape.query_width, 2.0 * shape.head_dim
     else:
-        one = float(shape.mla.qk_head_dim + shape.mla.qk_pos_emb_head_dim + shape.mla.v_head_dim)
-        width = shape.num_attention_heads * one
+        head_width = float(shape.mla.qk_head_dim + shape.mla.qk_pos_emb_head_dim + shape.mla.v_head_dim)
+        width = shape.num_attention_heads * head_width
     if job.facts.attention_scores_saved:
         return _unfused(job, pace, width, at)
     forward, backward = 1.0 / pace.attention_forward, 2.5 / pace.attention_backward
-    tail = s * one * pace.multiprocessors * (1.0 + 1.0 / at.context)
+    tail = s * head_width * pace.multiprocessors * (1.0 + 1.0 / at.context)
     rows = constant("attention_tail_rows") * forward, constant("attention_backward_tail_rows") * backward
     # 2 operations x half of the square x width of keys and values
     return Work((s * width * forward) * at.share + rows[0] * tail, (s * width * backward) * at.share + rows[1] * tail)
 
 
 def _unfused(job: Job, pace: DevicePace, width: float, at: SplitColumns) -> Work:
-    """The same with scores in memory: the whole square, as plain products, and softmax and dropout pass by pass
-    (Korthikanti et al. 2022, section 4: 5 bytes of every score are kept; written once and read twice or more)."""
+    """Return the seconds of attention with scores in memory: the whole square, as plain products, and softmax and
+    dropout pass by pass (Korthikanti et al. 2022, section 4: 5 bytes of every score are kept; written once and read
+    twice or more)."""
     shape, s = job.shape, float(job.workload.sequence_length)
     products = 2.0 * s * width / pace.wide
     passes = 6.0 + (2.5 if shape.attention_dropout else 0.0)  # elements of two bytes read or written, forward

@@ -1,4 +1,4 @@
-"""The layout's columns as the formulas use them: floats, and the products several of them ask for."""
+"""A layout's columns as the formulas use them: as floats, with the products that several formulas need."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SplitColumns:
 
 
 def split_of(job: Job, layouts: LayoutColumns) -> SplitColumns:
-    """The columns of `layouts`, once for all formulas."""
+    """Return the columns of `layouts`, computed once for all formulas."""
     tensor = layouts.tensor.astype(np.float64)
     context = layouts.context.astype(np.float64)
     tokens = job.workload.sequence_length * layouts.micro_batch_size / context

@@ -42,7 +42,7 @@ class StageSeconds:
 
 @dataclass(frozen=True)
 class Ends:
-    """What the first and the last stage do beside their layers, by kind."""
+    """Seconds of the first and the last stage beside their layers, by kind."""
 
     first: Mapping[str, FloatColumn]
     last: Mapping[str, FloatColumn]
@@ -50,7 +50,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Pieces:
-    """What stages are made of; None where a model has no such layer."""
+    """The parts of stages; None where a model has no such layer."""
 
     dense: LayerSeconds | None
     mixture: LayerSeconds | None
@@ -60,8 +60,8 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Stages:
-    """Of each layout's stages: seconds of one micro-batch through all of them, and what the slowest holds: layers, and
-    1 where it is the first or the last."""
+    """Seconds of one micro-batch through all stages of each layout, seconds of the slowest stage, its layers, and 1
+    where it is the first or the last."""
 
     all_seconds: FloatColumn
     slowest_seconds: FloatColumn
@@ -72,12 +72,12 @@ class Stages:
 
 
 def stage_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> StageSeconds:
-    """What one micro-batch costs, layer by layer and at both ends, for every layout."""
+    """Return the seconds of one micro-batch in each kind of layer and at both ends, for every layout."""
     return pieces(job, cluster, split_of(job, layouts)).seconds
 
 
 def pieces(job: Job, cluster: Cluster, at: SplitColumns) -> Pieces:
-    """The same by kind, priced once."""
+    """Return the parts of stages, with their seconds by kind."""
     pattern = job.shape.moe.layer_pattern if job.shape.moe else (0,)
     speed = pace(job, cluster)
     one_pass = tensor_pass(job, cluster, at)
@@ -100,10 +100,10 @@ def _sum(kinds: Mapping[str, FloatColumn]) -> FloatColumn:
 
 
 def _ends(job: Job, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -> Ends:
-    """Embedding: rows looked up and their gradients added, a scatter over tensor parallelism and its reverse. Head: the
-    input gathered, the product, the logits read and written by the loss about as often as they are kept alive, the
-    gradient scattered beside the weight's. Gathered logits travel once too, a vocabulary wide. A tiled loss does the
-    forward product again (Luo et al. 2024, MsT)."""
+    """Return the seconds of both ends. Embedding: rows looked up and their gradients added, a scatter over tensor
+    parallelism and its reverse. Head: the input gathered, the product, the logits read and written by the loss about as
+    often as they are kept alive, the gradient scattered beside the weight's. Gathered logits travel once too, a
+    vocabulary wide. A tiled loss repeats the forward product (Luo et al. 2024, MsT)."""
     shape, facts = job.shape, job.facts
     hidden = facts.activation_bytes * shape.hidden_size / pace.element_wise
     exchange = 2.0 * one_pass
@@ -112,9 +112,9 @@ def _ends(job: Job, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -
     vocabulary = float(shape.vocab_size)
     product = rates(job, pace, [Linear(float(shape.hidden_size), vocabulary, "outputs")], wide=True)
     head = product.work(at.tokens, at.share, at.per_tensor)
-    kept = (1.0 if facts.fused_loss is not None else 3.0) * (facts.logit_bytes + facts.logit_gradient_bytes)
+    logit_traffic = (1.0 if facts.fused_loss is not None else 3.0) * (facts.logit_bytes + facts.logit_gradient_bytes)
     over = at.tokens if facts.logits_gathered else at.share
-    loss = (kept / pace.element_wise * vocabulary + 4.0 * hidden) * over
+    loss = (logit_traffic / pace.element_wise * vocabulary + 4.0 * hidden) * over
     if facts.logits_gathered:
         exchange = exchange + (vocabulary / shape.hidden_size) * one_pass
     last = {"matrix_products": head.both, "element_wise": loss, "tensor_parallel": exchange}
@@ -126,7 +126,8 @@ def _ends(job: Job, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -
 
 
 def stages(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
-    """Layers of the slowest stage and seconds of all. The head makes the last of even stages the slowest."""
+    """Return the layers of the slowest stage and the seconds of all. The head makes the last of even stages the
+    slowest."""
     shape = job.shape
     pattern: Sequence[int] = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
     last = last_seconds(job, seconds)
@@ -144,7 +145,7 @@ def stages(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
 
 
 def stages_in_balance(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
-    """Stages that all take the same time, as if layers could be cut anywhere."""
+    """Return stages that all take the same time, as if layers could be cut anywhere."""
     shape = job.shape
     mixture = float(sum(shape.moe.layer_pattern)) if shape.moe else 0.0
     dense = shape.num_layers - mixture
@@ -155,27 +156,28 @@ def stages_in_balance(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -
 
 
 def last_seconds(job: Job, seconds: StageSeconds) -> FloatColumn:
-    """What the last stage does beside its decoder layers: its end, and the layers of multi-token prediction."""
+    """Return the seconds of the last stage beside its decoder layers: its end, and the layers of multi-token
+    prediction."""
     moe = job.shape.moe
     layer = seconds.mixture_layer if moe is not None and moe.layer_pattern[-1] else seconds.dense_layer
     return seconds.last + job.shape.mtp_num_layers * layer
 
 
 def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total: FloatColumn) -> Stages:
-    """Every rank of every way the layers are cut, of which there are few: each is counted once."""
+    """Return the stages rank by rank. There are few distinct ways to cut the layers: each is counted once."""
     p, v, cut = layouts.pipeline, layouts.virtual_pipeline, layouts.partition
     _, example, which = np.unique(
         (cut * (v.max(initial=0) + 1) + v) * (p.max(initial=0) + 1) + p, return_index=True, return_inverse=True
     )
     ranks = all_ranks(job, layouts.take(example))
-    found = [np.zeros(len(layouts)) for _ in range(5)]
+    slowest = [np.zeros(len(layouts)) for _ in range(5)]
     for place in range(len(example)):
         rows, mine = np.flatnonzero(which == place), ranks.layout_index == place
-        held = np.stack([ranks.dense_layers, ranks.moe_layers, ranks.first, ranks.last])[:, mine]
-        for dense, mixture, first, last in np.unique(held, axis=1).T:
-            taken = dense * seconds.dense_layer[rows] + mixture * seconds.mixture_layer[rows]
-            taken = taken + first * seconds.first[rows] + last * seconds.last[rows]
-            slower = taken > found[0][rows]
-            for column, value in zip(found, (taken, dense, mixture, first, last), strict=True):
+        contents = np.stack([ranks.dense_layers, ranks.moe_layers, ranks.first, ranks.last])[:, mine]
+        for dense, mixture, first, last in np.unique(contents, axis=1).T:
+            rank_seconds = dense * seconds.dense_layer[rows] + mixture * seconds.mixture_layer[rows]
+            rank_seconds = rank_seconds + first * seconds.first[rows] + last * seconds.last[rows]
+            slower = rank_seconds > slowest[0][rows]
+            for column, value in zip(slowest, (rank_seconds, dense, mixture, first, last), strict=True):
                 column[rows] = np.where(slower, value, column[rows])
-    return Stages(total, *found)
+    return Stages(total, *slowest)

@@ -39,12 +39,12 @@ class UpdateSeconds:
     overlapped: BoolColumn
 
     def take(self, index: NDArray[np.int64]) -> UpdateSeconds:
-        """The layouts an index array selects (they may repeat)."""
+        """Return the layouts an index array selects (they may repeat)."""
         return UpdateSeconds(**{f.name: np.take(getattr(self, f.name), index) for f in fields(self)})
 
 
 def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> UpdateSeconds:
-    """Every layout's update, on the stage with the most parameters.
+    """Return every layout's update, on the stage with the most parameters.
 
     ZeRO 0 reduces gradients everywhere, which is a scatter and a gather of them. From stage 1 on gradients are
     scattered and updated parameters gathered (Rajbhandari et al. 2020, section 7). Dense parameters travel over data
@@ -80,8 +80,8 @@ def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update
 
 
 def _travelling_bytes(job: Job) -> tuple[float, float]:
-    """Bytes a parameter's gradient and the parameter itself are sent in. Gradients that come and go travel as they are
-    made, in the precision of the computation."""
+    """Return the bytes a parameter's gradient and the parameter itself are sent in. Gradients that come and go travel
+    as they are made, in the precision of the computation."""
     facts = job.facts
     gradient = facts.gradient_bytes
     if facts.full_sharding is not None:
@@ -95,7 +95,7 @@ def _travelling_bytes(job: Job) -> tuple[float, float]:
 
 
 def _on_the_fullest_stage(job: Job, layouts: LayoutColumns) -> tuple[RankParameters, RankParameters]:
-    """(all, trained) parameters of the rank of each layout that holds the most."""
+    """Return the (all, trained) parameters of the rank of each layout that holds the most."""
     rows = candidate_ranks(job, layouts)
     counts = rank_parameters(job, rows)
     trained = trained_parameters(job, rows, counts)
@@ -104,16 +104,17 @@ def _on_the_fullest_stage(job: Job, layouts: LayoutColumns) -> tuple[RankParamet
 
 def _fullest(counts: RankParameters, index: NDArray[np.int64], count: int) -> RankParameters:
     def most(column: FloatColumn) -> FloatColumn:
-        found = np.zeros(count)
-        np.maximum.at(found, index, column)
-        return found
+        largest = np.zeros(count)
+        np.maximum.at(largest, index, column)
+        return largest
 
     return replace(counts, dense=most(counts.dense), expert=most(counts.expert), largest_layer=np.zeros(0))
 
 
 def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
-    """A device updates what it holds at memory bandwidth. The share on the host is updated there, by all devices of a
-    node at once, and its gradients and parameters cross the link between (ZeRO-Offload, Ren et al. 2021, section 4)."""
+    """Return the seconds of the optimizer. A device updates what it holds at memory bandwidth. The share on the host is
+    updated there, by all devices of a node at once, and its gradients and parameters cross the link between
+    (ZeRO-Offload, Ren et al. 2021, section 4)."""
     here = 1.0 - job.techniques.offload_optimizer
     rate = constant("element_wise_efficiency") * cluster.accelerator.memory_bytes_per_second
     seconds = here * OPTIMIZER_BYTES / rate * mine
