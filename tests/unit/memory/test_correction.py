@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shapes import LLAMA3_8B, MIXTRAL
-from test_halves import PAIRS, any_layouts
+from test_grouped_pricing import PAIRS, any_layouts
 from test_memory_laws import CORRECTIONS, GIB, SHAPES
 
 from llmlaunch.layout import Layout, LayoutColumns

@@ -197,7 +197,7 @@ class MemoryFacts:
     mixture_cache_share: float | None = None  # the same for a mixture of experts; None = no different
     context_bytes: float = 0.0  # the accelerator's context, outside torch; on a CPU the idle trainer
     communicator_bytes: float = 0.0  # per process group of more than one rank that a rank communicates in
-    groups: tuple[str, ...] = DEFAULT_GROUPS  # those groups, by name (memory/communicators.py)
+    groups: tuple[str, ...] = DEFAULT_GROUPS  # those groups, by name (`GROUPS` of memory/peak.py)
     host: HostFacts = HostFacts()
     pad_vocabulary: bool = True  # to a multiple of 128 x tensor
     embedding_whole: bool = False  # tensor parallelism leaves the embedding table whole, and a head tied to it
