@@ -16,7 +16,7 @@ from pathlib import Path
 from llmlaunch.app import planned_run
 from llmlaunch.app.planned_run import PlannedRun
 from llmlaunch.rehearsal.environment import find_trace_environment, how_to_get_one
-from llmlaunch.rehearsal.ranks import ALL, AskedRank, RehearsedRank, asked_ranks
+from llmlaunch.rehearsal.ranks import ALL, RankChoice, RehearsedRank, chosen_ranks
 from llmlaunch.rehearsal.traced import traced
 from llmlaunch.rehearsal.verdict import unseen_by_a_trace
 from llmlaunch.units import GIB
@@ -32,9 +32,9 @@ def recipes() -> list[Path]:
     return [path for path in sorted(ROOT.glob("recipes/*.yaml")) if "backend: megatron-lm" in path.read_text()]
 
 
-def few_ranks(plan: PlannedRun) -> tuple[AskedRank, ...]:
+def few_ranks(plan: PlannedRun) -> tuple[RankChoice, ...]:
     """The worst, the first and the last of the ranks that differ."""
-    ranks = asked_ranks(plan.plan, plan.recipe.model, ALL)
+    ranks = chosen_ranks(plan.plan, plan.recipe.model, ALL)
     last = plan.plan.layout.pipeline - 1
     worst = plan.plan.estimate.worst.pipeline_rank
     return tuple(one for one in ranks if {0, worst, last} & set(one.stands_for))

@@ -16,7 +16,7 @@ from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.local_gpus import LocalGpu
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
-from llmlaunch.rehearsal.ranks import RehearsedRank, asked_ranks
+from llmlaunch.rehearsal.ranks import RehearsedRank, chosen_ranks
 from llmlaunch.units import GIB
 from support.node_rig import build
 
@@ -48,7 +48,7 @@ def the_plan(interpreter: Path) -> PlannedRun:
 
 
 def rehearse(result: PlannedRun, runs: Path) -> RehearsedRank:
-    asked = asked_ranks(result.plan, result.recipe.model, "worst")
+    asked = chosen_ranks(result.plan, result.recipe.model, "worst")
     choice = LauncherChoice(LocalLauncher(), "here")
     found = run_alone(result.recipe, result.plan, result.json, result.rendered, asked, choice, runs, print)
     return next(iter(found))

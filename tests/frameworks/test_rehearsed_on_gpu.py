@@ -17,7 +17,7 @@ from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.local_gpus import LocalGpu
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
-from llmlaunch.rehearsal.ranks import RehearsedRank, asked_ranks
+from llmlaunch.rehearsal.ranks import RehearsedRank, chosen_ranks
 from llmlaunch.units import GIB
 from support.node_rig import build
 
@@ -77,7 +77,7 @@ class Machine:
 
     def rehearse(self) -> RehearsedRank:
         result = self.plan()
-        asked = asked_ranks(result.plan, result.recipe.model, str(RANK))
+        asked = chosen_ranks(result.plan, result.recipe.model, str(RANK))
         choice = LauncherChoice(LocalLauncher(), "here")
         rendered = result.rendered
         found = run_alone(result.recipe, result.plan, result.json, rendered, asked, choice, self.runs, self.said.append)

@@ -15,7 +15,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
-from llmlaunch.rehearsal.ranks import AskedRank, RehearsedRank
+from llmlaunch.rehearsal.ranks import RankChoice, RehearsedRank
 from llmlaunch.units import GIB
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +70,7 @@ def job() -> PlannedRun:
 
 def rehearse(job: PlannedRun, jobs: Jobs, folder: Path, *ranks: int) -> list[RehearsedRank]:
     predicted = job.plan.estimate.ranks
-    asked = [AskedRank(predicted[rank], (rank,)) for rank in ranks or (3,)]
+    asked = [RankChoice(predicted[rank], (rank,)) for rank in ranks or (3,)]
     choice = LauncherChoice(jobs, "SLURM is here.")
     found = run_alone(job.recipe, job.plan, job.json, job.rendered, asked, choice, folder, lambda line: None)
     return list(found)
@@ -95,7 +95,7 @@ def test_every_rank_has_a_run_directory_that_says_which_it_is(job: PlannedRun, t
 def test_under_slurm_all_wait_together_and_on_one_machine_one_after_the_other(job: PlannedRun, tmp_path: Path) -> None:
     for name, waiting in (("slurm", 2), ("local", 1)):
         jobs, predicted = Jobs(name), job.plan.estimate.ranks
-        asked = [AskedRank(predicted[rank], (rank,)) for rank in (0, 3)]
+        asked = [RankChoice(predicted[rank], (rank,)) for rank in (0, 3)]
         choice, folder = LauncherChoice(jobs, ""), tmp_path / name
         found = run_alone(job.recipe, job.plan, job.json, job.rendered, asked, choice, folder, lambda line: None)
         next(found)

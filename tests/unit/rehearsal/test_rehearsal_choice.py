@@ -14,7 +14,7 @@ from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.ranks import asked_ranks
+from llmlaunch.rehearsal.ranks import chosen_ranks
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 FOUR_STAGES = "layout={tensor: 4, pipeline: 4, virtual_pipeline: 1, context: 1, micro_batch_size: 1}"
@@ -26,7 +26,7 @@ def planned(name: str, *overrides: str) -> tuple[Recipe, Plan]:
 
 
 def numbers(recipe: Recipe, plan: Plan, word: str) -> list[tuple[int, ...]]:
-    return [(one.pipeline_rank, *one.stands_for) for one in asked_ranks(plan, recipe.model, word)]
+    return [(one.pipeline_rank, *one.stands_for) for one in chosen_ranks(plan, recipe.model, word)]
 
 
 def test_the_worst_is_the_rank_predicted_to_need_the_most() -> None:
@@ -40,7 +40,7 @@ def test_a_rank_too_near_the_worst_to_tell_which_is_worse_is_run_too(share: floa
     first, second, *others = plan.estimate.ranks
     near = replace(second, device_bytes=round(share * first.device_bytes))
     plan = replace(plan, estimate=replace(plan.estimate, ranks=(first, near, *others)))
-    assert [one.pipeline_rank for one in asked_ranks(plan, recipe.model, "worst")] == ran
+    assert [one.pipeline_rank for one in chosen_ranks(plan, recipe.model, "worst")] == ran
 
 
 def test_all_runs_every_distinct_rank_once() -> None:
@@ -54,7 +54,7 @@ def test_all_runs_every_distinct_rank_once() -> None:
 
 def test_ranks_whose_experts_lie_elsewhere_are_not_alike() -> None:
     recipe, plan = planned("deepseek-v2-lite", "layout={pipeline: 3, virtual_pipeline: 1, tensor: 1}", "nodes=3")
-    groups = asked_ranks(plan, recipe.model, "all")
+    groups = chosen_ranks(plan, recipe.model, "all")
     assert sorted(rank for one in groups for rank in one.stands_for) == [0, 1, 2]
     assert all(one.pipeline_rank == one.stands_for[0] for one in groups)
 
@@ -68,4 +68,4 @@ def test_one_rank_is_run_for_those_like_it() -> None:
 def test_a_rank_that_does_not_exist_is_refused_with_those_that_do(word: str) -> None:
     recipe, plan = planned("llama3-8b", FOUR_STAGES)
     with pytest.raises(UserError, match=r"pipeline ranks are 0 to 3; or say worst or all"):
-        asked_ranks(plan, recipe.model, word)
+        chosen_ranks(plan, recipe.model, word)

@@ -11,7 +11,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rehearsal.next_layout import next_layout
 from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank
 from llmlaunch.rehearsal.rehearsal_text import rehearsal_text
-from llmlaunch.rehearsal.verdict import judged, unseen_by_a_trace
+from llmlaunch.rehearsal.verdict import judge_plan, unseen_by_a_trace
 from llmlaunch.units import GIB
 
 RECIPE = load_recipe(
@@ -26,7 +26,7 @@ def text(process: int, ran_out: bool = False) -> str:
     first = PLAN.estimate.ranks[0]
     ran = RehearsedRank(0, ON_GPU, first, process - GIB, process - GIB // 2, process, ran_out, stands_for=(0,))
     unseen = unseen_by_a_trace(SETTING.job_of(RECIPE), PLAN.layout)
-    found = judged(PLAN, [ran], RECIPE.memory, unseen)
+    found = judge_plan(PLAN, [ran], RECIPE.memory, unseen)
     return rehearsal_text(PLAN, [ran], found, next_layout(SETTING, PLAN, found))
 
 

@@ -15,7 +15,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.next_layout import next_layout
 from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, RehearsedRank
-from llmlaunch.rehearsal.verdict import ROUTING, WORKSPACE, Judged, judged, unseen_by_a_trace
+from llmlaunch.rehearsal.verdict import ROUTING, WORKSPACE, Judgement, judge_plan, unseen_by_a_trace
 from llmlaunch.units import GIB
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -37,8 +37,8 @@ def on_gpu(process: int, ran_out: bool = False) -> RehearsedRank:
     return RehearsedRank(0, ON_GPU, FIRST, process - GIB, process - GIB, process, ran_out, stands_for=(0,))
 
 
-def said(*ranks: RehearsedRank, policy: MemoryPolicy = RULE) -> Judged:
-    return judged(PLAN, ranks, policy, UNSEEN)
+def said(*ranks: RehearsedRank, policy: MemoryPolicy = RULE) -> Judgement:
+    return judge_plan(PLAN, ranks, policy, UNSEEN)
 
 
 def test_nothing_rehearsed_is_the_plans_own_verdict() -> None:
@@ -127,8 +127,8 @@ def test_more_than_the_limit_is_unsafe_and_the_next_layout_is_priced_as_rehearse
 def test_a_trace_may_show_that_the_estimate_was_too_high() -> None:
     limit = replace(PLAN.limit, limit_bytes=PLAN.estimate.worst.device_bytes - 1)
     plan = replace(PLAN, verdict="unsafe", limit=limit)
-    assert not judged(plan, [], RULE, UNSEEN).safe
-    found = judged(plan, [traced(FIRST.allocated_bytes - GIB)], RULE, UNSEEN)
+    assert not judge_plan(plan, [], RULE, UNSEEN).safe
+    found = judge_plan(plan, [traced(FIRST.allocated_bytes - GIB)], RULE, UNSEEN)
     assert found.safe
     assert "the estimate alone said unsafe" in found.sentences
 
@@ -136,7 +136,7 @@ def test_a_trace_may_show_that_the_estimate_was_too_high() -> None:
 def test_a_host_that_overflows_stays_unsafe() -> None:
     assert PLAN.host_limit is not None
     plan = replace(PLAN, verdict="unsafe", host_limit=replace(PLAN.host_limit, limit_bytes=GIB))
-    assert not judged(plan, [traced(GIB)], RULE, UNSEEN).safe
+    assert not judge_plan(plan, [traced(GIB)], RULE, UNSEEN).safe
 
 
 def test_a_trace_routes_evenly_and_what_uneven_routing_takes_is_added() -> None:

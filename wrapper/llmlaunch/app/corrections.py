@@ -22,8 +22,8 @@ class Corrections:
     """What each record is priced with: by the calibration in use for its backend and accelerator (`asked` is IN_USE),
     by that of the id where it is of both, or by none. Counts how many records each corrected."""
 
-    def __init__(self, asked: str, clusters: Mapping[str, Cluster]) -> None:
-        self._asked, self._clusters = asked, clusters
+    def __init__(self, choice: str, clusters: Mapping[str, Cluster]) -> None:
+        self._asked, self._clusters = choice, clusters
         self._known: dict[tuple[str, str], Calibration | None] = {}
         self._used: Counter[str] = Counter()
 
@@ -34,11 +34,11 @@ class Corrections:
         key = (backend, accelerator_of(record, self._clusters))
         if key not in self._known:
             self._known[key] = self._found(*key)
-        found = self._known[key]
-        if found is None:
+        calibration = self._known[key]
+        if calibration is None:
             return NO_CORRECTION
-        self._used[found.id] += 1
-        return found.correction
+        self._used[calibration.id] += 1
+        return calibration.correction
 
     def _found(self, backend: str, accelerator: str) -> Calibration | None:
         if self._asked == IN_USE:

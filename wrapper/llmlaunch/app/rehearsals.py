@@ -16,10 +16,10 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.search import REHEARSED
 from llmlaunch.rehearsal.next_layout import NextLayout, next_layout
 from llmlaunch.rehearsal.place import chosen_place
-from llmlaunch.rehearsal.ranks import AskedRank, RehearsedRank, asked_ranks
+from llmlaunch.rehearsal.ranks import RankChoice, RehearsedRank, chosen_ranks
 from llmlaunch.rehearsal.records import records_of
 from llmlaunch.rehearsal.rehearsal_json import rehearsal_json
-from llmlaunch.rehearsal.verdict import Judged, judged, unseen_by_a_trace
+from llmlaunch.rehearsal.verdict import Judgement, judge_plan, unseen_by_a_trace
 from llmlaunch.rundir.messages import counted
 
 __all__ = ["RehearsalResult", "rehearse"]
@@ -32,7 +32,7 @@ class RehearsalResult:
 
     plan: Plan
     ranks: tuple[RehearsedRank, ...]
-    judgement: Judged
+    judgement: Judgement
     next_layout: NextLayout | None
     store: str | None
 
@@ -52,7 +52,7 @@ def rehearse(
     Raises:
         UserError: there is nothing to rehearse on, or a rank could not be rehearsed.
     """
-    asked = asked_ranks(run.plan, run.recipe.model, rank)
+    chosen = chosen_ranks(run.plan, run.recipe.model, rank)
     left_out = run.plan.refused.get(REHEARSED, 0)
     if left_out:  # what a rehearsal refuted is not chosen again, so the plan may be another one than before
         notify(f"note: {counted(left_out, 'layout')} left out: refuted by a rehearsal")
@@ -60,7 +60,7 @@ def rehearse(
         notify(f"note: {note}")
     ranks: list[RehearsedRank] = []
     try:
-        for result in _rehearsed_ranks(run, asked, place, output, notify):
+        for result in _rehearsed_ranks(run, chosen, place, output, notify):
             ranks.append(result)
     except UserError:
         if ranks:
@@ -69,12 +69,12 @@ def rehearse(
     ranks.sort(key=lambda result: result.pipeline_rank)
     store, of_shape = _record(run, ranks, command, notify)
     unseen = unseen_by_a_trace(run.setting.job_of(run.recipe), run.plan.layout)
-    judgement = judged(run.plan, (*of_shape, *ranks), run.recipe.memory, unseen)
+    judgement = judge_plan(run.plan, (*of_shape, *ranks), run.recipe.memory, unseen)
     return RehearsalResult(run.plan, tuple(ranks), judgement, next_layout(run.setting, run.plan, judgement), store)
 
 
 def _rehearsed_ranks(
-    run: PlannedRun, asked: Sequence[AskedRank], place: str, output: Path | None, notify: Notify
+    run: PlannedRun, chosen: Sequence[RankChoice], place: str, output: Path | None, notify: Notify
 ) -> Iterator[RehearsedRank]:
     """Yield each rank as it is done."""
     where = chosen_place(run.recipe, place, notify)
@@ -84,12 +84,12 @@ def _rehearsed_ranks(
         if output is not None:
             raise UserError("-o: a trace leaves no run directory; it belongs to --on gpu")
         notify(where.why)
-        return traced(where.environment, run.recipe, run.plan, run.rendered, asked, notify)
+        return traced(where.environment, run.recipe, run.plan, run.rendered, chosen, notify)
     from llmlaunch.rehearsal.on_gpu import run_alone
 
     assert where.launcher is not None
     directory = output or default_directory(f"{run.recipe.name}-rehearsal")
-    return run_alone(run.recipe, run.plan, run.json, run.rendered, asked, where.launcher, directory, notify)
+    return run_alone(run.recipe, run.plan, run.json, run.rendered, chosen, where.launcher, directory, notify)
 
 
 def _record(

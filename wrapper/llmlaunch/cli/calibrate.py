@@ -69,16 +69,18 @@ def list_command(backend: str | None, accelerator: str | None, as_json: bool) ->
     from llmlaunch.cli.calibration_text import list_text
     from llmlaunch.store.calibrations import all_calibrations, uses
 
-    found: list[Calibration] = []
+    calibrations: list[Calibration] = []
     used: Sequence[Use] = ()
     if store_exists():
         table = None if backend is None else TABLES.get(backend, backend)
         with _opened() as store, store.read() as connection:
-            found, used = all_calibrations(connection, table, accelerator), uses(connection, table, accelerator)
+            calibrations, used = all_calibrations(connection, table, accelerator), uses(connection, table, accelerator)
     if as_json:
-        print_json({"calibrations": [one.as_json() for one in found], "uses": [vars(one) for one in used]})
-    elif found:
-        say(list_text(found, used))
+        print_json(
+            {"calibrations": [entry.as_json() for entry in calibrations], "uses": [vars(entry) for entry in used]}
+        )
+    elif calibrations:
+        say(list_text(calibrations, used))
     else:
         notify("no calibrations")
 
@@ -93,11 +95,11 @@ def show_command(calibration: str, as_json: bool) -> None:
     from llmlaunch.store.calibrations import find_calibration, uses
 
     with _opened() as store, store.read() as connection:
-        found, used = find_calibration(connection, calibration), uses(connection)
+        record, used = find_calibration(connection, calibration), uses(connection)
     if as_json:
-        print_json(found.as_json())
+        print_json(record.as_json())
     else:
-        say(calibration_text(found, used, estimator_digest()))
+        say(calibration_text(record, used, estimator_digest()))
 
 
 @command.command("use")
@@ -116,8 +118,8 @@ def use_command(calibration: str, backend: str | None, accelerator: str | None, 
         raise UserError("calibrate use none: say of what, with --backend NAME --accelerator NAME")
     with _opened() as store, store.write() as connection:
         if wanted is not None:
-            found = find_calibration(connection, wanted)
-            table, accelerator = table or found.backend, accelerator or found.accelerator
+            record = find_calibration(connection, wanted)
+            table, accelerator = table or record.backend, accelerator or record.accelerator
         before = in_use(connection, str(table), str(accelerator))
         if wanted is None and before is None:
             raise UserError(f"calibrate use none: no calibration is in use for {table} on {accelerator}")

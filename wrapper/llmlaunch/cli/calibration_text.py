@@ -21,13 +21,13 @@ __all__ = ["calibration_text", "correction_words", "learning_text", "list_text"]
 
 def correction_words(correction: Correction) -> str:
     """torch +3.1 %, outside +0.42 GiB"""
-    words = []
+    parts = []
     if correction.torch_share:
-        words.append(f"torch {100 * correction.torch_share:+.1f} %")
+        parts.append(f"torch {100 * correction.torch_share:+.1f} %")
     if correction.outside_bytes:
         sign = "+" if correction.outside_bytes > 0 else "-"
-        words.append(f"outside {sign}{gib(abs(correction.outside_bytes))} GiB")
-    return ", ".join(words) or "none"
+        parts.append(f"outside {sign}{gib(abs(correction.outside_bytes))} GiB")
+    return ", ".join(parts) or "none"
 
 
 def learning_text(learning: Learning) -> str:
@@ -38,15 +38,15 @@ def learning_text(learning: Learning) -> str:
 
 
 def _answer(answer: Answer) -> list[str]:
-    outcome, found = answer.result, answer.result.calibration
+    outcome, calibration = answer.result, answer.result.calibration
     where = one_line(f"{outcome.backend} on {outcome.accelerator}")
-    if found is None or answer.did == "unchanged":
+    if calibration is None or answer.did == "unchanged":
         return [f"{where}: {answer.did}, {answer.why}"]
-    lines = [f"{where}: {_data(found)}", *_learned(found)]
-    kept = "the correction in use stays" if answer.before is not None else "none is in use"
+    lines = [f"{where}: {_data(calibration)}", *_learned(calibration)]
+    consequence = "the correction in use stays" if answer.before is not None else "none is in use"
     if answer.did == "taken":
-        return [*lines, f"  taken as {found.id}", f"  go back with: {_going_back(answer)}"]
-    return [*lines, f"  {answer.did}: {answer.why}; {kept}"]
+        return [*lines, f"  taken as {calibration.id}", f"  go back with: {_going_back(answer)}"]
+    return [*lines, f"  {answer.did}: {answer.why}; {consequence}"]
 
 
 def _going_back(answer: Answer) -> str:
@@ -56,18 +56,18 @@ def _going_back(answer: Answer) -> str:
     return to_type("calibrate", "use", "none", *about)
 
 
-def _data(found: Calibration) -> str:
-    data = found.data
+def _data(calibration: Calibration) -> str:
+    data = calibration.data
     died = f", {data.died} of them ran out of memory" if data.died else ""
     return f"{counted(data.runs, 'run')} ({counted(data.records, 'record')}){died}"
 
 
-def _learned(found: Calibration) -> list[str]:
+def _learned(calibration: Calibration) -> list[str]:
     return [
-        f"  families   {_counts(found.data.families)}",
-        f"  versions   {_counts(found.data.versions)}",
-        f"  correction {correction_words(found.correction)}",
-        _errors(found.before, found.after),
+        f"  families   {_counts(calibration.data.families)}",
+        f"  versions   {_counts(calibration.data.versions)}",
+        f"  correction {correction_words(calibration.correction)}",
+        _errors(calibration.before, calibration.after),
     ]
 
 
@@ -96,31 +96,39 @@ def _of(ratio: float | None, runs: int, bound: Bound) -> str:
     return f"{runs} of {counted(bound.needed, 'run')}" if runs < bound.needed else f"too many of {runs} died"
 
 
-def calibration_text(found: Calibration, uses: Sequence[Use], estimator: str) -> str:
+def calibration_text(calibration: Calibration, uses: Sequence[Use], estimator: str) -> str:
     """One calibration whole, with when it was in use. `estimator` is the digest of this program's."""
-    stale = "" if found.estimator == estimator else ", not that of this program: calibrate again"
+    stale = "" if calibration.estimator == estimator else ", not that of this program: calibrate again"
     lines = [
-        one_line(f"{found.id}: {found.backend} on {found.accelerator}, {_data(found)}"),
-        f"  made       {_when(found.made_at)} by llmlaunch {found.llmlaunch}, estimator {found.estimator[:12]}{stale}",
-        f"  data       {found.data.digest[:12]}",
-        *_learned(found),
+        one_line(f"{calibration.id}: {calibration.backend} on {calibration.accelerator}, {_data(calibration)}"),
+        f"  made       {_when(calibration.made_at)} by llmlaunch {calibration.llmlaunch}, "
+        f"estimator {calibration.estimator[:12]}{stale}",
+        f"  data       {calibration.data.digest[:12]}",
+        *_learned(calibration),
     ]
-    times = [use for use in uses if (use.backend, use.accelerator) == (found.backend, found.accelerator)]
+    times = [use for use in uses if (use.backend, use.accelerator) == (calibration.backend, calibration.accelerator)]
     ends = [*(_when(use.since) for use in times[1:]), "now"]
-    mine = [(use.since, end) for use, end in zip(times, ends, strict=True) if use.calibration_id == found.id]
+    mine = [(use.since, end) for use, end in zip(times, ends, strict=True) if use.calibration_id == calibration.id]
     lines += [f"  in use     from {_when(since)} to {end}" for since, end in mine] or ["  in use     never"]
     return "\n".join(lines)
 
 
-def list_text(found: Sequence[Calibration], uses: Sequence[Use]) -> str:
+def list_text(calibrations: Sequence[Calibration], uses: Sequence[Use]) -> str:
     now = {(use.backend, use.accelerator): use for use in uses}
     rows = []
-    for one in found:
-        use = now.get((one.backend, one.accelerator))
-        since = _when(use.since) if use is not None and use.calibration_id == one.id else "-"
-        errors = f"{percent(one.before.mape)} > {percent(one.after.mape)}"
-        about = [one.backend, one.accelerator, str(one.data.runs), correction_words(one.correction), errors, since]
-        rows.append([one_line(text) for text in (one.id, *about)])
+    for calibration in calibrations:
+        use = now.get((calibration.backend, calibration.accelerator))
+        since = _when(use.since) if use is not None and use.calibration_id == calibration.id else "-"
+        errors = f"{percent(calibration.before.mape)} > {percent(calibration.after.mape)}"
+        about = [
+            calibration.backend,
+            calibration.accelerator,
+            str(calibration.data.runs),
+            correction_words(calibration.correction),
+            errors,
+            since,
+        ]
+        rows.append([one_line(text) for text in (calibration.id, *about)])
     head = ["id", "backend", "accelerator", "runs", "correction", "mean error", "in use since"]
     return table(head, rows, indent="")
 

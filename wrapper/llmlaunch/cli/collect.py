@@ -43,15 +43,15 @@ def command(words: tuple[str, ...], sinks: tuple[str, ...], as_json: bool) -> in
 
     outcomes, passed = _collected(words, chosen_sinks(sinks))
     if as_json:
-        told = {"sinks": [one.as_json() for one in passed]} if passed else {}
-        print_json({"runs": [outcome.as_json() for outcome in outcomes], **told})
+        sinks_json = {"sinks": [delivery.as_json() for delivery in passed]} if passed else {}
+        print_json({"runs": [outcome.as_json() for outcome in outcomes], **sinks_json})
     for outcome in outcomes:
         unreadable = outcome.did == "unreadable"
         if unreadable or not as_json:
             say(("error: " if words and unreadable else "") + outcome.sentence(), err=unreadable)
-    for one in passed:
-        if sentence := one.sentence():
-            say(sentence, err=as_json or one.why is not None)
+    for delivery in passed:
+        if sentence := delivery.sentence():
+            say(sentence, err=as_json or delivery.why is not None)
     if not outcomes:
         notify("no runs to collect; name a run directory")
     return UNREADABLE if words and any(outcome.did == "unreadable" for outcome in outcomes) else 0

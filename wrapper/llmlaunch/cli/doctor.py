@@ -116,15 +116,15 @@ def command(
 def _show_trace_environment(as_json: bool) -> int:
     from llmlaunch.rehearsal.environment import find_trace_environment, how_to_get_one
 
-    found = find_trace_environment()
+    environment = find_trace_environment()
     if as_json:
-        folder, versions = (None, {}) if found is None else (str(found.folder), dict(found.versions))
+        folder, versions = (None, {}) if environment is None else (str(environment.folder), dict(environment.versions))
         print_json({"folder": folder, "versions": versions})
-    elif found is None:
+    elif environment is None:
         click.echo(f"nothing to trace ranks with: {how_to_get_one()}")
     else:
-        versions_said = ", ".join(f"{name} {version}" for name, version in found.versions.items())
-        click.echo(f"ranks are traced in {found.folder}: {versions_said}")
+        versions_said = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+        click.echo(f"ranks are traced in {environment.folder}: {versions_said}")
     return 0
 
 
@@ -183,11 +183,11 @@ def _environment_text(probe: dict[str, Any]) -> str:
 
 
 def _how_to_run(save: str | None) -> str:
-    words = to_type("doctor", "--network", "--save", save or "PROFILE")
+    typed = to_type("doctor", "--network", "--save", save or "PROFILE")
     return (
         "not inside a SLURM allocation; give it whole nodes and all their devices:\n"
-        f"  salloc --nodes=N --exclusive --gpus-per-node=G {words}\n"
-        f"  sbatch --nodes=N --ntasks-per-node=1 --exclusive --gpus-per-node=G --wrap {shlex.quote(words)}\n"
+        f"  salloc --nodes=N --exclusive --gpus-per-node=G {typed}\n"
+        f"  sbatch --nodes=N --ntasks-per-node=1 --exclusive --gpus-per-node=G --wrap {shlex.quote(typed)}\n"
         "or try it between processes of this machine: --local 4"
     )
 

@@ -24,18 +24,20 @@ def command(run: str, names: tuple[str, ...], fallback: int | None, as_json: boo
     from llmlaunch.report.plan_text import explained_text
 
     directory = directory_of(run)
-    held = read_arguments(directory / f"fallback/{fallback}" if fallback else directory)
-    entries = held["entries"]
+    arguments = read_arguments(directory / f"fallback/{fallback}" if fallback else directory)
+    entries = arguments["entries"]
     if names:
         wanted = {name.lstrip("-") for name in names}
-        entries = [one for one in entries if _names(one["name"]) & wanted]
-        known = set().union(*(_names(one["name"]) for one in held["entries"]))
-        if wanted - known:
-            raise UserError(f"{', '.join(sorted(wanted - known))}: nothing of that name is rendered in {directory}")
+        entries = [entry for entry in entries if _names(entry["name"]) & wanted]
+        rendered_names = set().union(*(_names(entry["name"]) for entry in arguments["entries"]))
+        if wanted - rendered_names:
+            raise UserError(
+                f"{', '.join(sorted(wanted - rendered_names))}: nothing of that name is rendered in {directory}"
+            )
     if as_json:
-        print_json({"program": held["program"], "entries": entries})
+        print_json({"program": arguments["program"], "entries": entries})
     else:
-        say(explained_text(held["program"], entries))
+        say(explained_text(arguments["program"], entries))
     return 0
 
 

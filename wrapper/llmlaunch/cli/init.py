@@ -58,16 +58,16 @@ def _site(name: str | None, output: Path | None, partition: str | None) -> int:
     from llmlaunch.cluster.slurm_site import read_site
     from llmlaunch.launchers.slurm.site import ask_site
 
-    found = drafts(read_site(ask_site(notify)), partition)
-    if output is not None and len(found) > 1:
-        kinds = ", ".join(draft.kind for draft in found)
+    profiles = drafts(read_site(ask_site(notify)), partition)
+    if output is not None and len(profiles) > 1:
+        kinds = ", ".join(draft.kind for draft in profiles)
         raise UserError(
             f"init --site: there are several kinds of nodes ({kinds}), and one file holds one; choose with "
             "--partition, or leave out -o to have a file for each"
         )
-    targets = {output or _profile(name, draft, len(found) > 1): draft for draft in found}
-    for taken in filter(Path.exists, targets):
-        raise UserError(f"init: {taken} exists and is left as it is; choose another file with -o")
+    targets = {output or _profile(name, draft, len(profiles) > 1): draft for draft in profiles}
+    for existing in filter(Path.exists, targets):
+        raise UserError(f"init: {existing} exists and is left as it is; choose another file with -o")
     for target, draft in targets.items():
         _write(target, draft.text.encode())
     written = " and ".join(map(str, targets))

@@ -73,14 +73,14 @@ def import_command(file: Path, replace: bool, skip_bad: bool, form: str | None, 
             notify(f"warning: {warning}")
         done = import_file(store, file, replace, form, skip_bad)
         place = store.location.shown
-    for one in done.bad:
-        notify(f"warning: {file}, line {one.number}: {one.why}; left out")
+    for line in done.bad:
+        notify(f"warning: {file}, line {line.number}: {line.why}; left out")
     counts = {"added": done.added, "replaced": done.replaced, "unchanged": done.unchanged}
     if as_json:
-        print_json({**counts, "bad": [vars(one) for one in done.bad], "store": place})
+        print_json({**counts, "bad": [vars(line) for line in done.bad], "store": place})
     else:
-        told = ", ".join(f"{count} {what}" for what, count in counts.items())
-        say(f"{told}{f', {len(done.bad)} bad' if done.bad else ''} in {place}")
+        summary = ", ".join(f"{count} {what}" for what, count in counts.items())
+        say(f"{summary}{f', {len(done.bad)} bad' if done.bad else ''} in {place}")
 
 
 @command.command("export")

@@ -31,7 +31,7 @@ def command(forgive: str | None, cluster: str | None, as_json: bool) -> int:
     """
     sick = _collected(forgive, cluster)
     if as_json:
-        print_json({"nodes": [one.as_json() for one in sick]})
+        print_json({"nodes": [node.as_json() for node in sick]})
     elif sick:
         _print(sick)
     else:
@@ -60,8 +60,8 @@ def _print(sick: list[SickNode]) -> None:
     from llmlaunch.report.text import one_line, table
 
     rows = []
-    for one in sick:
-        days = (time.strftime("%Y-%m-%d", time.localtime(at)) for at in (one.since, one.until))
-        texts = (one.node, one.cluster or "-", one.kind, *days, str(one.failures), one.run_id, one.reason)
+    for node in sick:
+        days = (time.strftime("%Y-%m-%d", time.localtime(at)) for at in (node.since, node.until))
+        texts = (node.node, node.cluster or "-", node.kind, *days, str(node.failures), node.run_id, node.reason)
         rows.append([one_line(text) for text in texts])
     say(table(HEAD, rows, indent=""))

@@ -98,5 +98,5 @@ def _table(looks: list[RunStatus]) -> str:
     lines = table(head[:-1], (row[:-1] for row in rows), indent="").split("\n")
     # The last column is prose: left-aligned, in full.
     return "\n".join(
-        f"{line}  {words}".rstrip() for line, words in zip(lines, ["", *(row[-1] for row in rows)], strict=True)
+        f"{line}  {reason}".rstrip() for line, reason in zip(lines, ["", *(row[-1] for row in rows)], strict=True)
     )

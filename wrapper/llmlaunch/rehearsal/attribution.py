@@ -62,13 +62,13 @@ def terms_at_peak(trace: Mapping[str, Any], predicted: RankEstimate) -> dict[str
     groups = trace.get("at_peak") or ()
     if not groups:
         return {}
-    found: Counter[str] = Counter()
+    terms: Counter[str] = Counter()
     moment = _Moment(str(trace["peak_phase"]), _logits_width(groups))
     for group in groups:
         term = _term(group, moment)
-        found[term if term == FORWARD or term in predicted.terms else REMAINDER] += int(group["bytes"])
-    found[REMAINDER] += int(trace["peak_bytes"]) - sum(found.values())
-    return {term: held for term, held in found.most_common() if held}
+        terms[term if term == FORWARD or term in predicted.terms else REMAINDER] += int(group["bytes"])
+    terms[REMAINDER] += int(trace["peak_bytes"]) - sum(terms.values())
+    return {term: count for term, count in terms.most_common() if count}
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ def _logits_width(groups: Iterable[Group]) -> int:
 
 
 def _term(group: Group, moment: _Moment) -> str:
-    known = ROLES.get(str(group.get("role", "")))
-    if known is not None:
-        return known
+    term_of_role = ROLES.get(str(group.get("role", "")))
+    if term_of_role is not None:
+        return term_of_role
     site = str(group.get("site", ""))
     for text, term in SITES:
         if text in site:

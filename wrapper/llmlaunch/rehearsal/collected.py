@@ -56,9 +56,9 @@ def nothing_shown(run: Record, summary: AttemptSummary, ran_out: bool) -> str | 
         )
     if ran_out:
         return None
-    done, asked = summary.step or 0, progress.get("steps") or 0
-    if progress.get("promised") and done < asked:
-        return f"it ended without an error, yet after {done} of {asked} steps"
+    done, planned_steps = summary.step or 0, progress.get("steps") or 0
+    if progress.get("promised") and done < planned_steps:
+        return f"it ended without an error, yet after {done} of {planned_steps} steps"
     if used.allocated_peak_bytes is None and used.peak_bytes is None:
         return "nobody saw what it took of its device: neither torch's counters nor NVML told"
     return None
@@ -67,13 +67,13 @@ def nothing_shown(run: Record, summary: AttemptSummary, ran_out: bool) -> str | 
 def _most(summary: AttemptSummary) -> RankSummary:
     """The one rank there is; none of it where nobody saw it."""
     return max(
-        summary.ranks, key=lambda one: (one.peak_bytes or 0, one.allocated_peak_bytes or 0), default=RankSummary(0)
+        summary.ranks, key=lambda rank: (rank.peak_bytes or 0, rank.allocated_peak_bytes or 0), default=RankSummary(0)
     )
 
 
 def _rank(run: Record, used: RankSummary, ran_out: bool, versions: Record) -> RehearsedRank:
-    said = run["rehearsal"]
-    number = int(said["pipeline_rank"])
+    rehearsal = run["rehearsal"]
+    number = int(rehearsal["pipeline_rank"])
     return RehearsedRank(
         pipeline_rank=number,
         on=ON_GPU,
@@ -82,9 +82,9 @@ def _rank(run: Record, used: RankSummary, ran_out: bool, versions: Record) -> Re
         reserved_bytes=used.reserved_peak_bytes,
         process_bytes=used.peak_bytes,
         ran_out=ran_out,
-        stands_for=tuple(map(int, said["stands_for"])),
+        stands_for=tuple(map(int, rehearsal["stands_for"])),
         versions={str(name): str(version) for name, version in versions.items()},
-        remarks=tuple(map(str, said.get("notes") or ())),
+        remarks=tuple(map(str, rehearsal.get("notes") or ())),
     )
 
 
@@ -92,5 +92,5 @@ def _predicted(run: Record, pipeline_rank: int) -> RankEstimate:
     """As the plan had said of the job; its terms are in plan.json and not needed here."""
     kinds = run["predicted_by_kind"]
     lists = kinds["allocated"], kinds["reserved"], run["predicted_bytes"]
-    allocated, reserved, device = (byte_count(one[pipeline_rank]) or 0 for one in lists)
+    allocated, reserved, device = (byte_count(by_rank[pipeline_rank]) or 0 for by_rank in lists)
     return RankEstimate(pipeline_rank, {}, allocated, reserved, device)

@@ -19,49 +19,49 @@ from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank, headline
 from llmlaunch.rehearsal.records import PACKAGES, place_of, rank_of, shape_of
-from llmlaunch.rehearsal.verdict import Judged, judged, unseen_by_a_trace
+from llmlaunch.rehearsal.verdict import Judgement, judge_plan, unseen_by_a_trace
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
 
-__all__ = ["MALFORMED", "dated_ranks", "rehearsals_of", "rehearsed_ranks", "sentence_of", "told_of"]
+__all__ = ["MALFORMED", "dated_ranks", "rehearsals_of", "rehearsed_ranks", "sentence_of", "summary_json"]
 
 Record = Mapping[str, Any]
 
 
 def rehearsals_of(records: Iterable[Record], setting: Setting) -> tuple[Rehearsal, ...]:
-    """Of every layout of the setting's recipe that was rehearsed, as it was then, what that says of it now. Layouts of
-    other machines, models and workloads are none of it."""
+    """Return the rehearsals of the setting's own layouts, each judged by today's estimate and limit. Those of
+    other machines, models and workloads are left out."""
     by_shape: dict[str, list[Record]] = {}
     for record in records:
-        said = record.get("rehearsal")
-        if isinstance(said, Mapping):
-            by_shape.setdefault(str(said.get("shape")), []).append(record)
-    found = []
+        section = record.get("rehearsal")
+        if isinstance(section, Mapping):
+            by_shape.setdefault(str(section.get("shape")), []).append(record)
+    rehearsals = []
     for shape, group in by_shape.items():
         with suppress(UserError, *MALFORMED):  # what the backend refuses today is planned by nobody
-            found.append(_rehearsal(shape, group, setting))
-    return tuple(one for one in found if one is not None)
+            rehearsals.append(_rehearsal(shape, group, setting))
+    return tuple(rehearsal for rehearsal in rehearsals if rehearsal is not None)
 
 
 def _rehearsal(shape: str, records: Sequence[Record], setting: Setting) -> Rehearsal | None:
     """None where the shape is of another recipe."""
     newest = records[-1]
-    recipe, said = setting.recipe, newest["rehearsal"]
-    layout = _layout(said["layout"])
+    recipe, section = setting.recipe, newest["rehearsal"]
+    layout = _layout(section["layout"])
     nodes, rest = divmod(layout.world_size, recipe.cluster.devices_per_node)
     if rest or not _may_be_of(newest, recipe):
         return None
-    training = replace(recipe.training, gradient_dtype=said["gradient_dtype"])
-    planned = replace(recipe, nodes=nodes, techniques=Techniques.from_json(said["techniques"]), training=training)
+    training = replace(recipe.training, gradient_dtype=section["gradient_dtype"])
+    planned = replace(recipe, nodes=nodes, techniques=Techniques.from_json(section["techniques"]), training=training)
     own = setting.with_recipe(planned)
     plan = _plan_of_one(own, layout)
     if shape_of(planned, plan, setting.backend.render(planned, layout))["shape"] != shape:
         return None
-    found = dated_ranks(records, shape, planned, plan)
-    if not found:
+    ranks = dated_ranks(records, shape, planned, plan)
+    if not ranks:
         return None
-    judgement = judged(plan, [rank for rank, _ in found], recipe.memory, unseen_by_a_trace(own.job, layout))
-    sentence = sentence_of(found, judgement, PACKAGES[recipe.backend.name])
+    judgement = judge_plan(plan, [rank for rank, _ in ranks], recipe.memory, unseen_by_a_trace(own.job, layout))
+    sentence = sentence_of(ranks, judgement, PACKAGES[recipe.backend.name])
     return Rehearsal(
         workload=recipe.workload,
         layout=layout,
@@ -71,7 +71,7 @@ def _rehearsal(shape: str, records: Sequence[Record], setting: Setting) -> Rehea
         device_bytes=judgement.worst.device_bytes,
         limit_bytes=plan.limit.limit_bytes,
         sentence=sentence,
-        details=told_of(found, judgement, sentence),
+        details=summary_json(ranks, judgement, sentence),
     )
 
 
@@ -85,10 +85,10 @@ def _may_be_of(record: Record, recipe: Recipe) -> bool:
     )
 
 
-def _layout(said: Mapping[str, Any]) -> Layout:
+def _layout(fields: Mapping[str, Any]) -> Layout:
     """As `Layout.as_json` wrote it."""
-    numbers = {name: int(said[name]) for name in LAYOUT_FIELDS if name != "recompute"}
-    recompute, layers = RECOMPUTE_NAMES.index(said["recompute"]), tuple(map(int, said["layers_by_stage"]))
+    numbers = {name: int(fields[name]) for name in LAYOUT_FIELDS if name != "recompute"}
+    recompute, layers = RECOMPUTE_NAMES.index(fields["recompute"]), tuple(map(int, fields["layers_by_stage"]))
     return Layout(**numbers, recompute=recompute, layers_by_stage=layers)
 
 
@@ -133,7 +133,7 @@ MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 def rehearsed_ranks(records: Iterable[Record], shape: str, recipe: Recipe, plan: Plan) -> tuple[RehearsedRank, ...]:
-    """Of each pipeline rank of the plan the best rehearsal there is, by rank: on a GPU before a trace, the newer before
+    """Return the best rehearsal of each pipeline rank of the plan, by rank: on a GPU before a trace, the newer before
     the older. `shape` is the plan's, `records` any measurement records.
 
     A framework's version is the plan's where major and minor agree, as among measured runs.
@@ -155,15 +155,15 @@ def dated_ranks(
 
 def _best(records: Iterable[Record], shape: str, recipe: Recipe) -> dict[int, list[Record]]:
     """By pipeline rank the records of its best rehearsal."""
-    found: dict[str, list[Record]] = {}
+    by_place: dict[str, list[Record]] = {}
     for record in records:
-        said = record.get("rehearsal")
-        if isinstance(said, Mapping) and said.get("shape") == shape and _same_version(record, recipe):
+        section = record.get("rehearsal")
+        if isinstance(section, Mapping) and section.get("shape") == shape and _same_version(record, recipe):
             with suppress(*MALFORMED):
                 rank_of([record], NOBODYS)
-                place = place_of(shape, said["on"], said["versions"], record["pipeline_rank"])
-                found.setdefault(place, []).append(record)
-    return {int(group[-1]["pipeline_rank"]): group for group in sorted(found.values(), key=_worth)}
+                place = place_of(shape, section["on"], section["versions"], record["pipeline_rank"])
+                by_place.setdefault(place, []).append(record)
+    return {int(group[-1]["pipeline_rank"]): group for group in sorted(by_place.values(), key=_worth)}
 
 
 def _worth(group: Sequence[Record]) -> tuple[bool, float]:
@@ -179,31 +179,33 @@ def _same_version(record: Record, recipe: Recipe) -> bool:
 Found = Sequence[tuple[RehearsedRank, float]]  # with unix seconds
 
 
-def sentence_of(found: Found, judgement: Judged, package: str) -> str:
+def sentence_of(ranks: Found, judgement: Judgement, package: str) -> str:
     """When, where, which ranks, how far off the estimate, and what follows."""
-    newest = max(at for _, at in found)
+    newest = max(at for _, at in ranks)
     day = time.strftime("%Y-%m-%d %H:%M", time.localtime(newest))
-    places = " and ".join(dict.fromkeys("on a GPU" if rank.on == ON_GPU else "as a trace" for rank, _ in found))
-    versions = ", ".join(dict.fromkeys(rank.versions[package] for rank, _ in found if package in rank.versions))
-    numbers = [str(rank.pipeline_rank) for rank, _ in found]
+    places = " and ".join(dict.fromkeys("on a GPU" if rank.on == ON_GPU else "as a trace" for rank, _ in ranks))
+    versions = ", ".join(dict.fromkeys(rank.versions[package] for rank, _ in ranks if package in rank.versions))
+    numbers = [str(rank.pipeline_rank) for rank, _ in ranks]
     which = f"pipeline rank{'' if len(numbers) == 1 else 's'} {', '.join(numbers)}"
     verdict = f"{judgement.verdict} by it: {'; '.join(judgement.sentences)}"
     framework = f" of {package} {versions}" if versions else ""
-    return f"rehearsed {day} {places}{framework}, {which}{_difference(found)}; {verdict}"
+    return f"rehearsed {day} {places}{framework}, {which}{_difference(ranks)}; {verdict}"
 
 
-def _difference(found: Found) -> str:
+def _difference(ranks: Found) -> str:
     """The largest between what was predicted and what was seen."""
-    peaks = [(rank, headline(rank)) for rank, _ in found]
-    known = [(rank, peak, peak.difference) for rank, peak in peaks if peak.difference is not None and not rank.ran_out]
-    if not known:
+    peaks = [(rank, headline(rank)) for rank, _ in ranks]
+    compared_ranks = [
+        (rank, peak, peak.difference) for rank, peak in peaks if peak.difference is not None and not rank.ran_out
+    ]
+    if not compared_ranks:
         return ""
-    rank, peak, share = max(known, key=lambda one: abs(one[2]))
+    rank, peak, share = max(compared_ranks, key=lambda entry: abs(entry[2]))
     sizes = f"{(peak.rehearsed_bytes or 0) / GIB:.2f} GiB {peak.kind}, {peak.predicted_bytes / GIB:.2f} predicted"
     return f", at most {share:+.1%} from the estimate (rank {rank.pipeline_rank}: {sizes})"
 
 
-def told_of(found: Found, judgement: Judged, sentence: str) -> dict[str, Any]:
+def summary_json(ranks: Found, judgement: Judgement, sentence: str) -> dict[str, Any]:
     """`memory.rehearsed` of a plan's JSON."""
     worst = judgement.worst
     return {
@@ -224,6 +226,6 @@ def told_of(found: Found, judgement: Judged, sentence: str) -> dict[str, Any]:
                 "rehearsed_bytes": headline(rank).rehearsed_bytes,
                 "ran_out": rank.ran_out,
             }
-            for rank, at in found
+            for rank, at in ranks
         ],
     }

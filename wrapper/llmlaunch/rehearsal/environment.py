@@ -36,8 +36,8 @@ class TraceEnvironment:
 
     def variables(self) -> dict[str, str]:
         """Those its Python is started with: one thread each, since ranks are traced side by side."""
-        kept = {name: value for name, value in os.environ.items() if name not in _LEAKS}
-        return kept | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        variables = {name: value for name, value in os.environ.items() if name not in _LEAKS}
+        return variables | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def find_trace_environment() -> TraceEnvironment | None:
@@ -51,10 +51,10 @@ def find_trace_environment() -> TraceEnvironment | None:
         folder = Path(named).expanduser().absolute()
         if not python_of(folder).exists():
             raise UserError(f"{VARIABLE}: {named} is no such environment (it has no bin/python); {how_to_get_one()}")
-        found = TraceEnvironment(folder, versions_in(folder))
-        if CORE not in found.versions:
+        environment = TraceEnvironment(folder, versions_in(folder))
+        if CORE not in environment.versions:
             raise UserError(f"{VARIABLE}: {named} holds no {CORE}; {how_to_get_one()}")
-        return found
+        return environment
     for folder in (CHECKOUT / IN_CHECKOUT, user_folder()):
         if is_installed(folder):
             return TraceEnvironment(folder, versions_in(folder))
@@ -74,19 +74,20 @@ def refuse_another_version(environment: TraceEnvironment, recipe: Recipe) -> tup
     Raises:
         UserError: the recipe's version takes other arguments than the environment's.
     """
-    asked, here = recipe.backend.runs_version, environment.versions.get(CORE, "unknown")
-    words = rendered_version(recipe)
+    job_version, here = recipe.backend.runs_version, environment.versions.get(CORE, "unknown")
+    rendered_as = rendered_version(recipe)
     if known_version(here) is None:
         raise UserError(
             f"{environment.folder}: holds Megatron core {here}, and a trace knows {', '.join(KNOWN_VERSIONS)} alone; "
             f"{how_to_get_one()}"
         )
-    if known_version(here) != words:
+    if known_version(here) != rendered_as:
         raise UserError(
-            f"{recipe.path}: backend.version: the job runs Megatron core {asked or words}, and {environment.folder} "
-            f"holds {here}: what that keeps in memory is another job's. backend.version={known_version(here)} "
-            f"rehearses the job as of that version; {VARIABLE}=FOLDER names an environment with core {words}"
+            f"{recipe.path}: backend.version: the job runs Megatron core {job_version or rendered_as}, and "
+            f"{environment.folder} holds {here}: what that keeps in memory is another job's. "
+            f"backend.version={known_version(here)} rehearses the job as of that version; "
+            f"{VARIABLE}=FOLDER names an environment with core {rendered_as}"
         )
-    if asked is not None and known_version(asked) is None:
-        return (f"the job runs Megatron core {asked}; this is {here}, whose arguments were rendered for it",)
+    if job_version is not None and known_version(job_version) is None:
+        return (f"the job runs Megatron core {job_version}; this is {here}, whose arguments were rendered for it",)
     return ()

@@ -61,7 +61,7 @@ def install(folder: Path, say: Say, torch_words: Sequence[str] | None = None, *,
             f"no C++ compiler ({COMPILER}) on PATH: tracing compiles a stand-in for CUDA of 50 lines; install one "
             "(Debian and Ubuntu: apt-get install g++; elsewhere gcc-c++, or module load gcc) and try again"
         )
-    words = torch_words if torch_words is not None else shlex.split(os.environ.get(TORCH_VARIABLE) or CPU_TORCH)
+    pip_arguments = torch_words if torch_words is not None else shlex.split(os.environ.get(TORCH_VARIABLE) or CPU_TORCH)
     with _alone(folder):
         _check_place(folder)
         (folder / MARK).unlink(missing_ok=True)
@@ -70,7 +70,7 @@ def install(folder: Path, say: Say, torch_words: Sequence[str] | None = None, *,
         apart = ["--no-deps", "--ignore-requires-python"]
         for what, command in (
             (f"an environment of {python}", [python, "-m", "venv", "--clear", str(folder)]),
-            ("torch", [*inside, *words]),
+            ("torch", [*inside, *pip_arguments]),
             ("what the frameworks import", [*inside, "-r", str(REQUIREMENTS)]),
             ("Megatron core and TransformerEngine", [*inside, *apart, "-r", str(REQUIREMENTS_NO_DEPS)]),
             ("the stand-in for CUDA", [str(python_of(folder)), str(FAKE_CUDA)]),
@@ -88,9 +88,9 @@ def _python() -> str:
         return sys.executable
     check = f"import sys, ensurepip; sys.exit(sys.version_info < {OLDEST})"
     for name in CANDIDATES:
-        found = shutil.which(name)
-        if found and subprocess.run([found, "-c", check], capture_output=True, check=False).returncode == 0:
-            return found
+        path = shutil.which(name)
+        if path and subprocess.run([path, "-c", check], capture_output=True, check=False).returncode == 0:
+            return path
     here = ".".join(map(str, sys.version_info[:2]))
     raise UserError(
         f"tracing wants Python {OLDEST[0]}.{OLDEST[1]} or newer, with venv; llmlaunch runs under {here} and PATH has "
@@ -195,10 +195,12 @@ def python_of(folder: Path) -> Path:
 
 
 def versions_in(folder: Path) -> dict[str, str]:
-    """Of the packages that are traced, the versions installed there, by package; no process is started."""
+    """Return the installed versions of the packages that are traced, by package; no process is started."""
     places = [str(path) for path in folder.glob("lib/python3*/site-packages")]
-    found = {_plain(one.metadata["Name"] or ""): one.version for one in distributions(path=places)}
-    return {name: found[_plain(name)] for name in TRACED if _plain(name) in found}
+    versions = {
+        _plain(distribution.metadata["Name"] or ""): distribution.version for distribution in distributions(path=places)
+    }
+    return {name: versions[_plain(name)] for name in TRACED if _plain(name) in versions}
 
 
 def _plain(name: str) -> str:

@@ -51,7 +51,7 @@ def lone_rank(
     """`recipe`, `plan` and `rendered` are the job's; `rehearsal` goes into run.json, with "pipeline_rank" in it."""
     lone = _recipe(recipe, plan, alone, f"{recipe.name}-rank{rehearsal['pipeline_rank']}", steps)
     single = replace(plan, fallbacks=None)
-    words = replace(
+    rendered_alone = replace(
         rendered,
         program=alone.program,
         arguments=alone.arguments,
@@ -63,11 +63,11 @@ def lone_rank(
         by_itself=True,
     )
     described = {
-        **run_description(lone, single, words),
+        **run_description(lone, single, rendered_alone),
         "measurement": measurement_template(recipe, plan, rendered),
         "rehearsal": dict(rehearsal),
     }
-    return LoneRank(lone, single, words, described)
+    return LoneRank(lone, single, rendered_alone, described)
 
 
 def _recipe(recipe: Recipe, plan: Plan, alone: RankAlone, name: str, steps: int) -> Recipe:

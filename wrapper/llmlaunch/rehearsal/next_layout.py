@@ -14,7 +14,7 @@ from llmlaunch.planner.plan_json import candidates_json
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
-from llmlaunch.rehearsal.verdict import Judged, JudgedRank
+from llmlaunch.rehearsal.verdict import Judgement, RankJudgement
 
 __all__ = ["NextLayout", "next_layout"]
 
@@ -30,16 +30,19 @@ class NextLayout:
         return {**candidates_json([self.plan.chosen])[0], "why": self.why}
 
 
-def next_layout(setting: Setting, plan: Plan, found: Judged) -> NextLayout | None:
-    """Of the same search with the recipe's pins kept: where a rank ran out of memory the first with a step more
-    head-room, because by how much it was short nobody knows; else the fastest that is safe with torch's memory priced
-    as much higher as the worst rank was rehearsed. None where the plan is safe, or there is no such layout."""
-    if found.safe:
+def next_layout(setting: Setting, plan: Plan, judgement: Judgement) -> NextLayout | None:
+    """Return the layout to take instead of a refuted one, with the recipe's pins kept.
+
+    Where a rank ran out of memory, nobody knows by how much it was short: the first layout with a step more head-room.
+    Else the fastest that is safe with torch's memory priced as much higher as the worst rank was rehearsed. None where
+    the plan is safe, or there is no such layout.
+    """
+    if judgement.safe:
         return None
-    if found.worst.ran_out:
+    if judgement.worst.ran_out:
         after = find_fallbacks(setting, plan, 1).layouts
         return NextLayout(after[0].plan, "with a step more head-room than the one that ran out") if after else None
-    share = _beyond(found.worst)
+    share = _beyond(judgement.worst)
     if share <= 0:
         return None
     priced = _corrected(setting, share)
@@ -49,7 +52,7 @@ def next_layout(setting: Setting, plan: Plan, found: Judged) -> NextLayout | Non
     return NextLayout(plan_of(priced, searched, 0), f"with torch's memory priced {share:.1%} higher, as rehearsed")
 
 
-def _beyond(rank: JudgedRank) -> float:
+def _beyond(rank: RankJudgement) -> float:
     """How much more torch's allocator held than predicted, as a share of it."""
     predicted = rank.predicted
     outside = predicted.device_bytes - predicted.reserved_bytes

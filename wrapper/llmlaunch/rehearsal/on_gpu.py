@@ -21,7 +21,7 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.collected import nothing_shown
 from llmlaunch.rehearsal.lone_rank import lone_rank
-from llmlaunch.rehearsal.ranks import ON_GPU, AskedRank, RehearsedRank
+from llmlaunch.rehearsal.ranks import ON_GPU, RankChoice, RehearsedRank
 from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.report.run_text import cause_text, waiting_text
@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 class _Run:
     """One rank and the job it was submitted as."""
 
-    asked: AskedRank
+    asked: RankChoice
     alone: RankAlone
     submission: Submission
 
@@ -56,7 +56,7 @@ def run_alone(
     plan: Plan,
     plan_json: Mapping[str, object],
     rendered: Rendered,
-    asked: Sequence[AskedRank],
+    chosen: Sequence[RankChoice],
     launcher_choice: LauncherChoice,
     directory: Path,
     say: Say,
@@ -70,7 +70,7 @@ def run_alone(
     """
     if recipe.cluster.accelerator.kind != "gpu":
         raise UserError(f"{recipe.path}: is planned for {recipe.cluster.accelerator.name}, which is no GPU: submit it")
-    stage = {one.pipeline_rank: one for one in asked}
+    stage = {rank_to_run.pipeline_rank: rank_to_run for rank_to_run in chosen}
     alone = {rank: rank_alone(recipe, plan.layout, rendered, rank, STEPS) for rank in stage}
     launcher = launcher_choice.launcher
     say(launcher_choice.why)
@@ -95,13 +95,13 @@ def _render(
     plan: Plan,
     plan_json: Mapping[str, object],
     rendered: Rendered,
-    one: AskedRank,
+    chosen: RankChoice,
     alone: RankAlone,
     target: Path,
 ) -> None:
     about = {
-        "pipeline_rank": one.pipeline_rank,
-        "stands_for": list(one.stands_for),
+        "pipeline_rank": chosen.pipeline_rank,
+        "stands_for": list(chosen.stands_for),
         "on": ON_GPU,
         "notes": list(alone.notes),
         **shape_of(recipe, plan, rendered),
@@ -112,23 +112,25 @@ def _render(
 
 def _wait(launcher: Launcher, submission: Submission, say: Say) -> JobState:
     """Until the job has ended. Raises UserError where nobody knows it any more, or the person no longer waits."""
-    told, pause, seen = "", POLL_SECONDS, time.monotonic()
+    last_reason, pause, last_known = "", POLL_SECONDS, time.monotonic()
     try:
         while True:
             state = launcher.states([submission])[submission.job_id]
             if state.ended:
                 return state
             if state.phase != "unknown":
-                seen = time.monotonic()
-            elif time.monotonic() - seen > PATIENCE_SECONDS:
+                last_known = time.monotonic()
+            elif time.monotonic() - last_known > PATIENCE_SECONDS:
                 raise UserError(
                     f"job {submission.job_id} is not known any more ({state.reason or 'no reason given'}); "
                     f"what it left is in {submission.run_dir}"
                 )
-            words = waiting_text(state.reason, state.expected_start, datetime.now()) if state.phase == "pending" else ""
-            if words and state.reason != told:
-                told = state.reason
-                say(f"job {submission.job_id} {words}")
+            waiting = (
+                waiting_text(state.reason, state.expected_start, datetime.now()) if state.phase == "pending" else ""
+            )
+            if waiting and state.reason != last_reason:
+                last_reason = state.reason
+                say(f"job {submission.job_id} {waiting}")
             time.sleep(pause)
             pause = min(pause * 1.3, SLOWEST_POLL_SECONDS)
     except KeyboardInterrupt:
@@ -151,7 +153,10 @@ def _read(run: _Run, state: JobState) -> RehearsedRank:
         raise UserError(f"pipeline rank {rank} did not run to its end: {why}; its log is in {where / file_names.LOGS}")
     account = attempt_summary(where, attempt)
     ran = read_object(where / file_names.ATTEMPTS / attempt / file_names.VERSIONS) or {}
-    used = next((one for one in account.ranks if one.rank == run.alone.rank), RankSummary(run.alone.rank))
+    used = next(
+        (rank_summary for rank_summary in account.ranks if rank_summary.rank == run.alone.rank),
+        RankSummary(run.alone.rank),
+    )
     missing = nothing_shown(read_object(where / file_names.RUN) or {}, account, ran_out)
     if missing is not None:
         raise UserError(f"pipeline rank {rank} shows no peak: {missing}; its log is in {where / file_names.LOGS}")

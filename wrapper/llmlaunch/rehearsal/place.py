@@ -28,28 +28,28 @@ class Place:
     why: str
 
 
-def chosen_place(recipe: Recipe, asked: str, say: Callable[[str], None]) -> Place:
-    """`asked` is "gpu", "trace" or "auto": a GPU of this machine, else a trace. A GPU is waited for under SLURM only
+def chosen_place(recipe: Recipe, place: str, say: Callable[[str], None]) -> Place:
+    """`place` is "gpu", "trace" or "auto": a GPU of this machine, else a trace. A GPU is waited for under SLURM only
     where a person asks for one. `say` is told what a launcher waits for.
 
     Raises:
         UserError: there is nothing to rehearse on, with every way to have something; or the job has no trace.
     """
-    if asked == TRACE:
+    if place == TRACE:
         return _traced(recipe)
     if recipe.cluster.accelerator.kind == "cpu":
         raise UserError(f"{recipe.path}: trains on CPUs: there is no GPU's memory to rehearse; submit runs it here")
     here = _here(recipe, say)
     if here is not None:
         return here
-    if asked == GPU:
+    if place == GPU:
         return _under_slurm(recipe, say)
     return _traced(recipe)
 
 
 def _here(recipe: Recipe, say: Callable[[str], None]) -> Place | None:
-    found = gpu_at_hand(recipe.cluster.accelerator)
-    return None if found is None else _launched(choose(True, say), f"On a GPU of this machine: {found.name}.")
+    gpu = gpu_at_hand(recipe.cluster.accelerator)
+    return None if gpu is None else _launched(choose(True, say), f"On a GPU of this machine: {gpu.name}.")
 
 
 def _under_slurm(recipe: Recipe, say: Callable[[str], None]) -> Place:

@@ -21,12 +21,12 @@ __all__ = [
     "ON_GPU",
     "ON_TRACE",
     "WORST",
-    "AskedRank",
     "Line",
     "Peak",
     "Place",
+    "RankChoice",
     "RehearsedRank",
-    "asked_ranks",
+    "chosen_ranks",
     "compared",
     "headline",
 ]
@@ -37,7 +37,7 @@ ON_TRACE: Place = "trace"
 
 
 @dataclass(frozen=True)
-class AskedRank:
+class RankChoice:
     """A pipeline rank to run alone, and those that hold the same (itself among them)."""
 
     predicted: RankEstimate
@@ -87,7 +87,7 @@ Kinds = tuple[tuple[int, ...], ...]  # of every model chunk of a rank: its layer
 Held = tuple[tuple[tuple[str, int], ...], bool, bool, Kinds]
 
 
-def asked_ranks(plan: Plan, shape: ModelShape, word: str) -> tuple[AskedRank, ...]:
+def chosen_ranks(plan: Plan, shape: ModelShape, word: str) -> tuple[RankChoice, ...]:
     """The ranks that `word` means, each with those that hold the same: "worst" (every distinct one whose predicted
     device peak is so near the largest that it may be the true worst), "all" (every distinct one), or a rank's number.
 
@@ -108,20 +108,20 @@ def asked_ranks(plan: Plan, shape: ModelShape, word: str) -> tuple[AskedRank, ..
             f"--rank {word}: the planned layout, {plan.layout.describe()}, has none such: {ranks}; or say worst or all"
         )
     mine = next(group for group in groups if rank in group.stands_for)
-    return (AskedRank(plan.estimate.ranks[rank], mine.stands_for),)
+    return (RankChoice(plan.estimate.ranks[rank], mine.stands_for),)
 
 
 def _number(word: str) -> int | None:
     return int(word) if word.isascii() and word.isdigit() and len(word) < 7 else None
 
 
-def _alike(plan: Plan, shape: ModelShape) -> tuple[AskedRank, ...]:
+def _alike(plan: Plan, shape: ModelShape) -> tuple[RankChoice, ...]:
     """Ranks that hold the same together; the first of them is run. Equal terms mean equal micro-batches in flight,
     too: activations are one of them."""
-    found: dict[Held, list[RankEstimate]] = {}
+    groups: dict[Held, list[RankEstimate]] = {}
     for rank in plan.estimate.ranks:
-        found.setdefault(_held(plan.layout, shape, rank), []).append(rank)
-    return tuple(AskedRank(same[0], tuple(rank.pipeline_rank for rank in same)) for same in found.values())
+        groups.setdefault(_held(plan.layout, shape, rank), []).append(rank)
+    return tuple(RankChoice(same[0], tuple(rank.pipeline_rank for rank in same)) for same in groups.values())
 
 
 def _held(layout: Layout, shape: ModelShape, rank: RankEstimate) -> Held:

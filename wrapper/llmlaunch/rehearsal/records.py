@@ -48,8 +48,8 @@ def records_of(
     at: float,
     command: str,
 ) -> list[dict[str, Any]]:
-    """Of each rank one record for each kind of peak that was seen: `allocated` of a trace; `allocated`, `reserved` and
-    `device` on a GPU; one of kind `oom` without bytes where it ran out of memory.
+    """Return a record for each rank and each kind of peak that was measured: `allocated` of a trace; `allocated`,
+    `reserved` and `device` on a GPU; one of kind `oom` without bytes where the rank ran out of memory.
 
     `recipe` is as planned, `at` unix seconds, `command` what the person typed. The same rehearsal made again has the
     same ids.
@@ -62,8 +62,8 @@ def records_of(
 def records_in(run: Record, rank: RehearsedRank, at: float) -> list[dict[str, Any]]:
     """The same of a rank that ran in a directory of its own; `run` is its run.json. What the person typed is not known
     there."""
-    said = run["rehearsal"]
-    shape = {name: said[name] for name in OF_SHAPE}
+    section = run["rehearsal"]
+    shape = {name: section[name] for name in OF_SHAPE}
     return _of_rank(run["measurement"], shape, rank, str(run["backend"]), at, None)
 
 
@@ -75,21 +75,21 @@ def place_of(shape: str, on: str, versions: Mapping[str, str], pipeline_rank: in
 
 def rank_of(records: Sequence[Record], predicted: RankEstimate) -> RehearsedRank:
     """The rank that the records of one rehearsal of it show, beside what is predicted of it now."""
-    one = records[-1]
-    said, seen = one["rehearsal"], one["observed"]
+    newest = records[-1]
+    section, observed = newest["rehearsal"], newest["observed"]
     return RehearsedRank(
-        pipeline_rank=int(one["pipeline_rank"]),
-        on=said["on"],
+        pipeline_rank=int(newest["pipeline_rank"]),
+        on=section["on"],
         predicted=predicted,
-        allocated_bytes=seen.get(KINDS[ALLOCATED][0]),
-        reserved_bytes=seen.get(REPLAYED if said["on"] == ON_TRACE else KINDS[RESERVED][0]),
-        process_bytes=seen.get(KINDS[DEVICE][0]),
+        allocated_bytes=observed.get(KINDS[ALLOCATED][0]),
+        reserved_bytes=observed.get(REPLAYED if section["on"] == ON_TRACE else KINDS[RESERVED][0]),
+        process_bytes=observed.get(KINDS[DEVICE][0]),
         ran_out=any(record["peak_kind"] == OOM for record in records),
-        stands_for=tuple(said["stands_for"]),
-        terms=dict(said.get("terms") or {}),
-        versions=dict(said["versions"]),
-        seconds=float(said.get("seconds") or 0.0),
-        remarks=tuple(said.get("remarks") or ()),
+        stands_for=tuple(section["stands_for"]),
+        terms=dict(section.get("terms") or {}),
+        versions=dict(section["versions"]),
+        seconds=float(section.get("seconds") or 0.0),
+        remarks=tuple(section.get("remarks") or ()),
     )
 
 
@@ -187,10 +187,10 @@ def shape_of(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, Any]:
 def shape_key(template: Mapping[str, Any], recipe: Recipe) -> str:
     """16 hexadecimal digits. `template` is the recipe's measurement record without a peak. A model's name makes no
     difference; words that go to the framework as they are might make one."""
-    said: dict[str, Any] = {name: template.get(name) for name in SECTIONS}
-    said["model"] = {name: value for name, value in template["model"].items() if name != "name"}
-    said["in_flight"] = min(int(template["num_microbatches"]), TURNS * int(template["parallelism"]["pipeline"]))
-    words = recipe.backend
-    said["own_words"] = [words.script_kind, words.script, list(words.script_args), list(words.extra_args)]
-    text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    content: dict[str, Any] = {name: template.get(name) for name in SECTIONS}
+    content["model"] = {name: value for name, value in template["model"].items() if name != "name"}
+    content["in_flight"] = min(int(template["num_microbatches"]), TURNS * int(template["parallelism"]["pipeline"]))
+    backend = recipe.backend
+    content["own_words"] = [backend.script_kind, backend.script, list(backend.script_args), list(backend.extra_args)]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]

@@ -8,59 +8,63 @@ from typing import Any
 from llmlaunch.planner.plan import Plan
 from llmlaunch.rehearsal.next_layout import NextLayout
 from llmlaunch.rehearsal.ranks import RehearsedRank, compared, headline
-from llmlaunch.rehearsal.verdict import SAFE, UNSAFE, Judged
+from llmlaunch.rehearsal.verdict import SAFE, UNSAFE, Judgement
 
 __all__ = ["rehearsal_json"]
 
 
 def rehearsal_json(
-    plan: Plan, rehearsed: Sequence[RehearsedRank], found: Judged, following: NextLayout | None, recorded: str | None
+    plan: Plan,
+    rehearsed: Sequence[RehearsedRank],
+    judgement: Judgement,
+    following: NextLayout | None,
+    recorded: str | None,
 ) -> dict[str, Any]:
     """Plain values, keys in a fixed order. `recorded` is the store that holds the measurements now, None where none
     does."""
-    judged = {rank.pipeline_rank: rank for rank in found.ranks}
+    judged = {rank.pipeline_rank: rank for rank in judgement.ranks}
     return {
         "recipe": plan.recipe,
-        "verdict": found.verdict,
+        "verdict": judgement.verdict,
         "predicted_verdict": SAFE if plan.safe_by_estimate else UNSAFE,
         "layout": plan.layout.as_json(),
         "ranks": [
-            _rank(one)
+            _rank(result)
             | {
-                "device_bytes": judged[one.pipeline_rank].device_bytes,
-                "device_parts": dict(judged[one.pipeline_rank].parts),
-                "limit_bytes": judged[one.pipeline_rank].limit_bytes,
-                "margin": judged[one.pipeline_rank].limit_reason,
+                "device_bytes": judged[result.pipeline_rank].device_bytes,
+                "device_parts": dict(judged[result.pipeline_rank].parts),
+                "limit_bytes": judged[result.pipeline_rank].limit_bytes,
+                "margin": judged[result.pipeline_rank].limit_reason,
             }
-            for one in rehearsed
+            for result in rehearsed
         ],
-        "worst_pipeline_rank": found.worst.pipeline_rank,
-        "reasons": list(found.sentences),
+        "worst_pipeline_rank": judgement.worst.pipeline_rank,
+        "reasons": list(judgement.sentences),
         "recorded": recorded,
         "next_layout": None if following is None else following.as_json(),
     }
 
 
-def _rank(one: RehearsedRank) -> dict[str, Any]:
-    peak = headline(one)
+def _rank(result: RehearsedRank) -> dict[str, Any]:
+    peak = headline(result)
     return {
-        "pipeline_rank": one.pipeline_rank,
-        "stands_for": list(one.stands_for),
-        "on": one.on,
+        "pipeline_rank": result.pipeline_rank,
+        "stands_for": list(result.stands_for),
+        "on": result.on,
         "peak_kind": peak.kind,
         "predicted_bytes": peak.predicted_bytes,
         "rehearsed_bytes": peak.rehearsed_bytes,
         "difference": peak.difference,
-        "ran_out": one.ran_out,
+        "ran_out": result.ran_out,
         "terms": {
             line.term: {"predicted_bytes": line.predicted_bytes, "rehearsed_bytes": line.rehearsed_bytes}
-            for line in compared(one)
+            for line in compared(result)
         },
-        "allocated_bytes": one.allocated_bytes,
-        "reserved_bytes": one.reserved_bytes,
-        "process_bytes": one.process_bytes,
-        "versions": dict(one.versions),
-        "seconds": one.seconds,
-        "tracer_resident_bytes": one.tracer_bytes,
-        "remarks": list(one.remarks),
+        "allocated_bytes": result.allocated_bytes,
+        "reserved_bytes": result.reserved_bytes,
+        "process_bytes": result.process_bytes,
+        "versions": dict(result.versions),
+        "seconds": result.seconds,
+        "tracer_resident_bytes": result.tracer_bytes,
+        "remarks": list(result.remarks),
     }

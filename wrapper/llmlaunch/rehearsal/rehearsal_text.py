@@ -8,7 +8,7 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.rehearsal.attribution import FORWARD, REMAINDER
 from llmlaunch.rehearsal.next_layout import NextLayout
 from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, RehearsedRank, compared, headline
-from llmlaunch.rehearsal.verdict import Judged, JudgedRank
+from llmlaunch.rehearsal.verdict import Judgement, RankJudgement
 from llmlaunch.report.text import table
 from llmlaunch.units import GIB, gib
 
@@ -17,36 +17,38 @@ __all__ = ["rehearsal_text"]
 SHOWN_BYTES = 0.005 * GIB  # less is 0.00
 
 
-def rehearsal_text(plan: Plan, rehearsed: Sequence[RehearsedRank], found: Judged, following: NextLayout | None) -> str:
+def rehearsal_text(
+    plan: Plan, rehearsed: Sequence[RehearsedRank], judgement: Judgement, following: NextLayout | None
+) -> str:
     """What `llmlaunch rehearse` prints."""
-    judged = {rank.pipeline_rank: rank for rank in found.ranks}
-    parts = [[f"{plan.recipe}: {found.verdict}  {plan.layout.describe()}"]]
-    parts += [_rank(one, judged[one.pipeline_rank]) for one in rehearsed]
-    parts += [_others(found, rehearsed), _verdict(found, following, plan), _small_print(rehearsed)]
+    judged = {rank.pipeline_rank: rank for rank in judgement.ranks}
+    parts = [[f"{plan.recipe}: {judgement.verdict}  {plan.layout.describe()}"]]
+    parts += [_rank(result, judged[result.pipeline_rank]) for result in rehearsed]
+    parts += [_others(judgement, rehearsed), _verdict(judgement, following, plan), _small_print(rehearsed)]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def _rank(one: RehearsedRank, rank: JudgedRank) -> list[str]:
-    others = [str(number) for number in one.stands_for if number != one.pipeline_rank]
+def _rank(result: RehearsedRank, rank: RankJudgement) -> list[str]:
+    others = [str(number) for number in result.stands_for if number != result.pipeline_rank]
     also = f", as {', '.join(others)} would" if others else ""
-    how = "traced under real Megatron-LM code" if one.on == ON_TRACE else "run on one GPU"
-    lines = (line for line in compared(one) if max(line.predicted_bytes, line.rehearsed_bytes or 0) >= SHOWN_BYTES)
+    how = "traced under real Megatron-LM code" if result.on == ON_TRACE else "run on one GPU"
+    lines = (line for line in compared(result) if max(line.predicted_bytes, line.rehearsed_bytes or 0) >= SHOWN_BYTES)
     rows = [_row(line.term, line.predicted_bytes, line.rehearsed_bytes) for line in lines]
-    rows += [_row("allocated peak", one.predicted.allocated_bytes, one.allocated_bytes, share=True)]
-    rows += _beside(one, rank)
-    rows += [_row("device peak", one.predicted.device_bytes, rank.device_bytes, share=True)]
-    ended = ["  ran out of memory: the numbers are what it had reached"] if one.ran_out else []
+    rows += [_row("allocated peak", result.predicted.allocated_bytes, result.allocated_bytes, share=True)]
+    rows += _beside(result, rank)
+    rows += [_row("device peak", result.predicted.device_bytes, rank.device_bytes, share=True)]
+    ended = ["  ran out of memory: the numbers are what it had reached"] if result.ran_out else []
     return [
-        f"Pipeline rank {one.pipeline_rank}{also}: {how} in {one.seconds:.0f} s, GiB per device",
+        f"Pipeline rank {result.pipeline_rank}{also}: {how} in {result.seconds:.0f} s, GiB per device",
         table(["", "predicted", "rehearsed", "difference"], rows),
         *ended,
         f"  limit: {gib(rank.limit_bytes)} GiB, {rank.limit_reason}",
     ]
 
 
-def _beside(one: RehearsedRank, rank: JudgedRank) -> list[list[str]]:
+def _beside(result: RehearsedRank, rank: RankJudgement) -> list[list[str]]:
     """What makes a device peak of an allocated one, each with whose word it is."""
-    predicted = {**one.predicted.terms, "process": headline(one).predicted_bytes}
+    predicted = {**result.predicted.terms, "process": headline(result).predicted_bytes}
     rows = []
     for name, count in rank.parts.items():
         if name == "allocated":
@@ -69,10 +71,10 @@ def _plain(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _others(found: Judged, shown: Collection[RehearsedRank]) -> list[str]:
+def _others(judgement: Judgement, shown: Collection[RehearsedRank]) -> list[str]:
     """Ranks rehearsed before, and those that keep their estimate, a line each."""
-    before = [rank for rank in found.ranks if rank.rehearsed is not None and rank.rehearsed not in shown]
-    left = [rank for rank in found.ranks if rank.rehearsed is None]
+    before = [rank for rank in judgement.ranks if rank.rehearsed is not None and rank.rehearsed not in shown]
+    left = [rank for rank in judgement.ranks if rank.rehearsed is None]
     lines = []
     if before:
         ranks = ", ".join(f"{rank.pipeline_rank} ({gib(rank.device_bytes)})" for rank in before)
@@ -85,11 +87,11 @@ def _others(found: Judged, shown: Collection[RehearsedRank]) -> list[str]:
     return lines
 
 
-def _verdict(found: Judged, following: NextLayout | None, plan: Plan) -> list[str]:
-    worst = found.worst
+def _verdict(judgement: Judgement, following: NextLayout | None, plan: Plan) -> list[str]:
+    worst = judgement.worst
     lines = [
-        f"Verdict: {found.verdict}. {gib(worst.device_bytes)} of {gib(worst.limit_bytes)} GiB; "
-        f"{'; '.join(found.sentences)}"
+        f"Verdict: {judgement.verdict}. {gib(worst.device_bytes)} of {gib(worst.limit_bytes)} GiB; "
+        f"{'; '.join(judgement.sentences)}"
     ]
     if following is not None:
         chosen = following.plan.chosen
@@ -97,31 +99,33 @@ def _verdict(found: Judged, following: NextLayout | None, plan: Plan) -> list[st
             f"Next layout: {chosen.describe()}, {gib(chosen.device_bytes)} GiB on its worst rank, "
             f"{chosen.step_seconds:.2f} s a step, {following.why}"
         )
-    elif not found.safe and plan.advice:
+    elif not judgement.safe and plan.advice:
         lines.append(plan.advice)
     return lines
 
 
 def _unpredicted(rehearsed: Sequence[RehearsedRank]) -> list[str]:
     """What the terms are that no estimate has."""
-    held = {line.term for one in rehearsed for line in compared(one) if (line.rehearsed_bytes or 0) >= SHOWN_BYTES}
+    shown_terms = {
+        line.term for result in rehearsed for line in compared(result) if (line.rehearsed_bytes or 0) >= SHOWN_BYTES
+    }
     lines = {
         FORWARD: "what passes through a layer's forward pass, in which this peak lies: the estimate has no such moment",
         REMAINDER: "what could not be told apart",
     }
-    return [f"{_plain(name)}: {said}" for name, said in lines.items() if name in held]
+    return [f"{_plain(name)}: {explanation}" for name, explanation in lines.items() if name in shown_terms]
 
 
 def _small_print(rehearsed: Sequence[RehearsedRank]) -> list[str]:
     lines = ["* from the estimate: no single rank shows it"]
-    if any(one.on == ON_TRACE for one in rehearsed):
+    if any(result.on == ON_TRACE for result in rehearsed):
         lines.append(
             "A trace counts what is allocated exactly. The allocator's cache is the larger of a replay, which no GPU "
             "has validated yet, and the estimate"
         )
-    versions = {name: version for one in rehearsed for name, version in one.versions.items()}
+    versions = {name: version for result in rehearsed for name, version in result.versions.items()}
     if versions:
         lines.append("Run: " + ", ".join(f"{name} {version}" for name, version in versions.items()))
     lines += _unpredicted(rehearsed)
-    lines += dict.fromkeys(f"Note: {remark}" for one in rehearsed for remark in one.remarks)
+    lines += dict.fromkeys(f"Note: {remark}" for result in rehearsed for remark in result.remarks)
     return lines

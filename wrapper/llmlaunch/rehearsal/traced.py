@@ -19,7 +19,7 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.attribution import terms_at_peak
 from llmlaunch.rehearsal.environment import TraceEnvironment, refuse_another_version
-from llmlaunch.rehearsal.ranks import ON_TRACE, AskedRank, RehearsedRank
+from llmlaunch.rehearsal.ranks import ON_TRACE, RankChoice, RehearsedRank
 from llmlaunch.tracing import TRACER
 
 __all__ = ["traced", "traced_job"]
@@ -39,29 +39,29 @@ def traced(
     recipe: Recipe,
     plan: Plan,
     rendered: Rendered,
-    asked: Sequence[AskedRank],
+    chosen: Sequence[RankChoice],
     say: Say,
 ) -> Iterator[RehearsedRank]:
-    """Each of `asked` as it is done. Whoever stops asking, or is interrupted, ends the tracer and all it has started.
+    """Each of `chosen` as it is done. Whoever stops asking, or is interrupted, ends the tracer and all it has started.
 
     Raises:
         UserError: the environment's Megatron core is not the job's, or a rank cannot be traced; with the reason.
     """
     notes = refuse_another_version(environment, recipe)
-    jobs = [traced_job(recipe, rendered, one.pipeline_rank) for one in asked]
-    ranks = {str(one.pipeline_rank): one for one in asked}
+    jobs = [traced_job(recipe, rendered, chosen_rank.pipeline_rank) for chosen_rank in chosen]
+    ranks = {str(chosen_rank.pipeline_rank): chosen_rank for chosen_rank in chosen}
     side_by_side = min(len(ranks), os.cpu_count() or 1)
-    say(f"Tracing {_named(asked)} of {plan.layout.describe()} with {environment.folder}, a minute or so each...")
+    say(f"Tracing {_named(chosen)} of {plan.layout.describe()} with {environment.folder}, a minute or so each...")
     for done, answer in enumerate(_answers(environment, jobs, side_by_side), start=1):
-        one = ranks[answer["name"]]
-        found = _rehearsed(one, recipe, rendered, answer, environment, notes)
-        say(f"pipeline rank {one.pipeline_rank}: traced in {found.seconds:.0f} s ({done} of {len(ranks)})")
-        yield found
+        chosen_rank = ranks[answer["name"]]
+        result = _rehearsed(chosen_rank, recipe, rendered, answer, environment, notes)
+        say(f"pipeline rank {chosen_rank.pipeline_rank}: traced in {result.seconds:.0f} s ({done} of {len(ranks)})")
+        yield result
 
 
-def _named(asked: Sequence[AskedRank]) -> str:
-    ranks = ", ".join(str(one.pipeline_rank) for one in asked)
-    return f"pipeline rank{'s' if len(asked) > 1 else ''} {ranks}"
+def _named(chosen: Sequence[RankChoice]) -> str:
+    ranks = ", ".join(str(rank.pipeline_rank) for rank in chosen)
+    return f"pipeline rank{'s' if len(chosen) > 1 else ''} {ranks}"
 
 
 def _answers(
@@ -125,11 +125,11 @@ def _read(line: str) -> dict[str, Any] | None:
 
 def _ended_early(environment: TraceEnvironment, code: int, complaints: IO[str]) -> str:
     complaints.seek(0)
-    said = [line.rstrip() for line in complaints if line.strip()][-LAST_WORDS:]
+    last_lines = [line.rstrip() for line in complaints if line.strip()][-LAST_WORDS:]
     how = f"was killed by signal {-code} ({_SIGNALS.get(-code, 'unknown')})" if code < 0 else f"ended with code {code}"
-    words = "".join(f"\n  {line}" for line in said)
+    shown = "".join(f"\n  {line}" for line in last_lines)
     return f"the tracer of {environment.folder} {how} before it was done" + (
-        f"; its last words:{words}" if said else ""
+        f"; its last words:{shown}" if last_lines else ""
     )
 
 
@@ -137,7 +137,7 @@ _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
 def _rehearsed(
-    one: AskedRank,
+    chosen: RankChoice,
     recipe: Recipe,
     rendered: Rendered,
     answer: Mapping[str, Any],
@@ -145,16 +145,16 @@ def _rehearsed(
     notes: tuple[str, ...],
 ) -> RehearsedRank:
     if "trace" not in answer:
-        raise UserError(_failure(recipe, one, answer.get("failure")))
+        raise UserError(_failure(recipe, chosen, answer.get("failure")))
     trace = answer["trace"]
     return RehearsedRank(
-        pipeline_rank=one.pipeline_rank,
+        pipeline_rank=chosen.pipeline_rank,
         on=ON_TRACE,
-        predicted=one.predicted,
+        predicted=chosen.predicted,
         allocated_bytes=trace["peak_bytes"],
         reserved_bytes=_replayed(rendered, trace),
-        stands_for=one.stands_for,
-        terms=terms_at_peak(trace, one.predicted),
+        stands_for=chosen.stands_for,
+        terms=terms_at_peak(trace, chosen.predicted),
         versions=trace.get("versions") or environment.versions,
         seconds=float(trace["seconds"]),
         remarks=(*notes, *_fewer(trace)),
@@ -164,30 +164,34 @@ def _rehearsed(
 
 def _fewer(trace: Mapping[str, Any]) -> Iterator[str]:
     """The tracer runs no more micro-batches than it takes to have as many alive as ever are."""
-    asked, run = trace.get("microbatches", 0), max(trace.get("microbatches_run") or [0])
-    if 0 < run < asked:
-        yield f"{run} of {asked} micro-batches a step were run: the rank keeps no more alive with all of them"
+    planned, run = trace.get("microbatches", 0), max(trace.get("microbatches_run") or [0])
+    if 0 < run < planned:
+        yield f"{run} of {planned} micro-batches a step were run: the rank keeps no more alive with all of them"
 
 
 def _replayed(rendered: Rendered, trace: Mapping[str, Any]) -> int | None:
     """What the allocator's replay reserved, under the way to make segments that the job asks for."""
-    told = trace.get("allocator")
-    if not told:
+    replay = trace.get("allocator")
+    if not replay:
         return None
     expandable = "expandable_segments:True" in rendered.environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    found: int | None = told["reserved_bytes"]["expandable" if expandable else "default"]
-    return found
+    reserved: int | None = replay["reserved_bytes"]["expandable" if expandable else "default"]
+    return reserved
 
 
-def _failure(recipe: Recipe, one: AskedRank, failure: Any) -> str:
+def _failure(recipe: Recipe, chosen: RankChoice, failure: Any) -> str:
     """What went wrong, in one message: the framework's own words, and for our own bug where it happened."""
-    told = failure if isinstance(failure, dict) else {"kind": "error", "what": "", "detail": str(failure)}
-    kind, what, detail = told.get("kind"), str(told.get("what") or ""), str(told.get("detail") or "")
+    report = failure if isinstance(failure, dict) else {"kind": "error", "what": "", "detail": str(failure)}
+    kind, what, detail = report.get("kind"), str(report.get("what") or ""), str(report.get("detail") or "")
     lines = [line for line in detail.splitlines() if line.strip()]
     if kind in _WHY:
-        return f"{recipe.path}: pipeline rank {one.pipeline_rank}: {_WHY[kind]}: {what or (lines or ['?'])[-1].strip()}"
+        return (
+            f"{recipe.path}: pipeline rank {chosen.pipeline_rank}: {_WHY[kind]}: {what or (lines or ['?'])[-1].strip()}"
+        )
     tail = "".join(f"\n  {line}" for line in lines[-LAST_WORDS:])
-    return f"{recipe.path}: pipeline rank {one.pipeline_rank}: the trace failed: {what or 'no reason was given'}{tail}"
+    return (
+        f"{recipe.path}: pipeline rank {chosen.pipeline_rank}: the trace failed: {what or 'no reason was given'}{tail}"
+    )
 
 
 # The tokenizer's files lie on the cluster. What of it takes memory is the number of its words, which is said here.
@@ -201,9 +205,9 @@ DATA = ("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size")
 def traced_job(recipe: Recipe, rendered: Rendered, pipeline_rank: int) -> dict[str, Any]:
     """A job as tracing/trace_ranks.py reads it, named by its rank. What no rank alone needs is left out, as on a GPU:
     checkpoints, datasets and what follows a training (backends/megatron/alone.py)."""
-    _, *words = rendered.program  # the first is pretrain_gpt.py, whose work the tracer does
-    kept = (group for group in flag_groups(words) if flag_of(group) not in LEFT_OUT.keys() | TOKENIZER)
-    arguments = [_plain(word) for group in kept for word in group]
+    _, *arguments_of_program = rendered.program  # the first is pretrain_gpt.py, whose work the tracer does
+    groups = (group for group in flag_groups(arguments_of_program) if flag_of(group) not in LEFT_OUT.keys() | TOKENIZER)
+    arguments = [_plain(word) for group in groups for word in group]
     return {
         "name": str(pipeline_rank),
         "world_size": recipe.world_size,

@@ -35,9 +35,9 @@ __all__ = [
     "SAFE",
     "UNSAFE",
     "WORKSPACE",
-    "Judged",
-    "JudgedRank",
-    "judged",
+    "Judgement",
+    "RankJudgement",
+    "judge_plan",
     "unseen_by_a_trace",
 ]
 
@@ -50,7 +50,7 @@ Unseen = Sequence[Mapping[str, int]]
 
 
 @dataclass(frozen=True)
-class JudgedRank:
+class RankJudgement:
     """One pipeline rank of the plan. `parts` sum to `device_bytes`: "allocated", "allocator_cache", what a trace cannot
     see by what it is for, "context", "communicators"; on a GPU "process" and "communicators". `rehearsed` is the rank
     that was run for it, None where the estimate stands."""
@@ -76,11 +76,11 @@ class JudgedRank:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgement:
     """The plan's ranks in order, and `sentences` for a person: why the verdict is what it is, and what is not in it."""
 
     verdict: str
-    ranks: tuple[JudgedRank, ...]
+    ranks: tuple[RankJudgement, ...]
     sentences: tuple[str, ...]
 
     @property
@@ -88,24 +88,24 @@ class Judged:
         return self.verdict == SAFE
 
     @property
-    def worst(self) -> JudgedRank:
+    def worst(self) -> RankJudgement:
         """The rank nearest to its limit, or farthest beyond it; one that ran out of memory before all others."""
         return max(self.ranks, key=lambda rank: (rank.ran_out, rank.device_bytes - rank.limit_bytes))
 
 
-def judged(plan: Plan, rehearsed: Sequence[RehearsedRank], policy: MemoryPolicy, unseen: Unseen) -> Judged:
+def judge_plan(plan: Plan, rehearsed: Sequence[RehearsedRank], policy: MemoryPolicy, unseen: Unseen) -> Judgement:
     """`rehearsed` on one place or on both; a GPU's word goes before a trace's. `unseen` is of every pipeline rank what
     a trace cannot see (`unseen.unseen_by_a_trace`)."""
     best: dict[int, RehearsedRank] = {}
-    for one in sorted(rehearsed, key=lambda one: one.on != ON_TRACE):  # traces first: what comes later wins
-        best |= dict.fromkeys((*one.stands_for, one.pipeline_rank), one)
+    for result in sorted(rehearsed, key=lambda result: result.on != ON_TRACE):  # traces first: what comes later wins
+        best |= dict.fromkeys((*result.stands_for, result.pipeline_rank), result)
     ranks = tuple(
         _judged_rank(plan, policy, rank, best.get(rank.pipeline_rank), unseen[rank.pipeline_rank])
         for rank in plan.estimate.ranks
     )
     safe = all(rank.safe for rank in ranks) and not plan.host_bytes_beyond and plan.estimate.fault is None
-    found = Judged(SAFE if safe else UNSAFE, ranks, ())
-    return Judged(found.verdict, ranks, tuple(_sentences(plan, found)))
+    judgement = Judgement(SAFE if safe else UNSAFE, ranks, ())
+    return Judgement(judgement.verdict, ranks, tuple(_sentences(plan, judgement)))
 
 
 def _judged_rank(
@@ -114,7 +114,7 @@ def _judged_rank(
     predicted: RankEstimate,
     rehearsed: RehearsedRank | None,
     unseen: Mapping[str, int],
-) -> JudgedRank:
+) -> RankJudgement:
     outside = {name: predicted.terms.get(name, 0) for name in OUTSIDE_TORCH}
     cache = predicted.terms.get(CACHE, 0)
     limit, reason = plan.limit.limit_bytes, plan.limit.reason
@@ -123,18 +123,19 @@ def _judged_rank(
         parts = {"process": rehearsed.process_bytes, COMMUNICATORS: outside[COMMUNICATORS]}
         if not rehearsed.ran_out:
             limit, reason = _measured_limit(plan, policy, parts)
-        return JudgedRank(predicted.pipeline_rank, predicted, rehearsed, parts, limit, reason)
+        return RankJudgement(predicted.pipeline_rank, predicted, rehearsed, parts, limit, reason)
     if rehearsed is not None and rehearsed.allocated_bytes is not None:
         allocated = rehearsed.allocated_bytes
         replayed = 0 if rehearsed.reserved_bytes is None else rehearsed.reserved_bytes - allocated
         cache = replayed if rehearsed.on != ON_TRACE and rehearsed.reserved_bytes is not None else max(cache, replayed)
         outside = {**(unseen if rehearsed.on == ON_TRACE else {}), **outside}
     parts = {"allocated": allocated, CACHE: cache, **outside}
-    return JudgedRank(predicted.pipeline_rank, predicted, rehearsed, parts, limit, reason)
+    return RankJudgement(predicted.pipeline_rank, predicted, rehearsed, parts, limit, reason)
 
 
 def _measured_limit(plan: Plan, policy: MemoryPolicy, parts: Mapping[str, int]) -> tuple[int, str]:
-    """Of a rank that a GPU measured: all but the floor and what remains unknown; never less than the rule allows."""
+    """Return the limit of a rank that a GPU measured: device memory less the floor and what remains unknown, and never
+    less than the rule allows."""
     limit = plan.limit
     if policy.limit != FUJII_SHARE or limit.risk is not None:
         return limit.limit_bytes, limit.reason
@@ -149,8 +150,8 @@ def _measured_limit(plan: Plan, policy: MemoryPolicy, parts: Mapping[str, int]) 
     return measured, reason
 
 
-def _sentences(plan: Plan, found: Judged) -> list[str]:
-    worst = found.worst
+def _sentences(plan: Plan, judgement: Judgement) -> list[str]:
+    worst = judgement.worst
     where = f"pipeline rank {worst.pipeline_rank}"
     over = worst.device_bytes - worst.limit_bytes
     lines = []
@@ -164,7 +165,7 @@ def _sentences(plan: Plan, found: Judged) -> list[str]:
         lines.append(f"the estimate cannot be right, which is a bug of llmlaunch: {plan.estimate.fault}")
     if plan.host_bytes_beyond:
         lines.append(f"a node needs {plan.host_bytes_beyond / GIB:.1f} GiB more host memory than it may use")
-    if found.safe != plan.safe_by_estimate:
+    if judgement.safe != plan.safe_by_estimate:
         lines.append(f"the estimate alone said {SAFE if plan.safe_by_estimate else UNSAFE}")
     return lines
 
@@ -183,14 +184,14 @@ def unseen_by_a_trace(job: Job, layout: Layout) -> tuple[Mapping[str, int], ...]
     facts = replace(job.facts, workspace_bytes=max(job.facts.workspace_bytes - constant("workspace_bytes"), 0.0))
     bare = replace(plain, facts=facts)
     even = replace(bare, facts=replace(facts, expert_imbalance=1.0))
-    steps = [estimate(one, layout).ranks for one in (even, bare, plain, job)]
+    steps = [estimate(variant, layout).ranks for variant in (even, bare, plain, job)]
     return tuple(_between(*ranks) for ranks in zip(*steps, strict=True))
 
 
 def _between(even: RankEstimate, bare: RankEstimate, plain: RankEstimate, whole: RankEstimate) -> dict[str, int]:
-    found = {
+    differences = {
         WORKSPACE: plain.allocated_bytes - bare.allocated_bytes,
         ROUTING: bare.allocated_bytes - even.allocated_bytes,
         RESIDUAL_OF_RUNS: whole.allocated_bytes - plain.allocated_bytes,
     }
-    return {name: count for name, count in found.items() if count > 0}
+    return {name: count for name, count in differences.items() if count > 0}

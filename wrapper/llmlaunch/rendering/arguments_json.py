@@ -41,27 +41,27 @@ def arguments_json(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, 
 
 def _explained(recipe: Recipe, rendered: Rendered) -> int:
     """Words of the program after the script: the person's own for it, llmlaunch's, the person's own at the end."""
-    planned = sum(len(one.words) for one in rendered.arguments)
+    planned = sum(len(argument.words) for argument in rendered.arguments)
     return len(recipe.backend.script_args) + planned + len(recipe.backend.extra_args)
 
 
 def _arguments(recipe: Recipe, rendered: Rendered, origins: Origins) -> Iterator[Entry]:
     yield from _own("backend.script_args", recipe.backend.script_args, origins)
-    for one in rendered.arguments:
-        value = " ".join(_shown(word) for word in one.values)
-        yield _entry("train.sh", "argument", one.flag, value, one.reason, origins)
+    for argument in rendered.arguments:
+        value = " ".join(_shown(word) for word in argument.values)
+        yield _entry("train.sh", "argument", argument.flag, value, argument.reason, origins)
     yield from _own("backend.extra_args", recipe.backend.extra_args, origins)
 
 
-def _own(key: str, words: Sequence[str], origins: Origins) -> Iterator[Entry]:
+def _own(key: str, arguments: Sequence[str], origins: Origins) -> Iterator[Entry]:
     """The person's own words."""
-    for flag, value in _grouped(words):
+    for flag, value in _grouped(arguments):
         yield _entry("train.sh", "argument", flag, value, Reason((key,)), origins)
 
 
-def _grouped(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Each flag with the words up to the next one."""
-    rest = list(words)
+    rest = list(arguments)
     while rest:
         flag, values = rest.pop(0), []
         while rest and not rest[0].startswith("--"):
@@ -114,14 +114,16 @@ def _of_directive(recipe: Recipe, name: str, origins: Origins) -> Reason:
 
 
 def _entry(file: str, kind: str, name: str, value: str, reason: Reason, origins: Origins) -> Entry:
-    found = [origins.of(key) for key in reason.keys]
-    written = [origin for origin in found if origin.source != "default"]  # of several keys those that say something
+    origins_of_keys = [origins.of(key) for key in reason.keys]
+    written = [
+        origin for origin in origins_of_keys if origin.source != "default"
+    ]  # of several keys those that say something
     return {
         "file": file,
         "kind": kind,
         "name": name,
         "value": value,
-        "from": [origin.as_json() for origin in written or found],
+        "from": [origin.as_json() for origin in written or origins_of_keys],
         "why": reason.why,
     }
 

@@ -72,29 +72,29 @@ def sbatch_options(recipe: Recipe, warning_seconds: int | None) -> dict[str, Opt
 
 def _excluded(recipe: Recipe) -> Option:
     """The nodes of the cluster profile and those of the recipe; none where the recipe says `exclude: false`."""
-    asked = recipe.slurm.get("exclude", "")
-    names = [] if asked is False else [*recipe.cluster.site.exclude, *([str(asked)] if asked else [])]
+    requested = recipe.slurm.get("exclude", "")
+    names = [] if requested is False else [*recipe.cluster.site.exclude, *([str(requested)] if requested else [])]
     return ",".join(names) or False
 
 
 def _cpu_request(recipe: Recipe) -> dict[str, Option]:
     """All cores of the node, where the profile knows them and the recipe does not ask by another measure."""
-    cpus, asked = recipe.cluster.cpus_per_node, recipe.slurm
+    cpus, requested = recipe.cluster.cpus_per_node, recipe.slurm
     # sbatch refuses both (src/common/slurm_opt.c, _validate_cpus_per_gres)
-    by_gpu = bool(asked.get("cpus-per-gpu")) or "cpu" in str(asked.get("tres-per-task"))
+    by_gpu = bool(requested.get("cpus-per-gpu")) or "cpu" in str(requested.get("tres-per-task"))
     return {"cpus-per-task": cpus} if cpus and not by_gpu else {}
 
 
 def _gpu_request(recipe: Recipe) -> dict[str, Option]:
     """The devices of a node, in the form the cluster profile names; nothing where the recipe asks for them itself."""
-    cluster, asked = recipe.cluster, recipe.slurm
-    total = str(asked.get("gpus") or "")
-    if total and not any(asked.get(option) for option in ("gres", *GPU_OPTIONS[1:])) and "," not in total:
+    cluster, requested = recipe.cluster, recipe.slurm
+    total = str(requested.get("gpus") or "")
+    if total and not any(requested.get(option) for option in ("gres", *GPU_OPTIONS[1:])) and "," not in total:
         # SLURM may deal a total out as 1 and 3 (seen with 22.05)
         of_type, colon, _ = total.rpartition(":")
         return {"gpus-per-node": f"{of_type}{colon}{cluster.devices_per_node}"}
-    gres = str(asked.get("gres") or "")
-    by_name = any(option in asked for option in GPU_OPTIONS) or "gpu" in f"{gres} {asked.get('tres-per-task')}"
+    gres = str(requested.get("gres") or "")
+    by_name = any(option in requested for option in GPU_OPTIONS) or "gpu" in f"{gres} {requested.get('tres-per-task')}"
     if cluster.accelerator.kind == "cpu" or by_name:
         return {}
     kind, count = cluster.site.gpu_type, cluster.devices_per_node

@@ -53,9 +53,9 @@ def _layouts(recipe: Recipe, plan: Plan) -> Iterator[_Layout]:
     for number, fallback in enumerate(plan.fallbacks.layouts if plan.fallbacks else (), start=1):
         place = _checkpoint_path(recipe, fallback, places)
         places.append(place)
-        said = as_planned(recipe, fallback.plan.chosen)
-        said = replace(said, training=replace(said.training, checkpoint_path=place))
-        yield _Layout(fallback_folder(number), said, replace(fallback.plan, fallbacks=plan.fallbacks))
+        planned = as_planned(recipe, fallback.plan.chosen)
+        planned = replace(planned, training=replace(planned.training, checkpoint_path=place))
+        yield _Layout(fallback_folder(number), planned, replace(fallback.plan, fallbacks=plan.fallbacks))
 
 
 def _checkpoint_path(recipe: Recipe, fallback: Fallback, places: Sequence[str | None]) -> str | None:

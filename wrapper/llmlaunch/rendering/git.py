@@ -124,8 +124,8 @@ def _changes(checkout: BorrowedCheckout, no_secrets: Collection[str]) -> _Change
     if patches is None:
         return _Changes(None, unknown, tuple(secret), "files changed while they were read; their changes are not kept")
     hidden = {name for name, patch in patches if name not in no_secrets and _is_secret(patch, checkout.top / name)}
-    kept = b"".join(patch for name, patch in patches if name not in hidden)
-    return _Changes(kept, unknown, (*secret, *sorted(hidden)))
+    diff_shown = b"".join(patch for name, patch in patches if name not in hidden)
+    return _Changes(diff_shown, unknown, (*secret, *sorted(hidden)))
 
 
 def _patches(diff: bytes, changed: Mapping[str, str]) -> list[tuple[str, bytes]] | None:
@@ -145,8 +145,8 @@ def _filtered(checkout: BorrowedCheckout, names: list[str]) -> tuple[str, ...]:
     differ from what is committed, changed or not; a file whose size and times git knows is not among `names`."""
     if not checkout.filters or not names:
         return ()
-    given = b"\0".join(map(os.fsencode, names)) + b"\0"
-    answer = _names(run_git(checkout.top, "check-attr", "-z", "--stdin", "filter", given=given))
+    paths = b"\0".join(map(os.fsencode, names)) + b"\0"
+    answer = _names(run_git(checkout.top, "check-attr", "-z", "--stdin", "filter", given=paths))
     return tuple(
         name
         for name, driver in zip(answer[::3], answer[2::3], strict=True)

@@ -74,7 +74,7 @@ class Origins:
         return Origin(key, *self._place(document, path), f"{key}: {_shown(value)}")
 
     def _named(self, key: str, part: str) -> Origin:
-        """Of a preset, a profile or a configuration that the recipe names."""
+        """Return the origin of a key that a preset, a profile or a configuration named by the recipe decides."""
         for path in ((part, "base"), (part,)):
             written = self._written(path)
             if written is not None and isinstance(written[0], str):
@@ -110,10 +110,10 @@ def _why_chosen(plan: Plan, name: str) -> str:
     if name == "nodes":
         return "the planner: the fewest that fit and meet the budget"
     chosen = _value(plan.chosen, name)
-    others = [one for one in plan.alternatives if _value(one, name) != chosen]
+    others = [candidate for candidate in plan.alternatives if _value(candidate, name) != chosen]
     if not others:
         return f"the planner, among {plan.searched} layouts; the runners-up have it, too"
-    best = min(others, key=lambda one: one.step_seconds)
+    best = min(others, key=lambda candidate: candidate.step_seconds)
     slower = 100 * (best.step_seconds / plan.chosen.step_seconds - 1)
     other = _shown(_value(best, name))
     return f"the planner, among {plan.searched} layouts; the best runner-up with {other} takes {slower:.1f} % longer"
@@ -122,8 +122,8 @@ def _why_chosen(plan: Plan, name: str) -> str:
 def _value(candidate: Candidate, name: str) -> Any:
     if name == "gradient_dtype":
         return candidate.gradient_dtype
-    held = candidate.layout.as_json()
-    return held[name] if name in held else getattr(candidate.techniques, name, None)
+    layout = candidate.layout.as_json()
+    return layout[name] if name in layout else getattr(candidate.techniques, name, None)
 
 
 def _shown(value: Any) -> str:

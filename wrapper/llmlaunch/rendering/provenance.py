@@ -164,8 +164,8 @@ def list_snapshot(recipe: Recipe, root: Path | None, why_not: str) -> Snapshot:
             "keep data and checkpoints out of what git tracks"
         )
     secret = [name for name in sizes if name not in recipe.not_secrets and _is_secret(root, name)]
-    kept = sorted(sizes.keys() - set(secret))
-    return Snapshot(root, tuple(kept), sum(sizes[name] for name in kept), bool(names), tuple(sorted(secret)))
+    copied = sorted(sizes.keys() - set(secret))
+    return Snapshot(root, tuple(copied), sum(sizes[name] for name in copied), bool(names), tuple(sorted(secret)))
 
 
 def _is_secret(root: Path, name: str) -> bool:
@@ -175,10 +175,10 @@ def _is_secret(root: Path, name: str) -> bool:
         return False
 
 
-def _behind_a_link(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
-    if folder not in known:
-        known[folder] = folder != root and (folder.is_symlink() or _behind_a_link(folder.parent, root, known))
-    return known[folder]
+def _behind_a_link(folder: Path, root: Path, cache: dict[Path, bool]) -> bool:
+    if folder not in cache:
+        cache[folder] = folder != root and (folder.is_symlink() or _behind_a_link(folder.parent, root, cache))
+    return cache[folder]
 
 
 def copy_snapshot(snapshot: Snapshot, target: Path) -> None:
@@ -194,17 +194,17 @@ def copy_snapshot(snapshot: Snapshot, target: Path) -> None:
 def _all_files(root: Path) -> list[str]:
     """Every file below `root`, without version control's own, caches, what a .gitignore names, and run directories
     rendered there."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for folder, folders, names in os.walk(root):
         if "run.json" in names and "node.pyz" in names:
             folders.clear()
             continue
         folders[:] = [name for name in folders if name not in _NEVER]
         here = Path(folder)
-        found += [here / name for name in names]
-        found += [here / name for name in folders if (here / name).is_symlink()]
+        paths += [here / name for name in names]
+        paths += [here / name for name in folders if (here / name).is_symlink()]
     try:
         ignored = ignored_without_git(root)
     except GitFailed:  # no git here
         ignored = set()
-    return sorted({str(path.relative_to(root)) for path in found} - ignored)
+    return sorted({str(path.relative_to(root)) for path in paths} - ignored)

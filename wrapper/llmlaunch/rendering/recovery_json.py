@@ -40,14 +40,14 @@ def fallback_folder(place: int) -> str:
 
 def _fallbacks(plan: Plan) -> list[dict[str, object]]:
     """The chain of layouts, the same in the planned one's file and in each of theirs."""
-    found = plan.fallbacks.layouts if plan.fallbacks else ()
+    layouts = plan.fallbacks.layouts if plan.fallbacks else ()
     return [
         {
             "layout": fallback_folder(number),
-            "keeps_checkpoints": one.keeps_checkpoints,
-            "loads": [fallback_folder(place) for place, able in enumerate(one.loads) if able],
+            "keeps_checkpoints": fallback.keeps_checkpoints,
+            "loads": [fallback_folder(place) for place, able in enumerate(fallback.loads) if able],
         }
-        for number, one in enumerate(found, start=1)
+        for number, fallback in enumerate(layouts, start=1)
     ]
 
 
@@ -58,7 +58,7 @@ def restart_by(recipe: Recipe) -> str | None:
 
 def _chain(plan: Plan) -> list[Plan]:
     """Every layout that one job may run."""
-    return [plan, *(one.plan for one in (plan.fallbacks.layouts if plan.fallbacks else ()))]
+    return [plan, *(fallback.plan for fallback in (plan.fallbacks.layouts if plan.fallbacks else ()))]
 
 
 def warning_seconds(recipe: Recipe, plan: Plan) -> int | None:
@@ -69,7 +69,7 @@ def warning_seconds(recipe: Recipe, plan: Plan) -> int | None:
     """
     if recipe.restart is None:
         return None
-    lead = max(lead_seconds(recipe, one.layout, one.chosen.step_seconds) for one in _chain(plan))
+    lead = max(lead_seconds(recipe, of_chain.layout, of_chain.chosen.step_seconds) for of_chain in _chain(plan))
     refuse_short_time(recipe, lead)
     return lead
 
@@ -78,7 +78,7 @@ def late_end_seconds(recipe: Recipe, plan: Plan) -> int:
     """How much later than the first node the last may end: some write more of a checkpoint than others."""
     if recipe.training.checkpoint_path is None:
         return LEAST_LATE_END_SECONDS
-    return max(LEAST_LATE_END_SECONDS, *(ceil(save_seconds(recipe, one.layout)) for one in _chain(plan)))
+    return max(LEAST_LATE_END_SECONDS, *(ceil(save_seconds(recipe, of_chain.layout)) for of_chain in _chain(plan)))
 
 
 def _restart(recipe: Recipe) -> dict[str, object] | None:

@@ -96,11 +96,11 @@ def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict
         "source": {"citation": "llmlaunch", "license": None, "evidence": "measured", "note": None},
         **_calibration(plan),
     }
-    for section, known in rendered.measurement.items():
-        held = record[section]
-        if not isinstance(held, Mapping):
+    for section, values in rendered.measurement.items():
+        template_values = record[section]
+        if not isinstance(template_values, Mapping):
             raise TypeError(f"measurement section {section!r} of backend {recipe.backend.name} is no section")
-        record[section] = {**held, **known}
+        record[section] = {**template_values, **values}
     return record
 
 
@@ -146,15 +146,15 @@ def _model(recipe: Recipe, plan: Plan) -> dict[str, object]:
 
 def _router(router: Router) -> dict[str, object]:
     """What of a router's ways is a matter of memory, only where it is not the usual one's."""
-    said = {name: getattr(router, name) for name in OF_MEMORY}
-    return {} if said == {name: getattr(Router(), name) for name in OF_MEMORY} else {"router": said}
+    settings = {name: getattr(router, name) for name in OF_MEMORY}
+    return {} if settings == {name: getattr(Router(), name) for name in OF_MEMORY} else {"router": settings}
 
 
 def _of_family(shape: ModelShape) -> dict[str, object]:
     """What few families have, only where this one has it: the format of measurements has no place for it, and what is
     in memory depends on it."""
-    said = asdict(shape)
-    return {f.name: said[f.name] for f in fields(shape) if f.name in OF_FAMILIES and said[f.name] != f.default}
+    values = asdict(shape)
+    return {f.name: values[f.name] for f in fields(shape) if f.name in OF_FAMILIES and values[f.name] != f.default}
 
 
 def _split(recipe: Recipe, plan: Plan) -> dict[str, object]:
@@ -191,23 +191,23 @@ def _split(recipe: Recipe, plan: Plan) -> dict[str, object]:
 
 
 def _recompute(recipe: Recipe, layout: Layout) -> dict[str, object]:
-    ways, name = recipe.techniques, RECOMPUTE_NAMES[layout.recompute]
+    techniques, name = recipe.techniques, RECOMPUTE_NAMES[layout.recompute]
     return {
         "granularity": name,
-        "method": ways.recompute_method if name == "full" else None,
+        "method": techniques.recompute_method if name == "full" else None,
         "num_layers": layout.recompute_layers or None if name == "full" else None,
-        "modules": list(ways.recompute_modules) or None if name == "selective" else None,
+        "modules": list(techniques.recompute_modules) or None if name == "selective" else None,
     }
 
 
 def _techniques(recipe: Recipe, layout: Layout) -> dict[str, object]:
     """What the format of measurements has no place for, in a section of our own; absent where there is nothing."""
-    said = dict(recipe.techniques.as_json())
+    values = dict(recipe.techniques.as_json())
     if layout.offload_layers:
-        said["offload_layers"] = layout.offload_layers
+        values["offload_layers"] = layout.offload_layers
     if layout.uneven and layout.virtual_pipeline > 1:
-        said["layers_by_stage"] = list(layout.layers_by_stage)
-    return {"techniques": said} if said else {}
+        values["layers_by_stage"] = list(layout.layers_by_stage)
+    return {"techniques": values} if values else {}
 
 
 def is_placed(recipe: Recipe) -> bool:

@@ -116,9 +116,9 @@ def setup_lines(recipe: Recipe) -> list[ShellText]:
 def _srun_options(recipe: Recipe) -> list[str]:
     """What the site wants of srun beside our own options."""
     site = recipe.cluster.site
-    asked = {**({"mpi": site.mpi} if site.mpi else {}), **site.srun}
-    kept = {name: value for name, value in asked.items() if value is not False}
-    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in kept.items()]
+    options = {**({"mpi": site.mpi} if site.mpi else {}), **site.srun}
+    given_options = {name: value for name, value in options.items() if value is not False}
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given_options.items()]
 
 
 def _step_gres(recipe: Recipe) -> str:
@@ -135,8 +135,8 @@ def paths_to_mount(recipe: Recipe) -> list[str]:
     written = (_folder(training.checkpoint_path), _folder(data.cache_path), _folder(training.tensorboard))
     read = (*data.datasets, _if_a_path(data.tokenizer), training.start_from, backend.path, backend.script)
     brought = [_unless_brought(recipe, path, written=True) for path in written]
-    found = [*brought, *(_unless_brought(recipe, path) for path in read)]
-    wanted = [path for path in found if path]
+    unmounted = [*brought, *(_unless_brought(recipe, path) for path in read)]
+    wanted = [path for path in unmounted if path]
     for path in wanted:
         if re.search("[,:]", path):
             raise UserError(f"container: no mount can hold the comma or colon of {path}; mount it at another place")

@@ -50,7 +50,7 @@ def render_sweep(
         if how == "array":
             scripts = {run: (target / run / file_names.JOB_SCRIPT).read_text(encoding="utf-8") for run in runs}
             write_whole(target / file_names.JOB_SCRIPT, array_script(name, scripts, limit))
-        listed = [{"directory": run, **words} for run, words in zip(runs, described, strict=True)]
+        listed = [{"directory": run, **description} for run, description in zip(runs, described, strict=True)]
         sweep = {"schema": SCHEMA, "name": name, "how": how, "runs": listed}
         write_whole(target / file_names.SWEEP, json.dumps(sweep, indent=2) + "\n")
     except OSError as error:
@@ -73,27 +73,29 @@ def array_script(name: str, scripts: Mapping[str, str], limit: int | None = None
 
     Raises UserError where the runs do not ask SLURM for the same, or one of them asks for an array itself.
     """
-    asked = {run: _directives(script) for run, script in scripts.items()}
-    first, *others = asked
+    directives_of = {run: _directives(script) for run, script in scripts.items()}
+    first, *others = directives_of
     for run in others:
-        _refuse_difference(first, asked[first], run, asked[run])
-    if any(line.startswith("#SBATCH --array") for line in asked[first]):
+        _refuse_difference(first, directives_of[first], run, directives_of[run])
+    if any(line.startswith("#SBATCH --array") for line in directives_of[first]):
         raise UserError(f"{first}: slurm.array: the recipe asks for an array of its own; leave it out")
     tasks = f"0-{len(scripts) - 1}" + (f"%{limit}" if limit else "")
     lines = [directive("job-name", name), directive("array", tasks)]
-    lines += [directive("output", "slurm-%A_%a.out") if line == _OUTPUT else line for line in _shared(asked[first])]
+    lines += [
+        directive("output", "slurm-%A_%a.out") if line == _OUTPUT else line for line in _shared(directives_of[first])
+    ]
     return render_template("array.sbatch.j2", {"directives": lines, "runs": list(scripts), "last": len(scripts) - 1})
 
 
 def _directives(script: str) -> list[ShellText]:
     """The `#SBATCH` lines of a rendered script, quoted as they are; sbatch, too, reads to the first command."""
-    found = []
+    lines = []
     for line in script.splitlines():
         if line.startswith(_DIRECTIVE):
-            found.append(ShellText(line))
+            lines.append(ShellText(line))
         elif line.strip() and not line.startswith("#"):
             break
-    return found
+    return lines
 
 
 def _shared(lines: Sequence[ShellText]) -> list[ShellText]:
