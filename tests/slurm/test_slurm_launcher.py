@@ -99,7 +99,7 @@ def test_a_node_that_is_silent_when_the_job_ends_keeps_it_for_a_while(slurm: Clu
         )
         (look,) = read_statuses([submission], lambda line: None)
         assert look.state.phase == "running"
-        assert "SLURM has yet to hear of its end from each node" in look.sentence()
+        assert "ended; SLURM waits for word from every node" in look.sentence()
     finally:
         for daemon in daemons:
             daemon.resume()

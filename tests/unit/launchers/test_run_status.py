@@ -59,9 +59,9 @@ def test_what_is_unusual_is_said() -> None:
     )
     hung = {"step": 4, "hung": {"what": "a step"}}
     told = look(JobState("running", "RUNNING", restarts=1), hung, stopping=True)
-    assert "restarted 1 time; told to stop; hangs: a step" in told.sentence()
+    assert "restarted 1 time; asked to save and stop; hangs: a step" in told.sentence()
     assert look(JobState("running", "COMPLETING")).sentence() == (
-        "job 12 (slurm): running [COMPLETING] - SLURM has yet to hear of its end from each node"
+        "job 12 (slurm): running [COMPLETING] - ended; SLURM waits for word from every node"
     )
 
 

@@ -174,7 +174,8 @@ def test_a_hang_and_the_requeue_after_it(run: Run) -> None:
     hung = {"since_seconds": 900, "allowed_seconds": 600, "what": "a step"}
     run.write("attempts/12.0/progress.json", {"step": 3, "hung": hung})
     assert run.news[1:] == [
-        "Attempt 1 hangs: no new step for 15 min; 10 min are allowed for a step. The stacks are taken, then it is ended"
+        "Attempt 1 hangs: no new step for 15 min; the limit for a step is 10 min. "
+        "Its stacks are being collected, then it is ended"
     ]
     following = {"action": "requeue", "seconds": 60, "why": "attempt 1 of 20"}
     run.write("attempts/12.0/status.json", {"state": "failed", "cause": {"kind": "hung"}, "next": following})

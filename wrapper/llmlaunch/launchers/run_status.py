@@ -32,7 +32,7 @@ class RunStatus:
     progress: Mapping[str, Any]
     cause: Mapping[str, Any]
     stopping: bool
-    """A person has told it to save and stop, and it has not ended yet."""
+    """A person has asked it to save and stop, and it has not ended yet."""
     layout: str = ""
     """Of the newest attempt: "" is the planned one, else a fallback after out of memory."""
     rehearses: int | None = None
@@ -40,7 +40,7 @@ class RunStatus:
 
     def as_json(self) -> dict[str, Any]:
         submission, state = self.submission, self.state
-        known = ("step", "steps", "loss", "not_finite", "tokens_per_second", "at", "hung")
+        names = ("step", "steps", "loss", "not_finite", "tokens_per_second", "at", "hung")
         return {
             "run_id": read_run_id(submission.run_dir),
             "run_dir": str(submission.run_dir),
@@ -53,19 +53,19 @@ class RunStatus:
             "cluster": submission.cluster if submission.launcher == "slurm" else None,
             "jobs": list(submission.jobs),
             "link": state.link or None,
-            "earlier": [job for one in submission.earlier for job in one.jobs],
+            "earlier": [job for earlier in submission.earlier for job in earlier.jobs],
             "restarts": state.restarts,
             "expected_start": state.expected_start.isoformat() if state.expected_start else None,
             "attempt": self.attempt,
             "layout": self.layout,
-            "progress": {name: self.progress.get(name) for name in known} if self.progress else None,
+            "progress": {name: self.progress.get(name) for name in names} if self.progress else None,
             "cause": dict(self.cause) or None,
             "stopping": self.stopping,
             "rehearses": self.rehearses,
         }
 
     def sentence(self) -> str:
-        """One line for a person."""
+        """Return one line for a person."""
         state = self.state
         words = [f"job {self._job} ({self.submission.launcher}): {state.phase}"]
         words += [f"[{state.state}]"] if state.state else []
@@ -75,7 +75,7 @@ class RunStatus:
         return " ".join(words) + (f"; {figures}" if figures else "")
 
     def cells(self) -> list[str]:
-        """Run, job, phase, step, loss, tokens a second, and why."""
+        """Return the cells run, job, phase, step, loss, tokens per second and reason."""
         step, steps, loss, speed = (self._number(name) for name in ("step", "steps", "loss", "tokens_per_second"))
         return [
             run_name(self.submission.run_dir),
@@ -93,18 +93,20 @@ class RunStatus:
 
     @property
     def _because(self) -> str:
-        """Why it waits or how it ended, with what is unusual about it."""
+        """Why the run waits or how it ended, with what is unusual about it."""
         state = self.state
         of = len(self.submission.jobs)
         parts = [f"rehearsal of pipeline rank {self.rehearses}"] if self.rehearses is not None else []
         parts += [state.reason] if state.reason else []
-        untold = self.cause and state.phase != "succeeded" and cause_record.sentence(self.cause) not in state.reason
-        parts += [_cause_words(self.cause)] if untold else []
+        unexplained = (
+            self.cause and state.phase != "succeeded" and cause_record.sentence(self.cause) not in state.reason
+        )
+        parts += [_cause_words(self.cause)] if unexplained else []
         parts += [f"out of memory before, so with {self.layout}"] if self.layout else []
         parts += [f"link {state.link} of {of}"] if of > 1 else []
         parts += [f"restarted {counted(state.restarts, 'time')}"] if state.restarts else []
-        parts += ["told to stop"] if self.stopping else []
-        parts += ["SLURM has yet to hear of its end from each node"] if state.state == "COMPLETING" else []
+        parts += ["asked to save and stop"] if self.stopping else []
+        parts += ["ended; SLURM waits for word from every node"] if state.state == "COMPLETING" else []
         if state.phase == "running" and isinstance(self.progress.get("hung"), dict):
             parts.append(f"hangs: {self.progress['hung'].get('what') or 'no step'}")
         if state.phase == "pending" and state.expected_start:
@@ -127,13 +129,13 @@ class RunStatus:
 
 
 def read_statuses(submissions: Sequence[Submission], say: Callable[[str], None]) -> list[RunStatus]:
-    """A look at each submission; SLURM is asked once, or once a cluster. `say` is told what is waited for."""
+    """Return the status of each submission. SLURM is asked once for each cluster; `say` hears of waiting."""
     groups: dict[tuple[str, str | None], list[Submission]] = {}
     for submission in submissions:  # two clusters may have jobs of the same number
         groups.setdefault((submission.launcher, submission.cluster), []).append(submission)
     asking = [_Asking(launcher_of(group[0], say), group) for group in groups.values()]
     files = [_read(submission) for submission in submissions]  # while the schedulers think
-    states = {name: one.states() for name, one in zip(groups, asking, strict=True)}
+    states = {name: query.states() for name, query in zip(groups, asking, strict=True)}
     return [
         RunStatus(
             submission=submission,

@@ -41,9 +41,9 @@ class SubmitMark:
 
 
 def begin(run_dir: Path) -> tuple[SubmitMark, bool]:
-    """Our mark in the directory, and whether another one had been left there by a submit that was interrupted.
+    """Leave a mark; return it and whether an interrupted submit had left one before.
 
-    Raises UserError where another submit is at work in it, or the directory cannot be written.
+    Raises UserError if another submit is at work in the directory, or if the directory cannot be written.
     """
     path, now = run_dir / _NAME, time.time()
     ours = SubmitMark(now, os.uname().nodename, os.getpid(), _start_of(os.getpid()) or 0, now)
@@ -70,7 +70,7 @@ def remove(run_dir: Path) -> None:
 
 
 def was_submitting(run_dir: Path) -> SubmitMark | None:
-    """The mark in the directory, whoever made it; a damaged one is as old as its file."""
+    """Return the mark in the directory, whoever made it; a damaged one is as old as its file."""
     path = run_dir / _NAME
     try:
         changed = path.lstat().st_mtime
@@ -80,13 +80,14 @@ def was_submitting(run_dir: Path) -> SubmitMark | None:
 
 
 def left_behind(run_dir: Path) -> SubmitMark | None:
-    """The mark of a submit that is no longer at work."""
+    """Return the mark of a submit that is no longer at work, or None."""
     mark = was_submitting(run_dir)
     return None if mark is None or at_work(mark) else mark
 
 
 def at_work(mark: SubmitMark) -> bool:
-    """Whether the process that made it still runs; of another host's that is believed for ten minutes."""
+    """Return whether the process that made the mark still runs. A process of another host is believed to run for ten
+    minutes."""
     if mark.host != os.uname().nodename:
         return abs(time.time() - mark.touched_at) < _OTHER_HOST_SECONDS
     return mark.pid != 0 and _start_of(mark.pid) == mark.started
@@ -101,7 +102,7 @@ def _refuse_while_at_work(run_dir: Path, mark: SubmitMark) -> None:
 
 
 def _mark(record: Mapping[str, Any]) -> SubmitMark | None:
-    """None where a value is not of its kind: a mark tells how old it is, and a host and process are named to people."""
+    """Return None if a value is not of its kind: messages show the host and process, and the age decides."""
     since, touched_at = (time_or_none(record.get(name)) for name in ("since", "touched_at"))
     host, pid, started = (record.get(name) for name in ("host", "pid", "started"))
     if since is None or touched_at is None or not is_host(host) or type(pid) is not int or type(started) is not int:
@@ -110,7 +111,7 @@ def _mark(record: Mapping[str, Any]) -> SubmitMark | None:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process started, in ticks since boot; None where there is none, or it has ended and is not waited for."""
+    """Return when a process started, in ticks since boot, or None if there is none or it is a zombie."""
     try:
         # after the name, which stands in parentheses and may hold anything: state, then 19 fields to the start
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

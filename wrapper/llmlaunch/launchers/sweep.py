@@ -32,27 +32,28 @@ def submit_sweep(
     run_dirs: Sequence[Path],
     how: How,
     waits: Sequence[str] = (),
-    words_for: Callable[[Path], Sequence[str]] = lambda run_dir: (),
-    taken: Callable[[Submission], None] = lambda submission: None,
+    arguments_for: Callable[[Path], Sequence[str]] = lambda run_dir: (),
+    on_submitted: Callable[[Submission], None] = lambda submission: None,
 ) -> list[Submission]:
-    """Submit the runs of a sweep's directory; `taken` is told of each. `waits` is what sbatch is told of jobs before
-    them, of a chain the first alone; `words_for` what else it is told of a run. An array is told what its first run is.
+    """Submit the runs of a sweep's directory and report each to `on_submitted`.
 
-    Where SLURM refuses one, or Ctrl-C ends it, those before it are cancelled. Raises as `Launcher.submit` does.
+    `waits` are sbatch arguments about earlier jobs (for a chain only the first run gets them), `arguments_for` returns
+    further ones for a run; an array gets those of its first run. If SLURM refuses a run, or on Ctrl-C, the runs before
+    it are cancelled. Raises as `Launcher.submit` does.
     """
     if how == "array":
-        array = launcher.submit(directory, [*waits, *words_for(run_dirs[0])])
+        array = launcher.submit(directory, [*waits, *arguments_for(run_dirs[0])])
         submissions = complete_array(directory, run_dirs, array)
         for submission in submissions:
-            taken(submission)
+            on_submitted(submission)
         return submissions
     submissions = []
     try:
         for run_dir in run_dirs:
             if submissions and how in ("afterok", "afterany"):
                 waits = after(submissions[-1], how)
-            submissions.append(launcher.submit(run_dir, [*waits, *words_for(run_dir)]))
-            taken(submissions[-1])
+            submissions.append(launcher.submit(run_dir, [*waits, *arguments_for(run_dir)]))
+            on_submitted(submissions[-1])
     except (UserError, KeyboardInterrupt) as reason:
         for submission in reversed(submissions):
             with contextlib.suppress(UserError):
@@ -65,25 +66,25 @@ def submit_sweep(
 
 
 def complete_array(directory: Path, run_dirs: Sequence[Path], array: Submission) -> list[Submission]:
-    """The submission of each run of an array, written down in its directory where that is not done yet; SLURM's own
-    words on a task are found there, too."""
+    """Return the submission of each run of an array, written into its directory if it is not there yet, with a link to
+    SLURM's output of its task."""
     submissions = []
     for index, run_dir in enumerate(run_dirs):
         run_files.name_run(run_dir)
-        known = run_files.read_submission(run_dir)
+        written = run_files.read_submission(run_dir)
         task = replace(array, job_id=f"{array.job_id}_{index}", run_dir=run_dir.resolve())
-        if known is None:
+        if written is None:
             run_files.write_submission(task)
             output = f"slurm-{task.job_id}.out"
             with contextlib.suppress(OSError):
                 (run_dir / output).symlink_to(Path("..") / output)
-        submissions.append(known or task)
+        submissions.append(written or task)
     return submissions
 
 
 def task_submission(run_dir: Path) -> Submission | None:
-    """Of a run of an array that was submitted, where the writing down of its tasks was interrupted: done now. None for
-    any other directory, and for one of another user, where nothing may be written.
+    """Finish an interrupted submit of an array and return the submission of this run of it. Returns None for any other
+    directory, and for another user's, which may not be written.
 
     Raises UserError where sweep.json names a run that is no folder beside it.
     """
@@ -101,12 +102,12 @@ def task_submission(run_dir: Path) -> Submission | None:
 
 
 def after(submission: Submission, how: How = "afterok") -> list[str]:
-    """sbatch's words for a job that waits for the end of another."""
+    """Return the sbatch arguments for a job that waits for the end of another."""
     return [f"--dependency={how}:{submission.jobs[-1]}", _END_IN_VAIN]
 
 
 def refuse_array(count: int, most: int | None) -> None:
-    """Raises UserError where SLURM would not take so many tasks; `most`: MaxArraySize."""
+    """Raise UserError if SLURM would not take so many tasks. `most` is MaxArraySize."""
     if most is not None and count > most:
         raise UserError(
             f"--array: {counted(count, 'run')}, and this cluster takes arrays of {most} tasks (MaxArraySize); submit "
@@ -115,7 +116,7 @@ def refuse_array(count: int, most: int | None) -> None:
 
 
 def max_array_size(timeout_seconds: float = 30.0) -> int | None:
-    """MaxArraySize of this cluster: as many tasks, indices 0 to one less. None where SLURM does not say."""
+    """Return MaxArraySize of this cluster (task indices end one below), or None if SLURM does not say."""
     try:
         done = subprocess.run(
             ["scontrol", "show", "config"],

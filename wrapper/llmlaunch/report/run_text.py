@@ -26,14 +26,14 @@ _SIGNALS = {"USR1": "its time is nearly up", "TERM": "it is being preempted or c
 
 
 def cause_text(cause: Mapping[str, Any]) -> str:
-    """`out of GPU memory (rank 3 on node2): CUDA out of memory. Tried ...`, on one harmless line."""
+    """Return a cause on one printable line: `out of GPU memory (rank 3 on node2): CUDA out of memory. Tried ...`."""
     return one_line(sentence(cause)).strip()
 
 
 def attempt_began(
     number: int, name: str, nodes: Sequence[str], layout: str, from_step: object, note: object = ""
 ) -> str:
-    """`note` is what was unusual about the checkpoint it goes on from, as attempt.json has it."""
+    """Return the line about an attempt's beginning. `note` (attempt.json) says what is unusual about its checkpoint."""
     where = f" on {_few(nodes)}" if nodes else ""
     what = f", layout {layout}" if layout else ""
     since = f", from step {from_step:,}" if isinstance(from_step, int) and from_step > 0 else ""
@@ -44,27 +44,27 @@ def attempt_began(
 def attempt_stopping(number: int, signals: Sequence[str]) -> str:
     name = next((signal.removeprefix("SIG") for signal in signals if signal), "")
     because = f" ({name}: {_SIGNALS[name]})" if name in _SIGNALS else f" ({name})" if name else ""
-    return f"Attempt {number} is told to save and stop{because}"
+    return f"Attempt {number} got the signal to save and stop{because}"
 
 
 def attempt_hangs(number: int, hung: Mapping[str, Any]) -> str:
     since, allowed, what = hung.get("since_seconds"), hung.get("allowed_seconds"), hung.get("what")
     waited = f" for {duration(since)}" if isinstance(since, int | float) else ""
-    limit = f"; {duration(allowed)} are allowed for {what}" if isinstance(allowed, int | float) else ""
-    return f"Attempt {number} hangs: no new step{waited}{limit}. The stacks are taken, then it is ended"
+    limit = f"; the limit for {what} is {duration(allowed)}" if isinstance(allowed, int | float) else ""
+    return f"Attempt {number} hangs: no new step{waited}{limit}. Its stacks are being collected, then it is ended"
 
 
 def attempt_ended(number: int, status: Mapping[str, Any]) -> str:
-    """How an attempt ended that is not the last, and what comes next."""
+    """Return how an attempt that is not the last ended, and what comes next."""
     cause = status.get("cause")
     state = {"stopped": "saved and stopped", "succeeded": "is done"}.get(str(status.get("state")), "failed")
     at = f" at step {status['step']:,}" if isinstance(status.get("step"), int) else ""
     why = cause_text(cause) if isinstance(cause, Mapping) else one_line(str(status.get("why") or ""))
     following = status.get("next") if isinstance(status.get("next"), Mapping) else {}
-    return f"Attempt {number} {state}{at}" + (f": {why}" if why else "") + _next_words(following or {})
+    return f"Attempt {number} {state}{at}" + (f": {why}" if why else "") + _next_step(following or {})
 
 
-def _next_words(following: Mapping[str, Any]) -> str:
+def _next_step(following: Mapping[str, Any]) -> str:
     action, seconds = following.get("action"), following.get("seconds")
     soon = f" in {duration(seconds)}" if isinstance(seconds, int | float) and seconds else ""
     then = {
@@ -78,7 +78,7 @@ def _next_words(following: Mapping[str, Any]) -> str:
 
 
 def not_finite_text(progress: Mapping[str, Any]) -> str:
-    """`NaN since step 120` by an attempt's progress.json; empty while the loss is a finite number."""
+    """Return `NaN since step 120` from an attempt's progress.json, or "" while the loss is finite."""
     record = progress.get("not_finite")
     if not isinstance(record, dict) or record.get("loss") not in ("nan", "inf", "-inf"):
         return ""

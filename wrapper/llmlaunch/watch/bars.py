@@ -23,7 +23,7 @@ def plain(line: Line) -> str:
 
 
 def cut(line: Line, width: int) -> Line:
-    """The line as far as it fits, without spaces at its end."""
+    """Return the line cut to `width`, without trailing spaces."""
     pieces: list[tuple[str, str]] = []
     for text, style in line:
         pieces.append((text[: max(0, width)], style))
@@ -34,7 +34,7 @@ def cut(line: Line, width: int) -> Line:
 
 
 def wrapped(parts: Sequence[str], width: int, between: str = " | ") -> list[str]:
-    """Parts in as few lines as hold them; no part is divided."""
+    """Return the parts joined into as few lines as possible; no part is split."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(between) + len(part) <= width:
@@ -69,9 +69,9 @@ class Column:
 
 
 def fit_columns(columns: Sequence[Column], width: int) -> tuple[list[Line], int]:
-    """The columns that fit as lines, the head first, each cell followed by a gap; and how much of `width` is left.
+    """Return the columns that fit as lines, the head first, each cell followed by a gap, and the width that is left.
 
-    A column without a single cell that says anything is left out.
+    A column of empty cells is left out.
     """
     shown = [column for column in columns if any(cell not in ("", "-") for cell in column.cells)]
     while shown and sum(column.width + GAP for column in shown) > width + GAP:
@@ -118,7 +118,7 @@ ASCII = Glyphs("#", "=", ".", ":", "|", "_.-=*#")
 
 
 def alarm(gauge: Gauge) -> str:
-    """The style of a gauge: red above the limit or lost, yellow above the prediction, else green."""
+    """Return the style of a gauge: red above the limit or if it is lost, yellow above the prediction, else green."""
     peak = gauge.peak_bytes or 0
     if gauge.note or (gauge.limit_bytes is not None and peak > gauge.limit_bytes):
         return "bold red"
@@ -126,13 +126,13 @@ def alarm(gauge: Gauge) -> str:
 
 
 def scale_bytes(gauges: Sequence[Gauge]) -> int:
-    """What a whole bar stands for: the largest device, or, without devices, the largest number to be drawn."""
+    """Return the bytes of a whole bar: the largest device or, without devices, the largest number to draw."""
     sizes = [size for gauge in gauges for size in (gauge.total_bytes, gauge.limit_bytes, gauge.predicted_bytes)]
     return max((size for size in (*sizes, *(gauge.peak_bytes for gauge in gauges)) if size), default=1)
 
 
 def bar(gauge: Gauge, whole_bytes: int, width: int, glyphs: Glyphs) -> Line:
-    """One bar of `width` characters: now, up to the peak, empty; the prediction and the limit marked."""
+    """Return one bar of `width` characters: used now, up to the peak, empty; prediction and limit are marked."""
     used, peak = (_cells(size, whole_bytes, width) for size in (gauge.used_bytes, gauge.peak_bytes))
     cells = [(glyphs.used, alarm(gauge))] * min(used, width)
     cells += [(glyphs.peak, alarm(gauge))] * (min(peak, width) - len(cells))
@@ -147,7 +147,7 @@ def bar(gauge: Gauge, whole_bytes: int, width: int, glyphs: Glyphs) -> Line:
 
 
 def sparkline(values: Sequence[float], width: int, glyphs: Glyphs) -> str:
-    """The last `width` values as small bars between their least and greatest; what is not finite is an x."""
+    """Return the last `width` values as small bars between their minimum and maximum; x stands for NaN and infinity."""
     shown = values[-width:] if width > 0 else ()
     finite = [value for value in shown if math.isfinite(value)]
     if not finite:
@@ -165,7 +165,7 @@ def _cells(size: int | None, whole_bytes: int, width: int) -> int:
 
 
 def _joined(cells: Sequence[tuple[str, str]]) -> Line:
-    """Neighbours of one style as one piece."""
+    """Join neighbouring cells of the same style."""
     pieces: list[tuple[str, str]] = []
     for text, style in cells:
         if pieces and pieces[-1][1] == style:

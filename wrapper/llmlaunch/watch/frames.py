@@ -33,7 +33,7 @@ _LONGEST_SPARK = 60
 
 
 def one_run(run: WatchedRun, columns: int, rows: int, now: float, glyphs: Glyphs = BLOCKS) -> list[Line]:
-    """At most `rows` lines, none longer than `columns`; what does not fit is counted."""
+    """Draw one run in at most `rows` lines, none longer than `columns`; what does not fit is counted."""
     head = [*_title(run, columns), *_steps(run, columns, now, glyphs)]
     foot = _remarks(run)
     if run.gauges:
@@ -89,7 +89,7 @@ def _no_memory(run: WatchedRun) -> list[Line]:
 
 
 def _table(run: WatchedRun, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """A head, and as many gauges as there are rows; where some are left out, those furthest from their prediction."""
+    """Return a head and as many gauges as fit; those furthest below their prediction are left out first."""
     gauges = run.gauges
     if len(gauges) > rows - 1:
         worst = sorted(gauges, key=_fullness, reverse=True)
@@ -155,7 +155,7 @@ def _share(gauge: Gauge | None) -> str:
 
 
 def _ago(then: float, now: float) -> str:
-    """Clocks of nodes differ a little: what is of the future is of now."""
+    """Clocks of nodes differ a little: a time in the future counts as now."""
     return f"{duration(max(0.0, now - then))} ago"
 
 
@@ -167,7 +167,7 @@ _FIRST = ("running", "failed", "unknown", "pending")
 def several_runs(
     runs: Sequence[WatchedRun], columns: int, rows: int, now: float, glyphs: Glyphs = BLOCKS
 ) -> list[Line]:
-    """A line for each run; where there are too many, those that go on, and a count of the rest."""
+    """Draw one line for each run; if there are too many, those that run or failed, and a count of the rest."""
     rest: Sequence[WatchedRun] = ()
     room = max(1, rows - 1)
     if len(runs) > room:
@@ -213,7 +213,7 @@ def _run_rows(runs: Sequence[WatchedRun], columns: int, now: float, glyphs: Glyp
 
 
 def _with_words(line: Line, run: WatchedRun) -> Line:
-    """Why it waits, or what is wrong: as much of it as fits."""
+    """Add why the run waits or what is wrong, as much as fits."""
     reasons = [run.because, *run.remarks]
     return (*line, (one_line("; ".join(word for word in reasons if word)), "yellow"))
 

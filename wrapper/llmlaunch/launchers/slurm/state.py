@@ -19,8 +19,7 @@ _SMALL_FILE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class SlurmAnswers:
-    """What a cluster said: squeue's rows, sacct's, and squeue's complaint where it has no rows for want of an
-    answer."""
+    """The rows of squeue (`live`) and of sacct (`past`), and squeue's error (`silence`) if it did not answer."""
 
     live: Rows
     past: Rows
@@ -28,7 +27,7 @@ class SlurmAnswers:
 
 
 def job_state(submission: Submission, heard: SlurmAnswers) -> JobState:
-    """The state of a submission; of a chain that of the job it has got to."""
+    """Return the state of a submission; for a chain, the state of the job it has reached."""
     links = [_state(replace(submission, job_id=job, chain=()), heard) for job in submission.jobs]
     state = links[0] if len(links) == 1 else _of_chain(links)
     if state.phase in ("pending", "running"):
@@ -40,8 +39,8 @@ def job_state(submission: Submission, heard: SlurmAnswers) -> JobState:
 
 
 def is_settled(submission: Submission, live: Rows) -> bool:
-    """Whether all is known without sacct: each job waits or runs, or has written itself how it ended, or that was noted
-    when it was seen before."""
+    """Return whether sacct has nothing to add: each job waits or runs, has written its own status, or was noted as
+    ended before."""
     missing = [job for job in submission.jobs if not _goes_on(row_of(live, job))]
     if not missing or run_files.end_noted(submission) is not None:
         return True

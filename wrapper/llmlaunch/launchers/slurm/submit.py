@@ -32,6 +32,8 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.identifiers import is_attempt, is_slurm_job, job_of
 from llmlaunch.rundir.messages import to_type
 
+__all__ = ["JobQuery", "adopt", "comment_of", "find_jobs", "look_for_jobs", "submit", "test"]
+
 _LOOKS = 10
 _SILENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 1.0
@@ -86,22 +88,23 @@ def look_for_jobs(slurm: SlurmCommands, wanted: JobQuery) -> tuple[list[Job], Co
 
 
 def find_jobs(slurm: SlurmCommands, wanted: JobQuery) -> tuple[list[Job], CommandAnswer]:
-    """The jobs by squeue, by sacct and by the attempts in the directory, in the order of their ids; squeue's answer."""
+    """Return the jobs that squeue, sacct or the run directory's attempts know, ordered by id, and squeue's answer."""
     queue = slurm.start(["squeue", *wanted.clusters, "-t", "all", "--me", "-o", LATE_JOB_FORMAT])
     past = _past(slurm, wanted)
     answer = slurm.insist(queue)
     now = []
     if answer.code == 0:
         now = parse_late_jobs(answer.output, wanted.mark, wanted.run_dir, wanted.earliest)
-    found = [*(JobMatch(job, False) for job in _attempted(wanted)), *past, *now]
-    # By where it works only where no comment says more: somebody may have submitted one by hand.
-    new = [one for one in found if str(one.job) not in wanted.known]
-    jobs = {one.job: one.cluster for one in [one for one in new if one.marked] or new}  # squeue, the last, has clusters
+    matches = [*(JobMatch(job, False) for job in _attempted(wanted)), *past, *now]
+    # The working directory decides only if no comment names the run: somebody may have submitted a job by hand.
+    new = [match for match in matches if str(match.job) not in wanted.known]
+    marked = [match for match in new if match.marked]
+    jobs = {match.job: match.cluster for match in marked or new}  # squeue, the last, knows clusters
     return [(str(job), jobs[job]) for job in sorted(jobs)], answer
 
 
 def _past(slurm: SlurmCommands, wanted: JobQuery) -> list[JobMatch]:
-    """By the accounting, which still knows jobs that the controller has forgotten; without it, by `sacct -c`."""
+    """Return the jobs the accounting knows, even if the controller has forgotten them; without it, ask `sacct -c`."""
     since = (wanted.earliest - timedelta(days=1)).strftime("%Y-%m-%d")
     # Without the states sacct leaves out a job that never started (seen with 22.05.8).
     argv = [
@@ -129,22 +132,19 @@ def _past(slurm: SlurmCommands, wanted: JobQuery) -> list[JobMatch]:
 
 
 def _attempted(wanted: JobQuery) -> list[int]:
-    """By the folders jobs make when they start."""
-    found = set()
+    """Return the jobs that have made their attempt's folder."""
+    jobs = set()
     for folder in wanted.run_dir.glob("attempts/*"):
         job = job_of(folder.name)
         if is_attempt(folder.name) and is_slurm_job(job) and folder.lstat().st_mtime >= wanted.earliest.timestamp():
-            found.add(int(job.partition("_")[0]))
-    return sorted(found)
-
-
-__all__ = ["JobQuery", "adopt", "comment_of", "find_jobs", "look_for_jobs", "submit", "test"]
+            jobs.add(int(job.partition("_")[0]))
+    return sorted(jobs)
 
 
 def submit(
     slurm: SlurmCommands, run_dir: Path, extra: Sequence[str], again: bool, cancel: Callable[[Submission], object]
 ) -> Submission:
-    """As `Launcher.submit`."""
+    """Submit as `Launcher.submit` says. `cancel` cancels a submission that cannot be written down."""
     run_dir = run_files.prepare(run_dir, again)
     before = run_files.read_submission(run_dir) if again else None
     script = run_files.job_script(run_dir)
@@ -153,7 +153,7 @@ def submit(
     wanted = _wanted(run_dir, mark.since, before, _clusters(script, extra))
     jobs = _taken(slurm, wanted, before) if interrupted else []
     try:
-        return _HandIn(slurm, cancel, wanted, script).all(extra, jobs, before)
+        return _JobSubmitter(slurm, cancel, wanted, script).all(extra, jobs, before)
     except _MayBeTaken as late:  # the mark stays: the next command looks for the job again
         raise SchedulerRefused(
             f"SLURM did not say whether it took the job ({late}), which is not in the queue and may still turn up. "
@@ -166,7 +166,7 @@ def submit(
 
 
 def adopt(slurm: SlurmCommands, run_dir: Path) -> Submission | None:
-    """As `SlurmLauncher.adopt`."""
+    """Find and write down the jobs of an interrupted submit, as `SlurmLauncher.adopt` says."""
     mark = submit_mark.left_behind(run_dir)
     if mark is None or run_files.is_foreign(run_dir):
         return run_files.read_submission(run_dir)
@@ -185,7 +185,7 @@ def adopt(slurm: SlurmCommands, run_dir: Path) -> Submission | None:
 
 
 def test(slurm: SlurmCommands, script: str, extra: Sequence[str]) -> tuple[bool, str]:
-    """As `SlurmLauncher.test`."""
+    """Ask `sbatch --test-only`, as `SlurmLauncher.test` says."""
     versions.refuse_unknown([*run_environment.directives(script), *extra], lambda: _version(slurm))
     argv = ["sbatch", "--test-only", *extra]
     call = slurm.start(argv, run_environment.for_sbatch(os.environ, script), given=script)
@@ -198,13 +198,15 @@ def _version(slurm: SlurmCommands) -> str:
 
 
 def _taken(slurm: SlurmCommands, wanted: JobQuery, before: Submission | None) -> list[Job]:
-    """The jobs an interrupted submit handed in, those it wrote down among them. Raises SchedulerRefused where SLURM
-    does not say."""
+    """Return the jobs that an interrupted submit submitted, including those it wrote down.
+
+    Raises SchedulerRefused if SLURM does not answer.
+    """
     slurm.say(f"an earlier submit of {wanted.run_dir} was interrupted")
     jobs, answer = look_for_jobs(slurm, wanted)
     jobs = _with_written(jobs, wanted, before)
     if jobs:
-        slurm.say(f"found job {', '.join(job for job, _ in jobs)}, which that submit had handed in")
+        slurm.say(f"found job {', '.join(job for job, _ in jobs)}, which that submit had submitted")
     elif answer.code != 0:
         raise SchedulerRefused(
             f"an earlier submit of {wanted.run_dir} was interrupted, and SLURM does not say whether it has the job "
@@ -214,8 +216,8 @@ def _taken(slurm: SlurmCommands, wanted: JobQuery, before: Submission | None) ->
 
 
 @dataclass(frozen=True)
-class _HandIn:
-    """Hands in the jobs of one directory."""
+class _JobSubmitter:
+    """Submits the jobs of one directory."""
 
     slurm: SlurmCommands
     cancel: Callable[[Submission], object]
@@ -297,7 +299,7 @@ def _wanted(run_dir: Path, since: float, before: Submission | None, clusters: Se
 
 
 def _with_written(jobs: list[Job], wanted: JobQuery, before: Submission | None) -> list[Job]:
-    """With those the submit had written down before it was interrupted; SLURM may have forgotten them."""
+    """Return `jobs` with those that the submit wrote down before it was interrupted; SLURM may have forgotten them."""
     if before is None or before.submitted_at != wanted.since:
         return jobs
     written = [(job, before.cluster) for job in before.jobs]
