@@ -60,7 +60,7 @@ def test_what_the_plan_does_not_speak_of_passes(words: tuple[str, ...]) -> None:
 def test_every_name_is_one_of_the_parser_and_every_key_one_of_a_recipe() -> None:
     names = {flag.dest for flag in core_parser("0.19").flags.values()}
     assert PLANNED_BY.keys() <= names
-    parts = {"layout": "LayoutFile", "training": "TrainingFile", "data": "DataFile", "model": "ShapeFile"}
+    parts = {"layout": "Layout", "training": "Training", "data": "Data", "model": "Model"}
     for key in PLANNED_BY.values():
         part, _, name = key.partition(".")
         assert name in schema()["$defs"][parts[part]]["properties"], key
