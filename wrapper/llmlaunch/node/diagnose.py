@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from ..rundir.monitor_samples import GpuPeaks, NodePeaks
     from .files import Record
 
-
 SECONDS = 30
 _KILLED = ("killed by signal: Killed", "exitcode: -9", "Signal 9 (SIGKILL)")  # torch 2.13: data loader, torchrun
+MOST_RECORDS = 200_000
 
 
 def main(argv: list[str]) -> int:
@@ -149,19 +149,6 @@ def _too_long(number: int, frame: object) -> None:
     raise TimeoutError(f"not done within {SECONDS} s")
 
 
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz diagnose")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
-    parser.add_argument("--node", required=True)
-    parser.add_argument("--before", action="store_true", help="note the counters, before the trainers start")
-    parser.add_argument("--code", type=int, default=1, help="what the launcher of the trainers returned")
-    return parser.parse_args(argv)
-
-
-MOST_RECORDS = 200_000
-
-
 def kernel_lines(since: float, path: str = "/dev/kmsg") -> list[str]:
     """Lines of the kernel's log from `since` (unix seconds) on; none where it may not be read (kernel.dmesg_restrict).
 
@@ -198,3 +185,13 @@ def _line(record: bytes, since_boot: float) -> str | None:
     if len(fields) < 3 or not fields[2].isdigit() or int(fields[2]) / 1e6 < since_boot:
         return None
     return text.split("\n", 1)[0]
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="node.pyz diagnose")
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--before", action="store_true", help="note the counters, before the trainers start")
+    parser.add_argument("--code", type=int, default=1, help="what the launcher of the trainers returned")
+    return parser.parse_args(argv)

@@ -26,6 +26,7 @@ from ..rundir.file_names import SUMMARY, attempt_folder
 from ..rundir.files import read_object
 from ..rundir.identifiers import job_of
 from ..rundir.memory_files import summarize
+from ..rundir.messages import counted
 from ..rundir.run import begun_attempts
 from ..rundir.spool_place import is_private, spool_folder, spool_root
 from .checkpoint import read_tracker
@@ -49,10 +50,10 @@ if TYPE_CHECKING:
     from .files import Record
     from .restart_policy import Next
 
-
 POLL_SECONDS = 0.5
 ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # what a shell makes of them
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+PATIENCE_SECONDS = 30.0  # the allocation is paid for, and a file system may hang
 
 
 class Verdict(NamedTuple):
@@ -197,7 +198,7 @@ def judge(launcher_code: int, ranks: list[Record], nodes: list[Record]) -> tuple
     failed = sorted((rank for rank in ranks if _failed(rank)), key=_blame)
     missing = [node["node"] for node in nodes if not node["done"]]
     if launcher_code == 0 and not failed and not missing:
-        return 0, f"{_count(len(nodes), 'node')}, {_count(len(ranks), 'rank')}"
+        return 0, f"{counted(len(nodes), 'node')}, {counted(len(ranks), 'rank')}"
     if failed:
         first = failed[0]
         others = f" (first of {len(failed)} failed ranks)" if len(failed) > 1 else ""
@@ -207,7 +208,7 @@ def judge(launcher_code: int, ranks: list[Record], nodes: list[Record]) -> tuple
         names = [node for node in missing if node is not None]
         parts = [f"node {node} left no done marker" for node in names]
         if len(names) < len(missing):
-            parts.append(f"{_count(len(missing) - len(names), 'node')} left no trace")
+            parts.append(f"{counted(len(missing) - len(names), 'node')} left no trace")
         why = "; ".join(parts)
         return launcher_code or 1, f"the launcher returned {launcher_code}; {why}" if launcher_code else why
     return launcher_code, f"the launcher returned {launcher_code}, though every trainer ended with 0"
@@ -234,10 +235,6 @@ def _ending(rank: Record) -> str:
     return f"exited with {rank['exit_code']}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _done_markers(directory: Path, options: argparse.Namespace) -> list[str]:
     """Names of the nodes that are done.
 
@@ -261,20 +258,6 @@ def _nodes(done: list[str], ranks: list[Record], count: int) -> list[Record]:
     names = sorted({*done, *(str(rank["node"]) for rank in ranks)})
     nodes: list[Record] = [{"node": name, "done": name in done} for name in names]
     return nodes + [{"node": None, "done": False} for _ in range(count - len(names))]
-
-
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz finish")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
-    parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--code", type=int, required=True, help="what the launcher returned")
-    parser.add_argument("--told", dest="stop_signal", default="", help="what asked the job to stop: USR1 or TERM")
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for late markers of a file system")
-    return parser.parse_args(argv)
-
-
-PATIENCE_SECONDS = 30.0  # the allocation is paid for, and a file system may hang
 
 
 def write_summary(run_directory: Path, attempt: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -309,3 +292,14 @@ def _cause_or_none(run_dir: Path, attempt: str, ranks: Sequence[Record], code: i
     except Exception as error:
         say(f"what ended attempt {attempt} remains unknown: {type(error).__name__}: {error}")
         return None
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="node.pyz finish")
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True)
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--code", type=int, required=True, help="what the launcher returned")
+    parser.add_argument("--told", dest="stop_signal", default="", help="what asked the job to stop: USR1 or TERM")
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for late markers of a file system")
+    return parser.parse_args(argv)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .files import Record
 
-
 TOTAL = re.compile(rb"^MemTotal:\s+(\d+) kB", re.MULTILINE)
 AVAILABLE = re.compile(rb"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
+UNLIMITED = 2**60  # version 1 says "no limit" with a number near 2**63
 
 
 class HostMemory:
@@ -57,9 +57,6 @@ class HostMemory:
             "cgroup_peak_bytes": self._cgroup_peak,
             "cgroup_limit_bytes": self._cgroup.get("limit_bytes"),
         }
-
-
-UNLIMITED = 2**60  # version 1 says "no limit" with a number near 2**63
 
 
 def memory_counters(root: Path = Path("/")) -> Record:

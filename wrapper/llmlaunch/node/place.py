@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
     Unit = tuple[int, frozenset[str]]  # level from the leaves up, the nodes below
 
-
 BUDGET_SECONDS = 3.0
 SCONTROL_SECONDS = 20.0
 SLURMS_ORDER = "slurm"
 LEAST_GAIN = 0.0005  # worth naming
+_BRACKETS = re.compile(r"\[([^\]]*)\]")
+_FIELD = re.compile(r"(\w+)=(\S+)")
 
 
 class Source(NamedTuple):
@@ -169,19 +170,6 @@ def _from_topology(job: Record, nodes: Sequence[str], why: list[str]) -> Source 
                   guessed_bandwidth(levels, leaf))  # fmt: skip
 
 
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz place", description="node names on stdin, one a line")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
-    parser.add_argument("--layout", default=".", help="folder of the layout that is trained")
-    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="SECONDS", help="for the search")
-    return parser.parse_args(argv)
-
-
-_BRACKETS = re.compile(r"\[([^\]]*)\]")
-_FIELD = re.compile(r"(\w+)=(\S+)")
-
-
 def switch_levels(text: str, nodes: Sequence[str]) -> list[list[int]] | None:
     """For each pair of `nodes` the level of the lowest switch (or block) above both: 0 is a leaf switch. Pairs with
     none in common are one level above all. None where the text tells nothing that sets one pair apart from another.
@@ -250,3 +238,12 @@ def _numbers(piece: str) -> Iterator[str]:
         return
     for number in range(int(first), int(last) + 1):
         yield str(number).zfill(len(first))
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="node.pyz place", description="node names on stdin, one a line")
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True)
+    parser.add_argument("--layout", default=".", help="folder of the layout that is trained")
+    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="SECONDS", help="for the search")
+    return parser.parse_args(argv)

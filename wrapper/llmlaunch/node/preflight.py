@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from .files import Record
 
-
 STAGES = ("started", "devices", "matmul", "joined", "reduced")
+# The driver itself takes up to about 1 GiB; what goes beyond is another process's.
+MOST_USED_BYTES = 3 * 2**30
 
 
 def main(argv: list[str]) -> int:
@@ -139,27 +140,6 @@ def _lines(children: list[subprocess.Popen[bytes]], end: float) -> Iterator[tupl
                     yield key.data, line.decode(errors="replace")
 
 
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz preflight")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
-    parser.add_argument("--node", required=True)
-    parser.add_argument("--kind", choices=["gpu", "cpu"], required=True)
-    parser.add_argument("--devices", type=int, required=True, help="of this node")
-    parser.add_argument("--rank", type=int, required=True, help="of this node")
-    parser.add_argument("--nodes", type=int, required=True, help="that are tried together")
-    parser.add_argument("--address", required=True, help="of node rank 0")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--python", required=True, help="of the training environment")
-    parser.add_argument("--script", required=True, type=Path, help="preflight.py of the run directory")
-    parser.add_argument("--seconds", type=float, required=True, help="all of it may take")
-    return parser.parse_args(argv)
-
-
-# The driver itself takes up to about 1 GiB; what goes beyond is another process's.
-MOST_USED_BYTES = 3 * 2**30
-
-
 def gpu_problems(visible: str | None) -> list[str]:
     """A sentence for each problem of this job's GPUs; none where NVML cannot be asked.
 
@@ -220,3 +200,20 @@ def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
         return call(*arguments)
     except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
         return None
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="node.pyz preflight")
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--kind", choices=["gpu", "cpu"], required=True)
+    parser.add_argument("--devices", type=int, required=True, help="of this node")
+    parser.add_argument("--rank", type=int, required=True, help="of this node")
+    parser.add_argument("--nodes", type=int, required=True, help="that are tried together")
+    parser.add_argument("--address", required=True, help="of node rank 0")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--python", required=True, help="of the training environment")
+    parser.add_argument("--script", required=True, type=Path, help="preflight.py of the run directory")
+    parser.add_argument("--seconds", type=float, required=True, help="all of it may take")
+    return parser.parse_args(argv)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from .files import Record
 
-
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 ASKS_TO_SAVE, ASKS_FOR_STACKS = signal.SIGUSR1, signal.SIGUSR2
 # Where SLURM tells every process of a step, the trainer gets these too, and nobody asked it: they end what does not
@@ -36,6 +35,8 @@ ASKS_TO_SAVE, ASKS_FOR_STACKS = signal.SIGUSR1, signal.SIGUSR2
 NOT_FOR_TRAINERS = (signal.SIGUSR1, signal.SIGUSR2)
 SAVE_SIGNAL_VARIABLE = "LLMLAUNCH_SAVE_SIGNAL"  # for a trainer that saves at another signal than SIGTERM
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell has them
+HOOK_FOLDER = "hook"  # its sitecustomize.py runs first in the trainer's Python
+PROBE_VARIABLE = "LLMLAUNCH_PROBE"
 
 
 def main(argv: list[str]) -> int:
@@ -146,18 +147,6 @@ def _become(program: list[str], parent: int, mask: set[int | signal.Signals]) ->
         os._exit(code)
 
 
-def _arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(prog="node.pyz rank", usage="%(prog)s [options] -- PROGRAM [ARG ...]")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
-    parser.add_argument("--node", required=True)
-    cut = argv.index("--") if "--" in argv else len(argv)
-    options = parser.parse_args(argv[:cut])
-    if not argv[cut + 1 :]:
-        parser.error("no PROGRAM after --")
-    return options, argv[cut + 1 :]
-
-
 def _environment_int(name: str) -> int:
     """torchrun sets RANK and LOCAL_RANK; a program started alone is rank 0."""
     text = os.environ.get(name, "")
@@ -169,10 +158,6 @@ def _write(path: Path, record: Record) -> None:
         replace_json(path, record)
     except OSError as error:
         say(f"rank {record['rank']}: {path} not written: {error.strerror}")
-
-
-HOOK_FOLDER = "hook"  # its sitecustomize.py runs first in the trainer's Python
-PROBE_VARIABLE = "LLMLAUNCH_PROBE"
 
 
 def put_hook_first(run_directory: Path) -> bool:
@@ -194,3 +179,15 @@ def set_probe_variable(run_directory: Path, attempt: str, node: str, rank: int, 
     """Set the variable that starts this rank's memory probe, in the trainer and in what that starts."""
     place = {"run": str(run_directory), "attempt": attempt, "node": node, "rank": rank, "local_rank": local_rank}
     os.environ[PROBE_VARIABLE] = json.dumps(place)
+
+
+def _arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(prog="node.pyz rank", usage="%(prog)s [options] -- PROGRAM [ARG ...]")
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True)
+    parser.add_argument("--node", required=True)
+    cut = argv.index("--") if "--" in argv else len(argv)
+    options = parser.parse_args(argv[:cut])
+    if not argv[cut + 1 :]:
+        parser.error("no PROGRAM after --")
+    return options, argv[cut + 1 :]

@@ -17,10 +17,14 @@ from .process_tree import listeners
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-
 STACKS_VARIABLE = "LLMLAUNCH_STACKS"
 WRITES_STACKS = signal.SIGURG  # what the hook listens to; it ends nobody who does not
 PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"  # of PyTorch: <this><rank>.pipe asks for the flight recorder
+THREAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):\n", re.MULTILINE)
+FRAME = re.compile(r'  File "(?P<file>[^"\n]*)", line (?P<line>\d+) in (?P<function>.*)')
+MOST_BYTES = 64 * 1024  # of one rank's file, from its end
+MOST_PLACES = 3
+MOST_NAMED = 4  # ranks
 
 
 def prepare_stacks(attempt_directory: Path, rank: int) -> Path:
@@ -59,13 +63,6 @@ def _poke(pipe: Path) -> None:
                 os.write(descriptor, b"1\n")
             finally:
                 os.close(descriptor)
-
-
-THREAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):\n", re.MULTILINE)
-FRAME = re.compile(r'  File "(?P<file>[^"\n]*)", line (?P<line>\d+) in (?P<function>.*)')
-MOST_BYTES = 64 * 1024  # of one rank's file, from its end
-MOST_PLACES = 3
-MOST_NAMED = 4  # ranks
 
 
 def where_they_stand(attempt_directory: Path, ranks: int) -> str:
