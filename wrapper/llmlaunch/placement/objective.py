@@ -16,9 +16,9 @@ LESS = 1e-9
 
 
 def term_seconds(terms: Mapping[str, Term], order: Sequence[int], seconds_per_byte: Matrix) -> dict[str, float]:
-    """Seconds by term. `order[rank]` is the node, as an index of `seconds_per_byte` (row: sender), that gets that node
-    rank. Of the paths of a term the slowest counts, as in Pipette (T_pp, T_dp): all pipelines wait for the slowest
-    one, a ring runs at the pace of its slowest link. Terms follow each other and add up."""
+    """Return the seconds by term. `order[rank]` is the node, as an index of `seconds_per_byte` (row: sender), that gets
+    that node rank. Of the paths of a term the slowest counts, as in Pipette (T_pp, T_dp): all pipelines wait for the
+    slowest one, a ring runs at the pace of its slowest link. Terms follow each other and add up."""
     return {
         name: max((path_seconds(path, order, seconds_per_byte) for path in term), default=0.0)
         for name, term in terms.items()
@@ -38,5 +38,5 @@ def path_seconds(path: Path, order: Sequence[int], seconds_per_byte: Matrix) -> 
 
 
 def inverse(bytes_per_second: Matrix) -> list[list[float]]:
-    """Seconds per byte of each pair; the diagonal, which no path uses, is 0."""
+    """Return the seconds per byte of each pair; the diagonal, which no path uses, is 0."""
     return [[0.0 if i == j else 1.0 / speed for j, speed in enumerate(row)] for i, row in enumerate(bytes_per_second)]

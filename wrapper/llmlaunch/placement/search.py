@@ -27,8 +27,8 @@ PROOFLESS = 0.3  # of the budget, for the search that comes before a proof
 
 @dataclass(frozen=True)
 class Placement:
-    """`order[rank]` is the node that gets node rank `rank`. `before_seconds` is SLURM's order, 0, 1, 2 ...; `proved`:
-    no order takes less."""
+    """An order of the nodes: `order[rank]` is the node that gets node rank `rank`. `before_seconds` is the time of
+    SLURM's order, 0, 1, 2 ...; `proved` means that no order takes less."""
 
     order: tuple[int, ...]
     before_seconds: float
@@ -42,11 +42,11 @@ def place(
     budget_seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Placement:
-    """The best order found for as many nodes as the matrix has rows. Never worse than SLURM's order, which stays where
-    nothing is better; of orders that take as long, the one whose paths take less altogether: where most links of a
-    network are alike it crosses fewer of the slow ones. The same input gives the same order unless the budget runs out
-    first; `clock` is looked at once for every order that is priced, so that one that counts makes the budget a number
-    of orders."""
+    """Return the best order found for as many nodes as the matrix has rows. It is never worse than SLURM's order, which
+    stays where nothing is better. Of orders that take as long, it is the one whose paths take less in sum: where most
+    links of a network are equal it crosses fewer of the slow ones. The same input gives the same order unless the
+    budget runs out first. `clock` is called once for every order that is priced, so a clock that counts its calls makes
+    the budget a number of orders."""
     unchanged = range(len(seconds_per_byte))
     before = order_seconds(terms, unchanged, seconds_per_byte)
     if before == 0.0:
@@ -54,15 +54,15 @@ def place(
     begin, few = clock(), len(unchanged) <= EXACT_NODES
     search = _Search(terms, seconds_per_byte, clock, begin, begin + budget_seconds * (PROOFLESS if few else 1.0))
     search.run()
-    found, proved = search.best, False
+    best, proved = search.best, False
     if few:
-        found, proved = proved_best(terms, seconds_per_byte, found, lambda: clock() >= begin + budget_seconds)
-    return Placement(tuple(found), before, order_seconds(terms, found, seconds_per_byte), proved)
+        best, proved = proved_best(terms, seconds_per_byte, best, lambda: clock() >= begin + budget_seconds)
+    return Placement(tuple(best), before, order_seconds(terms, best, seconds_per_byte), proved)
 
 
 class _Search:
-    """From every start, the best first, it climbs with growing exponents; then the best order is kicked and climbs
-    again."""
+    """A local search. It climbs with growing exponents from every start, the best first; then it perturbs the best
+    order and climbs again."""
 
     def __init__(
         self, terms: Mapping[str, Term], cost: Matrix, clock: Callable[[], float], begin: float, end: float
@@ -98,7 +98,7 @@ class _Search:
         return order
 
     def _kicked(self) -> list[int]:
-        """The best order with three random exchanges."""
+        """Return the best order with three random exchanges."""
         order, nodes = list(self.best), len(self.cost)
         for _ in range(3):
             x, y = self.chance.randrange(nodes), self.chance.randrange(nodes)
@@ -115,16 +115,16 @@ class _Search:
         return True
 
     def _score(self, order: Sequence[int]) -> tuple[float, float]:
-        """Seconds of the step; of equal ones, the seconds of all paths together."""
+        """Return the seconds of the step and, to break ties, the seconds of all paths together."""
         paths = (path for term in self.terms.values() for path in term)
         together = sum(path_seconds(path, order, self.cost) for path in paths)
         return order_seconds(self.terms, order, self.cost), together
 
 
 def starts(terms: Mapping[str, Term], cost: Matrix) -> Iterator[list[int]]:
-    """SLURM's order; then for each term, heaviest first, an order that gives its neighbours near nodes: ranks in the
-    order in which the term's paths pass through them, nodes once as SLURM sorts them and once along a chain of nearest
-    neighbours."""
+    """Yield orders to start from: SLURM's order; then for each term, heaviest first, an order that gives its neighbours
+    near nodes: ranks in the order in which the term's paths pass through them, nodes once as SLURM sorts them and once
+    along a chain of nearest neighbours."""
     nodes = len(cost)
     yield list(range(nodes))
     chain = nearest_neighbours(cost)
@@ -142,24 +142,24 @@ def _heaviest(term: Term) -> float:
 
 
 def _passed(term: Term, ranks: int) -> list[int]:
-    """Node ranks in the order a walk along the term's links meets them; the ranks it leaves out come last."""
+    """Return node ranks in the order a walk along the term's links visits them; unvisited ranks come last."""
     follows: dict[int, list[int]] = {}
     for path in term:
         for a, b, _ in path:
             follows.setdefault(a, []).append(b)
-    seen: dict[int, None] = {}
+    visited: dict[int, None] = {}
     for first in range(ranks):
         waiting = [first]
         while waiting:
             rank = waiting.pop()
-            if rank not in seen:
-                seen[rank] = None
+            if rank not in visited:
+                visited[rank] = None
                 waiting += reversed(follows.get(rank, []))
-    return list(seen)
+    return list(visited)
 
 
 def nearest_neighbours(cost: Matrix) -> list[int]:
-    """From node 0 always on to the nearest node not yet met, both directions counted."""
+    """Return a chain from node 0, always on to the nearest unvisited node, both directions counted."""
     left = set(range(1, len(cost)))
     chain = [0]
     while left:

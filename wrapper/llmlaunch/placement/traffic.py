@@ -50,8 +50,8 @@ class Volumes:
 def traffic(
     sizes: Sizes, volumes: Volumes, devices_per_node: int, nvlink_domain_devices: int | None = None
 ) -> dict[str, Term]:
-    """Bytes that one device's share of a node's adapters carries from node to node, by term; a term that stays inside
-    nodes is absent. A domain is a node where none is named.
+    """Return the bytes that one device's share of a node's adapters carries from node to node, by term; a term that
+    stays inside nodes is absent. A domain is a node where none is named.
 
     Ranks lie in Megatron's order tp-cp-ep-dp-pp, tensor innermost and pipeline outermost (megatron/core/
     parallel_state.py, core 0.19: `RankGenerator`; experts have a generator of their own, without context). DeepSpeed
@@ -70,18 +70,18 @@ def traffic(
 
 
 def _pipelines(sizes: Sizes, volume: float, devices: int) -> Term:
-    """Every way through the stages: activations there, gradients back. Interleaved, each hop is made once for every
-    chunk, and the last stage hands all but the last chunk back to the first."""
+    """Return every route through the stages: activations there, gradients back. Interleaved, each hop is made once for
+    every chunk, and the last stage hands all but the last chunk back to the first."""
     if volume <= 0.0 or sizes.pipeline == 1:
         return ()
-    ways: set[tuple[int, ...]] = set()
+    routes: set[tuple[int, ...]] = set()
     for first in range(sizes.stage):
-        ways.add(tuple((first + stage * sizes.stage) // devices for stage in range(sizes.pipeline)))
-    paths = (_way(nodes, volume, sizes.virtual_pipeline) for nodes in sorted(ways))
+        routes.add(tuple((first + stage * sizes.stage) // devices for stage in range(sizes.pipeline)))
+    paths = (_route(nodes, volume, sizes.virtual_pipeline) for nodes in sorted(routes))
     return tuple(path for path in paths if path)
 
 
-def _way(nodes: Sequence[int], volume: float, chunks: int) -> Path:
+def _route(nodes: Sequence[int], volume: float, chunks: int) -> Path:
     there = [(a, b, volume * chunks) for a, b in zip(nodes, nodes[1:])]
     if chunks > 1:
         there.append((nodes[-1], nodes[0], volume * (chunks - 1)))
@@ -90,16 +90,16 @@ def _way(nodes: Sequence[int], volume: float, chunks: int) -> Path:
 
 
 def _shared(volumes: Sequence[float], members: int, stride: int, domain_devices: int) -> list[float]:
-    """What passes over each adapter of a ring's link: its members in an NVLink domain, `stride` ranks apart, share what
-    leaves it, each with its own adapter (the same in `timing/network.py`, `links`)."""
+    """Return the bytes over each adapter of a ring's link: its members in an NVLink domain, `stride` ranks apart, share
+    what leaves it, each with its own adapter (the same in `timing/network.py`, `links`)."""
     together = min(max(domain_devices // stride, 1), max(members, 1))
     return [volume / together for volume in volumes]
 
 
 def _rings(sizes: Sizes, volumes: Sequence[float], stride: int, devices: int) -> Term:
-    """Rings over the ranks of each stage that are `stride` apart. Between nodes NCCL's ring goes from node to node in
-    the order of ranks and back to the first (nccl src/graph/connect.cc, connectRings), all links at once: each is a
-    path of its own."""
+    """Return the rings over the ranks of each stage that are `stride` apart. Between nodes NCCL's ring goes from node
+    to node in the order of ranks and back to the first (nccl src/graph/connect.cc, connectRings), all links at once:
+    each is a path of its own."""
     loads: dict[tuple[int, int], float] = {}
     for stage, volume in enumerate(volumes):
         for offset in range(stride if volume > 0.0 else 0):
@@ -116,7 +116,7 @@ def _around(nodes: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _exchanges(sizes: Sizes, volume: float, devices: int) -> Term:
-    """All-to-all in every expert group: a node sends to the others of its group one after the other."""
+    """Return the all-to-all of every expert group: a node sends to the others of its group one after the other."""
     span = sizes.expert * sizes.expert_tensor
     if volume <= 0.0 or span <= 1:
         return ()
