@@ -17,7 +17,7 @@ from llmlaunch.calibration import pool as pool_module
 from llmlaunch.calibration.calibrations import Calibration
 from llmlaunch.calibration.cases import Prediction, predict
 from llmlaunch.calibration.learning import FEWEST_RUNS, LearningResult, errors_of, folds_of, learn, score_runs, uniform
-from llmlaunch.calibration.margins import RULE
+from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.pool import Pool, gather, pools
 from llmlaunch.calibration.records import clusters_by_gpu
 from llmlaunch.calibration.residual import PARTS, Equations, correction_of, equations_of
@@ -104,7 +104,7 @@ def test_the_margin_covers_fresh_runs_at_its_risk(bias: Bias) -> None:
         bounded += 1
         fresh = pool_of(everything[40:])
         said = score_runs(fresh, uniform(fresh, found.correction))
-        allowed = said.share * RULE * max(bound, 1.0) <= 1.0
+        allowed = said.share * FUJII_SHARE * max(bound, 1.0) <= 1.0
         deaths = np.array([run.died for run in fresh.runs])
         trials += int(np.sum(allowed))
         covered += int(np.sum(allowed & ~deaths & (said.worst <= bound)))
@@ -328,7 +328,7 @@ def test_the_next_choices_of_a_planner_are_covered_at_the_risk() -> None:
         for job in order[:30]:
             site.run(job, site.small_one(job))
         for job in order[:45]:
-            site.run(job, site.choice(job, RULE * CARD))
+            site.run(job, site.choice(job, FUJII_SHARE * CARD))
         (pool,), _ = pools(gather(site.ran).configurations, clusters_by_gpu())
         found = learn(pool, None, 1.8e9, "0.1.0", "e" * 64).calibration
         assert found is not None

@@ -13,7 +13,7 @@ from typing import Any
 from llmlaunch.accuracy.scoring import OUTCOMES, ScoredRecord
 from llmlaunch.accuracy.summary import errors, judged
 from llmlaunch.calibration.completion import with_defaults
-from llmlaunch.calibration.margins import RULE
+from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.records import table_of
 from llmlaunch.layout import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import ModelShape
@@ -265,6 +265,6 @@ def _verdicts(priced: Sequence[tuple[ScoredRecord, int]]) -> dict[str, int]:
         for scored, value in priced
         if judged(scored) and scored.record.get("gpu_memory_bytes")
     ]
-    safe = sum(value <= int(RULE * card) for value, card in cards)
+    safe = sum(value <= int(FUJII_SHARE * card) for value, card in cards)
     above = sum(value > card for value, card in cards)
     return {"called_safe": safe, "called_unsafe": len(cards) - safe, "above_card": above}

@@ -22,9 +22,9 @@ from llmlaunch.accuracy.scoring import ScoredRecord
 from llmlaunch.calibration.margins import (
     BOUNDING,
     DIED,
+    FUJII_SHARE,
     NEAR,
     RISKS,
-    RULE,
     Score,
     leave_one_out_bounds,
     no_margin,
@@ -90,7 +90,7 @@ def _runs(scored: ScoredRecord, clusters: Mapping[str, Cluster]) -> list[Compara
         return []
     died = ran_out(record)
     ratio = DIED if died else _ratio(scored)
-    share = worst.device_bytes / (RULE * card) if card else None
+    share = worst.device_bytes / (FUJII_SHARE * card) if card else None
     return [
         ComparableRun(
             score=Score(ratio, kind, kind_of(case.job.shape), record.get("backend_version"), share),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.calibration.cases import Case, Unsupported, case_of
-from llmlaunch.calibration.margins import RULE
+from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.records import Record
 from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.errors import NothingSafe
@@ -95,7 +95,7 @@ def score(record: Record, clusters: Mapping[str, Cluster], correction: Correctio
     if record["peak_kind"] in HOST:
         predicted = worst = priced.host_bytes_per_node or 0
         capacity = _host_capacity(record, clusters)
-    limit = int(RULE * capacity) if capacity else None
+    limit = int(FUJII_SHARE * capacity) if capacity else None
     seconds = _step_seconds(record, case, clusters)
     tokens = case.job.workload.tokens_per_step
     return ScoredRecord(

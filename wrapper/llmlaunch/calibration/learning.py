@@ -19,8 +19,8 @@ from llmlaunch.calibration.calibrations import Calibration, Errors, TrainingData
 from llmlaunch.calibration.margins import (
     BOUNDING,
     DIED,
+    FUJII_SHARE,
     RISKS,
-    RULE,
     Bound,
     Score,
     bound_at,
@@ -97,7 +97,7 @@ def learn(pool: Pool, before: Calibration | None, made_at: float, llmlaunch: str
     plain = score_runs(pool, uniform(pool, NO_CORRECTION))
     in_use = score_runs(pool, uniform(pool, NO_CORRECTION if before is None else before.correction))
     died = np.array([run.died for run in pool.runs])
-    within = ~(np.fmin(plain.share, in_use.share) * RULE > 1.0)
+    within = ~(np.fmin(plain.share, in_use.share) * FUJII_SHARE > 1.0)
     chosen = within & (died | np.isfinite(plain.worst))
     lived = int(np.sum(chosen & ~died & np.isfinite(plain.typical)))
     result = LearningResult(pool.backend, pool.accelerator, int(np.sum(chosen)), int(np.sum(chosen & died)), None, None)
@@ -273,14 +273,14 @@ def _limit_shares(pool: Pool, corrections: RunCorrections) -> FloatColumn:
     sizes = np.diff([*pool.starts, len(pool.reserved)])
     torch, outside = _corrected(pool.reserved, pool.outside, np.repeat(np.arange(len(pool)), sizes), corrections)
     cards = np.array([run.card_bytes or np.nan for run in pool.runs], dtype=np.float64)
-    return np.asarray(np.maximum.reduceat(torch + outside, pool.starts) / (RULE * cards))
+    return np.asarray(np.maximum.reduceat(torch + outside, pool.starts) / (FUJII_SHARE * cards))
 
 
 def scores_of_runs(pool: Pool, scores: RunScores, chosen: NDArray[np.bool_]) -> list[Score]:
     """Return the scores of the chosen runs that are not predicted above their card, because no plan is ever there. A
     death counts for every kind of peak."""
     listed = []
-    for index in np.flatnonzero(chosen & ~(scores.share * RULE > 1.0)).tolist():
+    for index in np.flatnonzero(chosen & ~(scores.share * FUJII_SHARE > 1.0)).tolist():
         run = pool.runs[index]
         share = float(scores.share[index]) if np.isfinite(scores.share[index]) else None
         if run.died:

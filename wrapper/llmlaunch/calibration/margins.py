@@ -32,9 +32,9 @@ from fractions import Fraction
 __all__ = [
     "BOUNDING",
     "DIED",
+    "FUJII_SHARE",
     "NEAR",
     "RISKS",
-    "RULE",
     "Bound",
     "Margin",
     "Score",
@@ -46,7 +46,7 @@ __all__ = [
     "upper_ratio",
 ]
 
-RULE = 0.80  # Fujii et al.: safe up to this share of device memory
+FUJII_SHARE = 0.80  # of device memory is safe to use: Fujii et al., arXiv 2411.06465
 RISKS = (0.1, 0.05, 0.01)  # at which bounds are reported
 NEAR = 0.5  # of the rule's limit: from here on a planner chooses
 DIED = math.inf  # the score of a run that ran out of memory

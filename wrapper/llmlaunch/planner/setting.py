@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from llmlaunch.backends.base import Backend
-from llmlaunch.calibration.margins import Margin, no_margin
+from llmlaunch.calibration.margins import FUJII_SHARE, Margin, no_margin
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.cluster.matrix import slurm_order
 from llmlaunch.cluster.profile import Accelerator, Cluster
@@ -19,9 +19,8 @@ from llmlaunch.recipe.types import MemoryPolicy, Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
 
-__all__ = ["FUJII_SHARE", "Setting", "host_limit", "memory_limit", "node_of", "setting_of", "timed_cluster"]
+__all__ = ["Setting", "host_limit", "memory_limit", "node_of", "setting_of", "timed_cluster"]
 
-FUJII_SHARE = 0.80  # of device memory: Fujii et al., arXiv 2411.06465
 SIZE_UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}  # sbatch: megabytes where no unit is given
 SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.IGNORECASE)
 

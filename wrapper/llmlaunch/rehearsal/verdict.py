@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.layout import Layout
 from llmlaunch.memory.correction import NO_CORRECTION
 from llmlaunch.memory.estimate import RankEstimate
@@ -24,7 +25,6 @@ from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.terms import OUTSIDE_TORCH
 from llmlaunch.planner.plan import Plan
-from llmlaunch.planner.setting import FUJII_SHARE
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, RehearsedRank
 from llmlaunch.units import GIB
