@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.run_status import RunStatus
+from llmlaunch.launchers.look import Look
 from llmlaunch.rundir.memory_files import WHOLE_BYTES, MemoryWatch, attempt_summary, summarize
 from llmlaunch.rundir.summary import AttemptSummary, RankSummary, still_whole, summary_of_json
 from llmlaunch.store.read_directory import RunRead, read_directory
-from llmlaunch.watch.events import RunWatch
+from llmlaunch.watch import run_reader
+from llmlaunch.watch.events import EventReader
 from llmlaunch.watch.run_reader import RunReader
 from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
 
@@ -416,23 +417,23 @@ def test_the_last_beat_of_each_of_two_monitors_counts(run: RunDir, at: int) -> N
 # --- watched while it goes on -----------------------------------------------------------------------------------------
 
 
-def test_who_follows_or_watches_a_run_sees_the_peak_that_collect_records(run: RunDir) -> None:
+def test_who_follows_or_watches_a_run_sees_the_peak_that_collect_records(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half of what the device held was somebody's before the training: the same on every screen, and in the store."""
+    monkeypatch.setattr(run_reader, "_MEMORY_SECONDS", 0.0)
     submission = Submission("slurm", "77", run.path, 0.0)
-    run.write("plan.json", {"memory": {"limit_bytes": 64 * GIB}})
+    run.write(f"attempts/{ATTEMPT}/attempt.json", {"attempt": ATTEMPT, "layout": "", "nodes": ["n0"]})
     run.line("n0", "start", gpus=[gpu(0, peak_gib=21, baseline_gib=20), gpu(1, peak_gib=21, baseline_gib=20)])
     log = run.path / "logs" / f"{ATTEMPT}.n0.log"
     log.touch()
-    follow, watch = RunWatch(submission), RunReader(submission)
-    look = RunStatus(submission, JobState("running"), ATTEMPT, {}, {}, stopping=False)
+    follow, watch = EventReader(submission), RunReader(submission)
+    look = Look(submission, JobState("running"), ATTEMPT, {}, {}, stopping=False)
 
-    def shown() -> tuple[int | None, int | None]:
-        follow._memory, watch._memory_at = (float("-inf"), None), float("-inf")  # look at once
-        follow.step = None
+    def shown() -> tuple[int | None, ...]:
         log.write_text(log.read_text() + "step 6/40 | loss 3 | 0.5 s/step | 19 tokens/s\n")
-        list(follow.news())
-        fullest = watch.read(look).fullest
-        return follow.memory_bytes, None if fullest is None else fullest.peak_bytes
+        fullest = [reader.read(look).fullest for reader in (follow, watch)]
+        return tuple(None if gauge is None else gauge.peak_bytes for gauge in fullest)
 
     def recorded() -> int | None:
         read = read_directory(run.path, {}, named=True)
