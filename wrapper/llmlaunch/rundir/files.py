@@ -126,7 +126,9 @@ def parse_json(text: bytes) -> Any:
     Raises ValueError for what is no JSON or no UTF-8, and for nesting that exhausts the stack.
     """
     try:
-        value = json.loads(text, parse_float=_finite, parse_int=_int64, parse_constant=_no_number)
+        encoding = json.detect_encoding(text)
+        is_plain = encoding == "utf-8" and _MANY_DIGITS not in text.translate(_DIGITS)
+        value = (_DECODER if is_plain else _BOUNDING_DECODER).decode(text.decode(encoding, "surrogatepass"))
         return _encodable(value) if _SURROGATE.search(text) else value
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -185,3 +187,10 @@ def _int64(text: str) -> int | None:
 
 def _no_number(_: str) -> None:
     """NaN, Infinity and -Infinity, which are no JSON."""
+
+
+# Calling back for every integer takes longer than all the rest, and few files hold one of so many digits.
+_DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else ord(" ") for byte in range(256))
+_MANY_DIGITS = b"0" * 19
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
+_BOUNDING_DECODER = json.JSONDecoder(parse_float=_finite, parse_int=_int64, parse_constant=_no_number)

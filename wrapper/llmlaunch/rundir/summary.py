@@ -128,34 +128,33 @@ def summary_of_json(value: Any) -> AttemptSummary | None:
         return None
 
 
+def _types_of(written: str) -> frozenset[type]:
+    """The exact types that a field of this annotation may hold."""
+    kind, _, optional = written.partition(" | ")
+    scalars: dict[str, set[type]] = {"float": {int, float}, "int": {int}, "bool": {bool}, "str": {str}}
+    types = scalars.get(kind, {tuple} if kind.startswith("tuple") else {dict})
+    return frozenset(types | ({type(None)} if optional == "None" else set()))
+
+
 # worked out once: they are asked for every rank of every run that is collected
-_TYPES: dict[type, dict[str, str]] = {
-    kind: {field.name: str(field.type) for field in fields(kind)} for kind in (AttemptSummary, NodeSummary, RankSummary)
+_TYPES: dict[type, dict[str, frozenset[type]]] = {
+    kind: {field.name: _types_of(str(field.type)) for field in fields(kind)}
+    for kind in (AttemptSummary, NodeSummary, RankSummary)
 }
-_SCALARS: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
+_ITEM_TYPES: dict[str, type] = {"remarks": str, "sources": str, "files": int, "damaged": int}
 
 
 def _of_fields(kind: type[T], value: dict[str, Any]) -> T:
     """Keys of a newer program are left aside. Raises TypeError where a value is not of its field's type."""
     types = _TYPES[kind]
     arguments = {name: item for name, item in value.items() if name in types}
-    wrong = [name for name, item in arguments.items() if not _is_a(item, types[name])]
+    wrong = [name for name, item in arguments.items() if type(item) not in types[name]]
+    for name in _ITEM_TYPES.keys() & arguments.keys():
+        items = arguments[name].values() if isinstance(arguments[name], dict) else arguments[name]
+        wrong += [name for item in items if type(item) is not _ITEM_TYPES[name]]
     if wrong:
         raise TypeError(f"{', '.join(wrong)}: of another type")
     return kind(**arguments)
-
-
-def _is_a(value: object, written: str) -> bool:
-    """Whether a value is of a field's type, as it is written in this module."""
-    kind, _, optional = written.partition(" | ")
-    if value is None:
-        return optional == "None"
-    if kind.startswith("tuple"):
-        return isinstance(value, tuple) and (kind != "tuple[str, ...]" or all(isinstance(v, str) for v in value))
-    if kind.startswith("dict"):
-        item_type = int if kind == "dict[str, int]" else str
-        return isinstance(value, dict) and all(type(item) is item_type for item in value.values())
-    return type(value) in _SCALARS[kind]
 
 
 def whole_summary(run_directory: Path, attempt: str) -> AttemptSummary | None:
