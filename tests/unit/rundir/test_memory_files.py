@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.look import Look
+from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.rundir.memory_files import WHOLE_BYTES, MemoryWatch, attempt_summary, summarize
 from llmlaunch.rundir.summary import AttemptSummary, RankSummary, still_whole, summary_of_json
 from llmlaunch.store.read_directory import RunRead, read_directory
@@ -428,7 +428,7 @@ def test_who_follows_or_watches_a_run_sees_the_peak_that_collect_records(
     log = run.path / "logs" / f"{ATTEMPT}.n0.log"
     log.touch()
     follow, watch = EventReader(submission), RunReader(submission)
-    look = Look(submission, JobState("running"), ATTEMPT, {}, {}, stopping=False)
+    look = RunStatus(submission, JobState("running"), ATTEMPT, {}, {}, stopping=False)
 
     def shown() -> tuple[int | None, ...]:
         log.write_text(log.read_text() + "step 6/40 | loss 3 | 0.5 s/step | 19 tokens/s\n")
