@@ -44,7 +44,7 @@ __all__ = [
     "Budget",
     "Code",
     "MemoryPolicy",
-    "Monitor",
+    "MonitorPolicy",
     "Recipe",
     "recipe_form",
 ]
@@ -164,7 +164,7 @@ class Code:
 
 
 @section
-class Monitor:
+class MonitorPolicy:
     """The monitor beside the training."""
 
     interval_seconds: float = key("Seconds between two samples", default=1.0, ge=0.1, le=3600)
@@ -241,7 +241,7 @@ class Recipe:
     code: Code = key(
         "The trainer's code: snapshot, or a mapping", default=Code(), words={"snapshot": Code(snapshot=True)}
     )
-    monitor: Monitor = key("The monitor beside the training", default=Monitor())
+    monitor: MonitorPolicy = key("The monitor beside the training", default=MonitorPolicy())
     placement: str = key(
         "Which node gets which ranks: auto decides at job start, slurm keeps SLURM's order",
         default="auto",

@@ -17,7 +17,7 @@ from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
 from llmlaunch.models.huggingface.defaults import ALIASES, DEFAULTS
 from llmlaunch.models.huggingface.families import BUILDERS
-from llmlaunch.models.huggingface.reader import Reader, short
+from llmlaunch.models.huggingface.reader import ConfigReader, short
 from llmlaunch.models.shape import ModelShape, check_shape
 
 __all__ = ["SUPPORTED", "read_config", "shape_from_config"]
@@ -56,13 +56,13 @@ def shape_from_config(values: Mapping[str, Any], name: str) -> tuple[ModelShape,
         inside = values.get("text_config")
         hint = "; give its text_config as a file of its own" if isinstance(inside, Mapping) else ""
         raise BadKey(("model_type",), f"{shown}{hint}; supported: {', '.join(SUPPORTED)}; or write the shape inline")
-    reader = Reader(values, DEFAULTS[family], ALIASES.get(family, {}))
+    reader = ConfigReader(values, DEFAULTS[family], ALIASES.get(family, {}))
     _refuse_quantised(reader)
     shape = BUILDERS[family](reader)
     return check_shape(replace(shape, name=name, family=family)), reader.notes()
 
 
-def _refuse_quantised(reader: Reader) -> None:
+def _refuse_quantised(reader: ConfigReader) -> None:
     """Raise BadKey for a quantised checkpoint, except DeepSeek-V3's: its blocks of fp8 are how weights are stored, not
     how they are trained. Others were quantised after training.
     """

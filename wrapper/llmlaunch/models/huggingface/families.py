@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.models.huggingface.reader import WINDOWED, Reader, alternating_window, no_window, rope, whole_window
+from llmlaunch.models.huggingface.reader import (
+    WINDOWED,
+    ConfigReader,
+    alternating_window,
+    no_window,
+    rope,
+    whole_window,
+)
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
 
 __all__ = ["BUILDERS"]
@@ -17,7 +24,7 @@ MOST_LAYERS = 10_000
 NO_BIAS = "biases of attention alone are not supported: must be false"
 
 
-def _decoder(reader: Reader, activation: str = "hidden_act") -> ModelShape:
+def _decoder(reader: ConfigReader, activation: str = "hidden_act") -> ModelShape:
     """What all families but GPT-2 share: gated MLPs, RMSNorm, rotary positions."""
     hidden, heads = reader.size("hidden_size"), reader.size("num_attention_heads")
     base, scaling = rope(reader)
@@ -42,12 +49,12 @@ def _decoder(reader: Reader, activation: str = "hidden_act") -> ModelShape:
     )
 
 
-def _silu(reader: Reader) -> ModelShape:
+def _silu(reader: ConfigReader) -> ModelShape:
     reader.only("hidden_act", "silu", why="only silu (SwiGLU) is supported")
     return _decoder(reader)
 
 
-def _head_dim(reader: Reader, hidden: int, heads: int) -> int:
+def _head_dim(reader: ConfigReader, hidden: int, heads: int) -> int:
     if reader.get("head_dim") is not None:
         return reader.size("head_dim")
     if hidden % heads:
@@ -58,7 +65,7 @@ def _head_dim(reader: Reader, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def llama(reader: Reader) -> ModelShape:
+def llama(reader: ConfigReader) -> ModelShape:
     if reader.values.get("sliding_window") is not None:
         raise BadKey(("sliding_window",), "Llama has no sliding windows; remove it")
     bias = reader.flag("attention_bias")
@@ -67,11 +74,11 @@ def llama(reader: Reader) -> ModelShape:
     return replace(_silu(reader), linear_bias=bias)
 
 
-def mistral(reader: Reader) -> ModelShape:
+def mistral(reader: ConfigReader) -> ModelShape:
     return replace(_silu(reader), sliding_window=whole_window(reader))
 
 
-def mixtral(reader: Reader) -> ModelShape:
+def mixtral(reader: ConfigReader) -> ModelShape:
     shape = mistral(reader)
     if reader.number("router_jitter_noise") != 0:
         raise BadKey(("router_jitter_noise",), "noise on what the router sees is not supported; set it to 0")
@@ -80,30 +87,30 @@ def mixtral(reader: Reader) -> ModelShape:
     return replace(shape, moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router))
 
 
-def qwen2(reader: Reader) -> ModelShape:
+def qwen2(reader: ConfigReader) -> ModelShape:
     no_window(reader)
     return replace(_silu(reader), qkv_bias=True)
 
 
-def qwen3(reader: Reader) -> ModelShape:
+def qwen3(reader: ConfigReader) -> ModelShape:
     no_window(reader)
     reader.only("attention_bias", False, why=NO_BIAS)
     return replace(_silu(reader), qk_layernorm=True)
 
 
-def qwen2_moe(reader: Reader) -> ModelShape:
+def qwen2_moe(reader: ConfigReader) -> ModelShape:
     no_window(reader)
     shape = replace(_silu(reader), qkv_bias=reader.flag("qkv_bias"))
     shared = reader.size("shared_expert_intermediate_size")
     return replace(shape, moe=replace(_qwen_experts(reader, shape, shared), shared_expert_gate=True))
 
 
-def qwen3_moe(reader: Reader) -> ModelShape:
+def qwen3_moe(reader: ConfigReader) -> ModelShape:
     shape = qwen3(reader)
     return replace(shape, moe=_qwen_experts(reader, shape, 0))
 
 
-def _qwen_experts(reader: Reader, shape: ModelShape, shared: int) -> MoeShape:
+def _qwen_experts(reader: ConfigReader, shape: ModelShape, shared: int) -> MoeShape:
     step = reader.size("decoder_sparse_step")
     dense = reader.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(not isinstance(i, int) for i in dense):
@@ -118,36 +125,36 @@ def _qwen_experts(reader: Reader, shape: ModelShape, shared: int) -> MoeShape:
     )
 
 
-def _auxiliary(reader: Reader) -> dict[str, Any]:
+def _auxiliary(reader: ConfigReader) -> dict[str, Any]:
     coefficient = _coefficient(reader, "router_aux_loss_coef")
     return {"balancing": "aux_loss" if coefficient else "none", "aux_loss_coeff": coefficient}
 
 
-def _coefficient(reader: Reader, key: str) -> float:
+def _coefficient(reader: ConfigReader, key: str) -> float:
     value = reader.number(key)
     if value < 0:
         raise BadKey((key,), f"must be at least 0, not {value}")
     return value
 
 
-def gemma(reader: Reader) -> ModelShape:
+def gemma(reader: ConfigReader) -> ModelShape:
     """The class takes its old "gelu" for gelu_pytorch_tanh."""
     reader.only("hidden_act", "gelu_pytorch_tanh", "gelu", why="only gelu_pytorch_tanh is supported")
     return _of_gemma(reader, _decoder(reader))
 
 
-def _of_gemma(reader: Reader, shape: ModelShape) -> ModelShape:
+def _of_gemma(reader: ConfigReader, shape: ModelShape) -> ModelShape:
     reader.only("attention_bias", False, why=NO_BIAS)
     if reader.values.get("use_bidirectional_attention"):
         raise BadKey(("use_bidirectional_attention",), "only causal attention is supported; set it to false")
     return replace(shape, activation="gelu", zero_centered_norm=True, scaled_embedding=True)
 
 
-def gemma2(reader: Reader) -> ModelShape:
+def gemma2(reader: ConfigReader) -> ModelShape:
     return replace(_gemma2(reader), sliding_window=alternating_window(reader, 2, None))
 
 
-def gemma3(reader: Reader) -> ModelShape:
+def gemma3(reader: ConfigReader) -> ModelShape:
     """Layers with a window have a rotary base of their own, and scaling changes the others alone."""
     local, scaled = rope(reader, WINDOWED)
     if scaled is not None:
@@ -156,7 +163,7 @@ def gemma3(reader: Reader) -> ModelShape:
     return replace(_gemma2(reader), qk_layernorm=True, sliding_window=alternating_window(reader, every, local))
 
 
-def _gemma2(reader: Reader) -> ModelShape:
+def _gemma2(reader: ConfigReader) -> ModelShape:
     shape = _of_gemma(reader, _decoder(reader, "hidden_activation"))
     scale = reader.number("query_pre_attn_scalar", above=0.0)
     return replace(
@@ -168,7 +175,7 @@ def _gemma2(reader: Reader) -> ModelShape:
     )
 
 
-def deepseek_v2(reader: Reader) -> ModelShape:
+def deepseek_v2(reader: ConfigReader) -> ModelShape:
     """Groups count by their best expert, and the chosen scores are never made to sum to 1, whatever norm_topk_prob
     says."""
     reader.only("mlp_bias", False, why=NO_BIAS)
@@ -179,7 +186,7 @@ def deepseek_v2(reader: Reader) -> ModelShape:
     return _deepseek(reader, Router(normalize_topk=False), grouped)
 
 
-def deepseek_v3(reader: Reader) -> ModelShape:
+def deepseek_v3(reader: ConfigReader) -> ModelShape:
     """Multi-token prediction stands in the file, and transformers builds none of it."""
     _only_if_given(reader, "scoring_func", "sigmoid")
     _only_if_given(reader, "topk_method", "noaux_tc")
@@ -193,7 +200,7 @@ def deepseek_v3(reader: Reader) -> ModelShape:
     return _deepseek(reader, router, grouped=reader.size("n_group") > 1)
 
 
-def _deepseek(reader: Reader, router: Router, grouped: bool) -> ModelShape:
+def _deepseek(reader: ConfigReader, router: Router, grouped: bool) -> ModelShape:
     reader.only("attention_bias", False, why=NO_BIAS)
     _only_if_given(reader, "moe_layer_freq", 1)
     shape = _silu(reader)
@@ -226,7 +233,7 @@ def _deepseek(reader: Reader, router: Router, grouped: bool) -> ModelShape:
     )
 
 
-def _balancing(reader: Reader) -> dict[str, Any]:
+def _balancing(reader: ConfigReader) -> dict[str, Any]:
     """DeepSeek's own code has an auxiliary loss, that of transformers none."""
     if reader.values.get("aux_loss_alpha") is None:
         return {"balancing": "none", "aux_loss_coeff": 0.0}
@@ -235,12 +242,12 @@ def _balancing(reader: Reader) -> dict[str, Any]:
     return {"balancing": kind, "aux_loss_coeff": _coefficient(reader, "aux_loss_alpha")}
 
 
-def _only_if_given(reader: Reader, key: str, value: str | int) -> None:
+def _only_if_given(reader: ConfigReader, key: str, value: str | int) -> None:
     if key in reader.values:
         reader.only(key, value, why=f"only {value} is supported")
 
 
-def gpt2(reader: Reader) -> ModelShape:
+def gpt2(reader: ConfigReader) -> ModelShape:
     reader.only("activation_function", "gelu_new", "gelu_pytorch_tanh", why="only gelu_new (by tanh) is supported")
     reader.only("scale_attn_weights", True, why="scores are always scaled here: must be true")
     for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
@@ -273,7 +280,7 @@ def gpt2(reader: Reader) -> ModelShape:
     )
 
 
-BUILDERS: Mapping[str, Callable[[Reader], ModelShape]] = {
+BUILDERS: Mapping[str, Callable[[ConfigReader], ModelShape]] = {
     "llama": llama,
     "mistral": mistral,
     "mixtral": mixtral,

@@ -11,12 +11,12 @@ from typing import Any
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.shape import RopeScaling, SlidingWindow
 
-__all__ = ["Reader", "alternating_window", "no_window", "rope", "short", "whole_window"]
+__all__ = ["ConfigReader", "alternating_window", "no_window", "rope", "short", "whole_window"]
 
 LARGEST = 2**28
 
 
-class Reader:
+class ConfigReader:
     """Values by key, checked; remembers which defaults were taken and what was left out, for the notes.
 
     Every method raises `BadKey` naming the key whose value is not of its kind.
@@ -123,7 +123,7 @@ _NAMES = {  # theirs -> ours
 }
 
 
-def rope(reader: Reader, layers: str = FULL) -> tuple[float, RopeScaling | None]:
+def rope(reader: ConfigReader, layers: str = FULL) -> tuple[float, RopeScaling | None]:
     """(base, scaling) of the layers of kind `layers`. `rope_scaling` goes before `rope_parameters`, which may be one
     for each kind of layer; what neither says stands beside them."""
     key = "rope_scaling" if reader.values.get("rope_scaling") else "rope_parameters"
@@ -158,7 +158,7 @@ def _scaling(key: str, parameters: Mapping[str, Any]) -> RopeScaling | None:
     return RopeScaling(str(kind), original_max_position_embeddings=longest, truncate=bool(truncate), **values)
 
 
-def no_window(reader: Reader) -> None:
+def no_window(reader: ConfigReader) -> None:
     """Raise BadKey if windows are on; Qwen has them off unless `use_sliding_window` is true, in no published model."""
     kinds = reader.values.get("layer_types") or []
     if reader.flag("use_sliding_window") or WINDOWED in kinds:
@@ -168,7 +168,7 @@ def no_window(reader: Reader) -> None:
         )
 
 
-def whole_window(reader: Reader) -> SlidingWindow | None:
+def whole_window(reader: ConfigReader) -> SlidingWindow | None:
     """Return the window of Mistral and Mixtral: all layers have it, or none."""
     if reader.get("sliding_window") is None:
         return None
@@ -176,7 +176,7 @@ def whole_window(reader: Reader) -> SlidingWindow | None:
     return SlidingWindow(reader.size("sliding_window"))
 
 
-def alternating_window(reader: Reader, full_every: int, rotary_base: float | None) -> SlidingWindow | None:
+def alternating_window(reader: ConfigReader, full_every: int, rotary_base: float | None) -> SlidingWindow | None:
     """Return the window of Gemma 2 and 3: every `full_every`-th layer attends to everything, unless `layer_types` lists
     each layer.
     """
@@ -204,7 +204,7 @@ def _every(kinds: Any, layers: int) -> int:
     return every
 
 
-def _remark(reader: Reader) -> None:
+def _remark(reader: ConfigReader) -> None:
     reader.remark(
         "windowed layers are priced as if they attended to the whole sequence: no step is slower than said, and memory "
         "is the same with flash attention"
