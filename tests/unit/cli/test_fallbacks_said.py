@@ -39,7 +39,7 @@ def test_each_has_a_line_with_what_becomes_of_checkpoints() -> None:
     ):
         _, out, _ = told("check", DEEPSPEED, *SAVING, f"on_oom={{layouts: 2, after_checkpoint: {after}}}")
         lines = out.splitlines()
-        at = lines.index("Where a device runs out of memory, the same job goes on with")
+        at = lines.index("If a device runs out of memory, the same job continues with")
         assert [line.split()[0] for line in lines[at + 2 : at + 4]] == ["1.", "2."]
         assert lines[at + 2].endswith(note)
         again = "before the first checkpoint only" if after == "stop" else "from a checkpoint of the planned layout"

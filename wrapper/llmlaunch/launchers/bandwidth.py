@@ -134,14 +134,14 @@ def _run(
 def _measured(answer: subprocess.CompletedProcess[str], probe: BandwidthProbe) -> MeasuredBandwidth:
     for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
         with contextlib.suppress(ValueError):
-            told = json.loads(line)
-            if isinstance(told, dict) and "bytes_per_second" in told:
-                nodes, speeds = told.pop("nodes"), told.pop("bytes_per_second")
-                return MeasuredBandwidth(tuple(nodes), tuple(map(tuple, speeds)), told)
-    said = [line for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
-    if any("No module named 'torch'" in line or "No module named torch" in line for line in said):
+            report = json.loads(line)
+            if isinstance(report, dict) and "bytes_per_second" in report:
+                nodes, speeds = report.pop("nodes"), report.pop("bytes_per_second")
+                return MeasuredBandwidth(tuple(nodes), tuple(map(tuple, speeds)), report)
+    output = [line for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
+    if any("No module named 'torch'" in line or "No module named torch" in line for line in output):
         raise UserError(f"{probe.python}: has no torch on the nodes; name the training environment's (--python)")
-    tail = "\n".join(f"  {line}" for line in said[-8:])
+    tail = "\n".join(f"  {line}" for line in output[-8:])
     raise UserError(f"the measurement failed with exit code {answer.returncode}; its last words:\n{tail}")
 
 

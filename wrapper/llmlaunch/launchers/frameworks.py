@@ -64,8 +64,10 @@ class Environment:
 def environment_of(recipe: Recipe) -> Environment:
     """The one a recipe names, on one node with one device. Raises UserError for options that SLURM may not be given."""
     gpu = recipe.cluster.accelerator.kind == "gpu"
-    asked = {name: value for name, value in recipe.slurm.items() if name in (*WHO_AND_WHERE, *GPU_OPTIONS)}
-    small = replace(recipe, nodes=1, spare_nodes=0, slurm=asked, cluster=replace(recipe.cluster, devices_per_node=1))
+    slurm_options = {name: value for name, value in recipe.slurm.items() if name in (*WHO_AND_WHERE, *GPU_OPTIONS)}
+    small = replace(
+        recipe, nodes=1, spare_nodes=0, slurm=slurm_options, cluster=replace(recipe.cluster, devices_per_node=1)
+    )
     wanted = {
         name: value
         for name, value in sbatch_options(small, None).items()
@@ -157,11 +159,11 @@ def _lines(*lines: str) -> str:
 def _seen(answer: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
         with contextlib.suppress(ValueError):
-            told = json.loads(line)
-            if isinstance(told, dict) and _sound(told.get("packages")):
-                return told
-    said: Sequence[str] = [line for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
-    tail = "\n".join(f"  {line}" for line in said[-8:])
+            report = json.loads(line)
+            if isinstance(report, dict) and _sound(report.get("packages")):
+                return report
+    output: Sequence[str] = [line for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
+    tail = "\n".join(f"  {line}" for line in output[-8:])
     raise UserError(f"the probe failed with exit code {answer.returncode}; its last words:\n{tail}")
 
 

@@ -94,9 +94,9 @@ class JobLogs:
         """All that is written by now, however long, log by log, with last lines that were never ended."""
         self._look()
         for log in self.logs.values():
-            seen = -1
-            while log.tail.offset > seen:
-                seen = log.tail.offset
+            before = -1
+            while log.tail.offset > before:
+                before = log.tail.offset
                 yield from map(self.text, log.read())
             yield from map(self.text, log.rest())
 
@@ -180,7 +180,7 @@ def other_files(submission: Submission, attempts: frozenset[str] | None) -> list
 
 
 def _nodes_by_rank(submission: Submission, attempts: frozenset[str] | None) -> list[str]:
-    """Of the newest of these attempts that says so."""
+    """Return the nodes in rank order, from the newest of these attempts that names them."""
     folders = sorted((submission.run_dir / file_names.ATTEMPTS).glob("*"), key=lambda path: attempt_order(path.name))
     for folder in reversed(folders):
         if submission.owns(folder.name) and (attempts is None or folder.name in attempts):

@@ -177,7 +177,7 @@ def write_submission(submission: Submission, over: bool = False) -> None:
     is replaced)."""
     record = _record(submission) | {"schema": 1}
     if submission.earlier:
-        record["earlier"] = [_record(one) for one in submission.earlier]
+        record["earlier"] = [_record(earlier) for earlier in submission.earlier]
     path = submission.run_dir / file_names.SUBMISSION
     if over:
         replace_json(path, record)

@@ -50,7 +50,7 @@ class RunFacts:
 
 
 def run_facts(run_dir: Path, layout: str) -> RunFacts:
-    """Of the layout an attempt runs: "" or "." is the planned one, else `fallback/K`."""
+    """Return the facts of the layout an attempt runs: "" or "." is the planned one, else `fallback/K`."""
     run = read_object(run_dir / layout / file_names.RUN) or {}
     progress = run.get("progress")
     words = progress if isinstance(progress, Mapping) else {}

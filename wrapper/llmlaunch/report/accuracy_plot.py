@@ -91,7 +91,7 @@ def _look(number: int) -> dict[str, Any]:
 
 
 def _points(shown: Sequence[Mapping[str, Any]], name: str, axis: Axis) -> list[dict[str, Any]]:
-    """Of one family and kind; the title is what a browser shows under the pointer."""
+    """Return the points of one family and kind; the title is what a browser shows under the pointer."""
     return [
         {
             "x": axis.along(r["measured_bytes"]),

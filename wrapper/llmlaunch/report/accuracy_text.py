@@ -48,9 +48,9 @@ def records_text(answer: Mapping[str, Any]) -> str:
     for record in answer["records"]:
         measured, predicted = record["measured_bytes"], record["predicted_bytes"]
         error = signed(predicted / measured - 1) if measured and predicted else "-"
-        said = record["verdict"] or "-" if record["supported"] else record["reason"]
+        outcome = record["verdict"] or "-" if record["supported"] else record["reason"]
         sizes = ["-" if size is None else gib(size) for size in (measured, predicted)]
-        rows.append([record["id"], record["peak_kind"], *sizes, error, said])
+        rows.append([record["id"], record["peak_kind"], *sizes, error, outcome])
     return _harmless("Records\n" + table(["record", "peak", "measured GiB", "predicted GiB", "error", "verdict"], rows))
 
 
@@ -108,11 +108,11 @@ def _anchors(answer: Mapping[str, Any]) -> str:
         return ""
     parts = []
     for name, about in answer["anchors"].items():
-        found = {n: f["anchors"][name] for n, f in answer["families"].items() if f["anchors"][name]["records"]}
-        peaks = [[n, str(f["records"]), *_errors(f)] for n, f in found.items() if "mape" in f]
+        measured = {n: f["anchors"][name] for n, f in answer["families"].items() if f["anchors"][name]["records"]}
+        peaks = [[n, str(f["records"]), *_errors(f)] for n, f in measured.items() if "mape" in f]
         outcomes = [
             [n, str(f["records"]), *(str(f[k]) for k in ("called_safe", "called_unsafe", "above_card"))]
-            for n, f in found.items()
+            for n, f in measured.items()
             if "called_safe" in f
         ]
         lines = [f"{about['title']}, on the same records; it ignores {about['ignores']}"]
@@ -176,22 +176,22 @@ def _reasons(families: Mapping[str, Family]) -> Iterator[str]:
 
 
 def accuracy_json(
-    found: Sequence[ScoredRecord], clusters: Mapping[str, Cluster], anchors: bool = False
+    records: Sequence[ScoredRecord], clusters: Mapping[str, Cluster], anchors: bool = False
 ) -> dict[str, Any]:
     """`records` in input order, `families` by "family/kind", `margins` by backend, accelerator and kind. With
     `anchors` the published formulas stand beside each record and family, and `anchors` says what each ignores."""
     answer: dict[str, Any] = {
-        "records": [one.as_json() for one in found],
-        "families": families(found),
-        "margins": coverage(comparable_runs(found, clusters)),
+        "records": [scored.as_json() for scored in records],
+        "families": families(records),
+        "margins": coverage(comparable_runs(records, clusters)),
     }
-    for name, group in grouped(found).items():
+    for name, group in grouped(records).items():
         if speeds := throughput(group):
             answer["families"][name]["throughput"] = speeds
     if anchors:
-        for one, record in zip(found, answer["records"], strict=True):
-            record["anchors"] = anchor_bytes(one)
-        for name, group in grouped(found).items():
+        for scored, record in zip(records, answer["records"], strict=True):
+            record["anchors"] = anchor_bytes(scored)
+        for name, group in grouped(records).items():
             answer["families"][name]["anchors"] = {anchor: anchor_summary(group, anchor) for anchor in ANCHORS}
         answer["anchors"] = {name: {"title": a.title, "ignores": a.ignores} for name, a in ANCHORS.items()}
     return answer

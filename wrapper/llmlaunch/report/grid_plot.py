@@ -31,9 +31,9 @@ OVER: tuple[Colour, Colour] = ((249, 209, 200), (232, 137, 121))
 REFUSED: Colour = (236, 236, 239)
 
 
-def write_grid_plot(setting: Setting, found: SearchResult, plan: Plan, path: Path) -> None:
+def write_grid_plot(setting: Setting, result: SearchResult, plan: Plan, path: Path) -> None:
     """Write the heat map to `path`, whose name ends in .svg. Raises UserError where it cannot be written."""
-    write_svg(path, lambda: grid_svg(setting.recipe, plan, grid_of(setting, found)))
+    write_svg(path, lambda: grid_svg(setting.recipe, plan, grid_of(setting, result)))
 
 
 def grid_svg(recipe: Recipe, plan: Plan, grid: Grid) -> str:

@@ -53,12 +53,12 @@ def _group(fields: tuple[str, ...], row: Row) -> int:
     return prod(row) if fields == SPLIT else row[0]
 
 
-def grid_of(setting: Setting, found: SearchResult) -> Grid:
+def grid_of(setting: Setting, result: SearchResult) -> Grid:
     """The rows with the fastest safe layouts and those closest to fitting, every micro-batch size up to twice the
     largest that is safe in one of them."""
-    split = any(np.any(getattr(found.points.splits, name) > 1) for name in SPLIT)
+    split = any(np.any(getattr(result.points.splits, name) > 1) for name in SPLIT)
     fields = SPLIT if split else ZERO
-    best = _best(setting, found, fields)
+    best = _best(setting, result, fields)
     by_row: dict[Row, list[Cell]] = {}
     for (row, _), cell in best.items():
         by_row.setdefault(row, []).append(cell)
@@ -69,14 +69,14 @@ def grid_of(setting: Setting, found: SearchResult) -> Grid:
     return Grid(fields, rows, columns, cells, len(by_row))
 
 
-def _best(setting: Setting, found: SearchResult, fields: tuple[str, ...]) -> dict[tuple[Row, int], Cell]:
-    places = np.stack([found.points.column(name) for name in (*fields, "micro_batch_size")], axis=1)
+def _best(setting: Setting, result: SearchResult, fields: tuple[str, ...]) -> dict[tuple[Row, int], Cell]:
+    places = np.stack([result.points.column(name) for name in (*fields, "micro_batch_size")], axis=1)
     cell = np.ravel_multi_index(tuple(places.T), tuple((places.max(axis=0, initial=0) + 1).tolist()))
-    worth: NDArray[np.float64] = np.where(found.safe, found.step_seconds, found.device_bytes)
-    order = np.lexsort((worth, ~found.safe, cell))
+    worth: NDArray[np.float64] = np.where(result.safe, result.step_seconds, result.device_bytes)
+    order = np.lexsort((worth, ~result.safe, cell))
     _, first = np.unique(cell[order], return_index=True)
     return {
-        (tuple(places[i, :-1].tolist()), int(places[i, -1])): Cell(found.at(setting.recipe, i), bool(found.safe[i]))
+        (tuple(places[i, :-1].tolist()), int(places[i, -1])): Cell(result.at(setting.recipe, i), bool(result.safe[i]))
         for i in order[first].tolist()
     }
 

@@ -38,14 +38,14 @@ def check_text(recipe: Recipe, plan: Plan) -> str:
 
 
 def plan_text(
-    recipe: Recipe, plan: Plan, found: Sequence[Neighbour] = (), front: Sequence[Candidate] | None = None
+    recipe: Recipe, plan: Plan, neighbours: Sequence[Neighbour] = (), front: Sequence[Candidate] | None = None
 ) -> str:
     """What `llmlaunch plan` prints: the same, with the runners-up, the neighbours, the Pareto front where it is asked
     for, and every reason for refusal."""
     parts = [
         _figures(recipe, plan),
         _alternatives(plan),
-        neighbours_text(plan, found),
+        neighbours_text(plan, neighbours),
         [] if front is None else front_text(plan, front),
         [*_refused_text(plan), *_small_print(plan)],
     ]
@@ -88,8 +88,8 @@ def _nodes(count: int) -> str:
 
 def _techniques(recipe: Recipe) -> list[str]:
     """What the recipe trades time for memory with, by the names of `Techniques`."""
-    said = [f"{name} {_plain(value)}" for name, value in recipe.techniques.as_json().items()]
-    return [f"  with {', '.join(said)}"] if said else []
+    settings = [f"{name} {_plain(value)}" for name, value in recipe.techniques.as_json().items()]
+    return [f"  with {', '.join(settings)}"] if settings else []
 
 
 def _plain(value: object) -> str:
@@ -216,19 +216,20 @@ AFTER_CHECKPOINT = {
 
 
 def fallback_text(recipe: Recipe, plan: Plan) -> list[str]:
-    """One line each, and why there are fewer than asked for; nothing where the recipe asks for none."""
-    found = plan.fallbacks
-    if found is None:
+    """Return one line for each fallback layout, and why there are fewer than requested, if any are."""
+    fallbacks = plan.fallbacks
+    if fallbacks is None:
         return []
-    if not found.layouts:
-        return ["", str(found.missing)]
+    if not fallbacks.layouts:
+        return ["", str(fallbacks.missing)]
     head, *rows = table(
-        ["", "GiB worst rank", "s/step", ""], [_row(plan, number, one) for number, one in enumerate(found.layouts, 1)]
+        ["", "GiB worst rank", "s/step", ""],
+        [_row(plan, number, fallback) for number, fallback in enumerate(fallbacks.layouts, 1)],
     ).splitlines()
-    notes = (_after_checkpoint(recipe, one) for one in found.layouts)
+    notes = (_after_checkpoint(recipe, fallback) for fallback in fallbacks.layouts)
     lines = [f"{row}  {note}".rstrip() for row, note in zip(rows, notes, strict=True)]
-    title = "Where a device runs out of memory, the same job goes on with"
-    return ["", title, head, *lines, *([found.missing] if found.missing else [])]
+    title = "If a device runs out of memory, the same job continues with"
+    return ["", title, head, *lines, *([fallbacks.missing] if fallbacks.missing else [])]
 
 
 def _row(plan: Plan, number: int, fallback: Fallback) -> list[str]:
@@ -242,11 +243,11 @@ def _after_checkpoint(recipe: Recipe, fallback: Fallback) -> str:
     """What becomes of checkpoints there may be by then."""
     if recipe.training.checkpoint_path is None:
         return ""
-    asked = recipe.on_oom.after_checkpoint
-    if any(fallback.loads) and asked != "stop":
+    wanted = recipe.on_oom.after_checkpoint
+    if any(fallback.loads) and wanted != "stop":
         whose = (f"{place}." if place else "the planned layout" for place, able in enumerate(fallback.loads) if able)
         return "from the last checkpoint" if all(fallback.loads) else f"from a checkpoint of {' or '.join(whose)}"
-    return AFTER_CHECKPOINT[asked]
+    return AFTER_CHECKPOINT[wanted]
 
 
 WIDEST = 48
@@ -254,19 +255,19 @@ HEADS = {"argument": "arguments", "variable": "variables", "setting": "settings"
 
 
 def explained_text(program: Iterable[str], entries: Iterable[Mapping[str, Any]]) -> str:
-    """One block for each file and kind of word."""
+    """Return one block for each file and kind of argument."""
     lines = [f"program: {' '.join(program)}"]
-    for (file, kind), group in groupby(entries, key=lambda one: (one["file"], one["kind"])):
+    for (file, kind), group in groupby(entries, key=lambda entry: (entry["file"], entry["kind"])):
         lines += ["", f"{file}: {HEADS.get(kind, kind)}"]
-        for one in group:
-            lines += _lines(one)
+        for entry in group:
+            lines += _lines(entry)
     return "\n".join(lines)
 
 
 def _lines(entry: Mapping[str, Any]) -> list[str]:
     joined = "=" if entry["kind"] in ("variable", "directive") else " "
     word = entry["name"] + (f"{joined}{entry['value']}" if entry["value"] else "")
-    reasons = [_reason(one) for one in entry["from"]] + ([entry["why"]] if entry["why"] else [])
+    reasons = [_reason(origin) for origin in entry["from"]] + ([entry["why"]] if entry["why"] else [])
     first, *others = reasons or ["llmlaunch"]
     if len(word) > WIDEST:
         return [f"  {word}", *(f"  {'':{WIDEST}}  {reason}" for reason in (first, *others))]

@@ -26,7 +26,7 @@ _SILENT_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class Predicted:
-    """Of the layout an attempt runs: its run.json, and the limit it was judged by."""
+    """The layout an attempt runs: its run.json, and the memory limit of its verdict."""
 
     run: Mapping[str, Any]
     limit_bytes: int | None

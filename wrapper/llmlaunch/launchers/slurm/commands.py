@@ -52,13 +52,13 @@ class Call:
     argv: Sequence[str]
     process: subprocess.Popen[str]
     until: float
-    given: str | None = None
+    stdin_text: str | None = None
     """What it reads from its standard input."""
 
     def answer(self) -> CommandAnswer:
         name = self.argv[0]
         try:
-            output, errors = self.process.communicate(self.given, timeout=max(0.0, self.until - time.monotonic()))
+            output, errors = self.process.communicate(self.stdin_text, timeout=max(0.0, self.until - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.communicate()
@@ -87,7 +87,7 @@ class SlurmCommands:
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        given: str | None = None,
+        stdin_text: str | None = None,
     ) -> Call:
         """Raises UserError where there is no such command."""
         try:
@@ -95,7 +95,7 @@ class SlurmCommands:
                 argv,
                 cwd=cwd,
                 env=run_environment.for_queries(os.environ) if env is None else env,
-                stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+                stdin=subprocess.DEVNULL if stdin_text is None else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 encoding="utf-8",
@@ -105,7 +105,7 @@ class SlurmCommands:
             raise UserError(
                 f"{argv[0]} cannot be run ({error.strerror}); is this a SLURM machine? --local runs the job here"
             ) from error
-        return Call(argv, process, time.monotonic() + self.timeout_seconds, given)
+        return Call(argv, process, time.monotonic() + self.timeout_seconds, stdin_text)
 
     def ask(self, argv: Sequence[str]) -> CommandAnswer:
         """The answer to a question (or to scancel, which may be repeated)."""

@@ -78,8 +78,13 @@ class SlurmLauncher:
         by_cluster: dict[str | None, list[Submission]] = {}
         for submission in submissions:
             by_cluster.setdefault(submission.cluster, []).append(submission)
-        asked = [(group, self._ask_about(cluster, group)) for cluster, group in by_cluster.items()]
-        return {one.job_id: job_state(one, heard) for group, hear in asked for heard in [hear()] for one in group}
+        questions = [(group, self._ask_about(cluster, group)) for cluster, group in by_cluster.items()]
+        return {
+            submission.job_id: job_state(submission, answers)
+            for group, wait_for_answers in questions
+            for answers in [wait_for_answers()]
+            for submission in group
+        }
 
     def cancel(self, submission: Submission) -> bool:
         self._refuse_strangers(submission)

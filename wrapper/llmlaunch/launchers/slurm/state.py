@@ -68,35 +68,35 @@ def _state(submission: Submission, heard: SlurmAnswers) -> JobState:
 
 
 def _phase(submission: Submission, row: Row | None, record: Row | None, silence: str) -> JobState:
-    known = row or record
+    latest = row or record
     words = f"squeue: {silence}" if silence else f"SLURM does not know job {submission.job_id}"
-    if known is None:
+    if latest is None:
         return _own_word(submission) or JobState("unknown", reason=words)
-    if known.phase in ("pending", "running"):
+    if latest.phase in ("pending", "running"):
         if row is None and not silence:
             # The controller has forgotten it, the accounting has not heard of its end (yet, or never).
-            return _own_word(submission) or JobState("unknown", known.state, f"{words}; sacct says {known.state}")
+            return _own_word(submission) or JobState("unknown", latest.state, f"{words}; sacct says {latest.state}")
         if row is None:
-            return JobState(known.phase, known.state, f"by sacct alone; {words}")
-        starts = known.starts if known.phase == "pending" else None
-        return JobState(known.phase, known.state, known.reason, expected_start=starts)
-    if known.phase == "succeeded":
+            return JobState(latest.phase, latest.state, f"by sacct alone; {words}")
+        starts = latest.starts if latest.phase == "pending" else None
+        return JobState(latest.phase, latest.state, latest.reason, expected_start=starts)
+    if latest.phase == "succeeded":
         words = f"SLURM says COMPLETED, but job {submission.job_id} left no status.json{_full_disk(submission)}"
-        return _own_word(submission, known.state) or JobState("unknown", known.state, words)
-    if known.phase == "failed":
-        return _failed(submission, known, record)
-    return JobState(known.phase, known.state, _cancelled_by(record) or known.reason)
+        return _own_word(submission, latest.state) or JobState("unknown", latest.state, words)
+    if latest.phase == "failed":
+        return _failed(submission, latest, record)
+    return JobState(latest.phase, latest.state, _cancelled_by(record) or latest.reason)
 
 
-def _failed(submission: Submission, known: Row, record: Row | None) -> JobState:
-    own = _own_word(submission, known.state)
+def _failed(submission: Submission, latest: Row, record: Row | None) -> JobState:
+    own = _own_word(submission, latest.state)
     if own is None or own.phase == "succeeded":
-        reason = "; ".join(part for part in (known.reason, _lost_node(submission, known.state)) if part)
-        return JobState("failed", known.state, reason, record.exit_code if record else None)
+        reason = "; ".join(part for part in (latest.reason, _lost_node(submission, latest.state)) if part)
+        return JobState("failed", latest.state, reason, record.exit_code if record else None)
     if own.phase == "stopped":
         return own
-    reason = "; ".join(part for part in (known.reason, own.reason) if part)
-    return JobState("failed", known.state, reason, own.exit_code)
+    reason = "; ".join(part for part in (latest.reason, own.reason) if part)
+    return JobState("failed", latest.state, reason, own.exit_code)
 
 
 def _full_disk(submission: Submission) -> str:

@@ -188,7 +188,7 @@ def test(slurm: SlurmCommands, script: str, extra: Sequence[str]) -> tuple[bool,
     """Ask `sbatch --test-only`, as `SlurmLauncher.test` says."""
     versions.refuse_unknown([*run_environment.directives(script), *extra], lambda: _version(slurm))
     argv = ["sbatch", "--test-only", *extra]
-    call = slurm.start(argv, run_environment.for_sbatch(os.environ, script), given=script)
+    call = slurm.start(argv, run_environment.for_sbatch(os.environ, script), stdin_text=script)
     answer = call.answer()
     return answer.code == 0, answer.words
 
@@ -274,10 +274,10 @@ class _JobSubmitter:
         if job is None and (answer.late or answer.code == 0):
             # Never again: a second job in the same directory would be worse than none.
             known = self.wanted.known | {job_id for job_id, _ in jobs}
-            found, _ = look_for_jobs(self.slurm, replace(self.wanted, known=known))
-            if not found:
+            matches, _ = look_for_jobs(self.slurm, replace(self.wanted, known=known))
+            if not matches:
                 raise _MayBeTaken(answer.words)
-            return found[0]
+            return matches[0]
         if job is None:
             if not jobs:
                 run_files.note_refusal(self.wanted.run_dir, answer.words)
@@ -294,7 +294,9 @@ class _MayBeTaken(Exception):
 
 def _wanted(run_dir: Path, since: float, before: Submission | None, clusters: Sequence[str]) -> JobQuery:
     past = (*before.earlier, before) if before else ()
-    known = {job for one in past for job in one.jobs if one.submitted_at != since}  # of others than this submit
+    known = {
+        job for submission in past for job in submission.jobs if submission.submitted_at != since
+    }  # of others than this submit
     return JobQuery(run_dir, run_files.name_run(run_dir), since, frozenset(known), clusters)
 
 
