@@ -18,7 +18,7 @@ from .values import byte_count, number, objects_in, text_or_none, time_or_none, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["GpuPeaks", "LoggedPeaks", "NodePeaks", "add_line", "add_lines"]
+__all__ = ["GpuPeaks", "NodePeaks", "PrintedPeaks", "add_line", "add_lines"]
 
 N = TypeVar("N", int, float)
 SLOW_FIELDS = (  # that most lines of a long run repeat
@@ -56,7 +56,7 @@ class GpuPeaks:
 
 
 @dataclass
-class LoggedPeaks:
+class PrintedPeaks:
     """What the framework printed of one rank; the most of each since its own last reset."""
 
     source: str
@@ -75,7 +75,7 @@ class NodePeaks:
     gpus: dict[str, GpuPeaks] = field(default_factory=dict)
     resident_peak_bytes: dict[int, int] = field(default_factory=dict)  # by global rank
     rank_pids: dict[int, set[str]] = field(default_factory=dict)
-    logged: dict[int, LoggedPeaks] = field(default_factory=dict)  # by global rank
+    logged: dict[int, PrintedPeaks] = field(default_factory=dict)  # by global rank
     host_used_peak_bytes: int | None = None
     host_total_bytes: int | None = None
     cgroup_peak_bytes: int | None = None
@@ -164,85 +164,85 @@ def add_line(node: NodePeaks, line: Mapping[str, Any]) -> None:
         node.remarks[remark] = min(time, node.remarks.get(remark, time))
 
 
-def _add_gpu(node: NodePeaks, seen: Mapping[str, Any], time: float) -> None:
-    uuid, index = seen.get("uuid"), seen.get("index")
+def _add_gpu(node: NodePeaks, record: Mapping[str, Any], time: float) -> None:
+    uuid, index = record.get("uuid"), record.get("index")
     if not isinstance(uuid, str):
         return
     gpu = node.gpus.get(uuid)
     if gpu is None:
         order = index if type(index) is int else len(node.gpus)
-        gpu = node.gpus[uuid] = GpuPeaks(uuid, str(seen.get("pci") or ""), order)
-    entry = [seen.get(name) for name in SLOW_FIELDS]
+        gpu = node.gpus[uuid] = GpuPeaks(uuid, str(record.get("pci") or ""), order)
+    entry = [record.get(name) for name in SLOW_FIELDS]
     if entry != gpu.last_entry:
         gpu.last_entry = entry
-        _add_peaks(gpu, seen)
-    _add_use(gpu, seen, time)
-    if "used_bytes" in seen:
-        gpu.used_bytes = byte_count(seen["used_bytes"])
-    lost = whole_number(seen.get("lost"))
+        _add_peaks(gpu, record)
+    _add_use(gpu, record, time)
+    if "used_bytes" in record:
+        gpu.used_bytes = byte_count(record["used_bytes"])
+    lost = whole_number(record.get("lost"))
     if lost is not None and gpu.lost_code is None:
         gpu.lost_code, gpu.lost_at = lost, time
 
 
-def _add_peaks(gpu: GpuPeaks, seen: Mapping[str, Any]) -> None:
-    gpu.name = gpu.name or text_or_none(seen.get("name"))
-    gpu.mig = gpu.mig or text_or_none(seen.get("mig"))
-    gpu.total_bytes = _larger(gpu.total_bytes, byte_count(seen.get("total_bytes")))
-    gpu.reserved_bytes = _larger(gpu.reserved_bytes, byte_count(seen.get("reserved_bytes")))
-    gpu.baseline_bytes = _smaller(gpu.baseline_bytes, _within(gpu, seen.get("baseline_bytes")))
-    gpu.device_peak_bytes = _larger(gpu.device_peak_bytes, _within(gpu, seen.get("device_peak_bytes")))
+def _add_peaks(gpu: GpuPeaks, record: Mapping[str, Any]) -> None:
+    gpu.name = gpu.name or text_or_none(record.get("name"))
+    gpu.mig = gpu.mig or text_or_none(record.get("mig"))
+    gpu.total_bytes = _larger(gpu.total_bytes, byte_count(record.get("total_bytes")))
+    gpu.reserved_bytes = _larger(gpu.reserved_bytes, byte_count(record.get("reserved_bytes")))
+    gpu.baseline_bytes = _smaller(gpu.baseline_bytes, _within(gpu, record.get("baseline_bytes")))
+    gpu.device_peak_bytes = _larger(gpu.device_peak_bytes, _within(gpu, record.get("device_peak_bytes")))
     for name, peaks in (
         ("process_peak_bytes", gpu.process_peak_bytes),
         ("accounting_peak_bytes", gpu.accounting_peak_bytes),
     ):
-        by_pid = seen.get(name)
+        by_pid = record.get(name)
         for pid, value in by_pid.items() if isinstance(by_pid, dict) else ():
             count = _within(gpu, value)
             if count:
                 peaks[pid] = max(count, peaks.get(pid, 0))
 
 
-def _add_use(gpu: GpuPeaks, seen: Mapping[str, Any], time: float) -> None:
+def _add_use(gpu: GpuPeaks, record: Mapping[str, Any], time: float) -> None:
     """The means of the monitor that saw most of the attempt, by its last word."""
-    gpu.power_peak_watts = _larger(gpu.power_peak_watts, number(seen.get("power_peak_watts")))
-    means = (number(seen.get("utilization_percent")), number(seen.get("power_watts")))
-    weight = (number(seen.get("samples")) or 0.0, time, *(mean or 0.0 for mean in means))
+    gpu.power_peak_watts = _larger(gpu.power_peak_watts, number(record.get("power_peak_watts")))
+    means = (number(record.get("utilization_percent")), number(record.get("power_watts")))
+    weight = (number(record.get("samples")) or 0.0, time, *(mean or 0.0 for mean in means))
     if means != (None, None) and weight > gpu.mean_weight:
         gpu.mean_weight = weight
         gpu.utilization_percent, gpu.power_watts = means
 
 
-def _add_process(node: NodePeaks, seen: Mapping[str, Any]) -> None:
-    rank, pid = seen.get("rank"), seen.get("pid")
+def _add_process(node: NodePeaks, record: Mapping[str, Any]) -> None:
+    rank, pid = record.get("rank"), record.get("pid")
     if type(rank) is not int:
         return
-    node.resident_bytes[rank] = byte_count(seen.get("resident_bytes"))
+    node.resident_bytes[rank] = byte_count(record.get("resident_bytes"))
     if type(pid) is int:
         node.rank_pids.setdefault(rank, set()).add(str(pid))
-    peak = _larger(byte_count(seen.get("resident_peak_bytes")), byte_count(seen.get("resident_bytes")))
+    peak = _larger(byte_count(record.get("resident_peak_bytes")), byte_count(record.get("resident_bytes")))
     if peak:
         node.resident_peak_bytes[rank] = max(peak, node.resident_peak_bytes.get(rank, 0))
 
 
-def _add_logged(node: NodePeaks, seen: Mapping[str, Any]) -> None:
-    rank = seen.get("rank")
+def _add_logged(node: NodePeaks, record: Mapping[str, Any]) -> None:
+    rank = record.get("rank")
     if type(rank) is not int or rank < 0:
         return
-    source = text_or_none(seen.get("source")) or "log"
-    logged = node.logged.setdefault(rank, LoggedPeaks(source))
+    source = text_or_none(record.get("source")) or "log"
+    logged = node.logged.setdefault(rank, PrintedPeaks(source))
     logged.source = max(logged.source, source)
     for name in ("allocated_peak_bytes", "reserved_peak_bytes", "device_bytes"):
-        setattr(logged, name, _larger(getattr(logged, name), byte_count(seen.get(name))))
+        setattr(logged, name, _larger(getattr(logged, name), byte_count(record.get(name))))
 
 
-def _add_host(node: NodePeaks, seen: Mapping[str, Any]) -> None:
-    total = byte_count(seen.get("total_bytes"))
-    used = byte_count(seen.get("used_peak_bytes"))
+def _add_host(node: NodePeaks, record: Mapping[str, Any]) -> None:
+    total = byte_count(record.get("total_bytes"))
+    used = byte_count(record.get("used_peak_bytes"))
     node.host_total_bytes = _larger(node.host_total_bytes, total)
     if used is not None and not (total and used > total):
         node.host_used_peak_bytes = _larger(node.host_used_peak_bytes, used)
-    node.cgroup_peak_bytes = _larger(node.cgroup_peak_bytes, byte_count(seen.get("cgroup_peak_bytes")))
-    node.cgroup_limit_bytes = _larger(node.cgroup_limit_bytes, byte_count(seen.get("cgroup_limit_bytes")))
+    node.cgroup_peak_bytes = _larger(node.cgroup_peak_bytes, byte_count(record.get("cgroup_peak_bytes")))
+    node.cgroup_limit_bytes = _larger(node.cgroup_limit_bytes, byte_count(record.get("cgroup_limit_bytes")))
 
 
 def _remark(event: object, line: Mapping[str, Any]) -> str | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .gpu_assignment import AssignedGpu
-    from .monitor_samples import LoggedPeaks, NodePeaks
+    from .monitor_samples import NodePeaks, PrintedPeaks
     from .probe_files import TorchPeaks
 
     Record = dict[str, Any]
@@ -100,7 +100,7 @@ class _RankEvidence:
     record: Record
     torch: TorchPeaks | None
     shares_device: bool
-    logged: LoggedPeaks | None
+    logged: PrintedPeaks | None
     resident_seen_bytes: int | None
     pids: set[str]
     gpu: AssignedGpu | None

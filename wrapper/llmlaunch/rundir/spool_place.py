@@ -38,22 +38,22 @@ def is_private(folder: Path) -> bool:
     """Whether it is a directory of ours that nobody else may write to: /var/tmp is everybody's, and a folder or link
     that another user put there first is not to be followed."""
     try:
-        found = os.lstat(folder)
+        state = os.lstat(folder)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022
 
 
 def spooled(root: Path) -> dict[Path, list[Path]]:
     """All folders with something in them, by the resolved run directory that each belongs to."""
-    found: dict[Path, list[Path]] = {}
+    folders: dict[Path, list[Path]] = {}
     if not is_private(root):
-        return found
+        return folders
     for folder in sorted(root.iterdir()):
         try:
             run_directory = os.fsdecode(read_bytes(folder / RUN_FILE)).rstrip("\n")
         except OSError:
             continue
         if is_private(folder) and run_directory.startswith("/"):
-            found.setdefault(Path(os.path.realpath(run_directory)), []).append(folder)
-    return found
+            folders.setdefault(Path(os.path.realpath(run_directory)), []).append(folder)
+    return folders
