@@ -21,8 +21,8 @@ from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.versions import core_parser, rules_of_version
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.planner.plan import as_planned
+from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.sizing import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 

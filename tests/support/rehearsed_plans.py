@@ -9,8 +9,8 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.planner.plan import Plan, as_planned
+from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.sizing import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, RehearsedRank

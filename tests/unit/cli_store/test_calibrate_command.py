@@ -17,8 +17,8 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.cases import Prediction, predict
 from llmlaunch.planner.plan import Plan, as_planned
+from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.sizing import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rendering.run_json import run_description
 from llmlaunch.rundir.summary import AttemptSummary, RankSummary

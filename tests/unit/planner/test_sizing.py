@@ -13,10 +13,10 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.plan_assumptions import job_length, time_limit_note
-from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.planning import make_plan, make_sized_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.sizing import ALL_UP_TO, make_sized_plan, smallest_cluster, splittable, stride
+from llmlaunch.planner.sizing import ALL_UP_TO, smallest_cluster, splittable, stride
 from llmlaunch.planner.unsafe import refuse
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of

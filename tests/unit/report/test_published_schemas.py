@@ -17,9 +17,8 @@ from llmlaunch.calibration.records import clusters_by_gpu, read_records
 from llmlaunch.calibration.support import Lessons, RunClass, margin_of, support_of
 from llmlaunch.memory.correction import Correction
 from llmlaunch.planner.plan_json import plan_json
-from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.planning import make_plan, make_sized_plan
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.sizing import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.report.accuracy_text import accuracy_json
 from support.recipe_keys import schema

@@ -17,8 +17,8 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import Candidate, Plan, Sizing, as_planned
 from llmlaunch.planner.plan_json import plan_json
+from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.planner.sizing import make_sized_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 

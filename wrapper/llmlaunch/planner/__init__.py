@@ -1,7 +1,7 @@
 """From a recipe to a plan. Modules import only from those before them in this list:
 
 `plan` (types), `setting` (what layouts are priced with), `search_space`, `points`, `pricing`, `stage_balance`,
-`stage_search`, `uneven_search`, `search`, `judge`, `plan_assumptions`, `planning`, `sizing`, `pins`, `smallest_change`,
+`stage_search`, `uneven_search`, `search`, `judge`, `plan_assumptions`, `sizing`, `planning`, `pins`, `smallest_change`,
 `no_legal_layout`, `neighbours`, `fallbacks`, `placement`, `plan_json`, `unsafe`. Two are imported late, because only a
 failed plan needs them: `planning` imports `smallest_change` and `no_legal_layout` inside functions.
 

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
 from llmlaunch.memory.job import Job
-from llmlaunch.planner.plan import Limit, Plan, as_planned
+from llmlaunch.planner.plan import Limit, NodeTrial, Plan, Sizing, as_planned
 from llmlaunch.planner.plan_assumptions import host_link_notes, job_length, time_limit_note
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, OUTPACED, REHEARSED, SearchResult, search
 from llmlaunch.planner.setting import Setting, node_of
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.planner.sizing import (
+    DEFAULT_MOST_NODES,
+    budget_shares,
+    length_text,
+    most_exceeded,
+    most_nodes,
+    smallest_cluster,
+    sufficient_budget,
+)
+from llmlaunch.recipe.digest import recipe_digest
+from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.timing.flops import model_flops_per_token
 from llmlaunch.timing.step import step_time
 from llmlaunch.units import GIB
@@ -22,7 +34,7 @@ from llmlaunch.units import GIB
 if TYPE_CHECKING:
     from llmlaunch.planner.smallest_change import Change
 
-__all__ = ["make_plan", "plan_of"]
+__all__ = ["make_plan", "make_sized_plan", "plan_of"]
 
 ALTERNATIVES = 5
 
@@ -133,3 +145,71 @@ def _advice(change: Change | None) -> str:
     from llmlaunch.planner.smallest_change import advice
 
     return advice(change)
+
+
+def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
+    """Return the setting with its number of nodes, and its plan. For `nodes: auto` that is the fewest nodes that are
+    safe and within the budget, or the nearest to it.
+
+    Raises:
+        UserError: no layout is legal at all, on any number of nodes.
+    """
+    recipe, sizing = setting.recipe, None
+    if recipe.nodes == AUTO_NODES:
+        sizing = smallest_cluster(setting, 1, most_nodes(recipe))
+        setting = setting.with_recipe(_with_nodes(recipe, sizing.nodes or _nearest(recipe, sizing).nodes))
+    plan = replace(make_plan(setting), sizing=sizing, budget=recipe.budget)
+    if not plan.safe or most_exceeded(recipe.budget, plan.length) is None:
+        return setting, plan
+    return setting, replace(plan, beyond_budget=_beyond_budget(setting, plan))
+
+
+def _with_nodes(recipe: Recipe, nodes: int) -> Recipe:
+    """Return the recipe as if the person had written that number."""
+    sized = replace(recipe, nodes=nodes)
+    return replace(sized, digest=recipe_digest(sized))
+
+
+def _nearest(recipe: Recipe, sizing: Sizing) -> NodeTrial:
+    """Return the best of counts that all fail: the safe one that exceeds the budget least, else the one whose memory
+    is nearest to fitting."""
+    safe = [(trial, trial.length) for trial in sizing.tried if trial.length is not None]
+    if safe:
+        return min(safe, key=lambda pair: max(budget_shares(recipe.budget, pair[1]).values(), default=0.0))[0]
+    legal = [trial for trial in sizing.tried if trial.device_bytes is not None]
+    if not legal:
+        first, last = sizing.tried[0], sizing.tried[-1]
+        raise UserError(
+            f"{recipe.path}: nodes: auto: no number of nodes up to {last.nodes} has a legal layout; "
+            f"on {first.nodes}, {first.reason}; change the batch or the pins accordingly"
+        )
+    return min(legal, key=lambda trial: trial.device_bytes or 0)
+
+
+def _beyond_budget(setting: Setting, plan: Plan) -> str:
+    """Return by what the plan exceeds the budget, and the nearest number of nodes or budget that would do."""
+    recipe, budget = setting.recipe, setting.recipe.budget
+    key = most_exceeded(budget, plan.length)
+    allowed = getattr(budget, key or "")
+    tightest = (
+        f"no safe layout stays within the budget: on nodes: {recipe.nodes} the fastest, {plan.layout.describe()}, "
+        f"takes {length_text(plan.length, key)} of budget.{key}: {allowed:,.10g}"
+    )
+    within = plan.sizing or smallest_cluster(setting, 1, most_nodes(recipe))
+    most = within.tried[-1].nodes
+    if within.nodes is not None:
+        return f"{tightest}. The fewest that stay within it: nodes: {within.nodes} ({_last_length_text(within)})."
+    more = smallest_cluster(setting, most + 1, DEFAULT_MOST_NODES)
+    if more.nodes is not None:
+        return f"{tightest}. More would: budget.max_nodes: {more.nodes} ({_last_length_text(more)})."
+    nearest = _nearest(recipe, Sizing(within.tried + more.tried))
+    length = nearest.length or plan.length
+    return (
+        f"{tightest}. No number of nodes up to {max(most, DEFAULT_MOST_NODES)} does; nodes: {nearest.nodes} would with "
+        f"{sufficient_budget(budget, length)}."
+    )
+
+
+def _last_length_text(sizing: Sizing) -> str:
+    length = sizing.tried[-1].length
+    return length_text(length) if length is not None else ""

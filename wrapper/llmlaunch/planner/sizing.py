@@ -13,93 +13,30 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.errors import UserError
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
-from llmlaunch.planner.plan import NO_LAYOUT, JobLength, NodeTrial, Plan, Sizing
+from llmlaunch.planner.plan import NO_LAYOUT, JobLength, NodeTrial, Sizing
 from llmlaunch.planner.plan_assumptions import job_length
-from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
 from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_numbers
 from llmlaunch.planner.setting import Setting
-from llmlaunch.recipe.digest import recipe_digest
-from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES, Budget, Recipe
+from llmlaunch.recipe.types import MOST_NODES, Budget, Recipe
 from llmlaunch.timing.flops import least_device_seconds
 from llmlaunch.units import DAY, GIB, duration
 
-__all__ = ["DEFAULT_MOST_NODES", "make_sized_plan", "most_nodes", "smallest_cluster"]
+__all__ = [
+    "DEFAULT_MOST_NODES",
+    "budget_shares",
+    "length_text",
+    "most_exceeded",
+    "most_nodes",
+    "smallest_cluster",
+    "sufficient_budget",
+]
 
 DEFAULT_MOST_NODES = 1024
 ALL_UP_TO = 64
 AT_ONCE = 1024
 DAYS, GPU_HOURS = "days", "gpu_hours"
-
-
-def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
-    """Return the setting with its number of nodes, and its plan. For `nodes: auto` that is the fewest nodes that are
-    safe and within the budget, or the nearest to it.
-
-    Raises:
-        UserError: no layout is legal at all, on any number of nodes.
-    """
-    recipe, sizing = setting.recipe, None
-    if recipe.nodes == AUTO_NODES:
-        sizing = smallest_cluster(setting, 1, most_nodes(recipe))
-        setting = setting.with_recipe(_with_nodes(recipe, sizing.nodes or _nearest(recipe, sizing).nodes))
-    plan = replace(make_plan(setting), sizing=sizing, budget=recipe.budget)
-    if not plan.safe or most_exceeded(recipe.budget, plan.length) is None:
-        return setting, plan
-    return setting, replace(plan, beyond_budget=_beyond_budget(setting, plan))
-
-
-def _with_nodes(recipe: Recipe, nodes: int) -> Recipe:
-    """Return the recipe as if the person had written that number."""
-    sized = replace(recipe, nodes=nodes)
-    return replace(sized, digest=recipe_digest(sized))
-
-
-def _nearest(recipe: Recipe, sizing: Sizing) -> NodeTrial:
-    """Return the best of counts that all fail: the safe one that exceeds the budget least, else the one whose memory
-    is nearest to fitting."""
-    safe = [(trial, trial.length) for trial in sizing.tried if trial.length is not None]
-    if safe:
-        return min(safe, key=lambda pair: max(_budget_shares(recipe.budget, pair[1]).values(), default=0.0))[0]
-    legal = [trial for trial in sizing.tried if trial.device_bytes is not None]
-    if not legal:
-        first, last = sizing.tried[0], sizing.tried[-1]
-        raise UserError(
-            f"{recipe.path}: nodes: auto: no number of nodes up to {last.nodes} has a legal layout; "
-            f"on {first.nodes}, {first.reason}; change the batch or the pins accordingly"
-        )
-    return min(legal, key=lambda trial: trial.device_bytes or 0)
-
-
-def _beyond_budget(setting: Setting, plan: Plan) -> str:
-    """Return by what the plan exceeds the budget, and the nearest number of nodes or budget that would do."""
-    recipe, budget = setting.recipe, setting.recipe.budget
-    key = most_exceeded(budget, plan.length)
-    allowed = getattr(budget, key or "")
-    tightest = (
-        f"no safe layout stays within the budget: on nodes: {recipe.nodes} the fastest, {plan.layout.describe()}, "
-        f"takes {_length_text(plan.length, key)} of budget.{key}: {allowed:,.10g}"
-    )
-    within = plan.sizing or smallest_cluster(setting, 1, most_nodes(recipe))
-    most = within.tried[-1].nodes
-    if within.nodes is not None:
-        return f"{tightest}. The fewest that stay within it: nodes: {within.nodes} ({_last_length_text(within)})."
-    more = smallest_cluster(setting, most + 1, DEFAULT_MOST_NODES)
-    if more.nodes is not None:
-        return f"{tightest}. More would: budget.max_nodes: {more.nodes} ({_last_length_text(more)})."
-    nearest = _nearest(recipe, Sizing(within.tried + more.tried))
-    length = nearest.length or plan.length
-    return (
-        f"{tightest}. No number of nodes up to {max(most, DEFAULT_MOST_NODES)} does; nodes: {nearest.nodes} would with "
-        f"{_sufficient_budget(budget, length)}."
-    )
-
-
-def _last_length_text(sizing: Sizing) -> str:
-    length = sizing.tried[-1].length
-    return _length_text(length) if length is not None else ""
 
 
 def most_nodes(recipe: Recipe) -> int:
@@ -212,7 +149,7 @@ def _hopeless(setting: Setting) -> NodeTrial | None:
     over = most_exceeded(recipe.budget, least)
     if over is None:
         return None
-    return NodeTrial(recipe.nodes, over, f"its arithmetic alone takes {_length_text(least, over)}")
+    return NodeTrial(recipe.nodes, over, f"its arithmetic alone takes {length_text(least, over)}")
 
 
 def _try(setting: Setting) -> NodeTrial:
@@ -233,7 +170,7 @@ def _try(setting: Setting) -> NodeTrial:
         return NodeTrial(nodes, MEMORY, f"needs {needs:.1f} GiB of {limit:.1f} GiB", best.device_bytes)
     length = job_length(setting.recipe, best.step_seconds)
     over = most_exceeded(setting.recipe.budget, length)
-    return NodeTrial(nodes, over, f"takes {_length_text(length, over)}", best.device_bytes, length)
+    return NodeTrial(nodes, over, f"takes {length_text(length, over)}", best.device_bytes, length)
 
 
 def _no_legal_reason(result: SearchResult) -> str:
@@ -247,18 +184,18 @@ def _no_legal_reason(result: SearchResult) -> str:
 
 def most_exceeded(budget: Budget, length: JobLength) -> str | None:
     """Return the key of the budget that the job exceeds most; None where it stays within."""
-    over = {key: share for key, share in _budget_shares(budget, length).items() if share > 1.0}
+    over = {key: share for key, share in budget_shares(budget, length).items() if share > 1.0}
     return max(over, key=lambda key: over[key]) if over else None
 
 
-def _budget_shares(budget: Budget, length: JobLength) -> dict[str, float]:
+def budget_shares(budget: Budget, length: JobLength) -> dict[str, float]:
     """Map each limited key of the budget to the share of it that the job takes."""
     needed = {DAYS: length.seconds / DAY, GPU_HOURS: length.gpu_hours}
     allowed = {DAYS: budget.days, GPU_HOURS: budget.gpu_hours}
     return {key: needed[key] / most for key, most in allowed.items() if most is not None}
 
 
-def _length_text(length: JobLength, key: str | None = None) -> str:
+def length_text(length: JobLength, key: str | None = None) -> str:
     """Describe the job's length in the unit of one key of the budget; in both where no key is given."""
     hours = f"{length.gpu_hours:,.0f} GPU-hours"
     if key is None:
@@ -266,8 +203,8 @@ def _length_text(length: JobLength, key: str | None = None) -> str:
     return hours if key == GPU_HOURS else f"{length.seconds / DAY:,.2f} days"
 
 
-def _sufficient_budget(budget: Budget, length: JobLength) -> str:
+def sufficient_budget(budget: Budget, length: JobLength) -> str:
     """List the keys of the budget that the job exceeds, each with the value that would do."""
     enough = {DAYS: math.ceil(length.seconds / DAY * 100) / 100, GPU_HOURS: math.ceil(length.gpu_hours)}
-    shares = _budget_shares(budget, length)
+    shares = budget_shares(budget, length)
     return ", ".join(f"budget.{key}: {enough[key]}" for key, share in shares.items() if share > 1.0)
