@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import ast
+import re
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
+PAGE = PACKAGE.parents[1] / "docs" / "architecture.md"
 FLOORS = (
-    ("errors", "assets", "causes", "columns", "documents", "rundir", "units", "user_data"),
-    ("models", "cluster", "layout", "placement", "techniques", "workload"),
-    ("recipe", "memory", "timing"),
-    ("backends", "planner", "calibration", "accuracy"),
+    ("assets", "columns", "errors", "placement", "rundir", "units", "user_data"),
+    ("causes",),
+    ("documents",),
+    ("cluster", "models", "techniques", "workload"),
+    ("layout", "recipe"),
+    ("memory",),
+    ("timing",),
+    ("backends",),
+    ("calibration",),
+    ("accuracy", "planner"),
     ("rendering", "report"),
-    ("launchers", "store", "sinks", "rehearsal"),
-    ("watch",),
-    ("app",),
+    ("launchers",),
+    ("rehearsal", "watch"),
+    ("store",),
+    ("app", "sinks"),
     ("cli",),
 )
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
@@ -44,20 +56,82 @@ def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def test_imports_point_down_or_sideways_never_up() -> None:
+def test_a_room_imports_only_from_floors_below_it() -> None:
     wrong = [
         f"{path.relative_to(PACKAGE)} imports {room}"
         for path in PACKAGE.rglob("*.py")
         if room_of(path) in FLOOR
-        for room in imports(path)
-        if FLOOR.get(room, 0) > FLOOR[room_of(path)] or (room in APART and (room_of(path), room) not in CARRIERS)
+        for room in imports(path) - {room_of(path)}
+        if FLOOR.get(room, -1) >= FLOOR[room_of(path)] or (room in APART and (room_of(path), room) not in CARRIERS)
     ]
     assert wrong == []
 
 
-def test_no_two_rooms_import_each_other() -> None:
-    arrows = {(room_of(p), room) for p in PACKAGE.rglob("*.py") for room in imports(p) if room != room_of(p)}
-    assert [pair for pair in arrows if pair[::-1] in arrows] == []
+def test_the_page_names_the_floors() -> None:
+    rows = re.findall(r"(?m)^\| (\d+) \| ([^|]+) \|", PAGE.read_text("utf-8"))
+    documented = {(int(floor), room) for floor, rooms in rows for room in re.findall(r"`(\w+)(?:/|\.py)`", rooms)}
+    assert documented == {(floor, room) for room, floor in FLOOR.items()}
+
+
+def walk(heading: str) -> list[Path]:
+    """Return the modules that a walk on the page names, in its order."""
+    section = PAGE.read_text("utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    steps = re.findall(r"(?m)^\d+\. (.*)$", section)
+    return [PACKAGE / path for step in steps for path in re.findall(r"`(\w+/\w+\.py)`", step)]
+
+
+@pytest.mark.parametrize(
+    ("heading", "most"), [("How `check` runs", 16), ("How a peak is measured and learned from", 8)]
+)
+def test_a_walk_names_few_modules_that_are_there(heading: str, most: int) -> None:
+    modules = walk(heading)
+    assert 0 < len(modules) <= most
+    assert [path for path in modules if not path.exists()] == []
+
+
+def test_check_runs_the_modules_of_its_walk() -> None:
+    """Every module of the walk is imported by one before it, from the command on."""
+    modules = walk("How `check` runs")
+    names = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in modules]
+    imported: set[str] = set()
+    for path, name in zip(modules, names, strict=True):
+        assert name == names[0] or name in imported, f"no module before {name} imports it"
+        imported |= imported_modules(path)
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Return the modules a file imports, also inside functions: `from a import b` counts as `a` and as `a.b`."""
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return modules
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports for type checkers count, too; those of the package's own `__init__` do not: it imports on demand."""
+    names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    graph = {name: imported_modules(path) & names.keys() - {name} for name, path in names.items()}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise AssertionError(f"modules import each other: {error.args[1]}") from None
+
+
+def test_a_public_class_name_has_one_home() -> None:
+    homes: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(str(path.relative_to(PACKAGE)))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_modules_are_no_walls() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > 500} == {}
 
 
 def test_nodes_and_trainers_know_nothing_of_the_login_side() -> None:

@@ -36,6 +36,8 @@ __all__ = [
     "versions_in",
 ]
 
+MARK = ".installed"  # the last file an installation writes
+TRACED = ("torch", "megatron-core", "transformer_engine")  # what a trace runs, as their packages are called
 TORCH_VARIABLE = "LLMLAUNCH_TRACED_TORCH"
 # What pip is told to install torch; its default wheel for Linux is built for CUDA and cannot trace.
 CPU_TORCH = "--index-url https://download.pytorch.org/whl/cpu torch==2.13.0"
@@ -163,14 +165,6 @@ def main() -> None:
         sys.exit(f"error: {mistake}")
 
 
-if __name__ == "__main__":
-    main()
-
-
-MARK = ".installed"  # the last file an installation writes
-TRACED = ("torch", "megatron-core", "transformer_engine")  # what a trace runs, as their packages are called
-
-
 def user_folder(environment: Mapping[str, str] | None = None) -> Path:
     """`$XDG_DATA_HOME/llmlaunch/frameworks`, else `~/.local/share/llmlaunch/frameworks`: for people without a checkout.
 
@@ -205,3 +199,7 @@ def versions_in(folder: Path) -> dict[str, str]:
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "-")
+
+
+if __name__ == "__main__":
+    main()
