@@ -34,3 +34,13 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 def test_every_page_is_reached_from_the_index() -> None:
     linked = {target for target, _ in links(ROOT / "docs" / "index.md")}
     assert linked >= set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "index.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_module_and_test_that_is_named_is_there(page: Path) -> None:
+    """Paths of our rooms have one slash; those of other projects that a page cites have more."""
+    text = page.read_text("utf-8")
+    rooms = {path.name for path in (ROOT / "wrapper" / "llmlaunch").iterdir() if path.is_dir()}
+    modules = {path for path in re.findall(r"`([a-z]+/[a-z_]+\.py)`", text) if path.partition("/")[0] in rooms}
+    assert [path for path in modules if not (ROOT / "wrapper" / "llmlaunch" / path).exists()] == []
+    assert [path for path in set(re.findall(r"`(tests/[a-z_/]+\.py)`", text)) if not (ROOT / path).exists()] == []

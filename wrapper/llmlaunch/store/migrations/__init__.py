@@ -1,1 +1,1 @@
-"""Alembic's folder: `env.py` runs the scripts of `versions/` on the connection that `store/open.py` hands it."""
+"""Alembic's folder: `env.py` runs the scripts of `versions/` on the connection that `store/database.py` hands it."""
