@@ -28,6 +28,12 @@ NODE = "node1"
 Line = dict[str, Any]
 
 
+def run_archive(archive: Path, *arguments: str | Path, stdin: str = "", **options: Any) -> Any:
+    """Run `node.pyz ARGUMENTS` to its end; `options` are subprocess.run's."""
+    command = [options.pop("python", sys.executable), "-I", "-S", str(archive), *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, **options)
+
+
 def until(holds: Callable[[], Any], what: str) -> Any:
     """The first true answer of `holds`; fails the test when it never comes."""
     give_up_at = time.monotonic() + PATIENCE_SECONDS
@@ -41,24 +47,24 @@ def until(holds: Callable[[], Any], what: str) -> Any:
 
 def build(directory: Path, *defines: str) -> Path:
     """Compile the library into `directory` and return that."""
-    compiler = shutil.which("cc")
-    assert compiler, "no C compiler for the stand-in NVML library: apt-get install gcc libc6-dev"
     directory.mkdir()
-    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
-    library = directory / "libnvidia-ml.so.1"
-    name = ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(library)]
-    subprocess.run([compiler, *flags, *defines, *name, str(SOURCE), "-lpthread"], check=True)
+    name = "libnvidia-ml.so.1"
+    _compile(SOURCE, directory / name, "-fvisibility=hidden", *defines, f"-Wl,-soname,{name}", "-lpthread")
     return directory
 
 
 def build_disk(directory: Path) -> Path:
     """Compile the library that makes one folder's disk fail or hang; returns it."""
-    compiler = shutil.which("cc")
-    assert compiler, "no C compiler for the faulty disk: apt-get install gcc libc6-dev"
     library = directory / "faulty_disk.so"
-    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
-    subprocess.run([compiler, *flags, "-o", str(library), str(DISK_SOURCE), "-ldl"], check=True)
+    _compile(DISK_SOURCE, library, "-ldl")
     return library
+
+
+def _compile(source: Path, library: Path, *options: str) -> None:
+    compiler = shutil.which("cc")
+    assert compiler, f"no C compiler for {source.name}: apt-get install gcc libc6-dev"
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
+    subprocess.run([compiler, *flags, "-o", str(library), str(source), *options], check=True)
 
 
 def alive(pid: int) -> bool:
@@ -81,9 +87,24 @@ class NodeRig:
         self.library = library
         self.processes: list[subprocess.Popen[str]] = []
         self.attempt_directory = self.run_directory / "attempts" / ATTEMPT
+        self.place = ("--run-dir", str(self.run_directory), "--attempt", ATTEMPT)
         self.spool = directory / "spool"
         self.disk_path = directory / "disk"
         self.peaks_path = self.run_directory / "peaks" / f"{NODE}.jsonl"
+
+    def write(self, name: str, content: Any) -> Path:
+        """Write a file of the run directory, as JSON unless it is text."""
+        path = self.run_directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    def write_attempt(self, name: str, content: Any) -> Path:
+        """Write a file of the attempt's folder."""
+        return self.write(f"attempts/{ATTEMPT}/{name}", content)
+
+    def status(self) -> Line:
+        return dict(json.loads((self.run_directory / "status.json").read_text()))
 
     def scenario(self, text: str) -> None:
         """Replace the state of the GPUs in one step; the library sees it at its next call."""
@@ -93,8 +114,8 @@ class NodeRig:
 
     def calls(self) -> dict[str, int]:
         """How often each function had been called when the scenario last changed, or at the end."""
-        words = (line.split() for line in self.calls_path.read_text().splitlines())
-        return {function: int(count) for function, count in words}
+        counts = (line.split() for line in self.calls_path.read_text().splitlines())
+        return {function: int(count) for function, count in counts}
 
     def until_sampled(self, text: str) -> None:
         """Set the scenario, and wait until device memory was read under it, be it written down or not."""
@@ -135,12 +156,14 @@ class NodeRig:
 
     def environment(self, **extra: str) -> dict[str, str]:
         dropped = ("LD_LIBRARY_PATH", "PYTHONPATH", "RANK", "LOCAL_RANK", "LLMLAUNCH_NODE_RANK", "CUDA_VISIBLE_DEVICES")
-        kept = {name: value for name, value in os.environ.items() if name not in dropped}
-        kept["LD_LIBRARY_PATH"] = str(self.library)
-        kept["FAKE_NVML_SCENARIO"] = str(self.scenario_path)
-        kept["FAKE_NVML_CALLS"] = str(self.calls_path)
-        kept["LLMLAUNCH_SPOOL"] = str(self.spool)
-        return {**kept, **extra}
+        return {
+            **{name: value for name, value in os.environ.items() if name not in dropped},
+            "LD_LIBRARY_PATH": str(self.library),
+            "FAKE_NVML_SCENARIO": str(self.scenario_path),
+            "FAKE_NVML_CALLS": str(self.calls_path),
+            "LLMLAUNCH_SPOOL": str(self.spool),
+            **extra,
+        }
 
     def start(self, *arguments: str, setup: Callable[[], object] | None = None, **environment: str) -> Any:
         """Start `node.pyz ARGUMENTS`; it is ended with the test at the latest."""
@@ -158,9 +181,15 @@ class NodeRig:
 
     def monitor(self, *options: str, **more: Any) -> Any:
         """Start a monitor with short intervals."""
-        place = ("--run-dir", str(self.run_directory), "--attempt", ATTEMPT, "--node", NODE)
         quick = ("--interval", "0.02", "--list-interval", "0.1", "--beat-interval", "0.05", "--stall-after", "600")
-        return self.start("monitor", *place, *quick, *options, **more)
+        return self.start("monitor", *self.place, "--node", NODE, *quick, *options, **more)
+
+    def started_monitor(self, scenario: str, *options: str) -> Any:
+        """Start a monitor in this scenario and wait for its first line."""
+        self.scenario(scenario)
+        monitor = self.monitor(*options)
+        self.until_event("start")
+        return monitor
 
     def monitored(self, scenario: str, gibibytes: float, *options: str) -> Line:
         """The last line of a monitor that is stopped once it has written this much memory in use."""
@@ -171,15 +200,17 @@ class NodeRig:
 
     def rank(self, *program: str, rank: int = 0, node: str = NODE, **more: Any) -> Any:
         """Start `program` under the rank wrapper."""
-        place = ("--run-dir", str(self.run_directory), "--attempt", ATTEMPT, "--node", node)
+        place = (*self.place, "--node", node)
         return self.start("rank", *place, "--", *program, RANK=str(rank), LOCAL_RANK=str(rank), **more)
 
-    def finish(self, nodes: int, code: int) -> tuple[int, Line, str]:
-        """Run finish; its exit code, status.json and what it said."""
-        place = ("--run-dir", str(self.run_directory), "--attempt", ATTEMPT)
-        process = self.start("finish", *place, "--nodes", str(nodes), "--code", str(code), "--wait", "0")
-        _, said = process.communicate(timeout=PATIENCE_SECONDS)
-        return process.returncode, json.loads((self.run_directory / "status.json").read_text()), said
+    def start_finish(self, nodes: int, code: int, *options: str) -> Any:
+        return self.start("finish", *self.place, "--nodes", str(nodes), "--code", str(code), *options)
+
+    def finish(self, nodes: int, code: int, *options: str) -> tuple[int, Line, str]:
+        """Run finish; return its exit code, status.json and stderr."""
+        process = self.start_finish(nodes, code, "--wait", "0", *options)
+        _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+        return process.returncode, self.status(), stderr
 
     def done(self, *nodes: str) -> None:
         for node in nodes:
@@ -200,8 +231,7 @@ class NodeRig:
 
     def until_line(self, what: str, holds: Callable[[Line], Any]) -> Line:
         """Wait for a line of the peaks file that `holds`."""
-        found = until(lambda: [line for line in self.lines() if holds(line)], what)
-        return dict(found[-1])
+        return dict(until(lambda: [line for line in self.lines() if holds(line)], what)[-1])
 
     def until_event(self, event: str) -> Line:
         return self.until_line(event, lambda line: line["event"] == event)
@@ -224,8 +254,8 @@ class NodeRig:
     def stop(self, process: Any) -> Line:
         """SIGTERM; the monitor must exit with 0. Returns its last line."""
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=PATIENCE_SECONDS)
-        assert process.returncode == 0, said
+        _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0, stderr
         return self.lines()[-1]
 
     def close(self) -> None:
@@ -264,20 +294,21 @@ def faulty_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_disk(tmp_path_factory.mktemp("disk"))
 
 
+def _closed_after(rig: NodeRig) -> Iterator[NodeRig]:
+    yield rig
+    rig.close()
+
+
 @pytest.fixture
 def gpu_node(archive: Path, nvml_library: Path, tmp_path: Path) -> Iterator[NodeRig]:
     """A node whose driver answers as the scenario says."""
-    rig = NodeRig(archive, tmp_path, nvml_library)
-    yield rig
-    rig.close()
+    yield from _closed_after(NodeRig(archive, tmp_path, nvml_library))
 
 
 @pytest.fixture
 def old_gpu_node(archive: Path, old_nvml_library: Path, tmp_path: Path) -> Iterator[NodeRig]:
     """The same with a driver older than R510."""
-    rig = NodeRig(archive, tmp_path, old_nvml_library)
-    yield rig
-    rig.close()
+    yield from _closed_after(NodeRig(archive, tmp_path, old_nvml_library))
 
 
 @pytest.fixture
@@ -286,6 +317,4 @@ def cpu_node(archive: Path, tmp_path: Path) -> Iterator[NodeRig]:
     nothing = tmp_path / "no_nvml"
     nothing.mkdir()
     (nothing / "libnvidia-ml.so.1").write_text("not a library")
-    rig = NodeRig(archive, tmp_path, nothing)
-    yield rig
-    rig.close()
+    yield from _closed_after(NodeRig(archive, tmp_path, nothing))

@@ -21,25 +21,34 @@ def run(node_side: NodeRig, script: str, rank: int, node: str = NODE) -> None:
     node_side.rank("sh", "-c", script, rank=rank, node=node).wait()
 
 
+def train(node_side: NodeRig) -> None:
+    run(node_side, "exit 0", rank=0)
+    node_side.done(NODE)
+
+
+def train_on_two_nodes(node_side: NodeRig) -> None:
+    run(node_side, "exit 0", rank=0)
+    run(node_side, "exit 0", rank=1, node="node2")
+
+
 def test_success_needs_code_markers_and_ranks(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 0", rank=0)
-    run(cpu_node, "exit 0", rank=1, node="node2")
+    train_on_two_nodes(cpu_node)
     cpu_node.done(NODE, "node2")
-    code, status, said = cpu_node.finish(nodes=2, code=0)
+    code, status, stderr = cpu_node.finish(nodes=2, code=0)
     assert code == status["exit_code"] == 0
     assert (status["schema"], status["attempt"], status["state"]) == (1, ATTEMPT, "succeeded")
     assert status["nodes"] == [{"node": NODE, "done": True}, {"node": "node2", "done": True}]
     assert status["ranks"] == [cpu_node.record(0), cpu_node.record(1)]
-    assert said == f"llmlaunch: attempt {ATTEMPT} succeeded: 2 nodes, 2 ranks\n"
+    assert stderr == f"llmlaunch: attempt {ATTEMPT} succeeded: 2 nodes, 2 ranks\n"
 
 
 def test_the_launchers_code_is_the_jobs_and_the_ranks_own_is_kept(cpu_node: NodeRig) -> None:
     run(cpu_node, "exit 0", rank=0)
     run(cpu_node, "kill -9 $$", rank=1, node="node2")
-    code, status, said = cpu_node.finish(nodes=2, code=1)
+    code, status, stderr = cpu_node.finish(nodes=2, code=1)
     assert [rank.rank for rank in summary(cpu_node).ranks] == [0, 1]
     assert (code, status["state"], status["exit_code"], status["ranks"][1]["signal"]) == (1, "failed", 1, "SIGKILL")
-    assert said == f"llmlaunch: attempt {ATTEMPT} failed: rank 1 on node node2 was ended by SIGKILL\n"
+    assert stderr == f"llmlaunch: attempt {ATTEMPT} failed: rank 1 on node node2 was ended by SIGKILL\n"
 
 
 @pytest.mark.parametrize(
@@ -47,15 +56,7 @@ def test_the_launchers_code_is_the_jobs_and_the_ranks_own_is_kept(cpu_node: Node
     [
         pytest.param(["exit 7"], [NODE], 1, 0, 7, f"rank 0 on node {NODE} exited with 7", id="content launcher"),
         pytest.param(["kill -SEGV $$"], [NODE], 1, 0, 139, "ended by SIGSEGV", id="a signal as a shell counts it"),
-        pytest.param(
-            ["kill -TERM $$", "exit 3", "exit 4"],
-            [],
-            1,
-            1,
-            1,
-            "exited with 3 (first of 3 failed ranks)",
-            id="who began",
-        ),
+        pytest.param(["kill -TERM $$", "exit 3", "exit 4"], [], 1, 1, 1, "3 (first of 3 failed ranks)", id="who began"),
         pytest.param([], [NODE], 2, 0, 1, "1 node left no trace", id="a node that left nothing"),
         pytest.param([], [], 1, 127, 127, "the launcher returned 127; 1 node left no trace", id="no rank started"),
         pytest.param(["exit 0"], [NODE], 1, 5, 5, "returned 5, though every trainer ended with 0", id="launcher alone"),
@@ -76,8 +77,7 @@ def test_code_and_reason(
 
 
 def test_a_node_without_its_marker_fails_the_job(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 0", rank=0)
-    run(cpu_node, "exit 0", rank=1, node="node2")
+    train_on_two_nodes(cpu_node)
     cpu_node.done(NODE)
     code, status, _ = cpu_node.finish(nodes=2, code=0)
     assert (code, status["why"]) == (1, "node node2 left no done marker")
@@ -94,18 +94,14 @@ def test_a_rank_without_an_end_did_not_fail_by_that(cpu_node: NodeRig) -> None:
 
 
 def test_other_attempts_do_not_count(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 0", rank=0)
-    cpu_node.done(NODE)
-    failed = cpu_node.run_directory / "attempts" / "16.0" / "ranks"
-    failed.mkdir(parents=True)
-    (failed / "0.json").write_text('{"rank": 0, "node": "node9", "exit_code": 1, "signal": null}')
+    train(cpu_node)
+    cpu_node.write("attempts/16.0/ranks/0.json", {"rank": 0, "node": "node9", "exit_code": 1, "signal": None})
     assert cpu_node.finish(nodes=1, code=0)[0] == 0
 
 
 def test_markers_that_a_file_system_shows_late_are_waited_for(cpu_node: NodeRig) -> None:
     cpu_node.done(NODE)
-    place = ("--run-dir", str(cpu_node.run_directory), "--attempt", ATTEMPT)
-    finish = cpu_node.start("finish", *place, "--nodes", "2", "--code", "0")
+    finish = cpu_node.start_finish(nodes=2, code=0)
     cpu_node.rank("true", rank=1, node="node2").wait()
     assert finish.poll() is None
     cpu_node.done("node2")
@@ -114,48 +110,38 @@ def test_markers_that_a_file_system_shows_late_are_waited_for(cpu_node: NodeRig)
 
 def test_what_ended_it_is_said_in_words(cpu_node: NodeRig) -> None:
     run(cpu_node, "exit 1", rank=0)
-    log = cpu_node.run_directory / "logs" / f"{ATTEMPT}.{NODE}.log"
-    log.parent.mkdir(exist_ok=True)
-    log.write_text("Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory.\n")
+    error = "torch.OutOfMemoryError: CUDA out of memory."
+    cpu_node.write(f"logs/{ATTEMPT}.{NODE}.log", f"Traceback (most recent call last):\n{error}\n")
     code, status, _ = cpu_node.finish(nodes=1, code=1)
     assert (code, status["cause"]["kind"]) == (1, "oom")
-    assert status["why"].endswith(
-        f"; out of GPU memory (rank 0 on {NODE}): torch.OutOfMemoryError: CUDA out of memory."
-    )
+    assert status["why"].endswith(f"; out of GPU memory (rank 0 on {NODE}): {error}")
 
 
 def test_what_srun_told_the_others_after_one_had_failed_is_no_preemption(cpu_node: NodeRig) -> None:
     run(cpu_node, "exit 1", rank=0)
-    described = {"schema": 1, "fallbacks": [{"layout": "fallback/1", "keeps_checkpoints": False}]}
-    (cpu_node.run_directory / "run.json").write_text(json.dumps(described))
-    told = cpu_node.attempt_directory / "told"
-    told.mkdir()
-    (told / "node2").write_text("TERM\n")
+    fallbacks = [{"layout": "fallback/1", "keeps_checkpoints": False}]
+    cpu_node.write("run.json", {"schema": 1, "fallbacks": fallbacks})
+    cpu_node.write_attempt("told/node2", "TERM\n")
     cause = {"kind": "oom", "node": NODE, "rank": 0, "line": "CUDA out of memory", "source": "log"}
-    (cpu_node.attempt_directory / "causes").mkdir()
-    (cpu_node.attempt_directory / "causes" / f"{NODE}.json").write_text(json.dumps(cause))
+    cpu_node.write_attempt(f"causes/{NODE}.json", cause)
     _, status, _ = cpu_node.finish(nodes=2, code=1)
     assert (status["cause"]["kind"], status["next"]["action"]) == ("oom", "fallback")
 
 
 def test_a_crash_before_the_first_step_ends_only_what_never_trained(cpu_node: NodeRig) -> None:
-    described = {"restart": {"by": "requeue", "times": 20, "fruitless": 2, "backoff_seconds": 0}}
+    restart = {"by": "requeue", "times": 20, "fruitless": 2, "backoff_seconds": 0}
     run(cpu_node, "exit 1", rank=0)
-    (cpu_node.run_directory / "run.json").write_text(json.dumps({"schema": 1, **described}))
+    cpu_node.write("run.json", {"schema": 1, "restart": restart})
     assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "end"
-    before = cpu_node.run_directory / "attempts" / "16.0"  # killed with its node: it left no status.json
-    before.mkdir()
-    (before / "attempt.json").write_text(json.dumps({"attempt": "16.0", "started_at": 1.0}))
-    (before / "progress.json").write_text(json.dumps({"step": 40}))
+    # killed with its node: it left no status.json
+    cpu_node.write("attempts/16.0/attempt.json", {"attempt": "16.0", "started_at": 1.0})
+    cpu_node.write("attempts/16.0/progress.json", {"step": 40})
     assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "requeue"
 
 
 def finish_stopped(rig: NodeRig, code: int, order: str = "TERM") -> dict[str, Any]:
     """The verdict of a job that was told to stop, and whose launcher returned `code`."""
-    place = ("--run-dir", str(rig.run_directory), "--attempt", ATTEMPT, "--nodes", "1", "--wait", "0")
-    rig.start("finish", *place, "--code", str(code), "--told", order).communicate(timeout=120)
-    status: dict[str, Any] = json.loads((rig.run_directory / "status.json").read_text())
-    return status
+    return rig.finish(1, code, "--told", order)[1]
 
 
 @pytest.mark.parametrize("end", ["kill -TERM $$", "kill -INT $$", "exit 143"])
@@ -179,7 +165,7 @@ def test_a_crash_of_its_own_stays_one_though_it_was_told_to_stop(cpu_node: NodeR
 
 def test_who_is_cancelled_after_a_step_and_does_not_save_was_cancelled(cpu_node: NodeRig) -> None:
     run(cpu_node, "kill -TERM $$", rank=0)
-    (cpu_node.attempt_directory / "progress.json").write_text(json.dumps({"step": 4}))
+    cpu_node.write_attempt("progress.json", {"step": 4})
     status = finish_stopped(cpu_node, 143)
     assert (status["state"], status["cause"]["kind"]) == ("failed", "cancelled")
 
@@ -188,7 +174,7 @@ def test_a_verdict_comes_whatever_the_cause_trips_over(cpu_node: NodeRig) -> Non
     run(cpu_node, "exit 3", rank=0)
     record = cpu_node.attempt_directory / "ranks" / "0.json"
     record.write_text(record.read_text().replace('"ended_at": ', '"ended_at": "", "_": '))
-    (cpu_node.attempt_directory / "ranks" / "1.json").write_text('{"rank": 1, "node": [], "exit_code": 1}')
+    cpu_node.write_attempt("ranks/1.json", {"rank": 1, "node": [], "exit_code": 1})
     code, status, _ = cpu_node.finish(nodes=1, code=3)
     assert (code, status["state"]) == (3, "failed")
 
@@ -197,25 +183,21 @@ def test_a_verdict_comes_whatever_the_cause_trips_over(cpu_node: NodeRig) -> Non
 
 
 def summary(node_side: NodeRig) -> AttemptSummary:
-    found = summary_of_json(json.loads((node_side.attempt_directory / "summary.json").read_text()))
-    assert found is not None
-    return found
+    attempt = summary_of_json(json.loads((node_side.attempt_directory / "summary.json").read_text()))
+    assert attempt is not None
+    return attempt
 
 
 def test_the_last_act_is_a_whole_summary(cpu_node: NodeRig) -> None:
-    cpu_node.run_directory.mkdir()
-    (cpu_node.run_directory / "run.json").write_text('{"schema": 1, "peak_kind": "resident"}')
-    run(cpu_node, "exit 0", rank=0)
-    run(cpu_node, "exit 0", rank=1, node="node2")
+    cpu_node.write("run.json", {"schema": 1, "peak_kind": "resident"})
+    train_on_two_nodes(cpu_node)
     cpu_node.done(NODE, "node2")
     assert cpu_node.finish(nodes=2, code=0)[0] == 0
-    found = summary(cpu_node)
-    assert [(rank.rank, rank.node, rank.peak_source) for rank in found.ranks] == [
-        (0, NODE, "ru_maxrss"),
-        (1, "node2", "ru_maxrss"),
-    ]
-    assert found.ranks[1].peak_bytes == cpu_node.record(1)["resident_peak_bytes"]
-    assert still_whole(found, cpu_node.run_directory)
+    attempt = summary(cpu_node)
+    ranks = [(rank.rank, rank.node, rank.peak_source) for rank in attempt.ranks]
+    assert ranks == [(0, NODE, "ru_maxrss"), (1, "node2", "ru_maxrss")]
+    assert attempt.ranks[1].peak_bytes == cpu_node.record(1)["resident_peak_bytes"]
+    assert still_whole(attempt, cpu_node.run_directory)
 
 
 def test_what_this_node_kept_for_itself_is_in_it(
@@ -229,20 +211,18 @@ def test_what_this_node_kept_for_itself_is_in_it(
     line = {"v": 1, "event": "beat", "attempt": ATTEMPT, "node": NODE, "host": {"used_peak_bytes": 7 * GIB}}
     (folder / "peaks" / f"{NODE}.jsonl").write_text(json.dumps(line) + "\n")
     monkeypatch.setenv("LLMLAUNCH_SPOOL", str(root))
-    run(cpu_node, "exit 0", rank=0)
-    cpu_node.done(NODE)
+    train(cpu_node)
     cpu_node.finish(nodes=1, code=0)
     assert [node.host_peak_bytes for node in summary(cpu_node).nodes] == [7 * GIB]
 
 
 def test_a_summary_that_cannot_be_written_changes_nothing(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 0", rank=0)
-    cpu_node.done(NODE)
+    train(cpu_node)
     (cpu_node.attempt_directory / "summary.json").mkdir()
     (cpu_node.attempt_directory / "summary.json" / "in the way").touch()
-    code, status, said = cpu_node.finish(nodes=1, code=0)
+    code, status, stderr = cpu_node.finish(nodes=1, code=0)
     assert (code, status["state"]) == (0, "succeeded")
-    assert "summary.json not written" in said
+    assert "summary.json not written" in stderr
     assert [path.name for path in cpu_node.attempt_directory.glob(".summary*")] == []
 
 
@@ -266,10 +246,8 @@ def test_a_pipe_among_the_monitors_files_holds_nobody_up(cpu_node: NodeRig) -> N
 
 
 def test_who_ends_the_job_during_its_last_act_changes_nothing(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 0", rank=0)
-    cpu_node.done(NODE)
-    place = ("--run-dir", str(cpu_node.run_directory), "--attempt", ATTEMPT)
-    finish = cpu_node.start("finish", *place, "--nodes", "1", "--code", "0")
+    train(cpu_node)
+    finish = cpu_node.start_finish(nodes=1, code=0)
     assert finish.stdout.readline() == "next end\n"  # said before
     finish.send_signal(signal.SIGTERM)
     assert finish.wait() == 0

@@ -12,8 +12,6 @@ from llmlaunch.node.gpu import Power
 from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
 TWO_GPUS = "gpu uuid=GPU-a\ngpu uuid=GPU-b\n"
-
-
 MIG = "gpu uuid=GPU-a mig=1\nslice 0 uuid=MIG-a total=10G\nslice 0 uuid=MIG-b total=20G\ngpu uuid=GPU-b\n"
 
 
@@ -62,32 +60,33 @@ def test_accounting_sees_the_spike_that_no_sample_saw(gpu_node: NodeRig) -> None
     assert gpu["accounting_peak_bytes"] == {str(mine): 70 * GIB}
 
 
+def sleeping_rank(rig: NodeRig) -> tuple[Any, int]:
+    """Return the wrapper of a rank that sleeps, and the sleeper's pid."""
+    return rig.rank("sleep", "600"), rig.until_record()["program_pid"]
+
+
 def test_accounting_of_a_rank_is_asked_after_it_ended(gpu_node: NodeRig) -> None:
-    trainer = gpu_node.rank("sleep", "600")
-    pid = gpu_node.until_record()["program_pid"]
+    trainer, pid = sleeping_rank(gpu_node)
     gpu_node.scenario("gpu accounting=1\n")
     monitor = gpu_node.monitor()
     gpu_node.until_line("the rank", lambda line: line.get("processes"))
     trainer.terminate()
     trainer.wait()
     gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={pid} mem=0 peak=66G\n")
-    (gpu,) = gpu_node.stop(monitor)["gpus"]
-    assert gpu["accounting_peak_bytes"] == {str(pid): 66 * GIB}
+    assert _accounted(gpu_node.stop(monitor)) == {str(pid): 66 * GIB}
 
 
 def test_the_spike_of_a_rank_that_is_gone_is_asked_for_at_once(gpu_node: NodeRig) -> None:
     """Twenty milliseconds at 66 GiB between two samples and the end of the process: accounting alone knows."""
-    trainer = gpu_node.rank("sleep", "600")
-    pid = gpu_node.until_record()["program_pid"]
+    trainer, pid = sleeping_rank(gpu_node)
     gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={pid} mem=1G\n")
-    monitor = gpu_node.monitor("--list-interval", "3600")
+    gpu_node.monitor("--list-interval", "3600")
     gpu_node.until_line("the rank", lambda line: line.get("processes"))
     gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={pid} mem=0 peak=66G\n")
     trainer.terminate()
     trainer.wait()
     wanted = {str(pid): 66 * GIB}
     gpu_node.until_line("its peak", lambda line: line["event"] == "beat" and _accounted(line) == wanted)
-    monitor.kill()
 
 
 def test_accounting_of_an_earlier_process_of_the_same_number_is_not_believed(gpu_node: NodeRig) -> None:
@@ -96,9 +95,8 @@ def test_accounting_of_an_earlier_process_of_the_same_number_is_not_believed(gpu
     monitor = gpu_node.monitor()
     gpu_node.until_used(30.5)
     gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={mine} mem=31G peak=40G start={int(time.time() * 1e6)}\n")
-    gpu_node.until_line("its own", lambda line: _accounted(line))
-    (gpu,) = gpu_node.stop(monitor)["gpus"]
-    assert gpu["accounting_peak_bytes"] == {str(mine): 40 * GIB}
+    gpu_node.until_line("its own", _accounted)
+    assert _accounted(gpu_node.stop(monitor)) == {str(mine): 40 * GIB}
 
 
 def test_the_process_list_is_asked_rarely_and_when_memory_rose(gpu_node: NodeRig) -> None:
@@ -161,8 +159,7 @@ def test_a_call_that_is_refused_is_not_made_again(gpu_node: NodeRig) -> None:
     until(lambda: gpu_node.lines()[-1]["gpus"][0]["samples"] > 20, "twenty samples")
     (gpu,) = gpu_node.stop(monitor)["gpus"]
     assert gpu["unavailable"] == {"processes_v3": 4}
-    calls = gpu_node.calls()
-    assert calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 1
+    assert gpu_node.calls()["nvmlDeviceGetComputeRunningProcesses_v3"] == 1
 
 
 def test_a_passing_error_is_only_that(gpu_node: NodeRig) -> None:
@@ -176,30 +173,29 @@ def test_a_passing_error_is_only_that(gpu_node: NodeRig) -> None:
     assert (gpu["lost"], gpu["unavailable"]) == (None, {})
 
 
-def test_a_gpu_that_is_not_ours_is_skipped(gpu_node: NodeRig) -> None:
-    gpu_node.scenario(f"{TWO_GPUS}fail nvmlDeviceGetHandleByIndex_v2 gpu=0 code=4\n")
-    monitor = gpu_node.monitor()
-    start = gpu_node.until_event("start")
-    gpu_node.stop(monitor)
-    skipped = gpu_node.lines()[0]
-    assert (skipped["event"], skipped["index"], skipped["code"]) == ("gpu_skipped", 0, 4)
+@pytest.mark.parametrize(
+    ("scenario", "code"),
+    [
+        pytest.param(f"{TWO_GPUS}fail nvmlDeviceGetHandleByIndex_v2 gpu=0 code=4\n", 4, id="whole"),
+        pytest.param("gpu mig=1\ngpu uuid=GPU-b\n", 6, id="no slices"),
+        pytest.param(f"{MIG}fail nvmlDeviceGetMigDeviceHandleByIndex code=4\n", 4, id="slices"),
+    ],
+)
+def test_a_gpu_that_is_not_ours_is_skipped(gpu_node: NodeRig, scenario: str, code: int) -> None:
+    gpu_node.stop(gpu_node.started_monitor(scenario))
+    skipped, start = gpu_node.lines()[:2]
+    assert (skipped["event"], skipped["index"], skipped["code"]) == ("gpu_skipped", 0, code)
     assert [(gpu["index"], gpu["uuid"]) for gpu in start["gpus"]] == [(1, "GPU-b")]
 
 
 def test_a_driver_that_does_not_match_its_library_is_one_line(gpu_node: NodeRig) -> None:
-    gpu_node.scenario("gpu\nfail nvmlInit code=18\n")
-    monitor = gpu_node.monitor()
-    gpu_node.until_event("start")
-    gpu_node.stop(monitor)
-    assert [(line["code"], bool(line["why"])) for line in gpu_node.lines() if line["event"] == "no_nvml"] == [
-        (18, True)
-    ]
+    gpu_node.stop(gpu_node.started_monitor("gpu\nfail nvmlInit code=18\n"))
+    (line,) = (line for line in gpu_node.lines() if line["event"] == "no_nvml")
+    assert (line["code"], bool(line["why"])) == (18, True)
 
 
 def test_lines_are_few_while_no_peak_moves(gpu_node: NodeRig) -> None:
-    gpu_node.scenario("gpu used=4G\n")
-    monitor = gpu_node.monitor("--beat-interval", "600")
-    gpu_node.until_event("start")
+    monitor = gpu_node.started_monitor("gpu used=4G\n", "--beat-interval", "600")
     gpu_node.until_sampled("gpu used=4500M\n")
     end = gpu_node.stop(monitor)
     assert [line["event"] for line in gpu_node.lines()] == ["start", "end"]
@@ -208,13 +204,10 @@ def test_lines_are_few_while_no_peak_moves(gpu_node: NodeRig) -> None:
 
 @pytest.mark.parametrize(("beat", "later"), [("600", []), ("0.2", ["gpu used=1G\n"])], ids=["leap", "beat"])
 def test_a_peak_that_rose_is_written(gpu_node: NodeRig, beat: str, later: list[str]) -> None:
-    gpu_node.scenario("gpu used=4G\n")
-    monitor = gpu_node.monitor("--beat-interval", beat)
-    gpu_node.until_event("start")
+    gpu_node.started_monitor("gpu used=4G\n", "--beat-interval", beat)
     for scenario in ("gpu used=60G\n", *later):
         gpu_node.until_sampled(scenario)
-    gpu_node.until_line("a line after the rise", lambda line: _peak_gib(line) > 60)
-    monitor.kill()
+    gpu_node.until_line("a line after the rise", lambda line: line["gpus"][0]["device_peak_bytes"] > 60 * GIB)
 
 
 def test_a_gpu_in_mig_mode_is_measured_by_slice(gpu_node: NodeRig) -> None:
@@ -238,17 +231,6 @@ def test_a_gpu_in_mig_mode_is_measured_by_slice(gpu_node: NodeRig) -> None:
     assert calls["nvmlDeviceGetUtilizationRates"] == calls["nvmlDeviceGetMemoryInfo_v2"] / 3
 
 
-@pytest.mark.parametrize(("refused", "code"), [("", 6), ("fail nvmlDeviceGetMigDeviceHandleByIndex code=4\n", 4)])
-def test_a_gpu_whose_slices_are_not_ours_is_skipped(gpu_node: NodeRig, refused: str, code: int) -> None:
-    gpu_node.scenario(f"gpu mig=1\n{'slice 0' if refused else ''}\ngpu uuid=GPU-b\n{refused}")
-    monitor = gpu_node.monitor()
-    start = gpu_node.until_event("start")
-    gpu_node.stop(monitor)
-    skipped = gpu_node.lines()[0]
-    assert (skipped["event"], skipped["index"], skipped["code"]) == ("gpu_skipped", 0, code)
-    assert [gpu["uuid"] for gpu in start["gpus"]] == ["GPU-b"]
-
-
 def test_utilization_is_the_mean_of_the_samples(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu util=80 used=1G\n")
     monitor = gpu_node.monitor()
@@ -262,7 +244,8 @@ def test_utilization_is_the_mean_of_the_samples(gpu_node: NodeRig) -> None:
 def test_mean_power_is_by_the_energy_counter_and_the_peak_is_a_sample(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu power=500 drawn=300\n")
     monitor = gpu_node.monitor()
-    line = gpu_node.until_line("a second of energy", lambda line: _power(line, "power_source") == "nvml energy counter")
+    source = "nvml energy counter"
+    line = gpu_node.until_line("a second of energy", lambda line: line["gpus"][0]["power_source"] == source)
     gpu_node.stop(monitor)
     (gpu,) = line["gpus"]
     assert 30 < gpu["power_watts"] < 3000  # 300, but for what a busy machine puts between counter and clock
@@ -270,10 +253,7 @@ def test_mean_power_is_by_the_energy_counter_and_the_peak_is_a_sample(gpu_node: 
 
 
 def test_mean_power_is_of_the_samples_where_nothing_counts_energy(gpu_node: NodeRig) -> None:
-    gpu_node.scenario("gpu power=500 drawn=none\n")
-    monitor = gpu_node.monitor()
-    gpu_node.until_event("start")
-    (gpu,) = gpu_node.stop(monitor)["gpus"]
+    (gpu,) = gpu_node.stop(gpu_node.started_monitor("gpu power=500 drawn=none\n"))["gpus"]
     assert (gpu["power_watts"], gpu["power_source"]) == (500, "nvml power samples")
     assert gpu["unavailable"] == {"energy": 3}
 
@@ -287,12 +267,3 @@ def test_power_over_a_counter_that_began_anew() -> None:
 
 def _accounted(line: dict[str, Any]) -> dict[str, int]:
     return dict(line["gpus"][0]["accounting_peak_bytes"])
-
-
-def _peak_gib(line: dict[str, Any]) -> float:
-    return float(line["gpus"][0]["device_peak_bytes"] / GIB)
-
-
-def _power(line: dict[str, object], name: str) -> object:
-    gpus = line.get("gpus")
-    return gpus[0][name] if isinstance(gpus, list) and gpus else None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 import signal
 import sys
 
@@ -72,8 +72,7 @@ def test_ranks_of_other_nodes_are_left_to_their_monitors(cpu_node: NodeRig) -> N
 
 def test_a_large_job_is_not_listed_by_every_node(cpu_node: NodeRig) -> None:
     """With the node's place in run.json, only its own ranks' records are opened: 2 and 3 on the second node."""
-    cpu_node.run_directory.mkdir()
-    (cpu_node.run_directory / "run.json").write_text(json.dumps({"schema": 1, "devices_per_node": 2}))
+    cpu_node.write("run.json", {"schema": 1, "devices_per_node": 2})
     for rank in range(5):
         cpu_node.rank("sleep", "600", rank=rank)
         cpu_node.until_record(rank)
@@ -83,8 +82,8 @@ def test_a_large_job_is_not_listed_by_every_node(cpu_node: NodeRig) -> None:
 
 
 def test_it_ends_with_its_parent(cpu_node: NodeRig) -> None:
-    place = f"--run-dir {cpu_node.run_directory} --attempt {ATTEMPT} --node {NODE}"
-    shell = cpu_node.rank("sh", "-c", f"{cpu_node.python} {cpu_node.archive} monitor {place} & wait")
+    place = shlex.join(cpu_node.place)
+    shell = cpu_node.rank("sh", "-c", f"{cpu_node.python} {cpu_node.archive} monitor {place} --node {NODE} & wait")
     cpu_node.until_event("start")
     shell.kill()
     assert cpu_node.until_event("end")["signal"] == "SIGTERM"
@@ -101,16 +100,13 @@ def test_a_checkpoint_signal_does_not_end_it(cpu_node: NodeRig) -> None:
 
 def test_a_wrong_argument_does_not_fail_the_job(cpu_node: NodeRig) -> None:
     monitor = cpu_node.start("monitor", "--run-dir")
-    _, said = monitor.communicate()
+    _, stderr = monitor.communicate()
     assert monitor.returncode == 0
-    assert "--run-dir" in said
+    assert "--run-dir" in stderr
 
 
 def test_the_nodes_main_memory_is_sampled(gpu_node: NodeRig) -> None:
-    gpu_node.scenario("gpu\n")
-    monitor = gpu_node.monitor()
-    gpu_node.until_event("start")
-    host = gpu_node.stop(monitor)["host"]
+    host = gpu_node.stop(gpu_node.started_monitor("gpu\n"))["host"]
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert host["total_bytes"] == total
     assert 0 < host["used_peak_bytes"] < total
@@ -123,20 +119,13 @@ def test_memory_lines_of_the_nodes_own_log(cpu_node: NodeRig) -> None:
     monitor = cpu_node.monitor("--list-interval", "0.05", "--beat-interval", "0.01")
     cpu_node.until_event("start")
     with log.open("a") as file:
-        file.write(
-            "[Rank 3] (after 2 iterations) memory (MB) | allocated: 1.00 | max allocated: 2.00 | reserved: 3.00 "
-        )
+        file.write("[Rank 3] (after 2 iterations) memory (MB) | allocated: 1.00 | max allocated: 2.00 | reserved: 3.0")
         file.flush()
         before = len(cpu_node.lines())
         until(lambda: len(cpu_node.lines()) > before + 3, "looks at half a line")
-        file.write("| max reserved: 4.00\n")
-    wanted = {
-        "rank": 3,
-        "allocated_peak_bytes": 2 * 2**20,
-        "reserved_peak_bytes": 4 * 2**20,
-        "device_bytes": None,
-        "source": "megatron log",
-    }
+        file.write("0 | max reserved: 4.00\n")
+    peaks = {"allocated_peak_bytes": 2 * MIB, "reserved_peak_bytes": 4 * MIB, "device_bytes": None}
+    wanted = {"rank": 3, **peaks, "source": "megatron log"}
     cpu_node.until_line("the line", lambda line: line.get("logged") == [wanted])
     assert cpu_node.stop(monitor)["logged"] == [wanted]
 
