@@ -10,7 +10,6 @@ from llmlaunch.causes.log_scan import device_numbers, read_log, scan
 from llmlaunch.causes.signs import KINDS, SIGNS
 
 MIB, GIB = 2**20, 2**30
-
 NOW = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 25.31 GiB. GPU 0 has a total capacity of 79.25 GiB "
     "of which 24.65 GiB is free. Including non-PyTorch memory, this process has 54.59 GiB memory in use. Of the "

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -14,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from support.node_rig import NodeRig
+from support.node_rig import NodeRig, run_archive
 
 RESTART = {"by": "requeue", "times": 3, "fruitless": 2, "backoff_seconds": 60}
+FALLBACK_1 = ("--layout", "fallback/1")
 
 
 class Run:
@@ -43,6 +42,9 @@ class Run:
         if status:
             (folder / "status.json").write_text(json.dumps({"attempt": attempt, **status}))
 
+    def failed(self, attempt: str = "7.0", **status: Any) -> None:
+        self.past(attempt, state="failed", exit_code=1, **status)
+
     def save(self, step: int) -> None:
         """A checkpoint as our DeepSpeed script leaves it: a file of torch.save, and the tracker that names it."""
         folder = self.tracker.parent / f"step-{step}"
@@ -53,15 +55,15 @@ class Run:
 
     def begin(self, attempt: str, *more: str) -> str:
         (self.folder / "attempts" / attempt).mkdir()
-        place = ["--run-dir", str(self.folder), "--attempt", attempt]
-        done = subprocess.run(
-            [sys.executable, self.archive, "begin", *place, *more],
-            input="node1\nnode2\n",
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout.splitlines()[-1]
+        place = ("--run-dir", self.folder, "--attempt", attempt)
+        process = run_archive(self.archive, "begin", *place, *more, stdin="node1\nnode2\n")
+        assert process.returncode == 0, process.stderr
+        return str(process.stdout.splitlines()[-1])
+
+    def first_step(self, attempt: str, *more: str) -> int:
+        """Begin an attempt that trains, and return the step that it goes on from."""
+        assert self.begin(attempt, *more) == "run ."
+        return int(self.record(attempt)["from_step"])
 
     def record(self, attempt: str, name: str = "attempt.json") -> dict[str, Any]:
         record: dict[str, Any] = json.loads((self.folder / "attempts" / attempt / name).read_text())
@@ -79,16 +81,14 @@ def run(cpu_node: NodeRig, tmp_path: Path) -> Run:
 
 
 def test_the_first_attempt_trains_from_the_start(run: Run) -> None:
-    assert run.begin("7.0") == "run ."
-    record = run.record("7.0")
-    assert (record["layout"], record["from_step"], record["nodes"]) == ("", 0, ["node1", "node2"])
+    assert run.first_step("7.0") == 0
+    assert (run.record("7.0")["layout"], run.record("7.0")["nodes"]) == ("", ["node1", "node2"])
 
 
 def test_a_requeued_job_knows_the_step_it_goes_on_from(run: Run) -> None:
     run.past("7.0")
     run.save(120)
-    assert run.begin("7.1") == "run ."
-    assert run.record("7.1")["from_step"] == 120
+    assert run.first_step("7.1") == 120
 
 
 def test_the_next_link_of_a_finished_chain_trains_nothing(run: Run) -> None:
@@ -108,7 +108,7 @@ def test_the_next_link_of_a_chain_that_was_given_up_trains_nothing(run: Run) -> 
 
 def test_a_person_who_resumes_starts_counting_again(run: Run) -> None:
     for count in range(5):
-        run.past(f"7.{count}", state="failed", exit_code=1, next={"action": "end"})
+        run.failed(f"7.{count}", next={"action": "end"})
     (run.folder / "submission.json").write_text(json.dumps({"job_id": "9", "chain": []}))
     assert run.begin("9.0") == "run ."
 
@@ -141,8 +141,8 @@ def test_attempts_that_get_no_further_are_given_up(run: Run) -> None:
 def test_fallbacks_are_no_restarts_and_keep_their_layout(run: Run) -> None:
     run.describe("fallback/1")
     run.describe("fallback/2")
-    run.past("7.0", state="failed", exit_code=1, next={"action": "fallback", "layout": "fallback/1"})
-    assert run.begin("7.1", "--layout", "fallback/1") == "run fallback/1"
+    run.failed(next={"action": "fallback", "layout": "fallback/1"})
+    assert run.begin("7.1", *FALLBACK_1) == "run fallback/1"
     assert run.record("7.1")["fallback"] is True
     run.past("7.2", layout="fallback/2", fallback=True, state="failed", next={"action": "requeue", "layout": ""})
     assert run.begin("7.3") == "run fallback/2"
@@ -150,34 +150,33 @@ def test_fallbacks_are_no_restarts_and_keep_their_layout(run: Run) -> None:
 
 def test_an_allocation_lost_between_two_layouts_goes_on_with_the_second(run: Run) -> None:
     run.describe("fallback/1")
-    run.past("7.0", state="failed", exit_code=1, next={"action": "fallback", "layout": "fallback/1"})
+    run.failed(next={"action": "fallback", "layout": "fallback/1"})
     assert run.begin("7.1") == "run fallback/1"
 
 
 def test_a_damaged_tracker_is_step_0(run: Run) -> None:
     run.tracker.write_bytes(b"\xff\xfe\n")
-    assert run.begin("7.0") == "run ."
-    assert run.record("7.0")["from_step"] == 0
+    assert run.first_step("7.0") == 0
 
 
 def test_of_a_script_that_may_write_another_tracker_the_steps_due_count(run: Run) -> None:
     own = {"path": str(run.tracker.parent), "tracker": "latest", "promised": False, "interval": 20}
     run.describe(checkpoint=own)
     run.describe("fallback/1", checkpoint=own | {"path": "/ckpt-fallback-1"})  # begins again
-    run.past("7.0", state="failed", exit_code=1)
+    run.failed()
     (run.folder / "attempts" / "7.0" / "progress.json").write_text(json.dumps({"step": 55}))
-    assert (run.begin("7.1"), run.record("7.1")["from_step"]) == ("run .", 40)
-    assert run.begin("7.2", "--layout", "fallback/1") == "run fallback/1"
+    assert run.first_step("7.1") == 40
+    assert run.begin("7.2", *FALLBACK_1) == "run fallback/1"
     assert run.record("7.2")["from_step"] == 0
     run.tracker.write_text("step-20")
-    assert (run.begin("7.3", "--layout", "."), run.record("7.3")["from_step"]) == ("run .", 20)
+    assert run.first_step("7.3", "--layout", ".") == 20
 
 
 def test_where_no_checkpoints_are_written_every_attempt_begins_at_step_0(run: Run) -> None:
     run.describe(checkpoint=None)
-    run.past("7.0", state="failed", exit_code=1)
+    run.failed()
     (run.folder / "attempts" / "7.0" / "progress.json").write_text(json.dumps({"step": 40}))
-    assert (run.begin("7.1"), run.record("7.1")["from_step"]) == ("run .", 0)
+    assert run.first_step("7.1") == 0
 
 
 def lost(run: Run, attempt: str = "7.1") -> str:
@@ -191,34 +190,33 @@ def lost(run: Run, attempt: str = "7.1") -> str:
     return why
 
 
-@pytest.mark.parametrize("seen_by", ["attempt.json", "progress.json", "status.json"])
-def test_a_checkpoint_that_vanished_ends_the_job_and_never_begins_at_step_0(run: Run, seen_by: str) -> None:
-    run.past("7.0", state="failed", exit_code=1)
-    path = run.folder / "attempts" / "7.0" / seen_by
-    seen = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**seen, "tracker_step": 120}))
+@pytest.mark.parametrize("name", ["attempt.json", "progress.json", "status.json"])
+def test_a_checkpoint_that_vanished_ends_the_job_and_never_begins_at_step_0(run: Run, name: str) -> None:
+    run.failed()
+    path = run.folder / "attempts" / "7.0" / name
+    record = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**record, "tracker_step": 120}))
     assert f"{run.tracker} names no checkpoint, but attempt 7.0 had saved step 120" in lost(run)
 
 
 def test_a_file_system_that_is_not_mounted_is_named(run: Run) -> None:
-    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
+    run.failed(tracker_step=120)
     run.tracker.parent.rmdir()
     assert f"the folder {run.tracker.parent} is missing (is its file system mounted on this node?)" in lost(run)
 
 
 def test_a_tracker_that_names_an_older_step_ends_the_job(run: Run) -> None:
-    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
+    run.failed(tracker_step=120)
     run.save(120)
     run.save(100)
     assert f"{run.tracker} names step 100, but attempt 7.0 had saved step 120" in lost(run)
 
 
 def test_a_person_may_let_it_go_on_from_an_older_step_once(run: Run) -> None:
-    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
+    run.failed(tracker_step=120)
     run.save(100)
     (run.folder / "from_older").touch()
-    assert run.begin("7.1") == "run ."
-    assert run.record("7.1")["from_step"] == 100
+    assert run.first_step("7.1") == 100
     assert not (run.folder / "from_older").exists()
     run.save(110)
     assert run.begin("7.2") == "run ."  # 110 is progress since 100, not a way back from 120
@@ -227,12 +225,11 @@ def test_a_person_may_let_it_go_on_from_an_older_step_once(run: Run) -> None:
 
 
 def test_a_person_may_let_it_begin_again_at_step_0(run: Run) -> None:
-    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
+    run.failed(tracker_step=120)
     run.tracker.write_text("step-120")  # the folder is gone
     assert "there is no whole one before it" in lost(run)
     (run.folder / "from_older").touch()
-    assert run.begin("7.2") == "run ."
-    assert run.record("7.2")["from_step"] == 0
+    assert run.first_step("7.2") == 0
     assert not run.tracker.exists()  # it would end the trainers
 
 
@@ -240,9 +237,8 @@ def test_a_lost_tracker_whose_checkpoint_is_whole_is_written_again(run: Run) -> 
     run.save(100)
     run.save(120)
     run.tracker.unlink()
-    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
-    assert run.begin("7.1") == "run ."
-    assert run.record("7.1")["from_step"] == 120
+    run.failed(tracker_step=120)
+    assert run.first_step("7.1") == 120
     assert run.tracker.read_text() == "step-120"
     assert "which is there and whole" in run.record("7.1")["note"]
 
@@ -256,11 +252,8 @@ def lose_folder(run: Run) -> None:
     shutil.rmtree(run.tracker.parent / "step-120")
 
 
-TORN = {"kind": "checkpoint", "source": "log"}
-
-
 def fail_to_load(run: Run) -> None:
-    run.past("7.1", state="failed", exit_code=1, from_step=120, tracker_step=120, cause=TORN)
+    run.failed("7.1", from_step=120, tracker_step=120, cause={"kind": "checkpoint", "source": "log"})
 
 
 @pytest.mark.parametrize(
@@ -276,12 +269,11 @@ def test_a_damaged_last_checkpoint_is_left_for_the_one_before(
 ) -> None:
     run.save(100)
     run.save(120)
-    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
+    run.failed(tracker_step=120)
     damage(run)
-    assert run.begin("7.2") == "run ."
-    record = run.record("7.2")
-    assert (record["from_step"], record["tracker_step"], run.tracker.read_text()) == (100, 100, "step-100")
-    assert f"is damaged: {wrong}; continuing from step 100, the one before it" in record["note"]
+    assert run.first_step("7.2") == 100
+    assert (run.record("7.2")["tracker_step"], run.tracker.read_text()) == (100, "step-100")
+    assert f"is damaged: {wrong}; continuing from step 100, the one before it" in run.record("7.2")["note"]
 
 
 def test_megatron_s_folders_are_known(run: Run) -> None:
@@ -294,7 +286,6 @@ def test_megatron_s_folders_are_known(run: Run) -> None:
             (folder / name).write_bytes(b"x")
     (folder / ".metadata").unlink()
     tracker.write_text("120")
-    run.past("7.0", state="failed", exit_code=1, tracker_step=120)
-    assert run.begin("7.1") == "run ."
-    assert (run.record("7.1")["from_step"], tracker.read_text()) == (100, "100")
+    run.failed(tracker_step=120)
+    assert (run.first_step("7.1"), tracker.read_text()) == (100, "100")
     assert "iter_0000120 has no .metadata" in run.record("7.1")["note"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +12,20 @@ import pytest
 from llmlaunch.causes.cause import sentence
 from llmlaunch.node import diagnose
 from llmlaunch.node.diagnose import kernel_lines
-from support.node_rig import ATTEMPT, NODE
-
-SILENT: list[str] = []
+from support.node_rig import ATTEMPT, NODE, run_archive
 
 
 class Rig:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = directory
         self.attempt = directory / "attempts" / ATTEMPT
+        self.arguments = ["--run-dir", str(directory), "--attempt", ATTEMPT, "--node", NODE]
+        self.peaks = directory / "peaks" / f"{NODE}.jsonl"
         self.monkeypatch = monkeypatch
         for folder in (self.attempt / "ranks", directory / "logs", directory / "peaks"):
             folder.mkdir(parents=True)
         self.counters(0)
-        self.kernel(SILENT)
+        self.kernel([])
 
     def rank(self, number: int, **more: Any) -> None:
         record = {"rank": number, "local_rank": number, "node": NODE, "ended_at": 50.0, "exit_code": 1, "signal": None}
@@ -37,22 +35,18 @@ class Rig:
         (self.directory / "logs" / f"{ATTEMPT}.{NODE}.log").write_text(text)
 
     def counters(self, kills: int | None) -> None:
-        counted = {"oom_kills": kills, "limit_bytes": 2**30, "peak_bytes": 2**30}
-        self.monkeypatch.setattr(diagnose, "memory_counters", lambda: counted)
+        counters = {"oom_kills": kills, "limit_bytes": 2**30, "peak_bytes": 2**30}
+        self.monkeypatch.setattr(diagnose, "memory_counters", lambda: counters)
 
     def kernel(self, lines: list[str]) -> None:
         self.monkeypatch.setattr(diagnose, "kernel_lines", lambda since: lines)
 
     def before(self) -> None:
-        assert diagnose.main([*self.words(), "--before"]) == 0
+        assert diagnose.main([*self.arguments, "--before"]) == 0
 
     def cause(self, code: int = 1) -> dict[str, Any]:
-        assert diagnose.main([*self.words(), "--code", str(code)]) == 0
-        found: dict[str, Any] = json.loads((self.attempt / "causes" / f"{NODE}.json").read_text())
-        return found
-
-    def words(self) -> list[str]:
-        return ["--run-dir", str(self.directory), "--attempt", ATTEMPT, "--node", NODE]
+        assert diagnose.main([*self.arguments, "--code", str(code)]) == 0
+        return dict(json.loads((self.attempt / "causes" / f"{NODE}.json").read_text()))
 
 
 @pytest.fixture
@@ -78,9 +72,9 @@ def test_a_kill_counted_by_the_kernel_is_the_hosts_memory(rig: Rig) -> None:
     rig.counters(4)
     rig.rank(0, exit_code=None, signal="SIGKILL")
     rig.log("RuntimeError: Connection reset by peer\n")
-    found = rig.cause()
-    assert (found["kind"], found["rank"], found["sick"]) == ("host_oom", 0, False)
-    assert found["numbers"] == {"oom_kills": 1, "limit_bytes": 2**30, "peak_bytes": 2**30}
+    cause = rig.cause()
+    assert (cause["kind"], cause["rank"], cause["sick"]) == ("host_oom", 0, False)
+    assert cause["numbers"] == {"oom_kills": 1, "limit_bytes": 2**30, "peak_bytes": 2**30}
 
 
 @pytest.mark.parametrize(("kills", "signal"), [(3, "SIGKILL"), (4, None), (None, "SIGKILL")])
@@ -96,23 +90,23 @@ def test_a_lost_gpu_that_the_monitor_saw_goes_before_what_the_program_made_of_it
     rig.rank(0)
     rig.log("Traceback (most recent call last):\nRuntimeError: CUDA error: unspecified launch failure\n")
     lost = {"event": "gpu_lost", "attempt": ATTEMPT, "time": 49.0, "gpu": {"index": 3, "uuid": "GPU-3", "lost": 15}}
-    (rig.directory / "peaks" / f"{NODE}.jsonl").write_text(json.dumps({**lost, "attempt": "other"}) + "\n")
+    rig.peaks.write_text(json.dumps({**lost, "attempt": "other"}) + "\n")
     assert rig.cause()["kind"] == "crash"
-    (rig.directory / "peaks" / f"{NODE}.jsonl").write_text(json.dumps(lost) + "\n{torn")
-    found = rig.cause()
-    assert (found["kind"], found["sick"]) == ("gpu_lost", True)
-    assert found["line"] == "GPU 3 (GPU-3) was lost: NVML code 15"
+    rig.peaks.write_text(json.dumps(lost) + "\n{torn")
+    cause = rig.cause()
+    assert (cause["kind"], cause["sick"]) == ("gpu_lost", True)
+    assert cause["line"] == "GPU 3 (GPU-3) was lost: NVML code 15"
 
 
 def test_the_kernel_names_a_gpu_of_ours_not_a_neighbours(rig: Rig) -> None:
     rig.rank(0)
     gpus = [{"uuid": "GPU-a", "pci": "00000000:06:00.0"}]
-    (rig.directory / "peaks" / f"{NODE}.jsonl").write_text(json.dumps({"attempt": ATTEMPT, "gpus": gpus}))
+    rig.peaks.write_text(json.dumps({"attempt": ATTEMPT, "gpus": gpus}))
     rig.kernel(["NVRM: Xid (PCI:0000:07:00): 95, pid=1, Uncontained", "NVRM: Xid (PCI:0000:06:00): 31, pid=1, MMU"])
     assert rig.cause()["kind"] == "crash"
     rig.kernel(["NVRM: Xid (PCI:0000:06:00): 95, pid=1, Uncontained"])
-    found = rig.cause()
-    assert (found["kind"], found["sick"], found["numbers"]) == ("ecc", True, {"xid": 95})
+    cause = rig.cause()
+    assert (cause["kind"], cause["sick"], cause["numbers"]) == ("ecc", True, {"xid": 95})
 
 
 def test_shared_memory_that_is_full_is_named_with_its_size(rig: Rig) -> None:
@@ -130,18 +124,15 @@ def test_nothing_known_is_still_a_cause(rig: Rig) -> None:
 
 def test_it_never_fails(rig: Rig, capfd: pytest.CaptureFixture[str]) -> None:
     (rig.attempt / "causes").write_text("a file where a folder should be")
-    assert diagnose.main([*rig.words(), "--before"]) == 0
-    assert diagnose.main(rig.words()) == 0
+    assert diagnose.main([*rig.arguments, "--before"]) == 0
+    assert diagnose.main(rig.arguments) == 0
     assert diagnose.main(["--nonsense"]) == 0
     assert "the cause remains unknown" in capfd.readouterr().err
 
 
 def test_from_the_archive(archive: Path, tmp_path: Path) -> None:
-    words = ["--run-dir", str(tmp_path), "--attempt", ATTEMPT, "--node", NODE]
-    done = subprocess.run(
-        [sys.executable, str(archive), "diagnose", *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    process = run_archive(archive, "diagnose", "--run-dir", tmp_path, "--attempt", ATTEMPT, "--node", NODE)
+    assert process.returncode == 0, process.stderr
     assert json.loads((tmp_path / "attempts" / ATTEMPT / "causes" / f"{NODE}.json").read_text())["kind"] == "crash"
 
 

@@ -10,8 +10,6 @@ import sys
 from support.node_rig import ATTEMPT, NODE, NodeRig, until
 
 MIB = 2**20
-
-
 # Holds 96 MiB for a moment, then waits on its standard input.
 SPIKE = "import sys; block = b'x' * (96 << 20); del block; print('ready', flush=True); sys.stdin.read()"
 

@@ -15,7 +15,7 @@ import pytest
 
 import llmlaunch
 from llmlaunch.rendering.node_archive import node_archive
-from support.node_rig import NODE, NodeRig
+from support.node_rig import NODE, NodeRig, run_archive
 
 # four nodes in a ring, where a-c, c-b, b-d and d-a are the fast links
 PLACED = """{"schema": 1, "nodes": 4, "devices_per_node": 1, "fabric_gigabytes_per_second": 1, "layout": {"data": 4},
@@ -26,14 +26,14 @@ PACKAGE = Path(llmlaunch.__file__).parent
 
 def interpreters() -> dict[tuple[int, ...], str]:
     """Every other Python of this machine by version: the system's and pyenv's."""
-    found = {sys.version_info[:2]: sys.executable}
+    programs = {sys.version_info[:2]: sys.executable}
     candidates = [*Path("/usr/bin").glob("python3*"), *Path.home().glob(".pyenv/versions/*/bin/python")]
     for path in sorted(candidates):
-        ask = [str(path), "-c", "import sys; print(tuple(sys.version_info[:2]))"]
-        answer = subprocess.run(ask, capture_output=True, text=True, check=False)
+        command = [str(path), "-c", "import sys; print(tuple(sys.version_info[:2]))"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode == 0 and answer.stdout.startswith("("):
-            found.setdefault(ast.literal_eval(answer.stdout), str(path))
-    return found
+            programs.setdefault(ast.literal_eval(answer.stdout), str(path))
+    return programs
 
 
 NEW_ENOUGH = {version: path for version, path in interpreters().items() if version >= (3, 8)}
@@ -77,11 +77,9 @@ def test_a_bare_python_runs_all_of_it(version: tuple[int, ...], gpu_node: NodeRi
 @pytest.mark.parametrize("version", sorted(NEW_ENOUGH), ids=lambda version: ".".join(map(str, version)))
 def test_a_bare_python_places_nodes(version: tuple[int, ...], archive: Path, tmp_path: Path) -> None:
     (tmp_path / "placement.json").write_text(PLACED)
-    words = ["-I", "-S", str(archive), "place", "--run-dir", str(tmp_path), "--attempt", "1.0"]
-    answer = subprocess.run(
-        [NEW_ENOUGH[version], *words], input="a\nb\nc\nd\n", capture_output=True, text=True, check=True
-    )
-    assert answer.stdout == "a\n0 2 1 3\n", answer.stderr
+    place = ("place", "--run-dir", tmp_path, "--attempt", "1.0")
+    answer = run_archive(archive, *place, stdin="a\nb\nc\nd\n", python=NEW_ENOUGH[version])
+    assert (answer.returncode, answer.stdout) == (0, "a\n0 2 1 3\n"), answer.stderr
 
 
 def test_a_python_too_old_is_told_so(archive: Path) -> None:
@@ -96,15 +94,12 @@ def test_runs_as_a_program_of_its_own(archive: Path, tmp_path: Path) -> None:
     program = tmp_path / "node.pyz"
     program.write_bytes(archive.read_bytes())
     program.chmod(0o755)
-    place = ["--run-dir", str(tmp_path), "--attempt", "1.0"]
-    answer = subprocess.run(
-        [program, "finish", *place, "--nodes", "1", "--code", "4"], capture_output=True, check=False
-    )
-    assert answer.returncode == 4
+    finish = ("finish", "--run-dir", tmp_path, "--attempt", "1.0", "--nodes", "1", "--code", "4")
+    assert subprocess.run([program, *finish], capture_output=True, check=False).returncode == 4
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
 
 
 def test_an_unknown_command_gets_the_usage(archive: Path) -> None:
-    answer = subprocess.run([sys.executable, archive, "dance"], capture_output=True, text=True, check=False)
+    answer = run_archive(archive, "dance")
     assert answer.returncode == 1
     assert "usage: python3 node.pyz {begin," in answer.stderr

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.node_rig import run_archive
+
 NODES = ["n1", "n2", "n3", "n4"]
 GOOD: dict[str, Any] = {"stage": "reduced", "bad": None, "kind": "gpu", "matmul_seconds": [0.002, 0.002]}
 
 
-def choose(archive: Path, run: Path, wanted: int, **markers: dict[str, Any] | None) -> subprocess.CompletedProcess[str]:
+def choose(archive: Path, run: Path, wanted: int, **markers: dict[str, Any] | None) -> Any:
     """The markers of n1 to n4; those not given are good, None is a node that left none."""
     attempt = run / "attempts" / "7.0"
     (attempt / "preflight").mkdir(parents=True, exist_ok=True)
@@ -23,46 +23,34 @@ def choose(archive: Path, run: Path, wanted: int, **markers: dict[str, Any] | No
         marker = markers.get(node, {})
         if marker is not None:
             (attempt / "preflight" / f"{node}.json").write_text(json.dumps({**GOOD, "node": node, **marker}))
-    command = [sys.executable, "-I", "-S", str(archive), "choose", "--run-dir", str(run), "--attempt", "7.0"]
-    return subprocess.run(
-        [*command, "--nodes", str(wanted)], input="\n".join(NODES) + "\n", capture_output=True, text=True, check=False
-    )
+    place = ("--run-dir", run, "--attempt", "7.0", "--nodes", str(wanted))
+    return run_archive(archive, "choose", *place, stdin="\n".join(NODES) + "\n")
 
 
 def record(run: Path, name: str = "preflight.json") -> dict[str, Any]:
-    value: dict[str, Any] = json.loads((run / "attempts" / "7.0" / name).read_text())
-    return value
+    return dict(json.loads((run / "attempts" / "7.0" / name).read_text()))
 
 
 def test_the_first_good_nodes_train_and_the_rest_is_spare(archive: Path, tmp_path: Path) -> None:
     done = choose(archive, tmp_path, 3)
     assert (done.returncode, done.stdout.split()) == (0, ["n1", "n2", "n3"])
-    assert record(tmp_path)["spare"] == ["n4"]
-    assert record(tmp_path)["bad"] == {}
+    assert (record(tmp_path)["spare"], record(tmp_path)["bad"]) == (["n4"], {})
     assert record(tmp_path, "attempt.json")["nodes"] == ["n1", "n2", "n3"]
 
 
 @pytest.mark.parametrize(
-    ("line", "bad"),
-    [
-        ("[ERROR] File already exists: /run/enroot/pyxis_7.0", {}),
-        (
-            "[ERROR] No such file or directory: /images/box.sqsh",
-            {
-                "n2": "its container does not start: slurmstepd-n2: error: pyxis:     "
-                "[ERROR] No such file or directory: /images/box.sqsh"
-            },
-        ),
-    ],
+    ("error", "bad"),
+    [("File already exists: /run/enroot/pyxis_7.0", False), ("No such file or directory: /images/box.sqsh", True)],
 )
 def test_a_node_whose_container_may_start_next_time_is_not_bad(
-    archive: Path, tmp_path: Path, line: str, bad: dict[str, str]
+    archive: Path, tmp_path: Path, error: str, bad: bool
 ) -> None:
     log = tmp_path / "attempts" / "7.0" / "preflight" / "n2.log"
     log.parent.mkdir(parents=True)
-    log.write_text(f"slurmstepd-n2: error: pyxis: printing enroot log file:\nslurmstepd-n2: error: pyxis:     {line}\n")
+    line = f"slurmstepd-n2: error: pyxis:     [ERROR] {error}"
+    log.write_text(f"slurmstepd-n2: error: pyxis: printing enroot log file:\n{line}\n")
     assert choose(archive, tmp_path, 3, n2=None).returncode == 0
-    assert record(tmp_path)["bad"] == bad
+    assert record(tmp_path)["bad"] == ({"n2": f"its container does not start: {line}"} if bad else {})
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,13 @@ import pytest
 from llmlaunch.node.host_memory import HostMemory, memory_counters, memory_now_bytes
 
 TASK = "/slurm/uid_0/job_7/step_0/task_0"
-
-
 # Lines of /proc/self/mountinfo, the first as a Debian 12 host shows it. In pyxis' containers the folder above the
 # task's, its step's, is mounted (seen with pyxis 0.24.0 and enroot 4.1.2).
 HOST_V1 = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
-
-
 STEP_V1 = (
     "812 800 0:32 /slurm/uid_0/job_7/step_0 /sys/fs/cgroup/memory ro,relatime master:9 - cgroup cgroup rw,memory\n"
 )
-
-
 HOST_V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
-
-
 STEP_V2 = "812 800 0:26 /job_7/step_0 /sys/fs/cgroup ro,relatime - cgroup2 cgroup2 rw,nsdelegate\n"
 
 

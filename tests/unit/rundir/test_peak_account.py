@@ -18,7 +18,6 @@ from llmlaunch.units import GIB
 PIDS = ("1000", "1001", "9")  # of rank 0, of rank 1, of a neighbour
 CARDS = ("GPU-a", "GPU-b")
 PEAKS = ("device_peak_bytes", "process_peak_bytes", "accounting_peak_bytes", "resident_peak_bytes", "power_peak_watts")
-
 amounts = st.integers(0, 80).map(lambda gib: gib * GIB)
 by_pid = st.dictionaries(st.sampled_from(PIDS), amounts, max_size=3)
 
