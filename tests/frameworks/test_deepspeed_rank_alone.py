@@ -115,7 +115,7 @@ def work_checker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         raise SystemExit(message)
 
     monkeypatch.setitem(sys.modules, "group", SimpleNamespace(refuse=refuse, report=print))
-    monkeypatch.setitem(sys.modules, "parallel", SimpleNamespace(Split=None))
+    monkeypatch.setitem(sys.modules, "parallel", SimpleNamespace(RankSplit=None))
     spec = importlib.util.spec_from_file_location("trainer_alone", Path(TRAINER).with_name("alone.py"))
     assert spec is not None
     assert spec.loader is not None
