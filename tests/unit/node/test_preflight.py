@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.node_rig import ATTEMPT, NODE, NodeRig, until
+from support.node_rig import NODE, NodeRig, until
 
 # Stands for preflight.py of a run directory; each device does what its line says.
 DEVICE = """\
@@ -30,26 +30,28 @@ ALL = "devices chatter matmul joined reduced"
 
 
 def start(rig: NodeRig, scripts: list[str], seconds: str = "60", kind: str = "cpu", **environment: str) -> Any:
-    rig.run_directory.mkdir(parents=True, exist_ok=True)
-    script = rig.run_directory / "preflight.py"
-    script.write_text(DEVICE.format(scripts=scripts))
-    words = ["--run-dir", str(rig.run_directory), "--attempt", ATTEMPT, "--node", NODE, "--kind", kind]
-    words += ["--devices", str(len(scripts)), "--rank", "0", "--nodes", "1", "--address", "127.0.0.1", "--port", "1"]
-    words += ["--python", sys.executable, "--script", str(script), "--seconds", seconds]
-    return rig.start("preflight", *words, **environment)
+    script = rig.write("preflight.py", DEVICE.format(scripts=scripts))
+    node = ("--node", NODE, "--kind", kind, "--devices", str(len(scripts)), "--rank", "0", "--nodes", "1")
+    group = ("--address", "127.0.0.1", "--port", "1", "--seconds", seconds)
+    python = ("--python", sys.executable, "--script", str(script))
+    return rig.start("preflight", *rig.place, *node, *group, *python, **environment)
+
+
+def marker_after(rig: NodeRig, scripts: list[str], **options: str) -> dict[str, Any]:
+    """Run the preflight to its end, with exit code 0, and return the node's marker."""
+    process = start(rig, scripts, **options)
+    _, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0, stderr
+    return marker(rig)
 
 
 def marker(rig: NodeRig) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads((rig.attempt_directory / "preflight" / f"{NODE}.json").read_text())
-    return value
+    return dict(json.loads((rig.attempt_directory / "preflight" / f"{NODE}.json").read_text()))
 
 
 def test_a_node_that_is_well_says_so(gpu_node: NodeRig) -> None:
-    process = start(gpu_node, [ALL, ALL])
-    _, said = process.communicate(timeout=180)
-    assert process.returncode == 0, said
-    assert (marker(gpu_node)["stage"], marker(gpu_node)["bad"]) == ("reduced", None)
-    assert marker(gpu_node)["matmul_seconds"] == [0.5, 1.5]
+    result = marker_after(gpu_node, [ALL, ALL])
+    assert (result["stage"], result["bad"], result["matmul_seconds"]) == ("reduced", None, [0.5, 1.5])
 
 
 def test_the_slowest_device_says_how_far_the_node_came(gpu_node: NodeRig) -> None:
@@ -61,21 +63,17 @@ def test_the_slowest_device_says_how_far_the_node_came(gpu_node: NodeRig) -> Non
 
 
 def test_a_device_that_hangs_is_given_up(gpu_node: NodeRig) -> None:
-    process = start(gpu_node, ["devices hang", ALL], seconds="1.5")
-    process.communicate(timeout=180)
-    assert process.returncode == 0
-    assert marker(gpu_node)["stage"] == "devices"
+    assert marker_after(gpu_node, ["devices hang", ALL], seconds="1.5")["stage"] == "devices"
 
 
 @pytest.mark.parametrize(("script", "stage"), [("die", "started"), ("devices matmul joined die", "joined")])
 def test_a_device_whose_process_dies_came_no_further(gpu_node: NodeRig, script: str, stage: str) -> None:
-    start(gpu_node, [script, ALL]).communicate(timeout=180)
-    assert (marker(gpu_node)["stage"], marker(gpu_node)["bad"]) == (stage, None)
+    result = marker_after(gpu_node, [script, ALL])
+    assert (result["stage"], result["bad"]) == (stage, None)
 
 
 def test_a_device_that_computes_wrong_makes_the_node_bad(gpu_node: NodeRig) -> None:
-    start(gpu_node, ["devices hang", "devices bad"]).communicate(timeout=180)
-    assert marker(gpu_node)["bad"] == "device 1 computed a wrong product"
+    assert marker_after(gpu_node, ["devices hang", "devices bad"])["bad"] == "device 1 computed a wrong product"
 
 
 @pytest.mark.parametrize(
@@ -91,12 +89,11 @@ def test_a_device_that_computes_wrong_makes_the_node_bad(gpu_node: NodeRig) -> N
 )
 def test_what_nvml_knows_of_a_gpu_makes_the_node_bad(gpu_node: NodeRig, gpus: str, bad: str) -> None:
     gpu_node.scenario(gpus + "\n")
-    start(gpu_node, [ALL, ALL], kind="gpu").communicate(timeout=180)
-    assert bad in marker(gpu_node)["bad"]
+    assert bad in marker_after(gpu_node, [ALL, ALL], kind="gpu")["bad"]
 
 
 def test_gpus_of_others_and_errors_a_driver_does_not_count_are_nobodys_problem(gpu_node: NodeRig) -> None:
     """Of four GPUs the job has the last two; the driver knows nothing of ECC."""
     gpu_node.scenario("gpu used=20G\ngpu ecc=1\ngpu\ngpu\nfail nvmlDeviceGetTotalEccErrors code=3 gpu=2\n")
-    start(gpu_node, [ALL, ALL], kind="gpu", CUDA_VISIBLE_DEVICES="2,3").communicate(timeout=180)
-    assert (marker(gpu_node)["stage"], marker(gpu_node)["bad"]) == ("reduced", None)
+    result = marker_after(gpu_node, [ALL, ALL], kind="gpu", CUDA_VISIBLE_DEVICES="2,3")
+    assert (result["stage"], result["bad"]) == ("reduced", None)

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from support.node_rig import NODE, NodeRig, alive, until
+from support.node_rig import NODE, NodeRig, alive, run_archive, until
 
 # Prints what it hears; ends with 9 on SIGTERM.
 LISTENER = """
@@ -28,18 +29,26 @@ while True:
 """
 
 
-@pytest.mark.parametrize("code", [0, 1, 42, 255])
-def test_exits_as_the_program_did(cpu_node: NodeRig, code: int) -> None:
-    assert cpu_node.rank("sh", "-c", f"exit {code}").wait() == code
-    record = cpu_node.record()
-    assert (record["exit_code"], record["signal"]) == (code, None)
+def listening(rig: NodeRig, program: str = LISTENER, **options: Any) -> Any:
+    """Start the program under the wrapper and wait until it listens."""
+    wrapper = rig.rank(sys.executable, "-c", program, **options)
+    assert wrapper.stdout.readline() == "ready\n"
+    return wrapper
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT])
-def test_ends_by_the_signal_that_ended_the_program(cpu_node: NodeRig, number: signal.Signals) -> None:
-    assert cpu_node.rank("sh", "-c", f"kill -{int(number)} $$").wait() == -number
-    record = cpu_node.record()
-    assert (record["exit_code"], record["signal"]) == (None, number.name)
+SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT)
+
+
+@pytest.mark.parametrize(
+    ("script", "returned", "recorded"),
+    [(f"exit {code}", code, (code, None)) for code in (0, 1, 42, 255)]
+    + [(f"kill -{int(number)} $$", -number, (None, number.name)) for number in SIGNALS],
+)
+def test_ends_as_the_program_did_by_exit_code_or_signal(
+    cpu_node: NodeRig, script: str, returned: int, recorded: tuple[int | None, str | None]
+) -> None:
+    assert cpu_node.rank("sh", "-c", script).wait() == returned
+    assert (cpu_node.record()["exit_code"], cpu_node.record()["signal"]) == recorded
 
 
 def test_the_record_is_there_from_start_to_end(cpu_node: NodeRig) -> None:
@@ -56,24 +65,21 @@ def test_the_record_is_there_from_start_to_end(cpu_node: NodeRig) -> None:
     assert wrapper.wait() == -signal.SIGTERM
     end = cpu_node.record(5)
     assert end["ended_at"] >= start["started_at"]
-    changed = {"ended_at", "signal", "resident_peak_bytes"}
-    assert {key: value for key, value in end.items() if key not in changed} == {
-        key: value for key, value in start.items() if key not in changed
-    }
+    changed = {key: end[key] for key in ("ended_at", "signal", "resident_peak_bytes")}
+    assert end == {**start, **changed}
     assert [path.name for path in (cpu_node.attempt_directory / "ranks").iterdir()] == ["5.json"]
 
 
 def test_its_true_resident_peak_is_the_kernels(cpu_node: NodeRig) -> None:
     program = "block = b'x' * (64 << 20); del block; import resource as r; print(r.getrusage(r.RUSAGE_SELF).ru_maxrss)"
     wrapper = cpu_node.rank(sys.executable, "-c", program)
-    said, _ = wrapper.communicate()
-    assert cpu_node.record()["resident_peak_bytes"] >= int(said) * 1024 > 64 * 2**20
+    kilobytes, _ = wrapper.communicate()
+    assert cpu_node.record()["resident_peak_bytes"] >= int(kilobytes) * 1024 > 64 * 2**20
 
 
 def test_every_signal_is_passed_on_once(cpu_node: NodeRig) -> None:
     """Also where the whole process group is told, as torchrun and a terminal do."""
-    wrapper = cpu_node.rank(sys.executable, "-c", LISTENER, setup=os.setsid)
-    assert wrapper.stdout.readline() == "ready\n"
+    wrapper = listening(cpu_node, setup=os.setsid)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         os.killpg(wrapper.pid, number)
         assert wrapper.stdout.readline() == f"{number.name}\n"
@@ -83,8 +89,7 @@ def test_every_signal_is_passed_on_once(cpu_node: NodeRig) -> None:
 
 def test_asked_to_save_the_program_gets_the_signal_it_saves_at_once(cpu_node: NodeRig) -> None:
     program = LISTENER.replace("        sys.exit(9)", "        time.sleep(0.5); sys.exit(9)")
-    wrapper = cpu_node.rank(sys.executable, "-c", program)
-    assert wrapper.stdout.readline() == "ready\n"
+    wrapper = listening(cpu_node, program)
     for _ in range(3):  # a step that is told, and a node that passes it on
         wrapper.send_signal(signal.SIGUSR1)
     assert wrapper.stdout.read() == "SIGTERM\n"
@@ -92,8 +97,7 @@ def test_asked_to_save_the_program_gets_the_signal_it_saves_at_once(cpu_node: No
 
 
 def test_a_program_may_save_at_another_signal(cpu_node: NodeRig) -> None:
-    wrapper = cpu_node.rank(sys.executable, "-c", LISTENER, LLMLAUNCH_SAVE_SIGNAL="SIGUSR1")
-    assert wrapper.stdout.readline() == "ready\n"
+    wrapper = listening(cpu_node, LLMLAUNCH_SAVE_SIGNAL="SIGUSR1")
     wrapper.send_signal(signal.SIGUSR1)
     assert wrapper.stdout.readline() == "SIGUSR1\n"
     wrapper.send_signal(signal.SIGTERM)
@@ -127,17 +131,10 @@ def test_the_program_starts_as_without_the_wrapper(cpu_node: NodeRig) -> None:
         env=cpu_node.environment(RANK="0"),
     )
     expected, _ = plain.communicate("a line\n")
-    place = ["--run-dir", str(cpu_node.run_directory), "--attempt", "1.0", "--node", NODE]
-    wrapped = subprocess.run(
-        [cpu_node.python, cpu_node.archive, "rank", *place, "--", "sh", "-c", program],
-        input="a line\n",
-        capture_output=True,
-        text=True,
-        check=True,
-        env=cpu_node.environment(RANK="0"),
-    )
-    assert wrapped.stdout == expected
-    assert wrapped.stderr == ""
+    arguments = ("rank", *cpu_node.place, "--node", NODE, "--", "sh", "-c", program)
+    environment = cpu_node.environment(RANK="0")
+    wrapped = run_archive(cpu_node.archive, *arguments, stdin="a line\n", env=environment)
+    assert (wrapped.stdout, wrapped.stderr, wrapped.returncode) == (expected, "", 0)
 
 
 def test_the_program_dies_with_its_wrapper(cpu_node: NodeRig) -> None:
@@ -149,9 +146,9 @@ def test_the_program_dies_with_its_wrapper(cpu_node: NodeRig) -> None:
 
 def test_a_program_that_is_not_there(cpu_node: NodeRig) -> None:
     wrapper = cpu_node.rank("no-such-trainer")
-    _, said = wrapper.communicate()
+    _, stderr = wrapper.communicate()
     assert wrapper.returncode == cpu_node.record()["exit_code"] == 127
-    assert said == "llmlaunch: cannot start no-such-trainer: No such file or directory\n"
+    assert stderr == "llmlaunch: cannot start no-such-trainer: No such file or directory\n"
 
 
 def test_a_program_that_cannot_be_run(cpu_node: NodeRig, tmp_path: Path) -> None:
@@ -168,6 +165,6 @@ def test_ranks_side_by_side_do_not_meet(cpu_node: NodeRig) -> None:
 
 def test_no_program_is_a_usage_error(cpu_node: NodeRig) -> None:
     wrapper = cpu_node.rank()
-    _, said = wrapper.communicate()
+    _, stderr = wrapper.communicate()
     assert wrapper.returncode == 2
-    assert "no PROGRAM after --" in said
+    assert "no PROGRAM after --" in stderr

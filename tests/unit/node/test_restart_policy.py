@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmlaunch.causes.signs import KINDS
 from llmlaunch.node.restart_policy import PREEMPTED, Facts, Next, decide
 
 RESTART = {"by": "requeue", "times": 20, "fruitless": 2, "backoff_seconds": 60}
@@ -32,9 +33,8 @@ def test_a_failure_after_progress_goes_on_from_the_last_checkpoint() -> None:
 
 
 def test_a_time_limit_goes_on_at_once() -> None:
-    assert decide(facts(state="stopped", kind="", stop_signal="USR1")) == Next(
-        "requeue", "saved; continues later", seconds=0
-    )
+    after = decide(facts(state="stopped", kind="", stop_signal="USR1"))
+    assert after == Next("requeue", "saved; continues later", seconds=0)
 
 
 def test_a_preempted_job_that_saved_in_time_puts_itself_back() -> None:
@@ -53,12 +53,14 @@ def test_where_requeue_is_forbidden_the_next_link_of_the_chain_goes_on() -> None
     [
         ({"stop_signal": "TERM", "state": "stopped"}, "cancelled by SLURM or a person"),
         ({"stop_file": True, "stop_signal": "USR1", "state": "stopped"}, "stopped by the stop file"),
-        ({"kind": "crash", "made_a_step": False}, "it failed before its first step and would fail again"),
-        ({"kind": "", "made_a_step": False}, "it failed before its first step and would fail again"),
-        ({"kind": "disk_full"}, "a restart would end in disk_full again"),
-        ({"kind": "bad_arguments"}, "a restart would end in bad_arguments again"),
-        ({"kind": "shm_full"}, "a restart would end in shm_full again"),
-        ({"kind": "container"}, "a restart would end in container again"),
+        *(
+            ({"kind": kind, "made_a_step": False}, "it failed before its first step and would fail again")
+            for kind in ("crash", "")
+        ),
+        *(
+            ({"kind": kind}, f"a restart would end in {kind} again")
+            for kind in ("disk_full", "bad_arguments", "shm_full", "container")
+        ),
         ({"kind": "container_busy", "tries": 3, "fruitless": 2}, "2 attempts in a row"),
         ({"kind": "oom"}, "on_oom: fallback tries layouts with more headroom"),
         ({"restarts": 20}, "already restarted 20 times"),
@@ -86,7 +88,7 @@ def test_what_another_try_may_mend_is_tried_again_before_the_first_step(kind: st
 
 def test_the_wait_doubles_with_each_vain_attempt_up_to_an_hour() -> None:
     patient = {"restart": {**RESTART, "fruitless": 50}}
-    waits = [decide(facts(patient, fruitless=tried)).seconds for tried in (0, 1, 2, 3, 20)]
+    waits = [decide(facts(patient, fruitless=attempts)).seconds for attempts in (0, 1, 2, 3, 20)]
     assert waits == [60, 60, 120, 240, 3600]
 
 
@@ -105,18 +107,21 @@ def test_out_of_memory_falls_back_on_one_layout_after_the_other() -> None:
     assert oom("fallback/3").action == "end"
 
 
-def test_a_taken_port_is_answered_with_another_one_at_once_and_not_for_ever() -> None:
-    taken = facts({"restart": None}, kind="port_taken", made_a_step=False, layout="fallback/1")
-    assert decide(taken) == Next("again", "another program used the port", layout="fallback/1")
-    assert decide(taken._replace(tries=3)).action == "end"
-    assert decide(taken._replace(stop_signal="USR1")).action == "end"
-
-
-def test_a_container_that_did_not_start_is_tried_again_at_once_and_not_for_ever() -> None:
-    busy = facts({"restart": None}, kind="container_busy", made_a_step=False)
-    assert decide(busy) == Next("again", "the container did not start this time", layout=".")
-    assert decide(busy._replace(tries=3)).action == "end"
-    assert decide(busy._replace(kind="container")).action == "end"
+@pytest.mark.parametrize(
+    ("kind", "why", "lasting"),
+    [
+        ("port_taken", "another program used the port", "crash"),
+        ("container_busy", "the container did not start this time", "container"),
+    ],
+)
+def test_what_another_port_or_container_mends_is_tried_again_at_once_and_not_for_ever(
+    kind: str, why: str, lasting: str
+) -> None:
+    case = facts({"restart": None}, kind=kind, made_a_step=False, layout="fallback/1")
+    assert decide(case) == Next("again", why, layout="fallback/1")
+    assert decide(case._replace(tries=3)).action == "end"
+    assert decide(case._replace(stop_signal="USR1")).action == "end"
+    assert decide(case._replace(kind=lasting)).action == "end"
 
 
 def test_host_memory_is_never_answered_with_head_room_on_the_device() -> None:
@@ -132,9 +137,9 @@ def test_after_a_checkpoint_only_what_can_load_it_follows() -> None:
     assert oom(saved_step=100, after="stop").action == "end"
 
 
-def test_what_begins_again_does_so_only_where_nothing_left_can_go_on() -> None:
-    assert oom("fallback/1", saved_step=100, after="restart").layout == "fallback/2"
-    assert oom(saved_step=100, after="restart").layout == "fallback/2"
+@pytest.mark.parametrize("layout", [".", "fallback/1"])
+def test_what_begins_again_does_so_only_where_nothing_left_can_go_on(layout: str) -> None:
+    assert oom(layout, saved_step=100, after="restart").layout == "fallback/2"
 
 
 def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop() -> None:
@@ -145,25 +150,7 @@ def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop
     st.builds(
         Facts,
         state=st.sampled_from(["failed", "stopped"]),
-        kind=st.sampled_from(
-            [
-                "",
-                "oom",
-                "host_oom",
-                "nccl",
-                "hung",
-                "crash",
-                "xid",
-                "port_taken",
-                "disk_full",
-                "node_fail",
-                "bad_arguments",
-                "file_system",
-                "name_resolution",
-                "hub",
-                "checkpoint",
-            ]
-        ),
+        kind=st.sampled_from(["", *KINDS]),
         stop_signal=st.sampled_from(["", "USR1", "TERM", PREEMPTED]),
         stop_file=st.booleans(),
         made_a_step=st.booleans(),
