@@ -109,8 +109,8 @@ def test_whoever_speaks_is_read_at_every_look_and_the_others_in_turn(logs: Logs)
     for node in nodes:
         logs.write(b"starting\n", node)
     logs.write(step(1), nodes[-1])
-    found = [logs.steps() for _ in range(4)]
-    assert found.count([1]) == 1
+    looks = [logs.steps() for _ in range(4)]
+    assert looks.count([1]) == 1
     logs.write(step(2), nodes[-1])
     assert logs.steps() == [2]
     logs.write(b"saving step 2\n", nodes[0])

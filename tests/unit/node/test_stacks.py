@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -34,9 +33,7 @@ hangs_here()
 @pytest.fixture
 def node(cpu_node: NodeRig) -> NodeRig:
     """A run directory with the hook."""
-    hook = cpu_node.run_directory / "hook" / "sitecustomize.py"
-    hook.parent.mkdir(parents=True)
-    shutil.copy(HOOK, hook)
+    cpu_node.write("hook/sitecustomize.py", HOOK.read_text())
     return cpu_node
 
 
@@ -44,31 +41,29 @@ def stacks(node: NodeRig, rank: int = 0) -> Path:
     return node.attempt_directory / "stacks" / f"{rank}.txt"
 
 
-def ready(wrapper: Any) -> None:
+def ask_for_stacks(node: NodeRig, *program: str, **options: Any) -> Any:
+    """Start the program under the wrapper, and ask the wrapper for stacks when the program is ready."""
+    wrapper = node.rank(*program, **options)
     assert wrapper.stdout.readline() == "ready\n"
+    wrapper.send_signal(signal.SIGUSR2)
+    return wrapper
 
 
 def test_all_threads_are_written_down_while_a_c_call_holds_the_lock(node: NodeRig) -> None:
-    wrapper = node.rank(sys.executable, "-c", HANGS_IN_C, rank=3)
-    ready(wrapper)
-    wrapper.send_signal(signal.SIGUSR2)
+    wrapper = ask_for_stacks(node, sys.executable, "-c", HANGS_IN_C, rank=3)
     until(lambda: "hangs_here" in stacks(node, 3).read_text(), "the stacks")
     until(lambda: "waits_beside" in stacks(node, 3).read_text(), "the other thread's")
     assert wrapper.poll() is None
 
 
 def test_below_a_shell_the_python_is_asked_and_the_shell_lives(node: NodeRig) -> None:
-    wrapper = node.rank("bash", "-c", '"$0" -c "$1"; exit 5', sys.executable, HANGS_IN_C.replace("600", "1"))
-    ready(wrapper)
-    wrapper.send_signal(signal.SIGUSR2)
+    wrapper = ask_for_stacks(node, "bash", "-c", '"$0" -c "$1"; exit 5', sys.executable, HANGS_IN_C.replace("600", "1"))
     until(lambda: "hangs_here" in stacks(node).read_text(), "the stacks")
     assert wrapper.wait() == 5
 
 
 def test_a_program_that_knows_no_such_signal_is_left_alone(node: NodeRig) -> None:
-    wrapper = node.rank("sh", "-c", "echo ready; read line; exit 7")
-    ready(wrapper)
-    wrapper.send_signal(signal.SIGUSR2)
+    wrapper = ask_for_stacks(node, "sh", "-c", "echo ready; read line; exit 7")
     assert wrapper.communicate("go on\n")[0] == ""
     assert wrapper.returncode == 7
 
@@ -79,9 +74,7 @@ def test_a_trainers_own_handlers_stay_its_own(node: NodeRig) -> None:
         "import os, signal, sys; signal.signal(signal.SIGUSR2, lambda *_: print('heard', flush=True)); "
         "print('ready', flush=True); sys.stdin.readline(); os.kill(os.getpid(), signal.SIGUSR2)"
     )
-    wrapper = node.rank(sys.executable, "-c", own)
-    ready(wrapper)
-    wrapper.send_signal(signal.SIGUSR2)
+    wrapper = ask_for_stacks(node, sys.executable, "-c", own)
     until(lambda: "readline" in stacks(node).read_text() or "<module>" in stacks(node).read_text(), "the stacks")
     assert wrapper.communicate("go on\n")[0] == "heard\n"
 
@@ -95,35 +88,31 @@ def test_what_the_trainer_starts_itself_has_no_such_handler(node: NodeRig, tmp_p
     """A compiler it runs must not write into the trainer's file."""
     (tmp_path / "handlers.py").write_text("print(*[line for line in open('/proc/self/status') if 'SigCgt' in line])")
     start = "import subprocess, sys; exec(open(sys.argv[1]).read()); subprocess.call([sys.executable, sys.argv[1]])"
-    said, _ = node.rank(sys.executable, "-u", "-c", start, str(tmp_path / "handlers.py")).communicate()
-    caught = [int(line.split()[1], 16) >> (signal.SIGURG - 1) & 1 for line in said.splitlines() if line.strip()]
+    stdout, _ = node.rank(sys.executable, "-u", "-c", start, str(tmp_path / "handlers.py")).communicate()
+    caught = [int(line.split()[1], 16) >> (signal.SIGURG - 1) & 1 for line in stdout.splitlines() if line.strip()]
     assert caught == [1, 0]
 
 
 def test_where_no_file_can_be_made_the_stacks_go_to_the_log(node: NodeRig) -> None:
     stacks(node).mkdir(parents=True)
-    wrapper = node.rank(sys.executable, "-c", HANGS_IN_C)
-    ready(wrapper)
-    wrapper.send_signal(signal.SIGUSR2)
+    wrapper = ask_for_stacks(node, sys.executable, "-c", HANGS_IN_C)
     lines = iter(wrapper.stderr.readline, "")
     assert any("hangs_here" in line for line in lines)
 
 
 def test_the_sitecustomize_of_the_site_runs_as_without_the_hook(node: NodeRig, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text("import os\nos.environ['SITE'] = __file__\nmine = 42\n")
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['SITE'] = __file__\nmine = 42\n")
     program = "import os, sitecustomize; print(os.environ['SITE'], sitecustomize.mine)"
-    said, _ = node.rank(sys.executable, "-c", program, PYTHONPATH=str(site)).communicate()
-    assert said == f"{site / 'sitecustomize.py'} 42\n"
+    stdout, _ = node.rank(sys.executable, "-c", program, PYTHONPATH=str(tmp_path)).communicate()
+    assert stdout == f"{tmp_path / 'sitecustomize.py'} 42\n"
 
 
 def test_one_that_fails_is_reported_by_python_and_the_trainer_goes_on(node: NodeRig, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('the site is broken')\n")
     wrapper = node.rank(sys.executable, "-c", "print('trains')", PYTHONPATH=str(tmp_path))
-    said, errors = wrapper.communicate()
-    assert (said, wrapper.returncode) == ("trains\n", 0)
-    assert "the site is broken" in errors
+    stdout, stderr = wrapper.communicate()
+    assert (stdout, wrapper.returncode) == ("trains\n", 0)
+    assert "the site is broken" in stderr
 
 
 def test_the_flight_recorders_pipe_is_written_to(node: NodeRig, tmp_path: Path) -> None:
@@ -131,9 +120,7 @@ def test_the_flight_recorders_pipe_is_written_to(node: NodeRig, tmp_path: Path) 
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     stem = str(tmp_path / "rank_")
-    wrapper = node.rank("sh", "-c", "echo ready; read line", rank=2, TORCH_NCCL_DEBUG_INFO_PIPE_FILE=stem)
-    ready(wrapper)
-    wrapper.send_signal(signal.SIGUSR2)
+    wrapper = ask_for_stacks(node, "sh", "-c", "echo ready; read line", rank=2, TORCH_NCCL_DEBUG_INFO_PIPE_FILE=stem)
     assert until(lambda: _read(reader), "the request") == b"1\n"
     os.close(reader)
     wrapper.send_signal(signal.SIGUSR2)  # nobody reads: nothing happens

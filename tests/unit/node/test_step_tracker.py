@@ -37,11 +37,7 @@ class Job:
         assert limit is not None
         assert self.tracker.overdue(self.now + limit.seconds, saving) is None
         hung = self.tracker.overdue(self.now + limit.seconds + 1.0, saving)
-        assert hung == {
-            "since_seconds": limit.seconds + 1.0,
-            "allowed_seconds": limit.seconds,
-            "what": limit.what,
-        }
+        assert hung == {"since_seconds": limit.seconds + 1.0, "allowed_seconds": limit.seconds, "what": limit.what}
         return limit.what, limit.seconds
 
 
@@ -93,7 +89,7 @@ def test_told_to_save_and_after_the_last_step_it_is_saving() -> None:
     assert last.steps(20, 1.0).hung_after() == ("saving", SAVING)
 
 
-def test_the_same_step_said_again_is_no_news() -> None:
+def test_the_same_step_logged_again_is_no_news() -> None:
     job = Job().steps(20, 1.0)
     assert not job.tracker.update(StepNews([Step(20, 1000, 2.5, 77.0, None)], slow=False), job.now + 590.0)
     assert job.tracker.overdue(job.now + FLOOR + 1.0) is not None

@@ -51,31 +51,28 @@ class Watched:
     def __init__(self, rig: NodeRig, directory: Path) -> None:
         self.rig = rig
         self.heard_path = directory / "heard"
-        self.log = rig.run_directory / "logs" / f"{ATTEMPT}.{NODE}.log"
-        self.log.parent.mkdir(parents=True)
+        self.log = rig.write(f"logs/{ATTEMPT}.{NODE}.log", "")
         self.child = subprocess.Popen([sys.executable, "-c", TRAINING_STEP, str(self.heard_path)])
         until(self.heard_path.exists, "the training step")
         self.watchdog: Any = None
 
     def watch(self, *options: str, **progress: object) -> None:
         run = {"nodes": 1, "devices_per_node": 1, "progress": {**PROGRESS, **progress}}
-        (self.rig.run_directory / "run.json").write_text(json.dumps(run))
-        place = ("--run-dir", str(self.rig.run_directory), "--attempt", ATTEMPT, "--layout", ".")
-        child = ("--child", str(self.child.pid), "--poll", "0.05")
-        self.watchdog = self.rig.start("watchdog", *place, *child, *options)
+        self.rig.write("run.json", run)
+        child = ("--layout", ".", "--child", str(self.child.pid), "--poll", "0.05")
+        self.watchdog = self.rig.start("watchdog", *self.rig.place, *child, *options)
 
-    def begun(self, **record: object) -> None:
-        self.rig.attempt_directory.mkdir(parents=True)
-        (self.rig.attempt_directory / "attempt.json").write_text(json.dumps(record))
-
-    def say(self, line: str) -> None:
+    def write_log(self, line: str) -> None:
         with self.log.open("a") as file:
             file.write(f"{line}\n")
+
+    def touch_stop_file(self) -> None:
+        (self.rig.run_directory / "stop").touch()
 
     def steps(self, first: int, last: int) -> None:
         """One step after the other, each read before the next."""
         for step in range(first, last + 1):
-            self.say(f"step {step}/40 | loss 3.0")
+            self.write_log(f"step {step}/40 | loss 3.0")
             until(lambda step=step: self.progress().get("step") == step or step > 1, f"step {step}")
 
     def progress(self) -> dict[str, Any]:
@@ -86,21 +83,25 @@ class Watched:
         return self.heard_path.read_text().split()
 
     def ended(self) -> str:
-        """Wait for the watchdog; what it said."""
-        _, said = self.watchdog.communicate(timeout=120)
-        assert self.watchdog.returncode == 0, said
-        return str(said)
+        """Wait for the watchdog and return its stderr."""
+        _, stderr = self.watchdog.communicate(timeout=120)
+        assert self.watchdog.returncode == 0, stderr
+        return str(stderr)
 
-    def close(self) -> None:
+    def terminated(self) -> str:
+        self.watchdog.send_signal(signal.SIGTERM)
+        return self.ended()
+
+    def end_child(self) -> None:
         self.child.kill()
         self.child.wait()
 
 
 @pytest.fixture
 def watched(cpu_node: NodeRig, tmp_path: Path) -> Iterator[Watched]:
-    one = Watched(cpu_node, tmp_path)
-    yield one
-    one.close()
+    step = Watched(cpu_node, tmp_path)
+    yield step
+    step.end_child()
 
 
 def test_progress_is_written_and_the_last_step_too(watched: Watched) -> None:
@@ -108,9 +109,8 @@ def test_progress_is_written_and_the_last_step_too(watched: Watched) -> None:
     watched.steps(1, 1)
     first = watched.progress()
     assert (first["schema"], first["step"], first["steps"], first["loss"], first["hung"]) == (1, 1, 40, 3.0, None)
-    watched.say("step 2/40 | loss 2.5")
-    watched.child.kill()
-    watched.child.wait()
+    watched.write_log("step 2/40 | loss 2.5")
+    watched.end_child()
     assert watched.ended() == ""
     last = watched.progress()
     assert (last["step"], last["loss"]) == (2, 2.5)
@@ -121,13 +121,11 @@ def test_progress_is_written_and_the_last_step_too(watched: Watched) -> None:
 def test_a_loss_that_is_nan_is_written_from_the_step_it_began(watched: Watched) -> None:
     watched.watch(floor_seconds=600.0)
     watched.steps(1, 1)
-    watched.say("step 2/40 | loss nan\nstep 3/40 | loss nan")
-    watched.child.kill()
-    watched.child.wait()
+    watched.write_log("step 2/40 | loss nan\nstep 3/40 | loss nan")
+    watched.end_child()
     assert watched.ended() == ""
-    progress = json.loads(
-        (watched.rig.attempt_directory / "progress.json").read_text(), parse_constant=lambda word: pytest.fail(word)
-    )
+    text = (watched.rig.attempt_directory / "progress.json").read_text()
+    progress = json.loads(text, parse_constant=pytest.fail)
     assert (progress["step"], progress["loss"]) == (3, None)
     assert progress["not_finite"] == {"loss": "nan", "since_step": 2}
 
@@ -135,47 +133,43 @@ def test_a_loss_that_is_nan_is_written_from_the_step_it_began(watched: Watched) 
 def test_a_hang_is_written_down_asked_for_its_stacks_and_ended(watched: Watched) -> None:
     watched.watch()
     watched.steps(1, 1)
-    watched.say("step 2/40 | loss 3.0")
-    said = watched.ended()
+    watched.write_log("step 2/40 | loss 3.0")
+    stderr = watched.ended()
     assert watched.heard() == ["SIGUSR2", "SIGTERM"]
     hung = watched.progress()["hung"]
     assert hung["what"] == "a step"
     assert hung["since_seconds"] >= hung["allowed_seconds"] >= 0.5
-    assert "hung: no sign of a step" in said
+    assert "hung: no sign of a step" in stderr
 
 
 def test_trainers_that_did_not_load_the_checkpoint_are_ended_before_they_save_over_it(watched: Watched) -> None:
-    watched.begun(tracker_step=20)
+    watched.rig.write_attempt("attempt.json", {"tracker_step": 20})
     watched.watch()
-    watched.say("step 1/40 | loss 11.0")
+    watched.write_log("step 1/40 | loss 11.0")
     until(lambda: watched.child.poll() is not None, "its end")
     assert "SIGTERM" in watched.heard()
     assert watched.progress()["behind"] == {"first_step": 1, "checkpoint_step": 20}
 
 
 def test_trainers_that_go_on_after_the_checkpoint_are_left_in_peace(watched: Watched) -> None:
-    watched.begun(tracker_step=20)
+    watched.rig.write_attempt("attempt.json", {"tracker_step": 20})
     watched.watch(floor_seconds=600.0)
     watched.steps(21, 22)
     assert watched.child.poll() is None
-    watched.child.kill()
-    watched.child.wait()
+    watched.end_child()
     assert watched.ended() == ""
     assert watched.progress()["behind"] is None
 
 
 def test_a_step_that_comes_while_stacks_are_written_saves_the_training(watched: Watched) -> None:
-    stacks = watched.rig.attempt_directory / "stacks"
-    stacks.mkdir(parents=True)
     watched.watch()
     watched.steps(1, 1)
-    watched.say("step 2/40 | loss 3.0")
+    watched.write_log("step 2/40 | loss 3.0")
     until(watched.heard, "the question where it is")
-    watched.say("step 3/40 | loss 3.0\nsaving step 3")
-    (stacks / "0.txt").write_text("not here any more")
+    watched.write_log("step 3/40 | loss 3.0\nsaving step 3")
+    watched.rig.write_attempt("stacks/0.txt", "not here any more")
     until(lambda: watched.progress().get("step") == 3, "the step")
-    watched.watchdog.send_signal(signal.SIGTERM)
-    assert "a step completed after all" in watched.ended()
+    assert "a step completed after all" in watched.terminated()
     assert watched.heard() == ["SIGUSR2"]
     assert watched.progress()["hung"] is None
 
@@ -195,65 +189,57 @@ def test_seconds_in_which_it_stood_still_itself_do_not_count(monkeypatch: pytest
 
 def test_a_slow_save_is_no_hang(watched: Watched) -> None:
     watched.watch(floor_seconds=0.2)
-    watched.say("step 1/40 | loss 3.0")
-    watched.say("step 2/40 | loss 3.0\nsaving step 2")
+    watched.write_log("step 1/40 | loss 3.0")
+    watched.write_log("step 2/40 | loss 3.0\nsaving step 2")
     with pytest.raises(subprocess.TimeoutExpired):
         watched.watchdog.wait(0.8)
     assert watched.heard() == []
-    watched.watchdog.send_signal(signal.SIGTERM)
-    assert watched.ended() == ""
+    assert watched.terminated() == ""
     assert watched.progress()["hung"] is None
 
 
 def test_the_stop_file_is_passed_on_once_to_the_shell(watched: Watched) -> None:
     watched.watch("--shell", str(watched.child.pid), floor_seconds=600.0)
-    (watched.rig.run_directory / "stop").touch()
+    watched.touch_stop_file()
     until(watched.heard, "the signal")
     watched.steps(1, 1)
     assert watched.heard() == ["SIGUSR1"]
-    watched.watchdog.send_signal(signal.SIGTERM)
-    assert "stop is there: asking the trainers to save and stop" in watched.ended()
+    assert "stop is there: asking the trainers to save and stop" in watched.terminated()
 
 
 def test_the_shell_is_asked_for_a_verdict_once_when_every_node_has_ended_and_the_step_lingers(watched: Watched) -> None:
     """And what lingers is no hang."""
     watched.watch("--shell", str(watched.child.pid), "--linger", "0.5", floor_seconds=0.1, first_step_seconds=600.0)
     watched.steps(1, 1)
-    (watched.rig.attempt_directory / "done").mkdir(parents=True)
-    (watched.rig.attempt_directory / "done" / NODE).touch()
+    watched.rig.done(NODE)
     until(watched.heard, "the signal")
-    (watched.rig.run_directory / "stop").touch()
+    watched.touch_stop_file()
     until(lambda: "SIGUSR1" in watched.heard(), "another look")
-    watched.watchdog.send_signal(signal.SIGTERM)
-    watched.ended()
+    watched.terminated()
     assert watched.heard() == ["SIGURG", "SIGUSR1"]
 
 
 def test_what_was_written_before_the_training_is_no_end_of_a_node(watched: Watched) -> None:
     """The kernel's counters of each node, and why the preflight left out another."""
-    causes = watched.rig.attempt_directory / "causes"
-    causes.mkdir(parents=True)
     for name in (f".{NODE}.before.json", "node9.json"):
-        (causes / name).write_text("{}")
+        watched.rig.write_attempt(f"causes/{name}", {})
     watched.watch("--shell", str(watched.child.pid), "--linger", "0", floor_seconds=600.0)
-    (watched.rig.run_directory / "stop").touch()
+    watched.touch_stop_file()
     until(watched.heard, "the signal")
     watched.steps(1, 1)  # it has looked again since
     assert watched.heard() == ["SIGUSR1"]
-    watched.watchdog.send_signal(signal.SIGTERM)
-    watched.ended()
+    watched.terminated()
 
 
 def test_a_script_that_says_nothing_known_is_left_alone_and_said_so_once(watched: Watched) -> None:
     watched.watch(promised=False, first_step_seconds=0.1)
-    watched.say("hello")
+    watched.write_log("hello")
     until(lambda: watched.watchdog.stderr.readable(), "the watchdog")
-    (watched.rig.run_directory / "stop").touch()
+    watched.touch_stop_file()
     until(watched.heard, "the signal")
     with pytest.raises(subprocess.TimeoutExpired):
         watched.watchdog.wait(0.3)
-    watched.watchdog.send_signal(signal.SIGTERM)
-    assert watched.ended().count("no log line reports a step") == 1
+    assert watched.terminated().count("no log line reports a step") == 1
     assert watched.heard() == ["SIGUSR1"]
 
 
@@ -268,10 +254,10 @@ def test_a_disk_that_is_full_does_not_matter(watched: Watched) -> None:
     watched.rig.attempt_directory.parent.mkdir()
     watched.rig.attempt_directory.write_text("no folder")
     watched.watch()
-    watched.say("step 1/40 | loss 3.0")
-    (watched.rig.run_directory / "stop").touch()
+    watched.write_log("step 1/40 | loss 3.0")
+    watched.touch_stop_file()
     until(watched.heard, "the signal")
-    watched.say("step 2/40 | loss 3.0")
+    watched.write_log("step 2/40 | loss 3.0")
     assert "ending the training step" in watched.ended()
 
 
