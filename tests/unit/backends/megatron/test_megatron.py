@@ -5,40 +5,31 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from llmlaunch.backends.argument import NodeVariable
+from llmlaunch.backends.argument import NodeVariable, command_words
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, ALL_RULES
 from llmlaunch.backends.megatron.rules import RULES
-from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
+from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS
 from llmlaunch.errors import UserError
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns, Situation
-from llmlaunch.models.shape import ModelShape, MoeShape
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
+from llmlaunch.models.shape import MoeShape
+from support.backend_output import check_with_parser, refused_by, value_of, words_of
 from support.megatron_disagreements import DISAGREEMENTS, LAYERS, MOST_DISAGREEMENTS, layer_of
 from support.recipes import recipe_of
 
 DENSE = Layout(8, 4, virtual_pipeline=5, data=16, sequence_parallel=1, zero_stage=1)
 MIXTURE = Layout(2, 4, data=8, expert=8, sequence_parallel=1, zero_stage=1)
-
-
-def words_of(recipe: Recipe, layout: Layout) -> list[str]:
-    return [word for word in MegatronLM().render(recipe, layout).program if isinstance(word, str)]
-
-
-def value(words: list[str], flag: str) -> str:
-    return words[words.index(flag) + 1]
-
+SAVING = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
 
 CASES = [
     ("llama3-70b", (), DENSE),
     ("llama3-70b", (), replace(DENSE, virtual_pipeline=1, context=2, data=8, recompute=RECOMPUTE_FULL)),
     ("llama3-8b", (), Layout(1, 1, data=32, recompute=RECOMPUTE_SELECTIVE)),
     ("llama3-8b", ("model=gpt3-175b", "training.sequence_length=2048"), replace(DENSE, virtual_pipeline=1)),
-    ("llama3-8b", ("training.precision=fp16", "training.save_interval=100", "training.checkpoint_path=/ckpt"), DENSE),
-    ("llama3-70b", ("on_oom=fallback", "training.save_interval=100", "training.checkpoint_path=/ckpt"), DENSE),
+    ("llama3-8b", ("training.precision=fp16", *SAVING), DENSE),
+    ("llama3-70b", ("on_oom=fallback", *SAVING), DENSE),
     ("llama3-8b", ("data={path: /data/text_document, tokenizer: /models/llama3}",), DENSE),
     ("mixtral-8x7b", (), MIXTURE),
     ("llama3-8b", ("data={blend: [{path: /a, weight: 1}], cache_path: /c, tokenizer_type: GPT2BPETokenizer}",), DENSE),
@@ -51,52 +42,38 @@ CASES = [
 def test_every_word_is_one_the_real_parser_takes(
     version: str, name: str, overrides: tuple[str, ...], layout: Layout
 ) -> None:
-    flags = core_parser(version).flags
-    words = words_of(recipe_of(name, *overrides, f'backend={{name: megatron-lm, version: "{version}"}}'), layout)
-    assert words, "nothing rendered"
-    place = 0
-    while place < len(words):
-        flag = flags.get(words[place])
-        assert flag is not None, f"{words[place]} is no argument of Megatron core {version}"
-        place += 1
-        taken = []
-        while place < len(words) and not words[place].startswith("--"):
-            taken.append(words[place])
-            place += 1
-        assert isinstance(flag.values, str) or len(taken) == flag.values, flag.dest
-        assert not flag.choices or set(taken) <= set(flag.choices), (flag.dest, taken)
+    recipe = recipe_of(name, *overrides, f'backend={{name: megatron-lm, version: "{version}"}}')
+    rendered = MegatronLM().render(recipe, layout)
+    assert rendered.program[1:] == command_words(rendered.arguments)
+    check_with_parser(rendered.arguments, version)
 
 
 def test_the_layout_is_in_the_words() -> None:
     words = words_of(recipe_of("llama3-70b"), DENSE)
-    assert value(words, "--tensor-model-parallel-size") == "8"
-    assert value(words, "--pipeline-model-parallel-size") == "4"
-    assert value(words, "--num-virtual-stages-per-pipeline-rank") == "5"
-    assert value(words, "--micro-batch-size") == "1"
-    assert value(words, "--global-batch-size") == "1024"
+    sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank")
+    assert [value_of(words, f"--{size}") for size in sizes] == ["8", "4", "5"]
+    assert (value_of(words, "--micro-batch-size"), value_of(words, "--global-batch-size")) == ("1", "1024")
     assert {"--sequence-parallel", "--use-distributed-optimizer", "--bf16", "--swiglu"} <= set(words)
 
 
 def test_checkpoints_are_written_at_a_signal_and_read_by_the_layouts_that_may_follow() -> None:
-    saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
-    words = words_of(recipe_of("llama3-70b", *saving), DENSE)
-    assert value(words, "--save") == value(words, "--load") == "/ckpt"
-    assert value(words, "--ckpt-format") == "torch_dist"
+    words = words_of(recipe_of("llama3-70b", *SAVING), DENSE)
+    assert value_of(words, "--save") == value_of(words, "--load") == "/ckpt"
+    assert value_of(words, "--ckpt-format") == "torch_dist"
     assert "--exit-signal-handler" in words
     assert "--exit-on-missing-checkpoint" not in words  # the first start finds none
     # gathers the optimizer's states in host memory: only where another split may have to load them
     assert "--dist-ckpt-optim-fully-reshardable" not in words
-    assert "--dist-ckpt-optim-fully-reshardable" in words_of(recipe_of("llama3-70b", *saving, "on_oom=fallback"), DENSE)
+    assert "--dist-ckpt-optim-fully-reshardable" in words_of(recipe_of("llama3-70b", *SAVING, "on_oom=fallback"), DENSE)
     assert "--exit-signal-handler" not in words_of(recipe_of("llama3-70b"), DENSE)
 
 
 def test_weights_to_start_from_are_read_where_there_is_no_checkpoint_yet() -> None:
     words = words_of(recipe_of("llama3-70b", "training.start_from=/llama"), DENSE)
-    assert value(words, "--pretrained-checkpoint") == "/llama"
+    assert value_of(words, "--pretrained-checkpoint") == "/llama"
     assert not {"--load", "--finetune"} & set(words)  # --finetune would begin again at step 0 with every start
-    saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
-    words = words_of(recipe_of("llama3-70b", "training.start_from=/llama", *saving), DENSE)
-    assert (value(words, "--pretrained-checkpoint"), value(words, "--load")) == ("/llama", "/ckpt")
+    words = words_of(recipe_of("llama3-70b", "training.start_from=/llama", *SAVING), DENSE)
+    assert (value_of(words, "--pretrained-checkpoint"), value_of(words, "--load")) == ("/llama", "/ckpt")
     assert "--finetune" not in words
 
 
@@ -118,14 +95,14 @@ def test_a_blend_is_weights_and_prefixes() -> None:
     words = words_of(recipe, DENSE)
     place = words.index("--data-path")
     assert words[place + 1 : place + 5] == ["7", "/data/a_document", "0.25", "/data/b_document"]
-    assert value(words, "--split") == "98,2,0"
-    assert value(words, "--data-cache-path") == "/cache"
-    assert value(words, "--tokenizer-type") == "NullTokenizer"
+    assert value_of(words, "--split") == "98,2,0"
+    assert value_of(words, "--data-cache-path") == "/cache"
+    assert value_of(words, "--tokenizer-type") == "NullTokenizer"
     assert MegatronLM().render(recipe, DENSE).prepare  # indexes of a blend are built first, too
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "model"),
+    ("tokenizer", "kind", "model"),
     [
         ("tokenizer: meta-llama/Llama-3", "HuggingFaceTokenizer", "meta-llama/Llama-3"),
         ("tokenizer: /t/20b.tiktoken, tokenizer_type: TikTokenizer", "TikTokenizer", "/t/20b.tiktoken"),
@@ -134,12 +111,12 @@ def test_a_blend_is_weights_and_prefixes() -> None:
     ],
 )
 def test_a_tokenizer_is_named_by_its_type_and_the_plan_says_how_many_words(
-    said: str, kind: str, model: str | None
+    tokenizer: str, kind: str, model: str | None
 ) -> None:
-    words = words_of(recipe_of("llama3-70b", f"data={{path: /data/text_document, {said}}}"), DENSE)
-    assert value(words, "--tokenizer-type") == kind
-    assert (value(words, "--tokenizer-model") if model else None) == model
-    assert value(words, "--padded-vocab-size") == str(-(-128256 // 1024) * 1024)  # 128 x tensor 8
+    words = words_of(recipe_of("llama3-70b", f"data={{path: /data/text_document, {tokenizer}}}"), DENSE)
+    assert value_of(words, "--tokenizer-type") == kind
+    assert not model or value_of(words, "--tokenizer-model") == model
+    assert value_of(words, "--padded-vocab-size") == str(-(-128256 // 1024) * 1024)  # 128 x tensor 8
     assert "--vocab-size" not in words
 
 
@@ -155,20 +132,20 @@ def test_megatron_itself_is_asked_first_about_the_same_words(version: str) -> No
 
 def test_resharding_may_be_asked_for_by_hand() -> None:
     asked = "backend={name: megatron-lm, extra_args: [--dist-ckpt-optim-fully-reshardable]}"
-    saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt", "on_oom=fallback")
-    assert words_of(recipe_of("llama3-70b", asked, *saving), DENSE).count("--dist-ckpt-optim-fully-reshardable") == 1
+    words = words_of(recipe_of("llama3-70b", asked, *SAVING, "on_oom=fallback"), DENSE)
+    assert words.count("--dist-ckpt-optim-fully-reshardable") == 1
 
 
 def test_expert_tensor_parallelism_is_always_said_because_its_default_is_the_tensor_size() -> None:
     words = words_of(recipe_of("mixtral-8x7b"), MIXTURE)
-    assert value(words, "--expert-model-parallel-size") == "8"
-    assert value(words, "--expert-tensor-parallel-size") == "1"
+    assert value_of(words, "--expert-model-parallel-size") == "8"
+    assert value_of(words, "--expert-tensor-parallel-size") == "1"
 
 
 def test_gpt3_keeps_its_biases_and_learned_positions() -> None:
     words = words_of(recipe_of("llama3-8b", "model=gpt3-175b", "training.sequence_length=2048"), Layout(8, 8, data=1))
-    assert value(words, "--position-embedding-type") == "learned_absolute"
-    assert value(words, "--normalization") == "LayerNorm"
+    assert value_of(words, "--position-embedding-type") == "learned_absolute"
+    assert value_of(words, "--normalization") == "LayerNorm"
     assert not {"--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights"} & set(words)
 
 
@@ -205,11 +182,6 @@ def test_python_source_is_no_data_for_megatron() -> None:
         MegatronLM().render(recipe_of("llama3-8b", "data={python_source: true}"), DENSE)
 
 
-def refused_by(recipe: Recipe, layout: Layout) -> list[str]:
-    situation = Situation(LayoutColumns.of([layout]), recipe.model, recipe.workload, recipe.cluster, recipe.nodes)
-    return [rule.key for rule in RULES if not bool(np.all(rule.allows(situation)))]
-
-
 REFUSED = [
     ("heads", "llama3-70b", Layout(3, 1, data=1)),
     ("query-groups", "llama3-70b", Layout(12, 1, data=1)),
@@ -231,7 +203,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("key", "name", "layout"), REFUSED)
 def test_each_rule_refuses_what_it_is_there_for(key: str, name: str, layout: Layout) -> None:
-    assert key in refused_by(recipe_of(name), layout)
+    assert key in refused_by(recipe_of(name), layout, RULES)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +215,7 @@ def test_each_rule_refuses_what_it_is_there_for(key: str, name: str, layout: Lay
     ],
 )
 def test_layouts_megatron_runs_are_legal(name: str, layout: Layout) -> None:
-    assert refused_by(recipe_of(name), layout) == []
+    assert refused_by(recipe_of(name), layout) == set()
 
 
 def test_rule_keys_are_unique_and_name_their_place() -> None:
@@ -282,16 +254,13 @@ def test_experts_in_one_kernel_need_ampere() -> None:
 
 def test_only_widths_that_are_built_must_divide() -> None:
     """A model of mixtures alone has no dense MLP, and a shared expert is split like one."""
-    moe = MoeShape(8, 2, 64, 48, (1, 1))
-    shape = replace(recipe_of("mixtral-8x7b").model, num_layers=2, ffn_hidden_size=100, moe=moe)
-    wide = Layout(tensor=8, sequence_parallel=1)
-    assert refusing(wide, shape) == []
-    assert refusing(wide, replace(shape, moe=replace(moe, layer_pattern=(0, 1)))) == ["ffn"]
-    assert refusing(wide, replace(shape, moe=replace(moe, shared_expert_ffn_hidden_size=50))) == ["shared-expert"]
-
-
-def refusing(layout: Layout, shape: ModelShape) -> list[str]:
     recipe = recipe_of("mixtral-8x7b")
-    workload = replace(recipe.workload, global_batch_size=8)
-    situation = Situation(LayoutColumns.of([layout]), shape, workload, recipe.cluster, recipe.nodes)
-    return [rule.key for rule in RULES if not np.all(rule.allows(situation))]
+    mixture = MoeShape(8, 2, 64, 48, (1, 1))
+    shape = replace(recipe.model, num_layers=2, ffn_hidden_size=100)
+    for moe, refused in (
+        (mixture, set()),
+        (replace(mixture, layer_pattern=(0, 1)), {"ffn"}),
+        (replace(mixture, shared_expert_ffn_hidden_size=50), {"shared-expert"}),
+    ):
+        wide = Layout(tensor=8, sequence_parallel=1, data=8)
+        assert refused_by(replace(recipe, model=replace(shape, moe=moe)), wide, RULES) == refused

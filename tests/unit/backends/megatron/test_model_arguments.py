@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.errors import UserError
-from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
+from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling, Router, SlidingWindow
-from llmlaunch.planner.pricing import situation
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from support.backend_output import check_with_parser, flags_of, refused_by
+from support.recipes import recipe_of
 
-ONE = Layout(data=8, zero_stage=1)
+NODE = Layout(data=8, zero_stage=1)
 DENSE = ModelShape("dense", 8, 4096, 14336, 32, 8, 128, 32000, 8192)
 LATENT = replace(DENSE, name="latent", num_query_groups=32, mla=MlaShape(1536, 512, 128, 64, 128))
 EXPERTS = MoeShape(64, 6, 1408, 2816, (0, *(1,) * 7))
@@ -27,23 +24,20 @@ DEEPSEEK_YARN = RopeScaling("yarn", 40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
 DEEPSEEK_ROUTER = Router("sigmoid", 8, 4, 2.5, True, True, "seq_aux_loss", 0.0001)
 
 
-def recipe_of(shape: ModelShape, *overrides: str, techniques: Techniques | None = None) -> Recipe:
-    recipe = replace(load_recipe(asset("recipes", "llama3-8b.yaml"), overrides), model=shape)
-    return recipe if techniques is None else replace(recipe, techniques=techniques)
+def recipe_for(shape: ModelShape, *overrides: str, techniques: Techniques = NO_TECHNIQUES) -> Recipe:
+    return replace(recipe_of("llama3-8b", *overrides), model=shape, techniques=techniques)
 
 
-def said(recipe: Recipe, layout: Layout = ONE) -> dict[str, str]:
-    """Rendered flags with their values in one string."""
-    return {one.flag: " ".join(map(str, one.values)) for one in MegatronLM().render(recipe, layout).arguments}
+def routed(router: Router, **more: object) -> ModelShape:
+    return replace(MIXTURE, moe=replace(EXPERTS, router=router, **more))
 
 
-def refused_by(recipe: Recipe, layout: Layout) -> set[str]:
-    at = situation(recipe, LayoutColumns.of([layout]))
-    return {rule.key for rule in MegatronLM().rules(recipe) if not bool(np.all(rule.allows(at)))}
+def flags_for(shape: ModelShape, techniques: Techniques = NO_TECHNIQUES) -> dict[str, str]:
+    return flags_of(recipe_for(shape, techniques=techniques), NODE)
 
 
 def test_latent_attention_with_its_rotation() -> None:
-    words = said(recipe_of(replace(LATENT, rope_scaling=DEEPSEEK_YARN)))
+    words = flags_for(replace(LATENT, rope_scaling=DEEPSEEK_YARN))
     expected = {
         "--multi-latent-attention": "",
         "--q-lora-rank": "1536",
@@ -63,7 +57,7 @@ def test_latent_attention_with_its_rotation() -> None:
 
 
 def test_latent_attention_that_is_not_scaled_rotates_plainly_and_unfused() -> None:
-    words = said(recipe_of(replace(LATENT, mla=MlaShape(None, 512, 128, 64, 128))))
+    words = flags_for(replace(LATENT, mla=MlaShape(None, 512, 128, 64, 128)))
     assert words["--rope-type"] == "rope"
     assert "--no-rope-fusion" in words  # fused, it is refused for rope
     assert "--q-lora-rank" not in words
@@ -88,43 +82,35 @@ def test_latent_attention_that_is_not_scaled_rotates_plainly_and_unfused() -> No
     ],
 )
 def test_scaled_positions(scaling: RopeScaling, expected: dict[str, str]) -> None:
-    assert expected.items() <= said(recipe_of(replace(DENSE, rope_scaling=scaling))).items()
+    assert expected.items() <= flags_for(replace(DENSE, rope_scaling=scaling)).items()
 
 
 def test_yarn_of_ordinary_attention_came_after_core_016() -> None:
-    recipe = recipe_of(
-        replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 32768)), "backend={name: megatron-lm, version: '0.16.1'}"
-    )
-    with pytest.raises(
-        UserError, match=r"model\.rope_scaling: core 0\.16 stretches positions by yarn with latent attention alone"
-    ):
-        MegatronLM().render(recipe, ONE)
+    stretched = replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 32768))
+    with pytest.raises(UserError, match=r"model\.rope_scaling: core 0\.16 stretches positions by yarn with latent att"):
+        MegatronLM().render(recipe_for(stretched, "backend={name: megatron-lm, version: '0.16.1'}"), NODE)
 
 
 def test_norms_and_windows() -> None:
     window = SlidingWindow(1024, full_every=6)
-    words = said(recipe_of(replace(DENSE, zero_centered_norm=True, norm_epsilon=1e-6, sliding_window=window)))
+    words = flags_for(replace(DENSE, zero_centered_norm=True, norm_epsilon=1e-6, sliding_window=window))
     assert "--apply-layernorm-1p" in words
     assert words["--norm-epsilon"] == "1e-06"
     assert words["--window-size"] == "1023,0"  # before it, without itself
     assert words["--window-attn-skip-freq"] == "6"
     # as long as the sequence, it hides nothing
-    assert "--window-size" not in said(recipe_of(replace(DENSE, sliding_window=SlidingWindow(8192))))
-    assert "--norm-epsilon" not in said(recipe_of(DENSE))
+    assert "--window-size" not in flags_for(replace(DENSE, sliding_window=SlidingWindow(8192)))
+    assert "--norm-epsilon" not in flags_for(DENSE)
 
 
 def test_gelu_without_biases_is_not_fused() -> None:
     plain = replace(DENSE, gated_mlp=False, activation="gelu")
-    assert "--no-bias-gelu-fusion" in said(recipe_of(plain))
-    assert "--no-bias-gelu-fusion" not in said(recipe_of(replace(plain, linear_bias=True)))
+    assert "--no-bias-gelu-fusion" in flags_for(plain)
+    assert "--no-bias-gelu-fusion" not in flags_for(replace(plain, linear_bias=True))
 
 
-def test_prediction_of_several_tokens() -> None:
-    assert said(recipe_of(replace(DENSE, mtp_num_layers=1)))["--mtp-num-layers"] == "1"
-
-
-def test_a_router_of_deepseek() -> None:
-    words = said(recipe_of(replace(MIXTURE, moe=replace(EXPERTS, router=DEEPSEEK_ROUTER))))
+def test_a_router_of_deepseek_and_its_prediction_of_several_tokens() -> None:
+    words = flags_for(replace(routed(DEEPSEEK_ROUTER), mtp_num_layers=1))
     expected = {
         "--moe-router-score-function": "sigmoid",
         "--moe-router-num-groups": "8",
@@ -136,6 +122,7 @@ def test_a_router_of_deepseek() -> None:
         "--moe-router-dtype": "fp32",  # 64 experts
         "--moe-shared-expert-intermediate-size": "2816",
         "--moe-layer-freq": "[0,1,1,1,1,1,1,1]",
+        "--mtp-num-layers": "1",
     }
     assert expected.items() <= words.items()
     assert "--moe-router-pre-softmax" not in words
@@ -143,8 +130,7 @@ def test_a_router_of_deepseek() -> None:
 
 def test_softmax_before_the_choice_only_where_the_chosen_need_not_sum_to_one() -> None:
     def router(topk: int, normalize: bool) -> dict[str, str]:
-        moe = replace(EXPERTS, topk=topk, router=Router(normalize_topk=normalize, balancing="none"))
-        return said(recipe_of(replace(MIXTURE, moe=moe)))
+        return flags_for(routed(Router(normalize_topk=normalize, balancing="none"), topk=topk))
 
     assert "--moe-router-pre-softmax" not in router(6, True)
     assert "--moe-router-pre-softmax" in router(6, False)
@@ -155,13 +141,13 @@ def test_softmax_before_the_choice_only_where_the_chosen_need_not_sum_to_one() -
 
 def test_dispatchers_and_the_shared_expert() -> None:
     flex = replace(MIXTURE, moe=replace(EXPERTS, num_experts=8, token_dispatcher="flex", shared_expert_gate=True))
-    words = said(recipe_of(flex, techniques=Techniques(flex_backend="hybridep", overlap_shared_expert=True)))
+    words = flags_for(flex, Techniques(flex_backend="hybridep", overlap_shared_expert=True))
     assert words["--moe-token-dispatcher-type"] == "flex"
     assert words["--moe-flex-dispatcher-backend"] == "hybridep"
     assert words["--moe-router-dtype"] == "fp32"  # what it sends
     assert {"--moe-shared-expert-gate", "--moe-shared-expert-overlap", "--moe-grouped-gemm"} <= set(words)
-    assert said(recipe_of(flex))["--moe-flex-dispatcher-backend"] == "deepep"
-    usual = said(recipe_of(replace(MIXTURE, moe=replace(EXPERTS, num_experts=8))))
+    assert flags_for(flex)["--moe-flex-dispatcher-backend"] == "deepep"
+    usual = flags_for(replace(MIXTURE, moe=replace(EXPERTS, num_experts=8)))
     assert usual["--moe-token-dispatcher-type"] == "alltoall"
     assert not {"--moe-flex-dispatcher-backend", "--moe-router-dtype", "--moe-shared-expert-overlap"} & set(usual)
 
@@ -176,12 +162,7 @@ MANY = [
 
 @pytest.mark.parametrize("shape", MANY, ids=lambda shape: str(shape.name))
 def test_every_word_is_one_the_real_parser_takes(shape: ModelShape) -> None:
-    flags = core_parser("0.19").flags
-    for one in MegatronLM().render(recipe_of(shape), ONE).arguments:
-        flag = flags.get(one.flag)
-        assert flag is not None, one.flag
-        assert flag.values in ("*", "+") or len(one.values) == flag.values, one
-        assert not flag.choices or set(map(str, one.values)) <= set(flag.choices), one
+    check_with_parser(MegatronLM().render(recipe_for(shape), NODE).arguments, "0.19")
 
 
 REFUSED: list[tuple[str, ModelShape]] = [
@@ -203,48 +184,41 @@ REFUSED: list[tuple[str, ModelShape]] = [
     ("model.rope_scaling", replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 4096, mscale=1.0))),
     ("model.rope_scaling", replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 4096, attention_factor=1.2))),
     ("model.mtp_num_layers", replace(DENSE, mtp_num_layers=1, rope_scaling=RopeScaling("yarn", 4.0, 4096))),
-    (
-        "model.moe.router.normalize_topk",
-        replace(MIXTURE, moe=replace(EXPERTS, router=Router("sigmoid", normalize_topk=False))),
-    ),
-    ("model.moe.router.expert_bias", replace(MIXTURE, moe=replace(EXPERTS, router=Router(expert_bias=True)))),
+    ("model.moe.router.normalize_topk", routed(Router("sigmoid", normalize_topk=False))),
+    ("model.moe.router.expert_bias", routed(Router(expert_bias=True))),
 ]
 
 
 @pytest.mark.parametrize(("key", "shape"), REFUSED)
 def test_what_the_command_line_cannot_say_is_refused_by_name(key: str, shape: ModelShape) -> None:
     with pytest.raises(UserError, match=rf" {key}: ".replace(".", r"\.")):
-        MegatronLM().render(recipe_of(shape), ONE)
+        MegatronLM().render(recipe_for(shape), NODE)
     with pytest.raises(UserError, match=rf" {key}: ".replace(".", r"\.")):
-        MegatronLM().rules(recipe_of(shape))
+        MegatronLM().rules(recipe_for(shape))
 
 
 def test_an_overlapped_shared_expert_excludes_other_ways() -> None:
     overlapped, other = Techniques(overlap_shared_expert=True), replace(EXPERTS, token_dispatcher="allgather")
     with pytest.raises(UserError, match="overlap_shared_expert: needs token_dispatcher: alltoall or flex"):
-        MegatronLM().rules(recipe_of(replace(MIXTURE, moe=other), techniques=overlapped))
+        MegatronLM().rules(recipe_for(replace(MIXTURE, moe=other), techniques=overlapped))
     with pytest.raises(UserError, match="overlap_shared_expert: excludes delay_weight_gradients"):
-        MegatronLM().rules(recipe_of(MIXTURE, techniques=replace(overlapped, delay_weight_gradients=True)))
+        MegatronLM().rules(recipe_for(MIXTURE, techniques=replace(overlapped, delay_weight_gradients=True)))
     again = replace(overlapped, recompute_modules=("shared_experts",))
-    selective = replace(ONE, recompute=RECOMPUTE_SELECTIVE)
-    assert refused_by(recipe_of(MIXTURE, techniques=again), selective) == {"overlapped-expert-kept"}
+    selective = replace(NODE, recompute=RECOMPUTE_SELECTIVE)
+    assert refused_by(recipe_for(MIXTURE, techniques=again), selective) == {"overlapped-expert-kept"}
 
 
-ONE_BY_ONE = replace(EXPERTS, grouped_gemm=False)
+BIASED = replace(MIXTURE, linear_bias=True, moe=replace(EXPERTS, grouped_gemm=False))
 
 
 @pytest.mark.parametrize(
     ("key", "shape", "layout"),
     [
-        (
-            "biased-experts",
-            replace(MIXTURE, linear_bias=True, moe=ONE_BY_ONE),
-            Layout(data=4, expert=2, expert_tensor=2),
-        ),
+        ("biased-experts", BIASED, Layout(data=4, expert=2, expert_tensor=2)),
         ("window-without-context", replace(DENSE, sliding_window=SlidingWindow(512)), Layout(context=2, data=16)),
-        ("deepep-needs-others", replace(MIXTURE, moe=replace(EXPERTS, token_dispatcher="flex")), ONE),
+        ("deepep-needs-others", replace(MIXTURE, moe=replace(EXPERTS, token_dispatcher="flex")), NODE),
     ],
 )
 def test_each_rule_refuses_what_it_is_there_for(key: str, shape: ModelShape, layout: Layout) -> None:
-    assert key in refused_by(recipe_of(shape), layout)
-    assert key not in refused_by(recipe_of(DENSE), layout)
+    assert key in refused_by(recipe_for(shape), layout)
+    assert key not in refused_by(recipe_for(DENSE), layout)

@@ -4,66 +4,56 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from llmlaunch.assets import asset
-from llmlaunch.backends.argument import command_words
 from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.checkpoints import reshards
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.sharding import SHARDING_RULES
 from llmlaunch.backends.registry import recorded_name
 from llmlaunch.errors import UserError
-from llmlaunch.layout import Layout, LayoutColumns, Situation
+from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.planner.neighbours import technique_neighbours
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_json import measurement_template
+from support.backend_output import refused_by, value_of
+from support.recipes import recipe_of
 
 SAVING = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
+GPT3 = ("model=gpt3-175b", "training.sequence_length=2048")
+PINNED = "layout.zero_stage=3"
 THIRD = Layout(data=32, zero_stage=3)
 
 
-def recipe_of(*overrides: str, name: str = "llama3-8b") -> Recipe:
-    return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
-
-
-def rendered(layout: Layout, *overrides: str, name: str = "llama3-8b") -> Rendered:
-    stage = f"layout.zero_stage={layout.zero_stage}"
-    return MegatronLM().render(recipe_of(stage, *overrides, name=name), layout)
-
-
-def value(words: tuple[str, ...], flag: str) -> str:
-    return words[words.index(flag) + 1]
+def rendered(layout: Layout, *overrides: str) -> Rendered:
+    return MegatronLM().render(recipe_of("llama3-8b", f"layout.zero_stage={layout.zero_stage}", *overrides), layout)
 
 
 @pytest.mark.parametrize(("stage", "strategy"), [(2, "optim_grads"), (3, "optim_grads_params")])
 def test_the_stages_are_strategies_of_megatron_fsdp(stage: int, strategy: str) -> None:
-    words = command_words(rendered(Layout(data=32, zero_stage=stage)).arguments)
-    assert value(words, "--data-parallel-sharding-strategy") == strategy
-    assert value(words, "--ckpt-format") == "fsdp_dtensor"  # demanded without checkpoints, too
+    words = rendered(Layout(data=32, zero_stage=stage)).program
+    assert value_of(words, "--data-parallel-sharding-strategy") == strategy
+    assert value_of(words, "--ckpt-format") == "fsdp_dtensor"  # demanded without checkpoints, too
     assert {"--use-megatron-fsdp", "--use-distributed-optimizer", "--no-gradient-accumulation-fusion"} <= set(words)
     assert "--init-model-with-meta-device" in words
     assert words.count("--use-distributed-optimizer") == 1
 
 
-def test_gradients_accumulate_in_what_the_plan_counts() -> None:
-    said = {dtype: rendered(THIRD, f"training.gradient_dtype={dtype}").arguments for dtype in ("fp32", "bf16")}
-    for dtype, arguments in said.items():
-        assert value(command_words(arguments), "--megatron-fsdp-main-grads-dtype") == dtype
-    assert value(command_words(rendered(THIRD).arguments), "--megatron-fsdp-main-grads-dtype") == "fp32"
+@pytest.mark.parametrize(
+    ("overrides", "dtype"),
+    [(("training.gradient_dtype=fp32",), "fp32"), (("training.gradient_dtype=bf16",), "bf16"), ((), "fp32")],
+)
+def test_gradients_accumulate_in_what_the_plan_counts(overrides: tuple[str, ...], dtype: str) -> None:
+    assert value_of(rendered(THIRD, *overrides).program, "--megatron-fsdp-main-grads-dtype") == dtype
 
 
 def test_learned_positions_are_not_initialised_on_the_meta_device() -> None:
-    gpt3 = ("model=gpt3-175b", "training.sequence_length=2048")
-    assert "--init-model-with-meta-device" not in command_words(rendered(THIRD, *gpt3).arguments)
-    assert MegatronLM().facts(recipe_of("layout.zero_stage=3", *gpt3)).placed_whole
-    assert not MegatronLM().facts(recipe_of("layout.zero_stage=3")).placed_whole
+    assert "--init-model-with-meta-device" not in rendered(THIRD, *GPT3).program
+    assert MegatronLM().facts(recipe_of("llama3-8b", PINNED, *GPT3)).placed_whole
+    assert not MegatronLM().facts(recipe_of("llama3-8b", PINNED)).placed_whole
 
 
 def test_several_connections_even_with_tensor_parallelism() -> None:
@@ -76,13 +66,13 @@ def test_several_connections_even_with_tensor_parallelism() -> None:
 
 
 def test_checkpoints_are_in_its_own_format_whatever_may_follow() -> None:
-    words = command_words(rendered(THIRD, *SAVING, "on_oom=fallback").arguments)
+    words = rendered(THIRD, *SAVING, "on_oom=fallback").program
     assert words.count("--ckpt-format") == 1
     assert "--dist-ckpt-optim-fully-reshardable" not in words
 
 
 def test_a_checkpoint_loads_on_another_number_of_ranks_but_not_cut_otherwise() -> None:
-    recipe = recipe_of("layout.zero_stage=3", *SAVING)
+    recipe = recipe_of("llama3-8b", PINNED, *SAVING)
     assert reshards(recipe, THIRD, replace(THIRD, data=16, context=2))
     assert not reshards(recipe, THIRD, replace(THIRD, data=16, tensor=2))
     assert not reshards(recipe, THIRD, replace(THIRD, zero_stage=2))
@@ -90,21 +80,21 @@ def test_a_checkpoint_loads_on_another_number_of_ranks_but_not_cut_otherwise() -
 
 def test_stages_of_two_implementations_are_not_searched_together() -> None:
     with pytest.raises(UserError, match=r"layout\.zero_stage: 2 and 3 are Megatron-FSDP"):
-        MegatronLM().rules(recipe_of("layout.zero_stage=[1, 3]"))
+        MegatronLM().rules(recipe_of("llama3-8b", "layout.zero_stage=[1, 3]"))
 
 
 def test_it_cannot_start_from_weights_alone() -> None:
-    start = ("layout.zero_stage=3", "training.start_from=/llama", *SAVING)
+    recipe = recipe_of("llama3-8b", PINNED, "training.start_from=/llama", *SAVING)
     with pytest.raises(UserError, match=r"training\.start_from: zero_stage 2 and 3 cannot start from weights alone"):
-        MegatronLM().rules(recipe_of(*start))
+        MegatronLM().rules(recipe)
 
 
 def test_a_gated_model_in_fp32_has_no_checkpoints() -> None:
-    fp32 = ("layout.zero_stage=3", "training.precision=fp32")
+    fp32 = ("llama3-8b", PINNED, "training.precision=fp32")
     assert MegatronLM().rules(recipe_of(*fp32))
     with pytest.raises(UserError, match=r"training\.precision: fp32 cannot be saved with zero_stage 2 or 3"):
         MegatronLM().rules(recipe_of(*fp32, *SAVING))
-    assert MegatronLM().rules(recipe_of(*fp32, *SAVING, "model=gpt3-175b", "training.sequence_length=2048"))
+    assert MegatronLM().rules(recipe_of(*fp32, *SAVING, *GPT3))
 
 
 @pytest.mark.parametrize(
@@ -115,22 +105,17 @@ def test_a_gated_model_in_fp32_has_no_checkpoints() -> None:
     ],
 )
 def test_what_it_cannot_do_is_refused(key: str, layout: Layout, overrides: tuple[str, ...]) -> None:
-    def broken(layout: Layout, *overrides: str) -> set[str]:
-        recipe = recipe_of("layout.zero_stage=3", *overrides)
-        columns = LayoutColumns.of([layout])
-        at = Situation(columns, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, recipe.techniques)
-        return {rule.key for rule in SHARDING_RULES if not np.all(rule.allows(at))}
-
-    assert broken(layout, *overrides) == {key}
-    assert broken(THIRD) == set()
-    assert broken(replace(layout, zero_stage=1), *overrides) == set()
+    recipe = recipe_of("llama3-8b", PINNED, *overrides)
+    assert refused_by(recipe, layout, SHARDING_RULES) == {key}
+    assert refused_by(recipe_of("llama3-8b", PINNED), THIRD, SHARDING_RULES) == set()
+    assert refused_by(recipe, replace(layout, zero_stage=1), SHARDING_RULES) == set()
 
 
 def test_only_a_recipe_that_pins_it_gets_it() -> None:
-    free = make_plan(setting_of(recipe_of(), MegatronLM()))
-    assert free.layout.zero_stage <= 1
-    assert recorded_name(recipe_of()) == "megatron-lm"
-    pinned = recipe_of("layout.zero_stage=[2, 3]")
+    free = recipe_of("llama3-8b")
+    assert make_plan(setting_of(free, MegatronLM())).layout.zero_stage <= 1
+    assert recorded_name(free) == "megatron-lm"
+    pinned = recipe_of("llama3-8b", "layout.zero_stage=[2, 3]")
     plan = make_plan(setting_of(pinned, MegatronLM()))
     assert plan.layout.zero_stage >= 2
     assert plan.layout.pipeline == 1
@@ -140,16 +125,14 @@ def test_only_a_recipe_that_pins_it_gets_it() -> None:
 
 
 def test_its_neighbours_are_of_the_same_implementation() -> None:
-    recipe = recipe_of("layout.zero_stage=3")
-    setting = setting_of(recipe, MegatronLM())
-    found = list(technique_neighbours(setting, make_plan(setting_of(recipe, MegatronLM())).layout))
-    stages = {one.verdict.layout.zero_stage for one in found}
-    assert stages == {2, 3}
-    assert [one.verdict.layout.zero_stage for one in found if one.name == "zero_stage"] == [2]
+    setting = setting_of(recipe_of("llama3-8b", PINNED), MegatronLM())
+    neighbours = list(technique_neighbours(setting, make_plan(setting).layout))
+    assert {each.verdict.layout.zero_stage for each in neighbours} == {2, 3}
+    assert [each.verdict.layout.zero_stage for each in neighbours if each.name == "zero_stage"] == [2]
 
 
 def test_stage_3_shards_the_parameters_and_stage_2_keeps_them_whole() -> None:
-    setting = setting_of(recipe_of("layout.zero_stage=[2, 3]"), MegatronLM())
+    setting = setting_of(recipe_of("llama3-8b", "layout.zero_stage=[2, 3]"), MegatronLM())
     third, second = (estimate(setting.job, replace(THIRD, zero_stage=n)).ranks[0].terms for n in (3, 2))
     parameters = count_parameters(setting.recipe.model).total
     assert second["parameters"] == pytest.approx(2 * parameters, rel=0.01)
