@@ -5,30 +5,28 @@ What Megatron core makes of these words is in tests/frameworks/test_megatron_lay
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.layout_arguments import STAGE_FLAGS, stage_flags
 from llmlaunch.backends.megatron.rules import RULES
 from llmlaunch.errors import UserError
-from llmlaunch.layout import Layout, LayoutColumns, Situation
-from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.layout import Layout
+from support.backend_output import refused_by, value_of, words_of
+from support.recipes import recipe_of
 
-Split = tuple[int, ...]
-
-
-def recipe_of(*overrides: str) -> Recipe:
-    return load_recipe(asset("recipes", "llama3-70b.yaml"), overrides)
+STAGE_RULES = ("layers", "virtual-layers", "stages-named", "stages-hold-all", "stages-hold-some")
+SPLIT = Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1)
 
 
-def words_of(pipeline: int, chunks: int, split: Split, mtp_layers: int = 0) -> str:
+def flags_of_stages(pipeline: int, chunks: int, split: tuple[int, ...], mtp_layers: int = 0) -> str:
     return " ".join(stage_flags(Layout(pipeline=pipeline, virtual_pipeline=chunks, layers_by_stage=split), mtp_layers))
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "chunks", "split", "words"),
+    ("pipeline", "chunks", "split", "flags"),
     [
         (4, 1, (), ""),
         (4, 1, (20, 20, 20, 20), ""),
@@ -57,25 +55,14 @@ def words_of(pipeline: int, chunks: int, split: Split, mtp_layers: int = 0) -> s
         (2, 2, (3, 3, 2, 0), "--pipeline-model-parallel-layout Et*3|t*3|tt|L"),
     ],
 )
-def test_the_plainest_way_is_taken(pipeline: int, chunks: int, split: Split, words: str) -> None:
-    assert words_of(pipeline, chunks, split) == words
+def test_the_plainest_way_is_taken(pipeline: int, chunks: int, split: tuple[int, ...], flags: str) -> None:
+    assert flags_of_stages(pipeline, chunks, split) == flags
 
 
 def test_prediction_heads_stand_before_the_loss() -> None:
-    assert words_of(4, 1, (3, 4, 4, 2), mtp_layers=1) == (
-        "--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 2"
-    )
-    assert words_of(4, 1, (3, 5, 4, 1), mtp_layers=1) == "--pipeline-model-parallel-layout Et*3|t*5|t*4|tmL"
-
-
-def refused(layout: Layout) -> set[str]:
-    recipe = recipe_of()
-    layouts = LayoutColumns.of([Layout(), layout])
-    situation = Situation(layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes)
-    return {rule.key for rule in RULES if rule.key in STAGE_RULES and not rule.allows(situation)[1]}
-
-
-STAGE_RULES = ("layers", "virtual-layers", "stages-named", "stages-hold-all", "stages-hold-some")
+    ends = "--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 2"
+    assert flags_of_stages(4, 1, (3, 4, 4, 2), mtp_layers=1) == ends
+    assert flags_of_stages(4, 1, (3, 5, 4, 1), mtp_layers=1) == "--pipeline-model-parallel-layout Et*3|t*5|t*4|tmL"
 
 
 @pytest.mark.parametrize(
@@ -93,18 +80,18 @@ STAGE_RULES = ("layers", "virtual-layers", "stages-named", "stages-hold-all", "s
     ],
 )
 def test_uneven_stages_need_no_divisor_but_must_add_up(layout: Layout, keys: set[str]) -> None:
-    assert refused(layout) == keys
+    stage_rules = [rule for rule in RULES if rule.key in STAGE_RULES]
+    assert refused_by(recipe_of("llama3-70b"), layout, stage_rules) == keys
 
 
 def test_a_job_of_uneven_stages_is_rendered_with_their_flags() -> None:
-    layout = Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1, layers_by_stage=(20, 21, 20, 19))
-    words = [word for word in MegatronLM().render(recipe_of(), layout).program if isinstance(word, str)]
+    words = words_of(recipe_of("llama3-70b"), replace(SPLIT, layers_by_stage=(20, 21, 20, 19)))
     assert [flag for flag in STAGE_FLAGS if flag in words] == ["--pipeline-model-parallel-layout"]
-    assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*20|t*21|t*20|t*19L"
+    assert value_of(words, "--pipeline-model-parallel-layout") == "Et*20|t*21|t*20|t*19L"
 
 
 @pytest.mark.parametrize("flag", STAGE_FLAGS)
 def test_the_layers_are_not_split_otherwise_beside_the_plan(flag: str) -> None:
-    recipe = recipe_of(f"backend={{name: megatron-lm, extra_args: [{flag}=2]}}")
+    recipe = recipe_of("llama3-70b", f"backend={{name: megatron-lm, extra_args: [{flag}=2]}}")
     with pytest.raises(UserError, match=flag):
-        MegatronLM().render(recipe, Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1))
+        MegatronLM().render(recipe, SPLIT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.backends.base import RankAlone
 from llmlaunch.backends.megatron.backend import MegatronLM
@@ -12,23 +11,21 @@ from llmlaunch.backends.megatron.rank_alone import LEFT_OUT, REFUSED, rank_alone
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.load import load_recipe
+from support.backend_output import value_of
+from support.recipes import recipe_of
 
 STEPS = 3
 FOUR_STAGES = Layout(tensor=8, pipeline=4, data=16, sequence_parallel=1, zero_stage=1)  # 512 devices
 
 
 def alone(pipeline_rank: int, *overrides: str, layout: Layout = FOUR_STAGES, name: str = "llama3-70b") -> RankAlone:
-    recipe = load_recipe(asset("recipes", f"{name}.yaml"), overrides)
+    recipe = recipe_of(name, *overrides)
     return rank_alone(recipe, layout, MegatronLM().render(recipe, layout), pipeline_rank, STEPS)
 
 
-def test_it_is_told_the_place_of_its_stages_first_rank() -> None:
+def test_it_is_told_the_place_of_its_stages_first_rank_also_where_stages_are_not_outermost() -> None:
     assert [alone(rank).rank for rank in range(4)] == [0, 128, 256, 384]
     assert alone(2).environment == {"WORLD_SIZE": "512", "RANK": "256", "LOCAL_RANK": "0"}
-
-
-def test_where_stages_are_not_outermost_its_place_is_another() -> None:
     mapped = "backend.extra_args=[--use-tp-pp-dp-mapping]"
     assert [alone(rank, mapped).rank for rank in range(4)] == [0, 8, 16, 24]
 
@@ -39,7 +36,7 @@ def test_a_rank_that_does_not_exist_is_refused() -> None:
 
 
 def test_all_other_words_are_the_jobs_in_its_order() -> None:
-    recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ("data.mock=true",))
+    recipe = recipe_of("llama3-70b", "data.mock=true")
     job = [str(word) for word in MegatronLM().render(recipe, FOUR_STAGES).program[1:]]
     for flag in ("--train-iters", "--log-interval"):
         place = job.index(flag)
@@ -50,12 +47,12 @@ def test_all_other_words_are_the_jobs_in_its_order() -> None:
 
 def test_nothing_is_saved_loaded_or_read() -> None:
     asked = ("training.checkpoint_path=/c", "training.save_interval=100", "training.start_from=/w", "data={path: /d}")
-    one = alone(1, *asked, "training.tensorboard=/t")
-    assert not {"--save", "--load", "--pretrained-checkpoint", "--data-path", "--tensorboard-dir"} & set(one.program)
-    assert not {"/c", "/w", "/d", "/t", "99,1,0"} & set(one.program)
-    assert "--mock-data" in one.program
-    assert any("dataset is not read" in note for note in one.notes)
-    assert any("--save" in note and "nothing is saved" in note for note in one.notes)
+    rank = alone(1, *asked, "training.tensorboard=/t")
+    assert not {"--save", "--load", "--pretrained-checkpoint", "--data-path", "--tensorboard-dir"} & set(rank.program)
+    assert not {"/c", "/w", "/d", "/t", "99,1,0"} & set(rank.program)
+    assert "--mock-data" in rank.program
+    assert any("dataset is not read" in note for note in rank.notes)
+    assert any("--save" in note and "nothing is saved" in note for note in rank.notes)
 
 
 def test_a_persons_own_words_stay_but_for_those_in_the_way() -> None:
@@ -63,39 +60,34 @@ def test_a_persons_own_words_stay_but_for_those_in_the_way() -> None:
     words = alone(0, own).program
     assert "--no-bias-swiglu-fusion" in words
     assert not {"--rampup-batch-size", "98765", "--exit-interval=5"} & set(words)
-
-
-def test_a_persons_own_horizon_of_the_learning_rate_stays() -> None:
-    words = list(alone(0, "backend.extra_args=[--lr-decay-iters, '77']").program)
-    assert words.count("--lr-decay-iters") == 1
-    assert words[words.index("--lr-decay-iters") + 1] == "77"
+    horizon = alone(0, "backend.extra_args=[--lr-decay-iters, '77']").program
+    assert value_of(horizon, "--lr-decay-iters") == "77"
 
 
 def test_experts_get_even_shares_where_no_router_can_learn_to_share() -> None:
-    mixture = Layout(pipeline=4, data=16, expert=8, zero_stage=1)
-    one = alone(0, layout=mixture, name="mixtral-8x7b")
-    assert "--moe-router-force-load-balancing" in one.program
-    assert any("random experts" in note for note in one.notes)
+    mixture = alone(0, layout=Layout(pipeline=4, data=16, expert=8, zero_stage=1), name="mixtral-8x7b")
+    assert "--moe-router-force-load-balancing" in mixture.program
+    assert any("random experts" in note for note in mixture.notes)
     assert "--moe-router-force-load-balancing" not in alone(0).program
 
 
 def test_in_fp16_the_first_step_is_not_skipped() -> None:
-    words = list(alone(0, "training.precision=fp16", "training.gradient_dtype=fp32").program)
-    assert words[words.index("--initial-loss-scale") + 1] == "1"
+    words = alone(0, "training.precision=fp16", "training.gradient_dtype=fp32").program
+    assert value_of(words, "--initial-loss-scale") == "1"
     assert "--initial-loss-scale" not in alone(0).program
 
 
 def test_every_word_it_adds_has_a_reason_and_every_argument_is_in_the_program() -> None:
-    one = alone(0, "data={path: /d}")
-    assert all(each.reason.keys or each.reason.why for each in one.arguments)
-    assert {each.flag for each in one.arguments} <= set(one.program)
+    rank = alone(0, "data={path: /d}")
+    assert all(each.reason.keys or each.reason.why for each in rank.arguments)
+    assert {each.flag for each in rank.arguments} <= set(rank.program)
 
 
 def test_it_is_started_by_the_script_that_makes_up_the_others() -> None:
-    one = alone(0)
-    assert one.program[0] == NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/rank_alone.py")
-    assert one.program[1] == NodeVariable("MEGATRON_LM_PATH", "/pretrain_gpt.py")
-    assert b"FakeStore" in one.files["trainer/rank_alone.py"]
+    rank = alone(0)
+    run_directory, checkout = NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/rank_alone.py"), "MEGATRON_LM_PATH"
+    assert rank.program[:2] == (run_directory, NodeVariable(checkout, "/pretrain_gpt.py"))
+    assert b"FakeStore" in rank.files["trainer/rank_alone.py"]
 
 
 @pytest.mark.parametrize(
@@ -113,10 +105,6 @@ def test_what_no_rank_can_do_alone_is_refused_with_the_reason(
         alone(0, *overrides, layout=layout, name=name)
 
 
-@pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_every_version_knows_the_flag_that_makes_it_possible(version: str) -> None:
-    assert "--fake-process-group" in core_parser(version).flags
-
-
-def test_flags_left_out_or_refused_are_flags_of_megatron() -> None:
+def test_every_version_has_the_flag_that_makes_it_possible_and_those_left_out_or_refused_are_flags() -> None:
+    assert all("--fake-process-group" in core_parser(version).flags for version in KNOWN_VERSIONS)
     assert {*LEFT_OUT, *REFUSED} <= set(core_parser("0.19").flags)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.argument import argument
 from llmlaunch.backends.framework_version import checkout_version, with_framework_version
 from llmlaunch.backends.megatron.backend import MegatronLM
@@ -21,9 +21,10 @@ from llmlaunch.backends.megatron.versions import (
     rendered_arguments,
 )
 from llmlaunch.errors import UserError
-from llmlaunch.layout import Layout, LayoutColumns, Situation
-from llmlaunch.recipe.load import load_recipe
+from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
+from support.backend_output import refused_by
+from support.recipes import recipe_of
 
 LAYOUT = Layout(data=32, zero_stage=1)
 PACKAGE_INFO = """\
@@ -39,9 +40,9 @@ raise SystemExit("nobody runs this")
 """
 
 
-def recipe_of(version: str = "", *overrides: str) -> Recipe:
-    said = [f'backend={{name: megatron-lm, version: "{version}"}}'] if version else []
-    return load_recipe(asset("recipes", "llama3-8b.yaml"), (*said, *overrides))
+def recipe_for(version: str = "", *overrides: str) -> Recipe:
+    backend = [f'backend={{name: megatron-lm, version: "{version}"}}'] if version else []
+    return recipe_of("llama3-8b", *backend, *overrides)
 
 
 def checkout(folder: Path, text: str = PACKAGE_INFO.format("")) -> Path:
@@ -60,13 +61,12 @@ def test_every_known_version_says_where_its_flags_were_read() -> None:
         assert parser.version.startswith(f"{known}.")
         assert "arguments.py" in parser.source
         assert len(parser.flags) > 600
-    assert core_parser("0.16").flags["--recompute-granularity"].choices == ("full", "selective")
-    assert core_parser("0.19").flags["--recompute-granularity"].choices == ("full", "selective")
+        assert parser.flags["--recompute-granularity"].choices == ("full", "selective")
     assert core_parser("0.16").flags["--offload-modules"].values == "+"
 
 
 @pytest.mark.parametrize(
-    ("said", "known"),
+    ("version", "known"),
     [
         ("0.16", "0.16"), ("0.16.1", "0.16"), ("core_v0.16.0", "0.16"), ("core_r0.19.0", "0.19"),
         ("0.19.0rc3", "0.19"), ("0.19.2+abc", "0.19"), ("0.20.0", None), ("0.17", None),
@@ -74,29 +74,26 @@ def test_every_known_version_says_where_its_flags_were_read() -> None:
         ("93ebf8d72f1145f9666f739adf7bbc8c426e56dc", None), ("", None), (None, None),
     ],
 )  # fmt: skip
-def test_a_version_is_known_by_its_first_two_numbers(said: str | None, known: str | None) -> None:
-    assert known_version(said) == known
+def test_a_version_is_known_by_its_first_two_numbers(version: str | None, known: str | None) -> None:
+    assert known_version(version) == known
 
 
 def test_what_only_helps_is_left_out_and_said() -> None:
-    recipe, helping = recipe_of("0.16"), argument("--lighten-the-load", why="it helps")
-    spoken = rendered_arguments(recipe, (argument("--seed", 1, of="training.seed"), helping))
-    assert [each.flag for each in spoken.arguments] == ["--seed"]
-    assert spoken.notes == ("--lighten-the-load is left out: Megatron core 0.16 does not know it",)
+    helping = argument("--lighten-the-load", why="it helps")
+    rendered = rendered_arguments(recipe_for("0.16"), (argument("--seed", 1, of="training.seed"), helping))
+    assert [each.flag for each in rendered.arguments] == ["--seed"]
+    assert rendered.notes == ("--lighten-the-load is left out: Megatron core 0.16 does not know it",)
 
 
 def test_what_the_recipe_asks_for_is_refused_by_name() -> None:
-    asked = argument("--mlp-chunks-for-training", 4, of="layout.mlp_chunks")
-    with pytest.raises(
-        UserError, match=r"layout\.mlp_chunks: Megatron core 0\.16 has no --mlp-chunks.*core 0\.19 has it"
-    ):
-        rendered_arguments(recipe_of("0.16"), (asked,))
-    assert rendered_arguments(recipe_of("0.19"), (asked,)).arguments == (asked,)
+    old = recipe_for("0.16")
+    chunks = argument("--mlp-chunks-for-training", 4, of="layout.mlp_chunks")
+    with pytest.raises(UserError, match=r"layout\.mlp_chunks: Megatron core 0\.16 has no --mlp-chunks.*0\.19 has it"):
+        rendered_arguments(old, (chunks,))
+    assert rendered_arguments(recipe_for("0.19"), (chunks,)).arguments == (chunks,)
     yarn = argument("--position-embedding-type", "yarn", of="model.position_embedding")
-    with pytest.raises(
-        UserError, match=r"model\.position_embedding: Megatron core 0\.16 has no --position-emb\S+ yarn;"
-    ):
-        rendered_arguments(recipe_of("0.16"), (yarn,))
+    with pytest.raises(UserError, match=r"model\.position_embedding: Megatron core 0\.16 has no --posit\S+ yarn;"):
+        rendered_arguments(old, (yarn,))
 
 
 LACKED_BY_0_16 = {
@@ -111,26 +108,24 @@ LACKED_BY_0_16 = {
 
 @pytest.mark.parametrize("key", [requirement.key for requirement in VERSION_REQUIREMENTS])
 def test_what_the_version_lacks_is_refused_before_anything_is_planned(key: str) -> None:
-    asked, said = LACKED_BY_0_16[key]
-    with pytest.raises(UserError) as caught:
-        MegatronLM().rules(recipe_of("0.16", asked))
-    assert said in str(caught.value)
-    assert MegatronLM().rules(recipe_of("0.19", asked))
+    override, message = LACKED_BY_0_16[key]
+    with pytest.raises(UserError, match=re.escape(message)):
+        MegatronLM().rules(recipe_for("0.16", override))
+    assert MegatronLM().rules(recipe_for("0.19", override))
 
 
 def test_what_one_version_alone_refuses_of_a_layout() -> None:
-    asked = ("model={base: deepseek-v3, mtp_num_layers: 1}", "layout={overlap_expert_communication: true}")
-    for version, taken in (("0.16", [False, True]), ("0.19", [])):
-        recipe = recipe_of(version, *asked)
+    overrides = ("model={base: deepseek-v3, mtp_num_layers: 1}", "layout={overlap_expert_communication: true}")
+    for version, number_of_rules in (("0.16", 1), ("0.19", 0)):
+        recipe = recipe_for(version, *overrides)
         rules = [rule for rule in rules_for(recipe) if rule.where.endswith("core 0.16")]
-        columns = LayoutColumns.of([Layout(data=32, expert=8), Layout(pipeline=2, data=16, expert=8)])
-        one = Situation(columns, recipe.model, recipe.workload, recipe.cluster, 4, techniques=recipe.techniques)
-        assert [bool(allowed) for rule in rules for allowed in rule.allows(one)] == taken
+        assert len(rules) == number_of_rules == len(refused_by(recipe, Layout(data=32, expert=8), rules))
+        assert refused_by(recipe, Layout(pipeline=2, data=16, expert=8), rules) == set()
 
 
 def test_a_flag_of_the_persons_own_that_the_version_lacks_stays_and_is_said() -> None:
     own = 'backend={name: megatron-lm, version: "0.16", extra_args: [--cuda-graph-modules, attn, --use-legacy-models]}'
-    rendered = MegatronLM().render(recipe_of("", own), LAYOUT)
+    rendered = MegatronLM().render(recipe_for("", own), LAYOUT)
     assert rendered.program[-3:] == ("--cuda-graph-modules", "attn", "--use-legacy-models")
     assert [note.split(":")[1].split(" is ")[0] for note in rendered.notes] == [" --cuda-graph-modules"]
 
@@ -159,46 +154,47 @@ def test_a_checkout_is_read_as_text(tmp_path: Path, text: str, version: str | No
 def test_the_checkout_says_the_version_where_the_recipe_does_not(tmp_path: Path) -> None:
     place = checkout(tmp_path)
     for recipe, environment in (
-        (recipe_of("", f"backend={{name: megatron-lm, path: {place}}}"), {}),
-        (recipe_of(), {"MEGATRON_LM_PATH": str(place)}),
+        (recipe_for("", f"backend={{name: megatron-lm, path: {place}}}"), {}),
+        (recipe_for(), {"MEGATRON_LM_PATH": str(place)}),
     ):
-        found = with_framework_version(recipe, environment, not_probed)
-        assert found.recipe.backend.runs_version == "0.16.1"
-        assert found.recipe.assumptions == (f"Megatron core 0.16.1, as {place} says",)
-        assert (found.warnings, found.recipe.digest) == ((), recipe.digest)
-        assert MegatronLM().facts(found.recipe).version == "0.16"
+        versioned = with_framework_version(recipe, environment, not_probed)
+        assert versioned.recipe.backend.runs_version == "0.16.1"
+        assert versioned.recipe.assumptions == (f"Megatron core 0.16.1, as {place} says",)
+        assert (versioned.warnings, versioned.recipe.digest) == ((), recipe.digest)
+        assert MegatronLM().facts(versioned.recipe).version == "0.16"
 
 
 def test_the_recipe_wins_over_its_checkout_and_the_difference_is_said(tmp_path: Path) -> None:
     environment = {"MEGATRON_LM_PATH": str(checkout(tmp_path))}
-    found = with_framework_version(recipe_of("0.19"), environment, not_probed)
-    assert (found.recipe.backend.runs_version, found.recipe.assumptions) == ("0.19", ())
-    assert found.warnings == (
+    versioned = with_framework_version(recipe_for("0.19"), environment, not_probed)
+    assert (versioned.recipe.backend.runs_version, versioned.recipe.assumptions) == ("0.19", ())
+    assert versioned.warnings == (
         f"backend.version says 0.19, but {tmp_path} is Megatron core 0.16.1; its arguments follow the recipe",
     )
-    assert with_framework_version(recipe_of("0.16"), environment, not_probed).warnings == ()
+    assert with_framework_version(recipe_for("0.16"), environment, not_probed).warnings == ()
 
 
 def test_a_probe_says_it_where_there_is_no_checkout_to_read() -> None:
-    found = with_framework_version(recipe_of(), {}, lambda recipe: {"megatron-core": "0.16.0", "torch": "2.9.1"})
-    assert found.recipe.backend.runs_version == "0.16.0"
-    other = load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"))
-    found = with_framework_version(other, {}, lambda recipe: {"deepspeed": "0.17.2"})
-    assert found.recipe.backend.runs_version == "0.17.2"
+    for name, versions, runs_version in (
+        ("llama3-8b", {"megatron-core": "0.16.0", "torch": "2.9.1"}, "0.16.0"),
+        ("llama2-7b-deepspeed", {"deepspeed": "0.17.2"}, "0.17.2"),
+    ):
+        versioned = with_framework_version(recipe_of(name), {}, lambda recipe, versions=versions: versions)
+        assert versioned.recipe.backend.runs_version == runs_version
 
 
 def test_where_nothing_is_known_the_newest_is_assumed_in_the_open() -> None:
-    found = with_framework_version(recipe_of(), {"MEGATRON_LM_PATH": os.devnull}, not_probed)
-    assert found.recipe.backend.runs_version is None
-    assert found.recipe.assumptions[-1].startswith(f"Megatron core {NEWEST}, the newest llmlaunch knows")
-    assert found.warnings == ()
+    versioned = with_framework_version(recipe_for(), {"MEGATRON_LM_PATH": os.devnull}, not_probed)
+    assert versioned.recipe.backend.runs_version is None
+    assert versioned.recipe.assumptions[-1].startswith(f"Megatron core {NEWEST}, the newest llmlaunch knows")
+    assert versioned.warnings == ()
 
 
 @pytest.mark.parametrize("version", ["0.20.0", "0.17", "main"])
 def test_an_unknown_version_is_warned_of_and_rendered_as_the_newest(version: str) -> None:
-    found = with_framework_version(recipe_of(version), {}, not_probed)
-    assert [w.split(";")[0] for w in found.warnings] == [
+    versioned = with_framework_version(recipe_for(version), {}, not_probed)
+    assert [w.split(";")[0] for w in versioned.warnings] == [
         f"Megatron core {version} is none of those llmlaunch knows (0.16, 0.19)"
     ]
-    newest = MegatronLM().render(recipe_of(NEWEST), LAYOUT)
-    assert MegatronLM().render(found.recipe, LAYOUT).program == newest.program
+    newest = MegatronLM().render(recipe_for(NEWEST), LAYOUT)
+    assert MegatronLM().render(versioned.recipe, LAYOUT).program == newest.program
