@@ -196,7 +196,7 @@ class Recipe:
         "Profile by name, shipped or of the site, path of a profile, or a mapping",
         written=lambda: name_or_mapping(Line, cluster_form()),
     )
-    # AUTO_NODES until the planner has chosen them (llmlaunch.planner.sized)
+    # AUTO_NODES until the planner has chosen them (llmlaunch.planner.planning)
     nodes: Nodes = key("Number of nodes; auto = the fewest that fit, and that meet the budget")
     training: Training = key("What is trained, for how long", written=training_form)
     data: Data = key("What it is trained on")
