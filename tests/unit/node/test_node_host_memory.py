@@ -95,14 +95,9 @@ UNLIMITED = 9223372036854771712
             {**version_2("task_0", "max", 4096, kills=1), **version_2(".", 8192, 70000, kills=1)},
             id="version 2, a container that shows the step's folder",
         ),
-        pytest.param(
-            "0::/\n", HOST_V2, version_2(".", 8192, 4096, kills=2), id="version 2 in a cgroup namespace of its own"
-        ),
-        pytest.param(
-            "0::/job_7/step_0/task_0\n",
-            HOST_V2,
-            version_2(".", 8192, 4096, kills=2),
-            id="version 2, only the top shown",
+        *(
+            pytest.param(groups, HOST_V2, version_2(".", 8192, 4096, kills=2), id=f"version 2, {where}")
+            for groups, where in (("0::/\n", "a namespace of its own"), ("0::/job_7/step_0/task_0\n", "only the top"))
         ),
     ],
 )

@@ -42,17 +42,15 @@ ALWAYS = ("uuid", "name", "pci", "total_bytes", "reserved_bytes", "device_peak_b
 @pytest.fixture(scope="session")
 def answers(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All of them, from one process that loads the scripted driver."""
-    place = tmp_path_factory.mktemp("codes")
-    environment = {
-        **os.environ,
+    driver = {
         "LD_LIBRARY_PATH": str(nvml_library),
-        "FAKE_NVML_SCENARIO": str(place / "scenario"),
+        "FAKE_NVML_SCENARIO": str(tmp_path_factory.mktemp("codes") / "scenario"),
         "PYTHONPATH": str(Path(llmlaunch.__file__).parents[1]),
     }
-    script = Path(__file__).with_name("nvml_codes.py")
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    command = [sys.executable, Path(__file__).with_name("nvml_codes.py")]
+    process = subprocess.run(command, env={**os.environ, **driver}, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return dict(json.loads(process.stdout))
 
 
 def lacks(gpu: dict[str, Any]) -> set[str]:
