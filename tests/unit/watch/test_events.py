@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from watched_run import RUN, append, write
 
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_status import RunStatus
@@ -16,15 +17,12 @@ from llmlaunch.watch import run_reader
 from llmlaunch.watch.events import EventReader
 from llmlaunch.watch.model import WatchedRun
 
-STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
-RUN: dict[str, Any] = {
-    "schema": 1,
-    "name": "sample",
+# A run that does not say which stage is whose: the prediction is the worst stage's.
+TWO_NODES = {
+    **{key: value for key, value in RUN.items() if key not in ("devices_per_node", "pipeline")},
     "nodes": 2,
-    "peak_kind": "device",
     "predicted_bytes": [60 * GIB, 66 * GIB],
-    "measurement": {"global_batch_size": 16, "sequence_length": 1000, "world_size": 4},
-    "progress": {"step_patterns": [STEP], "slow_patterns": ["saving checkpoint"], "steps": 100},
+    "measurement": {**RUN["measurement"], "world_size": 4},
 }
 
 
@@ -33,19 +31,14 @@ class Run:
 
     def __init__(self, directory: Path, without: tuple[str, ...] = (), **changes: Any) -> None:
         self.directory = directory
-        self.write("run.json", {key: value for key, value in {**RUN, **changes}.items() if key not in without})
+        self.write("run.json", {key: value for key, value in {**TWO_NODES, **changes}.items() if key not in without})
         self.reader = EventReader(Submission("slurm", "12", directory, 0.0))
 
     def write(self, name: str, content: Any) -> None:
-        path = self.directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        write(self.directory / name, content)
 
     def log(self, attempt: str, node: str, *lines: str) -> None:
-        path = self.directory / "logs" / f"{attempt}.{node}.log"
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a") as file:
-            file.writelines(f"{line}\n" for line in lines)
+        append(self.directory / "logs" / f"{attempt}.{node}.log", *lines)
 
     def begins(self, attempt: str, **more: Any) -> None:
         self.write(f"attempts/{attempt}/attempt.json", {"attempt": attempt, "nodes": ["n1", "n2"], **more})
@@ -115,8 +108,8 @@ def test_what_an_own_trainer_prints_is_shown_until_its_first_step(tmp_path: Path
     run.begins("12.0")
     run.log("12.0", "job", "the batch script's own words")
     run.log("12.0", "n1", "reading data", "it 7/9 loss=1 took 10 ms", "more words")
-    _, words, step = run.read().events
-    assert (words.text, words.transient) == ("n1: reading data", False)
+    _, output, step = run.read().events
+    assert (output.text, output.transient) == ("n1: reading data", False)
     assert step.is_step
 
 
@@ -147,20 +140,14 @@ def test_out_of_memory_and_the_fallback_in_the_same_allocation(run: Run) -> None
     run.begins("12.0")
     run.log("12.0", "n1", "it 9/100 loss=3 took 1000 ms")
     assert len(run.news) == 2
-    cause = {
-        "kind": "oom",
-        "node": "n2",
-        "rank": 3,
-        "line": "CUDA out of memory: 2 GiB",
-        "sick": False,
-    }
+    cause = {"kind": "oom", "node": "n2", "rank": 3, "line": "CUDA out of memory: 2 GiB", "sick": False}
     following = {"action": "fallback", "layout": "fallback/1", "seconds": 0, "why": "one of 2"}
     run.write("attempts/12.0/status.json", {"state": "failed", "step": 9, "cause": cause, "next": following})
     assert run.news == [
         "Attempt 1 failed at step 9: out of GPU memory (rank 3 on n2): CUDA out of memory: 2 GiB\n"
         "  next: layout fallback/1 in the same allocation (one of 2)"
     ]
-    run.write("fallback/1/run.json", {**RUN, "predicted_bytes": [40 * GIB]})
+    run.write("fallback/1/run.json", {**TWO_NODES, "predicted_bytes": [40 * GIB]})
     run.write("peaks/n1.jsonl", peaks("12.1", 39))
     run.begins("12.1", layout="fallback/1", from_step=5)
     run.log("12.1", "n1", "it 6/100 loss=3 took 1000 ms")
@@ -183,13 +170,13 @@ def test_a_hang_and_the_requeue_after_it(run: Run) -> None:
     assert ended == "Attempt 1 failed: hung\n  next: back into the queue in 60 s (attempt 1 of 20)"
 
 
-@pytest.mark.parametrize(("signal", "words"), [("SIGUSR1", "its time is nearly up"), ("TERM", "being preempted")])
-def test_being_told_to_stop_is_said_once(run: Run, signal: str, words: str) -> None:
+@pytest.mark.parametrize(("signal", "reason"), [("SIGUSR1", "its time is nearly up"), ("TERM", "being preempted")])
+def test_an_order_to_stop_is_shown_once(run: Run, signal: str, reason: str) -> None:
     run.begins("12.0")
     run.write("attempts/12.0/told/n1", signal)
     run.write("attempts/12.0/told/n2", signal)
-    _, told = run.news
-    assert words in told
+    _, order = run.news
+    assert reason in order
     assert run.news == []
 
 

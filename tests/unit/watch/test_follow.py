@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pytest
+from watched_run import TerminalStream, append, write
 
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local import LocalLauncher
@@ -37,13 +39,8 @@ class Recorded:
         return self.left[job].pop(0) if len(self.left[job]) > 1 else self.left[job][0]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def submission_of(run_dir: Path) -> Submission:
-    return Submission("slurm", "12", run_dir, 0.0)
+def slurm_job(folder: Path) -> Submission:
+    return Submission("slurm", "12", run_directory(folder / "run", ""), 0.0)
 
 
 def when_written(stream: io.StringIO, text: str) -> threading.Thread:
@@ -93,7 +90,7 @@ def test_ctrl_c_ends_the_looking_and_not_the_job(tmp_path: Path) -> None:
 
 
 def test_each_reason_is_told_once_and_again_after_a_requeue(tmp_path: Path) -> None:
-    submission = submission_of(run_directory(tmp_path / "run", "", nodes=2))
+    submission = slurm_job(tmp_path)
     priority, cancelled = JobState("pending", "PENDING", "Priority"), JobState("cancelled", "CANCELLED")
     output = io.StringIO()
     ask = Recorded(job12=[WAITS, WAITS, priority, RUNS, WAITS, cancelled])
@@ -107,7 +104,7 @@ def test_each_reason_is_told_once_and_again_after_a_requeue(tmp_path: Path) -> N
 
 
 def test_a_job_nobody_knows_is_given_up(tmp_path: Path) -> None:
-    submission = submission_of(run_directory(tmp_path / "run", ""))
+    submission = slurm_job(tmp_path)
     output = io.StringIO()
     ask = Recorded(job12=[UNKNOWN])
     state = follow(submission, Screen(output), raw=True, ask=ask, poll_seconds=0.01, patience_seconds=0.1)
@@ -115,18 +112,19 @@ def test_a_job_nobody_knows_is_given_up(tmp_path: Path) -> None:
     assert output.getvalue() == "Job 12 is not known: SLURM does not know job 12\n"
 
 
-def run_of(folder: Path, name: str, job: str) -> Submission:
-    directory = folder / name
-    (directory / "logs").mkdir(parents=True)
-    (directory / "run.json").write_text(json.dumps({"nodes": 1}))
-    (directory / "attempts" / f"{job}.0").mkdir(parents=True)
-    (directory / "attempts" / f"{job}.0" / "attempt.json").write_text('{"nodes": ["n1"]}')
-    (directory / "logs" / f"{job}.0.n1.log").write_text("step 5/40 | loss 3.1234 | 0.50 s/step | 1969 tokens/s\n")
-    return Submission("slurm", job, directory, 0.0)
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Submission]:
+    submissions = []
+    for name, job in (("0-a", "11"), ("1-b", "12")):
+        directory = tmp_path / name
+        write(directory / "run.json", {"nodes": 1})
+        write(directory / "attempts" / f"{job}.0" / "attempt.json", {"nodes": ["n1"]})
+        append(directory / "logs" / f"{job}.0.n1.log", "step 5/40 | loss 3.1234 | 0.50 s/step | 1969 tokens/s")
+        submissions.append(Submission("slurm", job, directory, 0.0))
+    return submissions
 
 
-def test_of_several_runs_a_line_is_written_when_a_state_changes(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path, "0-a", "11"), run_of(tmp_path, "1-b", "12")]
+def test_of_several_runs_a_line_is_written_when_a_state_changes(runs: list[Submission]) -> None:
     ask = Recorded(job11=[WAITS, RUNS, DONE], job12=[RUNS, FAILED])
     output = io.StringIO()
     states = follow_several(runs, Screen(output), ask=ask, poll_seconds=0.01)
@@ -141,26 +139,24 @@ def test_of_several_runs_a_line_is_written_when_a_state_changes(tmp_path: Path) 
     assert ask.questions == [["11", "12"], ["11", "12"], ["11"]]  # none about those that have ended
 
 
-def test_on_a_terminal_each_of_several_runs_has_a_line_in_place(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path, "0-a", "11"), run_of(tmp_path, "1-b", "12")]
-    screen = Terminal()
+def test_on_a_terminal_each_of_several_runs_has_a_line_in_place(runs: list[Submission]) -> None:
+    screen = TerminalStream()
     follow_several(runs, Screen(screen), ask=Recorded(job11=[RUNS, DONE], job12=[RUNS, DONE]), poll_seconds=0.01)
     table = "0-a [11] step 5/40 | loss 3.1234 | 0.5 s/step | 1,969 tokens/s | 18 s left\n1-b [12] step 5/40 "
     assert table in screen.getvalue()
 
 
-def test_a_run_nobody_knows_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path, "0-a", "11"), run_of(tmp_path, "1-b", "12")]
+def test_a_run_nobody_knows_does_not_hold_up_the_others(runs: list[Submission]) -> None:
     ask = Recorded(job11=[UNKNOWN], job12=[RUNS, DONE])
     states = follow_several(runs, Screen(io.StringIO()), ask=ask, poll_seconds=0.01, patience_seconds=0.1)
     assert (states["11"].phase, states["12"].phase) == ("unknown", "succeeded")
 
 
-def test_ctrl_c_ends_the_looking_at_several_alone(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_looking_at_several_alone(runs: list[Submission]) -> None:
     output = io.StringIO()
     presser = when_written(output, "running")
     ask = Recorded(job11=[RUNS])
-    states = follow_several([run_of(tmp_path, "0-a", "11")], Screen(output), ask=ask, poll_seconds=60.0)
+    states = follow_several(runs[:1], Screen(output), ask=ask, poll_seconds=60.0)
     presser.join()
     assert states["11"].phase == "running"
     assert "the jobs continue" in output.getvalue().splitlines()[-1]

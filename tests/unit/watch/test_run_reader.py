@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from watched_run import RUN, append, write
 
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_status import RunStatus
@@ -16,20 +17,8 @@ from llmlaunch.watch.model import Gauge, WatchedRun
 from llmlaunch.watch.run_reader import RunReader
 from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
-STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
 JOB = ATTEMPT.partition(".")[0]
-RUN: dict[str, Any] = {
-    "schema": 1,
-    "name": "sample",
-    "nodes": 1,
-    "devices_per_node": 2,
-    "pipeline": 2,
-    "peak_kind": "device",
-    "predicted_bytes": [40 * GIB, 50 * GIB],
-    "measurement": {"global_batch_size": 16, "sequence_length": 1000, "world_size": 2},
-    "progress": {"step_patterns": [STEP], "slow_patterns": [], "steps": 100},
-}
-PLAN = {"memory": {"limit_bytes": 64 * GIB}}
+TWO_STAGES = {**RUN, "pipeline": 2, "predicted_bytes": [40 * GIB, 50 * GIB]}
 
 
 @pytest.fixture(autouse=True)
@@ -37,34 +26,24 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_reader, "_MEMORY_SECONDS", 0.0)
 
 
-def write(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(value if isinstance(value, str) else json.dumps(value))
-
-
-def prepared(directory: Path, attempt: str = ATTEMPT, **changes: Any) -> Submission:
-    write(directory / "run.json", {**RUN, **changes})
-    write(directory / "plan.json", PLAN)
-    write(directory / "attempts" / attempt / "attempt.json", {"attempt": attempt, "layout": "", "nodes": [NODE]})
-    return Submission("slurm", JOB, directory, 0.0)
-
-
-def look(submission: Submission, phase: Any = "running") -> RunStatus:
-    return RunStatus(submission, JobState(phase), ATTEMPT, {}, {}, stopping=False)
+def reader_of(directory: Path, **changes: Any) -> RunReader:
+    """Write a run directory with an attempt and return its reader."""
+    write(directory / "run.json", {**TWO_STAGES, **changes})
+    write(directory / "plan.json", {"memory": {"limit_bytes": 64 * GIB}})
+    write(directory / "attempts" / ATTEMPT / "attempt.json", {"attempt": ATTEMPT, "layout": "", "nodes": [NODE]})
+    return RunReader(Submission("slurm", JOB, directory, 0.0))
 
 
 def read(reader: RunReader) -> WatchedRun:
-    return reader.read(look(reader.submission))
+    return reader.read(RunStatus(reader.submission, JobState("running"), ATTEMPT, {}, {}, stopping=False))
 
 
 def test_a_gpu_has_its_rank_its_stage_and_its_stage_s_prediction(gpu_node: NodeRig) -> None:
-    reader = RunReader(prepared(gpu_node.run_directory))
+    reader = reader_of(gpu_node.run_directory)
     sleepers = [gpu_node.rank("sleep", "600", rank=rank) for rank in (0, 1)]
     pids = [gpu_node.until_record(rank)["program_pid"] for rank in (0, 1)]
     idle = "gpu uuid=GPU-a\ngpu uuid=GPU-b\n"
-    gpu_node.scenario(idle)
-    monitor = gpu_node.monitor()
-    gpu_node.until_event("start")
+    monitor = gpu_node.started_monitor(idle)
     gpu_node.scenario(f"{idle}proc 1 pid={pids[0]} mem=30G\nproc 0 pid={pids[1]} mem=55G\n")
     gpu_node.until_line(
         "both processes",
@@ -91,13 +70,11 @@ def test_a_gpu_has_its_rank_its_stage_and_its_stage_s_prediction(gpu_node: NodeR
 
 
 def test_a_gpu_without_named_processes_is_given_to_a_rank_by_its_record(gpu_node: NodeRig) -> None:
-    reader = RunReader(prepared(gpu_node.run_directory))
+    reader = reader_of(gpu_node.run_directory)
     for rank in (0, 1):
         gpu_node.rank("sleep", "600", rank=rank)
         gpu_node.until_record(rank)
-    gpu_node.scenario("gpu uuid=GPU-a used=1G\ngpu uuid=GPU-b used=1G\n")
-    monitor = gpu_node.monitor()
-    gpu_node.until_event("start")
+    monitor = gpu_node.started_monitor("gpu uuid=GPU-a used=1G\ngpu uuid=GPU-b used=1G\n")
     gpu_node.scenario("gpu uuid=GPU-a used=31G\ngpu uuid=GPU-b used=41G\n")
     gpu_node.until_used(41.5, index=1)
     gpu_node.stop(monitor)
@@ -105,10 +82,8 @@ def test_a_gpu_without_named_processes_is_given_to_a_rank_by_its_record(gpu_node
 
 
 def test_a_lost_gpu_and_a_silent_monitor_are_said(gpu_node: NodeRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = RunReader(prepared(gpu_node.run_directory))
-    gpu_node.scenario("gpu uuid=GPU-a used=1G\n")
-    monitor = gpu_node.monitor()
-    gpu_node.until_event("start")
+    reader = reader_of(gpu_node.run_directory)
+    monitor = gpu_node.started_monitor("gpu uuid=GPU-a used=1G\n")
     gpu_node.scenario("gpu uuid=GPU-a used=1G\nfail nvmlDeviceGetMemoryInfo_v2 gpu=0 code=15\n")
     gpu_node.until_event("gpu_lost")
     gpu_node.until_line("the lost one", lambda line: line.get("gpus") and line["gpus"][0]["lost"])
@@ -123,7 +98,7 @@ def test_a_lost_gpu_and_a_silent_monitor_are_said(gpu_node: NodeRig, monkeypatch
 
 
 def test_resident_memory_of_ranks_on_a_machine_without_gpus(cpu_node: NodeRig) -> None:
-    reader = RunReader(prepared(cpu_node.run_directory, peak_kind="resident", predicted_bytes=[GIB], pipeline=1))
+    reader = reader_of(cpu_node.run_directory, peak_kind="resident", predicted_bytes=[GIB], pipeline=1)
     cpu_node.rank("sleep", "600", rank=1)
     pid = cpu_node.until_record(1)["program_pid"]
     monitor = cpu_node.monitor()
@@ -137,27 +112,25 @@ def test_resident_memory_of_ranks_on_a_machine_without_gpus(cpu_node: NodeRig) -
 
 
 def test_steps_come_from_the_log_of_the_node_that_speaks_alone(tmp_path: Path) -> None:
-    submission = prepared(tmp_path, nodes=2)
-    reader = RunReader(submission)
+    reader = reader_of(tmp_path, nodes=2)
     for node in ("n1", "n2"):
         write(tmp_path / "logs" / f"{ATTEMPT}.{node}.log", "loading\n")
     assert read(reader).step is None
     time.sleep(0.2)  # of two logs nobody speaks in, a look is due every 0.1 s
-    with (tmp_path / "logs" / f"{ATTEMPT}.n2.log").open("a") as log:
-        log.write(
-            "it 1/100 loss=4.0 took 1000 ms\nit 2/100 loss=3.0 took 2000 ms\nit 2/100 loss=3.0 took 2000 ms\nit 3/"
-        )
+    log, second = tmp_path / "logs" / f"{ATTEMPT}.n2.log", "it 2/100 loss=3.0 took 2000 ms"
+    append(log, "it 1/100 loss=4.0 took 1000 ms", second, second)
+    with log.open("a") as file:
+        file.write("it 3/")
     run = read(reader)
     assert (run.step, run.steps, run.losses, run.loss) == (2, 100, (4.0, 3.0), 3.0)
     assert (run.step_seconds, run.tokens_per_second, run.seconds_left) == (2.0, 8000.0, 98 * 1.5)
     (tmp_path / "logs" / f"{ATTEMPT}.n1.log").unlink()
-    with (tmp_path / "logs" / f"{ATTEMPT}.n2.log").open("a") as log:
-        log.write("100 loss=2.0 took 1000 ms\n")
+    append(log, "100 loss=2.0 took 1000 ms")
     assert read(reader).losses == (4.0, 3.0, 2.0)
 
 
 def test_without_logs_that_can_be_read_the_watchdog_s_word_counts(tmp_path: Path) -> None:
-    reader = RunReader(prepared(tmp_path))
+    reader = reader_of(tmp_path)
     progress = {"step": 7, "steps": 90, "loss": 1.5, "tokens_per_second": 10.0, "step_seconds": 3.0, "at": 5.0}
     write(tmp_path / "attempts" / ATTEMPT / "progress.json", progress)
     run = read(reader)
@@ -166,33 +139,30 @@ def test_without_logs_that_can_be_read_the_watchdog_s_word_counts(tmp_path: Path
 
 
 def test_another_attempt_begins_from_nothing_with_its_own_layout_s_prediction(tmp_path: Path) -> None:
-    reader = RunReader(prepared(tmp_path))
+    reader = reader_of(tmp_path)
     write(tmp_path / "logs" / f"{ATTEMPT}.{NODE}.log", "it 50/100 loss=4.0 took 1000 ms\n")
     gpu = {"uuid": "GPU-a", "index": 0, "pci": "1", "total_bytes": 80 * GIB, "used_bytes": 9 * GIB}
     line = {"attempt": ATTEMPT, "node": NODE, "time": time.time(), "processes": []}
     write(tmp_path / "peaks" / f"{NODE}.jsonl", json.dumps({**line, "gpus": [gpu]}) + "\n")
     assert [gauge.predicted_bytes for gauge in read(reader).gauges] == [50 * GIB]  # of no rank: the worst stage's
     again = f"{JOB}.1"
-    write(tmp_path / "fallback/1/run.json", {**RUN, "predicted_bytes": [20 * GIB, 20 * GIB]})
+    write(tmp_path / "fallback/1/run.json", {**TWO_STAGES, "predicted_bytes": [20 * GIB, 20 * GIB]})
     write(tmp_path / "attempts" / again / "attempt.json", {"attempt": again, "layout": "fallback/1", "nodes": [NODE]})
     run = read(reader)
     assert (run.step, run.losses, run.gauges) == (None, (), ())
-    with (tmp_path / "peaks" / f"{NODE}.jsonl").open("a") as peaks:
-        peaks.write(json.dumps({**line, "attempt": again, "gpus": [gpu]}) + "\n")
+    append(tmp_path / "peaks" / f"{NODE}.jsonl", json.dumps({**line, "attempt": again, "gpus": [gpu]}))
     assert [gauge.predicted_bytes for gauge in read(reader).gauges] == [20 * GIB]
 
 
 def test_mig_slices_have_a_bar_each_and_their_gpu_none(tmp_path: Path) -> None:
-    reader = RunReader(prepared(tmp_path))
+    reader = reader_of(tmp_path)
     whole = {"uuid": "GPU-a", "index": 2, "pci": "1", "used_bytes": 9 * GIB}
     slices = [{**whole, "uuid": f"MIG-{n}", "mig": "GPU-a", "total_bytes": 20 * GIB} for n in "xy"]
-    held = {"process_peak_bytes": {"71": 5 * GIB}}
-    line = {"attempt": ATTEMPT, "node": NODE, "time": time.time(), "gpus": [whole, slices[0], {**slices[1], **held}]}
+    slices[1]["process_peak_bytes"] = {"71": 5 * GIB}
+    line = {"attempt": ATTEMPT, "node": NODE, "time": time.time(), "gpus": [whole, *slices]}
     processes = [{"rank": 1, "pid": 71, "resident_bytes": GIB, "resident_peak_bytes": GIB}]
     write(tmp_path / "peaks" / f"{NODE}.jsonl", json.dumps({**line, "processes": processes}) + "\n")
     gauges = read(reader).gauges
-    assert [(gauge.device, gauge.uuid, gauge.ranks) for gauge in gauges] == [
-        ("2.1", "MIG-y", (1,)),
-        ("2.0", "MIG-x", ()),
-    ]
+    devices = [(gauge.device, gauge.uuid, gauge.ranks) for gauge in gauges]
+    assert devices == [("2.1", "MIG-y", (1,)), ("2.0", "MIG-x", ())]
     assert gauges[0].peak_bytes == 5 * GIB

@@ -9,18 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from watched_run import TerminalStream
 
 from llmlaunch.errors import OutputLost
 from llmlaunch.watch.screen import Screen
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_on_a_terminal_the_last_lines_are_written_over() -> None:
-    stream = Terminal()
+    stream = TerminalStream()
     screen = Screen(stream)
     screen.show(["step 1"])
     screen.show(["step 1"])
@@ -43,7 +39,7 @@ def test_elsewhere_only_what_stays_is_written() -> None:
 def test_lines_in_place_are_cut_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setenv("LINES", "5")
-    stream = Terminal()
+    stream = TerminalStream()
     Screen(stream).show([f"run {i} {'x' * 30}\x1b[2J" for i in range(9)])
     lines = stream.getvalue().splitlines()
     assert lines == ["run 0 xxxxxxxxxxxxx", "run 1 xxxxxxxxxxxxx", "run 2 xxxxxxxxxxxxx", "... and 6 more"]
@@ -77,16 +73,16 @@ def watch(lasting: str, out: Path, stdout: int, stderr: int) -> subprocess.Popen
     return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True)
 
 
-@pytest.mark.parametrize(("lasting", "said"), [("lasting", "to the end"), ("short", "nobody reads")])
+@pytest.mark.parametrize(("lasting", "end"), [("lasting", "to the end"), ("short", "nobody reads")])
 @pytest.mark.parametrize("what", ["terminal", "pipe"])
-def test_a_reader_that_goes_away(tmp_path: Path, what: str, lasting: str, said: str) -> None:
+def test_a_reader_that_goes_away(tmp_path: Path, what: str, lasting: str, end: str) -> None:
     ours, theirs = os.openpty() if what == "terminal" else os.pipe()
     child = watch(lasting, tmp_path / "out", theirs, theirs)
     os.close(theirs)
     assert b"a step" in os.read(ours, 100)
     os.close(ours)
     assert child.wait(20) == 0  # and no complaint of Python's own at exit, which would be 120
-    assert (tmp_path / "out").read_text() == said
+    assert (tmp_path / "out").read_text() == end
 
 
 def test_a_full_disk_is_no_reader_that_went_away() -> None:

@@ -13,24 +13,14 @@ from pathlib import Path
 
 import pytest
 from terminal import PACKAGES, Terminal
+from watched_run import RUN, write
 
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.run_files import latest_attempt, run_name
+from support.command_line import CommandLine
 from support.node_rig import GIB, NODE, NodeRig, until
 
-STEP = r"it (?P<step>\d+)/(?P<steps>\d+) loss=(?P<loss>\S+) took (?P<milliseconds>\d+) ms"
-RUN = {
-    "schema": 1,
-    "name": "sample",
-    "nodes": 1,
-    "devices_per_node": 2,
-    "pipeline": 1,
-    "peak_kind": "device",
-    "predicted_bytes": [60 * GIB],
-    "measurement": {"global_batch_size": 16, "sequence_length": 1000, "world_size": 2},
-    "progress": {"step_patterns": [STEP], "slow_patterns": [], "steps": 100},
-}
 # A step each tenth of a second, until a file says how it is to end.
 JOB = f"""#!/bin/bash
 attempt=local-$(date +%s)-$$.0
@@ -53,10 +43,9 @@ class Going:
     """A run of this machine that goes on until it is told how to end."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(exist_ok=True)
-        (directory / "run.json").write_text(json.dumps(RUN))
-        (directory / "plan.json").write_text(json.dumps({"memory": {"limit_bytes": 64 * GIB}}))
-        (directory / "job.sbatch").write_text(JOB)
+        write(directory / "run.json", RUN)
+        write(directory / "plan.json", {"memory": {"limit_bytes": 64 * GIB}})
+        write(directory / "job.sbatch", JOB)
         self.directory = directory
         self.submission: Submission = LocalLauncher().submit(directory)
         self.attempt = str(until(lambda: latest_attempt(self.submission), "an attempt"))
@@ -76,9 +65,7 @@ def going(gpu_node: NodeRig) -> Iterator[Going]:
 
 def watched(rig: NodeRig, run: Going) -> None:
     """Two GPUs, of which the second comes to 70 GiB."""
-    rig.scenario("gpu uuid=GPU-a\ngpu uuid=GPU-b\n")
-    monitor = rig.monitor("--attempt", run.attempt)
-    rig.until_event("start")
+    monitor = rig.started_monitor("gpu uuid=GPU-a\ngpu uuid=GPU-b\n", "--attempt", run.attempt)
     rig.scenario("gpu uuid=GPU-a used=30G\ngpu uuid=GPU-b used=70G\n")
     rig.until_used(70.5, index=1)
     assert monitor.poll() is None
@@ -108,17 +95,13 @@ def test_a_terminal_shows_memory_against_the_prediction_and_steps_until_the_run_
     assert re.search(r"loss \d\.5 [▁▂▃▄▅▆▇█]+ \d\.5", shown)
 
     terminal.resize(40, 14)
-    narrow = until(
-        lambda: (
-            (now := terminal.text())
-            and "117 %" in now
-            and "s/step" in now
-            and max(map(len, now.splitlines())) <= 40
-            and now
-        ),
-        "a frame for the smaller terminal",
-    )
-    assert len(str(narrow).splitlines()) <= 14
+
+    def narrow_frame() -> list[str] | None:
+        lines = terminal.text().splitlines()
+        drawn = "117 %" in "\n".join(lines) and "s/step" in "\n".join(lines)
+        return lines if drawn and max(map(len, lines)) <= 40 else None
+
+    assert len(until(narrow_frame, "a frame for the smaller terminal")) <= 14
     terminal.resize(100, 30)
     terminal.until("tokens/s (80,000 per device)")
 
@@ -191,13 +174,13 @@ def test_a_pipe_gets_plain_lines_and_the_exit_code_of_a_failed_run(gpu_node: Nod
     assert looking.stdout is not None
     lines = [looking.stdout.readline() for _ in range(4)]
     going.end(3)
-    rest, said = looking.communicate(timeout=180)
+    rest, stderr = looking.communicate(timeout=180)
     name = f"{run_name(going.directory)} [{going.submission.job_id}]"
-    assert looking.returncode == 1, said
+    assert looking.returncode == 1, stderr
     assert lines[0] == f"{name} running\n"
     assert re.fullmatch(re.escape(name) + r" step \d+/100 \| loss .* \| 70\.0 GiB of 60\.0 predicted.*\n", lines[2])
     assert rest.splitlines()[-1] == f"{name} failed: as it was told"
-    assert "\x1b" not in "".join(lines) + rest + said
+    assert "\x1b" not in "".join(lines) + rest + stderr
 
 
 def test_json_is_an_object_a_line(gpu_node: NodeRig, going: Going) -> None:
@@ -206,8 +189,8 @@ def test_json_is_an_object_a_line(gpu_node: NodeRig, going: Going) -> None:
     assert looking.stdout is not None
     first = json.loads(looking.stdout.readline())
     going.end()
-    rest, said = looking.communicate(timeout=180)
-    assert looking.returncode == 0, said
+    rest, stderr = looking.communicate(timeout=180)
+    assert looking.returncode == 0, stderr
     (run,) = first["runs"]
     assert (run["phase"], run["peak_kind"], run["run_dir"]) == ("running", "device", str(going.directory))
     assert [gauge["uuid"] for gauge in run["memory"]] == ["GPU-a", "GPU-b"]
@@ -216,7 +199,7 @@ def test_json_is_an_object_a_line(gpu_node: NodeRig, going: Going) -> None:
     assert run["progress"]["step_seconds"] == 0.1
     objects = [json.loads(line) for line in rest.splitlines()]
     assert objects[-1]["runs"][0]["phase"] == "succeeded"
-    assert len({json.dumps(one["runs"]) for one in objects}) == len(objects)
+    assert len({json.dumps(line["runs"]) for line in objects}) == len(objects)
 
 
 def test_a_terminal_that_cannot_draw_gets_lines(terminal: Terminal, going: Going) -> None:
@@ -227,14 +210,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(terminal: Terminal, going: Going
     terminal.until("code-0")
 
 
-def test_interval_alone_is_a_mistake(going: Going) -> None:
-    looking = piped("status", "--interval", "3", going.directory)
-    _, said = looking.communicate(timeout=180)
-    assert looking.returncode == 2
-    assert said == "error: --interval: is for --watch\n"
-
-
-def test_an_interval_must_be_more_than_nothing(going: Going) -> None:
-    looking = piped("status", "--watch", "--interval", "0", going.directory)
-    looking.communicate(timeout=180)
-    assert looking.returncode == 2
+def test_an_interval_is_for_watching_and_more_than_nothing(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    alone = llmlaunch("status", "--interval", "3", tmp_path, code=2)
+    assert alone.stderr == "error: --interval: is for --watch\n"
+    assert "--interval" in llmlaunch("status", "--watch", "--interval", "0", tmp_path, code=2).stderr
