@@ -3,9 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from calibrating import Cli
+from calibrating import StoreCommandLine
 
 
 @pytest.fixture
-def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    return Cli(tmp_path, capsys, monkeypatch)
+def llmlaunch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> StoreCommandLine:
+    return StoreCommandLine(capsys, monkeypatch)
+
+
+@pytest.fixture
+def store_file(own_home: Path) -> Path:
+    return own_home / "data" / "llmlaunch" / "store.db"

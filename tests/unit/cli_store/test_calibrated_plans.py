@@ -14,60 +14,47 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.calibration.calibrations import Calibration
-from llmlaunch.cli.main import main
 from llmlaunch.store import reading
 from llmlaunch.store.calibrations import put, use
 from llmlaunch.store.database import open_store
 from support.calibrated import calibration, score
+from support.command_line import CommandLine
 from support.measured_runs import run as measured_run
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 CARD = "h100-80gb"
 SCORES = [score(0.97 + i / 1000) for i in range(40)]
-Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["llmlaunch", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return run
-
-
-def checked(run: Run, *words: str, recipe: str = RECIPE) -> dict[str, Any]:
-    code, out, err = run("check", recipe, *words, "--json")
-    assert (code, err) == (0, "")
-    plan: dict[str, Any] = json.loads(out)
-    return plan
+def checked(llmlaunch: CommandLine, *overrides: str, recipe: str = RECIPE) -> dict[str, Any]:
+    out, err = llmlaunch("check", recipe, *overrides, "--json")
+    assert err == ""
+    return dict(json.loads(out))
 
 
 def worst(plan: dict[str, Any]) -> int:
     return max(rank["device_bytes"] for rank in plan["memory"]["ranks"])
 
 
-def stored(*found: Calibration, in_use: int | None = -1) -> None:
+def stored(*calibrations: Calibration) -> None:
+    """Store calibrations, and use the last."""
     with open_store() as store, store.write() as connection:
-        for one in found:
-            put(connection, one)
-        chosen = found[in_use] if in_use is not None else None
-        use(connection, found[-1].backend, found[-1].accelerator, None if chosen is None else chosen.id, 100.0)
+        for entry in calibrations:
+            put(connection, entry)
+        use(connection, entry.backend, entry.accelerator, entry.id, 100.0)
 
 
 PINNED = "layout={tensor: 2, pipeline: 2, virtual_pipeline: 1, context: 1, micro_batch_size: 1, layers_by_stage: even}"
 
 
-def test_the_one_in_use_is_in_every_number_and_is_named(run: Run) -> None:
-    plain = checked(run, PINNED)
+def test_the_one_in_use_is_in_every_number_and_is_named(llmlaunch: CommandLine) -> None:
+    plain = checked(llmlaunch, PINNED)
     assert plain["memory"]["correction"] is None
     assert plain["memory"]["evidence"]["calibration"] is None
     assert "no calibration is in use for megatron on h100-80gb" in plain["memory"]["evidence"]["widened"]
     mine = calibration(SCORES, torch_share=0.05, outside_bytes=2**30, accelerator=CARD)
     stored(mine)
-    plan = checked(run, PINNED)
+    plan = checked(llmlaunch, PINNED)
     assert plan["memory"]["correction"] == {"torch_share": 0.05, "outside_bytes": 2**30, "calibration_id": mine.id}
     assert plan["memory"]["evidence"] == {
         "runs": 40,
@@ -82,64 +69,61 @@ def test_the_one_in_use_is_in_every_number_and_is_named(run: Run) -> None:
             after["device_bytes"] - after["reserved_bytes"] == before["device_bytes"] - before["reserved_bytes"] + 2**30
         )
         assert after["terms"]["measured_residual"] == pytest.approx(0.05 * before["allocated_bytes"], abs=2)
-    code, text, _ = run("check", RECIPE, PINNED)
-    assert code == 0
+    text, _ = llmlaunch("check", RECIPE, PINNED)
     assert "measured residual" in text
     assert f"(calibration {mine.id}, 40 runs)" in text
     assert "40 runs on h100-80gb, 40 of this family of models (dense gated)" in text
     assert f"none peaked more than 0.9 % above its prediction (calibration {mine.id})" in text
-    assert checked(run, PINNED, "memory.calibration=none")["memory"]["ranks"] == plain["memory"]["ranks"]
+    assert checked(llmlaunch, PINNED, "memory.calibration=none")["memory"]["ranks"] == plain["memory"]["ranks"]
 
 
-def test_going_back_and_naming_one(run: Run) -> None:
-    plain = checked(run, PINNED)
+def test_going_back_and_naming_one(llmlaunch: CommandLine) -> None:
+    plain = checked(llmlaunch, PINNED)
     first, second = (calibration(SCORES, torch_share=s, accelerator=CARD, number=n) for n, s in ((1, 0.01), (2, 0.09)))
     stored(first, second)
-    newest = worst(checked(run, PINNED))
-    named = checked(run, PINNED, f"memory.calibration={first.id}")
+    newest = worst(checked(llmlaunch, PINNED))
+    named = checked(llmlaunch, PINNED, f"memory.calibration={first.id}")
     assert named["memory"]["correction"]["calibration_id"] == first.id
     assert worst(plain) < worst(named) < newest
     with open_store() as store, store.write() as connection:
         use(connection, "megatron", CARD, None, 200.0)
-    assert checked(run, PINNED)["memory"]["ranks"] == plain["memory"]["ranks"]
-    assert worst(checked(run, PINNED, f"memory.calibration={second.id}")) == newest
+    assert checked(llmlaunch, PINNED)["memory"]["ranks"] == plain["memory"]["ranks"]
+    assert worst(checked(llmlaunch, PINNED, f"memory.calibration={second.id}")) == newest
 
 
-def test_a_calibration_that_cannot_be_had_is_refused_by_name(run: Run) -> None:
+def test_a_calibration_that_cannot_be_had_is_refused_by_name(llmlaunch: CommandLine) -> None:
     other = calibration(SCORES, accelerator="a100-80gb")
     stored(other)
-    code, _, err = run("check", RECIPE, "memory.calibration=no-such-20261121T000000Z")
-    assert code == 2
+    _, err = llmlaunch("check", RECIPE, "memory.calibration=no-such-20261121T000000Z", code=2)
     assert "memory.calibration: no-such-20261121T000000Z: the store holds no such calibration" in err
-    code, _, err = run("check", RECIPE, f"memory.calibration={other.id}")
-    assert code == 2
+    _, err = llmlaunch("check", RECIPE, f"memory.calibration={other.id}", code=2)
     assert "is of megatron on a100-80gb; this recipe runs megatron on h100-80gb" in err
-    assert checked(run)["memory"]["correction"] is None, "another accelerator's is not taken"
+    assert checked(llmlaunch)["memory"]["correction"] is None, "another accelerator's is not taken"
 
 
-def test_a_risk_rests_on_its_scores_and_on_no_pricing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_risk_rests_on_its_scores_and_on_no_pricing(llmlaunch: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = calibration([score(1.0 + i / 1000) for i in range(100)], accelerator=CARD)
     stored(mine)
     monkeypatch.setitem(sys.modules, "llmlaunch.accuracy.coverage", None)
-    memory = checked(run, "memory.risk=0.01")["memory"]
+    memory = checked(llmlaunch, "memory.risk=0.01")["memory"]
     assert (memory["runs"], memory["risk"]) == (100, 0.01)
     assert memory["limit_bytes"] == pytest.approx(memory["memory_bytes"] / 1.099 - 4 * 2**30, abs=2)
     assert memory["margin"].startswith(f"risk 0.01 by 100 comparable runs on {CARD} (calibration {mine.id}): a device")
-    few = checked(run, "memory.risk=0.005")["memory"]
+    few = checked(llmlaunch, "memory.risk=0.005")["memory"]
     assert few["margin"] == (
         f"risk 0.005 needs 199 comparable runs, calibration {mine.id} holds 100: the 80 % rule decides"
     )
 
 
-def test_what_is_new_is_said_and_never_allows_more_than_the_rule(run: Run) -> None:
+def test_what_is_new_is_said_and_never_allows_more_than_the_rule(llmlaunch: CommandLine) -> None:
     """Predictions of dense models and mixtures with latent attention were far too high: for another kind, who knows."""
     scores = [score(0.5), score(0.6, "latent-attention mixture gated")] * 60
     stored(calibration(scores, torch_share=-0.4, outside_bytes=-1e9, accelerator=CARD))
-    known = checked(run, "memory.risk=0.01")["memory"]
+    known = checked(llmlaunch, "memory.risk=0.01")["memory"]
     assert known["limit_bytes"] > 0.9 * known["memory_bytes"]
     assert known["correction"]["torch_share"] == -0.4
     mixture = str(asset("recipes", "mixtral-8x7b.yaml"))
-    new = checked(run, "memory.risk=0.01", recipe=mixture)["memory"]
+    new = checked(llmlaunch, "memory.risk=0.01", recipe=mixture)["memory"]
     assert new["limit_bytes"] == int(0.8 * new["memory_bytes"])
     assert "no run is of a mixture gated model" in new["margin"]
     assert new["evidence"]["of_family"] == 0
@@ -147,12 +131,11 @@ def test_what_is_new_is_said_and_never_allows_more_than_the_rule(run: Run) -> No
     assert (new["correction"]["torch_share"], new["correction"]["outside_bytes"]) == (0.0, 0.0)
 
 
-def test_a_run_directory_says_what_check_said_and_by_which_calibration(run: Run, tmp_path: Path) -> None:
+def test_a_run_directory_says_what_check_said_and_by_which_calibration(llmlaunch: CommandLine, tmp_path: Path) -> None:
     mine = calibration(SCORES, torch_share=0.05, accelerator=CARD)
     stored(mine)
-    plan = checked(run, "on_oom=fallback")
-    code, _, _ = run("render", RECIPE, "on_oom=fallback", "-o", str(tmp_path / "run"))
-    assert code == 0
+    plan = checked(llmlaunch, "on_oom=fallback")
+    llmlaunch("render", RECIPE, "on_oom=fallback", "-o", tmp_path / "run")
     described = json.loads((tmp_path / "run" / "run.json").read_text())
     assert described["predicted_bytes"] == [rank["device_bytes"] for rank in plan["memory"]["ranks"]]
     assert described["measurement"]["calibration_id"] == mine.id
@@ -160,25 +143,24 @@ def test_a_run_directory_says_what_check_said_and_by_which_calibration(run: Run,
     assert written["memory"] == plan["memory"]
     assert written["fallbacks"] == plan["fallbacks"]
     without = tmp_path / "without"
-    assert run("render", RECIPE, "memory.calibration=none", "-o", str(without))[0] == 0
+    llmlaunch("render", RECIPE, "memory.calibration=none", "-o", without)
     assert "calibration_id" not in json.loads((without / "run.json").read_text())["measurement"]
 
 
-def test_a_local_run_on_a_cpu_takes_that_of_the_cpu(run: Run) -> None:
+def test_a_local_run_on_a_cpu_takes_that_of_the_cpu(llmlaunch: CommandLine) -> None:
     recipe = str(asset("recipes", "quickstart.yaml"))
-    plain = checked(run, recipe=recipe)
+    plain = checked(llmlaunch, recipe=recipe)
     stored(calibration([score(1.0, kind="resident")] * 3, 0.1, 2**28, backend="deepspeed", accelerator="cpu"))
-    plan = checked(run, recipe=recipe)
+    plan = checked(llmlaunch, recipe=recipe)
     assert plan["memory"]["peak_kind"] == "resident"
     assert plan["memory"]["evidence"]["runs"] == 3
     assert worst(plan) > worst(plain) + 2**28
 
 
-def test_one_of_an_earlier_formula_may_add_and_never_take_off_and_bounds_nothing(run: Run) -> None:
+def test_one_of_an_earlier_formula_may_add_and_never_take_off_and_bounds_nothing(llmlaunch: CommandLine) -> None:
     mine = calibration([score(1.0)] * 100, -0.1, 2**30, accelerator=CARD, estimator="0" * 64)
     stored(mine)
-    code, out, err = run("check", RECIPE, "memory.risk=0.05", "--json")
-    assert code == 0
+    out, err = llmlaunch("check", RECIPE, "memory.risk=0.05", "--json")
     memory = json.loads(out)["memory"]
     assert memory["correction"] == {"torch_share": 0.0, "outside_bytes": 2**30, "calibration_id": mine.id}
     assert "the formula has changed since" in memory["evidence"]["widened"]
@@ -186,30 +168,28 @@ def test_one_of_an_earlier_formula_may_add_and_never_take_off_and_bounds_nothing
     assert err.count(f"warning: calibration {mine.id} was made for an earlier version of the formula") == 1
 
 
-def test_accuracy_prices_with_one_where_it_is_asked_to_and_says_so(run: Run, tmp_path: Path) -> None:
+def test_accuracy_prices_with_one_where_it_is_asked_to_and_says_so(llmlaunch: CommandLine, tmp_path: Path) -> None:
     measured, other = measured_run(0, 1.1), {**measured_run(1, 1.0), "gpu": "A100"}
     file = tmp_path / "runs.jsonl"
-    file.write_text("".join(json.dumps(one) + "\n" for one in (measured, other)))
+    file.write_text("".join(json.dumps(record) + "\n" for record in (measured, other)))
     mine = calibration(torch_share=0.1, outside_bytes=0.0, accelerator=CARD)
     stored(mine)
 
-    def predicted(*words: str) -> tuple[list[int], object]:
-        code, out, _ = run("accuracy", str(file), "--json", *words)
-        assert code == 0
-        answer = json.loads(out)
+    def predicted(*options: str) -> tuple[list[int], object]:
+        answer = llmlaunch.json("accuracy", file, *options)
         return [record["predicted_bytes"] for record in answer["records"]], answer.get("calibrations")
 
     plain, nothing = predicted()
     assert nothing is None
     assert predicted("--calibration", "none") == (plain, None)
-    for asked in ("in-use", mine.id):
-        corrected, said = predicted("--calibration", asked)
-        assert said == {mine.id: 1}
+    for name in ("in-use", mine.id):
+        corrected, calibrations = predicted("--calibration", name)
+        assert calibrations == {mine.id: 1}
         assert plain[0] < corrected[0] < 1.1 * plain[0]
         assert corrected[1] == plain[1], "another accelerator"
-    assert f"Corrected by calibration {mine.id}: 1 record" in run("accuracy", str(file), "--calibration", "in-use")[1]
-    code, _, err = run("accuracy", str(file), "--calibration", "no-such")
-    assert code == 2
+    text, _ = llmlaunch("accuracy", file, "--calibration", "in-use")
+    assert f"Corrected by calibration {mine.id}: 1 record" in text
+    _, err = llmlaunch("accuracy", file, "--calibration", "no-such", code=2)
     assert "--calibration no-such: the store holds none" in err
 
 
@@ -223,39 +203,40 @@ def damage_content(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [damage, damage_content])
-def test_a_damaged_store_is_one_warning_and_no_calibration(
-    run: Run, own_home: Path, harm: Callable[[Path], None]
+def test_a_damaged_store_is_one_warning_and_the_plan_is_that_of_an_empty_one(
+    llmlaunch: CommandLine, store_file: Path, harm: Callable[[Path], None]
 ) -> None:
-    plain = checked(run)
+    plain = checked(llmlaunch, "memory.risk=0.05")["memory"]
     stored(calibration(SCORES, accelerator=CARD))
-    harm(own_home / "data" / "llmlaunch" / "store.db")
-    code, out, err = run("check", RECIPE, "--json")
-    assert code == 0
-    assert json.loads(out)["memory"]["ranks"] == plain["memory"]["ranks"]
+    harm(store_file)
+    out, err = llmlaunch("check", RECIPE, "memory.risk=0.05", "--json")
+    memory = json.loads(out)["memory"]
+    assert (memory["ranks"], memory["rehearsed"]) == (plain["ranks"], None)
+    assert memory["margin"].endswith("the 80 % rule decides")
     assert err.count("warning: measured runs are not used") == 1
+    assert ("rehearsals are not used" in err) == (harm is damage)
 
 
 def test_a_busy_store_is_one_warning_and_nobody_waits_long(
-    run: Run, own_home: Path, monkeypatch: pytest.MonkeyPatch
+    llmlaunch: CommandLine, store_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored(calibration(SCORES, accelerator=CARD))
     monkeypatch.setattr(reading, "BUSY_SECONDS", 0.05)
-    with sqlite3.connect(own_home / "data" / "llmlaunch" / "store.db") as writer:
+    with sqlite3.connect(store_file) as writer:
         writer.execute("BEGIN EXCLUSIVE")
-        code, out, err = run("plan", RECIPE, "--json")
+        out, err = llmlaunch("plan", RECIPE, "--json")
         writer.rollback()
-    assert code == 0
     assert json.loads(out)["memory"]["correction"] is None
     assert "warning: measured runs are not used: store" in err
     assert "is in use by another program" in err
 
 
-def test_a_store_of_before_calibrations_has_none(run: Run, own_home: Path) -> None:
+def test_a_store_of_before_calibrations_has_none(llmlaunch: CommandLine, store_file: Path) -> None:
     stored(calibration(SCORES, accelerator=CARD))
-    with sqlite3.connect(own_home / "data" / "llmlaunch" / "store.db") as old:
+    with sqlite3.connect(store_file) as old:
         old.execute("DROP TABLE calibration_uses")
         old.execute("DROP TABLE calibrations")
-    assert checked(run)["memory"]["correction"] is None
+    assert checked(llmlaunch)["memory"]["correction"] is None
 
 
 def test_a_check_reads_a_sqlite_store_without_the_database_library(own_home: Path) -> None:
@@ -263,7 +244,6 @@ def test_a_check_reads_a_sqlite_store_without_the_database_library(own_home: Pat
     stored(calibration(SCORES, accelerator=CARD))
     program = f"""
 import sys
-from llmlaunch.cli.main import main
 sys.argv = ["llmlaunch", "check", {RECIPE!r}, "--json"]
 try:
     main()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from llmlaunch.cli.main import main
+from support.command_line import CommandLine
 
 
 @pytest.fixture
@@ -33,27 +32,9 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-class Printed:
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
-        self._capsys, self._monkeypatch, self._run = capsys, monkeypatch, run
-
-    def __call__(self, *words: str, code: int = 0) -> tuple[list[str], str]:
-        self._monkeypatch.setattr(sys, "argv", ["llmlaunch", "logs", str(self._run), *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = self._capsys.readouterr()
-        assert ended.value.code == code, err
-        return out.splitlines(), err
-
-
-@pytest.fixture
-def logs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, run: Path) -> Printed:
-    return Printed(capsys, monkeypatch, run)
-
-
-def test_the_last_attempt_of_all_nodes(logs: Printed, run: Path) -> None:
-    lines, err = logs()
-    assert lines == [f"{node}: 12.1 {node} line {n}" for node in ("job", "a2", "a10") for n in (1, 2, 3)]
+def test_the_last_attempt_of_all_nodes(llmlaunch: CommandLine, run: Path) -> None:
+    out, err = llmlaunch("logs", run)
+    assert out.splitlines() == [f"{node}: 12.1 {node} line {n}" for node in ("job", "a2", "a10") for n in (1, 2, 3)]
     assert err.splitlines() == [
         "also there:",
         f"  {run}/logs/12.1.a2.monitor.log",
@@ -62,7 +43,7 @@ def test_the_last_attempt_of_all_nodes(logs: Printed, run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"),
+    ("options", "shown"),
     [
         (["--node", "a2", "--tail", "1"], ["a2: 12.1 a2 line 3"]),
         (["--node", "0", "--tail", "1"], ["a10: 12.1 a10 line 3"]),  # its node rank in that attempt
@@ -73,12 +54,12 @@ def test_the_last_attempt_of_all_nodes(logs: Printed, run: Path) -> None:
         (["--tail", "0"], []),
     ],
 )
-def test_what_is_asked_for(logs: Printed, words: list[str], shown: list[str]) -> None:
-    assert logs(*words)[0] == shown
+def test_what_is_asked_for(llmlaunch: CommandLine, run: Path, options: list[str], shown: list[str]) -> None:
+    assert llmlaunch("logs", run, *options).stdout.splitlines() == shown
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("options", "why"),
     [
         (["--node", "a3"], "no node 'a3' left a log; there are a2, a10"),
         (["--node", "7"], "no node '7' left a log; there are a2, a10"),
@@ -86,14 +67,16 @@ def test_what_is_asked_for(logs: Printed, words: list[str], shown: list[str]) ->
         (["--job", "--node", "a2"], "leave out --node"),
     ],
 )
-def test_what_is_not_there_is_named_with_what_is(logs: Printed, words: list[str], why: str) -> None:
-    lines, err = logs(*words, code=2)
-    assert lines == []
+def test_what_is_not_there_is_named_with_what_is(
+    llmlaunch: CommandLine, run: Path, options: list[str], why: str
+) -> None:
+    out, err = llmlaunch("logs", run, *options, code=2)
+    assert out == ""
     assert why in err
 
 
-def test_a_run_that_has_not_begun_has_no_logs_yet(logs: Printed, run: Path) -> None:
+def test_a_run_that_has_not_begun_has_no_logs_yet(llmlaunch: CommandLine, run: Path) -> None:
     for path in (run / "logs").iterdir():
         path.unlink()
-    assert logs()[0] == []
-    assert "there are none yet" in logs("--node", "a2", code=2)[1]
+    assert llmlaunch("logs", run).stdout == ""
+    assert "there are none yet" in llmlaunch("logs", run, "--node", "a2", code=2).stderr

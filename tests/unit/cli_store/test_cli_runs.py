@@ -2,61 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmlaunch.cli.main import main
+from support.command_line import CommandLine
 from support.store_run_dirs import STARTED, RunDir, finished_cpu_run
 
 NOW = STARTED + 10 * 86400
 
 
-class Runs:
-    """`llmlaunch runs`, in this process."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._capsys, self._monkeypatch = capsys, monkeypatch
-
-    def __call__(self, *words: str | Path, code: int = 0) -> tuple[str, str]:
-        self._monkeypatch.setattr(sys, "argv", ["llmlaunch", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = self._capsys.readouterr()
-        assert ended.value.code == code, err
-        return out, err
-
-    def listed(self, *words: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self("runs", *words, "--json")[0])["runs"]
-        return found
-
-    def ids(self, *words: str) -> list[str]:
-        return [run["run_id"] for run in self.listed(*words)]
-
-
-@pytest.fixture
-def llmlaunch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Runs:
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW)
-    return Runs(capsys, monkeypatch)
+
+
+def ids(llmlaunch: CommandLine, *options: str) -> list[str]:
+    return [run["run_id"] for run in llmlaunch.json("runs", *options)["runs"]]
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A squeue that knows of jobs 901, which waits, and 902, which runs, and a sacct that knows none; they note what
     they are asked."""
     folder = tmp_path / "bin"
     folder.mkdir()
     rows = "901|PENDING|0|N/A|Resources|\n902|RUNNING|1|N/A|None|\n"
     for name, prints in (("squeue", rows), ("sacct", "")):
-        (folder / name).write_text(f"#!/bin/sh\necho {name} \"$@\" >> {tmp_path}/asked\nprintf '%s' '{prints}'\n")
+        (folder / name).write_text(f"#!/bin/sh\necho {name} \"$@\" >> {tmp_path}/questions\nprintf '%s' '{prints}'\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return tmp_path / "asked"
+    return tmp_path / "questions"
 
 
 def ongoing(path: Path, run_id: str, job: str, submitted_at: float = NOW - 60) -> RunDir:
@@ -75,7 +54,7 @@ def finished(path: Path, run_id: str, **status: Any) -> RunDir:
     return run
 
 
-def test_what_goes_on_is_as_slurm_says_in_one_question(llmlaunch: Runs, tmp_path: Path, asked: Path) -> None:
+def test_what_goes_on_is_as_slurm_says_in_one_question(llmlaunch: CommandLine, tmp_path: Path, questions: Path) -> None:
     waits, runs = ongoing(tmp_path / "1", "waits", "901"), ongoing(tmp_path / "2", "runs", "902", NOW - 7200)
     runs.rank(0, "902.1", ended_at=None, exit_code=None)
     runs.write("attempts/902.0/attempt.json", {"layout": "", "cluster": "alps"})
@@ -83,12 +62,12 @@ def test_what_goes_on_is_as_slurm_says_in_one_question(llmlaunch: Runs, tmp_path
     runs.write("attempts/902.1/attempt.json", {"layout": "fallback/1", "cluster": "alps"})
     done = finished(tmp_path / "3", "done")
     llmlaunch("collect", waits.path, runs.path, done.path)
-    asked.unlink(missing_ok=True)
+    questions.unlink(missing_ok=True)
     out, _ = llmlaunch("runs")
-    questions = [line.split()[0] for line in asked.read_text().splitlines()]
-    assert questions.count("squeue") == 1
-    assert questions.count("sacct") <= 1  # started beside it, and not waited for where all jobs still go on
-    assert "901,902" in asked.read_text() or "902,901" in asked.read_text()
+    commands = [line.split()[0] for line in questions.read_text().splitlines()]
+    assert commands.count("squeue") == 1
+    assert commands.count("sacct") <= 1  # started beside it, and not waited for where all jobs still go on
+    assert "901,902" in questions.read_text() or "902,901" in questions.read_text()
     rows = {line.split()[0]: line for line in out.splitlines()}
     assert "pending (Resources)" in rows["waits"]
     assert " 60 s " in rows["waits"]
@@ -96,18 +75,18 @@ def test_what_goes_on_is_as_slurm_says_in_one_question(llmlaunch: Runs, tmp_path
     assert " 40/100 " in rows["runs"]
     assert " 2 h 0 min " in rows["runs"]
     assert " succeeded " in rows["done"]
-    by_id = {run["run_id"]: run for run in llmlaunch.listed()}
+    by_id = {run["run_id"]: run for run in llmlaunch.json("runs")["runs"]}
     assert (by_id["waits"]["state"], by_id["waits"]["phase"]) == ("submitted", "pending")
     assert by_id["waits"]["live"]["reason"] == "Resources"
     assert by_id["runs"]["attempts"][1] == {"attempt": "902.1", "layout": "fallback/1"}
     assert (by_id["done"]["phase"], by_id["done"]["live"]) == ("succeeded", None)
-    assert llmlaunch.ids("--state", "pending") == ["waits"]
-    assert llmlaunch.ids("--state", "running", "--state", "succeeded") == ["runs", "done"]
-    assert llmlaunch.ids("--state", "running", "--limit", "1") == ["runs"]
-    assert llmlaunch.ids("--cluster", "alps") == ["runs"]
+    assert ids(llmlaunch, "--state", "pending") == ["waits"]
+    assert ids(llmlaunch, "--state", "running", "--state", "succeeded") == ["runs", "done"]
+    assert ids(llmlaunch, "--state", "running", "--limit", "1") == ["runs"]
+    assert ids(llmlaunch, "--cluster", "alps") == ["runs"]
 
 
-def test_the_filters(llmlaunch: Runs, tmp_path: Path) -> None:
+def test_the_filters(llmlaunch: CommandLine, tmp_path: Path) -> None:
     good = finished(tmp_path / "1", "good")
     bad = finished(tmp_path / "2", "bad", state="failed", exit_code=1)
     other = finished(tmp_path / "3", "other")
@@ -116,20 +95,20 @@ def test_the_filters(llmlaunch: Runs, tmp_path: Path) -> None:
     here = {"schema": 1, "launcher": "local", "job_id": "local-5-6", "submitted_at": NOW - 90_000, "cluster": "desk"}
     other.write("submission.json", here)
     llmlaunch("collect", good.path, bad.path, other.path)
-    assert llmlaunch.ids() == ["other", "good", "bad"]
-    assert llmlaunch.ids("--state", "failed") == ["bad"]
-    assert llmlaunch.ids("--recipe", "other") == ["other"]
-    assert llmlaunch.ids("--recipe", "tiny", "--limit", "1") == ["good"]
-    assert llmlaunch.ids("--launcher", "local") == llmlaunch.ids("--cluster", "desk") == ["other"]
-    assert llmlaunch.ids("--since", "2d") == ["other"]
-    assert llmlaunch.ids("--since", "2w") == ["other", "good", "bad"]
-    assert llmlaunch.ids("--since", "2100-01-01") == []
+    assert ids(llmlaunch) == ["other", "good", "bad"]
+    assert ids(llmlaunch, "--state", "failed") == ["bad"]
+    assert ids(llmlaunch, "--recipe", "other") == ["other"]
+    assert ids(llmlaunch, "--recipe", "tiny", "--limit", "1") == ["good"]
+    assert ids(llmlaunch, "--launcher", "local") == ids(llmlaunch, "--cluster", "desk") == ["other"]
+    assert ids(llmlaunch, "--since", "2d") == ["other"]
+    assert ids(llmlaunch, "--since", "2w") == ["other", "good", "bad"]
+    assert ids(llmlaunch, "--since", "2100-01-01") == []
     assert llmlaunch("runs", "--state", "cancelled") == ("", "no such runs\n")
-    assert "not 30m, 12h, 7d" in llmlaunch("runs", "--since", "yesterday", code=2)[1]
+    assert "not 30m, 12h, 7d" in llmlaunch("runs", "--since", "yesterday", code=2).stderr
 
 
 def test_where_slurm_cannot_be_asked_the_last_known_state_is_shown(
-    llmlaunch: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = ongoing(tmp_path / "1", "waits", "901")
     llmlaunch("collect", run.path)
@@ -139,38 +118,40 @@ def test_where_slurm_cannot_be_asked_the_last_known_state_is_shown(
     assert "shown as it was last known" in err
 
 
-def test_every_state_of_the_help_can_be_asked_for_and_no_other(llmlaunch: Runs, tmp_path: Path) -> None:
+def test_every_state_of_the_help_can_be_asked_for_and_no_other(llmlaunch: CommandLine, tmp_path: Path) -> None:
     llmlaunch("collect", finished(tmp_path / "1", "good").path)
-    shown = " ".join(llmlaunch("runs", "--help")[0].split()).partition("--state S Now ")[2].partition(".")[0]
+    shown = " ".join(llmlaunch("runs", "--help").stdout.split()).partition("--state S Now ")[2].partition(".")[0]
     states = shown.split(", ")
     assert {"pending", "running", "succeeded", "failed", "cancelled", "stopped", "unknown"} <= set(states)
     for state in states:
-        assert llmlaunch.ids("--state", state) == (["good"] if state == "succeeded" else [])
+        assert ids(llmlaunch, "--state", state) == (["good"] if state == "succeeded" else [])
     _, refused = llmlaunch("runs", "--state", "suceeded", code=2)
     assert all(f"'{state}'" in refused for state in states)
 
 
-def test_a_run_has_one_name_and_answers_to_all_it_may_be_called(llmlaunch: Runs, tmp_path: Path, asked: Path) -> None:
+def test_a_run_has_one_name_and_answers_to_all_it_may_be_called(
+    llmlaunch: CommandLine, tmp_path: Path, questions: Path
+) -> None:
     waits, other = tmp_path / "sweep" / "0-tiny", tmp_path / "other" / "0-small"
     for path, run_id, job in ((waits, "tiny-1", "901"), (other, "tiny-2", "902")):
         path.parent.mkdir()
         llmlaunch("collect", ongoing(path, run_id, job).path)
-    assert [line.split()[0] for line in llmlaunch("status")[0].splitlines()[1:]] == ["tiny-2", "tiny-1"]
+    assert [line.split()[0] for line in llmlaunch("status").stdout.splitlines()[1:]] == ["tiny-2", "tiny-1"]
     for word in ("tiny-1", "0-tiny", "0-t", "901", str(waits)):
-        assert json.loads(llmlaunch("status", word, "--json")[0])["run_id"] == "tiny-1"
-        assert json.loads(llmlaunch("collect", word, "--json")[0])["runs"][0]["run_id"] == "tiny-1"
+        assert llmlaunch.json("status", word)["run_id"] == "tiny-1"
+        assert llmlaunch.json("collect", word)["runs"][0]["run_id"] == "tiny-1"
         assert llmlaunch("measurements", "list", "--run", word) == ("", "no measurements\n")
     for command in ("status", "logs", "cancel", "resume", "collect", "explain-args"):
-        refused = llmlaunch(command, "tiny-", code=2)[1]
+        refused = llmlaunch(command, "tiny-", code=2).stderr
         assert "'tiny-' is the beginning of the name of 2 runs; name one by its id:" in refused
         assert f"\n  tiny-1 in {waits}\n" in refused
 
 
 def test_a_folder_that_is_no_run_does_not_hide_a_run_of_that_name(
-    llmlaunch: Runs, tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+    llmlaunch: CommandLine, tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llmlaunch("collect", ongoing(tmp_path / "runs" / "a", "tiny-1", "901").path)
     (tmp_path / "tiny-1").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert json.loads(llmlaunch("status", "tiny-1", "--json")[0])["run_dir"] == str(tmp_path / "runs" / "a")
-    assert "not a run directory" in llmlaunch("status", "./tiny-1", code=2)[1]
+    assert llmlaunch.json("status", "tiny-1")["run_dir"] == str(tmp_path / "runs" / "a")
+    assert "not a run directory" in llmlaunch("status", "./tiny-1", code=2).stderr

@@ -7,67 +7,36 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.cli.main import main
 from llmlaunch.rendering.node_archive import node_archive
+from support.command_line import CommandLine
 from support.store_run_dirs import ATTEMPT, GIB, RUN_ID, RunDir, finished_cpu_run
 
 FIT = Path(__file__).resolve().parents[2] / "data" / "measurements" / "fit.jsonl"
 
 
-class CommandLine:
-    """The whole command line, in this process: a hundred starts of Python would take longer than all the rest."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._capsys, self._monkeypatch = capsys, monkeypatch
-
-    def __call__(self, *words: str | Path, code: int = 0) -> tuple[str, str]:
-        """stdout and stderr of a command that must end with `code`, and never with a traceback."""
-        self._monkeypatch.setattr(sys, "argv", ["llmlaunch", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = self._capsys.readouterr()
-        assert "Traceback" not in err
-        assert ended.value.code == code, err
-        return out, err
-
-    def answer(self, *words: str | Path) -> Any:
-        return json.loads(self(*words, "--json")[0])
-
-
-@pytest.fixture
-def llmlaunch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
-@pytest.fixture
-def store_file(own_home: Path) -> Path:
-    return own_home / "data" / "llmlaunch" / "store.db"
-
-
 def test_where_nothing_ever_ran_nothing_is_made(llmlaunch: CommandLine, store_file: Path) -> None:
-    assert llmlaunch.answer("runs") == {"runs": []}
-    assert llmlaunch.answer("measurements", "list") == {"measurements": []}
-    assert llmlaunch.answer("collect") == {"runs": []}
+    assert llmlaunch.json("runs") == {"runs": []}
+    assert llmlaunch.json("measurements", "list") == {"measurements": []}
+    assert llmlaunch.json("collect") == {"runs": []}
     assert llmlaunch("measurements", "export") == ("", "")
-    assert llmlaunch("runs")[0] == ""
+    assert llmlaunch("runs").stdout == ""
     assert not store_file.exists()
 
 
 def test_imported_records_come_back_equal(llmlaunch: CommandLine, tmp_path: Path) -> None:
-    assert "363 added" in llmlaunch("measurements", "import", FIT)[0]
-    again = llmlaunch.answer("measurements", "import", FIT)
+    assert "363 added" in llmlaunch("measurements", "import", FIT).stdout
+    again = llmlaunch.json("measurements", "import", FIT)
     assert (again["added"], again["replaced"], again["unchanged"]) == (0, 0, 363)
-    given = [json.loads(line) for line in FIT.read_text().splitlines()]
-    assert [json.loads(line) for line in llmlaunch("measurements", "export")[0].splitlines()] == given
-    assert llmlaunch.answer("measurements", "list") == {"measurements": given}
+    records = [json.loads(line) for line in FIT.read_text().splitlines()]
+    assert [json.loads(line) for line in llmlaunch("measurements", "export").stdout.splitlines()] == records
+    assert llmlaunch.json("measurements", "list") == {"measurements": records}
     out = tmp_path / "out.jsonl"
-    assert llmlaunch.answer("measurements", "export", out) == {"exported": 363, "file": str(out)}
-    assert [json.loads(line) for line in out.read_text().splitlines()] == given
+    assert llmlaunch.json("measurements", "export", out) == {"exported": 363, "file": str(out)}
+    assert [json.loads(line) for line in out.read_text().splitlines()] == records
 
 
 def test_the_list_is_a_table_that_filters_narrow(llmlaunch: CommandLine) -> None:
@@ -88,7 +57,7 @@ def test_a_bad_file_is_one_line_and_exit_code_2(llmlaunch: CommandLine, tmp_path
     assert out == ""
     assert err.startswith(f"error: {bad}, line 2: NaN")
     assert err.count("\n") == 1
-    assert llmlaunch.answer("measurements", "list") == {"measurements": []}
+    assert llmlaunch.json("measurements", "list") == {"measurements": []}
 
 
 def test_bad_lines_are_left_out_where_one_asks_for_it(llmlaunch: CommandLine, tmp_path: Path) -> None:
@@ -98,25 +67,25 @@ def test_bad_lines_are_left_out_where_one_asks_for_it(llmlaunch: CommandLine, tm
     assert out.startswith("2 added, 0 replaced, 0 unchanged, 2 bad in ")
     assert err.startswith(f"warning: {bad}, line 2: NaN")
     assert [line.endswith("; left out") for line in err.splitlines()] == [True, True]
-    again = llmlaunch.answer("measurements", "import", bad, "--skip-bad")
-    assert (again["added"], again["unchanged"], [one["number"] for one in again["bad"]]) == (0, 2, [2, 3])
-    assert [record["id"] for record in llmlaunch.answer("measurements", "list")["measurements"]] == ["a", "c"]
+    again = llmlaunch.json("measurements", "import", bad, "--skip-bad")
+    assert (again["added"], again["unchanged"], [line["number"] for line in again["bad"]]) == (0, 2, [2, 3])
+    assert [record["id"] for record in llmlaunch.json("measurements", "list")["measurements"]] == ["a", "c"]
 
 
 def test_a_table_goes_out_and_comes_back(
     llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llmlaunch("measurements", "import", FIT)
-    before = llmlaunch.answer("measurements", "list")
-    assert llmlaunch.answer("measurements", "export", tmp_path / "all.CSV")["exported"] == 363
+    before = llmlaunch.json("measurements", "list")
+    assert llmlaunch.json("measurements", "export", tmp_path / "all.CSV")["exported"] == 363
     out, _ = llmlaunch("measurements", "export", "--format", "csv", "--gpu", "h100")
     assert out.startswith("id,family,")
     assert (tmp_path / "all.CSV").read_text().startswith("id,family,")
-    assert "give one" in llmlaunch("measurements", "export", "--format", "csv", "--json", code=2)[1]
+    assert "give one" in llmlaunch("measurements", "export", "--format", "csv", "--json", code=2).stderr
     monkeypatch.setenv("LLMLAUNCH_STORE", str(tmp_path / "other.db"))
     (tmp_path / "all.CSV").rename(tmp_path / "table")
-    assert llmlaunch.answer("measurements", "import", tmp_path / "table", "--format", "csv")["added"] == 363
-    assert llmlaunch.answer("measurements", "list") == before
+    assert llmlaunch.json("measurements", "import", tmp_path / "table", "--format", "csv")["added"] == 363
+    assert llmlaunch.json("measurements", "list") == before
 
 
 def test_an_export_is_for_its_owner_alone_or_as_open_as_it_was(llmlaunch: CommandLine, tmp_path: Path) -> None:
@@ -134,44 +103,44 @@ def test_a_changed_record_needs_replace(llmlaunch: CommandLine, tmp_path: Path) 
     first.write_text('{"id": "a", "x": 1}\n')
     second.write_text('{"id": "a", "x": 2}\n')
     llmlaunch("measurements", "import", first)
-    assert "--replace" in llmlaunch("measurements", "import", second, code=2)[1]
-    assert llmlaunch.answer("measurements", "import", second, "--replace")["replaced"] == 1
-    assert llmlaunch.answer("measurements", "list") == {"measurements": [{"id": "a", "x": 2}]}
+    assert "--replace" in llmlaunch("measurements", "import", second, code=2).stderr
+    assert llmlaunch.json("measurements", "import", second, "--replace")["replaced"] == 1
+    assert llmlaunch.json("measurements", "list") == {"measurements": [{"id": "a", "x": 2}]}
 
 
 def test_a_named_directory_is_collected_and_listed(llmlaunch: CommandLine, tmp_path: Path) -> None:
     run = finished_cpu_run(tmp_path / "run")
     out, err = llmlaunch("collect", run.path)
     assert (out, err) == (f"{RUN_ID} (succeeded): collected, 2 measurements\n", "")
-    assert llmlaunch.answer("collect", RUN_ID)["runs"][0]["did"] == "unchanged"
-    (found,) = llmlaunch.answer("runs")["runs"]
-    assert (found["run_id"], found["recipe"], found["state"]) == (RUN_ID, "tiny", "succeeded")
-    assert (found["predicted_bytes"], found["measured_bytes"]) == (10 * GIB, 2 * GIB)
-    assert found["directory"] == str(run.path)
-    row = llmlaunch("runs")[0].splitlines()[1].split()
+    assert llmlaunch.json("collect", RUN_ID)["runs"][0]["did"] == "unchanged"
+    (listed,) = llmlaunch.json("runs")["runs"]
+    assert (listed["run_id"], listed["recipe"], listed["state"]) == (RUN_ID, "tiny", "succeeded")
+    assert (listed["predicted_bytes"], listed["measured_bytes"]) == (10 * GIB, 2 * GIB)
+    assert listed["directory"] == str(run.path)
+    row = llmlaunch("runs").stdout.splitlines()[1].split()
     assert row[:10] == [RUN_ID, "tiny", "slurm", "77", "succeeded", "1", "-", "resident", "10.0", "2.00"]
     assert row[-1] == str(run.path)
-    assert len(llmlaunch.answer("measurements", "list", "--run", RUN_ID)["measurements"]) == 2
+    assert len(llmlaunch.json("measurements", "list", "--run", RUN_ID)["measurements"]) == 2
 
 
-@pytest.mark.parametrize("words", [["runs"], ["measurements", "list"], ["measurements", "export"]])
+@pytest.mark.parametrize("command", [["runs"], ["measurements", "list"], ["measurements", "export"]])
 def test_what_reads_the_store_collects_first_and_says_so_on_stderr(
-    llmlaunch: CommandLine, tmp_path: Path, words: list[str]
+    llmlaunch: CommandLine, tmp_path: Path, command: list[str]
 ) -> None:
     run = RunDir(tmp_path / "run")
     llmlaunch("collect", run.path)
     run.ranks()
     run.status()
-    out, err = llmlaunch(*words, "--json")
+    out, err = llmlaunch(*command, "--json")
     assert err == f"{RUN_ID} (succeeded): collected, 2 measurements\n"
-    assert len(json.loads(out).popitem()[1]) == (1 if words == ["runs"] else 2)
+    assert len(json.loads(out).popitem()[1]) == (1 if command == ["runs"] else 2)
 
 
 def test_a_running_run_says_that_it_is_not_final(llmlaunch: CommandLine, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     run.ranks(ended_at=None, exit_code=None)
-    assert "these are its peaks so far" in llmlaunch("collect", run.path)[0]
-    assert "not collected" in llmlaunch("collect")[0]
+    assert "these are its peaks so far" in llmlaunch("collect", run.path).stdout
+    assert "not collected" in llmlaunch("collect").stdout
 
 
 def test_what_is_no_run_is_named_and_the_others_are_collected(llmlaunch: CommandLine, tmp_path: Path) -> None:
@@ -180,7 +149,7 @@ def test_what_is_no_run_is_named_and_the_others_are_collected(llmlaunch: Command
     out, err = llmlaunch("collect", tmp_path / "empty", run.path, code=2)
     assert "collected, 2 measurements" in out
     assert err == f"error: {tmp_path / 'empty'}: no run directory (it has no run.json)\n"
-    assert "no run 'nobody'" in llmlaunch("collect", "nobody", code=2)[1]
+    assert "no run 'nobody'" in llmlaunch("collect", "nobody", code=2).stderr
 
 
 def test_control_characters_of_a_record_do_not_reach_the_terminal(llmlaunch: CommandLine, tmp_path: Path) -> None:
@@ -195,16 +164,16 @@ def test_control_characters_of_a_record_do_not_reach_the_terminal(llmlaunch: Com
 def test_a_damaged_store_is_one_line(llmlaunch: CommandLine, store_file: Path) -> None:
     store_file.parent.mkdir(parents=True)
     store_file.write_text("not a database" * 100)
-    for words in (["runs"], ["collect"], ["measurements", "list"], ["measurements", "import", str(FIT)]):
-        _, err = llmlaunch(*words, code=2)
+    for command in (["runs"], ["collect"], ["measurements", "list"], ["measurements", "import", str(FIT)]):
+        _, err = llmlaunch(*command, code=2)
         assert err.startswith(f"error: store {store_file} is damaged")
         assert err.count("\n") == 1
 
 
 def test_a_password_in_the_url_is_not_printed(llmlaunch: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMLAUNCH_STORE", "postgresql://ada:hush@127.0.0.1:1/llm")
-    for words in (["runs"], ["measurements", "import", str(FIT)]):
-        out, err = llmlaunch(*words, code=2)
+    for command in (["runs"], ["measurements", "import", str(FIT)]):
+        out, err = llmlaunch(*command, code=2)
         assert "hush" not in out + err
         assert "ada@127.0.0.1:1/llm" in err
 
@@ -219,29 +188,11 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Person:
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._capsys, self._monkeypatch = capsys, monkeypatch
-
-    def types(self, *words: str) -> tuple[str, str]:
-        self._monkeypatch.setattr(sys, "argv", ["llmlaunch", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = self._capsys.readouterr()
-        assert ended.value.code == 0, err
-        return out, err
-
-
 @pytest.fixture
-def person(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Person:
-    return Person(capsys, monkeypatch)
-
-
-@pytest.fixture
-def ended(person: Person, archive: Path, tmp_path: Path) -> RunDir:
+def ended(llmlaunch: CommandLine, archive: Path, tmp_path: Path) -> RunDir:
     """A run that the store knows of, and that has ended since."""
     run = RunDir(tmp_path / "run")
-    person.types("collect", str(run.path))
+    llmlaunch("collect", run.path)
     run.ranks()
     run.line("n0", processes=[{"rank": 0, "pid": 1000, "resident_bytes": 5, "resident_peak_bytes": 3 * GIB}])
     run.write(f"attempts/{ATTEMPT}/done/n0", "")
@@ -252,31 +203,33 @@ def ended(person: Person, archive: Path, tmp_path: Path) -> RunDir:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [["runs"], ["measurements", "list"], ["measurements", "export"], ["check", RECIPE, "memory.risk=0.05"], ["nodes"]],
     ids=["runs", "list", "export", "check", "nodes"],
 )
-def test_whatever_reads_the_store_next_collects_the_run(person: Person, ended: RunDir, words: list[str]) -> None:
-    _, err = person.types(*words)
+def test_whatever_reads_the_store_next_collects_the_run(
+    llmlaunch: CommandLine, ended: RunDir, command: list[str]
+) -> None:
+    _, err = llmlaunch(*command)
     assert f"{RUN_ID} (succeeded): collected, 2 measurements\n" in err
-    _, err = person.types(*words)
+    _, err = llmlaunch(*command)
     assert "collected" not in err
-    held = json.loads(person.types("measurements", "list", "--json")[0])["measurements"]
-    assert [record["peak_bytes"] for record in held] == [3 * GIB, 2 * GIB]
+    records = llmlaunch.json("measurements", "list")["measurements"]
+    assert [record["peak_bytes"] for record in records] == [3 * GIB, 2 * GIB]
 
 
-def test_the_summary_alone_is_enough(person: Person, ended: RunDir) -> None:
+def test_the_summary_alone_is_enough(llmlaunch: CommandLine, ended: RunDir) -> None:
     """It holds what the store takes, whatever became of the nodes' own files, as long as none says otherwise."""
     summary = json.loads((ended.path / "attempts" / ATTEMPT / "summary.json").read_text())
     for path in (ended.path / "peaks" / "n0.jsonl", *(ended.path / "attempts" / ATTEMPT / "ranks").iterdir()):
         path.write_bytes(b"\0" * path.stat().st_size)  # as long as before, and nothing one could read
     assert summary["files"]["peaks/n0.jsonl"] > 0
-    person.types("collect")
-    held = json.loads(person.types("measurements", "list", "--json")[0])["measurements"]
-    assert [record["peak_bytes"] for record in held] == [3 * GIB, 2 * GIB]
+    llmlaunch("collect")
+    records = llmlaunch.json("measurements", "list")["measurements"]
+    assert [record["peak_bytes"] for record in records] == [3 * GIB, 2 * GIB]
 
 
-def test_a_run_without_a_summary_is_collected_from_its_files(person: Person, ended: RunDir) -> None:
+def test_a_run_without_a_summary_is_collected_from_its_files(llmlaunch: CommandLine, ended: RunDir) -> None:
     (ended.path / "attempts" / ATTEMPT / "summary.json").unlink()
     shutil.rmtree(ended.path / "attempts" / ATTEMPT / "done")
-    assert "collected, 2 measurements" in person.types("runs")[1]
+    assert "collected, 2 measurements" in llmlaunch("runs").stderr

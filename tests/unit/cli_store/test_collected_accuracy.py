@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmlaunch.assets import asset
 from llmlaunch.calibration.records import problem
-from llmlaunch.cli.main import main
+from support.command_line import CommandLine
 from support.store_run_dirs import GIB, STARTED, gpu
 
-ROOT = Path(__file__).resolve().parents[3]
 ATTEMPT = "local-1760000000-1.0"
 RANKS = 2
 
 
 @pytest.fixture
-def collected(
-    own_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> list[dict[str, Any]]:
+def collected(tmp_path: Path, llmlaunch: CommandLine) -> list[dict[str, Any]]:
     """The records of a two-GPU run, exported: probes, accounting, a log of steps, main memory."""
-
-    def llmlaunch(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["llmlaunch", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert ended.value.code == 0, err
-        return out
-
-    run = tmp_path / "run"
+    run, exported = tmp_path / "run", tmp_path / "mine.jsonl"
     shape = ("nodes=1", "cluster={base: a100-80gb-x8, devices_per_node: 2}", "model={base: llama2-7b, num_layers: 4}")
-    recipe = ROOT / "recipes" / "llama2-7b-deepspeed.yaml"
-    llmlaunch("render", str(recipe), *shape, "layout={zero_stage: 2}", "-o", str(run))
+    recipe = asset("recipes", "llama2-7b-deepspeed.yaml")
+    llmlaunch("render", recipe, *shape, "layout={zero_stage: 2}", "-o", run)
     trained(run)
-    llmlaunch("collect", str(run))
-    llmlaunch("measurements", "export", str(tmp_path / "mine.jsonl"))
-    scored = {
-        one["id"]: one for one in json.loads(llmlaunch("accuracy", str(tmp_path / "mine.jsonl"), "--json"))["records"]
-    }
-    records = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
+    llmlaunch("collect", run)
+    llmlaunch("measurements", "export", exported)
+    scored = {record["id"]: record for record in llmlaunch.json("accuracy", exported)["records"]}
+    records = [json.loads(line) for line in exported.read_text().splitlines()]
     return [{**record, "scored": scored[record["id"]]} for record in records]
 
 
@@ -53,14 +39,11 @@ def trained(run: Path) -> None:
     (run / "run.id").write_text("mine-1\n")
     (attempt / "done" / "n0").touch()
     (attempt / "progress.json").write_text(json.dumps({"step": 7, "steps": 7, "step_seconds": 1.5}))
-    record: dict[str, Any] = {
-        "node": "n0",
-        "started_at": STARTED,
-        "ended_at": STARTED + 9,
-        "exit_code": 0,
-        "signal": None,
-    }
-    ranks = [{**record, "rank": rank, "local_rank": rank, "program_pid": 1000 + rank} for rank in range(RANKS)]
+    record: dict[str, Any] = {"node": "n0", "started_at": STARTED, "ended_at": STARTED + 9, "exit_code": 0}
+    ranks = [
+        {**record, "signal": None, "rank": rank, "local_rank": rank, "program_pid": 1000 + rank}
+        for rank in range(RANKS)
+    ]
     for rank in range(RANKS):
         (attempt / "ranks" / f"{rank}.json").write_text(json.dumps(ranks[rank]))
         device = {
@@ -69,29 +52,15 @@ def trained(run: Path) -> None:
             "reserved_peak_bytes": (35 + rank) * GIB, "reserved_bytes": (35 + rank) * GIB,
             "alloc_retries": 0, "ooms": 0, "device_used_bytes": 40 * GIB, "outside_bytes": 2 * GIB,
         }  # fmt: skip
-        told = {
-            "v": 1,
-            "rank": rank,
-            "node": "n0",
-            "pid": 1000 + rank,
-            "at": STARTED,
-            "ended": True,
-            "devices": [device],
-        }
-        (attempt / "memory" / f"{rank}.{1000 + rank}.json").write_text(json.dumps(told))
+        probe = {"v": 1, "rank": rank, "node": "n0", "pid": 1000 + rank, "at": STARTED, "ended": True}
+        path = attempt / "memory" / f"{rank}.{1000 + rank}.json"
+        path.write_text(json.dumps({**probe, "devices": [device]}))
     cards = [gpu(rank, accounting_peak_bytes={str(1000 + rank): (37 + rank) * GIB}) for rank in range(RANKS)]
     host = {"used_peak_bytes": 90 * GIB, "total_bytes": 500 * GIB}
     line = {"v": 1, "event": "end", "attempt": ATTEMPT, "node": "n0", "time": STARTED + 9, "gpus": cards, "host": host}
     (run / "peaks" / "n0.jsonl").write_text(json.dumps(line) + "\n")
-    status = {
-        "schema": 1,
-        "attempt": ATTEMPT,
-        "state": "succeeded",
-        "exit_code": 0,
-        "ended_at": STARTED + 9,
-        "ranks": ranks,
-    }
-    (run / "status.json").write_text(json.dumps(status))
+    status = {"schema": 1, "attempt": ATTEMPT, "state": "succeeded", "exit_code": 0, "ended_at": STARTED + 9}
+    (run / "status.json").write_text(json.dumps({**status, "ranks": ranks}))
 
 
 def test_each_peak_is_a_record_of_its_kind(collected: list[dict[str, Any]]) -> None:
@@ -111,10 +80,10 @@ def test_each_is_scored_against_a_prediction_of_its_own_kind(collected: list[dic
     predicted = {record["peak_kind"]: record["scored"]["predicted_bytes"] for record in collected}
     assert 0 < predicted["allocated"] < predicted["reserved"] < predicted["device"]
     assert predicted["host"] > 0
-    said = {record["peak_kind"]: record["predicted_bytes"] for record in collected}
+    planned = {record["peak_kind"]: record["predicted_bytes"] for record in collected}
     for kind in ("allocated", "reserved", "device"):  # the record prices the job that was planned, to the byte
-        assert said[kind] == predicted[kind], kind
-    assert said["host"] > 0
+        assert planned[kind] == predicted[kind], kind
+    assert planned["host"] > 0
 
 
 def test_a_stages_record_is_the_worst_ranks(collected: list[dict[str, Any]]) -> None:
@@ -129,10 +98,10 @@ def test_a_stages_record_is_the_worst_ranks(collected: list[dict[str, Any]]) -> 
 def test_a_ranks_record_tells_all_that_was_seen(collected: list[dict[str, Any]]) -> None:
     first = collected[0]
     assert (first["peak_source"], first["step_seconds"]) == ("nvml accounting", 1.5)
-    seen = first["observed"]
-    assert (seen["reserved_peak_bytes"], seen["outside_torch_bytes"]) == (35 * GIB, 2 * GIB)
-    assert (seen["steps_run"], seen["step_seconds"]) == (7, 1.5)
-    assert (seen["sources"]["reserved_peak_bytes"], seen["sources"]["gpu_uuid"]) == ("torch probe", "torch")
+    observed = first["observed"]
+    assert (observed["reserved_peak_bytes"], observed["outside_torch_bytes"]) == (35 * GIB, 2 * GIB)
+    assert (observed["steps_run"], observed["step_seconds"]) == (7, 1.5)
+    assert (observed["sources"]["reserved_peak_bytes"], observed["sources"]["gpu_uuid"]) == ("torch probe", "torch")
 
 
 def test_main_memory_is_of_the_node(collected: list[dict[str, Any]]) -> None:

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.cli.main import main
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState
 from llmlaunch.launchers.run_files import read_submission
@@ -30,6 +28,7 @@ from llmlaunch.watch.events import EventReader
 from llmlaunch.watch.lines import JsonView, LineView
 from llmlaunch.watch.run_reader import RunReader
 from llmlaunch.watch.terminal import frame
+from support.command_line import CommandLine, data_folders, run_llmlaunch
 from support.store_run_dirs import STARTED, gpu
 
 ATTEMPT = "77.0"
@@ -77,37 +76,16 @@ COMMANDS = (
 )
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
-def gone(path: Path) -> None:
-    pass
-
-
 def text(content: bytes) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(content) and None
 
 
-def sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(2**36)
-
-
 HOSTILE: dict[str, Callable[[Path], None]] = {
-    "fifo": fifo,
-    "link to /dev/zero": device,
+    "fifo": os.mkfifo,
+    "link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
     "link to itself": lambda path: path.symlink_to(path.name),
-    "folder": folder,
-    "missing": gone,
+    "folder": Path.mkdir,
+    "missing": lambda path: None,
     "empty": text(b""),
     "brackets": text(b"[" * 200_000),
     "objects": text(b'{"a":' * 200_000),
@@ -145,9 +123,10 @@ def write(path: Path, value: Any) -> None:
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory as `render` writes it, and one failed attempt as nodes leave it."""
     run_dir = tmp_path_factory.mktemp("rendered") / "run"
-    words = ["render", str(asset("recipes", "quickstart.yaml")), "cluster=cpu-x1", "-o", str(run_dir)]
-    with pytest.MonkeyPatch.context() as patch:
-        assert llmlaunch(patch, *words) == 0
+    recipe = asset("recipes", "quickstart.yaml")
+    run_llmlaunch(
+        run_dir.parent, "render", recipe, "cluster=cpu-x1", "-o", run_dir, code=0, **data_folders(run_dir.parent)
+    )
     (run_dir / "run.id").write_text(RUN_ID + "\n")
     submission = {"schema": 1, "launcher": "slurm", "job_id": "77", "submitted_at": STARTED, "cluster": None}
     write(run_dir / "submission.json", {**submission, "chain": ["77", "78"], "earlier": [submission]})
@@ -172,11 +151,11 @@ def lay_attempt(run_dir: Path, attempt: Path) -> None:
     cause = {"schema": 1, "kind": "oom", "node": "n0", "rank": 0, "line": "CUDA out of memory.", "source": "log"}
     cause |= {"numbers": {"requested_bytes": 1}, "sick": False, "consequence": False, "at": STARTED + 99}
     write(attempt / "causes" / "n0.json", {**cause, "ranks": [{"rank": 0, "line": "x", "numbers": {}}]})
-    held = {"device": 0, "uuid": "GPU-n0-0", "total_bytes": 2**36, "allocated_peak_bytes": 2**30}
+    card = {"device": 0, "uuid": "GPU-n0-0", "total_bytes": 2**36, "allocated_peak_bytes": 2**30}
     write(
         attempt / "memory" / "0.1000.json",
         {"v": 1, "rank": 0, "local_rank": 0, "node": "n0", "pid": 1000, "at": STARTED + 90, "ended": True}
-        | {"devices": [{**held, "active_peak_bytes": 1, "reserved_peak_bytes": 2**31, "reserved_bytes": 1, "ooms": 1}]},
+        | {"devices": [{**card, "active_peak_bytes": 1, "reserved_peak_bytes": 2**31, "reserved_bytes": 1, "ooms": 1}]},
     )
     write(attempt / "versions.json", {"torch": "2.9"})
     for name in ("told/n0", "done/n0", "prepare.log"):
@@ -215,7 +194,7 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("LLMLAUNCH_STORE", str(tmp_path / "store.db"))
-    monkeypatch.setattr("os.kill", lambda *told: pytest.fail(f"kill{told}"))
+    monkeypatch.setattr("os.kill", lambda *arguments: pytest.fail(f"kill{arguments}"))
     return lambda: notes.read_text().splitlines() if notes.exists() else []
 
 
@@ -231,20 +210,8 @@ def no_hang() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def llmlaunch(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["llmlaunch", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(str(ended.value.code))
-
-
 def names_below(folder: Path) -> list[str]:
     return sorted(os.fsdecode(path) for path in folder.rglob("*"))
-
-
-def assert_harmless(shown: str) -> None:
-    assert "Traceback" not in shown
-    assert [c for c in shown if not c.isprintable() and c not in "\n\t"] == []
 
 
 SAFE_CALL = re.compile(r"(squeue|sacct|scancel|scontrol)( (-[hrnXPDM]|-t all|--me|-[jSEsouO] [\w,:%|.;-]+|7[78]|\w+))*")
@@ -252,15 +219,10 @@ SAFE_CALL = re.compile(r"(squeue|sacct|scancel|scontrol)( (-[hrnXPDM]|-t all|--m
 
 @pytest.mark.parametrize("name", [*JSON_FILES, *OTHER_FILES])
 def test_whatever_a_file_is_every_command_answers(
-    run_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    noted: Callable[[], list[str]],
-    name: str,
+    run_dir: Path, tmp_path: Path, llmlaunch: CommandLine, noted: Callable[[], list[str]], name: str
 ) -> None:
     outside = names_below(tmp_path.parent)
-    for kind, put in HOSTILE.items():
+    for put in HOSTILE.values():
         path = run_dir / name
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
@@ -268,20 +230,16 @@ def test_whatever_a_file_is_every_command_answers(
             path.unlink(missing_ok=True)
         put(path)
         for command in COMMANDS:
-            code = llmlaunch(monkeypatch, *command, str(run_dir))
-            out, err = capsys.readouterr()
-            assert_harmless(out + err)
-            assert code in (0, 2, 4), (kind, command, err)
+            out, err = llmlaunch(*command, run_dir, code=(0, 2, 4))
+            assert [c for c in out + err if not c.isprintable() and c not in "\n\t"] == []
     assert [call for call in noted() if not SAFE_CALL.fullmatch(call)] == []
-    made = {os.path.relpath(path, tmp_path) for path in set(names_below(tmp_path.parent)) - set(outside)}
+    written = {os.path.relpath(path, tmp_path) for path in set(names_below(tmp_path.parent)) - set(outside)}
     allowed = re.compile(r"notes|store\.db.*|run/.*")
-    assert [path for path in made if not allowed.fullmatch(path)] == []
+    assert [path for path in written if not allowed.fullmatch(path)] == []
 
 
 @pytest.mark.parametrize("name", [name for name in JSON_FILES if name not in ("plan.json", "arguments.json")])
-def test_whatever_a_field_holds_it_is_read(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_whatever_a_field_holds_it_is_read(run_dir: Path, name: str) -> None:
     whole = MARK if name == "submitting" else json.loads((run_dir / name).read_text())
     shown: list[str] = []
     for changed in changes_of(whole, 1 if name == "run.json" else 3):

@@ -8,59 +8,62 @@ from typing import Any
 
 import jsonschema
 import pytest
-from calibrating import BIAS, RECIPE, Cli
+from calibrating import BIAS, RECIPE, StoreCommandLine
 
 from llmlaunch.app.planned_run import plan_loaded
 from llmlaunch.calibration.learning import scores_of_records
 from llmlaunch.calibration.pool import gather
 from llmlaunch.calibration.records import clusters_by_gpu, exclusion_reason
-from llmlaunch.recipe.load import load_recipe
 from support.hidden_bias import runs
+from support.recipes import recipe_of
 from support.rehearsed_plans import PINS, Planned, on_gpu, planned, records, traced
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "schemas" / "plan.schema.json").read_text())
 FEW = (*PINS, "layout.recompute=none")  # some hundred layouts
 
 
-def worst(one: Planned) -> int:
-    return one.plan.estimate.worst.pipeline_rank
+def worst(rehearsed: Planned) -> int:
+    return rehearsed.plan.estimate.worst.pipeline_rank
 
 
-def checked(*words: str) -> Planned:
+def checked(*overrides: str) -> Planned:
     """As `check` plans it, with the store."""
-    found = plan_loaded(load_recipe(RECIPE, words))
-    return Planned(found.recipe, found.plan, found.backend.render(found.recipe, found.plan.layout))
+    run = plan_loaded(recipe_of("llama3-8b", *overrides))
+    return Planned(run.recipe, run.plan, run.backend.render(run.recipe, run.plan.layout))
 
 
-def chosen(said: dict[str, Any]) -> tuple[Any, ...]:
-    return said["layout"], said["techniques"], said["gradient_dtype"]
+def chosen(plan: dict[str, Any]) -> tuple[Any, ...]:
+    return plan["layout"], plan["techniques"], plan["gradient_dtype"]
 
 
-def test_nobody_rehearsed_it(cli: Cli) -> None:
-    assert cli.said("check", RECIPE, *FEW)["memory"]["rehearsed"] is None
+def import_trace(llmlaunch: StoreCommandLine, shape: Planned, ratio: float) -> Planned:
+    """Store a trace of the plan's worst rank that peaked at `ratio` times its estimate."""
+    llmlaunch.import_records(records(shape, traced(shape, worst(shape), ratio)))
+    return shape
 
 
-@pytest.mark.parametrize("command", ["check", "plan"])
-def test_the_very_shape_says_when_where_and_by_how_much(cli: Cli, command: str) -> None:
-    one = planned(*FEW)
-    cli.imports("r", records(one, traced(one, worst(one), 1.02)))
-    said = cli.said(command, RECIPE, *FEW)
-    jsonschema.validate(said, SCHEMA)
-    told = said["memory"]["rehearsed"]
-    assert (said["verdict"], told["verdict"]) == ("safe", "safe")
-    assert [rank["pipeline_rank"] for rank in told["ranks"]] == [worst(one)]
-    (line,) = [line for line in cli.run(command, RECIPE, *FEW)[0].splitlines() if "rehearsed" in line]
-    assert "rehearsed 2025-10-09" in line
-    assert "as a trace of megatron-core 0.19.2" in line
-    assert f"at most +2.0% from the estimate (rank {worst(one)}: " in line
-    assert "safe by it" in line
+def test_the_very_shape_says_when_where_and_by_how_much(llmlaunch: StoreCommandLine) -> None:
+    rank = worst(import_trace(llmlaunch, planned(*FEW), 1.02))
+    for command in ("check", "plan"):
+        plan = llmlaunch.json(command, RECIPE, *FEW)
+        jsonschema.validate(plan, SCHEMA)
+        rehearsed = plan["memory"]["rehearsed"]
+        assert (plan["verdict"], rehearsed["verdict"]) == ("safe", "safe")
+        assert [measured["pipeline_rank"] for measured in rehearsed["ranks"]] == [rank]
+        text = llmlaunch(command, RECIPE, *FEW).stdout
+        (line,) = [line for line in text.splitlines() if "rehearsed" in line]
+        assert "rehearsed 2025-10-09" in line
+        assert "as a trace of megatron-core 0.19.2" in line
+        assert f"at most +2.0% from the estimate (rank {rank}: " in line
+        assert "safe by it" in line
+    assert "rehearsed 2025-10-09" in llmlaunch("submit", RECIPE, *FEW, "--dry-run").stderr
 
 
-def test_what_a_rehearsal_refuted_is_not_chosen_again_and_the_next_best_is(cli: Cli) -> None:
-    before = cli.said("plan", RECIPE, *FEW)
-    one = checked(*FEW)
-    cli.imports("r", records(one, traced(one, worst(one), 3.0)))
-    after = cli.said("plan", RECIPE, *FEW)
+def test_what_a_rehearsal_refuted_is_not_chosen_again_and_the_next_best_is(llmlaunch: StoreCommandLine) -> None:
+    before = llmlaunch.json("plan", RECIPE, *FEW)
+    assert before["memory"]["rehearsed"] is None
+    import_trace(llmlaunch, checked(*FEW), 3.0)
+    after = llmlaunch.json("plan", RECIPE, *FEW)
     jsonschema.validate(after, SCHEMA)
     assert after["verdict"] == "safe"
     assert chosen(after) == chosen(before["alternatives"][0])
@@ -71,157 +74,133 @@ def test_what_a_rehearsal_refuted_is_not_chosen_again_and_the_next_best_is(cli: 
     assert "rehearsed 2025-10-09" in after["refusal_sentences"]["rehearsed"]
     assert "unsafe by it" in after["refusal_sentences"]["rehearsed"]
     assert "the estimate alone said safe" in after["refusal_sentences"]["rehearsed"]
-    assert "1  rehearsed: TP2 PP4" in cli.run("plan", RECIPE, *FEW)[0]
+    assert "1  rehearsed: TP2 PP4" in llmlaunch("plan", RECIPE, *FEW).stdout
 
 
-def test_where_all_that_is_safe_was_refuted_nothing_is(cli: Cli) -> None:
+def test_where_all_that_is_safe_was_refuted_nothing_is(llmlaunch: StoreCommandLine) -> None:
     """Each check chooses a layout that was not refuted yet, until there is none."""
-    words = (*FEW, "layout.layers_by_stage=even", "layout.sequence_parallel=true")
-    seen: list[str] = []
-    while (one := checked(*words)).plan.safe:
-        assert one.plan.chosen.describe() not in seen
-        seen.append(one.plan.chosen.describe())
-        cli.imports("r", records(one, traced(one, worst(one), 5.0)))
-    assert len(seen) == planned(*words).plan.searched - 2  # that many are legal and safe
-    out, err = cli.run("check", RECIPE, *words, "--json", code=3)
+    overrides = (*FEW, "layout.layers_by_stage=even", "layout.sequence_parallel=true")
+    refuted: list[str] = []
+    while (shape := checked(*overrides)).plan.safe:
+        assert shape.plan.chosen.describe() not in refuted
+        refuted.append(shape.plan.chosen.describe())
+        import_trace(llmlaunch, shape, 5.0)
+    assert len(refuted) == planned(*overrides).plan.searched - 2  # that many are legal and safe
+    out, err = llmlaunch("check", RECIPE, *overrides, "--json", code=3)
     assert "no layout is safe" in err
     assert "which the estimate lets pass; but rehearsed 2025-10-09" in err
-    said = json.loads(out)
-    assert said["memory"]["rehearsed"]["verdict"] == "unsafe"
-    assert said["refused"]["rehearsed"] == len(seen)
+    plan = json.loads(out)
+    assert plan["memory"]["rehearsed"]["verdict"] == "unsafe"
+    assert plan["refused"]["rehearsed"] == len(refuted)
 
 
-def test_a_rank_that_ran_out_of_memory_refutes_its_layout(cli: Cli) -> None:
-    one = planned(*FEW)
-    cli.imports("r", records(one, on_gpu(one, 2, ran_out=True)))
-    said = cli.said("check", RECIPE, *FEW)
-    assert said["layout"] != one.plan.layout.as_json()
-    assert "pipeline rank 2 ran out of memory" in said["refusal_sentences"]["rehearsed"]
+def test_a_rank_that_ran_out_of_memory_refutes_its_layout(llmlaunch: StoreCommandLine) -> None:
+    shape = planned(*FEW)
+    llmlaunch.import_records(records(shape, on_gpu(shape, 2, ran_out=True)))
+    plan = llmlaunch.json("check", RECIPE, *FEW)
+    assert plan["layout"] != shape.plan.layout.as_json()
+    assert "pipeline rank 2 ran out of memory" in plan["refusal_sentences"]["rehearsed"]
 
 
-def test_what_the_estimate_refuses_and_a_gpu_shows_to_fit_is_safe(cli: Cli) -> None:
-    words = (*FEW, "memory.limit=0.4")
-    one = planned(*words, "layout.micro_batch_size=4")
-    assert not one.plan.safe
-    cli.run("check", RECIPE, *words, "layout.micro_batch_size=4", code=3)
-    ranks = range(one.plan.layout.pipeline)
-    cli.imports("r", [record for rank in ranks for record in records(one, on_gpu(one, rank, 0.3))])
-    said = cli.said("check", RECIPE, *words, "layout.micro_batch_size=4")
-    assert (said["verdict"], said["layout"]) == ("safe", one.plan.layout.as_json())
-    assert "the estimate alone said unsafe" in said["memory"]["rehearsed"]["sentence"]
+def test_what_the_estimate_refuses_and_a_gpu_shows_to_fit_is_safe(llmlaunch: StoreCommandLine) -> None:
+    overrides = (*FEW, "memory.limit=0.4")
+    shape = planned(*overrides, "layout.micro_batch_size=4")
+    assert not shape.plan.safe
+    llmlaunch("check", RECIPE, *overrides, "layout.micro_batch_size=4", code=3)
+    ranks = range(shape.plan.layout.pipeline)
+    llmlaunch.import_records([record for rank in ranks for record in records(shape, on_gpu(shape, rank, 0.3))])
+    plan = llmlaunch.json("check", RECIPE, *overrides, "layout.micro_batch_size=4")
+    assert (plan["verdict"], plan["layout"]) == ("safe", shape.plan.layout.as_json())
+    assert "the estimate alone said unsafe" in plan["memory"]["rehearsed"]["sentence"]
 
 
 @pytest.mark.parametrize(
     "change", ["training.sequence_length=4096", 'backend.version="0.16"', "cluster=h200-141gb-x8", "nodes=8"]
 )
-def test_of_a_changed_recipe_it_says_nothing(cli: Cli, change: str) -> None:
-    before = cli.said("check", RECIPE, *FEW, change)
-    one = planned(*FEW)
-    cli.imports("r", records(one, traced(one, worst(one), 3.0)))
-    assert cli.said("check", RECIPE, *FEW, change) == before
+def test_of_a_changed_recipe_it_says_nothing(llmlaunch: StoreCommandLine, change: str) -> None:
+    before = llmlaunch.json("check", RECIPE, *FEW, change)
+    import_trace(llmlaunch, planned(*FEW), 3.0)
+    assert llmlaunch.json("check", RECIPE, *FEW, change) == before
 
 
-def test_a_neighbour_that_was_refuted_says_so(cli: Cli) -> None:
+def test_a_neighbour_that_was_refuted_says_so(llmlaunch: StoreCommandLine) -> None:
     """Seen from another layout, the one that a rehearsal refuted is refused for that."""
-    words = ("layout.layers_by_stage=even", *FEW)
-    two = planned(*words, "layout.micro_batch_size=2")
-    cli.imports("r", records(two, traced(two, worst(two), 3.0)))
-    said = cli.said("plan", RECIPE, *words)
-    jsonschema.validate({name: value for name, value in said.items() if name != "neighbours"}, SCHEMA)
-    (near,) = [one for one in said["neighbours"] if (one["field"], one["to"]) == ("micro_batch_size", 2)]
-    assert near["layout"] == two.plan.layout.as_json()
+    overrides = ("layout.layers_by_stage=even", *FEW)
+    refuted = import_trace(llmlaunch, planned(*overrides, "layout.micro_batch_size=2"), 3.0)
+    plan = llmlaunch.json("plan", RECIPE, *overrides)
+    jsonschema.validate({name: value for name, value in plan.items() if name != "neighbours"}, SCHEMA)
+    (near,) = [other for other in plan["neighbours"] if (other["field"], other["to"]) == ("micro_batch_size", 2)]
+    assert near["layout"] == refuted.plan.layout.as_json()
     assert near["refused"] == "rehearsed"
     assert "rehearsed 2025-10-09" in near["reason"]
 
 
-def test_submit_says_it_and_refuses_by_it(cli: Cli) -> None:
-    one = planned(*FEW)
-    cli.imports("r", records(one, traced(one, worst(one), 1.02)))
-    _, err = cli.run("submit", RECIPE, *FEW, "--dry-run")
-    assert "rehearsed 2025-10-09" in err
-
-
-def test_more_nodes_are_taken_where_fewer_were_refuted(cli: Cli) -> None:
-    words = (*FEW, "nodes=auto", "layout.layers_by_stage=even", "layout.sequence_parallel=true")
-    before = cli.said("check", RECIPE, *words)
+def test_more_nodes_are_taken_where_fewer_were_refuted(llmlaunch: StoreCommandLine) -> None:
+    overrides = (*FEW, "nodes=auto", "layout.layers_by_stage=even", "layout.sequence_parallel=true")
+    before = llmlaunch.json("check", RECIPE, *overrides)
     assert before["sizing"]["nodes"] == 1
-    while (one := checked(*words)).recipe.nodes == 1:
-        cli.imports("r", records(one, traced(one, worst(one), 5.0)))
-    after = cli.said("check", RECIPE, *words)
+    while (shape := checked(*overrides)).recipe.nodes == 1:
+        import_trace(llmlaunch, shape, 5.0)
+    after = llmlaunch.json("check", RECIPE, *overrides)
     jsonschema.validate(after, SCHEMA)
     first, *_ = after["sizing"]["tried"]
     assert (first["nodes"], first["refused"]) == (1, "rehearsed")
     assert "rehearsed 2025-10-09" in first["reason"]
 
 
-def test_a_recipe_that_takes_no_calibration_takes_no_rehearsal(cli: Cli) -> None:
-    one = planned(*FEW)
-    cli.imports("r", records(one, traced(one, worst(one), 3.0)))
-    said = cli.said("check", RECIPE, *FEW, "memory.calibration=none")
-    assert (said["layout"], said["memory"]["rehearsed"]) == (one.plan.layout.as_json(), None)
-
-
-def test_a_store_that_cannot_be_read_keeps_nobody_from_planning(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "store.db").write_bytes(b"no database at all, and longer than a header" * 50)
-    out, err = cli.run("check", RECIPE, *FEW, "--json")
-    assert json.loads(out)["memory"]["rehearsed"] is None
-    assert "rehearsals are not used" in err
+def test_a_recipe_that_takes_no_calibration_takes_no_rehearsal(llmlaunch: StoreCommandLine) -> None:
+    shape = import_trace(llmlaunch, planned(*FEW), 3.0)
+    plan = llmlaunch.json("check", RECIPE, *FEW, "memory.calibration=none")
+    assert (plan["layout"], plan["memory"]["rehearsed"]) == (shape.plan.layout.as_json(), None)
 
 
 MANY = [(*PINS, f"training.sequence_length={1024 * n}") for n in range(1, 13)]
 
 
-def rehearsed() -> list[dict[str, Any]]:
-    """A dozen shapes, rehearsed at twice of what is predicted, some of them until they ran out of memory."""
-    found = []
-    for number, words in enumerate(MANY):
-        one = planned(*words)
-        ranks = [traced(one, 0, 2.0), on_gpu(one, 1, 2.0), on_gpu(one, 0, 2.0, ran_out=number % 3 == 0)]
-        found += records(one, *ranks)
-    return found
-
-
 @pytest.fixture(scope="module")
-def kept() -> list[dict[str, Any]]:
-    return rehearsed()
+def rehearsals() -> list[dict[str, Any]]:
+    """A dozen shapes, rehearsed at twice of what is predicted, some of them until they ran out of memory."""
+    rehearsed = []
+    for number, overrides in enumerate(MANY):
+        shape = planned(*overrides)
+        ranks = [traced(shape, 0, 2.0), on_gpu(shape, 1, 2.0), on_gpu(shape, 0, 2.0, ran_out=number % 3 == 0)]
+        rehearsed += records(shape, *ranks)
+    return rehearsed
 
 
-def test_no_reader_takes_one_for_a_run(kept: list[dict[str, Any]]) -> None:
-    assert {exclusion_reason(record) for record in kept} == {"rehearsed"}
-    assert gather(kept).configurations == []
-    assert gather(kept).left_out == {"rehearsed": len(kept)}
-    assert scores_of_records(kept, clusters_by_gpu(), "megatron", "h100-80gb") == []
+def test_no_reader_takes_one_for_a_run_or_a_death(rehearsals: list[dict[str, Any]]) -> None:
+    assert {exclusion_reason(record) for record in rehearsals} == {"rehearsed"}
+    assert gather(rehearsals).configurations == []
+    assert gather(rehearsals).left_out == {"rehearsed": len(rehearsals)}
+    assert scores_of_records(rehearsals, clusters_by_gpu(), "megatron", "h100-80gb") == []
+    filled = {"run_state": "failed", "peak_bytes": rehearsals[-1]["gpu_memory_bytes"]}  # as a run that filled its card
+    assert exclusion_reason({**rehearsals[-1], **filled}) == "rehearsed"
 
 
-def test_a_full_card_of_one_is_no_death_either(kept: list[dict[str, Any]]) -> None:
-    """Not even with the words of a cluster run that filled its card and failed."""
-    record = {**kept[-1], "run_state": "failed", "peak_bytes": kept[-1]["gpu_memory_bytes"]}
-    assert exclusion_reason(record) == "rehearsed"
-
-
-def test_a_store_full_of_them_calibrates_as_an_empty_one(cli: Cli, kept: list[dict[str, Any]]) -> None:
-    cli.imports("rehearsed", kept)
-    said = cli.said("calibrate")
-    assert said["answers"] == []
-    assert said["left_out"] == {"rehearsed": len(kept)}
+def test_a_store_full_of_them_calibrates_as_an_empty_one(
+    llmlaunch: StoreCommandLine, rehearsals: list[dict[str, Any]]
+) -> None:
+    llmlaunch.import_records(rehearsals)
+    answer = llmlaunch.json("calibrate")
+    assert answer["answers"] == []
+    assert answer["left_out"] == {"rehearsed": len(rehearsals)}
 
 
 def test_a_calibration_and_a_margin_are_the_same_with_them_and_without(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kept: list[dict[str, Any]]
+    llmlaunch: StoreCommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rehearsals: list[dict[str, Any]]
 ) -> None:
     """A plan at a risk, before anything is learned from 30 runs (then they bound it themselves) and after."""
-    told = []
-    for name, more in (("without", []), ("with", kept)):
-        (tmp_path / name).mkdir()
-        cli = Cli(tmp_path / name, capsys, monkeypatch)
-        cli.imports("all", [*more, *[record for run in runs(1, BIAS, 30) for record in run]])
-        before = cli.said("check", RECIPE, "memory.risk=0.1")
-        (answer,) = cli.said("calibrate")["answers"]
+    plans = []
+    for name, more in (("without", []), ("with", rehearsals)):
+        monkeypatch.setenv("LLMLAUNCH_STORE", str(tmp_path / f"{name}.db"))
+        llmlaunch.import_records([*more, *[record for run in runs(1, BIAS, 30) for record in run]])
+        before = llmlaunch.json("check", RECIPE, "memory.risk=0.1")
+        (answer,) = llmlaunch.json("calibrate")["answers"]
         learned = {key: value for key, value in answer["calibration"].items() if key not in ("id", "made_at")}
-        after = cli.said("check", RECIPE, "memory.risk=0.1")
-        told.append((before["memory"], learned, _unnamed(after["memory"])))
-    assert told[0] == told[1]
-    assert told[0][0]["runs"] == 30
+        after = llmlaunch.json("check", RECIPE, "memory.risk=0.1")
+        plans.append((before["memory"], learned, _unnamed(after["memory"])))
+    assert plans[0] == plans[1]
+    assert plans[0][0]["runs"] == 30
 
 
 def _unnamed(memory: dict[str, Any]) -> dict[str, Any]:
