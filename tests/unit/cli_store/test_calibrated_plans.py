@@ -244,6 +244,7 @@ def test_a_check_reads_a_sqlite_store_without_the_database_library(own_home: Pat
     stored(calibration(SCORES, accelerator=CARD))
     program = f"""
 import sys
+from llmlaunch.cli.main import main
 sys.argv = ["llmlaunch", "check", {RECIPE!r}, "--json"]
 try:
     main()
