@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
 def probe(run: RunDir, rank: int, *, uuid: str | None = None, pid: int | None = None, **device: Any) -> None:
     """The probe's file of a rank: 60 GiB reserved, 1.5 GiB beside it, never given back."""
     own = pid or 1000 + rank
-    seen = {
+    entry = {
         "device": rank % run.devices,
         "uuid": uuid or f"GPU-n0-{rank}",
         "total_bytes": 79 * GIB,
@@ -36,39 +37,39 @@ def probe(run: RunDir, rank: int, *, uuid: str | None = None, pid: int | None = 
         "outside_bytes": 2 * GIB,
         **device,
     }
-    told = {"v": 1, "rank": rank, "local_rank": rank % run.devices, "node": f"n{rank // run.devices}", "pid": own}
-    run.write(f"attempts/{ATTEMPT}/memory/{rank}.{own}.json", {**told, "at": STARTED, "ended": True, "devices": [seen]})
+    process = {"v": 1, "rank": rank, "local_rank": rank % run.devices, "node": f"n{rank // run.devices}", "pid": own}
+    content = {**process, "at": STARTED, "ended": True, "devices": [entry]}
+    run.write(f"attempts/{ATTEMPT}/memory/{rank}.{own}.json", content)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     """Two ranks on two GPUs of 80 GiB, of which the driver keeps half a GiB and something else another half."""
-    made = RunDir(tmp_path / "run", kind="gpu")
-    made.ranks()
-    return made
+    run = RunDir(tmp_path / "run", kind="gpu")
+    run.ranks()
+    return run
 
 
-def of(run: RunDir, rank: int = 0) -> RankSummary:
-    return next(one for one in summarize(run.path, ATTEMPT).ranks if one.rank == rank)
+def summary(run: RunDir, rank: int = 0) -> RankSummary:
+    return next(entry for entry in summarize(run.path, ATTEMPT).ranks if entry.rank == rank)
 
 
 def peak(run: RunDir, rank: int = 0) -> tuple[float | None, str | None]:
-    """In GiB, and its source."""
-    found = of(run, rank)
-    assert found.sources.get("peak_bytes") == found.peak_source
-    return None if found.peak_bytes is None else found.peak_bytes / GIB, found.peak_source
+    """The rank's peak in GiB, and its source."""
+    rank_summary = summary(run, rank)
+    assert rank_summary.sources.get("peak_bytes") == rank_summary.peak_source
+    return None if rank_summary.peak_bytes is None else rank_summary.peak_bytes / GIB, rank_summary.peak_source
 
 
 # --- whose GPU --------------------------------------------------------------------------------------------------------
 
 
 def test_torchs_own_uuid_goes_before_process_lists_and_order(run: RunDir) -> None:
-    cards = [gpu(0, process_peak_bytes={"1000": 3 * GIB}, peak_gib=40), gpu(1, peak_gib=70)]
-    run.line("n0", gpus=cards)
+    run.line("n0", gpus=[gpu(0, process_peak_bytes={"1000": 3 * GIB}, peak_gib=40), gpu(1, peak_gib=70)])
     probe(run, 0, uuid="GPU-n0-1")
-    found = of(run, 0)
-    assert (found.gpu_uuid, found.sources["gpu_uuid"]) == ("GPU-n0-1", "torch")
-    assert found.device_peak_bytes == 70 * GIB
+    rank = summary(run, 0)
+    assert (rank.gpu_uuid, rank.sources["gpu_uuid"]) == ("GPU-n0-1", "torch")
+    assert rank.device_peak_bytes == 70 * GIB
 
 
 def test_a_slices_uuid_is_known_again_whatever_torch_calls_it(run: RunDir) -> None:
@@ -77,13 +78,16 @@ def test_a_slices_uuid_is_known_again_whatever_torch_calls_it(run: RunDir) -> No
     run.line("n0", gpus=[whole, *slices])
     probe(run, 0, uuid="GPU-BBBB-1")  # torch says GPU- of anything, and in capitals here
     probe(run, 1, uuid="MIG-bbbb-0")
-    assert [of(run, rank).gpu_uuid for rank in (0, 1)] == ["MIG-bbbb-1", "MIG-bbbb-0"]
+    assert [summary(run, rank).gpu_uuid for rank in (0, 1)] == ["MIG-bbbb-1", "MIG-bbbb-0"]
 
 
 def test_slices_are_counted_in_place_of_the_gpu_that_is_cut(run: RunDir) -> None:
     slices = [gpu(0, uuid=f"MIG-b-{i}", mig="GPU-a", peak_gib=10 + i) for i in (0, 1)]
     run.line("n0", gpus=[gpu(0, uuid="GPU-a", peak_gib=70), *slices])
-    assert [(of(run, rank).gpu_uuid, peak(run, rank)[0]) for rank in (0, 1)] == [("MIG-b-0", 9.0), ("MIG-b-1", 10.0)]
+    assert [(summary(run, rank).gpu_uuid, peak(run, rank)[0]) for rank in (0, 1)] == [
+        ("MIG-b-0", 9.0),
+        ("MIG-b-1", 10.0),
+    ]
 
 
 def test_the_pid_that_the_probe_knows_finds_a_child_of_the_ranks_program(run: RunDir) -> None:
@@ -92,56 +96,54 @@ def test_the_pid_that_the_probe_knows_finds_a_child_of_the_ranks_program(run: Ru
         f"attempts/{ATTEMPT}/memory/0.4242.json",
         {"v": 1, "rank": 0, "node": "n0", "pid": 4242, "devices": [{"device": 0, "uuid": None}]},
     )
-    assert (of(run, 0).gpu_uuid, peak(run, 0)) == ("GPU-n0-1", (30.0, "nvml process"))
+    assert (summary(run, 0).gpu_uuid, peak(run, 0)) == ("GPU-n0-1", (30.0, "nvml process"))
 
 
 def test_without_a_monitor_the_probe_alone_tells(run: RunDir) -> None:
     probe(run, 0)
-    found = of(run, 0)
-    assert (found.gpu_uuid, found.device_total_bytes, found.device_peak_bytes) == ("GPU-n0-0", 79 * GIB, 62 * GIB)
+    rank = summary(run, 0)
+    assert (rank.gpu_uuid, rank.device_total_bytes, rank.device_peak_bytes) == ("GPU-n0-0", 79 * GIB, 62 * GIB)
     assert peak(run, 0) == (62.0, "torch probe, reserved + outside")
-    assert found.outside_torch_bytes == 2 * GIB
+    assert rank.outside_torch_bytes == 2 * GIB
 
 
 # --- which number counts ----------------------------------------------------------------------------------------------
 
 
-def test_a_spike_between_two_samples_is_known_by_accounting(run: RunDir) -> None:
-    run.line("n0", gpus=[gpu(0, process_peak_bytes={"1000": 30 * GIB}, accounting_peak_bytes={"1000": 70 * GIB})])
-    assert peak(run) == (70.0, "nvml accounting")
-
-
-def test_a_spike_between_two_samples_is_known_by_torch(run: RunDir) -> None:
-    run.line("n0", gpus=[gpu(0, peak_gib=31, process_peak_bytes={"1000": 30 * GIB})])
-    probe(run, 0)
-    assert peak(run) == (61.5, "torch probe, reserved + outside")  # of the 2 GiB beside it half a GiB was there before
-
-
-def test_accounting_that_torch_contradicts_is_another_process_under_the_same_pid(run: RunDir) -> None:
-    run.line("n0", gpus=[gpu(0, peak_gib=62, accounting_peak_bytes={"1000": 4 * GIB})])
-    probe(run, 0)
-    assert peak(run) == (61.5, "torch probe, reserved + outside")
+# Gigabytes of rank 0's GPU: the whole device's peak, what process lists saw, what accounting saw; whether torch was
+# probed, with 60 GiB reserved and 2 GiB beside it, of which half a GiB was there before.
+@pytest.mark.parametrize(
+    ("device", "process", "accounting", "probed", "expected"),
+    [
+        pytest.param(20, 30, 70, False, (70.0, "nvml accounting"), id="accounting sees spikes between two samples"),
+        pytest.param(31, 30, None, True, (61.5, "torch probe, reserved + outside"), id="and so does torch"),
+        pytest.param(62, None, 4, True, (61.5, "torch probe, reserved + outside"), id="another process of that pid"),
+        pytest.param(45, 40, None, False, (44.0, "nvml device - baseline"), id="devices are sampled more often"),
+    ],
+)
+def test_which_of_several_numbers_is_the_peak(
+    run: RunDir, device: int, process: int | None, accounting: int | None, probed: bool, expected: tuple[float, str]
+) -> None:
+    used, accounted = ({"1000": gib * GIB} if gib else {} for gib in (process, accounting))
+    run.line("n0", gpus=[gpu(0, peak_gib=device, process_peak_bytes=used, accounting_peak_bytes=accounted)])
+    if probed:
+        probe(run, 0)
+    assert peak(run) == expected
 
 
 def test_true_accounting_is_not_outbid_by_a_sum_of_two_moments(run: RunDir) -> None:
     run.line("n0", gpus=[gpu(0, peak_gib=62, accounting_peak_bytes={"1000": 61 * GIB})])
     probe(run, 0)
     assert peak(run) == (61.0, "nvml accounting")
-    assert of(run).outside_torch_bytes == GIB
-    assert of(run).sources["outside_torch_bytes"] == "nvml accounting - reserved"
-
-
-def test_the_whole_device_is_looked_at_oftener_than_the_process_list(run: RunDir) -> None:
-    run.line("n0", gpus=[gpu(0, peak_gib=45, process_peak_bytes={"1000": 40 * GIB})])
-    assert peak(run) == (44.0, "nvml device - baseline")
+    assert summary(run).outside_torch_bytes == GIB
+    assert summary(run).sources["outside_torch_bytes"] == "nvml accounting - reserved"
 
 
 def test_a_neighbour_on_the_device_keeps_it_from_counting_as_the_ranks(run: RunDir) -> None:
     run.line("n0", gpus=[gpu(0, peak_gib=75, process_peak_bytes={"1000": 40 * GIB, "9": 30 * GIB}), gpu(1)])
     probe(run, 0, reserved_peak_bytes=39 * GIB, outside_bytes=32 * GIB)
     assert peak(run) == (40.0, "nvml process")
-    found = of(run)
-    assert (found.outside_torch_bytes, found.device_peak_bytes) == (GIB, 75 * GIB)
+    assert (summary(run).outside_torch_bytes, summary(run).device_peak_bytes) == (GIB, 75 * GIB)
 
 
 def test_two_ranks_on_one_gpu_share_no_remainder(run: RunDir) -> None:
@@ -149,47 +151,44 @@ def test_two_ranks_on_one_gpu_share_no_remainder(run: RunDir) -> None:
     for rank in (0, 1):
         probe(run, rank, uuid="GPU-n0-0", reserved_peak_bytes=(20 + rank) * GIB)
     assert [peak(run, rank) for rank in (0, 1)] == [(20.0, "torch probe, reserved"), (21.0, "torch probe, reserved")]
-    assert of(run).outside_torch_bytes is None
-    assert of(run).sources["outside_torch_bytes"].startswith("left out: ")
+    assert summary(run).outside_torch_bytes is None
+    assert summary(run).sources["outside_torch_bytes"].startswith("left out: ")
 
 
-def test_what_the_allocator_gave_back_leaves_the_probes_own_look(run: RunDir) -> None:
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        ({"alloc_retries": 3}, "the allocator gave memory back (3 retries)"),
+        # its cache was emptied without a retry
+        ({"reserved_bytes": 20 * GIB}, "the allocator held less at the end than at its peak"),
+    ],
+)
+def test_what_the_allocator_gave_back_leaves_the_probes_own_look_and_without_it_no_remainder(
+    run: RunDir, returned: dict[str, int], reason: str
+) -> None:
     run.line("n0", gpus=[gpu(0, peak_gib=66, process_peak_bytes={"1000": 65 * GIB})])
-    probe(run, 0, alloc_retries=3, outside_bytes=3 * GIB)
-    found = of(run)
-    assert (found.peak_bytes, found.outside_torch_bytes) == (65 * GIB, int(2.5 * GIB))
-    assert found.sources["outside_torch_bytes"] == "torch probe, device - reserved"
-
-
-def test_and_without_that_look_no_remainder(run: RunDir) -> None:
-    run.line("n0", gpus=[gpu(0, peak_gib=66, process_peak_bytes={"1000": 65 * GIB})])
-    probe(run, 0, alloc_retries=3, outside_bytes=None)
-    assert of(run).outside_torch_bytes is None
-    assert of(run).sources["outside_torch_bytes"] == "left out: the allocator gave memory back (3 retries)"
-
-
-def test_a_cache_that_was_emptied_without_a_retry_counts_as_given_back(run: RunDir) -> None:
-    run.line("n0", gpus=[gpu(0, peak_gib=66, process_peak_bytes={"1000": 65 * GIB})])
-    probe(run, 0, reserved_bytes=20 * GIB, outside_bytes=3 * GIB)
-    assert of(run).outside_torch_bytes == int(2.5 * GIB)
-    probe(run, 0, reserved_bytes=20 * GIB, outside_bytes=None)
-    assert of(run).sources["outside_torch_bytes"] == "left out: the allocator held less at the end than at its peak"
+    probe(run, 0, outside_bytes=3 * GIB, **returned)
+    assert (summary(run).peak_bytes, summary(run).outside_torch_bytes) == (65 * GIB, int(2.5 * GIB))
+    assert summary(run).sources["outside_torch_bytes"] == "torch probe, device - reserved"
+    probe(run, 0, outside_bytes=None, **returned)
+    assert summary(run).outside_torch_bytes is None
+    assert summary(run).sources["outside_torch_bytes"] == f"left out: {reason}"
 
 
 def test_an_old_drivers_reserve_is_what_it_has_more_than_cuda(run: RunDir) -> None:
     run.line("n0", gpus=[gpu(0, peak_gib=64, reserved_bytes=None, baseline_gib=1.25)])
     probe(run, 0)  # CUDA sees 79 of 80 GiB: a quarter of a GiB was somebody's before
-    assert of(run).outside_torch_bytes == int((64 - 1.25 - 60) * GIB)
+    assert summary(run).outside_torch_bytes == int((64 - 1.25 - 60) * GIB)
     probe(run, 0, alloc_retries=1)
-    assert of(run).outside_torch_bytes == int(1.75 * GIB)
+    assert summary(run).outside_torch_bytes == int(1.75 * GIB)
 
 
 def test_log_lines_count_where_there_is_no_probe_and_where_they_say_more(run: RunDir) -> None:
-    said = {"allocated_peak_bytes": 55 * GIB, "reserved_peak_bytes": 58 * GIB, "device_bytes": None}
-    logged = [{"rank": rank, "source": "megatron log", **said} for rank in (0, 1)]
+    line = {"allocated_peak_bytes": 55 * GIB, "reserved_peak_bytes": 58 * GIB, "device_bytes": None}
+    logged = [{"rank": rank, "source": "megatron log", **line} for rank in (0, 1)]
     run.line("n0", gpus=[gpu(0, peak_gib=40), gpu(1, peak_gib=62)], logged=logged)
     probe(run, 0)
-    first, second = of(run, 0), of(run, 1)
+    first, second = summary(run, 0), summary(run, 1)
     assert (first.allocated_peak_bytes, first.sources["allocated_peak_bytes"]) == (55 * GIB, "megatron log")
     assert (first.reserved_peak_bytes, first.sources["reserved_peak_bytes"]) == (60 * GIB, "torch probe")
     assert (second.reserved_peak_bytes, second.sources["reserved_peak_bytes"]) == (58 * GIB, "megatron log")
@@ -201,32 +200,32 @@ def test_use_is_of_the_line_with_most_samples_and_power_peaks_stay(run: RunDir) 
     for samples, watts in ((100, 500.0), (900, 600.0), (20, 100.0)):
         use = {"utilization_percent": watts / 10, "power_watts": watts, "power_peak_watts": 2 * watts}
         run.line("n0", gpus=[gpu(0, samples=samples, **use), gpu(1)])
-    found = of(run)
-    assert (found.utilization_percent, found.power_watts, found.power_peak_watts) == (60.0, 600.0, 1200.0)
-    assert of(run, 1).power_watts is None
+    rank = summary(run)
+    assert (rank.utilization_percent, rank.power_watts, rank.power_peak_watts) == (60.0, 600.0, 1200.0)
+    assert summary(run, 1).power_watts is None
 
 
 def test_ranks_are_of_their_pipeline_rank_and_the_layout_that_ran(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run", kind="gpu", devices=4, pipeline=2)
     run.ranks()
-    assert [one.pipeline_rank for one in summarize(run.path, ATTEMPT).ranks] == [0, 0, 1, 1]
+    assert [rank.pipeline_rank for rank in summarize(run.path, ATTEMPT).ranks] == [0, 0, 1, 1]
     run.write("fallback/1/run.json", {**run.run, "pipeline": 4})
     run.write(f"attempts/{ATTEMPT}/attempt.json", {"attempt": ATTEMPT, "layout": "fallback/1"})
-    assert [one.pipeline_rank for one in summarize(run.path, ATTEMPT).ranks] == [0, 1, 2, 3]
+    assert [rank.pipeline_rank for rank in summarize(run.path, ATTEMPT).ranks] == [0, 1, 2, 3]
 
 
 def test_steps_are_those_of_this_attempt(run: RunDir) -> None:
     run.write(f"attempts/{ATTEMPT}/attempt.json", {"attempt": ATTEMPT, "layout": "", "from_step": 40})
     run.write(f"attempts/{ATTEMPT}/progress.json", {"step": 41, "step_seconds": 2.5, "tokens_per_second": 100})
-    found = summarize(run.path, ATTEMPT)
-    assert (found.step, found.steps_run, found.step_seconds, found.tokens_per_second) == (41, 1, 2.5, 100.0)
+    attempt = summarize(run.path, ATTEMPT)
+    assert (attempt.step, attempt.steps_run, attempt.step_seconds, attempt.tokens_per_second) == (41, 1, 2.5, 100.0)
 
 
 def test_main_memory_is_the_nodes(run: RunDir) -> None:
-    seen = {"used_peak_bytes": 90 * GIB, "total_bytes": 500 * GIB, "cgroup_peak_bytes": 95 * GIB}
+    host = {"used_peak_bytes": 90 * GIB, "total_bytes": 500 * GIB, "cgroup_peak_bytes": 95 * GIB}
     run.line("n0", host=[], gpus=[gpu(0), gpu(1)])
-    run.line("n0", host={**seen, "cgroup_limit_bytes": None})
-    run.line("n0", "beat", host={**seen, "used_peak_bytes": 80 * GIB})
+    run.line("n0", host={**host, "cgroup_limit_bytes": None})
+    run.line("n0", "beat", host={**host, "used_peak_bytes": 80 * GIB})
     (node,) = summarize(run.path, ATTEMPT).nodes
     assert (node.node, node.ended, node.gpus) == ("n0", True, 2)
     assert (node.host_peak_bytes, node.host_peak_source) == (90 * GIB, "MemTotal - MemAvailable")
@@ -259,9 +258,9 @@ def test_every_damaged_line_costs_itself_and_is_counted(run: RunDir) -> None:
     run.line("n0", "beat", gpus=[gpu(0, peak_gib=33), gpu(1)])
     with path.open("ab") as file:
         file.write(b'{"v":1,"event":"beat","attempt":"' + ATTEMPT.encode() + b'","gpus":[{"uuid":"GPU-n0-0","dev')
-    found = summarize(run.path, ATTEMPT)
-    assert found.damaged == {"peaks/n0.jsonl": 4}
-    assert found.ranks[0].device_peak_bytes == 33 * GIB
+    attempt = summarize(run.path, ATTEMPT)
+    assert attempt.damaged == {"peaks/n0.jsonl": 4}
+    assert attempt.ranks[0].device_peak_bytes == 33 * GIB
     assert summarize(run.path, "76.0").damaged == {"peaks/n0.jsonl": 4}
 
 
@@ -272,15 +271,15 @@ def test_damaged_records_and_probe_files_are_counted_and_cost_no_other(run: RunD
     (folder / "memory" / "1.1001.json").write_bytes(b'{"v": 1, "rank": 1, "dev')
     (folder / "ranks" / "1.json").write_bytes(b"")
     (folder / "ranks" / ".0.json.77.tmp").write_bytes(b"{")  # a wrapper that was killed while it wrote
-    found = summarize(run.path, ATTEMPT)
-    assert found.damaged == {f"attempts/{ATTEMPT}/memory/1.1001.json": 1, f"attempts/{ATTEMPT}/ranks/1.json": 1}
-    assert [one.rank for one in found.ranks] == [0]
+    attempt = summarize(run.path, ATTEMPT)
+    assert attempt.damaged == {f"attempts/{ATTEMPT}/memory/1.1001.json": 1, f"attempts/{ATTEMPT}/ranks/1.json": 1}
+    assert [rank.rank for rank in attempt.ranks] == [0]
 
 
 def test_a_torn_rank_record_has_a_copy_in_status_json(run: RunDir) -> None:
     run.status()
     (run.path / "attempts" / ATTEMPT / "ranks" / "1.json").write_bytes(b'{"rank": 1')
-    assert [one.resident_peak_bytes for one in summarize(run.path, ATTEMPT).ranks] == [GIB, 2 * GIB]
+    assert [rank.resident_peak_bytes for rank in summarize(run.path, ATTEMPT).ranks] == [GIB, 2 * GIB]
 
 
 @pytest.mark.parametrize("content", [b"[[[[" * 50_000, b"null", b'{"schema": 1}', b"\x00" * 100])
@@ -288,7 +287,7 @@ def test_whatever_lies_there_it_is_read(run: RunDir, content: bytes) -> None:
     for name in ("run.json", f"attempts/{ATTEMPT}/progress.json", f"attempts/{ATTEMPT}/attempt.json", "peaks/n0.jsonl"):
         (run.path / name).parent.mkdir(parents=True, exist_ok=True)
         (run.path / name).write_bytes(content)
-    assert [one.rank for one in summarize(run.path, ATTEMPT).ranks] == [0, 1]
+    assert [rank.rank for rank in summarize(run.path, ATTEMPT).ranks] == [0, 1]
 
 
 def test_nothing_there_is_an_empty_account(tmp_path: Path) -> None:
@@ -299,81 +298,67 @@ def test_nothing_there_is_an_empty_account(tmp_path: Path) -> None:
 
 
 def test_what_a_node_kept_for_itself_is_part_of_it(run: RunDir, tmp_path: Path) -> None:
-    kept = RunDir(tmp_path / "spool", kind="gpu")
+    spool = RunDir(tmp_path / "spool", kind="gpu")
     run.line("n0", "beat", gpus=[gpu(0, peak_gib=20), gpu(1)])
-    kept.line("n0", "beat", gpus=[gpu(0, peak_gib=50), gpu(1)])
-    probe(kept, 1)
-    found = summarize(run.path, ATTEMPT, [kept.path])
-    assert found.ranks[0].device_peak_bytes == 50 * GIB
-    assert found.ranks[1].reserved_peak_bytes == 60 * GIB
-    assert still_whole(found, run.path)  # though the run directory never had it
+    spool.line("n0", "beat", gpus=[gpu(0, peak_gib=50), gpu(1)])
+    probe(spool, 1)
+    attempt = summarize(run.path, ATTEMPT, [spool.path])
+    assert attempt.ranks[0].device_peak_bytes == 50 * GIB
+    assert attempt.ranks[1].reserved_peak_bytes == 60 * GIB
+    assert still_whole(attempt, run.path)  # though the run directory never had it
 
 
 # --- written, and read back -------------------------------------------------------------------------------------------
 
 
 def written(run: RunDir) -> AttemptSummary:
-    found = summarize(run.path, ATTEMPT)
-    run.write(f"attempts/{ATTEMPT}/summary.json", found.as_json())
-    return found
+    attempt = summarize(run.path, ATTEMPT)
+    run.write(f"attempts/{ATTEMPT}/summary.json", attempt.as_json())
+    return attempt
 
 
 def test_a_summary_is_read_back_as_it_was(run: RunDir) -> None:
     run.line("n0", gpus=[gpu(0), gpu(1)], host={"used_peak_bytes": GIB})
     run.line("n0", "no_nvml", why="Driver Not Loaded")
     probe(run, 0)
-    found = written(run)
-    assert summary_of_json(json.loads(json.dumps(found.as_json()))) == found
-    assert attempt_summary(run.path, ATTEMPT) == found
+    attempt = written(run)
+    assert summary_of_json(json.loads(json.dumps(attempt.as_json()))) == attempt
+    assert attempt_summary(run.path, ATTEMPT) == attempt
 
 
 def test_a_whole_summary_is_what_counts(run: RunDir) -> None:
     run.line("n0", gpus=[gpu(0), gpu(1)])
-    found = written(run)
+    attempt = written(run)
     path = run.path / "peaks" / "n0.jsonl"
     path.write_bytes(b"x" * path.stat().st_size)  # its size alone is looked at
-    assert attempt_summary(run.path, ATTEMPT) == found
+    assert attempt_summary(run.path, ATTEMPT) == attempt
 
 
-def grow(run: RunDir) -> None:
-    run.line("n0", gpus=[gpu(0, peak_gib=77), gpu(1)])
+CHANGES: dict[str, Callable[[RunDir], object]] = {
+    "a longer file": lambda run: run.line("n0", gpus=[gpu(0, peak_gib=77), gpu(1)]),
+    "a probe's file": lambda run: probe(run, 0),
+    "a new node": lambda run: run.line("n1", gpus=[]),
+    "a rank's end": lambda run: run.rank(0, signal="SIGKILL", exit_code=None),
+    "a lost file": lambda run: (run.path / "peaks" / "n0.jsonl").unlink(),
+    "an emptied file": lambda run: (run.path / "peaks" / "n0.jsonl").write_text(""),
+}
 
 
-def add_probe(run: RunDir) -> None:
-    probe(run, 0)
-
-
-def add_node(run: RunDir) -> None:
-    run.line("n1", gpus=[])
-
-
-def end_rank(run: RunDir) -> None:
-    run.rank(0, signal="SIGKILL", exit_code=None)
-
-
-def lose(run: RunDir) -> None:
-    (run.path / "peaks" / "n0.jsonl").unlink()
-
-
-def cut(run: RunDir) -> None:
-    (run.path / "peaks" / "n0.jsonl").write_text("")
-
-
-@pytest.mark.parametrize("change", [grow, add_probe, add_node, end_rank, lose, cut])
-def test_what_was_written_since_makes_it_stale(run: RunDir, change: Any) -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_was_written_since_makes_it_stale(run: RunDir, change: Callable[[RunDir], object]) -> None:
     run.line("n0", gpus=[gpu(0), gpu(1)])
-    found = written(run)
-    assert still_whole(found, run.path)
+    attempt = written(run)
+    assert still_whole(attempt, run.path)
     change(run)
-    assert not still_whole(found, run.path)
+    assert not still_whole(attempt, run.path)
     assert attempt_summary(run.path, ATTEMPT) == summarize(run.path, ATTEMPT)
 
 
 def test_later_attempts_on_the_node_do_not(run: RunDir) -> None:
     run.line("n0", gpus=[gpu(0), gpu(1)])
-    found = written(run)
+    attempt = written(run)
     run.line("n0", gpus=[gpu(0, peak_gib=77), gpu(1)], attempt="77.1")
-    assert still_whole(found, run.path)
+    assert still_whole(attempt, run.path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema": 2}', b'{"schema": 1, "attempt": "other"}'])
@@ -388,8 +373,8 @@ def test_a_summary_that_is_none_is_made_again(run: RunDir, content: bytes) -> No
 def beat(peak_gib: float, attempt: str = ATTEMPT, event: str = "beat") -> bytes:
     """A line as the monitor writes it."""
     cards = [gpu(0, peak_gib=peak_gib), gpu(1)]
-    told = {"v": 1, "event": event, "attempt": attempt, "node": "n0", "time": STARTED, "gpus": cards}
-    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+    line = {"v": 1, "event": event, "attempt": attempt, "node": "n0", "time": STARTED, "gpus": cards}
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 def test_of_a_long_file_nothing_is_lost_by_reading_only_what_tells(run: RunDir) -> None:
@@ -399,9 +384,9 @@ def test_of_a_long_file_nothing_is_lost_by_reading_only_what_tells(run: RunDir) 
     path = run.path / "peaks" / "n0.jsonl"
     path.write_bytes(b"".join(lines) + beat(7)[:-9])
     assert path.stat().st_size > WHOLE_BYTES
-    found = summarize(run.path, ATTEMPT)
-    assert found.ranks[0].device_peak_bytes == int(14.995 * GIB)
-    assert found.damaged == {"peaks/n0.jsonl": 2}
+    attempt = summarize(run.path, ATTEMPT)
+    assert attempt.ranks[0].device_peak_bytes == int(14.995 * GIB)
+    assert attempt.damaged == {"peaks/n0.jsonl": 2}
     assert summarize(run.path, "78.0").nodes[0].gpus == 2
 
 

@@ -23,7 +23,7 @@ by_pid = st.dictionaries(st.sampled_from(PIDS), amounts, max_size=3)
 
 
 def cards(processes: st.SearchStrategy[Any]) -> st.SearchStrategy[list[dict[str, Any]]]:
-    one = {
+    card = {
         "pci": st.just("00"),
         "index": st.just(0),
         "total_bytes": st.just(80 * GIB),
@@ -36,7 +36,7 @@ def cards(processes: st.SearchStrategy[Any]) -> st.SearchStrategy[list[dict[str,
         "power_peak_watts": st.floats(0, 700),
         "samples": st.integers(0, 9),
     }
-    return st.tuples(*(st.fixed_dictionaries({"uuid": st.just(uuid), **one}) for uuid in CARDS)).map(list)
+    return st.tuples(*(st.fixed_dictionaries({"uuid": st.just(uuid), **card}) for uuid in CARDS)).map(list)
 
 
 processes = st.lists(st.fixed_dictionaries({"rank": st.integers(0, 1), "resident_peak_bytes": amounts}), max_size=2)
@@ -59,8 +59,10 @@ def lines(of_processes: st.SearchStrategy[Any] = by_pid) -> st.SearchStrategy[di
 probes = st.lists(st.tuples(st.sampled_from(CARDS), amounts, amounts, st.integers(0, 1)), max_size=2)
 
 
-def account(told: list[dict[str, Any]], probed: list[tuple[str, int, int, int]]) -> tuple[list[RankSummary], Any]:
-    """Of two ranks on one node, from what its monitor wrote and what the probes say."""
+def account(
+    monitor_lines: list[dict[str, Any]], probed: list[tuple[str, int, int, int]]
+) -> tuple[list[RankSummary], Any]:
+    """Return the summaries of two ranks and of their node, from what its monitor wrote and what the probes say."""
     files = MemoryEvidence(run={"devices_per_node": 2, "nodes": 1, "pipeline": 1})
     files.ranks = [{"rank": rank, "local_rank": rank, "node": "n0", "program_pid": 1000 + rank} for rank in (0, 1)]
     files.probes = ProbeReport(
@@ -73,23 +75,27 @@ def account(told: list[dict[str, Any]], probed: list[tuple[str, int, int, int]])
             for rank, (uuid, reserved, outside, retries) in enumerate(probed)
         )
     )  # fmt: skip
-    raw = [json.dumps(line).encode() + b"\n" for line in told]
+    raw = [json.dumps(line).encode() + b"\n" for line in monitor_lines]
     assert add_lines(files.nodes, raw, "1.0", "n0") == 0
     return rank_summaries(files), [node_summary(node) for node in files.nodes.values()]
 
 
 @given(st.lists(lines(), min_size=1, max_size=5), probes, st.data())
-def test_order_and_duplicates_change_nothing(told: list[dict[str, Any]], probed: Any, data: st.DataObject) -> None:
-    again = data.draw(st.permutations([*told, *data.draw(st.lists(st.sampled_from(told), max_size=3))]))
-    assert account(again, probed) == account(told, probed)
+def test_order_and_duplicates_change_nothing(
+    monitor_lines: list[dict[str, Any]], probed: Any, data: st.DataObject
+) -> None:
+    again = data.draw(
+        st.permutations([*monitor_lines, *data.draw(st.lists(st.sampled_from(monitor_lines), max_size=3))])
+    )
+    assert account(again, probed) == account(monitor_lines, probed)
 
 
 @given(st.lists(lines(), max_size=4), lines(), probes)
 def test_a_line_more_lowers_nothing_that_was_seen(
-    told: list[dict[str, Any]], more: dict[str, Any], probed: Any
+    monitor_lines: list[dict[str, Any]], more: dict[str, Any], probed: Any
 ) -> None:
-    before, nodes_before = account(told, probed)
-    after, nodes_after = account([*told, more], probed)
+    before, nodes_before = account(monitor_lines, probed)
+    after, nodes_after = account([*monitor_lines, more], probed)
     for was, now in zip(before, after, strict=True):
         same_card = was.gpu_uuid == now.gpu_uuid  # a process list may say that the rank's is the other one
         for name in PEAKS if same_card else ("resident_peak_bytes",):
@@ -100,11 +106,11 @@ def test_a_line_more_lowers_nothing_that_was_seen(
 
 @given(st.lists(lines(st.just({})), min_size=1, max_size=4), lines(st.just({})), probes)
 def test_nor_a_ranks_peak_while_it_teaches_of_no_other_process(
-    told: list[dict[str, Any]], more: dict[str, Any], probed: Any
+    monitor_lines: list[dict[str, Any]], more: dict[str, Any], probed: Any
 ) -> None:
     """Only what the device held before, who else used it, and the driver's own maximum can show that it was less."""
-    before, _ = account(told, probed)
-    after, _ = account([*told, more], probed)
+    before, _ = account(monitor_lines, probed)
+    after, _ = account([*monitor_lines, more], probed)
     for was, now in zip(before, after, strict=True):
         assert (now.peak_bytes or 0) >= (was.peak_bytes or 0)
         assert (now.reserved_peak_bytes or 0) == (was.reserved_peak_bytes or 0)
@@ -112,20 +118,12 @@ def test_nor_a_ranks_peak_while_it_teaches_of_no_other_process(
 
 @given(st.lists(lines(), max_size=4), probes)
 def test_a_peak_is_never_less_than_torch_holds_and_the_rest_is_never_negative(
-    told: list[dict[str, Any]], probed: Any
+    monitor_lines: list[dict[str, Any]], probed: Any
 ) -> None:
-    for rank in account(told, probed)[0]:
+    for rank in account(monitor_lines, probed)[0]:
         if rank.reserved_peak_bytes is not None:
             assert (rank.peak_bytes or 0) >= rank.reserved_peak_bytes
         assert rank.outside_torch_bytes is None or rank.outside_torch_bytes >= 0
         named = {name for name in RankSummary.__dataclass_fields__ if getattr(rank, name) is not None}
-        told_where = set(rank.sources) | {
-            "rank",
-            "pipeline_rank",
-            "node",
-            "local_rank",
-            "pid",
-            "peak_source",
-            "sources",
-        }
-        assert named <= told_where
+        identity = {"rank", "pipeline_rank", "node", "local_rank", "pid", "peak_source", "sources"}
+        assert named <= set(rank.sources) | identity

@@ -52,13 +52,12 @@ def test_torn_files_are_named_and_the_rest_counts(run: Path) -> None:
 
 
 def test_what_is_no_run_directory_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is no folder"):
-        read_run(tmp_path / "nowhere")
-    with pytest.raises(RunDirectoryError, match="no run directory"):
-        read_run(tmp_path)
-    (run / "run.json").write_text("{")
-    with pytest.raises(RunDirectoryError, match="cannot be read"):
-        read_run(run)
-    (run / "run.json").write_text('{"schema": 2}')
-    with pytest.raises(RunDirectoryError, match="schema 2"):
-        read_run(run)
+    for folder, content, message in (
+        (tmp_path / "nowhere", "", "is no folder"),
+        (tmp_path, "", "no run directory"),
+        (run, "{", "cannot be read"),
+        (run, '{"schema": 2}', "schema 2"),
+    ):
+        (run / "run.json").write_text(content)
+        with pytest.raises(RunDirectoryError, match=message):
+            read_run(folder)

@@ -33,14 +33,11 @@ def test_the_place_is_named_or_the_users_own() -> None:
 def test_folders_are_found_by_the_directory_they_are_for(root: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "runs")
-    one, other = (
-        put(root, f"{tmp_path}/runs/a\udcff"),
-        put(root, f"{tmp_path}/link/a\udcff"),
-    )  # one directory, two names
-    (root / "half").mkdir()  # not said yet whose it is
+    folders = [put(root, f"{tmp_path}/{name}/a\udcff") for name in ("runs", "link")]  # one directory, two names
+    (root / "half").mkdir()  # does not name its run yet
     (root / "relative").mkdir()
     (root / "relative" / RUN_FILE).write_text("runs/a")
-    assert spooled(root) == {tmp_path / "runs" / "a\udcff": sorted([one, other])}
+    assert spooled(root) == {tmp_path / "runs" / "a\udcff": sorted(folders)}
 
 
 def test_what_others_may_write_to_is_not_read(root: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmlaunch.backends.base import ProgressLines
-from llmlaunch.backends.logs import any_script_lines, deepspeed_lines, megatron_lines
+from llmlaunch.backends.logs import any_script_lines, deepspeed_lines, known_trainers_lines, megatron_lines
 from llmlaunch.rundir.step_lines import Step
 from support.step_lines import parse_step, parser_of
 
@@ -16,6 +16,7 @@ MEGATRON = (
     b" global batch size:   128 | lm loss: 1.000000E+01 | loss scale: 1.0 | grad norm: 1.000 | "
     b"number of skipped iterations:   0 | number of nan iterations:   0 |\n"
 )
+WITHOUT_LOSS = MEGATRON.replace(b" lm loss: 1.000000E+01 |", b"")
 
 
 def read(lines: ProgressLines, text: bytes) -> list[Step]:
@@ -28,9 +29,8 @@ def test_each_trainers_own_line() -> None:
 
 
 def test_fields_a_flag_switches_off_are_unknown() -> None:
-    assert read(megatron_lines(), b" iteration      100/     200 | consumed samples:            1 |") == [
-        Step(100, 200, None, None, None)
-    ]
+    line = b" iteration      100/     200 | consumed samples:            1 |"
+    assert read(megatron_lines(), line) == [Step(100, 200, None, None, None)]
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,21 @@ def test_lines_of_scripts_of_the_persons_own(line: bytes, expected: Step) -> Non
     assert read(any_script_lines(40), line) == [expected]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"Downloading: 12/400 [00:10<00:23,  1.20it/s]",
-        b"step 1: loading the data",
-        b"[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.00",
-        b"\xff\xfe\x00\x01 garbage",
-    ],
+OTHER_LINES = (
+    b"Downloading: 12/400 [00:10<00:23,  1.20it/s]",
+    b"step 1: loading the data",
+    b"[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.00",
+    b"\xff\xfe\x00\x01 garbage",
 )
-def test_other_lines_are_no_steps(line: bytes) -> None:
-    assert read(any_script_lines(40), line) == []
+UNLIKE_OURS = (b"", b"step by step | nothing", b"step 5/40 | loss 3.1 | soon")
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [(any_script_lines(40), line) for line in OTHER_LINES] + [(known_trainers_lines(), line) for line in UNLIKE_OURS],
+)
+def test_other_lines_are_no_steps(lines: ProgressLines, line: bytes) -> None:
+    assert parser_of(lines).step_of(line) is None
 
 
 @pytest.mark.parametrize(
@@ -86,16 +90,8 @@ def test_what_says_that_something_slow_begins(line: bytes) -> None:
         (deepspeed_lines(), OURS.replace(b"3.1234", b"nan"), "nan"),
         (megatron_lines(), MEGATRON.replace(b"1.000000E+01", b"NAN"), "nan"),
         (megatron_lines(), MEGATRON.replace(b"1.000000E+01", b"INF"), "inf"),
-        (
-            megatron_lines(),
-            MEGATRON.replace(b" lm loss: 1.000000E+01 |", b"").replace(b"nan iterations:   0", b"nan iterations:   2"),
-            "nan",
-        ),
-        (
-            megatron_lines(),
-            MEGATRON.replace(b" lm loss: 1.000000E+01 |", b"").replace(b"norm: 1.000", b"norm: nan"),
-            "nan",
-        ),
+        (megatron_lines(), WITHOUT_LOSS.replace(b"nan iterations:   0", b"nan iterations:   2"), "nan"),
+        (megatron_lines(), WITHOUT_LOSS.replace(b"norm: 1.000", b"norm: nan"), "nan"),
         (any_script_lines(10), b"steps: 20 loss: nan iter time (s): 0.500 samples/sec: 8.0", "nan"),
         (any_script_lines(10), b"{'loss': 'nan', 'grad_norm': 'nan', 'learning_rate': '1e-05', 'epoch': '0.5'}", "nan"),
         (any_script_lines(10), b"step 7 | loss=-inf", "-inf"),
@@ -103,8 +99,8 @@ def test_what_says_that_something_slow_begins(line: bytes) -> None:
     ],
 )
 def test_a_loss_that_is_not_finite_is_read_as_what_it_is(lines: ProgressLines, text: bytes, loss: str) -> None:
-    (found,) = read(lines, text)
-    assert str(found.loss) == loss
+    (step,) = read(lines, text)
+    assert str(step.loss) == loss
 
 
 def test_a_line_of_skipped_steps_alone_has_no_loss() -> None:
@@ -116,8 +112,3 @@ def test_a_line_of_skipped_steps_alone_has_no_loss() -> None:
 @pytest.mark.parametrize("prefix", ["[default0]:", "0: ", "node-1: "])
 def test_a_launchers_prefix_does_not_matter(prefix: str) -> None:
     assert parse_step(f"{prefix}step 1/2 | loss 1.0 | 0.10 s/step | 10 tokens/s\n") is not None
-
-
-@pytest.mark.parametrize("line", ["", "step by step | nothing", "step 5/40 | loss 3.1 | soon"])
-def test_other_lines_report_nothing_to_the_patterns_of_our_trainers(line: str) -> None:
-    assert parse_step(line) is None
