@@ -8,37 +8,41 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from support.backend_output import render
+from support.recipes import recipe_of
 
 MOE = "num_experts: 8, topk: 2, ffn_hidden_size: 512"
 
 
-def recipe_of(model: str, *more: str) -> Recipe:
-    return load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"), [f"model={model}", *more])
+def recipe_for(model: str, *more: str) -> Recipe:
+    return recipe_of("llama2-7b-deepspeed", f"model={model}", *more)
 
 
 def config(model: str, *more: str) -> dict[str, Any]:
-    rendered = DeepSpeed().render(recipe_of(model, *more), Layout(data=16, zero_stage=3))
+    rendered = render(recipe_for(model, *more), Layout(data=16, zero_stage=3))
     values: dict[str, Any] = json.loads(rendered.files["trainer/model.json"])
     return values
 
 
-def test_a_mixture_becomes_mixtral() -> None:
-    model = config("mixtral-8x7b")
-    assert (model["model_type"], model["num_local_experts"], model["num_experts_per_tok"]) == ("mixtral", 8, 2)
-    assert (model["intermediate_size"], model["router_aux_loss_coef"]) == (14336, 0.02)
+MIXTRAL = {
+    "model_type": "mixtral",
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 14336,
+    "router_aux_loss_coef": 0.02,
+}
 
 
 @pytest.mark.parametrize(
-    ("preset", "said"),
+    ("preset", "expected"),
     [
+        ("mixtral-8x7b", MIXTRAL),
         ("llama3.1-8b", {"rope_theta": 500000.0, "mlp_bias": False}),
         ("mistral-7b", {"sliding_window": 4096}),
         ("qwen2.5-7b", {"num_key_value_heads": 4}),
@@ -51,9 +55,8 @@ def test_a_mixture_becomes_mixtral() -> None:
         ("gpt3-6.7b", {"n_embd": 4096, "n_positions": 2048}),
     ],
 )
-def test_each_family_is_said_in_its_own_words(preset: str, said: dict[str, Any]) -> None:
-    model = config(preset, "training.sequence_length=2048")
-    assert said.items() <= model.items()
+def test_each_family_is_said_in_its_own_words(preset: str, expected: dict[str, Any]) -> None:
+    assert expected.items() <= config(preset, "training.sequence_length=2048").items()
 
 
 def test_a_sequence_longer_than_the_model_was_built_for_makes_room() -> None:
@@ -76,7 +79,7 @@ def test_a_sequence_longer_than_the_model_was_built_for_makes_room() -> None:
     ],
 )
 def test_models_the_script_cannot_build_are_refused_before_anything_is_searched(model: str, message: str) -> None:
-    recipe = recipe_of(model)
+    recipe = recipe_for(model)
     with pytest.raises(UserError, match=message):
         make_plan(setting_of(recipe, DeepSpeed()))
 
@@ -86,10 +89,9 @@ def test_deepseek_from_weights_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_cap_on_scores_costs_the_scores_and_a_window_its_mask() -> None:
-    plain = DeepSpeed().facts(recipe_of("gemma-7b"))
-    capped = DeepSpeed().facts(recipe_of("gemma2-9b"))
+    plain, capped = (DeepSpeed().facts(recipe_for(model)) for model in ("gemma-7b", "gemma2-9b"))
     assert not plain.attention_scores_saved
     assert capped.attention_scores_saved
     assert capped.logit_bytes == plain.logit_bytes + 2.0
-    short, long = (DeepSpeed().facts(recipe_of("mistral-7b", f"training.sequence_length={n}")) for n in (4096, 8192))
+    short, long = (DeepSpeed().facts(recipe_for("mistral-7b", f"training.sequence_length={n}")) for n in (4096, 8192))
     assert long.workspace_bytes == short.workspace_bytes + 3.0 * 8192**2

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.argument import command_words
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.deepspeed.config import REASONS, dotted_keys
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
-from llmlaunch.recipe.load import load_recipe
+from support.backend_output import ds_config, render
+from support.recipes import recipe_of
 
 GPU, CPU = "llama2-7b-deepspeed", "quickstart"
 CASES = [
@@ -43,9 +40,9 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "layout", "overrides"), CASES)
 def test_nothing_is_rendered_without_a_reason(name: str, layout: Layout, overrides: tuple[str, ...]) -> None:
-    result = DeepSpeed().render(load_recipe(asset("recipes", f"{name}.yaml"), overrides), layout)
-    config = json.loads(result.files["ds_config.json"])
-    assert list(result.settings) == list(dotted_keys(config))
+    recipe = recipe_of(name, *overrides)
+    result = render(recipe, layout)
+    assert list(result.settings) == list(dotted_keys(ds_config(recipe, layout)))
     assert set(result.environment) <= set(result.variables)
     words = command_words(result.arguments)
     assert words == result.program[-len(words) :]
@@ -54,14 +51,9 @@ def test_nothing_is_rendered_without_a_reason(name: str, layout: Layout, overrid
 
 
 def test_keys_are_listed_as_they_are_nested() -> None:
-    said = {"b": {"y": 1, "x": {"z": 2}}, "a": 3}
-    assert list(dotted_keys(said)) == ["a", "b.x.z", "b.y"]
+    assert list(dotted_keys({"b": {"y": 1, "x": {"z": 2}}, "a": 3})) == ["a", "b.x.z", "b.y"]
 
 
 def test_every_reason_is_of_a_key_that_can_be_rendered() -> None:
-    rendered = {
-        key
-        for name, layout, overrides in CASES
-        for key in DeepSpeed().render(load_recipe(asset("recipes", f"{name}.yaml"), overrides), layout).settings
-    }
-    assert rendered == set(REASONS)
+    settings = [render(recipe_of(name, *overrides), layout).settings for name, layout, overrides in CASES]
+    assert {key for each in settings for key in each} == set(REASONS)
