@@ -2,85 +2,69 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import pytest
 
-from llmlaunch.assets import asset
-from llmlaunch.backends.argument import NodeVariable
-from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.deepspeed.megatron_deepspeed import TAKEN
 from llmlaunch.errors import UserError
-from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns, Situation
+from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from support.backend_output import ds_config, refused_by, render, value_of, words_of
+from support.recipes import recipe_of
 
 
-def recipe_of(kind: str, *overrides: str) -> Recipe:
-    backend = f"backend={{name: deepspeed, script: /home/me/train.py, script_args: [--mine], script_kind: {kind}}}"
-    return load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"), (backend, *overrides))
-
-
-def rendered(kind: str, layout: Layout, *overrides: str) -> Rendered:
-    return DeepSpeed().render(recipe_of(kind, *overrides), layout)
-
-
-def words(result: Rendered) -> list[str]:
-    return [f"${word.name}{word.suffix}" if isinstance(word, NodeVariable) else word for word in result.program]
-
-
-def config(result: Rendered) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(result.files["ds_config.json"])
-    return loaded
-
-
-def refused_by(recipe: Recipe, layout: Layout) -> list[str]:
-    situation = Situation(LayoutColumns.of([layout]), recipe.model, recipe.workload, recipe.cluster, recipe.nodes)
-    return [rule.key for rule in DeepSpeed().rules(recipe) if not bool(np.all(rule.allows(situation)))]
+def recipe_for(kind: str, *overrides: str, script_args: str = "[--mine]") -> Recipe:
+    script = f"script: /home/me/train.py, script_args: {script_args}, script_kind: {kind}"
+    return recipe_of("llama2-7b-deepspeed", f"backend={{name: deepspeed, {script}}}", *overrides)
 
 
 def test_a_script_of_the_trainers_is_told_what_its_arguments_are_called() -> None:
     layout = Layout(data=16, micro_batch_size=2, zero_stage=3, recompute=RECOMPUTE_FULL)
-    said = words(rendered("hugging-face", layout, "training.save_interval=10", "training.checkpoint_path=/ckpt"))
-    assert said[:2] == ["/home/me/train.py", "--mine"]
-    told = dict(zip(said[2::2], said[3::2], strict=True))
-    assert told["--deepspeed"] == "$LLMLAUNCH_RUN_DIR/ds_config.json"
-    assert (told["--per_device_train_batch_size"], told["--gradient_accumulation_steps"]) == ("2", "8")
-    assert (told["--bf16"], told["--gradient_checkpointing"]) == ("True", "True")
-    assert (told["--output_dir"], told["--save_steps"]) == ("/ckpt", "10")
-    assert "--deepspeed_config" not in told
+    recipe = recipe_for("hugging-face", "training.save_interval=10", "training.checkpoint_path=/ckpt")
+    words = words_of(recipe, layout)
+    assert words[:2] == ["/home/me/train.py", "--mine"]
+    arguments = dict(zip(words[2::2], words[3::2], strict=True))
+    expected = {
+        "--deepspeed": "$LLMLAUNCH_RUN_DIR/ds_config.json",
+        "--per_device_train_batch_size": "2",
+        "--gradient_accumulation_steps": "8",
+        "--bf16": "True",
+        "--gradient_checkpointing": "True",
+        "--output_dir": "/ckpt",
+        "--save_steps": "10",
+    }
+    assert expected.items() <= arguments.items()
+    assert "--deepspeed_config" not in arguments
 
 
 def test_the_trainer_stops_cosine_decay_at_a_minimum_and_no_other() -> None:
-    least = "training.minimum_learning_rate=1.0e-5"
-    decay = "training.learning_rate_decay=cosine"
-    said = words(rendered("hugging-face", Layout(data=16), least, decay))
-    assert said[said.index("--lr_scheduler_kwargs") + 1] == '{"min_lr": 1e-05}'
-    assert "cosine_with_min_lr" in said
+    cosine, linear = (
+        recipe_for("hugging-face", "training.minimum_learning_rate=1.0e-5", f"training.learning_rate_decay={decay}")
+        for decay in ("cosine", "linear")
+    )
+    words = words_of(cosine, Layout(data=16))
+    assert value_of(words, "--lr_scheduler_kwargs") == '{"min_lr": 1e-05}'
+    assert "cosine_with_min_lr" in words
     with pytest.raises(UserError, match="a minimum of cosine decay alone"):
-        rendered("hugging-face", Layout(data=16), least, "training.learning_rate_decay=linear")
+        render(linear, Layout(data=16))
 
 
 def test_the_trainers_config_leaves_nothing_to_auto() -> None:
-    assert b"auto" not in rendered("hugging-face", Layout(data=16, zero_stage=3)).files["ds_config.json"]
+    assert b"auto" not in render(recipe_for("hugging-face"), Layout(data=16, zero_stage=3)).files["ds_config.json"]
 
 
 def test_the_trainer_has_no_word_for_sequence_parallelism() -> None:
-    assert refused_by(recipe_of("hugging-face"), Layout(context=2, data=8)) == ["trainer-context"]
-    assert refused_by(recipe_of("hugging-face"), Layout(tensor=2, data=8)) == []
+    assert refused_by(recipe_for("hugging-face"), Layout(context=2, data=8)) == {"trainer-context"}
+    assert refused_by(recipe_for("hugging-face"), Layout(tensor=2, data=8)) == set()
 
 
 def test_a_script_with_a_pipeline_is_told_its_stages() -> None:
     layout = Layout(pipeline=4, data=4, micro_batch_size=2, zero_stage=1, recompute=RECOMPUTE_FULL)
-    said = config(rendered("pipeline", layout))
-    assert said["pipeline"] == {"stages": 4, "activation_checkpoint_interval": 1}
-    assert said["train_batch_size"] == 256 == 2 * said["gradient_accumulation_steps"] * 4
+    config = ds_config(recipe_for("pipeline"), layout)
+    assert config["pipeline"] == {"stages": 4, "activation_checkpoint_interval": 1}
+    assert config["train_batch_size"] == 256 == 2 * config["gradient_accumulation_steps"] * 4
 
 
 @pytest.mark.parametrize(
@@ -95,12 +79,12 @@ def test_a_script_with_a_pipeline_is_told_its_stages() -> None:
     ],
 )
 def test_each_rule_of_pipelines_refuses_what_it_is_there_for(key: str, layout: Layout) -> None:
-    assert key in refused_by(recipe_of("pipeline", "model={base: llama2-7b, num_layers: 28}"), layout)
+    assert key in refused_by(recipe_for("pipeline", "model={base: llama2-7b, num_layers: 28}"), layout)
 
 
 def test_pipelines_are_searched_with_zero_0_and_1() -> None:
-    recipe = recipe_of("pipeline")
-    assert {held.zero_stage for held in DeepSpeed().space(recipe).state_techniques} == {0, 1}
+    recipe = recipe_for("pipeline")
+    assert {states.zero_stage for states in DeepSpeed().space(recipe).state_techniques} == {0, 1}
     plan = make_plan(setting_of(recipe, DeepSpeed()))
     assert plan.chosen is not None
     assert plan.chosen.layout.zero_stage == 1
@@ -113,31 +97,39 @@ INDEXED = "data={path: /data/mine_text_document}"
 
 def test_megatron_deepspeed_is_told_in_the_words_of_its_parser() -> None:
     layout = Layout(tensor=2, pipeline=2, data=4, zero_stage=1, recompute=RECOMPUTE_FULL)
-    result = rendered("megatron-deepspeed", layout, INDEXED, "model=llama3-8b")
-    said = words(result)
-    assert all(word.split("=")[0] in TAKEN for word in said[2:] if word.startswith("--"))
-    told = {flag: said[place + 1] for place, flag in enumerate(said[:-1]) if flag.startswith("--")}
-    assert (told["--zero-stage"], told["--num-key-value-heads"], told["--normalization"]) == ("1", "8", "rmsnorm")
-    assert told["--rotary-position-embeddings-theta"] == "500000"
-    assert {"--use-rotary-position-embeddings", "--deepspeed-activation-checkpointing"} <= set(said)
-    assert "--no-pipeline-parallel" not in said
-    assert "tensor_parallel" not in config(result)
-    assert config(result)["train_batch_size"] == 256
+    recipe = recipe_for("megatron-deepspeed", INDEXED, "model=llama3-8b")
+    words = words_of(recipe, layout)
+    assert all(word.split("=")[0] in TAKEN for word in words[2:] if word.startswith("--"))
+    for flag, value in (
+        ("--zero-stage", "1"),
+        ("--num-key-value-heads", "8"),
+        ("--normalization", "rmsnorm"),
+        ("--rotary-position-embeddings-theta", "500000"),
+    ):
+        assert value_of(words, flag) == value
+    assert {"--use-rotary-position-embeddings", "--deepspeed-activation-checkpointing"} <= set(words)
+    assert "--no-pipeline-parallel" not in words
+    config = ds_config(recipe, layout)
+    assert "tensor_parallel" not in config
+    assert config["train_batch_size"] == 256
 
 
 def test_without_stages_megatron_deepspeed_makes_no_pipeline() -> None:
-    layout = Layout(context=2, data=8, zero_stage=1)
-    said = words(rendered("megatron-deepspeed", layout, INDEXED))
-    assert "--no-pipeline-parallel" in said
-    assert said[said.index("--ds-sequence-parallel-size") + 1] == "2"
+    words = words_of(recipe_for("megatron-deepspeed", INDEXED), Layout(context=2, data=8, zero_stage=1))
+    assert "--no-pipeline-parallel" in words
+    assert value_of(words, "--ds-sequence-parallel-size") == "2"
 
 
-def test_what_the_old_parser_has_not_is_refused_by_the_recipes_key() -> None:
-    layout = Layout(data=16, zero_stage=1)
-    with pytest.raises(UserError, match=r"data\.mock: Megatron-DeepSpeed reads indexed datasets alone"):
-        rendered("megatron-deepspeed", layout)
-    with pytest.raises(UserError, match=r"model\.moe.*which Megatron-DeepSpeed's parser has not"):
-        rendered("megatron-deepspeed", layout, INDEXED, "model=mixtral-8x7b")
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((), r"data\.mock: Megatron-DeepSpeed reads indexed datasets alone"),
+        ((INDEXED, "model=mixtral-8x7b"), r"model\.moe.*which Megatron-DeepSpeed's parser has not"),
+    ],
+)
+def test_what_the_old_parser_has_not_is_refused_by_the_recipes_key(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        render(recipe_for("megatron-deepspeed", *overrides), Layout(data=16, zero_stage=1))
 
 
 @pytest.mark.parametrize(
@@ -153,21 +145,21 @@ def test_what_the_old_parser_has_not_is_refused_by_the_recipes_key() -> None:
 )
 def test_each_rule_of_megatron_deepspeed_refuses_what_it_is_there_for(key: str, layout: Layout) -> None:
     model = "model={base: llama2-7b, num_layers: 28, num_attention_heads: 8, num_query_groups: 8, head_dim: 512}"
-    assert key in refused_by(recipe_of("megatron-deepspeed", INDEXED, model), layout)
+    assert key in refused_by(recipe_for("megatron-deepspeed", INDEXED, model), layout)
 
 
 def test_a_script_of_another_kind_has_no_pipeline() -> None:
     for kind in ("own", "hugging-face"):
-        assert "pipeline" in refused_by(recipe_of(kind), Layout(pipeline=2, data=8, zero_stage=1))
+        assert "pipeline" in refused_by(recipe_for(kind), Layout(pipeline=2, data=8, zero_stage=1))
 
 
-def test_only_a_script_has_a_kind(tmp_path: Path) -> None:
+def test_only_a_script_has_a_kind() -> None:
     with pytest.raises(UserError, match="script_kind needs script"):
-        load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"), ("backend={name: deepspeed, script_kind: pipeline}",))
+        recipe_of("llama2-7b-deepspeed", "backend={name: deepspeed, script_kind: pipeline}")
 
 
 @pytest.mark.parametrize(
-    ("kind", "words", "fused"),
+    ("kind", "script_args", "fused"),
     [
         ("hugging-face", "[--mine]", True),
         ("hugging-face", "[--optim, adamw_torch]", False),
@@ -177,10 +169,9 @@ def test_only_a_script_has_a_kind(tmp_path: Path) -> None:
     ],
 )
 def test_a_script_whose_optimizer_may_not_be_fused_is_priced_with_its_temporary(
-    kind: str, words: str, fused: bool
+    kind: str, script_args: str, fused: bool
 ) -> None:
-    backend = f"backend={{name: deepspeed, script: /home/me/train.py, script_args: {words}, script_kind: {kind}}}"
-    recipe = load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"), (backend,))
+    recipe = recipe_for(kind, script_args=script_args)
     assert DeepSpeed().facts(recipe).step_bytes_sharded[3] == (6.0 if fused else 8.0)
-    measured = DeepSpeed().render(recipe, Layout(data=16, zero_stage=3)).measurement
+    measured = render(recipe, Layout(data=16, zero_stage=3)).measurement
     assert measured["implementation"]["fused_optimizer"] is fused
