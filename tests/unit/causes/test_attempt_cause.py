@@ -21,10 +21,8 @@ TRACEBACK = "Traceback (most recent call last):\n  File x\n"
 
 
 def rank(number: int, node: str, at: float | None, code: int | None = 1, signal: str | None = None) -> dict[str, Any]:
-    return {"rank": number, "local_rank": number % 2, "node": node, "ended_at": at, "signal": signal} | {
-        "exit_code": None if signal else code,
-        "visible_devices": None,
-    }
+    end = {"ended_at": at, "signal": signal, "exit_code": None if signal else code}
+    return {"rank": number, "local_rank": number % 2, "node": node, "visible_devices": None, **end}
 
 
 class Run:
@@ -41,13 +39,13 @@ class Run:
     def log(self, node: str, text: str) -> None:
         (self.directory / "logs" / f"{ATTEMPT}.{node}.log").write_text(text)
 
-    def told(self, node: str, kind: str, line: str = "-", **more: Any) -> None:
+    def node_cause(self, node: str, kind: str, line: str = "-", **more: Any) -> None:
         (self.folder / "causes" / f"{node}.json").write_text(json.dumps(cause(kind, node, line, "log", **more)))
 
     def cause(self, *ranks: dict[str, Any], code: int = 1, state: str = "") -> dict[str, Any]:
-        found = cause_of(self.directory, ATTEMPT, ranks, code, state)
-        assert found is not None
-        return found
+        first = cause_of(self.directory, ATTEMPT, ranks, code, state)
+        assert first is not None
+        return first
 
 
 @pytest.fixture
@@ -63,30 +61,30 @@ def test_nothing_ended_what_succeeded(run: Run) -> None:
 def test_what_kept_the_training_from_beginning_is_in_the_log_of_preparing(run: Run) -> None:
     refused = "Megatron-LM refuses its arguments: unrecognized arguments: --foo 3"
     (run.folder / "prepare.log").write_text(f"note: a note\n{refused}\n  said by megatron/training/arguments.py\n")
-    found = run.cause()
-    assert (found["kind"], found["line"], found["node"], found["sick"]) == ("bad_arguments", refused, None, False)
-    run.told("n1", "oom", at=50.0)
+    cause = run.cause()
+    assert (cause["kind"], cause["line"], cause["node"], cause["sick"]) == ("bad_arguments", refused, None, False)
+    run.node_cause("n1", "oom", at=50.0)
     assert run.cause(rank(0, "n1", 50.0))["kind"] == "oom"  # it began after all
 
 
-def test_the_first_in_time_of_two_nodes(run: Run) -> None:
-    run.told("n1", "nccl", at=90.0)
-    run.told("n2", "oom", at=50.0)
-    assert run.cause()["node"] == "n2"
-    run.told("n1", "disk_full", at=10.0)
-    assert run.cause()["kind"] == "disk_full"
-
-
-def test_at_the_same_time_the_device_goes_before_the_program(run: Run) -> None:
-    run.told("n1", "crash", at=50.0)
-    run.told("n2", "ecc", at=51.5)
-    assert run.cause()["kind"] == "ecc"
-
-
-def test_a_cause_goes_before_what_only_follows_from_it(run: Run) -> None:
-    run.told("n1", "nccl", at=10.0, consequence=True)
-    run.told("n2", "crash", at=50.0)
-    assert run.cause()["node"] == "n2"
+@pytest.mark.parametrize(
+    ("node1", "node2", "first"),
+    [
+        pytest.param({"kind": "nccl", "at": 90.0}, {"kind": "oom", "at": 50.0}, "oom", id="the earlier"),
+        pytest.param({"kind": "disk_full", "at": 10.0}, {"kind": "oom", "at": 50.0}, "disk_full", id="of any kind"),
+        pytest.param({"kind": "crash", "at": 50.0}, {"kind": "ecc", "at": 51.5}, "ecc", id="a device at the same time"),
+        pytest.param(
+            {"kind": "nccl", "at": 10.0, "consequence": True}, {"kind": "crash", "at": 50.0}, "crash",
+            id="a cause before what follows from it",
+        ),
+    ],
+)  # fmt: skip
+def test_which_cause_of_two_nodes_comes_first(
+    run: Run, node1: dict[str, Any], node2: dict[str, Any], first: str
+) -> None:
+    run.node_cause("n1", **node1)
+    run.node_cause("n2", **node2)
+    assert run.cause()["kind"] == first
 
 
 def test_a_hang_comes_after_what_may_have_made_it(run: Run) -> None:
@@ -94,20 +92,19 @@ def test_a_hang_comes_after_what_may_have_made_it(run: Run) -> None:
     (run.folder / "progress.json").write_text(json.dumps({"schema": 1, "hung": hung}))
     assert run.cause()["kind"] == "hung"
     assert run.cause()["line"] == "no progress for 700 s, waiting for a step"
-    run.told("n1", "nccl", consequence=True)
+    run.node_cause("n1", "nccl", consequence=True)
     assert run.cause()["kind"] == "hung"
-    run.told("n2", "oom", at=5.0)
+    run.node_cause("n2", "oom", at=5.0)
     assert run.cause()["kind"] == "oom"
 
 
 def test_a_node_without_a_finding_is_judged_by_its_log(run: Run) -> None:
     run.log("n1", TRACEBACK + PEER)
     run.log("n2", f"{TRACEBACK}torch.OutOfMemoryError: {OOM}\n{PEER}")
-    found = run.cause(
-        rank(0, "n1", 52.0), rank(1, "n1", 52.0), rank(2, "n2", 53.0, None, "SIGTERM"), rank(3, "n2", 50.0)
-    )
-    assert (found["kind"], found["node"], found["rank"]) == ("oom", "n2", 3)
-    assert found["numbers"]["asked_bytes"] == 2 * 2**30
+    ranks = [rank(0, "n1", 52.0), rank(1, "n1", 52.0), rank(2, "n2", 53.0, None, "SIGTERM"), rank(3, "n2", 50.0)]
+    cause = run.cause(*ranks)
+    assert (cause["kind"], cause["node"], cause["rank"]) == ("oom", "n2", 3)
+    assert cause["numbers"]["asked_bytes"] == 2 * 2**30
 
 
 def test_a_network_that_recovered_is_not_what_ended_it(run: Run) -> None:
@@ -115,21 +112,20 @@ def test_a_network_that_recovered_is_not_what_ended_it(run: Run) -> None:
     run.log("n1", f"{port}\n{TRACEBACK}torch.OutOfMemoryError: {OOM}")
     assert run.cause(rank(0, "n1", 50.0))["kind"] == "oom"
     run.log("n1", f"{port}\n{TRACEBACK}{PEER}")
-    found = run.cause(rank(0, "n1", 50.0))
-    assert (found["kind"], found["sick"]) == ("nccl", True)
+    cause = run.cause(rank(0, "n1", 50.0))
+    assert (cause["kind"], cause["sick"]) == ("nccl", True)
 
 
 def test_every_rank_that_ran_out_is_named_once(run: Run) -> None:
     run.log("n1", "".join(f"[rank{n}]: {TRACEBACK}[rank{n}]: torch.OutOfMemoryError: {OOM}\n" for n in (1, 0, 1)))
-    found = run.cause(rank(0, "n1", 50.0), rank(1, "n1", 50.0))
-    assert [one["rank"] for one in found["ranks"]] == [1, 0]
+    cause = run.cause(rank(0, "n1", 50.0), rank(1, "n1", 50.0))
+    assert [entry["rank"] for entry in cause["ranks"]] == [1, 0]
 
 
 def test_a_kill_that_slurm_counted_after_the_node_had_looked(run: Run) -> None:
-    run.told("n1", "crash", "rank 0 was ended by SIGKILL", consequence=True, at=50.0)
-    run.log(
-        "n1", "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
-    )
+    run.node_cause("n1", "crash", "rank 0 was ended by SIGKILL", consequence=True, at=50.0)
+    event = "Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
+    run.log("n1", f"slurmstepd: error: {event}")
     assert run.cause(rank(0, "n1", 50.0, None, "SIGKILL"))["kind"] == "host_oom"
 
 
@@ -138,17 +134,21 @@ def test_a_program_that_says_nothing(run: Run) -> None:
     assert run.cause(*ranks)["line"] == "rank 1 was ended by SIGSEGV"
 
 
-def slurm_says(run: Run, words: str, attempt: str = ATTEMPT) -> None:
+def slurm_output(run: Run, line: str, attempt: str = ATTEMPT) -> None:
     with (run.directory / "slurm-7.out").open("a") as file:
-        file.write(f"job.sbatch: the log of this job is /r/logs/{attempt}.job.log\n{words}\n")
+        file.write(f"job.sbatch: the log of this job is /r/logs/{attempt}.job.log\n{line}\n")
+
+
+def cancelled(reason: str = "", what: str = "JOB 7") -> str:
+    """Return the line that slurmstepd writes when it ends a job or a step."""
+    return f"slurmstepd-n1: error: *** {what} ON n1 CANCELLED AT 2026-11-21T12:00:00{reason} ***"
 
 
 def test_a_lost_node_is_the_one_without_an_end(run: Run) -> None:
     run.log("n1", TRACEBACK + "RuntimeError: something of the network that nobody has seen before")
-    what = "CANCELLED AT 2026-11-21T12:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"
-    slurm_says(run, f"slurmstepd-n1: error: *** JOB 7 ON n1 {what} ***")
-    found = run.cause(rank(0, "n1", 50.0), rank(1, "n2", None, None))
-    assert (found["kind"], found["node"], found["sick"]) == ("node_fail", "n2", True)
+    slurm_output(run, cancelled(" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"))
+    cause = run.cause(rank(0, "n1", 50.0), rank(1, "n2", None, None))
+    assert (cause["kind"], cause["node"], cause["sick"]) == ("node_fail", "n2", True)
 
 
 def test_srun_names_the_lost_node(run: Run) -> None:
@@ -156,37 +156,37 @@ def test_srun_names_the_lost_node(run: Run) -> None:
     assert run.cause(rank(0, "n1", None, None), rank(1, "n2", None, None))["node"] == "n2"
 
 
-def test_what_the_scheduler_said_elsewhere(run: Run) -> None:
-    found = run.cause(rank(0, "n1", 50.0, None, "SIGTERM"), rank(1, "n2", None, None), state="NODE_FAIL")
-    assert (found["kind"], found["node"]) == ("node_fail", "n2")
+def test_a_node_failure_that_only_the_scheduler_reports(run: Run) -> None:
+    cause = run.cause(rank(0, "n1", 50.0, None, "SIGTERM"), rank(1, "n2", None, None), state="NODE_FAIL")
+    assert (cause["kind"], cause["node"]) == ("node_fail", "n2")
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"),
+    ("line", "kind"),
     [
         ("srun: error: n1: task 0: Out Of Memory", "host_oom"),
-        ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T12:00:00 DUE TO TIME LIMIT ***", "time_limit"),
-        ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T12:00:00 DUE TO PREEMPTION ***", "preempted"),
-        ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T12:00:00 ***", "cancelled"),
+        (cancelled(" DUE TO TIME LIMIT"), "time_limit"),
+        (cancelled(" DUE TO PREEMPTION"), "preempted"),
+        (cancelled(), "cancelled"),
     ],
 )
-def test_slurms_own_words(run: Run, words: str, kind: str) -> None:
-    slurm_says(run, words)
+def test_slurms_own_words(run: Run, line: str, kind: str) -> None:
+    slurm_output(run, line)
     ended = rank(0, "n1", 50.0, None, "SIGTERM")
     assert run.cause(ended)["kind"] == kind
-    run.told("n2", "oom", at=5.0)
+    run.node_cause("n2", "oom", at=5.0)
     assert run.cause(ended)["kind"] == "oom"
 
 
 def test_a_step_that_is_cancelled_is_srun_at_work_and_no_cause(run: Run) -> None:
-    slurm_says(run, "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T12:00:00 ***")
+    slurm_output(run, cancelled(what="STEP 7.0"))
     run.log("n1", TRACEBACK + "ValueError: bad data")
     assert run.cause(rank(0, "n1", 50.0))["line"] == "ValueError: bad data"
 
 
 def test_the_words_of_an_attempt_before_a_requeue_are_not_its_own(run: Run) -> None:
-    slurm_says(run, "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 12:00 DUE TO TIME LIMIT ***")
-    slurm_says(run, "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 12:00 DUE TO NODE FAILURE ***", "7.1")
+    slurm_output(run, cancelled(" DUE TO TIME LIMIT"))
+    slurm_output(run, cancelled(" DUE TO NODE FAILURE"), "7.1")
     assert run.cause(rank(0, "n1", 5.0, None, "SIGTERM"))["kind"] == "time_limit"
 
 
@@ -198,8 +198,8 @@ def test_a_signal_to_a_rank_says_more_than_what_its_peers_heard_of_it(run: Run) 
     run.log("n1", TRACEBACK + PEER)
     run.log("n2", TRACEBACK + PEER)
     killed = rank(3, "n2", 50.0, None, "SIGKILL")
-    found = run.cause(rank(0, "n1", 50.5), rank(2, "n2", 51.0), killed)
-    assert (found["line"], found["rank"], found["node"]) == ("rank 3 was ended by SIGKILL", 3, "n2")
+    cause = run.cause(rank(0, "n1", 50.5), rank(2, "n2", 51.0), killed)
+    assert (cause["line"], cause["rank"], cause["node"]) == ("rank 3 was ended by SIGKILL", 3, "n2")
 
 
 def test_logs_are_read_for_a_bounded_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +223,6 @@ def test_a_cause_file_of_odd_values_is_read_as_far_as_it_makes_sense(run: Run) -
     odd = {"kind": "ecc", "line": 5, "at": "noon", "numbers": [], "sick": "yes", "ranks": 7, "node": "other"}
     (run.folder / "causes" / "n1.json").write_text(json.dumps(odd))
     (run.folder / "causes" / "n2.json").write_text('{"kind": "nonsense"}')
-    found = run.cause(rank(0, "n1", 50.0))
-    assert (found["kind"], found["node"], found["line"], found["at"]) == ("ecc", "n1", "5", None)
-    assert (found["numbers"], found["sick"]) == ({}, False)
+    cause = run.cause(rank(0, "n1", 50.0))
+    assert (cause["kind"], cause["node"], cause["line"], cause["at"]) == ("ecc", "n1", "5", None)
+    assert (cause["numbers"], cause["sick"]) == ({}, False)

@@ -63,7 +63,7 @@ UNLIKE_OURS = (b"", b"step by step | nothing", b"step 5/40 | loss 3.1 | soon")
     [(any_script_lines(40), line) for line in OTHER_LINES] + [(known_trainers_lines(), line) for line in UNLIKE_OURS],
 )
 def test_other_lines_are_no_steps(lines: ProgressLines, line: bytes) -> None:
-    assert parser_of(lines).step_of(line) is None
+    assert parser_of(lines).read([line]).steps == []
 
 
 @pytest.mark.parametrize(
