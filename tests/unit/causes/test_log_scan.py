@@ -142,8 +142,8 @@ def test_a_message_that_a_logger_broke_into_lines() -> None:
          "Unavailable", "container_busy"),
         ("slurmstepd: error: pyxis:     curl: (28) Connection timed out after 30001 milliseconds", "container_busy"),
         ("slurmstepd: error: pyxis:     curl: (22) The requested URL returned error: 429", "container_busy"),
-        ("slurmstepd: error: pyxis:     [ERROR] URL https://nvcr.io/v2/x/manifests/1 returned error code: 404 Not Found",
-         "container"),
+        ("slurmstepd: error: pyxis:     [ERROR] URL https://nvcr.io/v2/x/manifests/1 returned error code: 404 Not "
+         "Found", "container"),
         ("slurmstepd: error: pyxis:     [ERROR] No such file or directory: /images/box.sqsh", "container"),
         ("slurmstepd: error: pyxis:     enroot-mount: failed to mount: /lustre at /x/lustre: No such file or directory",
          "container"),
