@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from llmlaunch.assets import asset
 from llmlaunch.cli.init import command as init
+from support.command_line import CommandLine
 
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = """\
@@ -28,15 +29,17 @@ layout: auto
 """
 
 
-def llmlaunch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llmlaunch", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-
-
-def written(folder: Path, text: str = GOOD, name: str = "recipe.yaml") -> Path:
-    path = folder / name
-    path.write_text(text)
+@pytest.fixture(autouse=True)
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a folder that holds the recipe alone the current one."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(GOOD)
     return path
+
+
+def assert_nothing_written() -> None:
+    assert list(Path().iterdir()) == [Path("recipe.yaml")]
 
 
 def changed(key: str, value: str) -> str:
@@ -70,234 +73,192 @@ BAD = [
 @pytest.mark.parametrize("command", ["check", "plan", "submit"])
 @pytest.mark.parametrize(("what", "text", "named"), BAD, ids=[case[0] for case in BAD])
 def test_a_bad_recipe_is_one_message_and_exit_code_2(
-    tmp_path: Path, command: str, what: str, text: str, named: str
+    llmlaunch: CommandLine, recipe: Path, command: str, what: str, text: str, named: str
 ) -> None:
-    written(tmp_path, text)
-    answer = llmlaunch(tmp_path, command, "recipe.yaml", *(("--local",) if command == "submit" else ()))
-    assert answer.returncode == 2, answer.stderr
+    recipe.write_text(text)
+    answer = llmlaunch(command, "recipe.yaml", *(("--local",) if command == "submit" else ()), code=2)
     assert answer.stdout == ""
-    assert "Traceback" not in answer.stderr
     assert "recipe.yaml" in answer.stderr
     assert named in answer.stderr
     assert len(answer.stderr.strip().splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+    assert_nothing_written()
 
 
-def test_a_folder_a_missing_an_unreadable_and_a_huge_file_are_refused(tmp_path: Path) -> None:
+def test_a_folder_a_missing_an_unreadable_and_a_huge_file_are_refused(llmlaunch: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
     with (tmp_path / "huge.yaml").open("wb") as file:
         file.truncate(50 * 2**20)
     for name in ("folder.yaml", "missing.yaml", "huge.yaml"):
-        answer = llmlaunch(tmp_path, "check", name)
-        assert answer.returncode == 2, (name, answer.stderr)
+        answer = llmlaunch("check", name, code=2)
         assert name in answer.stderr
         assert len(answer.stderr.strip().splitlines()) == 1
 
 
-def test_nothing_safe_is_exit_code_3_with_what_would_fit_and_nothing_is_written(tmp_path: Path) -> None:
-    written(tmp_path, changed("model", "llama3-405b"))
-    for words in (("check",), ("plan",), ("submit", "--local"), ("render", "-o", "run")):
-        answer = llmlaunch(tmp_path, words[0], "recipe.yaml", *words[1:])
-        assert answer.returncode == 3, answer.stderr
+def test_nothing_safe_is_exit_code_3_with_what_would_fit_and_nothing_is_written(
+    llmlaunch: CommandLine, recipe: Path
+) -> None:
+    recipe.write_text(changed("model", "llama3-405b"))
+    for command, *options in (("check",), ("plan",), ("submit", "--local"), ("render", "-o", "run")):
+        answer = llmlaunch(command, "recipe.yaml", *options, code=3)
         assert "Smallest change that fits" in answer.stderr
         assert "pipeline rank" in answer.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+    assert_nothing_written()
 
 
-def test_json_is_the_result_alone_in_the_published_shape(tmp_path: Path) -> None:
-    written(tmp_path)
-    answer = llmlaunch(tmp_path, "check", "recipe.yaml", "--json")
-    assert answer.returncode == 0
-    plan = json.loads(answer.stdout)
-    shape = {
-        "recipe",
-        "verdict",
-        "layout",
-        "memory",
-        "step_seconds",
-        "tokens_per_second_per_gpu",
-        "searched",
-        "refused",
-    }
-    assert shape | {"alternatives"} <= set(plan)
+def test_json_is_the_result_alone_in_the_published_shape(llmlaunch: CommandLine) -> None:
+    plan = llmlaunch.json("check", "recipe.yaml")
+    shape = {"recipe", "verdict", "layout", "memory", "step_seconds", "tokens_per_second_per_gpu"}
+    assert shape | {"searched", "refused", "alternatives"} <= set(plan)
     assert {"limit_bytes", "margin", "ranks", "host_bytes_per_node"} <= set(plan["memory"])
     for rank in plan["memory"]["ranks"]:
         assert sum(rank["terms"].values()) == rank["device_bytes"]
-    more = json.loads(llmlaunch(tmp_path, "plan", "recipe.yaml", "--json").stdout)
+    more = llmlaunch.json("plan", "recipe.yaml")
     assert more.pop("neighbours")
     assert more == plan
 
 
-def test_plan_shows_neighbours_the_front_and_the_heat_map(tmp_path: Path) -> None:
-    written(tmp_path)
-    answer = llmlaunch(tmp_path, "plan", "recipe.yaml", "--pareto", "--plot", "grid.svg")
-    assert answer.returncode == 0, answer.stderr
+def test_plan_shows_neighbours_the_front_and_the_heat_map(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    answer = llmlaunch("plan", "recipe.yaml", "--pareto", "--plot", "grid.svg")
     for part in ("Ranked layouts", "Neighbours of this layout", "Pareto front", "refused, each for the first reason"):
         assert part in answer.stdout
     assert (tmp_path / "grid.svg").read_text().startswith("<svg")
-    plan = json.loads(llmlaunch(tmp_path, "plan", "recipe.yaml", "--pareto", "--json").stdout)
+    plan = llmlaunch.json("plan", "recipe.yaml", "--pareto")
     jsonschema.validate(plan, json.loads((ROOT / "docs" / "schemas" / "plan.schema.json").read_text()))
-    seconds = [one["step_seconds"] for one in plan["pareto"]]
+    seconds = [point["step_seconds"] for point in plan["pareto"]]
     assert seconds == sorted(seconds)
     assert seconds[0] <= plan["step_seconds"] <= 1.001 * seconds[0], "the plainest of the fastest is chosen"
-    assert all(one["device_bytes"] <= plan["memory"]["limit_bytes"] for one in plan["pareto"])
+    assert all(point["device_bytes"] <= plan["memory"]["limit_bytes"] for point in plan["pareto"])
 
 
-def test_a_picture_that_is_no_svg_is_refused(tmp_path: Path) -> None:
-    written(tmp_path)
-    answer = llmlaunch(tmp_path, "plan", "recipe.yaml", "--plot", "grid.png")
-    assert answer.returncode == 2
+def test_a_picture_that_is_no_svg_is_refused(llmlaunch: CommandLine) -> None:
+    answer = llmlaunch("plan", "recipe.yaml", "--plot", "grid.png", code=2)
     assert answer.stderr == "error: grid.png: --plot writes SVG; give a name that ends in .svg\n"
 
 
-def test_pins_that_contradict_each_other_are_one_message_with_both_lines(tmp_path: Path) -> None:
+def test_pins_that_contradict_each_other_are_one_message_with_both_lines(llmlaunch: CommandLine, recipe: Path) -> None:
     pins = "\n  recompute: full\n  virtual_pipeline: 4\n  pipeline: 1"
-    written(tmp_path, changed("layout", pins))
-    answer = llmlaunch(tmp_path, "check", "recipe.yaml")
-    assert answer.returncode == 2
+    recipe.write_text(changed("layout", pins))
+    answer = llmlaunch("check", "recipe.yaml", code=2)
     assert "recipe.yaml:12: layout.pipeline: 1 contradicts layout.virtual_pipeline: 4 (recipe.yaml:11)" in answer.stderr
     assert len(answer.stderr.strip().splitlines()) == 1
 
 
-def test_a_pinned_layout_that_overflows_says_the_rank_the_term_and_a_change_that_works(tmp_path: Path) -> None:
+def test_a_pinned_layout_that_overflows_says_the_rank_the_term_and_a_change_that_works(llmlaunch: CommandLine) -> None:
     pins = "layout={tensor: 1, pipeline: 1, context: 1, micro_batch_size: 2, recompute: none}"
-    written(tmp_path)
-    answer = llmlaunch(tmp_path, "plan", "recipe.yaml", pins, "--json")
-    assert answer.returncode == 3
+    answer = llmlaunch("plan", "recipe.yaml", pins, "--json", code=3)
     plan = json.loads(answer.stdout)
     assert "pipeline rank 0 needs" in answer.stderr
     assert "most of it" in answer.stderr
     assert plan["advice"] in answer.stderr
-    words = [f"{key}={json.dumps(value)}" for key, value in plan["changes"].items()]
-    assert llmlaunch(tmp_path, "check", "recipe.yaml", pins, *words).returncode == 0
+    overrides = [f"{key}={json.dumps(value)}" for key, value in plan["changes"].items()]
+    llmlaunch("check", "recipe.yaml", pins, *overrides)
 
 
-def test_overrides_change_the_recipe(tmp_path: Path) -> None:
-    written(tmp_path)
-    plan = json.loads(llmlaunch(tmp_path, "check", "recipe.yaml", "layout={tensor: 4}", "nodes=8", "--json").stdout)
-    assert plan["layout"]["tensor"] == 4
-    assert (
-        plan["layout"]["tensor"] * plan["layout"]["data"] * plan["layout"]["pipeline"] * plan["layout"]["context"] == 64
-    )
+def test_overrides_change_the_recipe(llmlaunch: CommandLine) -> None:
+    plan = llmlaunch.json("check", "recipe.yaml", "layout={tensor: 4}", "nodes=8")
+    layout = plan["layout"]
+    assert layout["tensor"] == 4
+    assert 4 * layout["data"] * layout["pipeline"] * layout["context"] == 64
 
 
-def test_nodes_may_be_chosen_in_every_command(tmp_path: Path) -> None:
-    written(tmp_path, changed("nodes", "auto"))
-    answer = llmlaunch(tmp_path, "check", "recipe.yaml", "--json")
-    assert answer.returncode == 0, answer.stderr
-    plan = json.loads(answer.stdout)
+def test_nodes_may_be_chosen_in_every_command(llmlaunch: CommandLine, recipe: Path, tmp_path: Path) -> None:
+    recipe.write_text(changed("nodes", "auto"))
+    plan = llmlaunch.json("check", "recipe.yaml")
     nodes = plan["sizing"]["nodes"]
     assert [tried["refused"] is None for tried in plan["sizing"]["tried"]] == [False] * (nodes - 1) + [True]
     assert plan["job"]["steps"] == 10
-    fixed = json.loads(llmlaunch(tmp_path, "check", "recipe.yaml", f"nodes={nodes}", "--json").stdout)
+    fixed = llmlaunch.json("check", "recipe.yaml", f"nodes={nodes}")
     assert fixed == {**plan, "sizing": None}
-    assert f"nodes: auto: the smallest cluster that does has {nodes} node" in llmlaunch(
-        tmp_path, "plan", "recipe.yaml"
-    ).stdout  # fmt: skip
-    assert f"#SBATCH --nodes={nodes}\n" in llmlaunch(tmp_path, "submit", "recipe.yaml", "--dry-run").stdout
-    assert llmlaunch(tmp_path, "render", "recipe.yaml", "-o", "run").returncode == 0
+    text = llmlaunch("plan", "recipe.yaml").stdout
+    assert f"nodes: auto: the smallest cluster that does has {nodes} node" in text
+    assert f"#SBATCH --nodes={nodes}\n" in llmlaunch("submit", "recipe.yaml", "--dry-run").stdout
+    llmlaunch("render", "recipe.yaml", "-o", "run")
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["nodes"] == nodes
     assert json.loads((tmp_path / "run" / "plan.json").read_text()) == plan
 
 
-def test_a_budget_that_is_not_met_is_exit_code_3_and_nothing_is_written(tmp_path: Path) -> None:
-    written(tmp_path, GOOD + "budget: {days: 0.0001}\n")
-    for words in (("check",), ("plan",), ("submit", "--dry-run"), ("render", "-o", "run")):
-        answer = llmlaunch(tmp_path, words[0], "recipe.yaml", *words[1:])
-        assert answer.returncode == 3, answer.stderr
+def test_a_budget_that_is_not_met_is_exit_code_3_and_nothing_is_written(llmlaunch: CommandLine, recipe: Path) -> None:
+    recipe.write_text(GOOD + "budget: {days: 0.0001}\n")
+    for command, *options in (("check",), ("plan",), ("submit", "--dry-run"), ("render", "-o", "run")):
+        answer = llmlaunch(command, "recipe.yaml", *options, code=3)
         assert "of budget.days: 0.0001" in answer.stderr
         assert len(answer.stderr.strip().splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+    assert_nothing_written()
 
 
-def test_check_says_how_long_the_job_is(tmp_path: Path) -> None:
-    written(tmp_path)
-    text = llmlaunch(tmp_path, "check", "recipe.yaml", "training.tokens=300B", 'slurm.time="24:00:00"').stdout
+def test_check_says_how_long_the_job_is(llmlaunch: CommandLine) -> None:
+    text = llmlaunch("check", "recipe.yaml", "training.tokens=300B", 'slurm.time="24:00:00"').stdout
     assert "Job: 71,526 steps, 300B tokens: " in text
     assert " GPU-hours\n" in text
     assert "Assumed: SLURM ends the job after 24 h 0 min (slurm.time)" in text
 
 
-def test_a_profile_of_a_site_needs_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_of_a_site_needs_a_site(
+    llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    alone = llmlaunch(tmp_path, "init", "--site")
-    assert (alone.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert "no SLURM here (scontrol is not on PATH); run it on a login node of the cluster" in alone.stderr
-    assert "--partition belongs to --site" in llmlaunch(tmp_path, "init", "--partition", "gpu").stderr
+    answer = llmlaunch("init", "--site", code=2)
+    assert "no SLURM here (scontrol is not on PATH); run it on a login node of the cluster" in answer.stderr
+    assert_nothing_written()
+    assert "--partition belongs to --site" in llmlaunch("init", "--partition", "gpu", code=2).stderr
 
 
-def test_init_writes_a_recipe_that_is_safe_and_never_over_a_file(tmp_path: Path) -> None:
-    listed = llmlaunch(tmp_path, "init", "--list").stdout.split()
+def test_init_writes_a_recipe_that_is_safe_and_never_over_a_file(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    listed = llmlaunch("init", "--list").stdout.split()
     assert {"llama3-70b", "llama3-8b", "quickstart"} <= set(listed)
     for name in ("llama3-70b", "quickstart"):
-        assert llmlaunch(tmp_path, "init", name).returncode == 0
-        assert llmlaunch(tmp_path, "check", f"{name}.yaml").returncode == 0
+        llmlaunch("init", name)
+        llmlaunch("check", f"{name}.yaml")
     for name in set(listed) - {"llama3-70b", "quickstart"}:  # what the tests of the gallery find safe, byte by byte
         path = tmp_path / f"{name}.yaml"
         CliRunner().invoke(init, [name, "-o", str(path)], catch_exceptions=False)
         assert path.read_bytes() == asset("recipes", path.name).read_bytes()
-    again = llmlaunch(tmp_path, "init", "quickstart")
-    assert again.returncode == 2
+    again = llmlaunch("init", "quickstart", code=2)
     assert "left as it is" in again.stderr
-    assert "no recipe named" in llmlaunch(tmp_path, "init", "nonsense").stderr
+    assert "no recipe named" in llmlaunch("init", "nonsense", code=2).stderr
 
 
-def test_render_refuses_a_folder_that_holds_files(tmp_path: Path) -> None:
-    written(tmp_path)
+def test_render_refuses_a_folder_that_holds_files(llmlaunch: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("keep me")
-    answer = llmlaunch(tmp_path, "render", "recipe.yaml", "-o", "run")
-    assert answer.returncode == 2
+    llmlaunch("render", "recipe.yaml", "-o", "run", code=2)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
 
 
-def test_dry_run_shows_the_script_and_writes_nothing(tmp_path: Path) -> None:
-    written(tmp_path)
-    answer = llmlaunch(tmp_path, "submit", "recipe.yaml", "--dry-run")
-    assert answer.returncode == 0, answer.stderr
-    assert "#SBATCH --nodes=4" in answer.stdout
-    assert "--tensor-model-parallel-size" in answer.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
-
-
-def test_what_dry_run_shows_is_what_render_writes(tmp_path: Path) -> None:
-    written(tmp_path)
-    shown = llmlaunch(tmp_path, "submit", "recipe.yaml", "--dry-run").stdout
-    assert llmlaunch(tmp_path, "render", "recipe.yaml", "-o", "run").returncode == 0
+def test_dry_run_shows_what_render_writes_and_writes_nothing(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    shown = llmlaunch("submit", "recipe.yaml", "--dry-run").stdout
+    assert "#SBATCH --nodes=4" in shown
+    assert "--tensor-model-parallel-size" in shown
+    assert_nothing_written()
+    llmlaunch("render", "recipe.yaml", "-o", "run")
     assert (tmp_path / "run" / "job.sbatch").read_text() in shown
     assert (tmp_path / "run" / "train.sh").read_text() in shown
 
 
-def test_local_runs_refuse_several_nodes_and_write_nothing(tmp_path: Path) -> None:
-    answer = llmlaunch(tmp_path, "submit", str(ROOT / "recipes" / "quickstart.yaml"), "nodes=2", "--local", "-o", "run")
-    assert answer.returncode == 2
+def test_local_runs_refuse_several_nodes_and_write_nothing(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    answer = llmlaunch("submit", asset("recipes", "quickstart.yaml"), "nodes=2", "--local", "-o", "run", code=2)
     assert "this machine is one" in answer.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_accuracy_answers_for_every_record(tmp_path: Path) -> None:
+def test_accuracy_answers_for_every_record(llmlaunch: CommandLine) -> None:
     for name, count in (("fit", 363), ("outcomes", 324)):
         path = ROOT / "tests" / "data" / "measurements" / f"{name}.jsonl"
-        answer = llmlaunch(tmp_path, "accuracy", str(path), "--json")
-        assert answer.returncode == 0, answer.stderr
-        result = json.loads(answer.stdout)
+        result = llmlaunch.json("accuracy", path)
         assert len(result["records"]) == count
         assert result["families"]
 
 
-def test_a_run_that_is_not_there_is_said_plainly(tmp_path: Path) -> None:
+def test_a_run_that_is_not_there_is_said_plainly(llmlaunch: CommandLine) -> None:
     for command in ("status", "logs", "cancel", "resume"):
-        answer = llmlaunch(tmp_path, command, "nowhere")
-        assert answer.returncode == 2
-        assert "nowhere" in answer.stderr
-        assert "Traceback" not in answer.stderr
+        assert "nowhere" in llmlaunch(command, "nowhere", code=2).stderr
 
 
 def test_a_bug_of_ours_is_a_traceback_with_a_hint_to_report_it(tmp_path: Path) -> None:
     program = (
         "import llmlaunch.recipe.load as load\n"
-        "def broken(*words): raise RuntimeError('boom')\n"
+        "def broken(*arguments): raise RuntimeError('boom')\n"
         "load.load_recipe = broken\n"
         "from llmlaunch.cli.main import main\n"
         "main()\n"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from llmlaunch.assets import asset
 from llmlaunch.rundir.messages import counted
+from support.command_line import CommandLine
 
-ROOT = Path(__file__).resolve().parents[3]
-QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+QUICKSTART = asset("recipes", "quickstart.yaml")
 ONE_OF_ALL = (
     "nodes=1", "cluster=cpu-x1", "training.global_batch_size=1", "training.steps=1", "model.num_layers=1",
     "budget={gpu_hours: 1, days: 1}",
@@ -36,21 +33,18 @@ def test_a_count_has_its_noun_in_the_right_number(count: float, noun: str, form:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("arguments", "code"),
     [
-        ("check", QUICKSTART, *ONE_OF_ALL),
-        ("plan", QUICKSTART, *ONE_OF_ALL),
-        ("submit", QUICKSTART, *ONE_OF_ALL, "--dry-run"),
-        ("check", QUICKSTART, *ONE_OF_ALL, "layout={tensor: 2}"),
-        ("check", QUICKSTART, *ONE_OF_ALL, "layout={layers_by_stage: [2]}"),
-        ("check", QUICKSTART, *ONE_OF_ALL, "cluster={base: cpu-x1, accelerator: {memory_gib: 0.1}}"),
+        (("check", *ONE_OF_ALL), 0),
+        (("plan", *ONE_OF_ALL), 0),
+        (("submit", *ONE_OF_ALL, "--dry-run"), 0),
+        (("check", *ONE_OF_ALL, "layout={tensor: 2}"), 2),
+        (("check", *ONE_OF_ALL, "layout={layers_by_stage: [2]}"), 2),
+        (("check", *ONE_OF_ALL, "cluster={base: cpu-x1, accelerator: {memory_gib: 0.1}}"), 3),
     ],
 )
-def test_no_message_about_one_says_several(tmp_path: Path, words: tuple[str, ...]) -> None:
-    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
-    argv = [sys.executable, "-m", "llmlaunch", *words]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    prose = done.stdout.partition("=====")[0] + done.stderr
-    assert "Traceback" not in prose
+def test_no_message_about_one_says_several(llmlaunch: CommandLine, arguments: tuple[str, ...], code: int) -> None:
+    out, err = llmlaunch(arguments[0], QUICKSTART, *arguments[1:], code=code)
+    prose = out.partition("=====")[0] + err
     assert prose.strip()
     assert WRONG.findall(prose) == [], prose

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.cli.main import main
+from support.command_line import CommandLine, Output
 
 QUICKSTART = str(asset("recipes", "quickstart.yaml"))
 SMALL = ("cluster=cpu-x1",)
 
 SAVES = ("training.save_interval=1",)
 
-Submit = Callable[..., tuple[str, str]]
+Submit = Callable[..., Output]
 
 
 @pytest.fixture
-def submit(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Submit:
+def submit(llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
     """`llmlaunch submit WORDS` in an empty folder, where sbatch says `Submitted` and counts, and refuses `nowhere`."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    note = tmp_path / "asked"
+    note = tmp_path / "questions"
     refuses = 'grep -q nowhere job.sbatch && { echo "sbatch: error: no" >&2; exit 1; }'
     fakes = {
         "sbatch": f'echo "$PWD $@" >> {note}\n{refuses}\necho $((100 + $(wc -l < {note})))',
@@ -43,20 +43,11 @@ def submit(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
 
-    def call(*words: str, code: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["llmlaunch", "submit", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert ended.value.code == code, err
-        assert "Traceback" not in err
-        return out, err
-
-    return call
+    return partial(llmlaunch, "submit")
 
 
-def asked(folder: Path) -> list[str]:
-    path = folder / "asked"
+def questions(folder: Path) -> list[str]:
+    path = folder / "questions"
     return path.read_text().splitlines() if path.exists() else []
 
 
@@ -75,7 +66,7 @@ def test_values_are_runs_of_their_own_in_one_directory(submit: Submit, tmp_path:
 
 def test_a_chain_waits_for_the_one_before(submit: Submit, tmp_path: Path) -> None:
     submit(QUICKSTART, QUICKSTART, *SMALL, "--chain", "--dependency", "singleton", "-o", "s")
-    first, second = asked(tmp_path)
+    first, second = questions(tmp_path)
     assert "--dependency=singleton" in first
     assert "--dependency=afterok:101 --kill-on-invalid-dep=yes" in second
     assert "singleton" not in second
@@ -85,7 +76,7 @@ def test_an_array_is_handed_in_once(submit: Submit, tmp_path: Path) -> None:
     out, _ = submit(QUICKSTART, *SMALL, "training.steps=10,20", "--array", "--array-limit", "1", "-o", "s", "--json")
     assert submissions(tmp_path) == {"0-quickstart": "101_0", "1-quickstart": "101_1"}
     assert [run["job_id"] for run in json.loads(out)["runs"]] == ["101_0", "101_1"]
-    (once,) = asked(tmp_path)
+    (once,) = questions(tmp_path)
     assert once.startswith(f"{tmp_path}/s ")
     assert "#SBATCH --array=0-1%1" in (tmp_path / "s" / "job.sbatch").read_text()
 
@@ -94,14 +85,14 @@ def test_one_that_is_not_safe_keeps_all_from_being_submitted(submit: Submit, tmp
     _, err = submit(QUICKSTART, *SMALL, "training.sequence_length=128,1000000", "-o", "s", code=3)
     assert "training.sequence_length=1000000: " in err
     assert "None of the 2 was submitted" in err
-    assert asked(tmp_path) == []
+    assert questions(tmp_path) == []
     assert not (tmp_path / "s").exists()
 
 
 def test_one_that_slurm_refuses_takes_the_others_back(submit: Submit, tmp_path: Path) -> None:
     _, err = submit(QUICKSTART, *SMALL, "--grid", "slurm.partition=train,nowhere", "-o", "s", code=4)
     assert "the 1 before it were cancelled" in err
-    assert asked(tmp_path)[-1] == "cancelled 101"
+    assert questions(tmp_path)[-1] == "cancelled 101"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +117,7 @@ def test_what_does_not_go_together_is_refused_before_anything_is_written(
     _, err = submit(QUICKSTART, *SMALL, *words, "-o", "s", code=2)
     assert why in err
     assert not (tmp_path / "s").exists()
-    assert asked(tmp_path) == []
+    assert questions(tmp_path) == []
 
 
 def test_each_run_side_by_side_has_checkpoints_of_its_own(submit: Submit, tmp_path: Path) -> None:
@@ -146,7 +137,7 @@ def test_a_dry_run_shows_all_and_writes_nothing(submit: Submit, tmp_path: Path) 
     assert "training.steps=20" in out
     assert "#SBATCH --array=0-1" in out
     assert "2 runs, one array; nothing was written or submitted" in err
-    shown = json.loads(submit(QUICKSTART, *SMALL, "training.steps=10,20", "--dry-run", "--json")[0])
+    shown = json.loads(submit(QUICKSTART, *SMALL, "training.steps=10,20", "--dry-run", "--json").stdout)
     assert [run["plan"]["verdict"] for run in shown["runs"]] == ["safe", "safe"]
     assert not (tmp_path / "s").exists()
-    assert asked(tmp_path) == []
+    assert questions(tmp_path) == []

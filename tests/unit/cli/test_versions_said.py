@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.command_line import CommandLine
 
 RECIPE = """\
 schema: 1
@@ -31,37 +30,34 @@ COMMANDS = (
 )
 
 
-def llmlaunch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "MEGATRON_LM_PATH": str(folder)}
-    command = [sys.executable, "-m", "llmlaunch", *words]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )  # fmt: skip
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     (tmp_path / "megatron" / "core").mkdir(parents=True)
     (tmp_path / "megatron" / "core" / "package_info.py").write_text(MAIN)
+    monkeypatch.setenv("MEGATRON_LM_PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:2]))
-def test_an_unknown_version_is_warned_of_once(folder: Path, words: tuple[str, ...]) -> None:
-    done = llmlaunch(folder, words[0], "recipe.yaml", *words[1:])
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: " ".join(arguments[:2]))
+def test_an_unknown_version_is_warned_of_once(llmlaunch: CommandLine, arguments: tuple[str, ...]) -> None:
+    done = llmlaunch(arguments[0], "recipe.yaml", *arguments[1:])
     assert done.stderr.count("warning: Megatron core 0.20.0 is none of those llmlaunch knows (0.16, 0.19)") == 1
     assert "0.20.0 is none" not in done.stdout
 
 
-def test_the_version_is_recorded_with_the_run(folder: Path) -> None:
-    assert llmlaunch(folder, "render", "recipe.yaml", "-o", "out").returncode == 0
+def test_the_version_is_recorded_with_the_run(llmlaunch: CommandLine, folder: Path) -> None:
+    llmlaunch("render", "recipe.yaml", "-o", "out")
     assert json.loads((folder / "out" / "run.json").read_text())["measurement"]["backend_version"] == "0.20.0"
-    assert "Assumed: Megatron core 0.20.0, as" in llmlaunch(folder, "check", "recipe.yaml").stdout
+    assert "Assumed: Megatron core 0.20.0, as" in llmlaunch("check", "recipe.yaml").stdout
 
 
-def test_a_strange_flag_of_ones_own_is_noted_where_the_job_is_rendered(folder: Path) -> None:
+def test_a_strange_flag_of_ones_own_is_noted_where_the_job_is_rendered(llmlaunch: CommandLine) -> None:
     own = "backend={name: megatron-lm, extra_args: [--of-my-fork]}"
-    done = llmlaunch(folder, "render", "recipe.yaml", own, "-o", "out")
-    assert done.stderr.count("note: backend.extra_args: --of-my-fork is no flag of Megatron core 0.19") == 1
+    assert (
+        llmlaunch("render", "recipe.yaml", own, "-o", "out").stderr.count(
+            "note: backend.extra_args: --of-my-fork is no flag of Megatron core 0.19"
+        )
+        == 1
+    )
