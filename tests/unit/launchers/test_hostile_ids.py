@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-from llmlaunch.cli.main import main
 from llmlaunch.cli.output import print_json
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.local import LocalLauncher
@@ -23,6 +21,7 @@ from llmlaunch.launchers.run_files import is_foreign, read_end, read_submission
 from llmlaunch.launchers.slurm.text import strange_jobs
 from llmlaunch.rundir.identifiers import is_attempt, is_fallback, is_run_id, is_slurm_job, printable
 from llmlaunch.watch.screen import Screen
+from support.command_line import CommandLine
 from support.local_jobs import run_directory
 
 STARTED = 1700000000
@@ -39,7 +38,7 @@ def write_submission(run_dir: Path, **changes: Any) -> Path:
 
 
 @pytest.fixture
-def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+def slurm_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """SLURM's commands at their edge: each writes down how it was called, and knows no job."""
     folder, notes = tmp_path / "bin", tmp_path / "notes"
     folder.mkdir()
@@ -48,13 +47,6 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return lambda: notes.read_text().splitlines() if notes.exists() else []
-
-
-def llmlaunch(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["llmlaunch", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(str(ended.value.code))
 
 
 @pytest.mark.parametrize("job", HOSTILE_IDS, ids=repr)
@@ -68,21 +60,13 @@ def test_what_is_no_job_id_is_damage(tmp_path: Path, field: str, job: object) ->
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"cluster": "-M"},
-        {"cluster": "a,b"},
-        {"cluster": 3},
-        {"submitted_at": -1},
-        {"submitted_at": "now"},
-        {"submitted_at": 1e300},
-        {"launcher": "local"},
-        {"launcher": ["slurm"]},
-    ],
-    ids=repr,
+    ("field", "value"),
+    [("cluster", value) for value in ("-M", "a,b", 3)]
+    + [("submitted_at", value) for value in (-1, "now", 1e300)]
+    + [("launcher", value) for value in ("local", ["slurm"])],
 )
-def test_what_is_no_cluster_time_or_launcher_is_damage(tmp_path: Path, changes: dict[str, Any]) -> None:
-    write_submission(tmp_path, **changes)
+def test_what_is_no_cluster_time_or_launcher_is_damage(tmp_path: Path, field: str, value: object) -> None:
+    write_submission(tmp_path, **{field: value})
     with pytest.raises(UserError, match=r"submission\.json: damaged"):
         read_submission(tmp_path)
 
@@ -90,13 +74,13 @@ def test_what_is_no_cluster_time_or_launcher_is_damage(tmp_path: Path, changes: 
 @pytest.mark.parametrize("command", ["cancel", "status", "resume", "logs"])
 @pytest.mark.parametrize("job", ["--user=root", "../../x"])
 def test_no_command_passes_a_hostile_id_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: Callable[[], list[str]], command: str, job: str
+    tmp_path: Path, llmlaunch: CommandLine, slurm_calls: Callable[[], list[str]], command: str, job: str
 ) -> None:
     run_dir = write_submission(run_directory(tmp_path / "run", "finish 0"), job_id=job)
     before = sorted(path for path in tmp_path.rglob("*") if path != tmp_path / "notes")
-    assert llmlaunch(monkeypatch, command, str(run_dir)) == 2
+    llmlaunch(command, run_dir, code=2)
     assert sorted(path for path in tmp_path.rglob("*") if path != tmp_path / "notes") == before
-    assert not [call for call in noted() if job in call]
+    assert not [call for call in slurm_calls() if job in call]
 
 
 @pytest.mark.parametrize("in_run_dir", [True, False])
@@ -141,30 +125,25 @@ def foreign_directory(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", ["cancel", "resume"])
 def test_a_directory_of_another_user_is_not_acted_on(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    noted: Callable[[], list[str]],
-    command: str,
+    tmp_path: Path, llmlaunch: CommandLine, slurm_calls: Callable[[], list[str]], command: str
 ) -> None:
     run_dir = foreign_directory(tmp_path)
     before = sorted(run_dir.iterdir())
     assert is_foreign(run_dir)
     assert not is_foreign(tmp_path)
-    assert llmlaunch(monkeypatch, command, str(run_dir)) == 2
-    assert "belongs to" in capsys.readouterr().err
-    assert noted() == []
+    assert "belongs to" in llmlaunch(command, run_dir, code=2).stderr
+    assert slurm_calls() == []
     assert sorted(run_dir.iterdir()) == before
 
 
 def test_what_status_learns_is_not_written_into_a_foreign_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: Callable[[], list[str]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llmlaunch: CommandLine, slurm_calls: Callable[[], list[str]]
 ) -> None:
     run_dir = write_submission(run_directory(tmp_path / "run", "finish 0"))
     (run_dir / "logs").mkdir()
     (run_dir / "logs" / "12.cancelled").touch()
     monkeypatch.setattr("llmlaunch.launchers.run_files.is_foreign", lambda directory: True)
-    assert llmlaunch(monkeypatch, "status", str(run_dir)) == 0
+    llmlaunch("status", run_dir)
     assert not (run_dir / "ended.json").exists()
 
 
@@ -179,7 +158,7 @@ def test_only_attempts_by_form_are_a_submission_s(tmp_path: Path) -> None:
 
 
 def test_a_sweep_names_folders_beside_it_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: Callable[[], list[str]]
+    tmp_path: Path, llmlaunch: CommandLine, slurm_calls: Callable[[], list[str]]
 ) -> None:
     sweep, outside = tmp_path / "sweep", tmp_path / "outside"
     for folder in (sweep, outside):
@@ -188,7 +167,7 @@ def test_a_sweep_names_folders_beside_it_alone(
     write_submission(sweep)
     runs = [{"directory": "0-run"}, {"directory": "../outside"}]
     (sweep / "sweep.json").write_text(json.dumps({"how": "array", "runs": runs}))
-    assert llmlaunch(monkeypatch, "status", str(run_dir)) == 2
+    llmlaunch("status", run_dir, code=2)
     assert list(outside.iterdir()) == []
 
 

@@ -11,31 +11,20 @@ from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.choose import choose, launcher_of
 
 
-def put_sbatch_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "sbatch").write_text("#!/bin/sh\n")
-    (folder / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder))
-
-
-def test_slurm_where_there_is_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_sbatch_on_path(tmp_path, monkeypatch)
-    choice = choose(local=False)
-    assert choice.launcher.name == "slurm"
-    assert str(tmp_path / "sbatch") in choice.why
-
-
-def test_this_machine_without_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("sbatch", "local", "name", "why"),
+    [(True, False, "slurm", "{}/sbatch"), (False, False, "local", "no sbatch"), (True, True, "local", "--local")],
+)
+def test_slurm_where_there_is_sbatch_and_this_machine_without_or_when_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sbatch: bool, local: bool, name: str, why: str
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    choice = choose(local=False)
-    assert choice.launcher.name == "local"
-    assert "no sbatch" in choice.why
-
-
-def test_this_machine_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_sbatch_on_path(tmp_path, monkeypatch)
-    choice = choose(local=True)
-    assert choice.launcher.name == "local"
-    assert "--local" in choice.why
+    if sbatch:
+        (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+        (tmp_path / "sbatch").chmod(0o755)
+    choice = choose(local=local)
+    assert choice.launcher.name == name
+    assert why.format(tmp_path) in choice.why
 
 
 def test_a_submission_finds_its_launcher_again(tmp_path: Path) -> None:
