@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shapes import LLAMA3_8B, MIXTRAL
-from test_grouped_pricing import PAIRS, any_layouts
-from test_memory_laws import CORRECTIONS, GIB, SHAPES
+from shapes import CORRECTIONS, LLAMA3_8B, MIXTRAL, SHAPES, any_layouts
+from test_grouped_pricing import PAIRS
 
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
@@ -19,6 +18,7 @@ from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.terms import OUTSIDE_TORCH, RESIDUAL
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.units import GIB
 from llmlaunch.workload import Workload
 
 
@@ -77,8 +77,8 @@ def test_the_context_gives_way_first_then_the_communicators_and_nothing_below_no
         -context - 0.5 * communicators: (0, round(0.5 * communicators)),
         -1000.0 * GIB: (0, 0),
     }.items():
-        found = estimate(replace(job, correction=Correction(outside_bytes=outside)), layout).worst.terms
-        assert tuple(found[name] for name in OUTSIDE_TORCH) == pytest.approx(expected, abs=1)
+        terms = estimate(replace(job, correction=Correction(outside_bytes=outside)), layout).worst.terms
+        assert tuple(terms[name] for name in OUTSIDE_TORCH) == pytest.approx(expected, abs=1)
 
 
 def test_the_host_is_not_corrected_but_where_it_is_the_device() -> None:
@@ -86,20 +86,21 @@ def test_the_host_is_not_corrected_but_where_it_is_the_device() -> None:
     more = replace(job, correction=Correction(torch_share=0.1, outside_bytes=GIB))
     card, cpu = HostNode(processes=8), HostNode(processes=8, resident=True)
     assert estimate(more, layout, node=card).host_bytes_per_node == estimate(job, layout, node=card).host_bytes_per_node
-    before, after = (estimate(one, layout, node=cpu) for one in (job, more))
+    before, after = (estimate(each, layout, node=cpu) for each in (job, more))
     grown = after.worst.device_bytes - before.worst.device_bytes
     assert grown > GIB
     assert (after.host_bytes_per_node or 0) - (before.host_bytes_per_node or 0) == 8 * grown
 
 
-def test_one_layout_and_many_are_the_same_formula() -> None:
+@pytest.mark.parametrize("correction", [NO_CORRECTION, Correction(0.037, -0.2 * GIB)])
+def test_one_layout_and_many_are_the_same_formula(correction: Correction) -> None:
     layout = Layout(4, 4, data=4, sequence_parallel=1, zero_stage=1)
-    job = replace(job_of(LLAMA3_8B), correction=Correction(0.037, -0.2 * GIB))
+    job = replace(job_of(LLAMA3_8B), correction=correction)
     many = worst_ranks(job, LayoutColumns.of([layout] * 1000))
     assert np.all(many.device_bytes == estimate(job, layout).worst.device_bytes)
 
 
-def test_a_correction_that_leaves_nothing_is_none() -> None:
-    for share in (-1.0, -2.0, float("nan")):
-        with pytest.raises(ValueError, match="torch_share"):
-            Correction(torch_share=share)
+@pytest.mark.parametrize("share", [-1.0, -2.0, float("nan")])
+def test_a_correction_that_leaves_nothing_is_none(share: float) -> None:
+    with pytest.raises(ValueError, match="torch_share"):
+        Correction(torch_share=share)

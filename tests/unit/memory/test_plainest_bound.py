@@ -293,6 +293,7 @@ def test_no_term_is_negative_and_no_rank_needs_less_than_its_states(
     for rank in priced.ranks:
         assert not negative(rank.terms)
         assert sum(rank.terms.values()) == rank.device_bytes
+        assert rank.allocated_bytes <= rank.reserved_bytes <= rank.device_bytes
         least = least_bytes(trainer, shape, layout, techniques, rank.pipeline_rank)
         assert rank.allocated_bytes >= least - 1024, (rank.terms, least)
 

@@ -9,22 +9,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
-from test_memory_laws import job_of, layouts
+from shapes import LLAMA3_8B, MIXTRAL, SHAPES, layouts
+from test_memory_laws import job_of
 
-from llmlaunch.backends.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.memory.estimator import estimate, worst_ranks
-from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.loss import logits as logit_bytes
 from llmlaunch.memory.weights import adapter_parameters, trained_layers
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
-from llmlaunch.workload import Workload
 
-SHAPES = st.sampled_from([LLAMA3_8B, LLAMA2_7B, MIXTRAL, ALTERNATING])
 TOKENS, MICROBATCHES = 4096, 8
 E = 2.0  # bytes of a bf16 element
 
@@ -88,17 +85,6 @@ def test_delayed_weight_gradients_never_lower_the_peak(shape: ModelShape, data: 
 
 
 @given(shape=SHAPES, data=st.data(), last=st.integers(1, 32))
-def test_the_search_finds_the_worst_rank_of_partly_trained_models(
-    shape: ModelShape, data: st.DataObject, last: int
-) -> None:
-    chosen = data.draw(st.lists(layouts(shape), min_size=1, max_size=4))
-    job = Job(shape, Workload(4096, 1024), megatron_facts(), techniques=Techniques(trained_layers=last))
-    found = worst_ranks(job, LayoutColumns.of(chosen))
-    for i, layout in enumerate(chosen):
-        assert found.device_bytes[i] == estimate(job, layout).worst.device_bytes
-
-
-@given(shape=SHAPES, data=st.data(), last=st.integers(1, 32))
 def test_trained_layers_add_up_over_the_ranks(shape: ModelShape, data: st.DataObject, last: int) -> None:
     layout = data.draw(layouts(shape))
     job = replace(job_of(shape, layout), techniques=Techniques(trained_layers=last))
@@ -115,7 +101,7 @@ def term(name: str, techniques: Techniques, layout: Layout = REPLICATED) -> int:
     return ranks(LLAMA3_8B, layout, techniques)[0].terms.get(name, 0)
 
 
-def kept(techniques: Techniques, recompute: int = 0, recomputes: bool = False, offload_layers: int = 0) -> float:
+def kept_bytes(techniques: Techniques, recompute: int = 0, recomputes: bool = False, offload_layers: int = 0) -> float:
     """Bytes of all 32 layers of Llama 3 8B, one micro-batch of 4096 tokens."""
     layout = Layout(data=8, recompute=recompute, offload_layers=offload_layers)
     job = replace(job_of(LLAMA3_8B, layout), techniques=techniques)
@@ -183,12 +169,9 @@ def test_more_of_the_optimizer_on_the_host_never_needs_more(shape: ModelShape, d
 
 
 def test_parameters_leave_only_where_they_are_sharded() -> None:
-    ways = Techniques(offload_parameters=True)
-    assert term("parameters", ways, Layout(data=8, zero_stage=2)) == 2 * PARAMETERS
-    moved = term("parameters", NO_TECHNIQUES, Layout(data=8, zero_stage=3)) - term(
-        "parameters", ways, Layout(data=8, zero_stage=3)
-    )
-    assert moved == 2 * PARAMETERS / 8
+    away, sharded = Techniques(offload_parameters=True), Layout(data=8, zero_stage=3)
+    assert term("parameters", away, Layout(data=8, zero_stage=2)) == 2 * PARAMETERS
+    assert term("parameters", NO_TECHNIQUES, sharded) - term("parameters", away, sharded) == 2 * PARAMETERS / 8
 
 
 def test_a_second_version_of_the_weights_is_an_fp32_clone() -> None:
@@ -207,38 +190,37 @@ def test_adapters_are_rank_times_inputs_and_outputs() -> None:
 
 def test_frozen_first_matrices_let_go_of_the_inputs() -> None:
     inputs = LAYERS * TOKENS * E * (2 * HIDDEN + FFN)  # of q, k, v; of gate and up; of down
-    assert kept(Techniques(adapters=Adapters(8))) - kept(Techniques(adapters=Adapters(8, True))) == inputs
-    assert kept(NO_TECHNIQUES) - kept(Techniques(sampled_share=0.25)) == pytest.approx(0.75 * inputs)
+    assert kept_bytes(Techniques(adapters=Adapters(8))) - kept_bytes(Techniques(adapters=Adapters(8, True))) == inputs
+    assert kept_bytes(NO_TECHNIQUES) - kept_bytes(Techniques(sampled_share=0.25)) == pytest.approx(0.75 * inputs)
 
 
 def test_only_the_last_layers_keep_anything() -> None:
-    assert kept(Techniques(trained_layers=8)) == pytest.approx(kept(NO_TECHNIQUES) / 4)
+    assert kept_bytes(Techniques(trained_layers=8)) == pytest.approx(kept_bytes(NO_TECHNIQUES) / 4)
     # 8 layers, the norm and the head: 218,112,000 parameters each layer, 525,340,672 the head and norm
     assert term("optimizer_states", Techniques(trained_layers=8)) == 12 * (8 * 218_112_000 + 525_340_672)
 
 
 def test_a_chunked_mlp_keeps_its_input_where_pieces_are_computed_again_and_everything_where_not() -> None:
-    assert kept(NO_TECHNIQUES) == kept(Techniques(mlp_chunks=8))
+    assert kept_bytes(NO_TECHNIQUES) == kept_bytes(Techniques(mlp_chunks=8))
     inside = LAYERS * TOKENS * E * 3 * FFN  # gate, up and the product
-    assert kept(NO_TECHNIQUES) - kept(Techniques(mlp_chunks=8), recomputes=True) == inside
+    assert kept_bytes(NO_TECHNIQUES) - kept_bytes(Techniques(mlp_chunks=8), recomputes=True) == inside
 
 
 def test_two_layers_stay_whatever_share_is_swapped_since_the_rest_is_recomputed() -> None:
-    one = kept(NO_TECHNIQUES) / LAYERS
     for share in (0.25, 0.5, 1.0):
-        assert kept(Techniques(swapped_share=share)) == pytest.approx(2 * one)
+        assert kept_bytes(Techniques(swapped_share=share)) == pytest.approx(2 * kept_bytes(NO_TECHNIQUES) / LAYERS)
 
 
 def test_checkpoints_on_the_host_leave_those_that_travel() -> None:
-    one = TOKENS * HIDDEN * E
-    assert kept(NO_TECHNIQUES, RECOMPUTE_FULL) == LAYERS * one
-    assert kept(Techniques(offload_checkpoints=True), RECOMPUTE_FULL) == 3 * one
+    checkpoint = TOKENS * HIDDEN * E
+    assert kept_bytes(NO_TECHNIQUES, RECOMPUTE_FULL) == LAYERS * checkpoint
+    assert kept_bytes(Techniques(offload_checkpoints=True), RECOMPUTE_FULL) == 3 * checkpoint
 
 
 def test_a_norm_fused_into_a_linear_is_offloaded_with_it_and_the_last_layers_stays() -> None:
-    assert kept(Techniques(offload_modules=("attn_norm", "mlp_norm"))) == kept(NO_TECHNIQUES)
+    assert kept_bytes(Techniques(offload_modules=("attn_norm", "mlp_norm"))) == kept_bytes(NO_TECHNIQUES)
     norm = (LAYERS - 1) * TOKENS * (2 * HIDDEN * E + 4)  # input, output and statistics, but those of one layer
-    assert kept(NO_TECHNIQUES) - kept(Techniques(offload_modules=("qkv_linear",))) == norm
+    assert kept_bytes(NO_TECHNIQUES) - kept_bytes(Techniques(offload_modules=("qkv_linear",))) == norm
 
 
 def test_a_norm_of_its_own_is_offloaded_where_it_stands() -> None:
@@ -253,8 +235,7 @@ def test_a_norm_of_its_own_is_offloaded_where_it_stands() -> None:
 @pytest.mark.parametrize(("away", "here"), [(1, 31), (8, 24), (31, 1), (32, 1)])
 def test_no_more_layers_are_here_than_are_not_offloaded_and_the_one_that_runs_always_is(away: int, here: int) -> None:
     """What Transformer Engine's schedule promises (cpu_offload.py DefaultOffloadSynchronizer, 2.20)."""
-    one = kept(NO_TECHNIQUES) / LAYERS
-    assert kept(NO_TECHNIQUES, offload_layers=away) == pytest.approx(here * one)
+    assert kept_bytes(NO_TECHNIQUES, offload_layers=away) == pytest.approx(here * kept_bytes(NO_TECHNIQUES) / LAYERS)
 
 
 def test_a_tiled_loss_has_the_logits_of_a_tile() -> None:
