@@ -190,9 +190,10 @@ def main() -> None:
     end_on_signals()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    import torch._dynamo  # noqa: F401 (every optimizer imports it, which takes a second)
+    import megatron_rank  # noqa: F401 (once for all ranks, and quietly; before torch, for which it fakes CUDA)
 
-    import megatron_rank  # noqa: F401 (once for all ranks, and quietly)
+    # isort: split
+    import torch._dynamo  # noqa: F401 (every optimizer imports it, which takes a second)
 
     jobs = [json.loads(line) for line in sys.stdin if line.strip()]
     answers = answers_of(jobs, _traced, options.processes, options.seconds, sys.stdout.fileno())
