@@ -35,37 +35,31 @@ def process_of(run_dir: Path, name: str) -> psutil.Process:
     return psutil.Process(int((run_dir / name).read_text()))
 
 
+def submit(tmp_path: Path, body: str) -> Submission:
+    return LocalLauncher().submit(run_directory(tmp_path / "run", body))
+
+
 def gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_success(tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", "echo to the terminal\necho training > $log\nfinish 0 'all done'")
-    submission = LocalLauncher().submit(run_dir)
+    submission = submit(tmp_path, "echo to the terminal\necho training > $log\nfinish 0 'all done'")
     assert wait_for_end(submission) == JobState("succeeded", reason="all done", exit_code=0)
-    assert read_submission(run_dir) == submission
-    assert (run_dir / "run.id").read_text().startswith("sample-")
-    assert (run_dir / "logs" / f"{submission.job_id}.out").read_text() == "to the terminal\n"
+    assert read_submission(tmp_path / "run") == submission
+    assert (tmp_path / "run" / "run.id").read_text().startswith("sample-")
+    assert (tmp_path / "run" / "logs" / f"{submission.job_id}.out").read_text() == "to the terminal\n"
 
 
 def test_failure_keeps_the_exit_code(tmp_path: Path) -> None:
-    submission = LocalLauncher().submit(run_directory(tmp_path / "run", "finish 9 'rank 1 exited with 9'"))
+    submission = submit(tmp_path, "finish 9 'rank 1 exited with 9'")
     assert wait_for_end(submission) == JobState("failed", reason="rank 1 exited with 9", exit_code=9)
 
 
 def test_exit_code_0_without_a_last_word_is_no_success(tmp_path: Path) -> None:
-    submission = LocalLauncher().submit(run_directory(tmp_path / "run", "exit 0"))
-    ended = wait_for_end(submission)
+    ended = wait_for_end(submit(tmp_path, "exit 0"))
     assert ended.phase == "failed"
     assert "left no status.json" in ended.reason
-
-
-def test_runs_until_it_has_ended(tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", "until [ -e go ]; do sleep 0.05; done\nfinish 0")
-    submission = LocalLauncher().submit(run_dir)
-    assert state(submission).phase == "running"
-    (run_dir / "go").touch()
-    assert wait_for_end(submission).phase == "succeeded"
 
 
 def test_outlives_the_launcher_and_its_terminal(tmp_path: Path) -> None:
@@ -94,41 +88,35 @@ def test_outlives_the_launcher_and_its_terminal(tmp_path: Path) -> None:
 
 def test_cancel_lets_the_job_put_things_in_order(tmp_path: Path) -> None:
     body = "trap 'echo saved > saved; finish 143' TERM\necho $$ > pid\nwhile :; do sleep 0.05; done"
-    run_dir = run_directory(tmp_path / "run", body)
-    launcher = LocalLauncher()
-    submission = launcher.submit(run_dir)
-    process_of(run_dir, "pid")
-    launcher.cancel(submission)
-    assert (run_dir / "saved").exists()
+    submission = submit(tmp_path, body)
+    process_of(submission.run_dir, "pid")
+    LocalLauncher().cancel(submission)
+    assert (submission.run_dir / "saved").exists()
     assert state(submission).phase == "cancelled"
 
 
 def test_the_script_alone_is_told_so_that_its_children_hear_it_once(tmp_path: Path) -> None:
     child = "trap 'echo TERM >> heard; sleep 0.5; exit 0' TERM; echo $$ > pid; while :; do sleep 0.05; done"
     body = f"bash -c {child!r} &\ntrap 'kill -TERM $!' TERM\nwait $!\nwait $!\nfinish 143"
-    run_dir = run_directory(tmp_path / "run", body)
-    launcher = LocalLauncher()
-    submission = launcher.submit(run_dir)
-    process_of(run_dir, "pid")
-    launcher.cancel(submission)
-    assert (run_dir / "heard").read_text() == "TERM\n"
+    submission = submit(tmp_path, body)
+    process_of(submission.run_dir, "pid")
+    LocalLauncher().cancel(submission)
+    assert (submission.run_dir / "heard").read_text() == "TERM\n"
     assert state(submission).phase == "cancelled"
 
 
 def test_cancel_kills_what_does_not_listen_in_whatever_session(tmp_path: Path) -> None:
     deaf = "trap '' TERM; echo $$ > {name}; while :; do sleep 0.05; done"
     body = f"bash -c {deaf.format(name='child')!r} &\nsetsid bash -c {deaf.format(name='stray')!r} &\nwait"
-    run_dir = run_directory(tmp_path / "run", body)
-    launcher = LocalLauncher(kill_after_seconds=1.0)
-    submission = launcher.submit(run_dir)
-    child, stray = process_of(run_dir, "child"), process_of(run_dir, "stray")
-    launcher.cancel(submission)
+    submission = submit(tmp_path, body)
+    child, stray = (process_of(submission.run_dir, name) for name in ("child", "stray"))
+    LocalLauncher(kill_after_seconds=1.0).cancel(submission)
     wait_until(lambda: gone(child) and gone(stray))
     assert state(submission).phase == "cancelled"
 
 
 def test_cancel_leaves_an_ended_job_and_strangers_alone(tmp_path: Path) -> None:
-    submission = LocalLauncher().submit(run_directory(tmp_path / "run", "finish 0"))
+    submission = submit(tmp_path, "finish 0")
     wait_for_end(submission)
     assert LocalLauncher().cancel(submission) is False
     assert state(submission).phase == "succeeded"
@@ -143,9 +131,8 @@ def test_cancel_leaves_an_ended_job_and_strangers_alone(tmp_path: Path) -> None:
 
 
 def test_killed_from_outside_is_failed(tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", "echo $$ > pid\nexec sleep 600")
-    submission = LocalLauncher().submit(run_dir)
-    process_of(run_dir, "pid").kill()
+    submission = submit(tmp_path, "echo $$ > pid\nexec sleep 600")
+    process_of(submission.run_dir, "pid").kill()
     assert wait_for_end(submission).phase == "failed"
 
 
@@ -175,5 +162,4 @@ def test_options_of_sbatch_are_refused(tmp_path: Path) -> None:
 
 def test_inside_an_allocation_the_job_is_still_a_local_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    submission = LocalLauncher().submit(run_directory(tmp_path / "run", 'finish 0 "job ${SLURM_JOB_ID:-none}"'))
-    assert wait_for_end(submission).reason == "job none"
+    assert wait_for_end(submit(tmp_path, 'finish 0 "job ${SLURM_JOB_ID:-none}"')).reason == "job none"

@@ -18,9 +18,15 @@ def submission(tmp_path: Path) -> Submission:
     return Submission("slurm", "12", tmp_path, 0.0)
 
 
-def write(submission: Submission, name: str, text: str) -> None:
-    with (submission.run_dir / "logs" / f"{name}.log").open("a") as file:
-        file.write(text)
+def write(submission: Submission, name: str, text: str | bytes) -> None:
+    with (submission.run_dir / "logs" / f"{name}.log").open("ab") as file:
+        file.write(text.encode() if isinstance(text, str) else text)
+
+
+@pytest.fixture
+def one_node(submission: Submission) -> Submission:
+    (submission.run_dir / "run.json").write_text(json.dumps({"nodes": 1}))
+    return submission
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -65,49 +71,38 @@ def test_a_tail_goes_on_where_it_ended(submission: Submission) -> None:
     assert logs.new_lines() == ["node1: three", "node1: four", "node1: five"]
 
 
-def logs_of(tmp_path: Path, nodes: int) -> tuple[Path, JobLogs]:
-    run_dir = tmp_path / "run"
-    (run_dir / "logs").mkdir(parents=True)
-    (run_dir / "run.json").write_text(json.dumps({"nodes": nodes}))
-    return run_dir / "logs", JobLogs(Submission("slurm", "12", run_dir, 0.0))
-
-
-def test_several_nodes_are_told_apart(tmp_path: Path) -> None:
-    folder, logs = logs_of(tmp_path, nodes=2)
-    (folder / "12.0.job.log").write_text("begins\n")
-    (folder / "12.0.127.77.0.1.log").write_text("one\n")
-    (folder / "12.0.node2.monitor.log").write_text("not the training\n")
-    (folder / "120.0.node1.log").write_text("another job\n")
+def test_several_nodes_are_told_apart(submission: Submission) -> None:
+    logs = JobLogs(submission)
+    write(submission, "12.0.job", "begins\n")
+    write(submission, "12.0.127.77.0.1", "one\n")
+    write(submission, "12.0.node2.monitor", "not the training\n")
+    write(submission, "120.0.node1", "another job\n")
     assert sorted(logs.new_lines()) == ["127.77.0.1: one", "job: begins"]
-    (folder / "12.1.node2.log").write_text("after the requeue\n")
+    write(submission, "12.1.node2", "after the requeue\n")
     assert logs.new_lines() == ["node2: after the requeue"]
     assert logs.new_lines() == []
 
 
-def test_a_line_is_shown_when_it_is_whole(tmp_path: Path) -> None:
-    folder, logs = logs_of(tmp_path, nodes=1)
-    log = folder / "12.0.node1.log"
-    log.write_bytes("loss: 4.2 Größ".encode()[:-1])
+def test_a_line_is_shown_when_it_is_whole(one_node: Submission) -> None:
+    logs = JobLogs(one_node)
+    write(one_node, "12.0.node1", "loss: 4.2 Größ".encode()[:-1])
     assert logs.new_lines() == []
-    with log.open("ab") as file:
-        file.write("ße\n 10%\r 50%\r100%\r\n".encode())
-        file.write(b"\xff\n")
+    write(one_node, "12.0.node1", "ße\n 10%\r 50%\r100%\r\n".encode() + b"\xff\n")
     assert logs.new_lines()[1:] == ["100%", "�"]
 
 
-def test_a_long_log_is_shown_whole(tmp_path: Path) -> None:
-    folder, logs = logs_of(tmp_path, nodes=1)
+def test_a_long_log_is_shown_whole(one_node: Submission) -> None:
+    logs = JobLogs(one_node)
     lines = [f"step {i} {'x' * 100}" for i in range(30_000)]  # more than one read of 1 MiB
     lines.insert(7, "y" * 3_000_000)  # and a line longer than one
-    (folder / "12.0.node1.log").write_text("\n".join(lines))
+    write(one_node, "12.0.node1", "\n".join(lines))
     assert list(logs.to_end()) == lines
     assert list(logs.to_end()) == []
 
 
-def test_a_log_begun_again_is_read_from_its_start(tmp_path: Path) -> None:
-    folder, logs = logs_of(tmp_path, nodes=1)
-    log = folder / "12.0.node1.log"
-    log.write_text("a long first line\n")
+def test_a_log_begun_again_is_read_from_its_start(one_node: Submission) -> None:
+    logs = JobLogs(one_node)
+    write(one_node, "12.0.node1", "a long first line\n")
     logs.new_lines()
-    log.write_text("short\n")
+    (one_node.run_dir / "logs" / "12.0.node1.log").write_text("short\n")
     assert logs.new_lines() == ["short"]

@@ -11,14 +11,7 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Submission
-from llmlaunch.launchers.run_files import (
-    End,
-    name_run,
-    prepare,
-    read_end,
-    read_submission,
-    write_submission,
-)
+from llmlaunch.launchers.run_files import End, name_run, prepare, read_end, read_submission, write_submission
 from support.local_jobs import run_directory
 
 
@@ -27,13 +20,10 @@ def submission_of(run_dir: Path, job_id: str = "12", launcher: str = "slurm") ->
 
 
 def test_a_submission_is_read_back_as_written(tmp_path: Path) -> None:
+    assert read_submission(tmp_path) is None
     submission = submission_of(tmp_path)
     write_submission(submission)
     assert read_submission(tmp_path) == submission
-
-
-def test_none_before_it_was_submitted(tmp_path: Path) -> None:
-    assert read_submission(tmp_path) is None
 
 
 def test_of_many_writers_one_wins_and_the_others_hear_of_it(tmp_path: Path) -> None:
@@ -45,11 +35,11 @@ def test_of_many_writers_one_wins_and_the_others_hear_of_it(tmp_path: Path) -> N
         return True
 
     with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(write, range(40)))
-    assert won.count(True) == 1
+        written = list(pool.map(write, range(40)))
+    assert written.count(True) == 1
     winner = read_submission(tmp_path)
     assert winner is not None
-    assert winner.job_id == str(won.index(True) + 1)
+    assert winner.job_id == str(written.index(True) + 1)
     assert [path.name for path in tmp_path.iterdir()] == ["submission.json"]
 
 
@@ -87,11 +77,9 @@ def end(run_dir: Path, attempt: str, state: str = "succeeded", code: int = 0) ->
 
 def test_the_end_is_the_job_s_own(tmp_path: Path) -> None:
     end(tmp_path, "12.0", "failed", 3)
-    mine = read_end(submission_of(tmp_path, "12"))
-    assert mine is not None
-    assert mine == End("failed", 3, "all done")
-    assert read_end(submission_of(tmp_path, "1")) is None
-    assert read_end(submission_of(tmp_path, "120")) is None
+    assert read_end(submission_of(tmp_path, "12")) == End("failed", 3, "all done")
+    for other in ("1", "120"):
+        assert read_end(submission_of(tmp_path, other)) is None
 
 
 def test_the_end_of_an_attempt_before_a_requeue_does_not_count(tmp_path: Path) -> None:

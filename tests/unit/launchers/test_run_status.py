@@ -27,26 +27,29 @@ def look(state: JobState, progress: Mapping[str, Any] | None = None, **other: An
     )
 
 
+def status_of(submission: Submission) -> RunStatus:
+    (status,) = read_statuses([submission], lambda line: None)
+    return status
+
+
 def test_one_run_is_a_sentence() -> None:
     progress = {"step": 40, "steps": 100, "loss": 2.34567, "tokens_per_second": 123456.7}
     assert look(JobState("running", "RUNNING"), progress).sentence() == (
         "job 12 (slurm): running [RUNNING]; step 40 of 100, loss 2.346, 123,457 tokens/s"
     )
-    failed = look(
-        JobState("failed", "FAILED", "rank 3 exited with 1", 1), cause={"kind": "oom", "node": "n2", "rank": 3}
-    )
-    assert failed.sentence() == (
-        "job 12 (slurm): failed [FAILED] exit code 1 - rank 3 exited with 1; oom on n2, rank 3"
-    )
+    cause = {"kind": "oom", "node": "n2", "rank": 3}
+    failed = look(JobState("failed", "FAILED", "rank 3 exited with 1", 1), cause=cause)
+    sentence = "job 12 (slurm): failed [FAILED] exit code 1 - rank 3 exited with 1; oom on n2, rank 3"
+    assert failed.sentence() == sentence
 
 
-@pytest.mark.parametrize(("loss", "words"), [("nan", "NaN since step 1,207"), ("inf", "infinite since step 1,207")])
-def test_a_loss_that_is_no_number_is_said_with_the_step_it_began(loss: str, words: str) -> None:
+@pytest.mark.parametrize(("loss", "shown"), [("nan", "NaN since step 1,207"), ("inf", "infinite since step 1,207")])
+def test_a_loss_that_is_no_number_is_said_with_the_step_it_began(loss: str, shown: str) -> None:
     not_finite = {"loss": loss, "since_step": 1207}
     progress = {"step": 1240, "steps": 5000, "loss": None, "not_finite": not_finite}
     running = look(JobState("running", "RUNNING"), progress)
-    assert running.sentence() == f"job 12 (slurm): running [RUNNING]; step 1240 of 5000, loss {words}"
-    assert words in running.cells()
+    assert running.sentence() == f"job 12 (slurm): running [RUNNING]; step 1240 of 5000, loss {shown}"
+    assert shown in running.cells()
     printed = json.loads(json.dumps(running.as_json(), allow_nan=False))
     assert (printed["progress"]["loss"], printed["progress"]["not_finite"]) == (None, not_finite)
 
@@ -67,13 +70,12 @@ def test_what_is_unusual_is_said() -> None:
 
 def test_a_rank_by_itself_is_called_a_rehearsal(tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path / "run", "finish 0")
-    described = json.loads((run_dir / "run.json").read_text()) if (run_dir / "run.json").exists() else {}
+    described = json.loads((run_dir / "run.json").read_text())
     (run_dir / "run.json").write_text(json.dumps({**described, "rehearsal": {"pipeline_rank": 3}}))
     submission = LocalLauncher().submit(run_dir)
-    (seen,) = read_statuses([submission], lambda line: None)
-    assert seen.as_json()["rehearses"] == 3
-    assert "- rehearsal of pipeline rank 3" in seen.sentence()
-    wait_until(lambda: read_statuses([submission], lambda line: None)[0].state.ended)
+    assert status_of(submission).as_json()["rehearses"] == 3
+    assert "- rehearsal of pipeline rank 3" in status_of(submission).sentence()
+    wait_until(lambda: status_of(submission).state.ended)
 
 
 def test_figures_that_are_none_are_not_shown() -> None:
@@ -82,25 +84,9 @@ def test_figures_that_are_none_are_not_shown() -> None:
 
 
 def test_the_keys_of_the_json_stay() -> None:
-    assert sorted(look(JobState("running")).as_json()) == sorted(
-        [
-            *(
-                "run_dir",
-                "run_id",
-                "launcher",
-                "job_id",
-                "phase",
-                "state",
-                "reason",
-                "exit_code",
-                "cluster",
-                "jobs",
-                "link",
-            ),
-            *("earlier", "restarts", "expected_start", "attempt", "progress", "cause", "stopping"),
-            *("layout", "rehearses"),
-        ]
-    )
+    keys = """run_dir run_id launcher job_id phase state reason exit_code cluster jobs link earlier restarts
+        expected_start attempt progress cause stopping layout rehearses"""
+    assert sorted(look(JobState("running")).as_json()) == sorted(keys.split())
 
 
 def test_the_newest_attempt_tells_how_far_it_got(tmp_path: Path) -> None:
@@ -110,11 +96,11 @@ def test_the_newest_attempt_tells_how_far_it_got(tmp_path: Path) -> None:
     (attempt,) = run_dir.glob("attempts/*")
     (attempt / "progress.json").write_text(json.dumps({"schema": 1, "step": 7, "at": time.time()}))
     (run_dir / "stop").touch()
-    (seen,) = read_statuses([submission], lambda line: None)
-    assert (seen.state.phase, seen.progress["step"], seen.stopping) == ("running", 7, True)
+    running = status_of(submission)
+    assert (running.state.phase, running.progress["step"], running.stopping) == ("running", 7, True)
     (run_dir / "go").touch()
-    wait_until(lambda: read_statuses([submission], lambda line: None)[0].state.phase == "failed")
-    ended = read_statuses([submission], lambda line: None)[0]
+    wait_until(lambda: status_of(submission).state.phase == "failed")
+    ended = status_of(submission)
     assert (ended.state.reason, ended.stopping) == ("no luck", False)
 
 

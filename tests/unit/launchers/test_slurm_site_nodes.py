@@ -15,8 +15,8 @@ n5|big|idle
 
 
 def test_sick_nodes_of_the_jobs_partition_are_left_out() -> None:
-    found = exclusion(["n2", "gone", "n5"], ["--nodes=2"], LISTED)
-    assert (found.names, found.words) == (("n2",), ("--exclude=n2",))
+    nodes = exclusion(["n2", "gone", "n5"], ["--nodes=2"], LISTED)
+    assert (nodes.names, nodes.words) == (("n2",), ("--exclude=n2",))
     assert exclusion(["n2", "n5"], ["-N1", "--partition", "train,big"], LISTED).names == ("n2", "n5")
     assert exclusion(["n2"], ["-p", "debug"], LISTED).words == ()
 
@@ -26,8 +26,8 @@ def test_what_the_job_leaves_out_itself_stays_left_out() -> None:
 
 
 def test_a_job_that_could_not_start_gets_its_sick_nodes() -> None:
-    found = exclusion(["n2"], ["--nodes=3"], LISTED)  # n4 is down
-    assert (found.names, found.words, found.too_few) == (("n2",), (), True)
+    nodes = exclusion(["n2"], ["--nodes=3"], LISTED)  # n4 is down
+    assert (nodes.names, nodes.words, nodes.too_few) == (("n2",), (), True)
     assert exclusion(["n2"], ["--nodes=2", "--exclude=n3"], LISTED).too_few
 
 

@@ -14,7 +14,7 @@ from support.slurm_versions_table import table
 DOCS = Path(__file__).parents[3] / "docs" / "slurm-versions.md"
 
 
-def said(version: str) -> Callable[[], str]:
+def answer(version: str) -> Callable[[], str]:
     return lambda: f"slurm {version}\n"
 
 
@@ -26,18 +26,18 @@ def test_a_release_is_read_from_what_sbatch_prints() -> None:
 
 
 def test_an_option_that_is_too_new_is_refused_with_both_releases() -> None:
-    words = ["--nodes=8", "--segment=4"]
+    options = ["--nodes=8", "--segment=4"]
     with pytest.raises(UserError) as refusal:
-        refuse_unknown(words, said("23.11.4"))
+        refuse_unknown(options, answer("23.11.4"))
     assert "sbatch --segment came with 24.05, and this site runs slurm 23.11.4" in str(refusal.value)
     assert "\n" not in str(refusal.value)
-    refuse_unknown(words, said("24.05.1"))
-    refuse_unknown(words, said("26.05.0"))
+    refuse_unknown(options, answer("24.05.1"))
+    refuse_unknown(options, answer("26.05.0"))
 
 
 def test_an_option_that_is_gone_is_refused() -> None:
     with pytest.raises(UserError, match=r"sbatch --power went after 23\.11"):
-        refuse_unknown(["--power=level"], said("24.05.1"))
+        refuse_unknown(["--power=level"], answer("24.05.1"))
 
 
 def test_the_version_is_not_asked_for_where_no_option_depends_on_it() -> None:
@@ -53,10 +53,10 @@ def test_a_version_nobody_can_read_refuses_nothing() -> None:
 
 
 def test_every_entry_says_how_it_is_known() -> None:
-    for one in features():
-        assert one.checked in ("run here", "read"), one
-        assert one.source, one
-        assert one.checked == "read" or "22.05.8" in one.source, one
+    for feature in features():
+        assert feature.checked in ("run here", "read"), feature
+        assert feature.source, feature
+        assert feature.checked == "read" or "22.05.8" in feature.source, feature
 
 
 def test_the_table_of_the_docs_is_made_from_the_data() -> None:
