@@ -61,8 +61,8 @@ def test_what_is_unusual_is_said() -> None:
         "job 13 (slurm): pending [PENDING] - Priority; link 2 of 3; expected to start 2026-11-21 13:04"
     )
     hung = {"step": 4, "hung": {"what": "a step"}}
-    told = look(JobState("running", "RUNNING", restarts=1), hung, stopping=True)
-    assert "restarted 1 time; asked to save and stop; hangs: a step" in told.sentence()
+    stopping = look(JobState("running", "RUNNING", restarts=1), hung, stopping=True)
+    assert "restarted 1 time; asked to save and stop; hangs: a step" in stopping.sentence()
     assert look(JobState("running", "COMPLETING")).sentence() == (
         "job 12 (slurm): running [COMPLETING] - ended; SLURM waits for word from every node"
     )

@@ -69,11 +69,8 @@ def test_a_past_job_is_known_by_what_was_typed() -> None:
         "5_2|2026-11-21T03:58:20|/runs/b|llmlaunch=a-1|sbatch\n"
         "9|2026-11-21T05:00:01|/runs/a||sbatch job.sbatch\n"
     )
-    assert parse_past_jobs(printed, "llmlaunch=a-1", Path("/runs/a"), EARLIEST) == [
-        JobMatch(4, True),
-        JobMatch(5, True),
-        JobMatch(9, False),
-    ]
+    past = parse_past_jobs(printed, "llmlaunch=a-1", Path("/runs/a"), EARLIEST)
+    assert past == [JobMatch(4, True), JobMatch(5, True), JobMatch(9, False)]
     of_the_completion_file = "4|2026-11-21T03:58:20|/runs/a\n9|2026-11-21T05:00:01|/runs/a\n"
     assert parse_past_jobs(of_the_completion_file, "llmlaunch=a-1", Path("/runs/a"), EARLIEST) == [JobMatch(9, False)]
 
@@ -127,9 +124,9 @@ def test_tasks_that_never_began_are_listed_together() -> None:
 
 
 def test_sacct_state_is_its_first_word() -> None:
-    assert parse_sacct("4|CANCELLED by 0|0:0\n")["4"].phase == "cancelled"
-    assert parse_sacct("5|OUT_OF_ME+|0:125\n")["5"].phase == "unknown"  # cut words are not guessed at
-    assert parse_sacct("6|TIMEOUT|0:0\n")["6"].phase == "failed"
+    rows = parse_sacct("4|CANCELLED by 0|0:0\n5|OUT_OF_ME+|0:125\n6|TIMEOUT|0:0\n")
+    phases = {job: row.phase for job, row in rows.items()}
+    assert phases == {"4": "cancelled", "5": "unknown", "6": "failed"}  # cut words are not guessed at
 
 
 def test_of_a_requeued_job_the_last_row_counts_and_the_others_are_its_restarts() -> None:
@@ -139,10 +136,8 @@ def test_of_a_requeued_job_the_last_row_counts_and_the_others_are_its_restarts()
 
 
 def test_a_signal_is_told_as_a_shell_tells_it() -> None:
-    assert parse_sacct("2|FAILED|0:9\n1|FAILED|5:0\n") == {
-        "2": Row("FAILED", exit_code=137),
-        "1": Row("FAILED", exit_code=5),
-    }
+    rows = parse_sacct("2|FAILED|0:9\n1|FAILED|5:0\n")
+    assert rows == {"2": Row("FAILED", exit_code=137), "1": Row("FAILED", exit_code=5)}
 
 
 def test_a_state_of_a_newer_slurm_is_unknown_and_not_failed() -> None:
@@ -150,13 +145,7 @@ def test_a_state_of_a_newer_slurm_is_unknown_and_not_failed() -> None:
 
 
 def test_a_complaint_is_one_line_in_the_command_s_own_words() -> None:
-    printed = (
-        "sbatch: error: invalid partition specified: nope\n"
-        "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
-    )
-    assert complaint(printed) == (
-        "invalid partition specified: nope; Batch job submission failed: Invalid partition name specified"
-    )
-    assert complaint("slurm_load_jobs error: Invalid job id specified\n") == (
-        "slurm_load_jobs error: Invalid job id specified"
-    )
+    first, second = "invalid partition specified: nope", "Batch job submission failed: Invalid partition name specified"
+    assert complaint(f"sbatch: error: {first}\nsbatch: error: {second}\n") == f"{first}; {second}"
+    other = "slurm_load_jobs error: Invalid job id specified"
+    assert complaint(f"{other}\n") == other

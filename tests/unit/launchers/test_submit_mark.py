@@ -49,21 +49,19 @@ def test_one_submit_at_a_time_and_a_killed_one_leaves_its_mark(tmp_path: Path) -
     assert not submit_mark.begin(tmp_path)[1]
 
 
-def test_a_mark_of_another_host_is_believed_for_a_while(tmp_path: Path) -> None:
-    def lay(age_seconds: float) -> None:
-        at = time.time() - age_seconds
-        mark = {"since": at, "host": f"not-{platform.node()}", "pid": os.getpid(), "started": 1, "touched_at": at}
-        (tmp_path / "submitting").write_text(json.dumps(mark))
+def write_mark(run_dir: Path, host: str, at: float) -> None:
+    mark = {"since": at, "host": host, "pid": os.getpid(), "started": 1, "touched_at": at}
+    (run_dir / "submitting").write_text(json.dumps(mark))
 
-    lay(5.0)
-    assert submit_mark.left_behind(tmp_path) is None
-    lay(3600.0)
-    assert submit_mark.left_behind(tmp_path) is not None
+
+def test_a_mark_of_another_host_is_believed_for_a_while(tmp_path: Path) -> None:
+    for age_seconds, left_behind in ((5.0, False), (3600.0, True)):
+        write_mark(tmp_path, f"not-{platform.node()}", time.time() - age_seconds)
+        assert (submit_mark.left_behind(tmp_path) is not None) == left_behind
 
 
 def test_a_process_id_that_is_used_again_is_not_taken_for_the_same_process(tmp_path: Path) -> None:
-    mark = {"since": 1.0, "host": platform.node(), "pid": os.getpid(), "started": 1, "touched_at": 1.0}
-    (tmp_path / "submitting").write_text(json.dumps(mark))
+    write_mark(tmp_path, platform.node(), time.time())
     assert submit_mark.left_behind(tmp_path) is not None
 
 
