@@ -15,16 +15,16 @@ from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.load import load_recipe
 
 ANSWER = '{"packages": {"torch": "2.9.1", "megatron-core": "0.16.1"}}'
-# srun, apptainer and the interpreter: each notes its words; what stands after our own words is started.
+# srun, apptainer and the interpreter: each notes its arguments; what stands after our own arguments is started.
 SRUN = """\
 #!/bin/bash
-printf '%s\\n' "$@" >"{folder}/srun.words"
+printf '%s\\n' "$@" >"{folder}/srun.arguments"
 while [[ $1 = -* ]]; do shift; done
 exec "$@"
 """
 APPTAINER = """\
 #!/bin/bash
-printf '%s\\n' "$@" >"{folder}/apptainer.words"
+printf '%s\\n' "$@" >"{folder}/apptainer.arguments"
 while [[ $1 != *.sif ]]; do shift; done
 shift
 exec "$@"
@@ -50,8 +50,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def words(folder: Path, name: str) -> list[str]:
-    return (folder / f"{name}.words").read_text().splitlines()
+def arguments(folder: Path, name: str) -> list[str]:
+    return (folder / f"{name}.arguments").read_text().splitlines()
 
 
 def quiet(_: str) -> None:
@@ -63,10 +63,10 @@ def test_apptainer_is_started_on_the_node_after_the_setup_lines(folder: Path) ->
     place = Environment(box, None, ("export SITE_SAYS='two words'",), ("--partition=train",), gpus=True)
     assert probe_environment(place, local=False, say=quiet)["packages"]["megatron-core"] == "0.16.1"
     assert (folder / "site").read_text() == "two words\n"
-    assert words(folder, "srun")[:3] == ["--nodes=1", "--ntasks=1", "--time=10"]
-    assert "--partition=train" in words(folder, "srun")
+    assert arguments(folder, "srun")[:3] == ["--nodes=1", "--ntasks=1", "--time=10"]
+    assert "--partition=train" in arguments(folder, "srun")
     entered = ["exec", "--no-home", "--nv", "--bind", "/data:/data:ro", "/images/b x.sif", "bash", "-c"]
-    assert words(folder, "apptainer")[: len(entered)] == entered
+    assert arguments(folder, "apptainer")[: len(entered)] == entered
 
 
 def test_a_recipes_container_is_probed_as_it_will_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,21 +74,20 @@ def test_a_recipes_container_is_probed_as_it_will_train(folder: Path, monkeypatc
     of the login node."""
     (folder / "data").mkdir()
     (folder / "data" / "corpus.bin").touch()
-    (folder / "python").write_text(
-        PYTHON.format(folder=folder, answer=ANSWER).replace("||", "|| [[ $2 == *torch* ]] ||")
-    )
+    python = PYTHON.format(folder=folder, answer=ANSWER)
+    (folder / "python").write_text(python.replace("||", "|| [[ $2 == *torch* ]] ||"))
     (folder / "python").chmod(0o755)
     (folder / "python3").write_text("#!/bin/bash\nexit 1\n")
     monkeypatch.setenv("LLMLAUNCH_PYTHON", str(folder / "nowhere"))
-    words_of_recipe = (
+    changes = (
         f"container={{image: {folder}/box.sif, runtime: apptainer}}",
         f"data={{path: {folder}/data/corpus, tokenizer: gpt2}}",
         "environment={SITE_SAYS: it's here}",
     )
-    place = environment_of(load_recipe(asset("recipes", "llama3-70b.yaml"), words_of_recipe))
+    place = environment_of(load_recipe(asset("recipes", "llama3-70b.yaml"), changes))
     assert probe_environment(place, local=True, say=quiet)["packages"]["torch"] == "2.9.1"
     assert (folder / "site").read_text() == "it's here\n"
-    assert f"{folder}/data:{folder}/data" in words(folder, "apptainer")
+    assert f"{folder}/data:{folder}/data" in arguments(folder, "apptainer")
 
 
 def test_pyxis_gets_its_image_from_srun_and_the_checkout_comes_along(folder: Path) -> None:
@@ -96,8 +95,8 @@ def test_pyxis_gets_its_image_from_srun_and_the_checkout_comes_along(folder: Pat
     place = Environment(box, None, ("export SITE_SAYS=here",), checkout=str(folder))
     assert probe_environment(place, local=False, say=quiet)["packages"]["torch"] == "2.9.1"
     assert (folder / "site").read_text() == "here\n"
-    assert f"--container-image={box.image}" in words(folder, "srun")
-    assert f"--container-mounts=/lustre:/lustre,{folder}:{folder}" in words(folder, "srun")
+    assert f"--container-image={box.image}" in arguments(folder, "srun")
+    assert f"--container-mounts=/lustre:/lustre,{folder}:{folder}" in arguments(folder, "srun")
     with pytest.raises(UserError, match="pyxis is a part of srun"):
         probe_environment(place, local=True, say=quiet)
 
@@ -105,10 +104,10 @@ def test_pyxis_gets_its_image_from_srun_and_the_checkout_comes_along(folder: Pat
 def test_here_and_inside_an_allocation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = environment_named(None, str(folder / "python3"))
     probe_environment(place, local=True, say=quiet)
-    assert not (folder / "srun.words").exists()
+    assert not (folder / "srun.arguments").exists()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     probe_environment(place, local=False, say=quiet)
-    assert "--overlap" in words(folder, "srun")
+    assert "--overlap" in arguments(folder, "srun")
     monkeypatch.setenv("PATH", str(folder / "cache"))  # no SLURM there
     with pytest.raises(UserError, match=r"srun: not found on this host.*--local"):
         probe_environment(place, local=False, say=quiet)
@@ -132,7 +131,7 @@ def test_a_recipe_asks_for_one_device_of_its_own_partition(folder: Path) -> None
 
 def test_an_image_alone_says_by_its_form_what_runs_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    for image, runtime, found in (
+    for image, runtime, resolved in (
         ("box.sif", "apptainer", str(folder / "box.sif")),
         ("docker://a/b:c", "apptainer", "docker://a/b:c"),
         ("box.sqsh", "pyxis", str(folder / "box.sqsh")),
@@ -140,7 +139,7 @@ def test_an_image_alone_says_by_its_form_what_runs_it(folder: Path, monkeypatch:
     ):
         box = environment_named(image, None).container
         assert box is not None
-        assert (box.runtime, box.image) == (runtime, found)
+        assert (box.runtime, box.image) == (runtime, resolved)
 
 
 def test_an_environment_is_remembered_until_it_changes(folder: Path) -> None:

@@ -31,16 +31,16 @@ class Terminal:
         shell = ("new-session", "-d", *size, "bash", "--norc", "--noprofile")
         subprocess.run([*self._tmux, *shell], env=environment, check=True, timeout=120)
 
-    def command(self, *words: str) -> str:
-        return subprocess.run([*self._tmux, *words], capture_output=True, text=True, check=True, timeout=120).stdout
+    def command(self, *arguments: str) -> str:
+        return subprocess.run([*self._tmux, *arguments], capture_output=True, text=True, check=True, timeout=120).stdout
 
     def type(self, line: str) -> None:
         self.command("send-keys", "-l", line)
         self.command("send-keys", "Enter")
 
-    def llmlaunch(self, *words: object, before: str = "") -> None:
+    def llmlaunch(self, *arguments: object, before: str = "") -> None:
         """Type the command, and have its exit code said after it."""
-        line = shlex.join([sys.executable, "-m", "llmlaunch", *map(str, words)])
+        line = shlex.join([sys.executable, "-m", "llmlaunch", *map(str, arguments)])
         self.type(f"{before} {line}; echo code-$?".strip())
 
     def press(self, key: str) -> None:

@@ -71,9 +71,9 @@ def watched(rig: NodeRig, run: Going) -> None:
     assert monitor.poll() is None
 
 
-def piped(*words: object, **environment: str) -> subprocess.Popen[str]:
+def piped(*arguments: object, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "llmlaunch", *map(str, words)],
+        [sys.executable, "-m", "llmlaunch", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(PACKAGES), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
