@@ -49,14 +49,6 @@ def test_a_total_of_gpus_is_dealt_out_evenly(
     assert {name: value for name, value in options.items() if "gpu" in name} == directives
 
 
-def test_cores_asked_for_by_gpu_replace_those_of_the_profile(good: str, write: Write) -> None:
-    cluster = "cluster={base: h100-80gb-x8, cpus_per_node: 96}"
-    assert sbatch_options(load_recipe(write(good), (cluster,)), None)["cpus-per-task"] == 96
-    options = sbatch_options(load_recipe(write(good), (cluster, "slurm={cpus-per-gpu: 4}")), None)
-    assert "cpus-per-task" not in options
-    assert options["cpus-per-gpu"] == 4
-
-
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [

@@ -23,11 +23,11 @@ container: {container}
 """
 
 
-def container(folder: Path, said: str, site: str = "mpi: none") -> Container:
-    (folder / "recipe.yaml").write_text(RECIPE.format(container=said, site=site), encoding="utf-8")
-    found = load_recipe(folder / "recipe.yaml").container
-    assert found is not None
-    return found
+def container(folder: Path, keys: str, site: str = "mpi: none") -> Container:
+    (folder / "recipe.yaml").write_text(RECIPE.format(container=keys, site=site), encoding="utf-8")
+    box = load_recipe(folder / "recipe.yaml").container
+    assert box is not None
+    return box
 
 
 def test_the_runtime_is_the_recipes_word_then_the_sites_then_pyxis(tmp_path: Path) -> None:
@@ -42,29 +42,26 @@ def test_the_runtime_is_the_recipes_word_then_the_sites_then_pyxis(tmp_path: Pat
 
 def test_the_sites_mounts_come_first_and_give_way_to_the_recipes(tmp_path: Path) -> None:
     site = "container: {mounts: ['/lustre:/lustre', '/sw:/opt/sw:ro']}"
-    found = container(tmp_path, "{image: /c/a.sqsh, mounts: ['/mine:/lustre']}", site)
-    assert found.mounts == ("/sw:/opt/sw:ro", "/mine:/lustre")
+    box = container(tmp_path, "{image: /c/a.sqsh, mounts: ['/mine:/lustre']}", site)
+    assert box.mounts == ("/sw:/opt/sw:ro", "/mine:/lustre")
+
+
+PYXIS_IMAGES = ["nvcr.io#nvidia/pytorch:25.08-py3", "ubuntu:24.04", "registry:5000/a/b", "docker://ubuntu", "/c/a.sqsh"]
+APPTAINER_IMAGES = [
+    *("docker://nvcr.io/nvidia/pytorch:25.08-py3", "oras://ghcr.io/a/b:1"),
+    *("/c/a.sif", "/c/sandbox", "docker-archive:a.tar"),
+]
 
 
 @pytest.mark.parametrize(
-    "image", ["nvcr.io#nvidia/pytorch:25.08-py3", "ubuntu:24.04", "registry:5000/a/b", "docker://ubuntu", "/c/a.sqsh"]
-)
-def test_what_pyxis_takes_reaches_it_as_it_is_written(image: str, tmp_path: Path) -> None:
-    assert container(tmp_path, f"{{image: '{image}'}}").image == image
-
-
-@pytest.mark.parametrize(
-    "image",
+    ("keys", "image"),
     [
-        "docker://nvcr.io/nvidia/pytorch:25.08-py3",
-        "oras://ghcr.io/a/b:1",
-        "/c/a.sif",
-        "/c/sandbox",
-        "docker-archive:a.tar",
+        *(("", image) for image in PYXIS_IMAGES),
+        *((", runtime: apptainer", image) for image in APPTAINER_IMAGES),
     ],
 )
-def test_what_apptainer_takes_reaches_it_as_it_is_written(image: str, tmp_path: Path) -> None:
-    assert container(tmp_path, f"{{image: '{image}', runtime: apptainer}}").image == image
+def test_what_a_runtime_takes_reaches_it_as_it_is_written(keys: str, image: str, tmp_path: Path) -> None:
+    assert container(tmp_path, f"{{image: '{image}'{keys}}}").image == image
 
 
 def test_an_image_beside_the_recipe_is_found_from_the_run_directory(tmp_path: Path) -> None:
@@ -73,7 +70,7 @@ def test_an_image_beside_the_recipe_is_found_from_the_run_directory(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("said", "site", "message"),
+    ("keys", "site", "message"),
     [
         ("{image: /c/a.sif}", "mpi: none", "container.image: a .sif file is Apptainer's; write runtime: apptainer"),
         ("{image: 'oras://ghcr.io/a'}", "mpi: none", "pyxis takes a registry reference or the path of a .sqsh file"),
@@ -92,8 +89,8 @@ def test_an_image_beside_the_recipe_is_found_from_the_run_directory(tmp_path: Pa
         ("{image: /c/a.sqsh, runtime: docker}", "mpi: none", "must be one of pyxis, apptainer"),
     ],
 )
-def test_an_image_the_runtime_cannot_run_is_refused(said: str, site: str, message: str, tmp_path: Path) -> None:
+def test_an_image_the_runtime_cannot_run_is_refused(keys: str, site: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        container(tmp_path, said, site)
+        container(tmp_path, keys, site)
     assert message in str(caught.value)
     assert "recipe.yaml:9: " in str(caught.value)

@@ -11,14 +11,15 @@ from llmlaunch.errors import UserError
 from llmlaunch.recipe.datasets import BlendPart, Data
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from support.recipes import recipe_of
 
 
-def recipe_of(data: str, name: str = "llama3-70b") -> Recipe:
-    return load_recipe(asset("recipes", f"{name}.yaml"), (f"data={data}",))
+def with_data(data: str, name: str = "llama3-70b") -> Recipe:
+    return recipe_of(name, f"data={data}")
 
 
 def test_a_blend_is_paths_and_weights() -> None:
-    data = recipe_of("{blend: [{path: /a, weight: 7}, {path: /b, weight: 0.5}]}").data
+    data = with_data("{blend: [{path: /a, weight: 7}, {path: /b, weight: 0.5}]}").data
     assert data == Data(blend=(BlendPart("/a", 7.0), BlendPart("/b", 0.5)))
     assert data.datasets == ("/a", "/b")
 
@@ -27,8 +28,8 @@ def test_places_start_where_the_recipe_lies_and_names_stay(tmp_path: Path) -> No
     text = asset("recipes", "llama3-70b.yaml").read_text()
     file = tmp_path / "recipe.yaml"
     file.write_text(text)
-    said = "data={blend: [{path: a, weight: 1}], cache_path: cache, tokenizer: meta-llama/Llama-3}"
-    data = load_recipe(file, (said,)).data
+    blend = "data={blend: [{path: a, weight: 1}], cache_path: cache, tokenizer: meta-llama/Llama-3}"
+    data = load_recipe(file, (blend,)).data
     assert data.blend == (BlendPart(str(tmp_path / "a"), 1.0),)
     assert data.cache_path == str(tmp_path / "cache")
     assert data.tokenizer == "meta-llama/Llama-3"
@@ -37,12 +38,12 @@ def test_places_start_where_the_recipe_lies_and_names_stay(tmp_path: Path) -> No
 
 
 def test_what_is_not_said_does_not_change_a_digest() -> None:
-    assert recipe_of("{path: /a}").digest != recipe_of("{path: /a, cache_path: /c}").digest
-    assert recipe_of("{mock: true}").digest == load_recipe(asset("recipes", "llama3-70b.yaml")).digest
+    assert with_data("{path: /a}").digest != with_data("{path: /a, cache_path: /c}").digest
+    assert with_data("{mock: true}").digest == recipe_of("llama3-70b").digest
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("data", "why"),
     [
         ("{path: /a, blend: [{path: /b, weight: 1}]}", "give exactly one of mock: true, path"),
         ("{mock: true, cache_path: /c}", "cache_path belongs to path or blend"),
@@ -56,13 +57,13 @@ def test_what_is_not_said_does_not_change_a_digest() -> None:
         ("{blend: [{path: /a, weight: 0}]}", "weight"),
     ],
 )
-def test_a_contradiction_is_said(said: str, why: str) -> None:
+def test_a_contradiction_is_said(data: str, why: str) -> None:
     with pytest.raises(UserError) as refused:
-        recipe_of(said)
+        with_data(data)
     assert why in str(refused.value)
 
 
 @pytest.mark.parametrize("key", ["split: '9,1,0'", "cache_path: /c", "tokenizer_type: NullTokenizer"])
 def test_words_of_megatron_are_refused_for_deepspeed(key: str) -> None:
     with pytest.raises(UserError, match=r"data\.\w+: is a word of megatron-lm; remove it for deepspeed"):
-        recipe_of(f"{{path: /a, {key}}}", "quickstart")
+        with_data(f"{{path: /a, {key}}}", "quickstart")

@@ -136,9 +136,9 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "said"), CONTRADICTIONS.values(), ids=list(CONTRADICTIONS))
-def test_what_contradicts_itself_is_told_with_its_key(recipe: Path, overrides: list[str], said: str) -> None:
+@pytest.mark.parametrize(("overrides", "sentence"), CONTRADICTIONS.values(), ids=list(CONTRADICTIONS))
+def test_what_contradicts_itself_is_told_with_its_key(recipe: Path, overrides: list[str], sentence: str) -> None:
     with pytest.raises(UserError) as caught:
         load_recipe(recipe, overrides)
-    assert said in str(caught.value)
+    assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -19,6 +19,7 @@ from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import AUTO_NODES, NO_BUDGET, Budget, Recipe
 from support.recipe_keys import reference_table, schema
+from support.recipes import recipe_of
 
 Write = Callable[[str | bytes], Path]
 SHIPPED = sorted(asset("recipes").glob("*.yaml"))
@@ -34,7 +35,7 @@ def test_every_shipped_recipe_loads_under_its_own_name(path: Path) -> None:
 
 
 def test_the_70b_recipe_is_what_checks_rely_on() -> None:
-    recipe = load_recipe(asset("recipes", "llama3-70b.yaml"))
+    recipe = recipe_of("llama3-70b")
     assert (recipe.model.name, recipe.backend.name, recipe.cluster.name) == (
         "llama3-70b",
         "megatron-lm",
@@ -46,7 +47,7 @@ def test_the_70b_recipe_is_what_checks_rely_on() -> None:
 
 
 def test_the_quickstart_is_small_real_and_needs_no_gpu() -> None:
-    recipe = load_recipe(asset("recipes", "quickstart.yaml"))
+    recipe = recipe_of("quickstart")
     assert 8e6 < count_parameters(recipe.model).total < 10e6
     assert (recipe.cluster.accelerator.kind, recipe.world_size, recipe.nodes) == ("cpu", 2, 1)
     assert recipe.data.python_source
@@ -100,10 +101,10 @@ def test_every_key_reaches_the_recipe(good: str, write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "stages"), [("auto", None), ("even", ()), ("[7, 9, 9, 7]", (7, 9, 9, 7)), ("[16, 16]", (16, 16))]
+    ("value", "stages"), [("auto", None), ("even", ()), ("[7, 9, 9, 7]", (7, 9, 9, 7)), ("[16, 16]", (16, 16))]
 )
-def test_stages_are_searched_even_or_named(said: str, stages: object, good: str, write: Write) -> None:
-    path = write(good.replace("layout: auto", f"layout: {{tensor: 2, layers_by_stage: {said}}}"))
+def test_stages_are_searched_even_or_named(value: str, stages: object, good: str, write: Write) -> None:
+    path = write(good.replace("layout: auto", f"layout: {{tensor: 2, layers_by_stage: {value}}}"))
     recipe = load_recipe(path)
     assert (recipe.layers_by_stage, recipe.pins) == (stages, {"tensor": 2})
     if stages:
@@ -300,14 +301,13 @@ def test_stored_digests_hold(good: str, write: Write) -> None:
 def test_the_digest_is_the_same_in_another_process() -> None:
     path = asset("recipes", "llama3-70b.yaml")
     program = f"from llmlaunch.recipe.load import load_recipe; print(load_recipe({str(path)!r}).digest)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=_environment()
-    )
-    assert done.stdout.strip() == load_recipe(path).digest
+    assert printed_by(program).strip() == load_recipe(path).digest
 
 
-def _environment() -> dict[str, str]:
-    return {"PYTHONPATH": str(ROOT / "wrapper"), "PYTHONHASHSEED": "7", "PATH": "/usr/bin:/bin"}
+def printed_by(program: str) -> str:
+    environment = {"PYTHONPATH": str(ROOT / "wrapper"), "PYTHONHASHSEED": "7", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
 
 # --- what others read
@@ -320,10 +320,7 @@ def test_loading_a_recipe_imports_little() -> None:
         "import sys; from llmlaunch.recipe.load import load_recipe; "
         f"load_recipe({path!r}); print('\\n'.join(sorted(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=_environment()
-    )
-    loaded = set(done.stdout.split())
+    loaded = set(printed_by(program).split())
     assert not loaded & {"torch", "jinja2", "sqlalchemy", "rich", "numpy", "transformers", "deepspeed", "jsonschema"}
 
 

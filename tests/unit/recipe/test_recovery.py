@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.recovery import OnOom, Restart, WatchdogPolicy
 from llmlaunch.recipe.types import Recipe
+from support.recipes import recipe_of
 
-QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
 CHECKPOINTS = ("training.save_interval=5", "training.checkpoint_path=/checkpoints/a")
 
 
-def recipe(*words: str) -> Recipe:
-    return load_recipe(QUICKSTART, words)
+def recipe(*overrides: str) -> Recipe:
+    return recipe_of("quickstart", *overrides)
 
 
 def test_a_job_comes_back_where_there_is_a_checkpoint_to_come_back_to() -> None:

@@ -25,6 +25,7 @@ HF = f"hf_{HIDDEN}AbCdEfGhIjKlMnOpQr"
 
 SECRETS = {
     "a name": f"environment: {{MY_SERVICE_TOKEN: {HIDDEN}}}",
+    "a name by itself": f"environment: {{TOKEN: {HIDDEN}}}",
     "a personal access token": f"environment: {{GITHUB_PAT: {HIDDEN}}}",
     "a key": f"environment: {{WANDB_KEY: {HIDDEN}}}",
     "what a token may do": f"environment: {{HF_HUB_TOKEN_RW: {HIDDEN}}}",
@@ -101,9 +102,9 @@ def test_a_secret_in_a_word_of_the_command_line_is_refused_also_where_a_later_wo
 ) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(GOOD)
-    for words in ([word], [word, f"{word.partition('=')[0]}=null"]):
+    for overrides in ([word], [word, f"{word.partition('=')[0]}=null"]):
         with pytest.raises(UserError, match="not_secrets") as refusal:
-            load_recipe(path, words)
+            load_recipe(path, overrides)
         assert HIDDEN not in str(refusal.value)
 
 

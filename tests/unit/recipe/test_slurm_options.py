@@ -12,21 +12,20 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.load import load_recipe
+from support.recipes import recipe_of
 
 VALUES = json.loads((Path(__file__).parents[2] / "data" / "sbatch_values.json").read_text(encoding="utf-8"))
-QUICKSTART = str(asset("recipes", "quickstart.yaml"))
 
 
 @pytest.mark.parametrize(("option", "value"), VALUES["taken"])
 def test_a_value_that_sbatch_takes_passes(option: str, value: str) -> None:
-    assert load_recipe(QUICKSTART, [f"slurm={{{option}: '{value}'}}"]).slurm[option] == value
+    assert recipe_of("quickstart", f"slurm={{{option}: '{value}'}}").slurm[option] == value
 
 
 @pytest.mark.parametrize(("option", "value"), VALUES["refused"])
 def test_a_value_that_sbatch_refuses_is_refused_with_its_place(option: str, value: str) -> None:
     with pytest.raises(UserError) as caught:
-        load_recipe(QUICKSTART, [f"slurm={{{option}: '{value}'}}"])
+        recipe_of("quickstart", f"slurm={{{option}: '{value}'}}")
     assert f"slurm.{option}: " in str(caught.value)
     assert caught.value.exit_code == 2
 
@@ -43,14 +42,14 @@ def test_a_value_that_sbatch_refuses_is_refused_with_its_place(option: str, valu
 )
 def test_an_unknown_option_is_refused_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(UserError, match=f"slurm.{name}: is no option of sbatch; ") as caught:
-        load_recipe(QUICKSTART, [f"slurm={{{name}: '1'}}"])
+        recipe_of("quickstart", f"slurm={{{name}: '1'}}")
     assert hint in str(caught.value)
 
 
 def test_an_option_of_a_plugin_passes_under_its_own_key_from_recipe_and_profile(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("base: cpu-x1\nslurm_plugins: {bee-ond: 4, tunnel: a}\n", encoding="utf-8")
-    words = [f"cluster={tmp_path / 'site.yaml'}", "slurm_plugins={tunnel: b, no-proxy: true}"]
-    assert load_recipe(QUICKSTART, words).slurm == {"bee-ond": 4, "tunnel": "b", "no-proxy": True}
+    overrides = [f"cluster={tmp_path / 'site.yaml'}", "slurm_plugins={tunnel: b, no-proxy: true}"]
+    assert recipe_of("quickstart", *overrides).slurm == {"bee-ond": 4, "tunnel": "b", "no-proxy": True}
 
 
 @pytest.mark.parametrize(
@@ -66,15 +65,15 @@ def test_an_option_of_a_plugin_passes_under_its_own_key_from_recipe_and_profile(
 )
 def test_options_that_contradict_each_other_or_the_recipe_are_refused(options: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        load_recipe(QUICKSTART, [f"slurm={options}"])
+        recipe_of("quickstart", f"slurm={options}")
     assert message in str(caught.value)
 
 
 def test_what_contradicts_the_profile_replaces_it(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("base: cpu-x1\nslurm: {mem: 0}\n", encoding="utf-8")
     site = f"cluster={tmp_path / 'site.yaml'}"
-    assert load_recipe(QUICKSTART, [site, "slurm={mem-per-cpu: 2G}"]).slurm == {"mem-per-cpu": "2G"}
-    assert load_recipe(QUICKSTART, [site, "slurm={mem-per-cpu: 2G, mem: false}"]).slurm["mem"] is False
+    assert recipe_of("quickstart", site, "slurm={mem-per-cpu: 2G}").slurm == {"mem-per-cpu": "2G"}
+    assert recipe_of("quickstart", site, "slurm={mem-per-cpu: 2G, mem: false}").slurm["mem"] is False
 
 
 def test_every_option_that_came_with_a_release_is_known() -> None:
