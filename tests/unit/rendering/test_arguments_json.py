@@ -57,7 +57,8 @@ def rendered(path: Path, *overrides: str) -> dict[str, bytes]:
 
 
 def entries(files: dict[str, bytes], kind: str) -> dict[str, dict[str, Any]]:
-    return {one["name"]: one for one in json.loads(files["arguments.json"])["entries"] if one["kind"] == kind}
+    entries = json.loads(files["arguments.json"])["entries"]
+    return {entry["name"]: entry for entry in entries if entry["kind"] == kind}
 
 
 @pytest.fixture(scope="module")
@@ -72,29 +73,29 @@ def gallery(request: pytest.FixtureRequest) -> dict[str, bytes]:
     return rendered(asset("recipes", f"{request.param}.yaml"))
 
 
-def said_and_explained(files: dict[str, bytes]) -> tuple[list[str], list[str]]:
+def started_and_explained(files: dict[str, bytes]) -> tuple[list[str], list[str]]:
     """The words of the program in train.sh, and those of arguments.json."""
     script = files["train.sh"].decode()
     (program,) = re.findall(r'^program=\("\$python" (.*?)\)$', script, re.MULTILINE | re.DOTALL)
-    words = [re.sub(r"^\$\{(\w+)\}", r"$\1", word) for word in shlex.split(program)]
-    said = json.loads(files["arguments.json"])
-    explained = list(said["program"])
-    for one in said["entries"]:
-        if one["kind"] == "argument":
-            explained += [one["name"], *one["value"].split()]
-    return words, explained
+    arguments = [re.sub(r"^\$\{(\w+)\}", r"$\1", argument) for argument in shlex.split(program)]
+    document = json.loads(files["arguments.json"])
+    explained = list(document["program"])
+    for entry in document["entries"]:
+        if entry["kind"] == "argument":
+            explained += [entry["name"], *entry["value"].split()]
+    return arguments, explained
 
 
 def test_every_word_of_the_program_is_there(gallery: dict[str, bytes]) -> None:
-    words, explained = said_and_explained(gallery)
-    assert words == explained
+    arguments, explained = started_and_explained(gallery)
+    assert arguments == explained
 
 
 def test_words_for_a_script_of_ones_own_are_there_once() -> None:
     own = "backend={name: deepspeed, script: train.py, script_args: [--epochs, '3'], extra_args: [--fast]}"
     files = rendered(asset("recipes", "llama2-7b-deepspeed.yaml"), own)
-    words, explained = said_and_explained(files)
-    assert words == explained
+    arguments, explained = started_and_explained(files)
+    assert arguments == explained
     assert len(json.loads(files["arguments.json"])["program"]) == 1
     assert entries(files, "argument")["--epochs"]["from"][0]["key"] == "backend.script_args"
 
@@ -117,17 +118,17 @@ def test_every_key_of_a_configuration_file_is_there(gallery: dict[str, bytes]) -
         assert not entries(gallery, "setting")
         return
     whole = json.loads(gallery["ds_config.json"])
-    for name, one in entries(gallery, "setting").items():
+    for name, entry in entries(gallery, "setting").items():
         value = whole
         for part in name.split("."):
             value = value.pop(part) if not isinstance(value[part], dict) or not value[part] else value[part]
-        assert json.dumps(value) == one["value"]
+        assert json.dumps(value) == entry["value"]
     assert not [key for key, value in whole.items() if not isinstance(value, dict) or any(value.values())]
 
 
 def test_nothing_is_without_a_reason(gallery: dict[str, bytes]) -> None:
-    said = json.loads(gallery["arguments.json"])["entries"]
-    assert [one["name"] for one in said if not one["from"] and not one["why"]] == []
+    listed = json.loads(gallery["arguments.json"])["entries"]
+    assert [entry["name"] for entry in listed if not entry["from"] and not entry["why"]] == []
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ def plan_of(name: str, *words: str) -> PlannedRun:
     return plan(str(asset("recipes", f"{name}.yaml")), ("on_oom=fallback", *stages, *words))
 
 
-def files_of(made: PlannedRun) -> dict[str, bytes]:
-    rendered = made.backend.render(made.recipe, made.plan.layout)
-    return run_files(made.recipe, made.plan, made.json, rendered, Provenance(code={}))
+def files_of(run: PlannedRun) -> dict[str, bytes]:
+    rendered = run.backend.render(run.recipe, run.plan.layout)
+    return run_files(run.recipe, run.plan, run.json, rendered, Provenance(code={}))
 
 
 def described(files: dict[str, bytes], folder: str = "") -> dict[str, Any]:
@@ -36,16 +36,16 @@ def described(files: dict[str, bytes], folder: str = "") -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def deepspeed() -> tuple[PlannedRun, dict[str, bytes]]:
-    made = plan_of("llama2-7b-deepspeed")
-    return made, files_of(made)
+    run = plan_of("llama2-7b-deepspeed")
+    return run, files_of(run)
 
 
 def test_a_fallback_has_its_own_files_and_shares_the_trainer(deepspeed: tuple[PlannedRun, dict[str, bytes]]) -> None:
-    made, files = deepspeed
+    run, files = deepspeed
     own = sorted(name.removeprefix("fallback/1/") for name in files if name.startswith("fallback/1/"))
     assert own == ["arguments.json", "ds_config.json", "placement.json", "plan.json", "run.json", "train.sh"]
-    assert made.plan.fallbacks is not None
-    for number, fallback in enumerate(made.plan.fallbacks.layouts, start=1):
+    assert run.plan.fallbacks is not None
+    for number, fallback in enumerate(run.plan.fallbacks.layouts, start=1):
         config = json.loads(files[f"fallback/{number}/ds_config.json"])
         assert config["train_micro_batch_size_per_gpu"] == fallback.plan.layout.micro_batch_size
         assert config["zero_optimization"]["stage"] == fallback.plan.layout.zero_stage
@@ -60,32 +60,32 @@ def test_a_fallback_has_its_own_files_and_shares_the_trainer(deepspeed: tuple[Pl
 def test_run_json_has_the_chain_and_each_layout_its_own_prediction(
     deepspeed: tuple[PlannedRun, dict[str, bytes]],
 ) -> None:
-    made, files = deepspeed
-    assert made.plan.fallbacks is not None
+    run, files = deepspeed
+    assert run.plan.fallbacks is not None
     chain = [
         {"layout": "fallback/1", "keeps_checkpoints": False, "loads": []},
         {"layout": "fallback/2", "keeps_checkpoints": False, "loads": [""]},  # the planned ZeRO stage again
     ]
-    for number, fallback in enumerate(made.plan.fallbacks.layouts, start=1):
-        run = described(files, f"fallback/{number}/")
-        assert run["fallbacks"] == described(files)["fallbacks"] == chain
-        assert run["predicted_bytes"] == [rank.device_bytes for rank in fallback.plan.estimate.ranks]
-        assert run["measurement"]["micro_batch_size"] == fallback.plan.layout.micro_batch_size
-        assert run["recipe_digest"] == described(files)["recipe_digest"]
+    for number, fallback in enumerate(run.plan.fallbacks.layouts, start=1):
+        described_run = described(files, f"fallback/{number}/")
+        assert described_run["fallbacks"] == described(files)["fallbacks"] == chain
+        assert described_run["predicted_bytes"] == [rank.device_bytes for rank in fallback.plan.estimate.ranks]
+        assert described_run["measurement"]["micro_batch_size"] == fallback.plan.layout.micro_batch_size
+        assert described_run["recipe_digest"] == described(files)["recipe_digest"]
         plan = json.loads(files[f"fallback/{number}/plan.json"])
         assert plan["layout"] == fallback.plan.layout.as_json()
     assert described(files)["after_checkpoint"] == "reshard"
 
 
 def test_the_same_inputs_give_the_same_bytes(deepspeed: tuple[PlannedRun, dict[str, bytes]]) -> None:
-    made, files = deepspeed
-    assert files_of(made) == files
+    run, files = deepspeed
+    assert files_of(run) == files
 
 
 def test_what_cannot_load_begins_again_in_a_folder_of_its_own() -> None:
     saving = ("training.checkpoint_path=/ckpt", "training.save_interval=10")
     again = files_of(plan_of("llama2-7b-deepspeed", *saving, "on_oom={layouts: 2, after_checkpoint: restart}"))
-    assert [one["loads"] for one in described(again)["fallbacks"]] == [[], [""]]
+    assert [entry["loads"] for entry in described(again)["fallbacks"]] == [[], [""]]
     places = [described(again, folder)["checkpoint"]["path"] for folder in ("", "fallback/1/", "fallback/2/")]
     assert places == ["/ckpt", "/ckpt-fallback-1", "/ckpt"]
     assert b"--save /ckpt-fallback-1 " in again["fallback/1/train.sh"]
@@ -95,31 +95,31 @@ def test_what_cannot_load_begins_again_in_a_folder_of_its_own() -> None:
 
 
 def test_the_job_is_told_in_time_for_the_slowest_of_its_layouts() -> None:
-    made = plan_of("llama2-7b-deepspeed", "training.checkpoint_path=/ckpt", "training.save_interval=10")
-    assert made.plan.fallbacks is not None
-    slowest = made.plan.fallbacks.layouts[-1].plan
+    run = plan_of("llama2-7b-deepspeed", "training.checkpoint_path=/ckpt", "training.save_interval=10")
+    assert run.plan.fallbacks is not None
+    slowest = run.plan.fallbacks.layouts[-1].plan
     slow = replace(slowest, chosen=replace(slowest.chosen, step_seconds=900.0))
-    chain = replace(made.plan.fallbacks, layouts=(Fallback(slow, (False,)),))
-    alone, with_slow = (warning_seconds(made.recipe, replace(made.plan, fallbacks=f)) for f in (None, chain))
+    chain = replace(run.plan.fallbacks, layouts=(Fallback(slow, (False,)),))
+    alone, with_slow = (warning_seconds(run.recipe, replace(run.plan, fallbacks=f)) for f in (None, chain))
     assert alone is not None
     assert with_slow is not None
     assert with_slow > 900 > alone
 
 
 def test_megatron_gets_other_arguments_and_no_other_files() -> None:
-    made = plan_of("llama3-8b")
-    files = files_of(made)
+    run = plan_of("llama3-8b")
+    files = files_of(run)
     own = sorted(name.removeprefix("fallback/1/") for name in files if name.startswith("fallback/1/"))
     assert own == ["arguments.json", "placement.json", "plan.json", "run.json", "train.sh"]
-    assert made.plan.fallbacks is not None
-    tensor = made.plan.fallbacks.layouts[0].plan.layout.tensor
+    assert run.plan.fallbacks is not None
+    tensor = run.plan.fallbacks.layouts[0].plan.layout.tensor
     assert f"--tensor-model-parallel-size {tensor} ".encode() in files["fallback/1/train.sh"]
 
 
 def test_the_folders_are_their_owners_alone(deepspeed: tuple[PlannedRun, dict[str, bytes]], tmp_path: Path) -> None:
-    made, files = deepspeed
-    rendered = made.backend.render(made.recipe, made.plan.layout)
-    render_run(made.recipe, made.plan, made.json, rendered, tmp_path / "run")
+    run, files = deepspeed
+    rendered = run.backend.render(run.recipe, run.plan.layout)
+    render_run(run.recipe, run.plan, run.json, rendered, tmp_path / "run")
     for path in (tmp_path / "run" / "fallback").rglob("*"):
         executable = path.is_dir() or path.name == "train.sh"
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if executable else 0o600), path

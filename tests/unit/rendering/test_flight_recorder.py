@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_samples import H100, cluster, deepspeed_cpu
+from run_samples import H100, cluster, deepspeed_cpu, outside_slurm
 
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import train_script
@@ -37,16 +36,15 @@ def test_the_variables_of_this_torch_and_a_place_for_the_pipes(tmp_path: Path) -
     render_run(of, plan, {}, rendered, run)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "LLMLAUNCH"))}
-    environment = {**plain, "LLMLAUNCH_PYTHON": sys.executable, "TMPDIR": str(scratch)}
+    environment = outside_slurm(LLMLAUNCH_PYTHON=sys.executable, TMPDIR=str(scratch))
     done = subprocess.run(["bash", str(run / "job.sbatch")], env=environment, capture_output=True, text=True)
     (attempt,) = (run / "attempts").iterdir()
     log = next(path for path in (run / "logs").iterdir() if path.name.count(".") == 3 and ".job." not in path.name)
     assert done.returncode == 0, done.stderr + log.read_text()
-    found = dict(line.split() for line in log.read_text().splitlines() if line.startswith("TORCH_"))
-    pipes = found.pop("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
-    found.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING")  # torchrun's
-    assert found == {
+    variables = dict(line.split() for line in log.read_text().splitlines() if line.startswith("TORCH_"))
+    pipes = variables.pop("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    variables.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING")  # torchrun's
+    assert variables == {
         "TORCH_FR_BUFFER_SIZE": "50",
         "TORCH_FR_DUMP_TEMP_FILE": f"{attempt}/flight/rank_",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{attempt}/flight/rank_",

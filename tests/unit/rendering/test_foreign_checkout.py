@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from run_samples import recipe
-
-from llmlaunch.recipe.types import Code
-from llmlaunch.rendering.provenance import Provenance, gather_provenance
-
-IDENTITY = ("-c", "user.name=T", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main")
-LONG_AGO = 1_700_000_000_000_000_000  # a commit so old that git trusts the times of its files
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", *IDENTITY, *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def commit(folder: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (folder / name).write_text(text)
-        os.utime(folder / name, ns=(LONG_AGO, LONG_AGO))
-    git(folder, "add", ".")
-    git(folder, "commit", "-q", "-m", "files")
-
-
-def gathered(folder: Path) -> Provenance:
-    return gather_provenance(recipe(code=Code(path=str(folder), snapshot=True)))
-
-
-def state(provenance: Provenance) -> dict[str, object]:
-    recorded = provenance.code["git"]
-    assert isinstance(recorded, dict), provenance.code["note"]
-    return recorded
+from git_checkouts import commit, gathered, git, state
 
 
 @pytest.fixture

@@ -14,21 +14,21 @@ from llmlaunch.cluster.load import find_accelerator
 from llmlaunch.models.presets import preset_names
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from support.plans import setting_for
+from support.recipes import recipe_of
 
 NAMES = sorted(path.stem for path in asset("recipes").glob("*.yaml"))
 
 
 @cache
 def loaded(name: str) -> Recipe:
-    return load_recipe(asset("recipes", f"{name}.yaml"))
+    return recipe_of(name)
 
 
 @cache
 def planned(name: str) -> Plan:
-    return make_plan(setting_of(loaded(name), backend_for(loaded(name))))
+    return make_plan(setting_for(loaded(name)))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_samples import deepspeed_cpu
+from run_samples import deepspeed_cpu, outside_slurm, train_alone, train_variables, write_program
 
 from llmlaunch.causes.log_scan import scan
 from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.types import BackendChoice, Recipe
-from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import job_script
 from llmlaunch.techniques import Techniques
 
@@ -24,7 +23,7 @@ PYTHON = """\
 cache="{folder}/cache"
 case "$*" in
   *AutoTokenizer*)
-    echo "${{HF_HUB_OFFLINE:-online}}" >>"{folder}/asked"
+    echo "${{HF_HUB_OFFLINE:-online}}" >>"{folder}/hub_requests"
     if [[ -n ${{HF_HUB_OFFLINE:-}} ]]; then [[ -e $cache ]]; else {fetch}; fi
     ;;
   *torch.distributed.run*)
@@ -35,28 +34,17 @@ esac
 """Stands for the interpreter: the hub is not asked in earnest, and its torchrun notes what it was given."""
 
 
-def seen(
+def torchrun_saw(
     folder: Path, of: Recipe, fetch: str = ': >"$cache"', files: tuple[int, int] | None = None, **environment: str
 ) -> tuple[list[str], str]:
     """Soft limit of open files, OMP_NUM_THREADS and HF_HUB_OFFLINE of torchrun, and the log. `files`: the soft and the
     hard limit that train.sh starts with."""
-    _, plan, rendered = deepspeed_cpu()
-    run = folder / "run"
-    render_run(of, plan, {"recipe": of.name}, replace(rendered, environment={}), run)
-    (folder / "python").write_text(PYTHON.format(folder=folder, fetch=fetch))
-    (folder / "python").chmod(0o755)
-    plain = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "LLMLAUNCH", "OMP", "HF"))
-    }
-    given = {"LLMLAUNCH_PYTHON": str(folder / "python"), "LLMLAUNCH_RUN_DIR": str(run), "LLMLAUNCH_ATTEMPT": "1.0"}
-    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "LLMLAUNCH_NODES": "1"}
+    folder.mkdir(exist_ok=True)
+    python = write_program(folder / "python", PYTHON.format(folder=folder, fetch=fetch))
+    variables = outside_slurm("OMP", "HF", **train_variables(folder / "run", python, **environment))
     limit: Callable[[], None] = lambda: files and resource.setrlimit(resource.RLIMIT_NOFILE, files)  # noqa: E731
-    done = subprocess.run(
-        ["bash", str(run / "train.sh")], env={**plain, **given, **environment}, preexec_fn=limit, capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return (folder / "seen").read_text().split("\n")[:3], done.stdout
+    _, log = train_alone(folder, of, variables, limit)
+    return (folder / "seen").read_text().split("\n")[:3], log
 
 
 def of_ranks(count: int, **changes: object) -> Recipe:
@@ -65,13 +53,13 @@ def of_ranks(count: int, **changes: object) -> Recipe:
 
 
 def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one(tmp_path: Path) -> None:
-    (soft, _, _), log = seen(tmp_path, of_ranks(2), files=(256, 2048))
+    (soft, _, _), log = torchrun_saw(tmp_path, of_ranks(2), files=(256, 2048))
     assert soft == "2048"
     assert "files open" not in log
 
 
 def test_a_hard_limit_too_low_for_the_ranks_is_said(tmp_path: Path) -> None:
-    (soft, _, _), log = seen(tmp_path, of_ranks(1024), files=(256, 1024))
+    (soft, _, _), log = torchrun_saw(tmp_path, of_ranks(1024), files=(256, 1024))
     assert soft == "1024"
     assert "may have 1024 files open (ulimit -Hn), and 1024 ranks that meet here may need 2560" in log
 
@@ -90,51 +78,51 @@ def test_job_sbatch_raises_the_limit_that_srun_hands_on(tmp_path: Path) -> None:
 
 def test_a_host_optimizer_gets_the_cores_of_the_node(tmp_path: Path) -> None:
     offloaded = of_ranks(2, techniques=Techniques(offload_optimizer=1.0))
-    (_, threads, _), log = seen(tmp_path, offloaded)
+    (_, threads, _), log = torchrun_saw(tmp_path, offloaded)
     assert threads == str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert f"with {threads} thread(s) a rank" in log
 
 
 def test_a_number_of_threads_that_is_set_stays(tmp_path: Path) -> None:
     offloaded = of_ranks(2, techniques=Techniques(offload_optimizer=1.0))
-    assert seen(tmp_path / "shell", offloaded, OMP_NUM_THREADS="7")[0][1] == "7"
-    assert seen(tmp_path / "recipe", replace(offloaded, environment={"OMP_NUM_THREADS": "5"}))[0][1] == "5"
+    assert torchrun_saw(tmp_path / "shell", offloaded, OMP_NUM_THREADS="7")[0][1] == "7"
+    assert torchrun_saw(tmp_path / "recipe", replace(offloaded, environment={"OMP_NUM_THREADS": "5"}))[0][1] == "5"
 
 
-def named(tokenizer: str, **changes: object) -> Recipe:
+def with_tokenizer(tokenizer: str, **changes: object) -> Recipe:
     return of_ranks(2, data=Data(path="/data/text", tokenizer=tokenizer), **changes)
 
 
 def test_a_tokenizer_of_the_hub_is_fetched_once_and_loaded_offline(tmp_path: Path) -> None:
-    (_, _, offline), log = seen(tmp_path, named("org/words"))
+    (_, _, offline), log = torchrun_saw(tmp_path, with_tokenizer("org/words"))
     assert offline == "1"
-    assert (tmp_path / "asked").read_text().split() == ["1", "online", "1"]
+    assert (tmp_path / "hub_requests").read_text().split() == ["1", "online", "1"]
     assert "the ranks load it offline" in log
 
 
 def test_a_tokenizer_in_the_cache_asks_the_hub_nothing(tmp_path: Path) -> None:
     (tmp_path / "cache").touch()
-    assert seen(tmp_path, named("org/words"))[0][2] == "1"
-    assert (tmp_path / "asked").read_text().split() == ["1"]
+    assert torchrun_saw(tmp_path, with_tokenizer("org/words"))[0][2] == "1"
+    assert (tmp_path / "hub_requests").read_text().split() == ["1"]
 
 
 def test_a_tokenizer_that_cannot_be_fetched_is_left_to_the_ranks(tmp_path: Path) -> None:
-    (_, _, offline), log = seen(
-        tmp_path, named("org/words"), fetch="{ echo Traceback; echo '429 Too Many Requests'; } >&2; false"
-    )
+    fetch = "{ echo Traceback; echo '429 Too Many Requests'; } >&2; false"
+    (_, _, offline), log = torchrun_saw(tmp_path, with_tokenizer("org/words"), fetch=fetch)
     assert offline == ""
     assert "is not in this node's cache (429 Too Many Requests); each rank asks the hub for it" in log
     assert scan(log) == []
 
 
 @pytest.mark.parametrize(
-    "of", [named("/models/words"), named("org/words", backend=BackendChoice("deepspeed", script="/t.py"))]
+    "of",
+    [with_tokenizer("/models/words"), with_tokenizer("org/words", backend=BackendChoice("deepspeed", script="/t.py"))],
 )
 def test_whoever_asks_no_hub_is_left_alone(tmp_path: Path, of: Recipe) -> None:
-    assert seen(tmp_path, of)[0][2] == ""
-    assert not (tmp_path / "asked").exists()
+    assert torchrun_saw(tmp_path, of)[0][2] == ""
+    assert not (tmp_path / "hub_requests").exists()
 
 
 def test_a_word_of_ones_own_on_the_hub_stays(tmp_path: Path) -> None:
-    assert seen(tmp_path, named("org/words"), HF_HUB_OFFLINE="0")[0][2] == "0"
-    assert not (tmp_path / "asked").exists()
+    assert torchrun_saw(tmp_path, with_tokenizer("org/words"), HF_HUB_OFFLINE="0")[0][2] == "0"
+    assert not (tmp_path / "hub_requests").exists()

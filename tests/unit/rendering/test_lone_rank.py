@@ -20,17 +20,17 @@ def directives() -> dict[str, str]:
 
 
 def test_it_asks_for_one_device_on_a_part_of_one_node() -> None:
-    asked = directives()
-    assert (asked["nodes"], asked["gres"], asked["cpus-per-task"]) == ("1", "lscratch:100", "12")
-    assert asked["gpus-per-node"] == "1"
-    assert asked["mem"] == f"{2**40 * 9 // 10 // 8 // 2**20}M"
-    assert not {"exclusive", "nodelist", "switches", "segment", "requeue", "signal"} & set(asked)
+    options = directives()
+    assert (options["nodes"], options["gres"], options["cpus-per-task"]) == ("1", "lscratch:100", "12")
+    assert options["gpus-per-node"] == "1"
+    assert options["mem"] == f"{2**40 * 9 // 10 // 8 // 2**20}M"
+    assert not {"exclusive", "nodelist", "switches", "segment", "requeue", "signal"} & set(options)
 
 
 def test_it_asks_for_minutes_where_and_as_the_recipe_says() -> None:
-    asked = directives()
-    assert asked["time"] == "00:20:00"  # a quarter of an hour to start, and three steps of 10 s
-    assert (asked["partition"], asked["qos"], asked["job-name"]) == ("gpu", "long", "llama3-70b-rank3")
+    options = directives()
+    assert options["time"] == "00:20:00"  # a quarter of an hour to start, and three steps of 10 s
+    assert (options["partition"], options["qos"], options["job-name"]) == ("gpu", "long", "llama3-70b-rank3")
 
 
 def test_it_tries_no_nodes_prepares_nothing_and_does_not_come_back() -> None:

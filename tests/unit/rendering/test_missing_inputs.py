@@ -6,14 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from llmlaunch.cli.check import command as check
-from llmlaunch.cli.render import command as render
-from llmlaunch.cli.submit import command as submit
-from llmlaunch.errors import UserError
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rendering.inputs import Inputs, inputs_of
+from support.command_line import CommandLine
 
 MEGATRON = """\
 schema: 1
@@ -39,13 +35,13 @@ secrets: [MY_HUB]
 """
 
 
-def looked_for(folder: Path, text: str, *words: str, **environment: str) -> Inputs:
+def looked_for(folder: Path, text: str, *overrides: str, **environment: str) -> Inputs:
     path = folder / "recipe.yaml"
     path.write_text(text)
-    return inputs_of(load_recipe(path, words), environment)
+    return inputs_of(load_recipe(path, overrides), environment)
 
 
-def made(folder: Path, *names: str) -> None:
+def write_files(folder: Path, *names: str) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
@@ -54,16 +50,16 @@ def made(folder: Path, *names: str) -> None:
 def test_an_indexed_dataset_needs_both_of_its_files(tmp_path: Path) -> None:
     (sentence,) = looked_for(tmp_path, MEGATRON).missing
     assert sentence.startswith(f"{tmp_path}/recipe.yaml:8: data.path: {tmp_path}/corpus/text_document.bin is not there")
-    made(tmp_path, "corpus/text_document.bin")
+    write_files(tmp_path, "corpus/text_document.bin")
     (sentence,) = looked_for(tmp_path, MEGATRON).missing
     assert "text_document.idx is not there" in sentence
-    made(tmp_path, "corpus/text_document.idx")
+    write_files(tmp_path, "corpus/text_document.idx")
     assert looked_for(tmp_path, MEGATRON) == Inputs((), ())
 
 
 def test_every_part_of_a_blend_is_looked_for(tmp_path: Path) -> None:
     blend = "data={blend: [{path: a, weight: 1}, {path: b, weight: 2}]}"
-    made(tmp_path, "a.bin", "a.idx", "b.idx")
+    write_files(tmp_path, "a.bin", "a.idx", "b.idx")
     (sentence,) = looked_for(tmp_path, MEGATRON, blend).missing
     assert "data.blend.1.path" in sentence
     assert "b.bin is not there" in sentence
@@ -71,26 +67,26 @@ def test_every_part_of_a_blend_is_looked_for(tmp_path: Path) -> None:
 
 def test_text_of_the_deepspeed_trainer_is_a_file_a_folder_or_an_indexed_dataset(tmp_path: Path) -> None:
     assert "corpus is not there" in looked_for(tmp_path, DEEPSPEED).missing[0]
-    made(tmp_path, "corpus.idx")
+    write_files(tmp_path, "corpus.idx")
     assert "corpus.bin is not there" in looked_for(tmp_path, DEEPSPEED).missing[0]
-    made(tmp_path, "corpus.bin")
+    write_files(tmp_path, "corpus.bin")
     assert looked_for(tmp_path, DEEPSPEED) == Inputs((), ())
     (tmp_path / "corpus.idx").unlink()
-    made(tmp_path, "corpus/part.txt")
+    write_files(tmp_path, "corpus/part.txt")
     assert looked_for(tmp_path, DEEPSPEED) == Inputs((), ())
 
 
 def test_a_tokenizer_by_path_is_looked_for_and_one_by_name_is_not(tmp_path: Path) -> None:
-    made(tmp_path, "corpus/text_document.bin", "corpus/text_document.idx")
+    write_files(tmp_path, "corpus/text_document.bin", "corpus/text_document.idx")
     assert looked_for(tmp_path, MEGATRON, "data.tokenizer=meta-llama/Llama-3.1-8B") == Inputs((), ())
-    for word in (f"data.tokenizer={tmp_path}/words", "data.tokenizer_type=SentencePieceTokenizer"):
-        words = [word] if "type" not in word else ["data.tokenizer=words", word]
-        (sentence,) = looked_for(tmp_path, MEGATRON, *words).missing
+    sentence_piece = ("data.tokenizer=words", "data.tokenizer_type=SentencePieceTokenizer")
+    for overrides in ((f"data.tokenizer={tmp_path}/words",), sentence_piece):
+        (sentence,) = looked_for(tmp_path, MEGATRON, *overrides).missing
         assert f"data.tokenizer: {tmp_path}/words is not there" in sentence
 
 
 def test_weights_to_start_from_are_looked_for(tmp_path: Path) -> None:
-    made(tmp_path, "corpus/text_document.bin", "corpus/text_document.idx")
+    write_files(tmp_path, "corpus/text_document.bin", "corpus/text_document.idx")
     (sentence,) = looked_for(tmp_path, MEGATRON, "training.start_from=weights").missing
     assert f"training.start_from: {tmp_path}/weights is not there" in sentence
 
@@ -107,9 +103,9 @@ def test_an_unset_secret_is_named_and_an_empty_one_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/no-such-file-system/text", "s3://bucket/text"])
 def test_what_cannot_be_seen_from_here_is_a_note(path: str, tmp_path: Path) -> None:
-    seen = looked_for(tmp_path, MEGATRON, f"data.path={path}")
-    assert seen.missing == ()
-    assert "cannot be seen from here" in seen.unseen[0]
+    inputs = looked_for(tmp_path, MEGATRON, f"data.path={path}")
+    assert inputs.missing == ()
+    assert "cannot be seen from here" in inputs.unseen[0]
 
 
 def test_a_folder_that_may_not_be_looked_into_hides_what_it_holds(
@@ -127,19 +123,15 @@ def test_a_folder_that_may_not_be_looked_into_hides_what_it_holds(
 
 
 def test_what_a_container_mounts_is_looked_for_where_it_lies_on_the_host(tmp_path: Path) -> None:
-    made(tmp_path, "host/text.bin", "host/text.idx")
+    write_files(tmp_path, "host/text.bin", "host/text.idx")
     mounted = f"container={{image: x.sqsh, mounts: ['{tmp_path}/host:/inside']}}"
     assert looked_for(tmp_path, MEGATRON, mounted, "data.path=/inside/text") == Inputs((), ())
     (sentence,) = looked_for(tmp_path, MEGATRON, mounted, "data.path=/inside/other").missing
     assert "/inside/other.bin is not there" in sentence
 
 
-def asked(command: object, folder: Path, *words: str) -> Result:
-    return CliRunner().invoke(command, [str(folder / "recipe.yaml"), *words], standalone_mode=False)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["data={python_source: true}"], "data.python_source: is for the DeepSpeed trainer"),
         (
@@ -149,33 +141,32 @@ def asked(command: object, folder: Path, *words: str) -> Result:
         (["backend={name: megatron-lm, extra_args: [--seq-length, 9]}"], "--seq-length"),
     ],
 )
-def test_check_refuses_what_submit_refuses(words: list[str], message: str, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(MEGATRON.replace("{path: corpus/text_document}", "{mock: true}"))
-    answers = [asked(check, tmp_path, *words), asked(submit, tmp_path, "--dry-run", *words)]
-    for answer in answers:
-        assert isinstance(answer.exception, UserError)
-        assert message in str(answer.exception)
-    assert str(answers[0].exception) == str(answers[1].exception)
-    assert answers[0].stdout == ""
+def test_check_refuses_what_submit_refuses(
+    overrides: list[str], message: str, tmp_path: Path, llmlaunch: CommandLine
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(MEGATRON.replace("{path: corpus/text_document}", "{mock: true}"))
+    checked = llmlaunch("check", recipe, *overrides, code=2)
+    assert message in checked.stderr
+    assert checked.stdout == ""
+    assert llmlaunch("submit", recipe, "--dry-run", *overrides, code=2).stderr == checked.stderr
 
 
-def test_check_and_render_warn_submit_and_its_dry_run_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_and_render_warn_submit_and_its_dry_run_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llmlaunch: CommandLine
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MY_HUB", raising=False)
-    (tmp_path / "recipe.yaml").write_text(TINY)
-    checked = asked(check, tmp_path)
-    assert (checked.exception, checked.return_value) == (None, 0)
-    for what in ("warning: ", "data.path: ", "corpus.txt is not there", "MY_HUB is not set here"):
-        assert what in checked.stderr
-    rendered = asked(render, tmp_path, "-o", "rendered")
-    assert (rendered.exception, rendered.stderr.count("submit refuses without it")) == (None, 2)
-    for words in (["--dry-run"], ["-o", "run"], ["--local", "-o", "run"], ["training.steps=2,3"]):
-        refused = asked(submit, tmp_path, *words)
-        assert isinstance(refused.exception, UserError), (words, refused.output)
-        assert refused.exception.exit_code == 2
-        assert "corpus.txt is not there" in str(refused.exception)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(TINY)
+    warnings = llmlaunch("check", recipe).stderr
+    for part in ("warning: ", "data.path: ", "corpus.txt is not there", "MY_HUB is not set here"):
+        assert part in warnings
+    assert llmlaunch("render", recipe, "-o", "rendered").stderr.count("submit refuses without it") == 2
+    for arguments in (["--dry-run"], ["-o", "run"], ["--local", "-o", "run"], ["training.steps=2,3"]):
+        assert "corpus.txt is not there" in llmlaunch("submit", recipe, *arguments, code=2).stderr
         assert not (tmp_path / "run").exists()
-    made(tmp_path, "corpus.txt")
+    write_files(tmp_path, "corpus.txt")
     monkeypatch.setenv("MY_HUB", "x")
-    assert asked(check, tmp_path).stderr.count("warning") == 0
-    assert asked(submit, tmp_path, "--dry-run").exception is None
+    assert "warning" not in llmlaunch("check", recipe).stderr
+    llmlaunch("submit", recipe, "--dry-run")

@@ -43,8 +43,8 @@ def test_only_jobs_of_several_nodes_that_leave_the_order_open_have_it() -> None:
         (deepspeed_cpu(), False),
     ):
         for placement in ("auto", "slurm"):
-            asked = replace(of, placement=placement)
-            files = run_files(asked, plan, {}, rendered, gather_provenance(asked))
+            changed = replace(of, placement=placement)
+            files = run_files(changed, plan, {}, rendered, gather_provenance(changed))
             assert ("placement.json" in files) == (there and placement == "auto")
             assert (b"node.pyz place" in files["job.sbatch"]) == (there and placement == "auto")
 
@@ -72,7 +72,7 @@ def test_the_job_asks_for_near_nodes_where_the_profile_says_slurm_knows_them(
 
 def test_the_recipe_has_the_last_word_on_switches() -> None:
     of = with_cluster(megatron_70b()[0], nodes_per_switch=32)
-    asked = replace(of, slurm={**of.slurm, "switches": "1@12:00:00"})
-    assert "#SBATCH --switches=1@12:00:00" in directives(asked)
+    changed = replace(of, slurm={**of.slurm, "switches": "1@12:00:00"})
+    assert "#SBATCH --switches=1@12:00:00" in directives(changed)
     assert not [line for line in directives(replace(of, slurm={"switches": False})) if "switches" in line]
     assert not [line for line in directives(replace(of, placement="slurm")) if "switches" in line]

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from git_checkouts import gathered, git, state
 from run_samples import recipe
 
 from llmlaunch.errors import UserError
@@ -15,12 +16,6 @@ from llmlaunch.recipe.types import BackendChoice, Code
 from llmlaunch.rendering import git as git_room
 from llmlaunch.rendering import provenance as snapshot_room
 from llmlaunch.rendering.provenance import gather_provenance
-
-
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=T", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
-    command = ["git", *identity, *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture
@@ -36,8 +31,8 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_a_clean_checkout_is_its_commit(checkout: Path) -> None:
-    found = gather_provenance(recipe(code=Code(path=str(checkout))))
-    assert found.code["git"] == {
+    provenance = gathered(checkout, snapshot=False)
+    assert provenance.code["git"] == {
         "commit": git(checkout, "rev-parse", "HEAD"),
         "branch": "main",
         "dirty": False,
@@ -47,22 +42,20 @@ def test_a_clean_checkout_is_its_commit(checkout: Path) -> None:
         "changed_submodules": [],
         "left_out": [],
     }
-    assert found.diff == b""
+    assert provenance.diff == b""
 
 
 def test_changes_can_be_applied_again_binary_ones_too_and_untracked_files_stay_out(checkout: Path) -> None:
     (checkout / "train.py").write_text("print(2)\n")
     (checkout / "weights.bin").write_bytes(bytes(range(255, -1, -1)))
     (checkout / ".env").write_text("HF_TOKEN=s3cret\n")
-    found = gather_provenance(recipe(code=Code(path=str(checkout), snapshot=True)))
-    state = found.code["git"]
-    assert isinstance(state, dict)
-    assert (state["dirty"], state["untracked_files"]) == (True, 1)
-    assert b"s3cret" not in found.diff
-    assert found.snapshot is not None
-    assert found.snapshot.files == ("train.py", "weights.bin")
+    provenance = gathered(checkout)
+    assert (state(provenance)["dirty"], state(provenance)["untracked_files"]) == (True, 1)
+    assert b"s3cret" not in provenance.diff
+    assert provenance.snapshot is not None
+    assert provenance.snapshot.files == ("train.py", "weights.bin")
     git(checkout, "checkout", "-q", ".")
-    subprocess.run(["git", "apply"], cwd=checkout, input=found.diff, check=True)
+    subprocess.run(["git", "apply"], cwd=checkout, input=provenance.diff, check=True)
     assert (checkout / "train.py").read_text() == "print(2)\n"
     assert (checkout / "weights.bin").read_bytes() == bytes(range(255, -1, -1))
 
@@ -70,32 +63,30 @@ def test_changes_can_be_applied_again_binary_ones_too_and_untracked_files_stay_o
 def test_a_diff_over_the_limit_is_left_out_and_said(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(git_room, "DIFF_LIMIT_BYTES", 100)
     (checkout / "train.py").write_text("x = 1\n" * 1000)
-    found = gather_provenance(recipe(code=Code(path=str(checkout))))
-    state = found.code["git"]
-    assert isinstance(state, dict)
-    assert (state["dirty"], state["diff_left_out"], found.diff) == (True, True, b"")
-    assert "100 bytes" in str(found.code["note"])
+    provenance = gathered(checkout, snapshot=False)
+    assert (state(provenance)["dirty"], state(provenance)["diff_left_out"], provenance.diff) == (True, True, b"")
+    assert "100 bytes" in str(provenance.code["note"])
 
 
 def test_what_is_no_checkout_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
-    found = gather_provenance(recipe(code=Code(path=str(plain))))
-    assert found.code["git"] is None
-    assert "not a git repository" in str(found.code["note"])
+    provenance = gathered(plain, snapshot=False)
+    assert provenance.code["git"] is None
+    assert "not a git repository" in str(provenance.code["note"])
     monkeypatch.setenv("PATH", str(plain))
-    assert "git is not installed" in str(gather_provenance(recipe(code=Code(path=str(plain)))).code["note"])
+    assert "git is not installed" in str(gathered(plain, snapshot=False).code["note"])
 
 
 def test_a_folder_another_checkout_ignores_is_not_that_checkout(checkout: Path) -> None:
     (checkout / ".gitignore").write_text("mine/\n")
     (checkout / "mine").mkdir()
     (checkout / "mine" / "train.py").write_text("")
-    found = gather_provenance(recipe(code=Code(path=str(checkout / "mine"), snapshot=True)))
-    assert found.code["git"] is None
-    assert "tracks nothing" in str(found.code["note"])
-    assert found.snapshot is not None
-    assert found.snapshot.files == ("train.py",)
+    provenance = gathered(checkout / "mine")
+    assert provenance.code["git"] is None
+    assert "tracks nothing" in str(provenance.code["note"])
+    assert provenance.snapshot is not None
+    assert provenance.snapshot.files == ("train.py",)
 
 
 def test_the_tree_is_found_from_the_backend(checkout: Path) -> None:
@@ -119,12 +110,8 @@ def test_container_digests(tmp_path: Path) -> None:
         assert isinstance(container, dict)
         digests[reference] = container["digest"]
         assert bool(container["note"]) == (container["digest"] is None)
-    assert list(digests.values()) == [
-        "sha256:" + hashlib.sha256(b"layers").hexdigest(),
-        "sha256:" + "a" * 64,
-        None,
-        None,
-    ]
+    layers = "sha256:" + hashlib.sha256(b"layers").hexdigest()
+    assert list(digests.values()) == [layers, "sha256:" + "a" * 64, None, None]
 
 
 def test_a_snapshot_without_git_takes_all_but_caches_and_old_runs(tmp_path: Path) -> None:
@@ -132,16 +119,16 @@ def test_a_snapshot_without_git_takes_all_but_caches_and_old_runs(tmp_path: Path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "link.py").symlink_to("a.py")
-    found = gather_provenance(recipe(code=Code(path=str(tmp_path), snapshot=True)))
-    assert found.snapshot is not None
-    assert found.snapshot.files == ("a.py", "link.py", "pkg/b.py")
+    provenance = gathered(tmp_path)
+    assert provenance.snapshot is not None
+    assert provenance.snapshot.files == ("a.py", "link.py", "pkg/b.py")
 
 
 def test_a_snapshot_that_is_too_large_or_of_nothing_is_refused(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "data.bin").write_bytes(b"0" * 2000)
     monkeypatch.setattr(snapshot_room, "LIMIT_BYTES", 1000)
     with pytest.raises(UserError, match=r"code\.snapshot: .*the largest: data\.bin"):
-        gather_provenance(recipe(code=Code(path=str(tmp_path), snapshot=True)))
+        gathered(tmp_path)
     with pytest.raises(UserError, match="nothing to copy"):
         gather_provenance(recipe(backend=BackendChoice("megatron-lm"), code=Code(snapshot=True)))
 

@@ -11,6 +11,7 @@ import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_samples import (
@@ -31,7 +32,7 @@ from run_samples import (
 
 from llmlaunch.cluster.profile import Site
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.types import Code
+from llmlaunch.recipe.types import Code, MonitorPolicy
 from llmlaunch.rendering.provenance import Provenance
 from llmlaunch.rendering.run_directory import render_run, run_files
 from llmlaunch.rendering.scripts import job_script
@@ -39,6 +40,7 @@ from llmlaunch.techniques import Adapters, Techniques
 from support.golden import assert_golden
 
 NOTHING_RECORDED = Provenance(code={})
+PROBE, HOOK = "hook/llmlaunch_memory_probe.py", "hook/sitecustomize.py"
 H100_SITE = Site(gpu_type="h100")
 JOBS = {
     "llama3-70b": megatron_70b(),
@@ -71,6 +73,11 @@ def test_bash_accepts_every_script(name: str, script: str) -> None:
 
 
 @pytest.mark.parametrize("name", JOBS)
+def test_the_same_inputs_give_the_same_bytes(name: str) -> None:
+    assert files_of(name) == files_of(name)
+
+
+@pytest.mark.parametrize("name", JOBS)
 def test_directives_come_first_and_none_is_empty(name: str) -> None:
     lines = files_of(name)["job.sbatch"].decode().splitlines()
     assert lines[0] == "#!/bin/bash"
@@ -80,23 +87,18 @@ def test_directives_come_first_and_none_is_empty(name: str) -> None:
         assert re.fullmatch(r"#SBATCH --[a-z-]+(=\S.*)?", lines[index])
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_the_same_inputs_give_the_same_bytes(name: str) -> None:
-    assert files_of(name) == files_of(name)
-
-
 def test_a_rendered_directory_holds_those_bytes_for_its_owner_alone(tmp_path: Path) -> None:
     of, plan, rendered = JOBS["deepspeed-cpu"]
     for target in (tmp_path / "one", tmp_path / "deep" / "two"):
         render_run(of, plan, {"verdict": "safe"}, rendered, target)
-    one, two = (
+    first, second = (
         {str(p.relative_to(d)): p.read_bytes() for p in d.rglob("*") if p.is_file()}
         for d in (tmp_path / "one", tmp_path / "deep" / "two")
     )
-    assert one == two
-    assert one["recipe.yaml"] == of.text.encode()
-    assert json.loads(one["plan.json"]) == {"verdict": "safe"}
-    assert {"ds_config.json", "trainer/train.py", "node.pyz", "run.json", "code.json"} <= set(one)
+    assert first == second
+    assert first["recipe.yaml"] == of.text.encode()
+    assert json.loads(first["plan.json"]) == {"verdict": "safe"}
+    assert {"ds_config.json", "trainer/train.py", "node.pyz", "run.json", "code.json"} <= set(first)
     assert all((tmp_path / "one" / folder).is_dir() for folder in ("logs", "peaks", "attempts"))
     for path in [tmp_path / "one", *(tmp_path / "one").rglob("*")]:
         executable = path.is_dir() or path.name in ("job.sbatch", "train.sh")
@@ -206,7 +208,7 @@ def test_how_jobs_come_back_is_the_recipes_word_then_the_sites() -> None:
     assert of.restart is not None
     chained = replace(of, cluster=replace(of.cluster, site=Site(restart_by="chain")))
     requeued = replace(chained, restart=replace(of.restart, by="requeue"))
-    asked = [job_script(one, plan).count("#SBATCH --no-requeue\n") for one in (of, chained, requeued)]
+    asked = [job_script(each, plan).count("#SBATCH --no-requeue\n") for each in (of, chained, requeued)]
     assert asked == [0, 1, 0]
 
 
@@ -243,6 +245,23 @@ def test_the_record_of_a_run_with_techniques_prices_the_same_job_again() -> None
     assert Techniques.from_json(record["techniques"]) == ways
     assert record["optimizer"]["offload"] == "cpu"
     assert "techniques" not in json.loads(files_of("llama3-70b")["run.json"])["measurement"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "files"),
+    [
+        ({"cluster": cluster(H100, 2)}, {HOOK, PROBE}),
+        ({"cluster": cluster(H100, 2), "monitor": MonitorPolicy(probe=False)}, {HOOK}),
+        ({}, {HOOK}),
+        ({"cluster": cluster(H100, 2), "watchdog": None}, {HOOK, PROBE}),  # it brings its hook
+        ({"cluster": cluster(H100, 2), "watchdog": None, "monitor": MonitorPolicy(probe=False)}, set()),
+        ({"watchdog": None}, set()),
+    ],
+)
+def test_the_memory_probe_is_for_gpus_and_can_be_turned_off(changes: dict[str, Any], files: set[str]) -> None:
+    of, plan, rendered = JOBS["deepspeed-cpu"]
+    names = run_files(replace(of, **changes), plan, {}, rendered, NOTHING_RECORDED)
+    assert {name for name in names if name.startswith("hook/")} == files
 
 
 def test_a_snapshot_is_what_runs(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ machine, and a trainer of a few lines."""
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_samples import NASTY, deepspeed_cpu, nasty_job
+from run_samples import NASTY, deepspeed_cpu, nasty_job, outside_slurm
 
 from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.backends.base import Rendered
@@ -45,8 +44,7 @@ def write(folder: Path, of: Recipe, plan, rendered: Rendered) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "LLMLAUNCH"))}
-    return {**plain, "LLMLAUNCH_PYTHON": sys.executable, **more}
+    return outside_slurm(**{"LLMLAUNCH_PYTHON": sys.executable, **more})
 
 
 def start(run: Path, **more: str) -> subprocess.CompletedProcess[str]:

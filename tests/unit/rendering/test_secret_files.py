@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_samples import recipe
-from test_foreign_checkout import commit, git, state
+from git_checkouts import commit, gathered, git, state
 from test_render_run import JOBS
 
 from llmlaunch.recipe.types import Code
-from llmlaunch.rendering.provenance import Provenance, gather_provenance
 from llmlaunch.rendering.run_directory import render_run
 
 NAMED = (
@@ -27,12 +26,8 @@ NAMED = (
 )
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
 KEY = "-----BEGIN RSA PRIVATE KEY-----"
-HELD = {"hub.py": f"TOKEN = '{TOKEN}'\n", "blob.bin": f"\0\1\2{KEY}\n"}
+SECRET_CONTENTS = {"hub.py": f"TOKEN = '{TOKEN}'\n", "blob.bin": f"\0\1\2{KEY}\n"}
 CODE = {"train.py": "print(1)\n", "tokenizer.json": "{}\n"}
-
-
-def gathered(tree: Path, *no_secrets: str) -> Provenance:
-    return gather_provenance(recipe(code=Code(path=str(tree), snapshot=True), not_secrets=no_secrets))
 
 
 def plant(tree: Path, files: dict[str, str]) -> None:
@@ -47,8 +42,8 @@ def tree(tmp_path: Path) -> Path:
     folder = tmp_path / "tree"
     (folder / "conf").mkdir(parents=True)
     git(folder, "init", "-q")
-    commit(folder, dict.fromkeys((*NAMED, *HELD, *CODE), "old\n"))
-    plant(folder, dict.fromkeys(NAMED, "s3cret-of-mine\n") | HELD | CODE)
+    commit(folder, dict.fromkeys((*NAMED, *SECRET_CONTENTS, *CODE), "old\n"))
+    plant(folder, dict.fromkeys(NAMED, "s3cret-of-mine\n") | SECRET_CONTENTS | CODE)
     return folder
 
 
@@ -58,10 +53,10 @@ def test_neither_diff_nor_snapshot_keeps_files_with_secrets_and_both_say_which(t
         assert secret not in provenance.diff
     assert provenance.snapshot is not None
     assert provenance.snapshot.files == ("tokenizer.json", "train.py")
-    assert set(provenance.snapshot.left_out) == {*NAMED, *HELD}
+    assert set(provenance.snapshot.left_out) == {*NAMED, *SECRET_CONTENTS}
     recorded = state(provenance)["left_out"]
     assert isinstance(recorded, list)
-    assert set(recorded) == {*NAMED, *HELD}
+    assert set(recorded) == {*NAMED, *SECRET_CONTENTS}
     (note,) = provenance.notes
     assert "hub.py" in note
     assert TOKEN not in note
@@ -127,7 +122,7 @@ def test_a_conflict_that_is_not_resolved_is_no_reason_to_keep_nothing(tree: Path
 
 
 def test_a_tree_without_git_keeps_neither_secrets_nor_what_its_gitignore_names(tmp_path: Path) -> None:
-    plant(tmp_path, dict.fromkeys(NAMED, "s3cret-of-mine\n") | HELD | CODE)
+    plant(tmp_path, dict.fromkeys(NAMED, "s3cret-of-mine\n") | SECRET_CONTENTS | CODE)
     plant(
         tmp_path,
         {".gitignore": "private/\n*.log\n", "private/notes.txt": "x\n", "pkg/run.log": "x\n", "pkg/a.py": "x\n"},
@@ -139,13 +134,11 @@ def test_a_tree_without_git_keeps_neither_secrets_nor_what_its_gitignore_names(t
 
 def test_a_rendered_directory_holds_none_of_them(tree: Path, tmp_path: Path) -> None:
     of, plan, rendered = JOBS["deepspeed-cpu"]
-    from dataclasses import replace
-
     of = replace(
         of, code=Code(path=str(tree), snapshot=True), backend=replace(of.backend, script=str(tree / "train.py"))
     )
     (note,) = render_run(of, plan, {}, rendered, tmp_path / "run")
     assert ".env" in note
-    kept = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    written = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
     for secret in (b"s3cret-of-mine", TOKEN.encode(), KEY.encode()):
-        assert secret not in kept
+        assert secret not in written

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from git_checkouts import commit, git
+from run_samples import recipe
 from test_render_run import JOBS
 
-from llmlaunch.cli.init import command as init
 from llmlaunch.cluster.profile_text import destination
 from llmlaunch.documents.writing import new_place, replacing, write_whole
 from llmlaunch.errors import UserError
 from llmlaunch.node.line_writer import PeaksFile
+from llmlaunch.recipe.types import Code
 from llmlaunch.rendering.provenance import copy_snapshot, list_snapshot
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.sweep import render_sweep
@@ -22,6 +23,7 @@ from llmlaunch.report.accuracy_markdown import END, START, write_between_markers
 from llmlaunch.report.svg import write_svg
 from llmlaunch.rundir.atomic_files import replace_json
 from llmlaunch.store.measurements import write_lines
+from support.command_line import CommandLine
 
 PROFILE = "base: h100-80gb-x8\n"
 
@@ -72,10 +74,9 @@ def test_a_link_in_the_place_of_what_is_written_is_refused(
     assert not victim.is_dir() or not any(victim.iterdir())
 
 
-def test_init_leaves_a_link_and_what_it_points_to_alone(shared: Path, tmp_path: Path) -> None:
+def test_init_leaves_a_link_and_what_it_points_to_alone(shared: Path, tmp_path: Path, llmlaunch: CommandLine) -> None:
     (shared / "recipe.yaml").symlink_to(tmp_path / "victim")
-    answer = CliRunner().invoke(init, ["llama3-8b", "-o", str(shared / "recipe.yaml")])
-    assert isinstance(answer.exception, UserError)
+    llmlaunch("init", "llama3-8b", "-o", shared / "recipe.yaml", code=2)
     assert not (tmp_path / "victim").exists()
 
 
@@ -139,11 +140,6 @@ def test_files_of_a_run_directory_are_not_written_through_links(tmp_path: Path) 
 
 
 def test_a_snapshot_takes_nothing_from_behind_a_link(tmp_path: Path) -> None:
-    from run_samples import recipe
-    from test_foreign_checkout import commit, git
-
-    from llmlaunch.recipe.types import Code
-
     tree, elsewhere = tmp_path / "tree", tmp_path / "elsewhere"
     (tree / "pkg").mkdir(parents=True)
     git(tree, "init", "-q")

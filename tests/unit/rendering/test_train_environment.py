@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_samples import deepspeed_cpu
+from run_samples import deepspeed_cpu, train_alone, train_variables, write_program
 
 from llmlaunch.recipe.containers import Container
-from llmlaunch.rendering.run_directory import render_run
 
 CACHES = (
     "XDG_CACHE_HOME",
@@ -33,30 +31,14 @@ done
 """
 
 
-def train(folder: Path, container: Container | None = None, **given: str) -> Path:
+def train(folder: Path, container: Container | None = None, **more: str) -> Path:
     """A finished run of train.sh alone, as job.sbatch starts it in the job 1; its run directory."""
-    recipe, plan, rendered = deepspeed_cpu()
-    run = folder / "run"
-    render_run(replace(recipe, container=container), plan, {"recipe": recipe.name}, rendered, run)
     for name in ("python3", "host-python"):
-        (folder / name).write_text(PYTHON)
-        (folder / name).chmod(0o755)
+        write_program(folder / name, PYTHON)
     (folder / "tmp").mkdir()
-    environment = {
-        "PATH": f"{folder}:{os.environ['PATH']}",
-        "LLMLAUNCH_PYTHON": str(folder / "host-python"),
-        "LLMLAUNCH_RUN_DIR": str(run),
-        "LLMLAUNCH_ATTEMPT": "1.0",
-        "LLMLAUNCH_NODES": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-        "SLURM_JOB_ID": "1",
-        "TMPDIR": str(folder / "tmp"),
-        **given,
-    }
-    done = subprocess.run(["bash", str(run / "train.sh")], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return run
+    outside = {"PATH": f"{folder}:{os.environ['PATH']}", "TMPDIR": str(folder / "tmp"), "SLURM_JOB_ID": "1"}
+    variables = train_variables(folder / "run", folder / "host-python", **{**outside, **more})
+    return train_alone(folder, replace(deepspeed_cpu()[0], container=container), variables)[0]
 
 
 def caches(run: Path) -> dict[str, str]:
@@ -96,9 +78,8 @@ def test_a_persons_own_caches_stay_where_they_can(tmp_path: Path) -> None:
         "MPLCONFIGDIR": "/proc/no/way",
     }
     places = caches(train(tmp_path, HOME=str(tmp_path / "none"), **own))
-    assert {name: places[name] for name in ("HF_HOME", "TRITON_CACHE_DIR")} == {
-        name: own[name] for name in ("HF_HOME", "TRITON_CACHE_DIR")
-    }
+    for name in ("HF_HOME", "TRITON_CACHE_DIR"):
+        assert places[name] == own[name]
     assert places["MPLCONFIGDIR"].startswith(f"{tmp_path}/tmp/llmlaunch-caches.")
 
 

@@ -49,5 +49,5 @@ def test_the_shell_hands_a_written_layout_on_as_one_word(split: tuple[int, ...])
     word = written_layout(split)
     line = next(line for line in files["train.sh"].decode().splitlines() if line.startswith("program="))
     say = f'MEGATRON_LM_PATH=/opt\n{line}\nprintf "%s\\n" "${{program[@]}}"'
-    said = subprocess.run(["bash", "-c", say], capture_output=True, text=True, check=True).stdout
-    assert word in said.splitlines()
+    printed = subprocess.run(["bash", "-c", say], capture_output=True, text=True, check=True).stdout
+    assert word in printed.splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from run_samples import deepspeed_cpu
+from run_samples import deepspeed_cpu, outside_slurm, train_variables, write_program
 
 from llmlaunch.rendering.run_directory import render_run
 
@@ -38,8 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("signals")
     recipe, plan, rendered = deepspeed_cpu()
     render_run(recipe, plan, {"recipe": recipe.name}, rendered, folder / "run")
-    (folder / "python").write_text(PYTHON)
-    (folder / "python").chmod(0o755)
+    write_program(folder / "python", PYTHON)
     return folder / "run"
 
 
@@ -66,15 +64,13 @@ def test_a_script_waits_for_its_training_however_often_it_is_signalled(run: Path
 
 def start(run: Path, script: str) -> subprocess.Popen[bytes]:
     """`bash SCRIPT`; train.sh gets what job.sbatch sets."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "LLMLAUNCH"))}
-    given = {"LLMLAUNCH_PYTHON": str(run.parent / "python"), "LLMLAUNCH_RUN_DIR": str(run), "LLMLAUNCH_NODES": "1"}
-    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    environment = outside_slurm(**train_variables(run, run.parent / "python"))
     (run / "logs").mkdir(exist_ok=True)
     # Its process id names the attempt, as job.sbatch itself does; which makes the folder itself, too.
-    named = 'export LLMLAUNCH_ATTEMPT=local-0-$$.0; exec bash "$0"'
+    script_of_attempt = 'export LLMLAUNCH_ATTEMPT=local-0-$$.0; exec bash "$0"'
     quiet = subprocess.DEVNULL
     return subprocess.Popen(
-        ["bash", "-c", named, str(run / script)], env={**plain, **given}, stdin=quiet, stdout=quiet, stderr=quiet
+        ["bash", "-c", script_of_attempt, str(run / script)], env=environment, stdin=quiet, stdout=quiet, stderr=quiet
     )
 
 

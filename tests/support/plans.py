@@ -1,0 +1,26 @@
+"""Settings and plans of the gallery's recipes for tests."""
+
+from __future__ import annotations
+
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.calibration.support import NO_LESSONS, Lessons
+from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import Setting, setting_of
+from llmlaunch.recipe.types import Recipe
+from support.recipes import recipe_of
+
+
+def setting_for(recipe: Recipe, lessons: Lessons = NO_LESSONS) -> Setting:
+    """Return the setting of a recipe with the backend it names."""
+    return setting_of(recipe, backend_for(recipe), lessons=lessons)
+
+
+def gallery_setting(name: str, *overrides: str, lessons: Lessons = NO_LESSONS) -> Setting:
+    """Return the setting of the gallery's recipe of that name with `KEY=VALUE` overrides."""
+    return setting_for(recipe_of(name, *overrides), lessons)
+
+
+def plan_of(name: str, *overrides: str) -> Plan:
+    """Return the plan of the gallery's recipe of that name with `KEY=VALUE` overrides."""
+    return make_plan(gallery_setting(name, *overrides))
