@@ -98,11 +98,11 @@ def test_a_fused_loss_makes_the_heads_gradient_in_the_forward_pass() -> None:
 
 def test_a_second_shard_costs_its_part_of_the_parameters() -> None:
     layout = Layout(data=64, zero_stage=3)
-    one, two = (
+    whole, second = (
         rank(replace(deepspeed_facts(DeepSpeedOptions(secondary_ranks=ranks, split_from_start=True)), **BARE), layout)
         for ranks in (1, 8)
     )
-    assert two.terms["parameters"] - one.terms["parameters"] == pytest.approx(2 * PARAMETERS / 8, abs=1)
+    assert second.terms["parameters"] - whole.terms["parameters"] == pytest.approx(2 * PARAMETERS / 8, abs=1)
 
 
 def test_checkpoints_cut_from_mlp_blocks_waste_a_part_of_them() -> None:

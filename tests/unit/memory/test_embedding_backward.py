@@ -19,11 +19,17 @@ LENGTH, WIDTH, VOCABULARY = 4096, 4096, 128256
 SHAPE = ModelShape("four-layers", 4, WIDTH, 14336, 32, 8, 128, VOCABULARY, 8192)
 TABLE = 2 * VOCABULARY * WIDTH  # its gradient in bf16
 STREAM = 2 * LENGTH * WIDTH
+PIPELINE = Layout(pipeline=4, data=2, zero_stage=1)
 
 
 def first_rank(layout: Layout, microbatches: int, **job: object) -> RankEstimate:
-    words = {"shape": SHAPE, "workload": Workload(LENGTH, microbatches * layout.data), "facts": megatron_facts(), **job}
-    return estimate(Job(**words), layout).ranks[0]  # type: ignore[arg-type]
+    fields = {
+        "shape": SHAPE,
+        "workload": Workload(LENGTH, microbatches * layout.data),
+        "facts": megatron_facts(),
+        **job,
+    }
+    return estimate(Job(**fields), layout).ranks[0]  # type: ignore[arg-type]
 
 
 def beside(rank: RankEstimate) -> int:
@@ -31,24 +37,20 @@ def beside(rank: RankEstimate) -> int:
 
 
 def test_of_one_microbatch_nothing_else_is_left() -> None:
-    assert beside(first_rank(Layout(pipeline=4, data=2, zero_stage=1), 1)) == TABLE + STREAM
+    assert beside(first_rank(PIPELINE, 1)) == TABLE + STREAM
 
 
 @pytest.mark.parametrize("microbatches", [2, 3])
 def test_the_other_microbatches_in_flight_are_kept(microbatches: int) -> None:
-    rank = first_rank(Layout(pipeline=4, data=2, zero_stage=1), microbatches)
-    one = rank.terms["activations"] / microbatches
-    assert beside(rank) == pytest.approx((microbatches - 1) * one + TABLE + STREAM)
+    rank = first_rank(PIPELINE, microbatches)
+    others = rank.terms["activations"] * (microbatches - 1) / microbatches
+    assert beside(rank) == pytest.approx(others + TABLE + STREAM)
 
 
 def test_where_the_layers_let_go_of_more_they_are_the_peak() -> None:
     deep = replace(SHAPE, num_layers=32)
-    rank = first_rank(Layout(pipeline=4, data=2, zero_stage=1), 8, shape=deep)
-    small = replace(deep, vocab_size=1024)
-    assert (
-        rank.terms["layer_backward"]
-        == first_rank(Layout(pipeline=4, data=2, zero_stage=1), 8, shape=small).terms["layer_backward"]
-    )
+    large, small = (first_rank(PIPELINE, 8, shape=shape) for shape in (deep, replace(deep, vocab_size=1024)))
+    assert large.terms["layer_backward"] == small.terms["layer_backward"]
 
 
 def test_an_interleaved_pipeline_lets_go_of_one_chunk_alone() -> None:
@@ -93,6 +95,6 @@ def test_fp32_keeps_the_scores_of_attention() -> None:
     """Neither flash nor fused attention takes fp32."""
     layout = Layout(tensor=2, data=4, sequence_parallel=1, zero_stage=1)
     scores = 4 * 16 * LENGTH * LENGTH
-    kept = first_rank(layout, 1, facts=megatron_facts(MegatronOptions("fp32"))).terms["activations"]
-    other = first_rank(layout, 1).terms["activations"]
-    assert kept - 2 * other == pytest.approx(4 * scores, rel=0.01)  # statistics are fp32 in both
+    fp32 = first_rank(layout, 1, facts=megatron_facts(MegatronOptions("fp32"))).terms["activations"]
+    bf16 = first_rank(layout, 1).terms["activations"]
+    assert fp32 - 2 * bf16 == pytest.approx(4 * scores, rel=0.01)  # statistics are fp32 in both

@@ -25,12 +25,12 @@ PARAMETERS = 8_030_261_248
 DATA_8 = Layout(data=8, zero_stage=1)
 
 
-def megatron(layout: Layout, node: HostNode = NODE, ways: Techniques = NO_TECHNIQUES) -> Estimate:
-    return estimate(Job(LLAMA3_8B, WORK, megatron_facts(), techniques=ways), layout, node=node)
+def megatron(layout: Layout, node: HostNode = NODE, techniques: Techniques = NO_TECHNIQUES) -> Estimate:
+    return estimate(Job(LLAMA3_8B, WORK, megatron_facts(), techniques=techniques), layout, node=node)
 
 
-def deepspeed(layout: Layout, node: HostNode = NODE, ways: Techniques = NO_TECHNIQUES) -> Estimate:
-    return estimate(Job(LLAMA3_8B, WORK, deepspeed_facts(), techniques=ways), layout, node=node)
+def deepspeed(layout: Layout, node: HostNode = NODE, techniques: Techniques = NO_TECHNIQUES) -> Estimate:
+    return estimate(Job(LLAMA3_8B, WORK, deepspeed_facts(), techniques=techniques), layout, node=node)
 
 
 def next_power_of_two(size: float) -> int:
@@ -65,7 +65,7 @@ def test_deepspeed_writes_one_tensor_after_the_other() -> None:
 
 def test_deepspeeds_offloaded_states_are_pinned_in_powers_of_two() -> None:
     """ZeRO 2: 8 bytes of moments as they are; 12 bytes pinned, whose flat fp32 tensor is rounded up."""
-    offloaded = deepspeed(replace(DATA_8, zero_stage=2), ways=Techniques(offload_optimizer=1.0))
+    offloaded = deepspeed(replace(DATA_8, zero_stage=2), techniques=Techniques(offload_optimizer=1.0))
     shard = PARAMETERS / 8
     pinned = 12 * shard * next_power_of_two(4 * shard) / (4 * shard)
     assert offloaded.host_terms["offloaded_optimizer"] == pytest.approx(8 * (8 * shard + pinned), rel=1e-3)
@@ -80,7 +80,7 @@ def test_nothing_is_pinned_where_there_is_no_accelerator() -> None:
 def test_megatron_offloads_the_share_it_is_asked_for() -> None:
     """16 bytes a parameter: masters, gradients, moments; half of them pinned, rounded by parameter."""
     half, whole = (
-        megatron(DATA_8, ways=Techniques(offload_optimizer=share)).host_terms["offloaded_optimizer"]
+        megatron(DATA_8, techniques=Techniques(offload_optimizer=share)).host_terms["offloaded_optimizer"]
         for share in (0.5, 1.0)
     )
     assert 2 * half == pytest.approx(whole, rel=1e-6)
@@ -88,17 +88,17 @@ def test_megatron_offloads_the_share_it_is_asked_for() -> None:
 
 
 def test_offloaded_parameters_are_zero_3s_shards() -> None:
-    ways = Techniques(offload_parameters=True)
-    held = deepspeed(replace(DATA_8, zero_stage=3), ways=ways).host_terms["offloaded_parameters"]
-    assert held == pytest.approx(8 * next_power_of_two(2 * PARAMETERS / 8), rel=1e-3)
-    assert deepspeed(DATA_8, ways=ways).host_terms["offloaded_parameters"] == 0
+    techniques = Techniques(offload_parameters=True)
+    offloaded = deepspeed(replace(DATA_8, zero_stage=3), techniques=techniques).host_terms["offloaded_parameters"]
+    assert offloaded == pytest.approx(8 * next_power_of_two(2 * PARAMETERS / 8), rel=1e-3)
+    assert deepspeed(DATA_8, techniques=techniques).host_terms["offloaded_parameters"] == 0
 
 
 def test_offloaded_activations_are_what_the_device_no_longer_keeps() -> None:
     deep = Layout(pipeline=8, micro_batch_size=1)
-    ways = Techniques(offload_modules=("core_attn",))
-    kept, moved = megatron(deep), megatron(deep, ways=ways)
-    difference = kept.ranks[0].terms["activations"] - moved.ranks[0].terms["activations"]
+    techniques = Techniques(offload_modules=("core_attn",))
+    plain, moved = megatron(deep), megatron(deep, techniques=techniques)
+    difference = plain.ranks[0].terms["activations"] - moved.ranks[0].terms["activations"]
     assert difference > 0
     assert moved.host_terms["offloaded_activations"] == pytest.approx(8 * difference, rel=1e-6)
 
@@ -106,8 +106,7 @@ def test_offloaded_activations_are_what_the_device_no_longer_keeps() -> None:
 def test_the_loader_holds_five_batches_and_masks_where_it_makes_them() -> None:
     """On one rank of each tensor-parallel group: four of eight at tensor 2."""
     layout = Layout(tensor=2, data=4, micro_batch_size=2)
-    held = megatron(layout).host_terms["data_loader"]
-    assert held == 4 * 5 * 2 * 40 * 8192
+    assert megatron(layout).host_terms["data_loader"] == 4 * 5 * 2 * 40 * 8192
     facts = megatron_facts()
     masks = Job(LLAMA3_8B, WORK, replace(facts, host=replace(facts.host, loader_mask=True)))
     assert estimate(masks, layout, node=NODE).host_terms["data_loader"] == 4 * 5 * 2 * (8192**2 + 40 * 8192)
@@ -122,12 +121,12 @@ def test_on_a_cpu_the_processes_are_the_host_memory_and_counted_once() -> None:
 @pytest.mark.parametrize("resident", [False, True])
 def test_one_formula_for_one_layout_and_for_many(resident: bool) -> None:
     node = HostNode(processes=8, checkpoints=True, resident=resident)
-    ways = Techniques(offload_optimizer=1.0, offload_modules=("core_attn",))
-    job = Job(LLAMA3_8B, WORK, megatron_facts(), techniques=ways)
+    techniques = Techniques(offload_optimizer=1.0, offload_modules=("core_attn",))
+    job = Job(LLAMA3_8B, WORK, megatron_facts(), techniques=techniques)
     layouts = [
         Layout(tensor=t, pipeline=p, data=8 // t // p, zero_stage=1, micro_batch_size=b, recompute=r)
         for t in (1, 2, 4) for p in (1, 2) for b in (1, 2) for r in (0, RECOMPUTE_FULL)
     ]  # fmt: skip
     many = worst_hosts(job, LayoutColumns.of(layouts), node)
-    one = [estimate(job, layout, node=node).host_bytes_per_node for layout in layouts]
-    assert np.array_equal(many, one)
+    alone = [estimate(job, layout, node=node).host_bytes_per_node for layout in layouts]
+    assert np.array_equal(many, alone)

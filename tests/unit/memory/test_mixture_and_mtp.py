@@ -23,18 +23,18 @@ FOUR = Layout(pipeline=2, data=4, zero_stage=1)
 
 
 def ranks(
-    shape: ModelShape, layout: Layout, ways: Techniques = NO_TECHNIQUES, version: str = "0.19"
+    shape: ModelShape, layout: Layout, techniques: Techniques = NO_TECHNIQUES, version: str = "0.19"
 ) -> tuple[RankEstimate, ...]:
     facts = replace(megatron_facts(MegatronOptions(version=version)), expert_imbalance=1.0)
-    return estimate(Job(shape, Workload(LENGTH, 4 * layout.data), facts, techniques=ways), layout).ranks
+    return estimate(Job(shape, Workload(LENGTH, 4 * layout.data), facts, techniques=techniques), layout).ranks
 
 
 def test_a_router_that_scores_all_experts_keeps_their_scores() -> None:
     assert MIXED.moe is not None
     before = replace(MIXED, moe=replace(MIXED.moe, router=Router(normalize_topk=False)))
     layout = Layout(data=4, zero_stage=1)
-    kept = [ranks(shape, layout)[0].terms["activations"] for shape in (before, MIXED)]
-    assert kept[0] - kept[1] == 4 * 64 * LENGTH * LAYERS
+    all_scores, chosen = (ranks(shape, layout)[0].terms["activations"] for shape in (before, MIXED))
+    assert all_scores - chosen == 4 * 64 * LENGTH * LAYERS
 
 
 def test_queries_without_a_latent_are_normed_once_more_since_0_19() -> None:
@@ -50,11 +50,8 @@ def test_queries_without_a_latent_are_normed_once_more_since_0_19() -> None:
         (64, {"expert": 8}, 2 * 4),  # permuted, exchanged, put out, sorted
         (64, {}, 2 * 3),  # nothing is exchanged
         (8, {"expert": 8}, 2 * 3),  # one expert a rank: nothing to sort
-        (
-            64,
-            {"tensor": 2, "expert": 4, "expert_tensor": 2},
-            2 * (2 + 2 * 2) + 4 * (2 + 1),
-        ),  # gathered, and summed in fp32
+        # gathered, and summed in fp32
+        (64, {"tensor": 2, "expert": 4, "expert_tensor": 2}, 2 * (2 + 2 * 2) + 4 * (2 + 1)),
     ],
 )
 def test_what_tokens_pass_through_on_their_way_lives_until_the_mixture_has_run(
@@ -72,14 +69,15 @@ def test_what_tokens_pass_through_on_their_way_lives_until_the_mixture_has_run(
 def test_of_the_last_micro_batch_alone_a_dispatcher_has_the_probabilities() -> None:
     layout = Layout(pipeline=2, data=2)
     fewer, more = (replace(MIXED, moe=replace(MIXED.moe or MoeShape(1, 1, 1, 0, ()), num_experts=n)) for n in (64, 128))
-    kept = [ranks(shape, layout)[0].terms["activations"] for shape in (fewer, more)]
-    assert kept[1] - kept[0] == (2 * 12 + 5) * 64 * LENGTH * (LAYERS / 2)
+    less, whole = (ranks(shape, layout)[0].terms["activations"] for shape in (fewer, more))
+    assert whole - less == (2 * 12 + 5) * 64 * LENGTH * (LAYERS / 2)
 
 
 def test_recomputed_latent_projections_let_go_of_their_norms() -> None:
     recomputed = Layout(data=4, recompute=RECOMPUTE_SELECTIVE)
-    ways = (Techniques((name,)) for name in ("core_attn", "mla_up_proj"))
-    whole, less = (ranks(LATENT, recomputed, way)[0].terms["activations"] for way in ways)
+    whole, less = (
+        ranks(LATENT, recomputed, Techniques((name,)))[0].terms["activations"] for name in ("core_attn", "mla_up_proj")
+    )
     normed, projected = 2 * (512 + WIDTH) + 4, 2 * 16 * (2 * (128 + 64) + 128)
     assert whole - less == (normed + projected) * LENGTH * LAYERS
 
@@ -87,10 +85,10 @@ def test_recomputed_latent_projections_let_go_of_their_norms() -> None:
 def test_experts_activations_that_are_made_again_outlive_the_second_linear() -> None:
     wide = replace(PLAIN, moe=MoeShape(8, 2, 8192, 0, (1,) * LAYERS))
     recomputed = replace(FOUR, recompute=RECOMPUTE_SELECTIVE)
-    again, kept = (
+    again, stored = (
         ranks(wide, recomputed, Techniques((name,)))[0].terms["layer_backward"] for name in ("moe_act", "core_attn")
     )
-    assert again - kept == 2 * (LENGTH * 2) * 8192
+    assert again - stored == 2 * (LENGTH * 2) * 8192
 
 
 def test_a_prediction_head_keeps_a_layer_and_what_surrounds_it() -> None:

@@ -166,7 +166,7 @@ TRAINERS = {
         ]
     ),
     "torchtitan": st.builds(
-        lambda *ways: Trainer(torchtitan_facts(*ways), 4.0, 4.0, 8.0, (3,)),
+        lambda *options: Trainer(torchtitan_facts(*options), 4.0, 4.0, 8.0, (3,)),
         st.booleans(),
         st.booleans(),
         st.booleans(),
@@ -314,5 +314,5 @@ def test_adapters_free_no_more_of_a_norm_than_a_rank_holds() -> None:
     """With sequence parallelism a rank holds an eighth; the whole copy was taken from it."""
     facts, layout = deepspeed_facts(DeepSpeedOptions()), Layout(tensor=8, sequence_parallel=1)
     job = Job(LLAMA3_8B, Workload(4096, 1), facts, techniques=Techniques(adapters=Adapters(16)))
-    kept = saved_by_dense_layer(job, all_ranks(job, LayoutColumns.of([layout]))).tensors
-    assert not {name: column for name, column in kept.items() if column.min() < 0}
+    saved = saved_by_dense_layer(job, all_ranks(job, LayoutColumns.of([layout]))).tensors
+    assert not {name: column for name, column in saved.items() if column.min() < 0}

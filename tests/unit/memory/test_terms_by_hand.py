@@ -99,7 +99,7 @@ def test_narrow_parameters_stand_in_place_of_the_wide_ones() -> None:
     assert beside.terms["weight_copies"] == instead.terms["weight_copies"]
 
 
-def kept(shape: ModelShape, modules: tuple[str, ...], layout: Layout = TENSOR) -> int:
+def kept_bytes(shape: ModelShape, modules: tuple[str, ...], layout: Layout = TENSOR) -> int:
     selective = replace(layout, recompute=RECOMPUTE_SELECTIVE if modules else RECOMPUTE_NONE)
     return ranks(shape, selective, techniques=Techniques(recompute_modules=modules))[0].terms["activations"]
 
@@ -107,24 +107,24 @@ def kept(shape: ModelShape, modules: tuple[str, ...], layout: Layout = TENSOR) -
 def test_recomputing_a_dense_mlp_keeps_its_input_alone() -> None:
     """The output of the norm before it, which is fused into its first linear, goes too."""
     tokens, h, f = 4096, 4096, 14336
-    assert kept(LLAMA3_8B, ()) - kept(LLAMA3_8B, ("mlp",)) == 32 * tokens * (6 * f + 2 * h) // 4
+    assert kept_bytes(LLAMA3_8B, ()) - kept_bytes(LLAMA3_8B, ("mlp",)) == 32 * tokens * (6 * f + 2 * h) // 4
 
 
 def test_recomputing_norms_helps_only_where_they_are_not_part_of_a_linear() -> None:
     tokens, h = 4096, 4096
-    assert kept(LLAMA3_8B, ("layernorm",)) == kept(LLAMA3_8B, ())
-    assert kept(LATENT, ()) - kept(LATENT, ("layernorm",)) == 32 * tokens * 2 * h // 4
-    assert kept(EXPERTS, ()) - kept(EXPERTS, ("layernorm",)) == 8 * tokens * 2 * h // 4
+    assert kept_bytes(LLAMA3_8B, ("layernorm",)) == kept_bytes(LLAMA3_8B, ())
+    assert kept_bytes(LATENT, ()) - kept_bytes(LATENT, ("layernorm",)) == 32 * tokens * 2 * h // 4
+    assert kept_bytes(EXPERTS, ()) - kept_bytes(EXPERTS, ("layernorm",)) == 8 * tokens * 2 * h // 4
 
 
 @pytest.mark.parametrize("module", ["moe_act", "moe", "shared_experts"])
 def test_recomputing_a_part_of_a_mixture_keeps_less(module: str) -> None:
-    assert kept(EXPERTS, (module,)) < kept(EXPERTS, ())
+    assert kept_bytes(EXPERTS, (module,)) < kept_bytes(EXPERTS, ())
 
 
 def test_recomputing_flash_attention_keeps_more_because_the_mixed_projection_stays() -> None:
     tokens, query, key = 4096, 4096, 1024
-    assert kept(LLAMA3_8B, ("core_attn",)) - kept(LLAMA3_8B, ()) == 32 * tokens * 2 * (query + key) // 4
+    assert kept_bytes(LLAMA3_8B, ("core_attn",)) - kept_bytes(LLAMA3_8B, ()) == 32 * tokens * 2 * (query + key) // 4
 
 
 def test_block_recompute_lies_between_none_and_full_and_more_of_it_keeps_less() -> None:
@@ -140,10 +140,10 @@ def test_block_recompute_lies_between_none_and_full_and_more_of_it_keeps_less() 
 
 def test_one_checkpoint_for_two_layers_keeps_half_the_inputs_and_makes_two_layers_again() -> None:
     full = replace(PIPELINE, recompute=RECOMPUTE_FULL)
-    one, *_ = ranks(LLAMA3_8B, full)
-    two, *_ = ranks(LLAMA3_8B, replace(full, recompute_layers=2))
-    assert one.terms["activations"] == 2 * two.terms["activations"]
-    assert two.terms["recomputed_layer"] == 2 * one.terms["recomputed_layer"] > 0
+    single, *_ = ranks(LLAMA3_8B, full)
+    pair, *_ = ranks(LLAMA3_8B, replace(full, recompute_layers=2))
+    assert single.terms["activations"] == 2 * pair.terms["activations"]
+    assert pair.terms["recomputed_layer"] == 2 * single.terms["recomputed_layer"] > 0
 
 
 def test_optimizer_instances_shard_their_states_each_for_itself() -> None:

@@ -28,11 +28,11 @@ def score(terms: Any, order: Any, cost: Any) -> tuple[float, float]:
 @settings(max_examples=150)
 def test_few_nodes_get_the_best_of_all_orders(case: Case) -> None:
     terms, cost = case
-    found = place(terms, cost, PLENTY_SECONDS)
+    placed = place(terms, cost, PLENTY_SECONDS)
     best = min(order_seconds(terms, order, cost) for order in itertools.permutations(range(len(cost))))
-    assert found.proved
-    assert found.seconds == pytest.approx(best, rel=1e-8)
-    assert found.seconds == order_seconds(terms, found.order, cost)
+    assert placed.proved
+    assert placed.seconds == pytest.approx(best, rel=1e-8)
+    assert placed.seconds == order_seconds(terms, placed.order, cost)
 
 
 @given(small_jobs(most_nodes=14))
@@ -40,12 +40,12 @@ def test_few_nodes_get_the_best_of_all_orders(case: Case) -> None:
 def test_any_job_gets_an_order_that_is_never_worse_than_slurms(case: Case) -> None:
     terms, cost = case
     ticks = itertools.count()
-    found = place(terms, cost, budget_seconds=3000.0, clock=lambda: float(next(ticks)))
-    assert sorted(found.order) == list(range(len(cost)))
-    assert found.seconds <= found.before_seconds == order_seconds(terms, range(len(cost)), cost)
+    placed = place(terms, cost, budget_seconds=3000.0, clock=lambda: float(next(ticks)))
+    assert sorted(placed.order) == list(range(len(cost)))
+    assert placed.seconds <= placed.before_seconds == order_seconds(terms, range(len(cost)), cost)
     if terms:
-        before, after = (score(terms, order, cost) for order in (range(len(cost)), found.order))
-        assert found.order == tuple(range(len(cost))) or after < before
+        before, after = (score(terms, order, cost) for order in (range(len(cost)), placed.order))
+        assert placed.order == tuple(range(len(cost))) or after < before
 
 
 @given(small_jobs(most_nodes=10), st.sampled_from(EXPONENTS))
@@ -88,24 +88,24 @@ def test_a_network_that_is_the_same_everywhere_keeps_slurms_order() -> None:
 def test_nodes_under_two_switches_are_not_mixed_in_a_pipeline() -> None:
     """Two pipelines of eight stages, sixteen nodes under two switches in a mixed-up order: each gets a switch."""
     speeds = two_levels(16, 8, 3)
-    found = place(job(16, 8), inverse(speeds), PLENTY_SECONDS)
-    for pipeline in (found.order[0::2], found.order[1::2]):
+    placed = place(job(16, 8), inverse(speeds), PLENTY_SECONDS)
+    for pipeline in (placed.order[0::2], placed.order[1::2]):
         assert all(speeds[a][b] > 15e9 for a, b in itertools.pairwise(pipeline))
-    assert found.seconds < 0.75 * found.before_seconds
+    assert placed.seconds < 0.75 * placed.before_seconds
 
 
 def test_a_budget_that_is_spent_still_gives_an_order() -> None:
     for nodes in (EXACT_NODES, 64):
-        found = place(job(nodes, 8), inverse(uneven(nodes, 2)), budget_seconds=0.0)
-        assert sorted(found.order) == list(range(nodes))
-        assert found.seconds <= found.before_seconds
-        assert not found.proved
+        placed = place(job(nodes, 8), inverse(uneven(nodes, 2)), budget_seconds=0.0)
+        assert sorted(placed.order) == list(range(nodes))
+        assert placed.seconds <= placed.before_seconds
+        assert not placed.proved
 
 
 def test_the_clock_alone_ends_a_long_search() -> None:
     ticks = itertools.count()
-    found = place(job(64, 8), inverse(uneven(64, 2)), budget_seconds=200.0, clock=lambda: float(next(ticks)))
-    assert found.seconds < found.before_seconds
+    placed = place(job(64, 8), inverse(uneven(64, 2)), budget_seconds=200.0, clock=lambda: float(next(ticks)))
+    assert placed.seconds < placed.before_seconds
     assert next(ticks) < 400
 
 

@@ -59,16 +59,13 @@ def test_an_interrupted_ring_costs_its_slowest_link_and_a_pipeline_the_sum_of_it
 
 def groups(sizes: Sizes, devices: int) -> dict[str, set[frozenset[int]]]:
     """Nodes of every pipeline and data-parallel group, from each rank's own coordinates in the order tp-cp-dp-pp."""
-    coordinates = {}
     ranks = itertools.product(*(range(n) for n in (sizes.pipeline, sizes.data, sizes.context, sizes.tensor)))
-    for rank, (stage, data, context, tensor) in enumerate(ranks):
-        coordinates[rank] = (stage, data, context, tensor)
     pipelines: dict[tuple[int, ...], set[int]] = {}
     rings: dict[tuple[int, ...], set[int]] = {}
-    for rank, (stage, data, context, tensor) in coordinates.items():
+    for rank, (stage, data, context, tensor) in enumerate(ranks):
         pipelines.setdefault((data, context, tensor), set()).add(rank // devices)
         rings.setdefault((stage, tensor), set()).add(rank // devices)
-    several = [{frozenset(n) for n in found.values() if len(n) > 1} for found in (pipelines, rings)]
+    several = [{frozenset(n) for n in nodes.values() if len(n) > 1} for nodes in (pipelines, rings)]
     return dict(zip(("pipeline", "data"), several, strict=True))
 
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.timing.flops import least_device_seconds
+from support.recipes import recipe_of
 
 CASES = {
     "dense": ("llama3-70b",),
@@ -32,19 +31,19 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
-def test_no_layout_beats_the_floor(words: tuple[str, ...]) -> None:
-    recipe = load_recipe(asset("recipes", f"{words[0]}.yaml"), words[1:])
+@pytest.mark.parametrize("name_and_overrides", CASES.values(), ids=CASES)
+def test_no_layout_beats_the_floor(name_and_overrides: tuple[str, ...]) -> None:
+    recipe = recipe_of(*name_and_overrides)
     for nodes in (1, 8):
         setting = setting_of(replace(recipe, nodes=nodes), backend_for(recipe))
-        found = search(setting)
-        if len(found.order):
-            fastest = float(found.step_seconds.min()) * setting.recipe.world_size
+        points = search(setting)
+        if len(points.order):
+            fastest = float(points.step_seconds.min()) * setting.recipe.world_size
             assert fastest >= least_device_seconds(setting.job, recipe.cluster)
 
 
 def test_the_floor_is_near_enough_to_be_of_use() -> None:
-    recipe = load_recipe(asset("recipes", "llama3-70b.yaml"))
+    recipe = recipe_of("llama3-70b")
     setting = setting_of(recipe, backend_for(recipe))
     fastest = float(search(setting).step_seconds.min()) * recipe.world_size
     assert fastest < 2.0 * least_device_seconds(setting.job, recipe.cluster)

@@ -26,7 +26,7 @@ GRID, TABLES = "fujii-grid-A100-40GB", "nvidia-perf-dense"
 @cache
 def records(family: str) -> tuple[dict[str, Any], ...]:
     lines = (json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines())
-    return tuple(one for one in lines if one["family"] == family and one["split"] == "fit")
+    return tuple(record for record in lines if record["family"] == family and record["split"] == "fit")
 
 
 @cache
@@ -44,20 +44,20 @@ def regrets(choices: dict[Any, Choice]) -> list[float]:
     return [choice.regret for choice in choices.values() if choice.regret is not None]
 
 
-def test_the_choice_on_the_measured_grid_loses_next_to_nothing() -> None:
-    """8B on 8 to 256 A100s: at most 1 % of the best measured speed on average, 5 % in any group, and no choice died."""
+def small_regrets() -> list[float]:
+    """At most 1 % of the best measured speed on average, 5 % in any group, and no choice died."""
     choices = choose(grid(), predicted(grid()), limits())
-    found = regrets(choices)
+    losses = regrets(choices)
     assert len(choices) == 6
-    assert len(found) >= 5
-    assert sum(found) / len(found) <= 0.01
-    assert max(found) <= 0.05
+    assert len(losses) >= 5
+    assert sum(losses) / len(losses) <= 0.01
+    assert max(losses) <= 0.05
+    return losses
 
 
-def test_a_rule_of_thumb_loses_more() -> None:
-    ours = regrets(choose(grid(), predicted(grid()), limits()))
-    thumb = regrets(choose(grid(), rule_of_thumb(grid()), limits()))
-    assert sum(ours) < sum(thumb)
+def test_the_choice_on_the_measured_grid_loses_next_to_nothing_and_a_rule_of_thumb_more() -> None:
+    """8B on 8 to 256 A100s."""
+    assert sum(small_regrets()) < sum(regrets(choose(grid(), rule_of_thumb(grid()), limits())))
 
 
 @pytest.mark.parametrize(
@@ -73,17 +73,15 @@ def test_a_rule_of_thumb_loses_more() -> None:
 def test_the_choice_does_not_hang_on_one_constant(name: str, values: tuple[float, float]) -> None:
     for value in values:
         with replaced({name: value}):
-            found = regrets(choose(grid(), predicted(grid()), limits()))
-        assert sum(found) / len(found) <= 0.01
-        assert max(found) <= 0.05
+            small_regrets()
 
 
 @pytest.mark.parametrize(("family", "mape", "order"), [(GRID, 0.08, 0.90), (TABLES, 0.12, 0.95)])
 def test_step_times_are_near_measured_ones_and_in_their_order(family: str, mape: float, order: float) -> None:
     clusters = clusters_by_gpu()
-    found = throughput([score(record, clusters) for record in records(family)])
-    assert found["mape"] < mape
-    assert found["rank_correlation"] > order
+    accuracy = throughput([score(record, clusters) for record in records(family)])
+    assert accuracy["mape"] < mape
+    assert accuracy["rank_correlation"] > order
 
 
 def test_the_table_for_a_person_has_step_times() -> None:
@@ -91,10 +89,8 @@ def test_the_table_for_a_person_has_step_times() -> None:
     answer = accuracy_json([score(record, clusters) for record in records(TABLES)], clusters)
     lines = accuracy_text(answer).splitlines()
     start = lines.index("Predicted against measured step times (- is too fast)")
-    assert lines[start + 2].split()[:2] == [
-        f"{TABLES}/fits",
-        str(answer["families"][f"{TABLES}/fits"]["throughput"]["records"]),
-    ]
+    family = f"{TABLES}/fits"
+    assert lines[start + 2].split()[:2] == [family, str(answer["families"][family]["throughput"]["records"])]
 
 
 def test_efficiencies_are_plausible() -> None:
@@ -118,8 +114,9 @@ def test_a_measured_speed_becomes_seconds_by_its_own_formula() -> None:
     """The grid counts attention as if it were not causal: 442 TFLOP and more for a sequence of 8192 tokens."""
     record = records(GRID)[0]
     case = case_of(record)
-    told = measured_step_seconds(record, case)
-    assert told == pytest.approx(474.47e12 * 1024 / 8 / (record["tflops_per_gpu"] * 1e12), rel=1e-3)
+    assert measured_step_seconds(record, case) == pytest.approx(
+        474.47e12 * 1024 / 8 / (record["tflops_per_gpu"] * 1e12), rel=1e-3
+    )
     assert measured_step_seconds({**record, "family": "another"}, case) is None
     assert measured_step_seconds({**record, "step_seconds": 3.5}, case) == 3.5
     tokens = {**record, "tokens_per_second_per_gpu": 2000.0}
@@ -136,7 +133,5 @@ def test_ranks_correlate_as_spearman_says() -> None:
 
 def test_nothing_safe_is_no_choice() -> None:
     (choice, *_) = choose(grid(), predicted(grid()), dict.fromkeys(limits(), 0.0)).values()
-    assert choice.chosen is None
-    assert choice.regret is None
-    assert choice.of_time_alone is None
+    assert (choice.chosen, choice.regret, choice.of_time_alone) == (None, None, None)
     assert not choice.dead

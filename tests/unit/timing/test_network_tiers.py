@@ -9,45 +9,46 @@ import pytest
 from timed_jobs import BASE, H100, MIXTRAL, RACK, job, term
 
 from llmlaunch.cluster.matrix import BandwidthMatrix
-from llmlaunch.cluster.profile import Link
+from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.layout import Layout
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import all_to_all, links, neighbour, ring
+from llmlaunch.workload import Workload
 
 NEAR, FAR = constant("nvlink_efficiency"), constant("fabric_efficiency")
 
 
-def bandwidth(size: int, stride: int, cluster: object = H100) -> float:
-    return float(links(cluster, np.array([float(size)]), np.array([float(stride)])).bytes_per_second[0])  # type: ignore[arg-type]
+def bandwidth(size: int, stride: int, cluster: Cluster) -> float:
+    return float(links(cluster, np.array([float(size)]), np.array([float(stride)])).bytes_per_second[0])
 
 
-def test_a_group_inside_a_node_runs_at_its_links() -> None:
-    assert bandwidth(8, 1) == NEAR * 450e9
-    assert bandwidth(4, 2) == NEAR * 450e9
-
-
-def test_a_group_across_nodes_shares_the_adapters_of_its_members_in_a_node() -> None:
-    assert bandwidth(2, 8) == FAR * 50e9  # one device of each node
-    assert bandwidth(16, 4) == FAR * 100e9  # two of each
-    assert bandwidth(64, 1) == FAR * 400e9  # all eight
-
-
-def test_a_rack_is_one_domain_of_many_nodes() -> None:
-    """GB200: 4 devices to a node, 72 to a domain."""
-    assert bandwidth(8, 1, RACK) == NEAR * 900e9
-    assert bandwidth(72, 1, RACK) == NEAR * 900e9
-    assert bandwidth(16, 4, RACK) == NEAR * 900e9
-    assert bandwidth(32, 4, RACK) == pytest.approx(FAR * 50e9 * 18)  # 18 members in a rack, 18 adapters
-    assert bandwidth(2, 72, RACK) == FAR * 50e9
+@pytest.mark.parametrize(
+    ("cluster", "size", "stride", "expected"),
+    [
+        (H100, 8, 1, NEAR * 450e9),
+        (H100, 4, 2, NEAR * 450e9),
+        (H100, 2, 8, FAR * 50e9),  # one device of each node
+        (H100, 16, 4, FAR * 100e9),  # two of each
+        (H100, 64, 1, FAR * 400e9),  # all eight
+        (RACK, 8, 1, NEAR * 900e9),  # GB200: 4 devices to a node, 72 to a domain
+        (RACK, 72, 1, NEAR * 900e9),
+        (RACK, 16, 4, NEAR * 900e9),
+        (RACK, 32, 4, FAR * 50e9 * 18),  # 18 members in a rack, 18 adapters
+        (RACK, 2, 72, FAR * 50e9),
+    ],
+)
+def test_a_group_runs_at_the_links_of_its_tier_and_shares_the_adapters_of_its_members(
+    cluster: Cluster, size: int, stride: int, expected: float
+) -> None:
+    assert bandwidth(size, stride, cluster) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_slower_domain_is_priced_between_node_and_fabric() -> None:
     slower = replace(RACK, domain_link=Link(300e9, 1e-5))
     assert bandwidth(4, 1, slower) == NEAR * 900e9
     assert bandwidth(8, 1, slower) == NEAR * 300e9
-    assert term("tensor_parallel", replace(BASE, tensor=8, data=2), cluster=slower) > term(
-        "tensor_parallel", replace(BASE, tensor=8, data=2), cluster=RACK
-    )
+    layout = replace(BASE, tensor=8, data=2)
+    assert term("tensor_parallel", layout, cluster=slower) > term("tensor_parallel", layout, cluster=RACK)
 
 
 def test_a_measured_link_is_taken_as_it_is() -> None:
@@ -59,11 +60,14 @@ def test_a_measured_link_is_taken_as_it_is() -> None:
 def test_without_a_switch_a_pair_has_only_its_own_links() -> None:
     mesh = replace(H100, devices_per_node=4, nvlink_domain_devices=4, node_mesh=True)
     assert [bandwidth(n, 1, mesh) / bandwidth(4, 1, mesh) for n in (2, 3, 4)] == pytest.approx([1 / 3, 2 / 3, 1])
+    single, pair, message = np.array([1.0]), np.array([2.0]), np.array([1e9])
+    switched, alone = (neighbour(cluster, single, pair, message)[0] for cluster in (H100, mesh))
+    assert alone == pytest.approx(3 * switched, rel=0.01)
 
 
 def test_a_ring_moves_all_but_one_share_and_one_rank_moves_nothing() -> None:
-    size, one = np.array([1.0, 8.0]), np.array([1.0, 1.0])
-    alone, together = ring(links(H100, size, one), size, np.array([8e9, 8e9]))
+    size, stride = np.array([1.0, 8.0]), np.array([1.0, 1.0])
+    alone, together = ring(links(H100, size, stride), size, np.array([8e9, 8e9]))
     assert alone == 0
     assert together == pytest.approx(7e9 / (NEAR * 450e9), rel=0.01)
 
@@ -74,9 +78,9 @@ def test_tensor_parallelism_across_nodes_is_slow() -> None:
 
 
 def test_experts_across_nodes_send_over_the_fabric_what_leaves_the_node() -> None:
-    size, one, message = np.array([16.0]), np.array([1.0]), np.array([16e9])
-    assert all_to_all(H100, size, one, message)[0] == pytest.approx(8e9 / (FAR * 50e9), rel=0.01)
-    assert all_to_all(RACK, size, one, message)[0] == pytest.approx(15e9 / (NEAR * 900e9), rel=0.01)
+    size, stride, message = np.array([16.0]), np.array([1.0]), np.array([16e9])
+    assert all_to_all(H100, size, stride, message)[0] == pytest.approx(8e9 / (FAR * 50e9), rel=0.01)
+    assert all_to_all(RACK, size, stride, message)[0] == pytest.approx(15e9 / (NEAR * 900e9), rel=0.01)
     spread, near = (Layout(data=16, expert=e, zero_stage=1) for e in (8, 1))
     assert term("expert_parallel", spread, job(MIXTRAL)) > term("expert_parallel", near, job(MIXTRAL))
 
@@ -89,17 +93,7 @@ def test_stages_are_the_outermost_ranks() -> None:
     assert neighbour(H100, np.array([8.0]), np.array([1.0]), message)[0] == 0
 
 
-def test_a_pair_without_a_switch_sends_over_its_own_links() -> None:
-    mesh = replace(H100, devices_per_node=4, nvlink_domain_devices=4, node_mesh=True)
-    one, count, message = np.array([1.0]), np.array([2.0]), np.array([1e9])
-    assert neighbour(mesh, one, count, message)[0] == pytest.approx(
-        3 * neighbour(H100, one, count, message)[0], rel=0.01
-    )
-
-
 def test_the_context_ring_hides_behind_long_sequences() -> None:
-    from llmlaunch.workload import Workload
-
     apart = replace(BASE, tensor=8, pipeline=1, context=2, data=2)  # the ring crosses nodes
     shares = []
     for length in (2048, 131072):
@@ -108,7 +102,7 @@ def test_the_context_ring_hides_behind_long_sequences() -> None:
     assert shares[1] < 0.05 < shares[0]
 
 
-def on_matrix(speed: float) -> object:
+def on_matrix(speed: float) -> Cluster:
     """Sixteen nodes that all reach each other at one measured speed."""
     matrix = BandwidthMatrix(tuple(f"n{i:02}" for i in range(16)), tuple(((speed,) * 16,) * 16))
     return replace(H100, bandwidth=matrix).between(16)
@@ -120,9 +114,8 @@ def test_an_even_measured_network_is_a_measured_fabric() -> None:
         for name in ("data_parallel", "pipeline_transfer", "tensor_parallel"):
             assert term(name, layout, cluster=on_matrix(7e9)) == pytest.approx(term(name, layout, cluster=fabric))
     spread = Layout(data=128, expert=16, zero_stage=1)
-    assert term("expert_parallel", spread, job(MIXTRAL), cluster=on_matrix(7e9)) == pytest.approx(
-        term("expert_parallel", spread, job(MIXTRAL), cluster=fabric)
-    )
+    matrix, even = (term("expert_parallel", spread, job(MIXTRAL), cluster=at) for at in (on_matrix(7e9), fabric))
+    assert matrix == pytest.approx(even)
 
 
 def test_a_slow_measured_network_makes_steps_long() -> None:

@@ -7,17 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.timing.exchange import tensor_passes
 from llmlaunch.timing.split import split_of
 from llmlaunch.timing.stages import pieces
 from llmlaunch.timing.update import update_seconds
+from support.recipes import recipe_of
 
-RECIPE = load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"))
+RECIPE = recipe_of("llama2-7b-deepspeed")
 JOB = Job(RECIPE.model, RECIPE.workload, DeepSpeed().facts(RECIPE))
 
 
@@ -29,11 +28,10 @@ def test_autotp_reduces_seven_times_a_layer() -> None:
 
 
 def test_gathered_logits_travel_a_vocabulary_wide() -> None:
-    layouts = LayoutColumns.of([Layout(tensor=2, data=8)])
-    at = split_of(JOB, layouts)
-    whole = pieces(JOB, RECIPE.cluster, at).seconds.last[0]
-    kept = replace(JOB, facts=replace(JOB.facts, logits_gathered=False))
-    assert whole > pieces(kept, RECIPE.cluster, at).seconds.last[0]
+    at = split_of(JOB, LayoutColumns.of([Layout(tensor=2, data=8)]))
+    split = replace(JOB, facts=replace(JOB.facts, logits_gathered=False))
+    gathered, apart = (pieces(job, RECIPE.cluster, at).seconds.last[0] for job in (JOB, split))
+    assert gathered > apart
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

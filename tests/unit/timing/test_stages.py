@@ -12,9 +12,10 @@ from llmlaunch.timing.stages import stage_seconds
 
 def test_a_step_is_its_stages() -> None:
     """1F1B: every stage once, and the slowest for each further micro-batch."""
-    found, m = stage_seconds(job(), H100, LayoutColumns.of([BASE])), BASE.num_microbatches(WORK.global_batch_size)
-    stages = [16 * found.dense_layer[0] + found.first[0], 16 * found.dense_layer[0] + found.last[0]]
-    expected = sum(stages) + (m - 1) * max(stages)
+    seconds = stage_seconds(job(), H100, LayoutColumns.of([BASE]))
+    microbatches = BASE.num_microbatches(WORK.global_batch_size)
+    stages = [16 * seconds.dense_layer[0] + seconds.first[0], 16 * seconds.dense_layer[0] + seconds.last[0]]
+    expected = sum(stages) + (microbatches - 1) * max(stages)
     apart = ("pipeline_transfer", "stragglers", "data_parallel", "optimizer")
     terms = time_of(BASE).terms
     assert sum(float(terms[name][0]) for name in terms if name not in apart) == pytest.approx(expected)
@@ -31,6 +32,6 @@ def test_a_model_without_a_kind_of_layer_spends_nothing_on_it() -> None:
 
 
 def test_the_head_is_worth_more_than_the_embedding() -> None:
-    found = stage_seconds(job(), H100, LayoutColumns.of([BASE]))
-    assert np.all(found.last > found.dense_layer)
-    assert np.all(found.first < 0.2 * found.last)
+    seconds = stage_seconds(job(), H100, LayoutColumns.of([BASE]))
+    assert np.all(seconds.last > seconds.dense_layer)
+    assert np.all(seconds.first < 0.2 * seconds.last)

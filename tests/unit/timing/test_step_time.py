@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timed_jobs import BASE, FACTS, H100, LLAMA, MIXTRAL, RACK, WORK, alternating, job, term, time_of, total
 
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Link
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
-from llmlaunch.memory.job import Job
 from llmlaunch.techniques import Adapters, Techniques
 from llmlaunch.timing.flops import model_flops_per_token
 from llmlaunch.timing.passes import PIECE, pass_seconds
@@ -70,18 +70,16 @@ def test_halves_equal_the_whole_however_many_layouts() -> None:
 def test_passes_do_not_depend_on_how_gradients_and_states_are_kept(other: dict[str, float]) -> None:
     columns = LayoutColumns.of([BASE])
     changed = replace(job(), facts=replace(FACTS, **other), techniques=Techniques(offload_optimizer=1.0))
-    assert pass_seconds(changed, H100, columns).total == pass_seconds(job(), H100, columns).total
-    assert (
-        pass_seconds(job(), H100, LayoutColumns.of([replace(BASE, zero_stage=3)])).total
-        == pass_seconds(job(), H100, columns).total
-    )
+    plain = pass_seconds(job(), H100, columns).total
+    assert pass_seconds(changed, H100, columns).total == plain
+    assert pass_seconds(job(), H100, LayoutColumns.of([replace(BASE, zero_stage=3)])).total == plain
 
 
 @given(layouts())
 def test_more_bandwidth_is_never_slower(layout: Layout) -> None:
     for link in ("node_link", "domain_link", "fabric_link"):
-        known = getattr(H100, link)
-        wider = replace(H100, **{link: Link(2 * known.bytes_per_second, known.latency_seconds)})
+        nominal = getattr(H100, link)
+        wider = replace(H100, **{link: Link(2 * nominal.bytes_per_second, nominal.latency_seconds)})
         assert total(layout, cluster=wider) <= total(layout) * (1 + 1e-12)
     faster = replace(H100.accelerator, memory_bytes_per_second=2 * H100.accelerator.memory_bytes_per_second)
     assert total(layout, cluster=replace(H100, accelerator=faster)) < total(layout)
@@ -144,8 +142,8 @@ def test_a_larger_micro_batch_uses_the_device_better() -> None:
 
 def test_narrow_matrices_are_less_efficient() -> None:
     """Eight devices of one tensor-parallel group need longer than an eighth for the same tokens."""
-    one, eight = (replace(BASE, tensor=t, pipeline=1, data=32 // t) for t in (1, 8))
-    assert term("matrix_products", eight) > 1.02 * term("matrix_products", one)
+    whole, eighth = (replace(BASE, tensor=t, pipeline=1, data=32 // t) for t in (1, 8))
+    assert term("matrix_products", eighth) > 1.02 * term("matrix_products", whole)
 
 
 def test_attention_grows_with_the_square_of_the_sequence() -> None:
@@ -211,12 +209,9 @@ def test_masks_made_by_the_loader_set_a_floor() -> None:
 
 
 def test_narrower_numbers_are_faster_on_the_rack() -> None:
-    def with_recipe(name: str | None) -> Job:
-        from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
-
-        return replace(job(), facts=megatron_facts(MegatronOptions(fp8_recipe=name, compute_capability=10.0)))
-
-    times = [total(replace(BASE, micro_batch_size=2), with_recipe(n), RACK) for n in (None, "mxfp8", "nvfp4")]
+    options = [MegatronOptions(fp8_recipe=name, compute_capability=10.0) for name in (None, "mxfp8", "nvfp4")]
+    jobs = [replace(job(), facts=megatron_facts(each)) for each in options]
+    times = [total(replace(BASE, micro_batch_size=2), each, RACK) for each in jobs]
     assert times == sorted(times, reverse=True)
 
 

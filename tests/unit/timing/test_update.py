@@ -25,9 +25,9 @@ def test_gradients_travel_over_data_and_context_at_their_width() -> None:
     bandwidth = min(constant("fabric_efficiency") * 50e9 * 8, constant("nvlink_efficiency") * 450e9)
     expected = 4.0 * parameters * 31 / 32 / bandwidth
     for layout in (WIDE, replace(WIDE, context=2, data=16)):
-        found = update_seconds(job(), H100, LayoutColumns.of([layout]))
-        assert found.reduce_seconds[0] == pytest.approx(expected, rel=0.01)
-        assert found.gather_seconds[0] == pytest.approx(expected / 2, rel=0.02)
+        seconds = update_seconds(job(), H100, LayoutColumns.of([layout]))
+        assert seconds.reduce_seconds[0] == pytest.approx(expected, rel=0.01)
+        assert seconds.gather_seconds[0] == pytest.approx(expected / 2, rel=0.02)
     narrow = replace(job(), facts=replace(FACTS, gradient_bytes=2.0))
     assert update_seconds(narrow, H100, LayoutColumns.of([WIDE])).reduce_seconds[0] == pytest.approx(
         expected / 2, rel=0.02
@@ -47,13 +47,13 @@ def test_experts_travel_over_their_own_data_parallelism() -> None:
 
 def test_each_stage_of_zero_does_what_it_says() -> None:
     rows = LayoutColumns.of([replace(WIDE, zero_stage=stage) for stage in range(4)])
-    found = update_seconds(job(), H100, rows)
-    assert found.reduce_seconds[0] == pytest.approx(2 * found.reduce_seconds[1])
-    assert found.gather_seconds[0] == 0 < found.gather_seconds[1]
-    assert found.optimizer_seconds[0] == pytest.approx(32 * found.optimizer_seconds[1])
-    assert list(found.overlapped) == [False, True, True, True]
-    assert list(found.reduce_each) == [False, False, True, True]
-    assert list(found.gather_each) == [False, False, False, True]
+    seconds = update_seconds(job(), H100, rows)
+    assert seconds.reduce_seconds[0] == pytest.approx(2 * seconds.reduce_seconds[1])
+    assert seconds.gather_seconds[0] == 0 < seconds.gather_seconds[1]
+    assert seconds.optimizer_seconds[0] == pytest.approx(32 * seconds.optimizer_seconds[1])
+    assert list(seconds.overlapped) == [False, True, True, True]
+    assert list(seconds.reduce_each) == [False, False, True, True]
+    assert list(seconds.gather_each) == [False, False, False, True]
 
 
 def test_longer_passes_hide_more_of_the_transfers() -> None:
