@@ -28,6 +28,10 @@ from llmlaunch.workload import Workload
 
 LLAMA3_8B_PARAMETERS = 8_030_261_248
 LLAMA2_7B_PARAMETERS = 6_738_415_616
+BLOCK, ROOT = (
+    218_112_000,
+    2 * 128256 * 4096 + 4096,
+)  # parameters of Llama 3 8B's blocks, each, and of what is around them
 TITAN = torchtitan_facts(compiled=True, compiled_loss=False, float8_gather=False, tensor=1)
 
 
@@ -94,11 +98,10 @@ def test_what_other_streams_held_stays_reserved() -> None:
 
 
 def test_the_root_stays_gathered_and_a_few_blocks_beside_it() -> None:
-    block, root = 218_112_000, 2 * 128256 * 4096 + 4096
     gathered = peak(TITAN, sharded(8)).terms["gathered_parameters"]
-    assert gathered == 2 * (root + 3 * block)
+    assert gathered == 2 * (ROOT + 3 * BLOCK)
     narrow = torchtitan_facts(compiled=True, compiled_loss=False, float8_gather=True, tensor=1)
-    assert peak(narrow, sharded(8)).terms["gathered_parameters"] == 2 * root + 3 * block
+    assert peak(narrow, sharded(8)).terms["gathered_parameters"] == 2 * ROOT + 3 * BLOCK
 
 
 def test_sharding_gradients_alone_gathers_the_model_for_the_step() -> None:
@@ -114,9 +117,9 @@ def test_one_device_gathers_nothing() -> None:
 
 def test_a_pipeline_keeps_its_stage_gathered_and_its_gradients_whole() -> None:
     terms = peak(TITAN, sharded(8, pipeline=4, recompute=RECOMPUTE_FULL), microbatches=8, rank=1).terms
-    stage = 8 * 218_112_000
+    stage = 8 * BLOCK
     assert terms["gathered_parameters"] == 2 * stage
-    assert terms["unreduced_gradients"] == 4 * stage + 2 * 218_112_000
+    assert terms["unreduced_gradients"] == 4 * stage + 2 * BLOCK
 
 
 def test_eager_selective_recompute_keeps_outputs_nobody_reads() -> None:
@@ -148,8 +151,7 @@ def test_internevos_step_holds_28_bytes_a_parameter() -> None:
 def test_megatron_fsdp_gathers_and_reduces_up_to_its_limits(gradients: str) -> None:
     facts = megatron_fsdp_facts(MegatronOptions(gradient_dtype=gradients))
     terms = peak(facts, sharded(8, recompute=RECOMPUTE_FULL), length=1024).terms
-    block, root = 218_112_000, 2 * 128256 * 4096 + 4096
-    assert terms["gathered_parameters"] == 2 * (root + 4 * block)  # one, and three more to reach half a billion
+    assert terms["gathered_parameters"] == 2 * (ROOT + 4 * BLOCK)  # one, and three more to reach half a billion
     assert terms["unreduced_gradients"] == (4 if gradients == "fp32" else 2) * 1_000_000_000
 
 

@@ -19,6 +19,9 @@ from llmlaunch.workload import Workload
 TENSOR = Layout(tensor=4, data=2, sequence_parallel=1, zero_stage=1)
 PIPELINE = Layout(tensor=4, pipeline=4, data=2, sequence_parallel=1, zero_stage=1)
 LATENT = replace(LLAMA3_8B, num_query_groups=32, mla=MlaShape(1536, 512, 128, 64, 128))
+LINEAR = (
+    32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) // 4
+)  # weights of Llama 3 8B's blocks, a tensor rank
 EXPERTS = ModelShape(
     "experts", 8, 4096, 14336, 32, 8, 128, 128256, 8192, moe=MoeShape(16, 4, 2048, 2048, (1,) * 8, grouped_gemm=True)
 )
@@ -82,9 +85,7 @@ def test_a_loss_in_place_leaves_the_peak_to_the_heads_backward() -> None:
 def test_narrow_formats_keep_narrow_weights(recipe: str, capability: float, copies: float) -> None:
     options = MegatronOptions(fp8_recipe=recipe, compute_capability=capability)
     [wide], [narrow] = ranks(LLAMA3_8B, TENSOR), ranks(LLAMA3_8B, TENSOR, options)
-    h, f, kv = 4096, 14336, 1024
-    linear = 32 * (2 * h * h + 2 * h * kv + 3 * h * f) // 4
-    assert narrow.terms["weight_copies"] == round(copies * linear)
+    assert narrow.terms["weight_copies"] == round(copies * LINEAR)
     assert narrow.terms["parameters"] == wide.terms["parameters"]
     assert narrow.terms["activations"] < wide.terms["activations"]
 
@@ -93,9 +94,7 @@ def test_narrow_parameters_stand_in_place_of_the_wide_ones() -> None:
     options = MegatronOptions(fp8_recipe="mxfp8", compute_capability=10.0)
     [beside] = ranks(LLAMA3_8B, TENSOR, options)
     [instead] = ranks(LLAMA3_8B, TENSOR, replace(options, fp8_parameters=True))
-    h, f, kv = 4096, 14336, 1024
-    linear = 32 * (2 * h * h + 2 * h * kv + 3 * h * f) // 4
-    assert beside.terms["parameters"] - instead.terms["parameters"] == 2 * linear
+    assert beside.terms["parameters"] - instead.terms["parameters"] == 2 * LINEAR
     assert beside.terms["weight_copies"] == instead.terms["weight_copies"]
 
 
@@ -189,6 +188,4 @@ def test_only_dropless_routing_is_unbalanced() -> None:
 
 def test_muon_keeps_one_state_less_for_matrices_of_the_blocks() -> None:
     [adam], [muon] = ranks(LLAMA3_8B, TENSOR), ranks(LLAMA3_8B, TENSOR, MegatronOptions(muon=True))
-    h, f, kv = 4096, 14336, 1024
-    linear = 32 * (2 * h * h + 2 * h * kv + 3 * h * f) // 4
-    assert adam.terms["optimizer_states"] - muon.terms["optimizer_states"] == 4 * linear // 2
+    assert adam.terms["optimizer_states"] - muon.terms["optimizer_states"] == 4 * LINEAR // 2
