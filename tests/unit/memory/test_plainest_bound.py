@@ -36,32 +36,16 @@ from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import OptimizerFormats, Workload
 
-GPT = ModelShape(
-    "gpt",
-    24,
-    1024,
-    4096,
-    16,
-    16,
-    64,
-    50257,
-    2048,
+GPT = replace(
+    ModelShape("gpt", 24, 1024, 4096, 16, 16, 64, 50257, 2048),
     tied_embeddings=True,
     gated_mlp=False,
     linear_bias=True,
     normalization="LayerNorm",
     position_embedding="learned_absolute",
 )
-LATENT = ModelShape(
-    "latent",
-    8,
-    2048,
-    8192,
-    16,
-    16,
-    128,
-    102400,
-    4096,
+LATENT = replace(
+    ModelShape("latent", 8, 2048, 8192, 16, 16, 128, 102400, 4096),
     mtp_num_layers=1,
     moe=MoeShape(64, 6, 1408, 2816, (0,) + (1,) * 7),
     mla=MlaShape(None, 512, 128, 64, 128),

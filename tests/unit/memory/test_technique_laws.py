@@ -120,16 +120,8 @@ def test_half_the_optimizer_on_the_host_leaves_half() -> None:
     assert term("optimizer_states", Techniques(offload_optimizer=1.0), layout) == 0
 
 
-QWEN3_30B = ModelShape(
-    "qwen3-30b-a3b",
-    48,
-    2048,
-    6144,
-    32,
-    4,
-    128,
-    151936,
-    40960,
+QWEN3_30B = replace(
+    ModelShape("qwen3-30b-a3b", 48, 2048, 6144, 32, 4, 128, 151936, 40960),
     qk_layernorm=True,
     moe=MoeShape(128, 8, 768, 0, (1,) * 48),
 )
