@@ -125,14 +125,14 @@ def test_megatron_itself_is_asked_first_about_the_same_words(version: str) -> No
     rendered = MegatronLM().render(
         recipe_of("llama3-70b", f'backend={{name: megatron-lm, version: "{version}"}}'), DENSE
     )
-    asked = (NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/megatron_check.py"), "--world-size", "512")
-    assert rendered.check == (*asked, "--compute-capability", "9.0", "--planned-for", version, *rendered.program)
+    script = (NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/megatron_check.py"), "--world-size", "512")
+    assert rendered.check == (*script, "--compute-capability", "9.0", "--planned-for", version, *rendered.program)
     assert "trainer/megatron_check.py" in rendered.files
 
 
 def test_resharding_may_be_asked_for_by_hand() -> None:
-    asked = "backend={name: megatron-lm, extra_args: [--dist-ckpt-optim-fully-reshardable]}"
-    words = words_of(recipe_of("llama3-70b", asked, *SAVING, "on_oom=fallback"), DENSE)
+    by_hand = "backend={name: megatron-lm, extra_args: [--dist-ckpt-optim-fully-reshardable]}"
+    words = words_of(recipe_of("llama3-70b", by_hand, *SAVING, "on_oom=fallback"), DENSE)
     assert words.count("--dist-ckpt-optim-fully-reshardable") == 1
 
 

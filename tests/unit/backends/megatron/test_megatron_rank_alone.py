@@ -46,8 +46,8 @@ def test_all_other_words_are_the_jobs_in_its_order() -> None:
 
 
 def test_nothing_is_saved_loaded_or_read() -> None:
-    asked = ("training.checkpoint_path=/c", "training.save_interval=100", "training.start_from=/w", "data={path: /d}")
-    rank = alone(1, *asked, "training.tensorboard=/t")
+    reading = ("training.checkpoint_path=/c", "training.save_interval=100", "training.start_from=/w", "data={path: /d}")
+    rank = alone(1, *reading, "training.tensorboard=/t")
     assert not {"--save", "--load", "--pretrained-checkpoint", "--data-path", "--tensorboard-dir"} & set(rank.program)
     assert not {"/c", "/w", "/d", "/t", "99,1,0"} & set(rank.program)
     assert "--mock-data" in rank.program
@@ -85,8 +85,8 @@ def test_every_word_it_adds_has_a_reason_and_every_argument_is_in_the_program() 
 
 def test_it_is_started_by_the_script_that_makes_up_the_others() -> None:
     rank = alone(0)
-    run_directory, checkout = NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/rank_alone.py"), "MEGATRON_LM_PATH"
-    assert rank.program[:2] == (run_directory, NodeVariable(checkout, "/pretrain_gpt.py"))
+    assert rank.program[0] == NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/rank_alone.py")
+    assert rank.program[1] == NodeVariable("MEGATRON_LM_PATH", "/pretrain_gpt.py")
     assert b"FakeStore" in rank.files["trainer/rank_alone.py"]
 
 
