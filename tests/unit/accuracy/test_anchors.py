@@ -43,10 +43,10 @@ def test_fujii_gives_the_values_of_its_authors_tests(
     layout = Layout(
         tensor=tensor, context=context, pipeline=pipeline, micro_batch_size=micro_batch, data=data, zero_stage=1
     )
-    found = fujii_first_stage(ReferenceJob(LLAMA_8B, layout, 8192, None))
-    assert found is not None
-    assert found.weights_and_optimizer_bytes / GIB == pytest.approx(weights, rel=1e-6)
-    assert found.activation_bytes / GIB == pytest.approx(activations, rel=1e-6)
+    result = fujii_first_stage(ReferenceJob(LLAMA_8B, layout, 8192, None))
+    assert result is not None
+    assert result.weights_and_optimizer_bytes / GIB == pytest.approx(weights, rel=1e-6)
+    assert result.activation_bytes / GIB == pytest.approx(activations, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_megatron_theory_gives_what_megatron_prints(
     shape: ModelShape, layout: Layout, sequence: int, weights: int, activations: int, total: int
 ) -> None:
     padded = replace(shape, vocab_size=shape.padded_vocab_size(layout.tensor))
-    found = megatron_theory(ReferenceJob(padded, layout, sequence, None))
-    assert found is not None
-    assert found.weights_and_optimizer_bytes / MIB == pytest.approx(weights, abs=1)
-    assert found.activation_bytes / MIB == pytest.approx(activations, abs=1)
-    assert found.total_bytes / MIB == pytest.approx(total, abs=1.5)
+    result = megatron_theory(ReferenceJob(padded, layout, sequence, None))
+    assert result is not None
+    assert result.weights_and_optimizer_bytes / MIB == pytest.approx(weights, abs=1)
+    assert result.activation_bytes / MIB == pytest.approx(activations, abs=1)
+    assert result.total_bytes / MIB == pytest.approx(total, abs=1.5)
 
 
 def test_every_anchor_says_what_it_ignores() -> None:

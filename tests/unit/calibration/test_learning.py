@@ -36,25 +36,25 @@ BIASES = {
 }
 
 
-def pool_of(found: list[list[dict[str, Any]]]) -> Pool:
-    (pool,), unpriced = pools(gather(record for run in found for record in run).configurations, CLUSTERS)
+def pool_of(measured: list[list[dict[str, Any]]]) -> Pool:
+    (pool,), unpriced = pools(gather(record for run in measured for record in run).configurations, CLUSTERS)
     assert not unpriced
     return pool
 
 
-def learned(found: list[list[dict[str, Any]]], before: Calibration | None = None) -> LearningResult:
-    return learn(pool_of(found), before, 1.8e9, "0.1.0", "e" * 64)
+def learned(measured: list[list[dict[str, Any]]], before: Calibration | None = None) -> LearningResult:
+    return learn(pool_of(measured), before, 1.8e9, "0.1.0", "e" * 64)
 
 
-def calibration(found: list[list[dict[str, Any]]], before: Calibration | None = None) -> Calibration:
-    outcome = learned(found, before)
+def calibration(measured: list[list[dict[str, Any]]], before: Calibration | None = None) -> Calibration:
+    outcome = learned(measured, before)
     assert outcome.refusal is None
     assert outcome.calibration is not None
     return outcome.calibration
 
 
-def mean_error(found: list[list[dict[str, Any]]], correction: Correction) -> float:
-    pool = pool_of(found)
+def mean_error(measured: list[list[dict[str, Any]]], correction: Correction) -> float:
+    pool = pool_of(measured)
     return errors_of(pool, score_runs(pool, uniform(pool, correction)), np.ones(len(pool), dtype=bool)).mape
 
 
@@ -63,26 +63,26 @@ def mean_error(found: list[list[dict[str, Any]]], correction: Correction) -> flo
 def test_the_error_on_fresh_runs_falls_to_the_noise(name: str, apart: bool) -> None:
     bias = BIASES[name]
     everything = runs(11, bias, 140, apart=apart)
-    found = calibration(everything[:80])
+    result = calibration(everything[:80])
     fresh = everything[80:]
-    assert mean_error(fresh, NO_CORRECTION) > 2 * mean_error(fresh, found.correction) or name == "noisy"
-    assert mean_error(fresh, found.correction) < 1.5 * noise_of(bias)
-    assert found.after.mape < 1.5 * noise_of(bias)
-    assert found.before.mape > found.after.mape
-    assert found.correction.calibration_id == found.id
+    assert mean_error(fresh, NO_CORRECTION) > 2 * mean_error(fresh, result.correction) or name == "noisy"
+    assert mean_error(fresh, result.correction) < 1.5 * noise_of(bias)
+    assert result.after.mape < 1.5 * noise_of(bias)
+    assert result.before.mape > result.after.mape
+    assert result.correction.calibration_id == result.id
 
 
 def test_both_parts_are_told_apart_where_the_probe_told_them() -> None:
-    found = calibration(runs(11, BOTH, 100)).correction
-    assert found.torch_share == pytest.approx(BOTH.share, abs=0.006)
-    assert found.outside_bytes == pytest.approx(BOTH.outside_bytes, abs=0.1 * GIB)
+    result = calibration(runs(11, BOTH, 100)).correction
+    assert result.torch_share == pytest.approx(BOTH.share, abs=0.006)
+    assert result.outside_bytes == pytest.approx(BOTH.outside_bytes, abs=0.1 * GIB)
 
 
 def test_nothing_is_corrected_where_nothing_is_off_and_the_runs_still_give_a_margin() -> None:
-    found = calibration(runs(4, Bias(), 60))
-    assert abs(found.correction.torch_share) < 0.005
-    assert abs(found.correction.outside_bytes) < 0.1 * GIB
-    assert len(found.scores) == 60
+    result = calibration(runs(4, Bias(), 60))
+    assert abs(result.correction.torch_share) < 0.005
+    assert abs(result.correction.outside_bytes) < 0.1 * GIB
+    assert len(result.scores) == 60
 
 
 SEEDS, FRESH = 16, 12
@@ -95,19 +95,19 @@ def test_the_margin_covers_fresh_runs_at_its_risk(bias: Bias) -> None:
     covered, trials, bounded, died = 0, 0, 0, 0
     for seed in range(SEEDS):
         everything = runs(100 + seed, bias, 40 + FRESH)
-        found = learned(everything[:40]).calibration
-        assert found is not None
-        died += found.data.died
-        bound = next(one for one in found.after.bounds if one.risk == 0.1).worse
+        result = learned(everything[:40]).calibration
+        assert result is not None
+        died += result.data.died
+        bound = next(bound for bound in result.after.bounds if bound.risk == 0.1).worse
         if bound is None:
             continue
         bounded += 1
         fresh = pool_of(everything[40:])
-        said = score_runs(fresh, uniform(fresh, found.correction))
-        allowed = said.share * FUJII_SHARE * max(bound, 1.0) <= 1.0
+        scores = score_runs(fresh, uniform(fresh, result.correction))
+        allowed = scores.share * FUJII_SHARE * max(bound, 1.0) <= 1.0
         deaths = np.array([run.died for run in fresh.runs])
         trials += int(np.sum(allowed))
-        covered += int(np.sum(allowed & ~deaths & (said.worst <= bound)))
+        covered += int(np.sum(allowed & ~deaths & (scores.worst <= bound)))
     assert died > 0
     assert bounded > SEEDS / 2
     assert covered / trials >= 0.9 - 3 * (0.9 * 0.1 / trials) ** 0.5
@@ -141,20 +141,16 @@ def of_sign(model: str) -> float:
 def test_a_bias_that_does_not_hold_for_other_models_is_not_learned(apart: bool) -> None:
     """Every model has its own: leaving a model out, the others predict it worse than nothing does."""
     assert len({of_sign(model) for model in MODELS}) == 2
-    found = learned(runs(8, Bias(by_model=of_sign), 90, apart=apart)).calibration
-    assert found is not None
-    assert found.after.mape <= found.before.mape + 0.002
-    assert abs(found.correction.torch_share) < 0.01
+    result = learned(runs(8, Bias(by_model=of_sign), 90, apart=apart)).calibration
+    assert result is not None
+    assert result.after.mape <= result.before.mape + 0.002
+    assert abs(result.correction.torch_share) < 0.01
 
 
 def test_one_model_alone_never_lowers_the_prediction_of_others() -> None:
-    one = ["two-8b"]
-    assert calibration(runs(5, Bias(share=-0.1), 30, one)).correction == Correction(0.0, 0.0, found_id(5, one))
-    assert calibration(runs(5, Bias(share=0.1), 30, one)).correction.torch_share > 0.08
-
-
-def found_id(seed: int, models: list[str]) -> str:
-    return calibration(runs(seed, Bias(share=-0.1), 30, models)).id
+    lower = calibration(runs(5, Bias(share=-0.1), 30, ["two-8b"]))
+    assert lower.correction == Correction(0.0, 0.0, lower.id)
+    assert calibration(runs(5, Bias(share=0.1), 30, ["two-8b"])).correction.torch_share > 0.08
 
 
 def test_it_refuses_to_worsen_what_is_in_use() -> None:
@@ -193,8 +189,8 @@ def test_a_run_measured_wrong_moves_it_little() -> None:
 @pytest.mark.parametrize("parts", PARTS[1:], ids=str)
 def test_a_death_never_lowers_a_correction(parts: tuple[bool, bool], apart: bool) -> None:
     pool = pool_of(runs(13, replace(BOTH, noise=0.02), 60, apart=apart))
-    known = equations_of(pool)
-    without = correction_of(known.rows(~known.censored), parts)
+    equations = equations_of(pool)
+    without = correction_of(equations.rows(~equations.censored), parts)
     rng = np.random.default_rng(1)
     for _ in range(20):
         count = int(rng.integers(1, 10))
@@ -206,7 +202,7 @@ def test_a_death_never_lowers_a_correction(parts: tuple[bool, bool], apart: bool
             censored=np.ones(count, dtype=bool),
         )
         together = Equations(
-            **{name: np.concatenate([getattr(known, name), getattr(deaths, name)]) for name in vars(known)}
+            **{name: np.concatenate([getattr(equations, name), getattr(deaths, name)]) for name in vars(equations)}
         )
         with_deaths = correction_of(together, parts)
         assert with_deaths.torch_share >= without.torch_share - 1e-9
@@ -217,24 +213,23 @@ def test_deaths_far_above_the_prediction_raise_it() -> None:
     """Runs near the card survive only where they need less than usual; those that died say the rest."""
     bias = Bias(share=0.10, noise=0.05)
     pool = pool_of([run for seed in (1, 2) for run in runs(seed, bias, 150)])
-    known = equations_of(pool)
-    assert np.sum(known.censored) >= 5
-    with_deaths = correction_of(known, (True, False)).torch_share
-    assert with_deaths > correction_of(known.rows(~known.censored), (True, False)).torch_share
+    equations = equations_of(pool)
+    assert np.sum(equations.censored) >= 5
+    with_deaths = correction_of(equations, (True, False)).torch_share
+    assert with_deaths > correction_of(equations.rows(~equations.censored), (True, False)).torch_share
     assert with_deaths == pytest.approx(bias.share, abs=0.02)
 
 
 def test_an_attempt_whose_allocator_gave_its_cache_back_is_not_learned_from_and_still_bounds() -> None:
-    found = runs(14, BOTH, 40)
-    full = copy.deepcopy(found)
+    full = copy.deepcopy(runs(14, BOTH, 40))
     for record in full[0]:
         record["peak_bytes"] = CARD
         record["observed"] = {**record["observed"], "alloc_retries": 3, "reserved_peak_bytes": CARD - GIB}
     pool = pool_of(full)
     assert 0 not in equations_of(pool).runs
-    said = score_runs(pool, uniform(pool, NO_CORRECTION))
-    assert np.isnan(said.typical[0])
-    assert said.worst[0] > 1.1
+    scores = score_runs(pool, uniform(pool, NO_CORRECTION))
+    assert np.isnan(scores.typical[0])
+    assert scores.worst[0] > 1.1
 
 
 def test_folds_hold_whole_models_and_are_even() -> None:
@@ -264,9 +259,10 @@ def test_the_memory_of_a_cpu_and_of_nodes_is_no_evidence_for_gpus() -> None:
 def test_the_newest_configurations_count_and_no_more_than_that_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "MOST", 20)
     newest_first = [record for run in runs(3, BOTH, 30, apart=False) for record in run[:1]]
-    found = gather(newest_first)
-    assert [one.record["id"] for one in found.configurations] == [record["id"] for record in newest_first[:20]]
-    assert found.left_out == {"older than the newest 20 configurations": 10}
+    result = gather(newest_first)
+    newest = [configuration.record["id"] for configuration in result.configurations]
+    assert newest == [record["id"] for record in newest_first[:20]]
+    assert result.left_out == {"older than the newest 20 configurations": 10}
 
 
 SITES, RISK = 12, 0.1
@@ -279,13 +275,13 @@ def jobs() -> list[list[Option]]:
     """Each with all its layouts."""
     every = [[configuration(m, layout, n) for layout in LAYOUTS] for m in MODELS for n in range(1024, 8193, 512)]
     predictions = iter(predict([record for job in every for record in job]))
-    found = [[(record, next(predictions)) for record in job] for job in every]
-    return [[(record, one) for record, one in job if isinstance(one, Prediction)] for job in found]
+    options = [[(record, next(predictions)) for record in job] for job in every]
+    return [[option for option in job if isinstance(option[1], Prediction)] for job in options]
 
 
-def predicted(one: Prediction, correction: Correction = NO_CORRECTION) -> float:
-    outside = np.maximum(one.outside + correction.outside_bytes, 0.0)
-    return float((one.reserved * (1.0 + correction.torch_share) + outside).max())
+def predicted(prediction: Prediction, correction: Correction = NO_CORRECTION) -> float:
+    outside = np.maximum(prediction.outside + correction.outside_bytes, 0.0)
+    return float((prediction.reserved * (1.0 + correction.torch_share) + outside).max())
 
 
 class Site:
@@ -301,21 +297,21 @@ class Site:
 
     def choice(self, job: int, limit: float, correction: Correction = NO_CORRECTION) -> int | None:
         """Of what is predicted to fit, the layout that truly holds most: what trades memory for speed is fastest."""
-        fits = [i for i, (_, one) in enumerate(jobs()[job]) if predicted(one, correction) <= limit]
+        fits = [i for i, (_, prediction) in enumerate(jobs()[job]) if predicted(prediction, correction) <= limit]
         return max(fits, key=lambda i: self.need(job, i), default=None)
 
     def run(self, job: int, option: int | None) -> None:
         if option is None:
             return
         need, record = round(self.need(job, option)), jobs()[job][option][0]
-        said = {"id": f"run-{len(self.ran)}", "run_state": "succeeded", "peak_bytes": need}
+        outcome = {"id": f"run-{len(self.ran)}", "run_state": "succeeded", "peak_bytes": need}
         if need > CARD:
-            said |= {"run_state": "failed", "peak_kind": "oom", "peak_bytes": None}
-        self.ran.append({**record, **said})
+            outcome |= {"run_state": "failed", "peak_kind": "oom", "peak_bytes": None}
+        self.ran.append({**record, **outcome})
 
     def small_one(self, job: int) -> int | None:
         """Somebody's try far from the limit."""
-        small = [i for i, (_, one) in enumerate(jobs()[job]) if predicted(one) < 0.3 * CARD]
+        small = [i for i, (_, prediction) in enumerate(jobs()[job]) if predicted(prediction) < 0.3 * CARD]
         return self.rng.choice(small) if small else None
 
 
@@ -330,14 +326,14 @@ def test_the_next_choices_of_a_planner_are_covered_at_the_risk() -> None:
         for job in order[:45]:
             site.run(job, site.choice(job, FUJII_SHARE * CARD))
         (pool,), _ = pools(gather(site.ran).configurations, clusters_by_gpu())
-        found = learn(pool, None, 1.8e9, "0.1.0", "e" * 64).calibration
-        assert found is not None
-        bound = next(one for one in found.after.bounds if one.risk == RISK).worse
+        result = learn(pool, None, 1.8e9, "0.1.0", "e" * 64).calibration
+        assert result is not None
+        bound = next(bound for bound in result.after.bounds if bound.risk == RISK).worse
         assert bound is not None
         for job in order[45:]:
-            option = site.choice(job, CARD / max(bound, 1.0), found.correction)
+            option = site.choice(job, CARD / max(bound, 1.0), result.correction)
             if option is not None:
-                covered += site.need(job, option) <= bound * predicted(jobs()[job][option][1], found.correction)
+                covered += site.need(job, option) <= bound * predicted(jobs()[job][option][1], result.correction)
                 trials += 1
     assert trials > SITES * 30
     assert covered / trials >= 1 - RISK - 3 * (RISK * (1 - RISK) / trials) ** 0.5

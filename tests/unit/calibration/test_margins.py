@@ -20,8 +20,8 @@ SCORES = st.lists(st.one_of(LIVED, st.just(DIED)), max_size=60)
 
 
 def bound(scores: list[float], risk: float) -> float:
-    found = upper_ratio(scores, risk)
-    return math.inf if found is None else found
+    ratio = upper_ratio(scores, risk)
+    return math.inf if ratio is None else ratio
 
 
 @given(st.lists(LIVED, min_size=2, max_size=60), RISKS)
@@ -30,8 +30,8 @@ def test_whichever_run_is_the_next_one_at_most_the_risk_exceeds_what_the_others_
 ) -> None:
     # exchangeable runs: each is as likely as any other to be the one that comes last, so this share is the coverage
     assume(len(scores) - 1 >= runs_needed(risk))
-    held = [score <= bound(scores[:i] + scores[i + 1 :], risk) for i, score in enumerate(scores)]
-    assert sum(held) >= (1 - risk) * len(scores) - 1e-9
+    within = [score <= bound(scores[:i] + scores[i + 1 :], risk) for i, score in enumerate(scores)]
+    assert sum(within) >= (1 - risk) * len(scores) - 1e-9
 
 
 @pytest.mark.parametrize("risk", [0.2, 0.1, 0.05])
@@ -39,8 +39,8 @@ def test_whichever_run_is_the_next_one_at_most_the_risk_exceeds_what_the_others_
 def test_new_runs_stay_within_the_bound_as_often_as_promised(risk: float, seed: int) -> None:
     random, trials, runs = np.random.default_rng(seed), 4000, 60
     drawn = 1.0 + random.standard_t(2, size=(trials, runs + 1)) * 0.1  # heavy tails: no distribution is assumed
-    held = sum(row[-1] <= bound(list(row[:-1]), risk) for row in drawn)
-    assert held / trials >= 1 - risk - 3 * math.sqrt(risk * (1 - risk) / trials)
+    within = sum(row[-1] <= bound(list(row[:-1]), risk) for row in drawn)
+    assert within / trials >= 1 - risk - 3 * math.sqrt(risk * (1 - risk) / trials)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -49,9 +49,9 @@ def test_deaths_seen_only_as_deaths_keep_the_promise(seed: int) -> None:
     random, trials, runs, risk = np.random.default_rng(seed), 4000, 60, 0.1
     true = 1.0 + random.standard_t(3, size=(trials, runs + 1)) * 0.2
     card = random.uniform(1.0, 2.0, size=(trials, runs))
-    seen = np.where(true[:, :-1] > card, DIED, true[:, :-1])
-    held = sum(row[-1] <= bound(list(scores), risk) for row, scores in zip(true, seen, strict=True))
-    assert held / trials >= 1 - risk - 3 * math.sqrt(risk * (1 - risk) / trials)
+    observed = np.where(true[:, :-1] > card, DIED, true[:, :-1])
+    within = sum(row[-1] <= bound(list(scores), risk) for row, scores in zip(true, observed, strict=True))
+    assert within / trials >= 1 - risk - 3 * math.sqrt(risk * (1 - risk) / trials)
 
 
 @given(SCORES, RISKS)
@@ -63,8 +63,8 @@ def test_a_death_never_lowers_the_bound_nor_makes_one(scores: list[float], risk:
 
 
 @given(SCORES, RISKS, RISKS)
-def test_less_risk_is_never_a_lower_bound(scores: list[float], one: float, other: float) -> None:
-    assert bound(scores, min(one, other)) >= bound(scores, max(one, other))
+def test_less_risk_is_never_a_lower_bound(scores: list[float], first: float, other: float) -> None:
+    assert bound(scores, min(first, other)) >= bound(scores, max(first, other))
 
 
 @given(SCORES, RISKS)

@@ -30,16 +30,16 @@ def measured(kind: str = "device") -> list[dict[str, Any]]:
 
 
 def test_enough_runs_bound_the_ratio_and_are_counted() -> None:
-    found = margin(measured())
-    assert (found.runs, found.needed) == (20, 19)
-    assert found.upper_ratio == pytest.approx(RATIOS[-1], rel=1e-6)
-    assert "20 comparable runs" in found.sentence
+    result = margin(measured())
+    assert (result.runs, result.needed) == (20, 19)
+    assert result.upper_ratio == pytest.approx(RATIOS[-1], rel=1e-6)
+    assert "20 comparable runs" in result.sentence
 
 
 def test_too_few_runs_are_refused_with_the_number() -> None:
-    found = margin(measured()[:3], risk=0.01)
-    assert found.upper_ratio is None
-    assert found.sentence == "risk 0.01 needs 99 comparable runs, the store holds 3"
+    result = margin(measured()[:3], risk=0.01)
+    assert result.upper_ratio is None
+    assert result.sentence == "risk 0.01 needs 99 comparable runs, the store holds 3"
 
 
 @pytest.mark.parametrize(
@@ -67,23 +67,24 @@ def test_what_is_not_comparable_does_not_count(changed: dict[str, Any]) -> None:
 
 
 def test_what_was_observed_of_a_run_that_counts_does_not_matter() -> None:
-    seen = {"steps_run": 2, "baseline_bytes": 2**29, "device_peak_bytes": CARD // 2, "process_peak_bytes": CARD // 2}
-    assert margin([{**record, "observed": seen} for record in measured()]) == margin(measured())
+    observed = {"steps_run": 2, "baseline_bytes": 2**29}
+    observed |= {"device_peak_bytes": CARD // 2, "process_peak_bytes": CARD // 2}
+    assert margin([{**record, "observed": observed} for record in measured()]) == margin(measured())
     brief = {**run(99, None), "observed": {"steps_run": 0}}
     assert margin([*measured(), brief]).upper_ratio is None, "a death needs no second step"
 
 
 def test_configurations_that_offload_differently_are_two_runs() -> None:
     offloading = [{**record, "techniques": {"offload_layers": n}} for record in measured() for n in (1, 2)]
-    assert margin([{**one, "id": f"{one['id']}-{i}"} for i, one in enumerate(offloading)]).runs == 40
+    assert margin([{**record, "id": f"{record['id']}-{i}"} for i, record in enumerate(offloading)]).runs == 40
 
 
 def test_another_minor_version_does_not_count_and_an_unknown_one_does() -> None:
     older = [{**run(100 + i, 3.0), "backend_version": "core_v0.15.1"} for i in range(30)]
     same = [{**run(200 + i, 1.0), "backend_version": "0.19.2"} for i in range(5)]
-    found = margin([*measured(), *older, *same], version="0.19.0")
-    assert found.runs == 25
-    assert found.upper_ratio == margin(measured()).upper_ratio
+    result = margin([*measured(), *older, *same], version="0.19.0")
+    assert result.runs == 25
+    assert result.upper_ratio == margin(measured()).upper_ratio
 
 
 def test_repeats_and_ranks_of_one_configuration_are_one_run_the_worst() -> None:
@@ -92,10 +93,10 @@ def test_repeats_and_ranks_of_one_configuration_are_one_run_the_worst() -> None:
         for record in measured()
         for n in range(4)
     ]
-    found = margin(again)
-    assert found.runs == 20
-    assert found.upper_ratio is not None
-    assert found.upper_ratio > (margin(measured()).upper_ratio or 0)
+    result = margin(again)
+    assert result.runs == 20
+    assert result.upper_ratio is not None
+    assert result.upper_ratio > (margin(measured()).upper_ratio or 0)
 
 
 def test_a_death_is_never_forgotten() -> None:
@@ -108,20 +109,21 @@ def test_a_death_is_never_forgotten() -> None:
 
 def test_a_run_of_our_own_that_ran_out_counts_unless_a_neighbour_or_the_program_set_the_limit() -> None:
     own = {**run(99, None), "run_state": "failed"}
-    said = {"asked_bytes": 2**30, "total_bytes": CARD, "process_bytes": CARD - 2**30, "other_processes_bytes": 2**28}
-    assert margin([*measured(), {**own, "numbers": said}]).upper_ratio is None
-    assert (
-        margin([*measured(), {**own, "numbers": {**said, "other_processes_bytes": CARD // 4}}]).upper_ratio is not None
-    )
-    assert margin([*measured(), {**own, "numbers": {**said, "allowed_bytes": CARD // 2}}]).upper_ratio is not None
-    assert margin([*measured(), {**own, "peak_kind": "host_oom"}]).upper_ratio is not None
+    numbers = {"asked_bytes": 2**30, "total_bytes": CARD, "process_bytes": CARD - 2**30, "other_processes_bytes": 2**28}
+    assert margin([*measured(), {**own, "numbers": numbers}]).upper_ratio is None
+    for other in (
+        {**own, "numbers": {**numbers, "other_processes_bytes": CARD // 4}},
+        {**own, "numbers": {**numbers, "allowed_bytes": CARD // 2}},
+        {**own, "peak_kind": "host_oom"},
+    ):
+        assert margin([*measured(), other]).upper_ratio is not None
 
 
 def test_reserved_peaks_stand_in_for_device_ones_and_never_below_one() -> None:
     low = [run(i, 0.8, "reserved") for i in range(20)]
-    found = margin(low)
-    assert found.upper_ratio == 1.0
-    assert "reserved" in found.sentence
+    result = margin(low)
+    assert result.upper_ratio == 1.0
+    assert "reserved" in result.sentence
     assert margin([*low, *measured()]).upper_ratio == margin(measured()).upper_ratio
 
 

@@ -18,25 +18,25 @@ MIXTURES = [score(1.00 + i / 200, "mixture gated", "0.19.0") for i in range(30)]
 
 def test_the_runs_of_the_plan_s_kind_are_counted() -> None:
     older = [score(1.0, version="0.16.1"), score(1.0, version=None)]
-    found = support_of([*DENSE, *MIXTURES, *older], LLAMA, "an id")
-    assert found.as_json() == {
+    evidence = support_of([*DENSE, *MIXTURES, *older], LLAMA, "an id")
+    assert evidence.as_json() == {
         "runs": 62,
         "of_family": 32,
         "of_version": 61,  # an unknown version may be this one
         "calibration": "an id",
         "widened": None,
     }
-    assert found.sentence == (
+    assert evidence.sentence == (
         "62 runs on H100, 32 of this family of models (dense gated), 61 of version 0.19: none peaked more than 14.5 % "
         "above its prediction (calibration an id)"
     )
 
 
 def test_deaths_are_counted_and_are_no_peak() -> None:
-    found = support_of([*DENSE, score(DIED), score(DIED)], LLAMA)
-    assert (found.runs, found.died) == (32, 2)
-    assert found.highest == pytest.approx(1.095)
-    assert "2 ran out of memory" in found.sentence
+    evidence = support_of([*DENSE, score(DIED), score(DIED)], LLAMA)
+    assert (evidence.runs, evidence.died) == (32, 2)
+    assert evidence.highest == pytest.approx(1.095)
+    assert "2 ran out of memory" in evidence.sentence
 
 
 def test_kinds_of_peak_are_not_mixed() -> None:
@@ -49,9 +49,9 @@ def test_kinds_of_peak_are_not_mixed() -> None:
 
 
 def test_a_card_nobody_measured_has_nothing_behind_it() -> None:
-    found = support_of([], LLAMA)
-    assert (found.runs, found.of_family, found.of_version) == (0, 0, 0)
-    assert found.widened == "no comparable run on H100 was measured"
+    evidence = support_of([], LLAMA)
+    assert (evidence.runs, evidence.of_family, evidence.of_version) == (0, 0, 0)
+    assert evidence.widened == "no comparable run on H100 was measured"
     margin = margin_of([], LLAMA, 0.05)
     assert (margin.runs, margin.upper_ratio) == (0, None)
 
@@ -59,7 +59,7 @@ def test_a_card_nobody_measured_has_nothing_behind_it() -> None:
 def test_the_bound_is_that_of_all_comparable_runs() -> None:
     margin = margin_of([*DENSE, *MIXTURES], LLAMA, 0.05, "an id")
     assert margin.runs == 60
-    assert margin.upper_ratio == upper_ratio([one.score for one in (*DENSE, *MIXTURES)], 0.05)
+    assert margin.upper_ratio == upper_ratio([entry.score for entry in (*DENSE, *MIXTURES)], 0.05)
     assert margin.widened is None
     assert "(calibration an id)" in margin.sentence
     assert "near the limit" not in margin.sentence
@@ -78,14 +78,14 @@ def test_runs_of_the_same_version_alone_where_they_suffice() -> None:
     older = [score(2.0, version="0.16.0") for _ in range(30)]
     margin = margin_of([*DENSE, *older], LLAMA, 0.05)
     assert (margin.runs, margin.widened) == (30, None)
-    assert margin.upper_ratio == upper_ratio([one.score for one in DENSE], 0.05)
+    assert margin.upper_ratio == upper_ratio([entry.score for entry in DENSE], 0.05)
 
 
 def test_a_new_family_gets_the_worst_bound_of_any_known_one() -> None:
-    asked = RunClass("H100", "dense ungated", "0.19.1")
-    margin = margin_of([*DENSE, *MIXTURES], asked, 0.05)
+    run_class = RunClass("H100", "dense ungated", "0.19.1")
+    margin = margin_of([*DENSE, *MIXTURES], run_class, 0.05)
     assert margin.upper_ratio == max(
-        upper_ratio([one.score for one in group], 0.05) or 0 for group in (DENSE, MIXTURES)
+        upper_ratio([entry.score for entry in group], 0.05) or 0 for group in (DENSE, MIXTURES)
     )
     assert margin.upper_ratio > (margin_of([*DENSE, *MIXTURES], LLAMA, 0.05).upper_ratio or 0)
     assert "no run is of a dense ungated model" in str(margin.widened)
@@ -93,8 +93,8 @@ def test_a_new_family_gets_the_worst_bound_of_any_known_one() -> None:
 
 
 def test_a_family_of_too_few_runs_counts_with_its_highest() -> None:
-    asked = RunClass("H100", "dense ungated", None)
-    margin = margin_of([*DENSE, score(1.4, "mixture gated")], asked, 0.05)
+    run_class = RunClass("H100", "dense ungated", None)
+    margin = margin_of([*DENSE, score(1.4, "mixture gated")], run_class, 0.05)
     assert margin.upper_ratio == 1.4
 
 
@@ -108,8 +108,8 @@ def test_one_known_family_says_nothing_of_another() -> None:
 
 
 def test_a_family_that_died_leaves_no_bound_for_another() -> None:
-    asked = RunClass("H100", "dense ungated", None)
-    margin = margin_of([*DENSE * 4, score(DIED, "mixture gated")], asked, 0.05)
+    run_class = RunClass("H100", "dense ungated", None)
+    margin = margin_of([*DENSE * 4, score(DIED, "mixture gated")], run_class, 0.05)
     assert margin.upper_ratio is None
     assert "ran out of memory" in margin.sentence
 
@@ -117,8 +117,8 @@ def test_a_family_that_died_leaves_no_bound_for_another() -> None:
 def test_a_version_with_too_few_runs_gets_the_worst_bound_of_any_version() -> None:
     older = [score(1.2 + i / 1000, version="0.16.0") for i in range(20)]
     few = [score(1.0, version="0.20.0") for _ in range(3)]
-    asked = RunClass("H100", "dense gated", "0.20.1")
-    margin = margin_of([*DENSE, *older, *few], asked, 0.05)
+    run_class = RunClass("H100", "dense gated", "0.20.1")
+    margin = margin_of([*DENSE, *older, *few], run_class, 0.05)
     assert margin.upper_ratio == pytest.approx(1.219)
     assert "3 are of version 0.20" in str(margin.widened)
     assert margin_of([*DENSE, *older], RunClass("H100", "dense gated", None), 0.05).widened is None, "version not known"
@@ -131,8 +131,8 @@ def test_reserved_peaks_never_bound_below_one() -> None:
 
 def test_nothing_is_taken_off_a_prediction_for_runs_of_another_kind() -> None:
     less, more = Correction(-0.05, -1e9, "an id"), Correction(0.05, 1e9, "an id")
-    known, new = support_of(DENSE, LLAMA), support_of(MIXTURES, LLAMA)
-    assert trusted_correction(less, known) == less
+    familiar, new = support_of(DENSE, LLAMA), support_of(MIXTURES, LLAMA)
+    assert trusted_correction(less, familiar) == less
     assert trusted_correction(less, new) == Correction(0.0, 0.0, "an id")
     assert trusted_correction(more, new) == more
     assert math.isclose(trusted_correction(Correction(0.05, -1e9, "an id"), new).outside_bytes, 0.0)

@@ -46,7 +46,7 @@ def changed(record: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("table", "unread"),
     [(table, unread) for unread in UNREAD for table in unread.tables],
-    ids=lambda one: one if isinstance(one, str) else one.field,
+    ids=lambda value: value if isinstance(value, str) else value.field,
 )
 def test_a_field_that_is_not_read_is_refused_by_name(table: str, unread: Unread) -> None:
     record = of_table(table)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from llmlaunch.assets import asset
 from llmlaunch.cli.main import COMMANDS
 
-ROOT = Path(__file__).resolve().parents[3]
-QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+QUICKSTART = str(asset("recipes", "quickstart.yaml"))
 PRINTS = (
     ("--help",), ("--version",), ("check", QUICKSTART), ("check", QUICKSTART, "--json"), ("plan", QUICKSTART),
     ("submit", QUICKSTART, "--dry-run"), ("submit", QUICKSTART, "--dry-run", "--json"), ("runs", "--json"),
@@ -28,36 +27,37 @@ MISTAKES = (
 BAD = ("Traceback", "Exception ignored", "BrokenPipe", "OSError")
 
 
-def ended(tmp_path: Path, redirection: str, *words: str) -> tuple[int, str, str]:
+def ended(tmp_path: Path, redirection: str, *arguments: str) -> tuple[int, str, str]:
     """Return exit code, stdout and stderr of a command in a shell with this redirection (`$@` is the command)."""
     script = f'"$@" {redirection}'
-    argv = ["bash", "-c", script, "bash", sys.executable, "-m", "llmlaunch", *words]
-    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    argv = ["bash", "-c", script, "bash", sys.executable, "-m", "llmlaunch", *arguments]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert not [word for word in BAD if word in done.stderr], done.stderr
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("words", [*PRINTS, HELPS[1]], ids=" ".join)
-def test_a_result_that_nobody_reads_ends_the_command_as_sigpipe_would(tmp_path: Path, words: tuple[str, ...]) -> None:
-    code, _, told = ended(tmp_path, "| true; exit ${PIPESTATUS[0]}", *words)
-    assert (code, told) == (141, ""), told
+@pytest.mark.parametrize("arguments", [*PRINTS, HELPS[1]], ids=" ".join)
+def test_a_result_that_nobody_reads_ends_the_command_as_sigpipe_would(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    code, _, stderr = ended(tmp_path, "| true; exit ${PIPESTATUS[0]}", *arguments)
+    assert (code, stderr) == (141, ""), stderr
 
 
-@pytest.mark.parametrize("words", [*PRINTS, *HELPS], ids=" ".join)
-def test_a_full_disk_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
-    code, _, told = ended(tmp_path, "> /dev/full", *words)
-    assert code == 1, told
-    assert told.endswith("error: the output cannot be written: No space left on device\n")
-    assert told.count("No space left") == 1
+@pytest.mark.parametrize("arguments", [*PRINTS, *HELPS], ids=" ".join)
+def test_a_full_disk_is_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    code, _, stderr = ended(tmp_path, "> /dev/full", *arguments)
+    assert code == 1, stderr
+    assert stderr.endswith("error: the output cannot be written: No space left on device\n")
+    assert stderr.count("No space left") == 1
 
 
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2> /dev/full"])
 def test_a_closed_stream_or_a_full_stderr_changes_no_exit_code(tmp_path: Path, redirection: str) -> None:
-    for words in (*PRINTS[:4], PRINTS[7]):
-        assert ended(tmp_path, redirection, *words)[0] == 0
-    for words in MISTAKES:
-        assert ended(tmp_path, redirection, *words)[0] == 2
+    for arguments in (*PRINTS[:4], PRINTS[7]):
+        assert ended(tmp_path, redirection, *arguments)[0] == 0
+    for arguments in MISTAKES:
+        assert ended(tmp_path, redirection, *arguments)[0] == 2
 
 
 def test_a_refusal_that_nobody_can_read_is_still_one(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_file_that_a_command_opens_does_not_become_its_stdout(tmp_path: Path) 
 
 
 def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
-    code, _, told = ended(tmp_path, "", "check", b"odd-\xff.yaml".decode("utf-8", "surrogateescape"))
+    code, _, stderr = ended(tmp_path, "", "check", b"odd-\xff.yaml".decode("utf-8", "surrogateescape"))
     assert code == 2
-    assert "odd-" in told
+    assert "odd-" in stderr
     assert ended(tmp_path, "", "check", QUICKSTART)[0] == 0

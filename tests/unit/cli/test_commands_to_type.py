@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shlex
 import subprocess
@@ -34,7 +33,7 @@ def values_behind_commands(path: Path) -> Iterator[str]:
 
 
 def test_no_message_puts_a_bare_value_into_a_command() -> None:
-    assert [found for path in SOURCES.rglob("*.py") for found in values_behind_commands(path)] == []
+    assert [value for path in SOURCES.rglob("*.py") for value in values_behind_commands(path)] == []
 
 
 @pytest.mark.parametrize(
@@ -45,31 +44,28 @@ def test_no_message_puts_a_bare_value_into_a_command() -> None:
         ("submit", Path("-x.yaml"), "model={a: 'b c'}"),
     ],
 )
-def test_a_shell_reads_the_words_that_were_meant(words: tuple[object, ...]) -> None:
-    texts = ["llmlaunch", *map(str, words)]
-    assert shlex.split(to_type(*words)) == [f"./{text}" if text == "-x.yaml" else text for text in texts]
+def test_a_shell_reads_the_words_that_were_meant(arguments: tuple[object, ...]) -> None:
+    texts = ["llmlaunch", *map(str, arguments)]
+    assert shlex.split(to_type(*arguments)) == [f"./{text}" if text == "-x.yaml" else text for text in texts]
 
 
 def test_the_hints_of_a_run_in_an_odd_place_can_be_typed(tmp_path: Path) -> None:
     place = tmp_path / "my run's $(touch oops) place"
     place.mkdir()
-    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data"), "PYTHONPATH": str(SOURCES)}
 
     def shell(line: str) -> tuple[int, str]:
         argv = ["bash", "-c", f'llmlaunch() {{ {shlex.quote(sys.executable)} -m llmlaunch "$@"; }}; {line}']
-        done = subprocess.run(
-            argv, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
+        done = subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=300, check=False)
         return done.returncode, done.stderr
 
     recipe = shlex.quote(str(ROOT / "recipes" / "quickstart.yaml"))
-    code, told = shell(f"llmlaunch render {recipe} -o 'a run'")
+    code, stderr = shell(f"llmlaunch render {recipe} -o 'a run'")
     assert code == 0
-    script = shlex.split(told.partition("next: sbatch ")[2])
+    script = shlex.split(stderr.partition("next: sbatch ")[2])
     assert (place / script[0]).is_file()
-    code, told = shell("llmlaunch status 'a run'")
+    code, stderr = shell("llmlaunch status 'a run'")
     assert code == 2
-    hint = told.rpartition("by llmlaunch; ")[2].rpartition(" does")[0]
+    hint = stderr.rpartition("by llmlaunch; ")[2].rpartition(" does")[0]
     assert shlex.split(hint) == ["llmlaunch", "resume", str(place / "a run")]
     assert "a local run has no sbatch" in shell(f"{hint} --local -- --partition=x")[1]  # found, and not started
     assert not (place / "oops").exists()

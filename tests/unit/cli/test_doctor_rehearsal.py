@@ -13,8 +13,8 @@ from llmlaunch.errors import UserError
 from llmlaunch.rehearsal import environment
 
 
-def doctor(*words: str) -> Result:
-    return CliRunner().invoke(command, ["--rehearsal", *words], standalone_mode=False)
+def doctor(*arguments: str) -> Result:
+    return CliRunner().invoke(command, ["--rehearsal", *arguments], standalone_mode=False)
 
 
 @pytest.fixture
@@ -53,6 +53,6 @@ def test_it_says_where_and_in_which_versions(installed: Path) -> None:
 
 
 def test_it_looks_at_one_thing_at_a_time() -> None:
-    asked = doctor("--network")
-    assert isinstance(asked.exception, UserError)
-    assert "--rehearsal" in str(asked.exception)
+    answer = doctor("--network")
+    assert isinstance(answer.exception, UserError)
+    assert "--rehearsal" in str(answer.exception)

@@ -96,7 +96,7 @@ def test_one_that_slurm_refuses_takes_the_others_back(submit: Submit, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("arguments", "why"),
     [
         (["training.steps=1,2,3,4", "--array"], r"4 runs, and this cluster takes arrays of 3 tasks"),
         (["nodes=1,2", "--array"], "has --nodes=1 where 1-quickstart has --nodes=2"),
@@ -112,9 +112,9 @@ def test_one_that_slurm_refuses_takes_the_others_back(submit: Submit, tmp_path: 
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_written(
-    submit: Submit, tmp_path: Path, words: list[str], why: str
+    submit: Submit, tmp_path: Path, arguments: list[str], why: str
 ) -> None:
-    _, err = submit(QUICKSTART, *SMALL, *words, "-o", "s", code=2)
+    _, err = submit(QUICKSTART, *SMALL, *arguments, "-o", "s", code=2)
     assert why in err
     assert not (tmp_path / "s").exists()
     assert questions(tmp_path) == []
@@ -122,8 +122,11 @@ def test_what_does_not_go_together_is_refused_before_anything_is_written(
 
 def test_each_run_side_by_side_has_checkpoints_of_its_own(submit: Submit, tmp_path: Path) -> None:
     submit(QUICKSTART, *SMALL, *SAVES, "training.steps=10,20", "training.checkpoint_path=/ck/{run}", "-o", "s")
-    words = [run["overrides"] for run in json.loads((tmp_path / "s" / "sweep.json").read_text())["runs"]]
-    assert ["training.checkpoint_path=/ck/0" in words[0], "training.checkpoint_path=/ck/1" in words[1]] == [True, True]
+    arguments = [run["overrides"] for run in json.loads((tmp_path / "s" / "sweep.json").read_text())["runs"]]
+    assert ["training.checkpoint_path=/ck/0" in arguments[0], "training.checkpoint_path=/ck/1" in arguments[1]] == [
+        True,
+        True,
+    ]
 
 
 def test_a_chain_may_go_on_from_the_checkpoints_of_the_one_before(submit: Submit, tmp_path: Path) -> None:

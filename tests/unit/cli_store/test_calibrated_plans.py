@@ -119,9 +119,9 @@ def test_what_is_new_is_said_and_never_allows_more_than_the_rule(llmlaunch: Comm
     """Predictions of dense models and mixtures with latent attention were far too high: for another kind, who knows."""
     scores = [score(0.5), score(0.6, "latent-attention mixture gated")] * 60
     stored(calibration(scores, torch_share=-0.4, outside_bytes=-1e9, accelerator=CARD))
-    known = checked(llmlaunch, "memory.risk=0.01")["memory"]
-    assert known["limit_bytes"] > 0.9 * known["memory_bytes"]
-    assert known["correction"]["torch_share"] == -0.4
+    familiar = checked(llmlaunch, "memory.risk=0.01")["memory"]
+    assert familiar["limit_bytes"] > 0.9 * familiar["memory_bytes"]
+    assert familiar["correction"]["torch_share"] == -0.4
     mixture = str(asset("recipes", "mixtral-8x7b.yaml"))
     new = checked(llmlaunch, "memory.risk=0.01", recipe=mixture)["memory"]
     assert new["limit_bytes"] == int(0.8 * new["memory_bytes"])

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -18,29 +15,17 @@ from collected_runs import RUN_ID, collected, finished
 from llmlaunch.errors import UserError
 from llmlaunch.sinks.delivery import chosen_sinks, harmless, pass_on
 from llmlaunch.store.database import Store
+from support.command_line import CommandLine
 
-PACKAGES = Path(__file__).resolve().parents[3] / "wrapper"
 SECRET = "pa@ss-word"
-
-
-def collect(home: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    places = {"LLMLAUNCH_STORE": str(home / "store.db"), "PYTHONPATH": str(PACKAGES)}
-    return subprocess.run(
-        [sys.executable, "-m", "llmlaunch", "collect", *map(str, words)],
-        env={**os.environ, **places, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 def test_nothing_is_passed_on_unless_it_is_asked_for() -> None:
     assert chosen_sinks(environment={}) == []
     named = chosen_sinks(environment={"LLMLAUNCH_MLFLOW": "https://h/", "LLMLAUNCH_PROMETHEUS": "/p"})
-    assert [(one.kind.name, one.place) for one in named] == [("prometheus", "/p"), ("mlflow", "https://h/")]
+    assert [(sink.kind.name, sink.place) for sink in named] == [("prometheus", "/p"), ("mlflow", "https://h/")]
     only = chosen_sinks(["mlflow"], environment={"LLMLAUNCH_MLFLOW": "https://h/", "LLMLAUNCH_PROMETHEUS": "/p"})
-    assert [one.kind.name for one in only] == ["mlflow"]
+    assert [sink.kind.name for sink in only] == ["mlflow"]
 
 
 @pytest.mark.parametrize(("word", "says"), [("statsd=1", "prometheus, mlflow, wandb"), ("mlflow", "LLMLAUNCH_MLFLOW")])
@@ -53,8 +38,8 @@ def test_one_that_is_not_installed_is_a_mistake_where_it_is_named_and_a_warning_
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collected(store, finished(tmp_path / "run"))
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mlflow" else found(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mlflow" else find_spec(name))
     with pytest.raises(UserError, match=r"pip install 'llmlaunch\[mlflow\]'"):
         chosen_sinks([f"mlflow={tmp_path}"])
     (passed,) = pass_on(store, chosen_sinks(environment={"LLMLAUNCH_MLFLOW": str(tmp_path)}))
@@ -80,10 +65,10 @@ def test_a_server_that_is_gone_costs_a_warning_without_the_password(store: Store
         port = free.getsockname()[1]
     collected(store, finished(tmp_path / "run"))
     (passed,) = pass_on(store, chosen_sinks([f"mlflow=http://me:{SECRET}@127.0.0.1:{port}"]))
-    said = str(passed.sentence())
-    assert said.startswith(f"warning: mlflow (http://127.0.0.1:{port}): ")
-    assert "The store has all" in said
-    assert SECRET not in said + json.dumps(passed.as_json())
+    sentence = str(passed.sentence())
+    assert sentence.startswith(f"warning: mlflow (http://127.0.0.1:{port}): ")
+    assert "The store has all" in sentence
+    assert SECRET not in sentence + json.dumps(passed.as_json())
     assert SECRET not in repr(chosen_sinks([f"mlflow=http://me:{SECRET}@h"]))
 
 
@@ -108,11 +93,11 @@ def test_a_sink_that_is_killed_costs_a_warning(store: Store, tmp_path: Path, mon
     before = {child.pid for child in mine.children()}
 
     def kill_it() -> None:
-        taken, _ = silent.accept()  # it has asked the server, and waits
+        connection, _ = silent.accept()  # it has asked the server, and waits
         for child in mine.children():
             if child.pid not in before:
                 child.kill()
-        taken.close()
+        connection.close()
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         killer = threading.Thread(target=kill_it)
@@ -122,38 +107,38 @@ def test_a_sink_that_is_killed_costs_a_warning(store: Store, tmp_path: Path, mon
     assert passed.why == "its process ended without a word"
 
 
-def test_collect_passes_on_what_the_environment_names_and_its_json_says_so(tmp_path: Path) -> None:
+def test_collect_passes_on_what_the_environment_names_and_its_json_says_so(
+    llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = finished(tmp_path / "run")
     folder = tmp_path / "textfiles"
     folder.mkdir()
-    assert json.loads(collect(tmp_path, "--json", run.path).stdout).keys() == {"runs"}
-    answer = collect(tmp_path, "--json", LLMLAUNCH_PROMETHEUS=str(folder))  # also what was collected before
-    assert answer.returncode == 0, answer.stderr
-    assert json.loads(answer.stdout)["sinks"] == [
+    assert llmlaunch.json("collect", run.path).keys() == {"runs"}
+    monkeypatch.setenv("LLMLAUNCH_PROMETHEUS", str(folder))
+    assert llmlaunch.json("collect")["sinks"] == [  # also what was collected before
         {"sink": "prometheus", "place": str(folder), "sent": 1, "due": 1, "why": None}
     ]
     assert [path.name for path in folder.iterdir()] == [f"llmlaunch-{RUN_ID}.prom"]
 
 
-def test_named_runs_alone_are_passed_on(tmp_path: Path) -> None:
-    one, two = finished(tmp_path / "one"), finished(tmp_path / "two", run_id="another")
-    assert collect(tmp_path, one.path, two.path).returncode == 0
-    answer = collect(tmp_path, "another", "--sink", f"prometheus={tmp_path}")
+def test_named_runs_alone_are_passed_on(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    first, second = finished(tmp_path / "first"), finished(tmp_path / "second", run_id="another")
+    llmlaunch("collect", first.path, second.path)
+    answer = llmlaunch("collect", "another", "--sink", f"prometheus={tmp_path}")
     assert answer.stdout.endswith(f"prometheus ({tmp_path}): 1 run sent\n")
     assert [path.name for path in tmp_path.glob("*.prom")] == ["llmlaunch-another.prom"]
 
 
-def test_a_sink_that_fails_does_not_make_collect_fail(tmp_path: Path) -> None:
+def test_a_sink_that_fails_does_not_make_collect_fail(llmlaunch: CommandLine, tmp_path: Path) -> None:
     run = finished(tmp_path / "run")
-    answer = collect(tmp_path, run.path, "--sink", f"prometheus={tmp_path}/nowhere")
-    assert answer.returncode == 0
+    answer = llmlaunch("collect", run.path, "--sink", f"prometheus={tmp_path}/nowhere")
     assert f"{RUN_ID} (succeeded): collected" in answer.stdout
     assert "warning: prometheus" in answer.stderr
-    assert "Traceback" not in answer.stderr
 
 
-def test_a_wrong_sink_is_said_before_anything_is_collected(tmp_path: Path) -> None:
+def test_a_wrong_sink_is_said_before_anything_is_collected(
+    llmlaunch: CommandLine, own_home: Path, tmp_path: Path
+) -> None:
     run = finished(tmp_path / "run")
-    answer = collect(tmp_path, run.path, "--sink", "statsd")
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert not (tmp_path / "store.db").exists()
+    assert llmlaunch("collect", run.path, "--sink", "statsd", code=2).stdout == ""
+    assert not (own_home / "data" / "llmlaunch" / "store.db").exists()

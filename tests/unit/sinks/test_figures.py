@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from collected_runs import GIB, RUN_ID, STARTED, collected, finished, written
 
 from llmlaunch.sinks.figures import figures_of
@@ -33,22 +34,17 @@ def test_figures_are_predicted_and_measured_by_stage_and_what_was_run(store: Sto
     ]
 
 
-def test_the_mark_changes_with_what_the_store_holds_and_with_nothing_else(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_mark_changes_with_what_the_store_holds_and_with_nothing_else(
+    store: Store, tmp_path: Path, ended: bool
+) -> None:
     run = finished(tmp_path / "run")
-    collected(store, run)
-    first = run_marks(store)
-    assert [one.run_id for one in first] == [RUN_ID]
-    assert run_marks(store) == first
-    written(run, (40, 30))
-    collected(store, run)
-    assert run_marks(store)[0].mark != first[0].mark
-
-
-def test_the_mark_of_a_running_run_changes_with_its_peaks(store: Store, tmp_path: Path) -> None:
-    run = finished(tmp_path / "run")
-    (run.path / "status.json").unlink()
+    if not ended:
+        (run.path / "status.json").unlink()
     collected(store, run)
     (first,) = run_marks(store)
+    assert first.run_id == RUN_ID
+    assert run_marks(store) == [first]
     written(run, (40, 30))
     collected(store, run)
     assert run_marks(store)[0].mark != first.mark

@@ -32,7 +32,7 @@ def there(uri: str) -> list[Any]:
 def send(store: Store, uri: str) -> int:
     """In this process: starting MLflow takes seconds."""
     sink = Mlflow(uri)
-    mark_of = {one.run_id: one.mark for one in run_marks(store)}
+    mark_of = {entry.run_id: entry.mark for entry in run_marks(store)}
     due = sink.due(mark_of)
     for run_id in due:
         sink.send(figures_of(stored_run(store, run_id) or {}), mark_of[run_id])

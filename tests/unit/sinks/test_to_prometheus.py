@@ -22,16 +22,16 @@ Series = dict[tuple[str, str], float]
 
 def series(path: Path) -> Series:
     """Value by metric and the labels that tell series of one run apart. No name twice, no times."""
-    found: Series = {}
+    values: Series = {}
     for family in text_string_to_metric_families(path.read_text()):
         assert (family.type, bool(family.documentation)) == ("gauge", True)
         for sample in family.samples:
             assert sample.timestamp is None
             labels = {k: v for k, v in sample.labels.items() if k not in ("run", "recipe", "attempt")}
             key = (sample.name, ",".join(f"{k}={v}" for k, v in sorted(labels.items())))
-            assert key not in found
-            found[key] = sample.value
-    return found
+            assert key not in values
+            values[key] = sample.value
+    return values
 
 
 def test_a_collected_run_is_a_file_that_node_exporter_can_read(store: Store, tmp_path: Path) -> None:
@@ -47,26 +47,26 @@ def test_a_collected_run_is_a_file_that_node_exporter_can_read(store: Store, tmp
     (path,) = folder.iterdir()
     assert path.name == f"llmlaunch-{RUN_ID}.prom"
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    found = series(path)
+    values = series(path)
     gpu = "gpu_uuid=GPU-n0-1,node=n0,rank=1,source=nvml process,stage=1"
-    assert found["llmlaunch_gpu_memory_peak_bytes", gpu] == 30 * GIB
-    assert found["llmlaunch_memory_predicted_bytes", "kind=device,stage=1"] == 11 * GIB
-    assert found["llmlaunch_host_memory_peak_bytes", "node=n0,source=MemTotal - MemAvailable"] == 9 * GIB
-    assert found["llmlaunch_step_seconds", ""] == 2.0
-    assert found["llmlaunch_tokens_per_second", ""] == 800.0
-    assert found["llmlaunch_memory_limit_bytes", ""] == 64 * GIB
-    assert found["llmlaunch_run_info", "state=succeeded"] == 1
+    assert values["llmlaunch_gpu_memory_peak_bytes", gpu] == 30 * GIB
+    assert values["llmlaunch_memory_predicted_bytes", "kind=device,stage=1"] == 11 * GIB
+    assert values["llmlaunch_host_memory_peak_bytes", "node=n0,source=MemTotal - MemAvailable"] == 9 * GIB
+    assert values["llmlaunch_step_seconds", ""] == 2.0
+    assert values["llmlaunch_tokens_per_second", ""] == 800.0
+    assert values["llmlaunch_memory_limit_bytes", ""] == 64 * GIB
+    assert values["llmlaunch_run_info", "state=succeeded"] == 1
 
 
 def test_what_is_there_is_not_written_again_and_what_grew_is(store: Store, tmp_path: Path) -> None:
     run = finished(tmp_path / "run")
     collected(store, run)
     sinks = chosen_sinks([f"prometheus={tmp_path}"])
-    assert [one.sent for one in pass_on(store, sinks)] == [1]
-    assert [(one.sent, one.sentence()) for one in pass_on(store, sinks)] == [(0, None)]
+    assert [delivery.sent for delivery in pass_on(store, sinks)] == [1]
+    assert [(delivery.sent, delivery.sentence()) for delivery in pass_on(store, sinks)] == [(0, None)]
     written(run, (40, 30))
     collected(store, run)
-    assert [one.sent for one in pass_on(store, sinks)] == [1]
+    assert [delivery.sent for delivery in pass_on(store, sinks)] == [1]
     assert 40 * GIB in series(tmp_path / f"llmlaunch-{RUN_ID}.prom").values()
 
 
@@ -95,8 +95,8 @@ def test_the_newest_runs_alone_keep_a_file_and_other_files_are_left_alone(figure
     assert collect_all(15) == 15
     assert collect_all(30) == 15
     assert collect_all(30) == 0
-    kept = {f"llmlaunch-run{n}.prom" for n in range(30 - MOST_RUNS, 30)}
-    assert {path.name for path in folder.iterdir()} == kept | others
+    newest = {f"llmlaunch-run{n}.prom" for n in range(30 - MOST_RUNS, 30)}
+    assert {path.name for path in folder.iterdir()} == newest | others
 
 
 def test_of_many_gpus_the_largest_of_every_stage_are_written(figures: Figures, tmp_path: Path) -> None:

@@ -32,12 +32,12 @@ def test_a_run_is_one_offline_run_and_what_grew_takes_its_place(
 
     assert (send(), send()) == (1, 0)
     (first,) = written_runs()
-    found = read_back(first)
-    assert (found["id"], found["project"], found["name"], found["exit"]) == (RUN_ID, "llmlaunch", RUN_ID, 0)
-    assert found["config"]["layout.pipeline"] == 2
-    assert found["summary"]["peak_bytes/device/stage1"] == 30 * GIB
-    assert found["summary"]["predicted_bytes/device/stage1"] == 11 * GIB
-    assert found["summary"]["state"] == "succeeded"
+    contents = read_back(first)
+    assert (contents["id"], contents["project"], contents["name"], contents["exit"]) == (RUN_ID, "llmlaunch", RUN_ID, 0)
+    assert contents["config"]["layout.pipeline"] == 2
+    assert contents["summary"]["peak_bytes/device/stage1"] == 30 * GIB
+    assert contents["summary"]["predicted_bytes/device/stage1"] == 11 * GIB
+    assert contents["summary"]["state"] == "succeeded"
 
     written(directory, (20, 35))
     collected(store, directory)

@@ -22,20 +22,20 @@ WHOLE, FIRST, LAST = 1, 2, 4
 def read_back(folder: Path) -> dict[str, Any]:
     """Of one offline run: its id, project, name, settings, the last summary and its exit code."""
     (path,) = folder.glob("*.wandb")
-    found: dict[str, Any] = {"summary": {}, "exit": None}
+    contents: dict[str, Any] = {"summary": {}, "exit": None}
     for data in _records(path.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         kind = record.WhichOneof("record_type")
         if kind == "run":
-            found |= {"id": record.run.run_id, "project": record.run.project, "name": record.run.display_name}
-            found["config"] = {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            contents |= {"id": record.run.run_id, "project": record.run.project, "name": record.run.display_name}
+            contents["config"] = {item.key: json.loads(item.value_json) for item in record.run.config.update}
         elif kind == "summary":
             for item in record.summary.update:
-                found["summary"][item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+                contents["summary"][item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
         elif kind == "exit":
-            found["exit"] = record.exit.exit_code
-    return found
+            contents["exit"] = record.exit.exit_code
+    return contents
 
 
 def _records(data: bytes) -> Iterator[bytes]:

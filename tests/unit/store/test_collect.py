@@ -85,11 +85,11 @@ def test_a_cpu_run_gives_one_record_per_rank(store: Store, tmp_path: Path) -> No
 def test_the_run_is_remembered_with_what_became_of_it(store: Store, tmp_path: Path) -> None:
     run = finished_cpu_run(tmp_path / "run")
     collect(store, [run.path])
-    found = only_run(store)
-    assert (found.run_id, found.directory, found.recipe, found.recipe_digest) == (RUN_ID, run.path, "tiny", "d1")
-    assert (found.state, found.exit_code, found.attempt) == ("succeeded", 0, ATTEMPT)
-    assert (found.started_at, found.ended_at) == (STARTED, STARTED + 101)
-    assert (found.peak_kind, found.predicted_bytes, found.measured_bytes) == ("resident", 10 * GIB, 2 * GIB)
+    stored = only_run(store)
+    assert (stored.run_id, stored.directory, stored.recipe, stored.recipe_digest) == (RUN_ID, run.path, "tiny", "d1")
+    assert (stored.state, stored.exit_code, stored.attempt) == ("succeeded", 0, ATTEMPT)
+    assert (stored.started_at, stored.ended_at) == (STARTED, STARTED + 101)
+    assert (stored.peak_kind, stored.predicted_bytes, stored.measured_bytes) == ("resident", 10 * GIB, 2 * GIB)
 
 
 def test_a_bare_sbatch_run_is_known_by_its_attempt(store: Store, tmp_path: Path) -> None:
@@ -101,17 +101,17 @@ def test_a_submitted_run_is_known_by_its_submission(store: Store, tmp_path: Path
     run = finished_cpu_run(tmp_path / "run")
     run.write("submission.json", {"launcher": "local", "job_id": "12", "submitted_at": STARTED - 5, "cluster": "here"})
     collect(store, [run.path])
-    found = only_run(store)
-    assert (found.launcher, found.job_id, found.cluster, found.submitted_at) == ("local", "12", "here", STARTED - 5)
-    assert found.state == "succeeded"
+    stored = only_run(store)
+    assert (stored.launcher, stored.job_id, stored.cluster, stored.submitted_at) == ("local", "12", "here", STARTED - 5)
+    assert stored.state == "succeeded"
 
 
 def test_the_larger_of_kernel_and_monitor_counts_for_a_resident_peak(store: Store, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     run.rank(0)
     run.rank(1, resident_peak_bytes=None, ended_at=None, exit_code=None)  # its end was never written
-    seen = [{"rank": rank, "pid": 1000 + rank, "resident_peak_bytes": 3 * GIB} for rank in (0, 1)]
-    run.line("n0", "beat", processes=seen)
+    processes = [{"rank": rank, "pid": 1000 + rank, "resident_peak_bytes": 3 * GIB} for rank in (0, 1)]
+    run.line("n0", "beat", processes=processes)
     run.status("77.0", "failed", 137)
     collect(store, [run.path])
     assert peaks(store) == {0: (3.0, "monitor, resident"), 1: (3.0, "monitor, resident")}
@@ -122,10 +122,10 @@ def test_pipeline_ranks_are_the_outermost(store: Store, tmp_path: Path) -> None:
     run.ranks()
     run.status()
     collect(store, [run.path])
-    found = records(store)
-    assert [r["pipeline_rank"] for r in found] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert [r["predicted_bytes"] // GIB for r in found] == [10, 10, 11, 11, 12, 12, 13, 13]
-    assert [r["node"] for r in found] == ["n0"] * 4 + ["n1"] * 4
+    stored = records(store)
+    assert [r["pipeline_rank"] for r in stored] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [r["predicted_bytes"] // GIB for r in stored] == [10, 10, 11, 11, 12, 12, 13, 13]
+    assert [r["node"] for r in stored] == ["n0"] * 4 + ["n1"] * 4
 
 
 # --- GPUs and their ranks ---------------------------------------------------------------------------------------------
@@ -149,16 +149,16 @@ def test_process_lists_say_which_gpu_a_rank_used(store: Store, tmp_path: Path) -
             ],
         )
     collect(store, [run.path])
-    found = records(store)
+    stored = records(store)
     assert peaks(store) == {
         0: (40.0, "nvml process"),
         1: (30.0, "nvml process"),
         2: (30.0, "nvml process"),
         3: (40.0, "nvml process"),
     }
-    assert [r["gpu_uuid"] for r in found] == ["GPU-n0-1", "GPU-n0-0", "GPU-n1-0", "GPU-n1-1"]
-    assert {r["baseline_bytes"] for r in found} == {GIB}
-    assert {r["peak_kind"] for r in found} == {"device"}
+    assert [r["gpu_uuid"] for r in stored] == ["GPU-n0-1", "GPU-n0-0", "GPU-n1-0", "GPU-n1-1"]
+    assert {r["baseline_bytes"] for r in stored} == {GIB}
+    assert {r["peak_kind"] for r in stored} == {"device"}
 
 
 def test_the_drivers_accounting_goes_before_samples_unless_it_is_less(store: Store, tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ def test_a_failed_run_is_collected_as_failed(store: Store, tmp_path: Path) -> No
     run.rank(1, exit_code=1)
     run.status(state="failed", exit_code=137, why="rank 0 on node n0 was ended by SIGKILL")
     assert collected(store, run.path).state == "failed"
-    found = only_run(store)
-    assert (found.state, found.exit_code, found.why) == ("failed", 137, "rank 0 on node n0 was ended by SIGKILL")
+    stored = only_run(store)
+    assert (stored.state, stored.exit_code, stored.why) == ("failed", 137, "rank 0 on node n0 was ended by SIGKILL")
     assert {r["run_state"] for r in records(store)} == {"failed"}
     assert len(records(store)) == 2
 
@@ -255,18 +255,18 @@ def test_a_torn_rank_record_is_replaced_by_the_copy_in_status_json(store: Store,
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "reason"),
     [
         ({"event": "no_nvml", "code": 9, "why": "Driver Not Loaded"}, "n0: NVML did not answer (Driver Not Loaded)"),
         ({"event": "gpu_skipped", "index": 0, "code": 4}, "n0: GPU 0 could not be opened (NVML code 4)"),
         ({"event": "end"}, "the monitors of attempt 77.0 saw no GPU"),
     ],
 )
-def test_a_run_without_a_peak_says_why(store: Store, tmp_path: Path, event: dict[str, Any], said: str) -> None:
+def test_a_run_without_a_peak_says_why(store: Store, tmp_path: Path, event: dict[str, Any], reason: str) -> None:
     run = gpu_run(tmp_path / "run")
     run.line("n0", **event)
-    assert collected(store, run.path).reason == said
-    assert only_run(store).no_peak_reason == said
+    assert collected(store, run.path).reason == reason
+    assert only_run(store).no_peak_reason == reason
     assert only_run(store).measured_bytes is None
 
 
@@ -418,7 +418,7 @@ def test_a_directory_that_holds_another_run_now_is_not_mistaken(store: Store, tm
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "reason"),
     [
         ("run.json", b"{", "run.json: cannot be read"),
         ("run.json", b"[]", "run.json: cannot be read"),
@@ -430,13 +430,13 @@ def test_a_directory_that_holds_another_run_now_is_not_mistaken(store: Store, tm
     ],
 )
 def test_a_broken_directory_is_one_reason_and_stops_no_other(
-    store: Store, tmp_path: Path, name: str, content: bytes, said: str
+    store: Store, tmp_path: Path, name: str, content: bytes, reason: str
 ) -> None:
     broken, good = finished_cpu_run(tmp_path / "broken", "broken-1"), finished_cpu_run(tmp_path / "good")
     (broken.path / name).write_bytes(content)
     first, second = collect(store, [broken.path, good.path])
     assert (first.did, second.did) == ("unreadable", "collected")
-    assert said in str(first.reason)
+    assert reason in str(first.reason)
     assert len(records(store)) == 2
 
 
@@ -461,17 +461,17 @@ def test_a_run_is_found_by_id_beginning_or_directory(store: Store, tmp_path: Pat
 
 
 def test_opening_to_read_collects_what_has_finished(tmp_path: Path, own_home: Path) -> None:
-    said: list[str] = []
+    notes: list[str] = []
     run = RunDir(tmp_path / "run")
-    with open_collected(said.append) as store:
+    with open_collected(notes.append) as store:
         collect(store, [run.path])
     run.ranks()
     run.status()
-    with open_collected(said.append) as store:
+    with open_collected(notes.append) as store:
         assert len(records(store)) == 2
-    with open_collected(said.append):
+    with open_collected(notes.append):
         pass
-    assert said == [f"{RUN_ID} (succeeded): collected, 2 measurements"]
+    assert notes == [f"{RUN_ID} (succeeded): collected, 2 measurements"]
 
 
 # --- what a node could not write to the run directory -----------------------------------------------------------------
@@ -486,20 +486,20 @@ def test_what_lies_in_this_machines_spool_is_taken_too(
     run = finished_cpu_run(tmp_path / "run")
     assert collected(store, run.path).measurements == 2
     assert peaks(store)[1] == (2.0, "ru_maxrss")
-    kept = spool_folder(root, str(run.path))
-    (kept / "peaks").mkdir(mode=0o700, parents=True)
-    kept.chmod(0o700)
-    (kept / "run").write_text(str(run.path))
+    spooled = spool_folder(root, str(run.path))
+    (spooled / "peaks").mkdir(mode=0o700, parents=True)
+    spooled.chmod(0o700)
+    (spooled / "run").write_text(str(run.path))
     elsewhere = RunDir(tmp_path / "elsewhere")
     elsewhere.line("n0", processes=[{"rank": 1, "pid": 1001, "resident_peak_bytes": 5 * GIB}])
     elsewhere.torn("n0")
-    shutil.copy(elsewhere.path / "peaks" / "n0.jsonl", kept / "peaks" / "n0.jsonl")
+    shutil.copy(elsewhere.path / "peaks" / "n0.jsonl", spooled / "peaks" / "n0.jsonl")
     outcome = collected(store)
     assert (outcome.did, outcome.damaged) == ("collected", {"peaks/n0.jsonl": 1})
     assert "1 damaged line in peaks/n0.jsonl was left out" in outcome.sentence()
     assert peaks(store)[1] == (5.0, "monitor, resident")
     assert collected(store).did == "unchanged"
-    shutil.move(kept / "peaks" / "n0.jsonl", run.path / "peaks" / "n0.jsonl")  # it was delivered
+    shutil.move(spooled / "peaks" / "n0.jsonl", run.path / "peaks" / "n0.jsonl")  # it was delivered
     assert collected(store).did == "collected"
     assert (peaks(store)[1], len(records(store))) == ((5.0, "monitor, resident"), 2)
 
@@ -520,9 +520,9 @@ def test_with_a_whole_summary_no_file_of_a_rank_or_node_is_opened(
     opened: list[Path] = []
     original = os.open
 
-    def watched(file: Any, *words: Any, **more: Any) -> int:
+    def watched(file: Any, *arguments: Any, **more: Any) -> int:
         opened.append(Path(str(file)))
-        return original(file, *words, **more)
+        return original(file, *arguments, **more)
 
     monkeypatch.setattr("os.open", watched)
     collect(store, [run.path for run in runs])

@@ -24,14 +24,14 @@ STEPS = 3
 VERSIONS = {"megatron-core": "0.19.2", "torch": "2.13.0"}
 
 
-def alone(path: Path, one: Planned, **about: Any) -> RunDir:
+def alone(path: Path, job: Planned, **about: Any) -> RunDir:
     """Pipeline rank 2 of the job, on one device; its global rank is 16 there."""
     run = RunDir(path, kind="gpu", devices=1)
-    said = {"pipeline_rank": RANK, "stands_for": [1, RANK], "on": "gpu", "notes": ["said so"]}
-    said |= shape_of(one.recipe, one.plan, one.rendered)
-    word = rank_alone(one.recipe, one.plan.layout, one.rendered, RANK, STEPS)
-    described = dict(lone_rank(one.recipe, one.plan, one.rendered, word, said, STEPS).described)
-    run.run = {**described, "rehearsal": {**said, **about}}
+    description = {"pipeline_rank": RANK, "stands_for": [1, RANK], "on": "gpu", "notes": ["said so"]}
+    description |= shape_of(job.recipe, job.plan, job.rendered)
+    word = rank_alone(job.recipe, job.plan.layout, job.rendered, RANK, STEPS)
+    described = dict(lone_rank(job.recipe, job.plan, job.rendered, word, description, STEPS).described)
+    run.run = {**described, "rehearsal": {**description, **about}}
     run.write("run.json", run.run)
     run.write(f"attempts/{ATTEMPT}/progress.json", {"schema": 1, "step": STEPS, "steps": STEPS})
     run.write(f"attempts/{ATTEMPT}/versions.json", VERSIONS)
@@ -45,19 +45,19 @@ def ended(run: RunDir, state: str = "succeeded", **status: Any) -> None:
 
 
 def test_it_is_the_rehearsal_of_its_pipeline_rank(store: Store, tmp_path: Path) -> None:
-    one = planned()
-    run = alone(tmp_path / "run", one)
+    job = planned()
+    run = alone(tmp_path / "run", job)
     ended(run)
     (outcome,) = collect(store, [run.path])
     assert (outcome.did, outcome.measurements, outcome.reason) == ("collected", 1, None)
     (record,) = map(json.loads, contents(store))
     assert record["source"]["evidence"] == record["family"] == "rehearsed"
     assert (record["peak_kind"], record["pipeline_rank"], record["peak_bytes"]) == ("device", RANK, 29 * GIB)
-    assert record["predicted_bytes"] == one.plan.estimate.ranks[RANK].device_bytes
+    assert record["predicted_bytes"] == job.plan.estimate.ranks[RANK].device_bytes
     assert (record["backend_version"], record["world_size"]) == ("0.19.2", 32)
     assert "NCCL's memory is not in it" in record["source"]["note"]
     assert (record["node"], record["started_at"]) == ("n0", STARTED + 16)
-    (rank,) = rehearsed_of(store, one.recipe, one.plan)
+    (rank,) = rehearsed_of(store, job.recipe, job.plan)
     assert (rank.pipeline_rank, rank.stands_for, rank.process_bytes) == (RANK, (1, RANK), 29 * GIB)
     assert rank.remarks == ("said so",)
 
@@ -72,8 +72,8 @@ def test_one_that_ended_without_its_steps_shows_nothing(store: Store, tmp_path: 
 
 
 def test_no_run_is_made_of_it_and_collecting_twice_changes_nothing(store: Store, tmp_path: Path) -> None:
-    one = planned()
-    run = alone(tmp_path / "run", one)
+    job = planned()
+    run = alone(tmp_path / "run", job)
     ended(run)
     collect(store, [run.path])
     before = contents(store)
@@ -81,35 +81,35 @@ def test_no_run_is_made_of_it_and_collecting_twice_changes_nothing(store: Store,
     assert contents(store) == before
     assert list_runs(store) == []
     assert run_marks(store) == []  # nothing to pass on to a sink
-    assert last_true_peaks(store, one.recipe.digest, one.recipe.name) is None
-    assert last_true_peaks(store, one.recipe.digest, "llama3-8b-rank2") is None
+    assert last_true_peaks(store, job.recipe.digest, job.recipe.name) is None
+    assert last_true_peaks(store, job.recipe.digest, "llama3-8b-rank2") is None
 
 
 def test_what_rehearse_recorded_itself_is_the_same_rehearsal(store: Store, tmp_path: Path) -> None:
-    one = planned()
-    run = alone(tmp_path / "run", one)
+    job = planned()
+    run = alone(tmp_path / "run", job)
     ended(run)
     collect(store, [run.path])
-    ranks = rehearsed_of(store, one.recipe, one.plan)
-    put_rehearsed(store, records_of(one.recipe, one.plan, one.rendered, ranks, 2e9, "llmlaunch rehearse"))
+    ranks = rehearsed_of(store, job.recipe, job.plan)
+    put_rehearsed(store, records_of(job.recipe, job.plan, job.rendered, ranks, 2e9, "llmlaunch rehearse"))
     assert len(contents(store)) == 1
 
 
 def test_one_that_ran_out_of_memory_is_kept_as_that(store: Store, tmp_path: Path) -> None:
-    one = planned()
-    run = alone(tmp_path / "run", one)
+    job = planned()
+    run = alone(tmp_path / "run", job)
     cause = {"kind": "oom", "node": "n0", "rank": 16, "line": "torch.OutOfMemoryError: CUDA out of memory."}
     run.write(f"attempts/{ATTEMPT}/causes/n0.json", {"schema": 1, "node": "n0", "causes": [cause], **cause})
     ended(run, "failed", cause=cause)
     collect(store, [run.path])
     (record,) = map(json.loads, contents(store))
     assert (record["peak_kind"], record["peak_bytes"], record["pipeline_rank"]) == ("oom", None, RANK)
-    assert rehearsed_of(store, one.recipe, one.plan)[0].ran_out
+    assert rehearsed_of(store, job.recipe, job.plan)[0].ran_out
 
 
 def test_one_that_failed_otherwise_shows_nothing(store: Store, tmp_path: Path) -> None:
-    one = planned()
-    run = alone(tmp_path / "run", one)
+    job = planned()
+    run = alone(tmp_path / "run", job)
     ended(run, "failed")
     (outcome,) = collect(store, [run.path])
     assert contents(store) == []

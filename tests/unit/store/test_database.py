@@ -158,9 +158,9 @@ def test_a_failed_migration_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("llmlaunch.store.database._refuse_foreign", lambda *_: None)
     with pytest.raises(UserError, match="already exists"):
         open_store(at(path))
-    seen = sqlite3.connect(path)
-    tables = {name for (name,) in seen.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    seen.close()
+    database = sqlite3.connect(path)
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    database.close()
     assert tables == {VERSION_TABLE, "measurements"}
 
 
@@ -168,7 +168,7 @@ def test_many_programs_may_open_a_new_store_at_once(tmp_path: Path) -> None:
     program = "from llmlaunch.store.database import open_store; open_store().close()"
     env = {**os.environ, "LLMLAUNCH_STORE": str(tmp_path / "new" / "store.db")}
     running = [subprocess.Popen([sys.executable, "-c", program], env=env, stderr=subprocess.PIPE) for _ in range(4)]
-    said = [process.communicate()[1].decode() for process in running]
-    assert said == [""] * 4
+    errors = [process.communicate()[1].decode() for process in running]
+    assert errors == [""] * 4
     with open_store(at(tmp_path / "new" / "store.db")) as store:
         assert contents(store) == []

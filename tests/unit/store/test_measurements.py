@@ -90,11 +90,7 @@ other_keys = st.text().filter(lambda key: key not in ("id", "peak_bytes"))
 
 
 @settings(max_examples=25)
-@given(
-    records=st.lists(
-        st.dictionaries(st.text().filter(lambda k: k not in ("id", "peak_bytes")), json_values), max_size=4
-    )
-)
+@given(records=st.lists(st.dictionaries(other_keys, json_values), max_size=4))
 def test_any_json_object_with_an_id_survives(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, object]]
 ) -> None:
@@ -128,7 +124,7 @@ def test_windows_line_ends_a_byte_order_mark_and_empty_lines_do_no_harm(store: S
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("left", "right", "same"),
     [
         ('{"id":"a","x":1e3,"y":0.1}', '{"y": 0.10, "x": 1000.0, "id": "a"}', True),
         ('{"id":"a","x":12}', '{"id":"a","x":12.0}', False),
@@ -137,8 +133,8 @@ def test_windows_line_ends_a_byte_order_mark_and_empty_lines_do_no_harm(store: S
         ('{"id":"a","x":[1,2]}', '{"id":"a","x":[2,1]}', False),
     ],
 )
-def test_what_equal_means(one: str, other: str, same: bool) -> None:
-    assert same_content(one, other) is same
+def test_what_equal_means(left: str, right: str, same: bool) -> None:
+    assert same_content(left, right) is same
 
 
 def test_an_id_with_other_content_is_refused_and_nothing_is_written(store: Store, tmp_path: Path) -> None:
@@ -189,13 +185,13 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "said"), BAD_LINES, ids=[line[:40] for line, _ in BAD_LINES])
-def test_a_bad_line_is_named_and_nothing_is_written(store: Store, tmp_path: Path, line: str, said: str) -> None:
+@pytest.mark.parametrize(("line", "message"), BAD_LINES, ids=[line[:40] for line, _ in BAD_LINES])
+def test_a_bad_line_is_named_and_nothing_is_written(store: Store, tmp_path: Path, line: str, message: str) -> None:
     path = written(tmp_path / "bad.jsonl", '{"id": "good"}', "", line)
     with pytest.raises(UserError) as caught:
         import_file(store, path)
     assert str(caught.value).startswith(f"{path}, line 3: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert contents(store) == []
 
@@ -269,9 +265,9 @@ def test_programs_may_import_at_once(tmp_path: Path) -> None:
     running = [importing(path, file) for file in (*FILES, *FILES)]
     assert [process.communicate()[1] for process in running] == [b""] * 4
     with open_store(where({"LLMLAUNCH_STORE": str(path)})) as store:
-        found = contents(store)
-    assert sorted(found) == sorted(line for file in FILES for line in lines_of(file))
-    assert found[:300] in (lines_of(FILES[0])[:300], lines_of(FILES[1])[:300])  # one file after the other
+        lines = contents(store)
+    assert sorted(lines) == sorted(line for file in FILES for line in lines_of(file))
+    assert lines[:300] in (lines_of(FILES[0])[:300], lines_of(FILES[1])[:300])  # one file after the other
 
 
 @pytest.mark.faults
@@ -297,55 +293,48 @@ def test_an_import_that_is_killed_leaves_all_or_nothing(tmp_path: Path) -> None:
 
 
 def test_what_was_rehearsed_is_found_for_this_very_shape_alone(store: Store) -> None:
-    one = planned()
-    ranks = (traced(one, 0), on_gpu(one, 3, ran_out=True))
-    assert put_rehearsed(store, records(one, *ranks)) == 2
-    assert rehearsed_of(store, one.recipe, one.plan) == ranks
+    job = planned()
+    ranks = (traced(job, 0), on_gpu(job, 3, ran_out=True))
+    assert put_rehearsed(store, records(job, *ranks)) == 2
+    assert rehearsed_of(store, job.recipe, job.plan) == ranks
     other = planned(*PINS, "training.sequence_length=4096")
     assert rehearsed_of(store, other.recipe, other.plan) == ()
 
 
 def test_rehearsed_again_takes_the_place_of_before(store: Store) -> None:
-    one = planned()
-    put_rehearsed(store, records(one, traced(one, 0, 1.3), traced(one, 1)))
-    assert put_rehearsed(store, records(one, traced(one, 0, 1.3), traced(one, 1))) == 0
-    assert put_rehearsed(store, records(one, traced(one, 0, 1.1))) == 1
-    assert rehearsed_of(store, one.recipe, one.plan) == (traced(one, 0, 1.1), traced(one, 1))
+    job = planned()
+    put_rehearsed(store, records(job, traced(job, 0, 1.3), traced(job, 1)))
+    assert put_rehearsed(store, records(job, traced(job, 0, 1.3), traced(job, 1))) == 0
+    assert put_rehearsed(store, records(job, traced(job, 0, 1.1))) == 1
+    assert rehearsed_of(store, job.recipe, job.plan) == (traced(job, 0, 1.1), traced(job, 1))
     assert len(contents(store)) == 2
 
 
 def test_what_ran_out_before_has_peaks_now_and_the_other_way_about(store: Store) -> None:
-    one = planned()
-    put_rehearsed(store, records(one, on_gpu(one, 0, ran_out=True), on_gpu(one, 1)))
+    job = planned()
+    put_rehearsed(store, records(job, on_gpu(job, 0, ran_out=True), on_gpu(job, 1)))
     assert len(contents(store)) == 4
-    put_rehearsed(store, records(one, on_gpu(one, 0), on_gpu(one, 1, ran_out=True)))
-    assert rehearsed_of(store, one.recipe, one.plan) == (on_gpu(one, 0), on_gpu(one, 1, ran_out=True))
+    put_rehearsed(store, records(job, on_gpu(job, 0), on_gpu(job, 1, ran_out=True)))
+    assert rehearsed_of(store, job.recipe, job.plan) == (on_gpu(job, 0), on_gpu(job, 1, ran_out=True))
     assert len(contents(store)) == 4
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_an_export_takes_them_along(store: Store, tmp_path: Path, ending: str) -> None:
-    one = planned()
-    ranks = (traced(one, 0), on_gpu(one, 3))
-    put_rehearsed(store, records(one, *ranks))
+    job = planned()
+    ranks = (traced(job, 0), on_gpu(job, 3))
+    put_rehearsed(store, records(job, *ranks))
     path = tmp_path / f"out.{ending}"
     write_lines(csv_lines(contents(store)) if ending == "csv" else contents(store), path)
     with open_store(where({"LLMLAUNCH_STORE": str(tmp_path / "other.db")})) as other:
         assert import_file(other, path).added == 4
-        assert rehearsed_of(other, one.recipe, one.plan) == ranks
-        assert put_rehearsed(other, records(one, *ranks)) == 0  # and is the same rehearsal there
-
-
-def test_they_are_listed_as_rehearsed_and_are_no_last_true_peak(store: Store) -> None:
-    one = planned()
-    put_rehearsed(store, records(one, on_gpu(one, 0)))
-    assert len(contents(store, Filters(family="rehearsed"))) == 3
-    assert last_true_peaks(store, one.recipe.digest, one.recipe.name) is None
+        assert rehearsed_of(other, job.recipe, job.plan) == ranks
+        assert put_rehearsed(other, records(job, *ranks)) == 0  # and is the same rehearsal there
 
 
 def test_a_record_that_only_looks_like_one_does_no_harm(store: Store, tmp_path: Path) -> None:
-    one = planned()
-    good = records(one, traced(one, 0))
+    job = planned()
+    good = records(job, traced(job, 0))
     shape = good[0]["rehearsal"]["shape"]
     bad = [
         {"id": "a", "family": "rehearsed", "rehearsal": {"shape": shape}},
@@ -355,16 +344,19 @@ def test_a_record_that_only_looks_like_one_does_no_harm(store: Store, tmp_path: 
     (tmp_path / "bad.jsonl").write_text("".join(json.dumps(each) + "\n" for each in bad))
     import_file(store, tmp_path / "bad.jsonl")
     put_rehearsed(store, good)
-    assert rehearsed_of(store, one.recipe, one.plan) == (traced(one, 0),)
+    assert rehearsed_of(store, job.recipe, job.plan) == (traced(job, 0),)
 
 
-def test_not_even_one_that_names_a_run_is_its_last_true_peak(store: Store, tmp_path: Path) -> None:
-    run = finished_cpu_run(tmp_path / "run")
-    collect(store, [run.path])
-    one = planned()
-    put_rehearsed(
-        store, [{**record, "run_id": RUN_ID, "attempt": "9"} for record in records(one, on_gpu(one, 0), at=2e9)]
-    )
+def test_they_are_listed_as_rehearsed_and_are_no_last_true_peak_even_of_a_run_they_name(
+    store: Store, tmp_path: Path
+) -> None:
+    job = planned()
+    put_rehearsed(store, records(job, on_gpu(job, 0)))
+    assert len(contents(store, Filters(family="rehearsed"))) == 3
+    assert last_true_peaks(store, job.recipe.digest, job.recipe.name) is None
+    collect(store, [finished_cpu_run(tmp_path / "run").path])
+    named = [{**record, "run_id": RUN_ID, "attempt": "9"} for record in records(job, on_gpu(job, 0), at=2e9)]
+    put_rehearsed(store, named)
     past = last_true_peaks(store, "d1", "tiny")
     assert past is not None
     assert {peak.peak_kind for peak in past.peaks} == {"resident"}

@@ -50,8 +50,8 @@ def test_what_is_exported_is_imported_equal(tmp_path_factory: pytest.TempPathFac
     texts_given = [json.dumps({**body, "id": f"r{number}"}) for number, body in enumerate(bodies)]
     back = through_csv(tmp_path_factory.mktemp("csv"), texts_given)
     assert len(back) == len(texts_given)
-    for one, other in zip(back, texts_given, strict=True):
-        assert same_content(one, other), (one, other)
+    for line, other in zip(back, texts_given, strict=True):
+        assert same_content(line, other), (line, other)
 
 
 def cells_as_seen(line: str, separator: str) -> list[str]:
@@ -76,8 +76,8 @@ def test_every_measured_record_comes_back_equal(store: Store, tmp_path: Path) ->
     write_lines(csv_lines(contents(store)), tmp_path / "all.csv")
     with open_store(where({"LLMLAUNCH_STORE": str(tmp_path / "other.db")})) as other:
         assert import_file(other, tmp_path / "all.csv").added == len(contents(store))
-        for one, another in zip(contents(store), contents(other), strict=True):
-            assert same_content(one, another)
+        for line, another in zip(contents(store), contents(other), strict=True):
+            assert same_content(line, another)
     assert import_file(store, tmp_path / "all.csv").unchanged == len(contents(store))
 
 
@@ -103,7 +103,7 @@ def test_what_a_person_or_a_spreadsheet_types(cell: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("gpu\nH100\n", "names no column `id`"),
         ("id,x,x\na,1,2\n", "two columns are named 'x'"),
@@ -118,11 +118,11 @@ def test_what_a_person_or_a_spreadsheet_types(cell: str, value: Any) -> None:
         ("id,x\na,1\na,2\n", "line 3: the id 'a' is already on line 2"),
     ],
 )
-def test_a_bad_table_is_one_message(tmp_path: Path, text: str, said: str) -> None:
+def test_a_bad_table_is_one_message(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "in.csv").write_text(text)
     with pytest.raises(UserError) as caught:
         read_records(tmp_path / "in.csv")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).endswith("; nothing was imported")
     assert "\n" not in str(caught.value)
 

@@ -37,8 +37,8 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     )
     (run.path / "recipe.yaml").write_text(recipe)
     monkeypatch.setenv("OTHER_HUB", OF_A_WORD)
-    words = ["secrets=[MY_HUB, OTHER_HUB]", f"backend.extra_args=--hub-token {LINE}"]
-    run.run["overrides"] = [*words, f"environment.HF_TOKEN={BY_ITS_LOOKS}"]
+    overrides = ["secrets=[MY_HUB, OTHER_HUB]", f"backend.extra_args=--hub-token {LINE}"]
+    run.run["overrides"] = [*overrides, f"environment.HF_TOKEN={BY_ITS_LOOKS}"]
     run.run["measurement"]["model"]["name"] = LINE
     run.write("run.json", run.run)
     run.write("plan.json", {"recipe": "tiny", "arguments": [LINE, "--wandb-key", "abcdefgh12345"], "note": LINE})
@@ -64,21 +64,21 @@ def test_a_planted_secret_is_nowhere_in_the_store(store: Store, planted: RunDir,
     (outcome,) = collect(store, [planted.path])
     assert outcome.did == "collected"
     set_state(store, RUN_ID, "lost", f"slurm said {LINE}")
-    held = everything(store)
+    content = everything(store)
     write_lines(csv_lines(contents(store)), tmp_path / "out.csv")
     exported = "\n".join(contents(store)) + (tmp_path / "out.csv").read_text()
     assert store.location.path is not None
     raw = store.location.path.read_bytes()
     for secret in ALL:
-        assert secret not in held
+        assert secret not in content
         assert secret not in exported
         assert secret.encode() not in raw
     records = [json.loads(text) for text in contents(store)]
     assert {record["peak_kind"] for record in records} >= {"device", "oom"}
-    told = next(record["line"] for record in records if record["peak_kind"] == "oom")
-    assert told == "CUDA out of memory for *** at https://ada:***@host/x with Bearer *** (***, ***)"
-    for kept in ("secrets: [MY_HUB, HF_TOKEN]", "slurm said CUDA out of memory for ***"):  # all else stays
-        assert kept in held
+    line = next(record["line"] for record in records if record["peak_kind"] == "oom")
+    assert line == "CUDA out of memory for *** at https://ada:***@host/x with Bearer *** (***, ***)"
+    for text in ("secrets: [MY_HUB, HF_TOKEN]", "slurm said CUDA out of memory for ***"):  # all else stays
+        assert text in content
 
 
 def test_text_that_no_database_holds_is_made_such(store: Store, planted: RunDir) -> None:

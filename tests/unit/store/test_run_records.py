@@ -20,13 +20,13 @@ NEXT_DAY = STARTED + DAY_SECONDS
 
 
 def records(store: Store, kind: str | None = None) -> list[dict[str, Any]]:
-    found = [json.loads(content) for content in contents(store)]
-    return [record for record in found if kind in (None, record["peak_kind"])]
+    listed = [json.loads(content) for content in contents(store)]
+    return [record for record in listed if kind in (None, record["peak_kind"])]
 
 
 def cause(kind: str, node: str = "n0", **more: Any) -> dict[str, Any]:
-    known = {"schema": 1, "kind": kind, "node": node, "rank": None, "line": LINE, "numbers": NUMBERS, "sick": False}
-    return known | {"consequence": False, "at": STARTED + 90} | more
+    fields = {"schema": 1, "kind": kind, "node": node, "rank": None, "line": LINE, "numbers": NUMBERS, "sick": False}
+    return fields | {"consequence": False, "at": STARTED + 90} | more
 
 
 def failed_run(path: Path, kind: str = "gpu", run_id: str = "a-1", **more: Any) -> RunDir:
@@ -45,12 +45,12 @@ def test_every_rank_that_ran_out_is_a_record_with_its_layouts_prediction(store: 
     run.line("n1", gpus=[gpu(i, "n1", 79, process_peak_bytes={str(1002 + i): 70 * GIB}) for i in range(2)])
     for _ in range(2):  # twice is once
         collect(store, [run.path])
-        made = records(store, "oom")
-        assert [(r["id"], r["global_rank"], r["pipeline_rank"]) for r in made] == [
+        deaths = records(store, "oom")
+        assert [(r["id"], r["global_rank"], r["pipeline_rank"]) for r in deaths] == [
             ("a-1/77.0/rank2/oom", 2, 1),
             ("a-1/77.0/rank3/oom", 3, 1),
         ]
-    (first, _) = made
+    (first, _) = deaths
     assert first["peak_bytes"] is None
     assert first["predicted_bytes"] == 11 * GIB
     assert (first["numbers"], first["line"], first["node"]) == (NUMBERS, f"{LINE} 2", "n1")
@@ -91,8 +91,8 @@ def test_a_job_that_could_not_speak_is_judged_by_its_log(store: Store, tmp_path:
     collect(store, [run.path])
     set_state(store, list_runs(store)[0].run_id, "failed")
     collect(store)
-    (found,) = list_runs(store)
-    assert (found.cause, found.why) == ("oom", f"out of GPU memory (rank 1 on n0): {LINE}")
+    (listed,) = list_runs(store)
+    assert (listed.cause, listed.why) == ("oom", f"out of GPU memory (rank 1 on n0): {LINE}")
     assert [record["global_rank"] for record in records(store, "oom")] == [1]
 
 
@@ -100,8 +100,8 @@ def test_the_verdicts_cause_is_shown(store: Store, tmp_path: Path) -> None:
     run = failed_run(tmp_path / "run", cause=cause("hung"), why="no progress")
     (run.path / "attempts/77.0/status.json").write_text((run.path / "status.json").read_text())
     collect(store, [run.path])
-    (found,) = list_runs(store)
-    assert (found.cause, found.why) == ("hung", "no progress")
+    (listed,) = list_runs(store)
+    assert (listed.cause, listed.why) == ("hung", "no progress")
 
 
 def test_a_lost_node_whose_job_could_not_speak(store: Store, tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def test_a_lost_node_whose_job_could_not_speak(store: Store, tmp_path: Path) -> 
     set_state(store, list_runs(store)[0].run_id, "failed", "NODE_FAIL")
     for _ in range(2):
         collect(store, [run.path])
-        (found,) = list_runs(store)
-        assert (found.cause, found.why) == ("node_fail", "the node failed (n0): SLURM says NODE_FAIL")
+        (listed,) = list_runs(store)
+        assert (listed.cause, listed.why) == ("node_fail", "the node failed (n0): SLURM says NODE_FAIL")
         (node,) = sick_nodes_of(store, 0.0)
-        assert (node.cluster, node.node, node.kind, node.run_id) == ("blue", "n0", "node_fail", found.run_id)
+        assert (node.cluster, node.node, node.kind, node.run_id) == ("blue", "n0", "node_fail", listed.run_id)
 
 
 def test_a_sick_node_is_left_out_for_a_week_and_longer_each_time(store: Store, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_nodes_of_another_cluster_are_its_own(store: Store, tmp_path: Path) -> N
     run = failed_run(tmp_path / "run")
     run.write("attempts/77.0/causes/n1.json", cause("xid", "n1", sick=True))
     collect(store, [run.path])
-    assert [one.node for one in sick_nodes_of(store, NEXT_DAY, ["blue", ""])] == ["n1"]
+    assert [node.node for node in sick_nodes_of(store, NEXT_DAY, ["blue", ""])] == ["n1"]
     assert sick_nodes_of(store, NEXT_DAY, ["red"]) == []
 
 
@@ -171,7 +171,7 @@ def test_a_run_that_succeeded_accuses_nobody(store: Store, tmp_path: Path) -> No
 
 def test_a_node_the_preflight_found_unfit_is_sick_though_the_run_went_on_without_it(
     store: Store, tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     run = RunDir(tmp_path / "run")
     run.ranks()
     run.status()
@@ -184,21 +184,17 @@ def test_a_node_the_preflight_found_unfit_is_sick_though_the_run_went_on_without
 
 def test_each_attempt_is_compared_with_the_layout_it_ran(store: Store, tmp_path: Path) -> None:
     collect(store, [fallback_chain(tmp_path / "run").path])
-    found = [
+    predicted = [
         (r["attempt"], r["pipeline_rank"], r["predicted_bytes"] // GIB, r["run_state"], r.get("micro_batch_size"))
         for r in records(store)
     ]
-    assert found == [
+    assert predicted == [
         ("77.0", 0, 10, "failed", None),
         ("77.0", 1, 11, "failed", None),
         ("77.1", 0, 8, "succeeded", 1),
         ("77.1", 0, 8, "succeeded", 1),
     ]
-
-
-def test_the_run_is_shown_with_what_its_last_layout_needed(store: Store, tmp_path: Path) -> None:
-    collect(store, [fallback_chain(tmp_path / "run").path])
-    (run,) = list_runs(store)
+    (run,) = list_runs(store)  # shown with what its last layout needed
     assert (run.state, run.attempt, run.predicted_bytes, run.measured_bytes) == ("succeeded", "77.1", 8 * GIB, 9 * GIB)
 
 

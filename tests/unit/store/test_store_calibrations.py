@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from llmlaunch.calibration.calibrations import (
-    Calibration,
-    Errors,
-    TrainingData,
-    calibration_id,
-    calibration_of_json,
-)
+from llmlaunch.calibration.calibrations import Calibration, Errors, TrainingData, calibration_id, calibration_of_json
 from llmlaunch.calibration.margins import DIED, Bound, Score
 from llmlaunch.errors import UserError
 from llmlaunch.memory.correction import Correction
 from llmlaunch.store.calibrations import Use, all_calibrations, find_calibration, in_use, put, use, uses
-from llmlaunch.store.database import Store, open_store
-from llmlaunch.store.location import where
+from llmlaunch.store.database import Store
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "calibration.schema.json"
 ERRORS = Errors(0.04, -0.01, 0.125, 0.5, (Bound(0.1, 9, 12, 1.08, 9, 1.09), Bound(0.01, 99, 12, None, 9, None)))
 
 
-def made(made_at: float, backend: str = "megatron", accelerator: str = "NVIDIA H100 80GB") -> Calibration:
+def make_calibration(made_at: float, backend: str = "megatron", accelerator: str = "NVIDIA H100 80GB") -> Calibration:
     made_id = calibration_id(backend, accelerator, made_at)
     return Calibration(
         id=made_id,
@@ -45,21 +37,14 @@ def made(made_at: float, backend: str = "megatron", accelerator: str = "NVIDIA H
     )
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setenv("LLMLAUNCH_STORE", str(tmp_path / "store.db"))
-    with open_store(where()) as opened:
-        yield opened
-
-
 def test_a_calibration_is_the_same_after_json_and_fits_its_schema() -> None:
-    one = made(1.8e9)
-    said = json.loads(json.dumps(one.as_json(), allow_nan=False))
-    jsonschema.validate(said, json.loads(SCHEMA.read_text()))
-    assert calibration_of_json(said) == one
-    assert one.id == "megatron-NVIDIA-H100-80GB-20270115T080000Z"
+    entry = make_calibration(1.8e9)
+    content = json.loads(json.dumps(entry.as_json(), allow_nan=False))
+    jsonschema.validate(content, json.loads(SCHEMA.read_text()))
+    assert calibration_of_json(content) == entry
+    assert entry.id == "megatron-NVIDIA-H100-80GB-20270115T080000Z"
     with pytest.raises(ValueError, match="schema 2"):
-        calibration_of_json({**said, "schema": 2})
+        calibration_of_json({**content, "schema": 2})
 
 
 def test_the_bound_is_the_worse_of_all_and_of_those_near_the_limit() -> None:
@@ -72,10 +57,10 @@ def test_the_bound_is_the_worse_of_all_and_of_those_near_the_limit() -> None:
 
 
 def test_all_are_kept_and_one_of_each_backend_and_accelerator_is_in_use(store: Store) -> None:
-    first, second, other = made(1.8e9), made(1.9e9), made(1.8e9, "deepspeed")
+    first, second, other = make_calibration(1.8e9), make_calibration(1.9e9), make_calibration(1.8e9, "deepspeed")
     with store.write() as connection:
-        for one in (first, second, other):
-            put(connection, one)
+        for entry in (first, second, other):
+            put(connection, entry)
         assert in_use(connection, "megatron", first.accelerator) is None
         use(connection, "megatron", first.accelerator, first.id, 1.8e9)
         use(connection, "deepspeed", other.accelerator, other.id, 1.8e9)
@@ -89,7 +74,7 @@ def test_all_are_kept_and_one_of_each_backend_and_accelerator_is_in_use(store: S
 
 
 def test_going_back_is_kept(store: Store) -> None:
-    first, second = made(1.8e9), made(1.9e9)
+    first, second = make_calibration(1.8e9), make_calibration(1.9e9)
     where_used = (first.backend, first.accelerator)
     with store.write() as connection:
         put(connection, first)
@@ -98,16 +83,20 @@ def test_going_back_is_kept(store: Store) -> None:
             use(connection, *where_used, calibration, float(at))
     with store.read() as connection:
         assert in_use(connection, *where_used) is None
-        said = [one.calibration_id for one in uses(connection, *where_used)]
-        assert said == [first.id, second.id, first.id, None]
+        assert [entry.calibration_id for entry in uses(connection, *where_used)] == [
+            first.id,
+            second.id,
+            first.id,
+            None,
+        ]
         assert uses(connection)[-1] == Use(*where_used, None, 3.0)
 
 
 def test_what_is_not_there_or_of_another_accelerator_is_refused(store: Store) -> None:
-    one = made(1.8e9)
+    entry = make_calibration(1.8e9)
     with store.write() as connection:
-        put(connection, one)
+        put(connection, entry)
         with pytest.raises(UserError, match="no such calibration"):
-            use(connection, one.backend, one.accelerator, "nonsense", 1.0)
+            use(connection, entry.backend, entry.accelerator, "nonsense", 1.0)
         with pytest.raises(UserError, match="not megatron on H200"):
-            use(connection, "megatron", "H200", one.id, 1.0)
+            use(connection, "megatron", "H200", entry.id, 1.0)

@@ -61,9 +61,9 @@ def test_it_does_what_the_file_does(server: str, tmp_path: Path) -> None:
     ]
     assert [process.communicate()[1] for process in running] == [b""] * 4
     with open_store(where(env)) as store:
-        given = [line for file in FILES for line in file.read_text(encoding="utf-8").splitlines()]
-        assert sorted(contents(store)) == sorted(given)
-        assert 0 < len(contents(store, Filters(gpu="h100"))) < len(given)
+        lines = [line for file in FILES for line in file.read_text(encoding="utf-8").splitlines()]
+        assert sorted(contents(store)) == sorted(lines)
+        assert 0 < len(contents(store, Filters(gpu="h100"))) < len(lines)
         with store.read() as connection:
             context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
             assert compare_metadata(context, metadata) == []
@@ -89,21 +89,21 @@ def test_it_learns_and_goes_back(server: str, monkeypatch: pytest.MonkeyPatch) -
     with open_store(where({"LLMLAUNCH_STORE": server})) as store:
         import_file(store, FILES[0])
         learning = calibrate(store, 1.8e9)
-        taken = {
+        calibrations = {
             answer.result.backend: answer.result.calibration for answer in learning.answers if answer.did == "taken"
         }
-        found = taken["internevo-fsdp"]
-        assert found is not None
-        assert found.after.mape < found.before.mape
+        calibration = calibrations["internevo-fsdp"]
+        assert calibration is not None
+        assert calibration.after.mape < calibration.before.mape
         with store.write() as connection:
-            assert in_use(connection, "internevo-fsdp", "A800") == found
+            assert in_use(connection, "internevo-fsdp", "A800") == calibration
             use(connection, "internevo-fsdp", "A800", None, 1.9e9)
         with store.read() as connection:
             assert in_use(connection, "internevo-fsdp", "A800") is None
-            assert [one.calibration_id for one in uses(connection, "internevo-fsdp")] == [found.id, None]
+            assert [entry.calibration_id for entry in uses(connection, "internevo-fsdp")] == [calibration.id, None]
     monkeypatch.setenv("LLMLAUNCH_STORE", server)  # as a check asks
     assert stored_calibration("internevo-fsdp", "A800") is None
-    assert stored_calibration("internevo-fsdp", "A800", found.id) == found
+    assert stored_calibration("internevo-fsdp", "A800", calibration.id) == calibration
     assert stored_calibration("internevo-fsdp", "A800", "no-such") is None
 
 
@@ -120,13 +120,13 @@ def test_what_the_server_refuses_is_one_message_without_the_password(server: str
 
 
 def test_rehearsals_are_found_and_replaced_there_too(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = planned()
+    job = planned()
     with open_store(where({"LLMLAUNCH_STORE": server})) as store:
-        put_rehearsed(store, records(one, traced(one, 0), on_gpu(one, 1, ran_out=True)))
+        put_rehearsed(store, records(job, traced(job, 0), on_gpu(job, 1, ran_out=True)))
         assert (
-            put_rehearsed(store, records(one, traced(one, 0, 1.1), on_gpu(one, 1))) == 5
+            put_rehearsed(store, records(job, traced(job, 0, 1.1), on_gpu(job, 1))) == 5
         )  # one is gone, three are new
-        assert rehearsed_of(store, one.recipe, one.plan) == (traced(one, 0, 1.1), on_gpu(one, 1))
-        assert last_true_peaks(store, one.recipe.digest, one.recipe.name) is None
+        assert rehearsed_of(store, job.recipe, job.plan) == (traced(job, 0, 1.1), on_gpu(job, 1))
+        assert last_true_peaks(store, job.recipe.digest, job.recipe.name) is None
     monkeypatch.setenv("LLMLAUNCH_STORE", server)
     assert plan_loaded(load_recipe(GALLERY, PINS)).plan.rehearsed is not None

@@ -21,8 +21,8 @@ SUBMISSION = {"launcher": "slurm", "job_id": 42, "submitted_at": STARTED, "clust
 
 def recipe(digest: str = "d1") -> Recipe:
     """The five values of a recipe that the store keeps."""
-    kept: Any = SimpleNamespace(name="tiny", digest=digest, text="name: tiny\n", overrides=("nodes=2",), secrets=())
-    return cast(Recipe, kept)
+    values: Any = SimpleNamespace(name="tiny", digest=digest, text="name: tiny\n", overrides=("nodes=2",), secrets=())
+    return cast(Recipe, values)
 
 
 def rows(store: Store, table: str) -> list[Any]:
@@ -33,9 +33,9 @@ def rows(store: Store, table: str) -> list[Any]:
 def test_it_is_listed_at_once(store: Store, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     assert record_submission(store, recipe(), {"verdict": "safe"}, run.path, SUBMISSION) == RUN_ID
-    (found,) = list_runs(store)
-    assert (found.state, found.launcher, found.job_id, found.cluster) == ("submitted", "slurm", "42", "alpha")
-    assert (found.recipe, found.recipe_digest, found.submitted_at) == ("tiny", "d1", STARTED)
+    (listed,) = list_runs(store)
+    assert (listed.state, listed.launcher, listed.job_id, listed.cluster) == ("submitted", "slurm", "42", "alpha")
+    assert (listed.recipe, listed.recipe_digest, listed.submitted_at) == ("tiny", "d1", STARTED)
     assert [json.loads(row.content) for row in rows(store, "plans")] == [{"verdict": "safe"}]
     assert [(row.text, row.overrides) for row in rows(store, "recipes")] == [("name: tiny\n", '["nodes=2"]')]
 
@@ -54,8 +54,8 @@ def test_it_is_collected_when_it_has_finished(store: Store, tmp_path: Path) -> N
     run.ranks()
     run.status()
     assert [outcome.did for outcome in collect(store)] == ["collected"]
-    (found,) = list_runs(store)
-    assert (found.state, found.submitted_at) == ("succeeded", STARTED)
+    (listed,) = list_runs(store)
+    assert (listed.state, listed.submitted_at) == ("succeeded", STARTED)
 
 
 def test_a_time_may_be_iso_text(store: Store, tmp_path: Path) -> None:
