@@ -6,7 +6,6 @@ Terms are broken on purpose, as a wrong formula would break them.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 from llmlaunch.accuracy.scoring import refuse_broken, score
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.records import read_records
-from llmlaunch.cli.main import _run
 from llmlaunch.columns import FloatColumn
 from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
@@ -25,10 +23,11 @@ from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, is_impossible
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.unsafe import refuse
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from support.command_line import CommandLine
+from support.plans import setting_for
 
 OUTCOMES = Path(__file__).parents[2] / "data" / "measurements" / "outcomes.jsonl"
 PINNED = (
@@ -38,10 +37,11 @@ PINNED = (
 RECIPE = """\
 schema: 1
 name: broken
-model: llama3-8b
+model: {{base: llama3-8b, num_layers: 8}}
 backend: megatron-lm
 cluster: h100-80gb-x8
 nodes: 2
+budget: {{max_nodes: 2}}
 training: {{sequence_length: 8192, global_batch_size: 64, steps: 10}}
 data: {{mock: true}}
 layout: {layout}
@@ -114,25 +114,23 @@ def test_a_broken_law_is_named_by_the_estimate_and_impossible_in_a_search(
     ],
 )
 def test_no_command_calls_it_safe(
-    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llmlaunch: CommandLine
 ) -> None:
     breaks, law = BROKEN[name]
     monkeypatch.chdir(tmp_path)
-    words = {"render": ["-o", "run"], "submit": ["--dry-run"]}.get(command, ["--json"])
-    monkeypatch.setattr(sys, "argv", ["llmlaunch", command, str(written(tmp_path)), *words])
+    options = {"render": ["-o", "run"], "submit": ["--dry-run"]}.get(command, ["--json"])
     breaks(monkeypatch)
-    assert _run() == 3
-    out, error = capsys.readouterr()
-    assert law in error
-    assert "This is a bug of llmlaunch, not yours: please report it with the recipe" in error
-    if words == ["--json"]:
-        assert json.loads(out)["verdict"] == "unsafe"
+    output = llmlaunch(command, written(tmp_path), *options, code=3)
+    assert law in output.stderr
+    assert "This is a bug of llmlaunch, not yours: please report it with the recipe" in output.stderr
+    if options == ["--json"]:
+        assert json.loads(output.stdout)["verdict"] == "unsafe"
     assert not (tmp_path / "run").exists()
 
 
 @each
 def test_accuracy_does_not_believe_it(
-    breaks: Break, law: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    breaks: Break, law: str, monkeypatch: pytest.MonkeyPatch, llmlaunch: CommandLine, tmp_path: Path
 ) -> None:
     records = (r for r in read_records(OUTCOMES) if r["family"] == "fujii-grid-A100-40GB" and r["peak_kind"] == "fits")
     record = next(r for r in records if score(r, {}).verdict == "safe" and score(r, {}).reason is None)
@@ -144,16 +142,14 @@ def test_accuracy_does_not_believe_it(
     assert result.reason is not None
     assert law.split(" -")[0] in result.reason
     with pytest.raises(NothingSafe, match="bug of llmlaunch"):
-        refuse_broken([score(record, {})])
-    monkeypatch.setattr(sys, "argv", ["llmlaunch", "accuracy", str(file)])
-    assert _run() == 3
-    assert "This is a bug of llmlaunch" in capsys.readouterr().err
+        refuse_broken([result])
+    assert "This is a bug of llmlaunch" in llmlaunch("accuracy", file, code=3).stderr
 
 
 def test_a_negative_term_of_host_memory_is_no_less_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_optimizer", lambda job, rows, node: np.full(len(rows), -1e9))
     recipe = loaded(tmp_path)
-    plan = make_plan(setting_of(recipe, backend_for(recipe)))
+    plan = make_plan(setting_for(recipe))
     assert not plan.safe
     assert str(plan.estimate.fault).startswith("of a node's host memory, offloaded optimizer would take -7.45 GiB")
     with pytest.raises(NothingSafe, match="bug of llmlaunch"):
@@ -166,10 +162,10 @@ def test_a_bug_of_some_layouts_leaves_the_others(tmp_path: Path, monkeypatch: py
     def broken(job: Job, rows: RankColumns) -> FloatColumn:
         return np.where(rows.layouts.recompute == RECOMPUTE_FULL, -1e12, right(job, rows))
 
-    recipe = loaded(tmp_path, "{tensor: 4, pipeline: 1, context: 1}")
-    before = make_plan(setting_of(recipe, backend_for(recipe)))
+    recipe = loaded(tmp_path, "{tensor: 4, pipeline: 1, context: 1, offload_optimizer: 0.0, offload_modules: []}")
+    before = make_plan(setting_for(recipe))
     monkeypatch.setattr(moments, "kept_activations", broken)
-    plan = make_plan(setting_of(recipe, backend_for(recipe)))
+    plan = make_plan(setting_for(recipe))
     assert plan.safe
     assert plan.chosen == before.chosen
     assert plan.layout.recompute != RECOMPUTE_FULL

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.correction import Correction
@@ -20,11 +19,11 @@ from llmlaunch.planner.search_space import enumerate_splits
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.stage_balance import balance_kinds
 from llmlaunch.planner.stage_search import capacities, fitting
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
+from support.recipes import recipe_of
 
-RECIPE = load_recipe(asset("recipes", "llama3-70b.yaml"), ())
+RECIPE = recipe_of("llama3-70b")
 JOB = setting_of(RECIPE, MegatronLM()).job
 LAYERS = RECIPE.model.num_layers
 
@@ -104,8 +103,8 @@ def test_layers_of_two_kinds_are_each_counted() -> None:
     for a in range(1, 12):
         for b in range(a + 1, 12):
             ranks = estimate(job, replace(layout, layers_by_stage=(a, b - a, 12 - b))).ranks
-            seen = [rank.device_bytes <= 60 * GIB for rank in ranks]
-            assert seen == [fits[0, 0, a], fits[1, a, b], fits[2, b, 12]]
+            fitted = [rank.device_bytes <= 60 * GIB for rank in ranks]
+            assert fitted == [fits[0, 0, a], fits[1, a, b], fits[2, b, 12]]
 
 
 def test_early_ranks_that_keep_many_micro_batches_get_fewer_layers_where_memory_binds() -> None:
@@ -127,7 +126,7 @@ def test_interleaved_layouts_are_not_asked_about() -> None:
 
 def test_named_stages_narrow_the_search_to_them() -> None:
     named = "layout={layers_by_stage: [13, 14, 14, 14, 14, 11]}"
-    recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), (named, "nodes=12", "training.global_batch_size=480"))
+    recipe = recipe_of("llama3-70b", named, "nodes=12", "training.global_batch_size=480")
     layouts = enumerate_splits(recipe, MegatronLM().space(recipe))
     sizes = {(int(p), int(v)) for p, v in zip(layouts.pipeline, layouts.virtual_pipeline, strict=True)}
     assert sizes == {(6, 1), (3, 2), (2, 3), (1, 6)}

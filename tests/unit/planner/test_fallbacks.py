@@ -7,8 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmlaunch.assets import asset
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.memory.correction import Correction
 from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, WORTH, can_load, find_fallbacks
@@ -16,8 +14,8 @@ from llmlaunch.planner.plan import Candidate, Fallbacks, Plan
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
-from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.recipe.load import load_recipe
+from llmlaunch.planner.setting import Setting
+from support.plans import gallery_setting
 
 CORRECTED = Lessons(correction=Correction(0.06, 2.0 * 2**30, "measured"))
 
@@ -25,12 +23,8 @@ CORRECTED = Lessons(correction=Correction(0.06, 2.0 * 2**30, "measured"))
 def fallbacks_of(
     name: str, *overrides: str, count: int = 2, lessons: Lessons = NO_LESSONS
 ) -> tuple[Setting, Plan, Fallbacks]:
-    recipe = load_recipe(asset("recipes", f"{name}.yaml"), (*overrides, "on_oom=fallback"))
-    backend = backend_for(recipe)
-    setting, plan = (
-        setting_of(recipe, backend, lessons=lessons),
-        make_plan(setting_of(recipe, backend, lessons=lessons)),
-    )
+    setting = gallery_setting(name, *overrides, "on_oom=fallback", lessons=lessons)
+    plan = make_plan(setting)
     return setting, plan, find_fallbacks(setting, plan, count)
 
 
@@ -39,11 +33,11 @@ def fallbacks_of(
     [("llama3-8b", NO_LESSONS), ("llama2-7b-deepspeed", NO_LESSONS), ("llama3-8b", CORRECTED)],
 )
 def test_each_leaves_a_step_more_free_and_none_with_as_much_is_faster(name: str, lessons: Lessons) -> None:
-    setting, plan, found = fallbacks_of(name, lessons=lessons)
-    assert (len(found.layouts), found.missing) == (2, None)
+    setting, plan, fallbacks = fallbacks_of(name, lessons=lessons)
+    assert (len(fallbacks.layouts), fallbacks.missing) == (2, None)
     searched = search(setting)
     before = plan
-    for fallback in found.layouts:
+    for fallback in fallbacks.layouts:
         after = fallback.plan
         most = before.chosen.device_bytes - int(HEAD_ROOM_STEP * setting.limit.memory_bytes)
         assert after.safe
@@ -55,33 +49,35 @@ def test_each_leaves_a_step_more_free_and_none_with_as_much_is_faster(name: str,
 
 
 def test_pins_are_kept() -> None:
-    _, plan, found = fallbacks_of("llama3-8b", "layout={tensor: 2, micro_batch_size: 1}")
-    for one in (plan, *(fallback.plan for fallback in found.layouts)):
-        assert (one.layout.tensor, one.layout.micro_batch_size) == (2, 1)
+    _, plan, fallbacks = fallbacks_of("llama3-8b", "layout={tensor: 2, micro_batch_size: 1}")
+    for candidate in (plan, *(fallback.plan for fallback in fallbacks.layouts)):
+        assert (candidate.layout.tensor, candidate.layout.micro_batch_size) == (2, 1)
 
 
 def test_where_pins_leave_none_it_says_so_and_names_them() -> None:
     split = "layout={tensor: 8, pipeline: 2, context: 1, micro_batch_size: 1, zero_stage: 1, recompute: full}"
-    _, plan, found = fallbacks_of("llama3-8b", split)
-    assert found.layouts == ()
-    assert str(found.missing) == (
+    _, plan, fallbacks = fallbacks_of("llama3-8b", split)
+    assert fallbacks.layouts == ()
+    assert str(fallbacks.missing) == (
         f"on_oom: no layout has 6.3 GiB more head-room than {plan.chosen.describe()}; pinned: tensor: 8, pipeline: 2, "
         "context: 1, micro_batch_size: 1, zero_stage: 1, recompute: full"
     )
 
 
 def test_fewer_than_asked_for_are_said_to_be_fewer() -> None:
-    _, _, found = fallbacks_of("llama2-7b-deepspeed", count=8)
-    assert 0 < len(found.layouts) < 8
-    assert str(found.missing).startswith(f"on_oom: {len(found.layouts)} of 8 layouts; no other has 6.3 GiB more")
+    _, _, fallbacks = fallbacks_of("llama2-7b-deepspeed", count=8)
+    assert 0 < len(fallbacks.layouts) < 8
+    assert str(fallbacks.missing).startswith(
+        f"on_oom: {len(fallbacks.layouts)} of 8 layouts; no other has 6.3 GiB more"
+    )
 
 
 def test_the_plans_json_lists_them_in_order() -> None:
-    _, plan, found = fallbacks_of("llama2-7b-deepspeed")
+    _, plan, fallbacks = fallbacks_of("llama2-7b-deepspeed")
     assert plan_json(plan)["fallbacks"] is None
-    listed = plan_json(replace(plan, fallbacks=found))["fallbacks"]
-    assert [one["device_bytes"] for one in listed] == [f.plan.chosen.device_bytes for f in found.layouts]
-    assert all(isinstance(one["keeps_checkpoints"], bool) for one in listed)
+    listed = plan_json(replace(plan, fallbacks=fallbacks))["fallbacks"]
+    assert [row["device_bytes"] for row in listed] == [f.plan.chosen.device_bytes for f in fallbacks.layouts]
+    assert all(isinstance(row["keeps_checkpoints"], bool) for row in listed)
 
 
 def test_checkpoints_are_kept_only_by_the_same_optimizer() -> None:
@@ -89,10 +85,10 @@ def test_checkpoints_are_kept_only_by_the_same_optimizer() -> None:
     chosen = plan.chosen
     again = replace(chosen, layout=replace(chosen.layout, micro_batch_size=1))
 
-    def kept(other: Candidate) -> bool:
+    def loads(other: Candidate) -> bool:
         return can_load(setting.recipe, chosen, other)
 
-    assert kept(again)
-    assert not kept(replace(again, gradient_dtype="fp32"))
-    assert not kept(replace(again, techniques=replace(again.techniques, offload_optimizer=1.0)))
-    assert not kept(replace(again, layout=replace(again.layout, zero_stage=chosen.layout.zero_stage - 1)))
+    assert loads(again)
+    assert not loads(replace(again, gradient_dtype="fp32"))
+    assert not loads(replace(again, techniques=replace(again.techniques, offload_optimizer=1.0)))
+    assert not loads(replace(again, layout=replace(again.layout, zero_stage=chosen.layout.zero_stage - 1)))

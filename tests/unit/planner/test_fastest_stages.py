@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
@@ -23,13 +22,13 @@ from llmlaunch.memory.job import Job
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.stage_balance import balance_alike, balance_kinds
 from llmlaunch.planner.stage_search import capacities, fitting
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.timing.stages import stage_seconds, stages
 from llmlaunch.timing.step import step_time
+from support.recipes import recipe_of
 
-RECIPE = load_recipe(asset("recipes", "llama3-8b.yaml"), ())
+RECIPE = recipe_of("llama3-8b")
 JOB = setting_of(RECIPE, MegatronLM()).job
-MIXTURE = load_recipe(asset("recipes", "mixtral-8x7b.yaml"), ())
+MIXTURE = recipe_of("mixtral-8x7b")
 CORRECTIONS = [NO_CORRECTION, Correction(0.11, 3.0 * 2**30), Correction(-0.2, -0.7 * 2**30)]
 UPDATE = 1e-3  # of the step: what the update may be longer
 
@@ -74,9 +73,9 @@ def limit_of(job: Job, layout: Layout, share: float) -> float:
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=["uncorrected", "more", "less"])
 def test_alike_layers(layers: int, layout: Layout, share: float, correction: Correction) -> None:
     job = replace(JOB, shape=replace(JOB.shape, num_layers=layers), correction=correction)
-    limit, one = limit_of(job, layout, share), LayoutColumns.of([layout])
-    costs, most = stage_seconds(job, RECIPE.cluster, one), capacities(job, one, limit)
-    table, feasible = balance_alike(costs.dense_layer, costs.first, costs.last, one.pipeline, layers, most)
+    limit, columns = limit_of(job, layout, share), LayoutColumns.of([layout])
+    costs, most = stage_seconds(job, RECIPE.cluster, columns), capacities(job, columns, limit)
+    table, feasible = balance_alike(costs.dense_layer, costs.first, costs.last, columns.pipeline, layers, most)
     assert_best(job, layout, tuple(table[0].tolist()) if feasible[0] else None, limit)
 
 
@@ -89,8 +88,8 @@ def test_dense_layers_and_mixtures(pattern: tuple[int, ...], share: float, corre
     shape = replace(MIXTURE.model, num_layers=len(pattern), moe=replace(moe, layer_pattern=pattern))
     job = replace(setting_of(MIXTURE, MegatronLM()).job, shape=shape, correction=correction)
     layout = Layout(1, 3, data=8, expert=8, zero_stage=1)
-    limit, one = limit_of(job, layout, share), LayoutColumns.of([layout])
-    costs = stage_seconds(job, RECIPE.cluster, one)
+    limit, columns = limit_of(job, layout, share), LayoutColumns.of([layout])
+    costs = stage_seconds(job, RECIPE.cluster, columns)
     each = [float((costs.mixture_layer if flag else costs.dense_layer)[0]) for flag in pattern]
-    split = balance_kinds(each, float(costs.first[0]), float(costs.last[0]), 3, fitting(job, one, limit))
+    split = balance_kinds(each, float(costs.first[0]), float(costs.last[0]), 3, fitting(job, columns, limit))
     assert_best(job, layout, split, limit)

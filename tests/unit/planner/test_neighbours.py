@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.assets import asset
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.planner.judge import judge_layouts as judged_alone
 from llmlaunch.planner.neighbours import Neighbour, neighbours
 from llmlaunch.planner.plan import Candidate, as_planned
@@ -17,23 +15,20 @@ from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import SPLIT_FIELDS
 from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.report.plan_text import neighbours_text
 from llmlaunch.techniques import NO_TECHNIQUES
+from support.plans import gallery_setting
 
 AMOUNTS = ("recompute_layers", "offload_layers", "layers_by_stage")
 OFFLOADS = ("offload_modules", "offload_checkpoints", "offload_optimizer", "offload_parameters")
 RECIPES = ["llama3-70b", "llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed"]
-
-
 EVEN = {name: ("layout.layers_by_stage=even",) for name in RECIPES if "deepspeed" not in name}
 
 
-def chosen_and_near(name: str, *words: str) -> tuple[Setting, Candidate, list[Neighbour]]:
-    recipe = load_recipe(asset("recipes", f"{name}.yaml"), words)
-    setting = setting_of(recipe, backend_for(recipe))
-    chosen = make_plan(setting_of(recipe, setting.backend)).chosen
-    planned = setting.with_recipe(as_planned(recipe, chosen))
+def chosen_and_near(name: str, *overrides: str) -> tuple[Setting, Candidate, list[Neighbour]]:
+    setting = gallery_setting(name, *overrides)
+    chosen = make_plan(setting).chosen
+    planned = setting.with_recipe(as_planned(setting.recipe, chosen))
     return planned, chosen, neighbours(planned, chosen.layout)
 
 
@@ -42,13 +37,13 @@ def test_one_choice_differs_data_takes_up_the_change_and_the_world_size_stays(na
     setting, chosen, near = chosen_and_near(name)
     assert near
     here = chosen.layout.as_json()
-    for one in near:
-        there = one.verdict.layout.as_json()
-        assert one.verdict.layout.world_size == setting.recipe.world_size
-        assert one.before != one.after
+    for neighbour in near:
+        there = neighbour.verdict.layout.as_json()
+        assert neighbour.verdict.layout.world_size == setting.recipe.world_size
+        assert neighbour.before != neighbour.after
         differ = {key for key in there if there[key] != here[key]} - {"data", "layers_by_stage"}
-        if one.name in SPLIT_FIELDS:
-            assert differ == {one.name} | set(one.along)
+        if neighbour.name in SPLIT_FIELDS:
+            assert differ == {neighbour.name} | set(neighbour.along)
         else:
             assert differ <= {"zero_stage", "recompute", "recompute_layers", "offload_layers"}
 
@@ -58,43 +53,45 @@ def test_a_neighbour_in_size_costs_what_a_search_pinned_to_it_says_and_fails_for
     name: str,
 ) -> None:
     setting, _, near = chosen_and_near(name, *EVEN.get(name, ()))
-    for one in near:
-        if one.name not in SPLIT_FIELDS:
+    for neighbour in near:
+        if neighbour.name not in SPLIT_FIELDS:
             continue
-        layout = one.verdict.layout
+        layout = neighbour.verdict.layout
         pins: dict[str, Any] = {n: v for n, v in layout.as_json().items() if n not in AMOUNTS}
         pins["offload_layers"] = layout.offload_layers
         pins |= {"recompute_layers": layout.recompute_layers} if layout.recompute_layers else {}
         fixed = ("recompute_modules", "recompute_method", "gradient_dtype", *OFFLOADS)
-        found = search(setting.with_recipe(replace(setting.recipe, pins=pins, fixed=fixed)))
-        assert found.searched == 1
-        if not one.verdict.legal:
-            assert one.verdict.refusal is not None
-            assert dict(found.refused) == {one.verdict.refusal.key: 1}
+        result = search(setting.with_recipe(replace(setting.recipe, pins=pins, fixed=fixed)))
+        assert result.searched == 1
+        if not neighbour.verdict.legal:
+            assert neighbour.verdict.refusal is not None
+            assert dict(result.refused) == {neighbour.verdict.refusal.key: 1}
             continue
-        assert found.device_bytes[0] == pytest.approx(one.verdict.device_bytes, abs=1)
-        assert found.step_seconds[0] == pytest.approx(one.verdict.step_seconds)
-        assert bool(found.safe[0]) == (one.verdict.refusal is None)
+        assert result.device_bytes[0] == pytest.approx(neighbour.verdict.device_bytes, abs=1)
+        assert result.step_seconds[0] == pytest.approx(neighbour.verdict.step_seconds)
+        assert bool(result.safe[0]) == (neighbour.verdict.refusal is None)
 
 
 def test_a_neighbour_in_words_is_the_best_of_the_layouts_that_differ_in_that_choice_alone() -> None:
     setting, chosen, near = chosen_and_near("llama2-7b-deepspeed")
-    found = search(setting_of(replace(setting.recipe, techniques=NO_TECHNIQUES), setting.backend))
-    every = [found.at(setting.recipe, i) for i in range(len(found.points))]
-    for one in near:
-        if one.name == "zero_stage":
-            same = [c for c in every if c.layout == one.verdict.layout and c.techniques == chosen.techniques]
-            assert [c.device_bytes for c in same] == [one.verdict.device_bytes]
-            assert same[0].step_seconds == pytest.approx(one.verdict.step_seconds)
-    assert {one.after for one in near if one.name == "zero_stage"} == {0, 1, 2, 3} - {chosen.layout.zero_stage}
-    assert {one.after for one in near if one.name == "recompute"} == {"full"}
+    result = search(setting_of(replace(setting.recipe, techniques=NO_TECHNIQUES), setting.backend))
+    every = [result.at(setting.recipe, i) for i in range(len(result.points))]
+    for neighbour in near:
+        if neighbour.name == "zero_stage":
+            same = [c for c in every if c.layout == neighbour.verdict.layout and c.techniques == chosen.techniques]
+            assert [c.device_bytes for c in same] == [neighbour.verdict.device_bytes]
+            assert same[0].step_seconds == pytest.approx(neighbour.verdict.step_seconds)
+    assert {neighbour.after for neighbour in near if neighbour.name == "zero_stage"} == {0, 1, 2, 3} - {
+        chosen.layout.zero_stage
+    }
+    assert {neighbour.after for neighbour in near if neighbour.name == "recompute"} == {"full"}
 
 
 def test_the_next_value_down_and_up_is_asked_about() -> None:
     _, chosen, near = chosen_and_near("llama3-70b")
     values: dict[str, list[object]] = {}
-    for one in near:
-        values.setdefault(one.name, []).append(one.after)
+    for neighbour in near:
+        values.setdefault(neighbour.name, []).append(neighbour.after)
     assert values["tensor"] == [chosen.layout.tensor // 2, chosen.layout.tensor * 2]
     assert values["pipeline"] == [chosen.layout.pipeline // 2, chosen.layout.pipeline * 2]
     assert values["micro_batch_size"][-1] == 2 * chosen.layout.micro_batch_size
@@ -105,14 +102,14 @@ def test_the_next_value_down_and_up_is_asked_about() -> None:
 def test_sequence_parallelism_goes_with_tensor_parallelism_instead_of_refusing_the_neighbour() -> None:
     _, chosen, near = chosen_and_near("llama3-8b", "layout={tensor: 2, sequence_parallel: true, micro_batch_size: 1}")
     assert chosen.layout.sequence_parallel
-    alone = next(one for one in near if one.name == "tensor" and one.after == 1)
+    alone = next(neighbour for neighbour in near if neighbour.name == "tensor" and neighbour.after == 1)
     assert alone.along == {"sequence_parallel": False}
     assert alone.verdict.legal
 
 
 def test_a_neighbour_beyond_the_limit_says_by_how_much_on_which_rank_and_of_what() -> None:
     setting, _, near = chosen_and_near("llama3-70b", "layout={recompute: none, tensor: 4, pipeline: 4}")
-    over = next(one for one in near if one.name == "micro_batch_size" and one.verdict.refusal)
+    over = next(neighbour for neighbour in near if neighbour.name == "micro_batch_size" and neighbour.verdict.refusal)
     assert over.verdict.refusal is not None
     assert over.verdict.refusal.key == "memory"
     too_much = ((over.verdict.device_bytes or 0) - setting.limit.limit_bytes) / 2**30
@@ -121,10 +118,14 @@ def test_a_neighbour_beyond_the_limit_says_by_how_much_on_which_rank_and_of_what
 
 
 def test_where_the_planner_chose_how_many_layers_to_recompute_each_neighbour_gets_what_it_needs() -> None:
-    words = ("layout={recompute: full, recompute_method: block, tensor: 4, pipeline: 4, context: 1}", "nodes=2")
-    setting, chosen, near = chosen_and_near("llama3-70b", *words)
+    overrides = ("layout={recompute: full, recompute_method: block, tensor: 4, pipeline: 4, context: 1}", "nodes=2")
+    setting, chosen, near = chosen_and_near("llama3-70b", *overrides)
     assert chosen.layout.recompute_layers
-    needs = [one.verdict for one in near if one.name in SPLIT_FIELDS and one.verdict.layout.recompute_layers]
+    needs = [
+        neighbour.verdict
+        for neighbour in near
+        if neighbour.name in SPLIT_FIELDS and neighbour.verdict.layout.recompute_layers
+    ]
     assert len({judged.layout.recompute_layers for judged in needs}) > 1
     for judged in needs:
         fewer = replace(judged.layout, recompute_layers=judged.layout.recompute_layers - 1)

@@ -13,8 +13,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.assets import asset
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.planner.judge import rules_failed
 from llmlaunch.planner.no_legal_layout import no_layout, tightest_rule
@@ -22,8 +20,9 @@ from llmlaunch.planner.pins import relax_pins, search_relaxed
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
-from llmlaunch.planner.setting import Setting, setting_of
+from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.load import load_recipe
+from support.plans import gallery_setting, plan_of, setting_for
 
 GOOD = """\
 schema: 1
@@ -39,15 +38,9 @@ layout:
 """
 
 
-def setting(name: str, *words: str) -> Setting:
-    recipe = load_recipe(asset("recipes", f"{name}.yaml"), words)
-    return setting_of(recipe, backend_for(recipe))
-
-
-def refusal(name: str, *words: str) -> str:
-    here = setting(name, *words)
+def refusal(name: str, *overrides: str) -> str:
     with pytest.raises(UserError) as caught:
-        make_plan(setting_of(here.recipe, here.backend))
+        plan_of(name, *overrides)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -56,9 +49,8 @@ def refusal(name: str, *words: str) -> str:
 def test_two_pins_that_contradict_each_other_are_named_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD + "  virtual_pipeline: 4\n  tensor: 2\n  pipeline: 1\n")
-    recipe = load_recipe(path)
     with pytest.raises(UserError) as caught:
-        make_plan(setting_of(recipe, backend_for(recipe)))
+        make_plan(setting_for(load_recipe(path)))
     message = str(caught.value)
     # in the schema's order
     assert message.startswith(
@@ -67,6 +59,36 @@ def test_two_pins_that_contradict_each_other_are_named_with_their_lines(tmp_path
     assert "[virtual-needs-pipeline; megatron/training/arguments.py" in message
     assert "tensor" not in message.split(". Legal")[0].split(":", 2)[2].replace("tensor-model", "")
     assert "Legal would be layout.pipeline: 2, 4, 8, or layout.virtual_pipeline: 1." in message
+
+
+CLASHES = {
+    "an expert size that no tensor size can meet": (
+        ("mixtral-8x7b", "nodes=1", "layout={expert: 8, expert_tensor: 2, pipeline: 1}"),
+        ("layout.expert: 8 contradicts layout.expert_tensor: 2", "[expert-world;"),
+    ),
+    "a pin that a technique rules out": (
+        ("llama3-70b", "layout={offload_optimizer: 1.0, zero_stage: 0, tensor: 8}"),
+        ("layout.zero_stage: 0 contradicts layout.offload_optimizer: 1.0: offload_optimizer needs",),
+    ),
+    # 2 of 32 devices are left over, and 81 layers have no pipeline of 2 to use them
+    "no split of the devices": (
+        (
+            "llama3-8b",
+            "model={base: llama3-8b, num_layers: 81}",
+            "layout={data: 16, tensor: 1, context: 1, layers_by_stage: even}",
+        ),
+        (
+            "layout.tensor: 1, layout.context: 1 and layout.data: 16 contradict one another",
+            "they leave no split of 32 devices (4 nodes x 8)",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "sentences"), CLASHES.values(), ids=CLASHES)
+def test_all_pins_that_clash_are_named(overrides: tuple[str, ...], sentences: tuple[str, ...]) -> None:
+    message = refusal(*overrides)
+    assert all(sentence in message for sentence in sentences), message
 
 
 @pytest.mark.parametrize(
@@ -84,44 +106,22 @@ def test_only_the_pins_that_clash_are_named(pins: str, named: str) -> None:
     assert f": layout.{named}: " in refusal("llama3-8b", f"layout={pins}")
 
 
-def test_an_expert_pin_that_no_tensor_size_can_meet_names_both() -> None:
-    message = refusal("mixtral-8x7b", "nodes=1", "layout={expert: 8, expert_tensor: 2, pipeline: 1}")
-    assert "layout.expert: 8 contradicts layout.expert_tensor: 2" in message
-    assert "[expert-world;" in message
-
-
-def test_a_pin_that_a_technique_rules_out_names_both() -> None:
-    message = refusal("llama3-70b", "layout={offload_optimizer: 1.0, zero_stage: 0, tensor: 8}")
-    assert "layout.zero_stage: 0 contradicts layout.offload_optimizer: 1.0: offload_optimizer needs" in message
-
-
-def test_pins_that_leave_no_split_of_the_devices_are_named_together() -> None:
-    words = (
-        "model={base: llama3-8b, num_layers: 81}",
-        "layout={data: 16, tensor: 1, context: 1, layers_by_stage: even}",
-    )
-    message = refusal("llama3-8b", *words)
-    assert "layout.tensor: 1, layout.context: 1 and layout.data: 16 contradict one another" in message
-    assert "they leave no split of 32 devices (4 nodes x 8)" in message
-
-
 def test_where_no_pin_is_to_blame_the_tightest_rule_and_what_would_satisfy_it_are_named() -> None:
     message = refusal("quickstart", "training.global_batch_size=7")
     assert "[batch; deepspeed/runtime/config.py" in message
     assert "training.global_batch_size: 8 (from 7)" in message
-    near = setting("quickstart", "training.global_batch_size=8")
-    assert len(search(near).order)
+    assert len(search(gallery_setting("quickstart", "training.global_batch_size=8")).order)
 
 
 def test_the_tightest_rule_is_the_one_whose_relaxation_leaves_the_most() -> None:
-    here = setting("llama3-8b", "layout={pipeline: 1, virtual_pipeline: 4}")
+    here = gallery_setting("llama3-8b", "nodes=1", "model.num_layers=8", "layout={pipeline: 1, virtual_pipeline: 4}")
     why = tightest_rule(here)
     rules = here.backend.rules(here.recipe)
     splits = enumerate_splits(here.recipe, here.backend.space(here.recipe))
     left: Counter[str] = Counter()
-    for said, layouts in technique_layouts(here.recipe, technique_space(here.recipe, here.backend), splits):
+    for recipe, layouts in technique_layouts(here.recipe, technique_space(here.recipe, here.backend), splits):
         for rule in rules:
-            others = rules_failed(said, layouts, [other for other in rules if other is not rule])
+            others = rules_failed(recipe, layouts, [other for other in rules if other is not rule])
             left[rule.key] += int(np.count_nonzero(~others.any(axis=0)))
     assert why.rule is not None
     assert left[why.rule.key] == max(left.values()) == why.alone
@@ -132,7 +132,7 @@ PINS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     optional={
         "tensor": st.sampled_from([1, 2, 8]),
         "pipeline": st.sampled_from([1, 2, 4]),
-        "virtual_pipeline": st.sampled_from([1, 2, 16]),
+        "virtual_pipeline": st.sampled_from([1, 2, 8]),
         "sequence_parallel": st.booleans(),
         "data": st.sampled_from([1, 2, 8]),
         "micro_batch_size": st.sampled_from([1, 8]),
@@ -147,9 +147,9 @@ def any_legal(here: Setting, keep: tuple[str, ...]) -> bool:
 @settings(max_examples=12, deadline=None)
 @given(PINS)
 def test_the_named_pins_clash_and_no_fewer_do(pins: dict[str, Any]) -> None:
-    base = setting("llama3-8b", "nodes=1", "training.global_batch_size=24")
-    words = ("offload_optimizer", "offload_modules", "gradient_dtype")
-    here = base.with_recipe(replace(base.recipe, pins=pins, fixed=words))
+    base = gallery_setting("llama3-8b", "nodes=1", "model.num_layers=8", "training.global_batch_size=24")
+    fixed = ("offload_optimizer", "offload_modules", "gradient_dtype", "recompute_modules", "recompute_method")
+    here = base.with_recipe(replace(base.recipe, pins=pins, fixed=fixed))
     assume(not len(search(here).points))
     clash = search_relaxed(here).conflict()
     assert clash

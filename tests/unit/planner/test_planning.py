@@ -5,25 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.margins import Margin, no_margin
 from llmlaunch.calibration.support import Lessons
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks
-from llmlaunch.planner.plan import Plan, as_planned
+from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
-from llmlaunch.planner.setting import host_limit, memory_limit, setting_of
+from llmlaunch.planner.setting import host_limit, memory_limit
 from llmlaunch.planner.unsafe import explain_unsafe
 from llmlaunch.units import GIB
+from support.plans import gallery_setting, plan_of, setting_for
 from support.recipes import recipe_of
-
-
-def plan_of(name: str, *overrides: str) -> Plan:
-    recipe = recipe_of(name, *overrides)
-    return make_plan(setting_of(recipe, backend_for(recipe)))
 
 
 def test_the_70b_recipe_is_safe_as_it_ships() -> None:
@@ -36,19 +31,19 @@ def test_the_70b_recipe_is_safe_as_it_ships() -> None:
 
 @pytest.mark.parametrize("name", ["llama3-70b", "llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed", "quickstart"])
 def test_every_layout_is_chosen_from_or_refused_once(name: str) -> None:
-    recipe = recipe_of(name)
-    found = search(setting_of(recipe, backend_for(recipe)))
-    assert found.searched > len(found.points)
-    assert sum(found.refused.values()) + int(np.count_nonzero(found.safe)) == found.searched
-    assert np.all(np.diff(found.step_seconds[found.order][1:]) >= -1e-9)
-    assert np.all(found.layouts.data * found.layouts.tensor * found.layouts.pipeline * found.layouts.context
-                  == recipe.world_size)  # fmt: skip
+    setting = gallery_setting(name)
+    result = search(setting)
+    assert result.searched > len(result.points)
+    assert sum(result.refused.values()) + int(np.count_nonzero(result.safe)) == result.searched
+    assert np.all(np.diff(result.step_seconds[result.order][1:]) >= -1e-9)
+    assert np.all(result.layouts.data * result.layouts.tensor * result.layouts.pipeline * result.layouts.context
+                  == setting.recipe.world_size)  # fmt: skip
 
 
 def test_what_the_search_prices_is_what_the_plan_shows() -> None:
-    recipe = recipe_of("llama3-70b")
-    plan = make_plan(setting_of(recipe, backend_for(recipe)))
-    job = setting_of(as_planned(recipe, plan.chosen), backend_for(recipe)).job
+    setting = gallery_setting("llama3-70b")
+    plan = make_plan(setting)
+    job = setting_for(as_planned(setting.recipe, plan.chosen)).job
     again = worst_ranks(job, LayoutColumns.of([plan.layout]))
     assert int(again.device_bytes[0]) == plan.chosen.device_bytes == plan.estimate.worst.device_bytes
     assert sum(plan.step_terms.values()) == pytest.approx(plan.chosen.step_seconds)
@@ -91,16 +86,6 @@ def test_no_legal_layout_names_the_rule_that_refuses_most() -> None:
         plan_of("llama3-8b", "training.global_batch_size=7", "layout={context: 1, tensor: 1, pipeline: 1}")
 
 
-def test_pins_that_match_no_split_of_the_devices_are_named() -> None:
-    # 2 of 32 devices are left over, and 81 layers have no pipeline of 2 to use them
-    words = (
-        "model={base: llama3-8b, num_layers: 81}",
-        "layout={data: 16, tensor: 1, context: 1, layers_by_stage: even}",
-    )
-    with pytest.raises(UserError, match=r"tensor: 1, layout.context: 1 and layout.data: 16 contradict one another"):
-        plan_of("llama3-8b", *words)
-
-
 def test_a_small_card_keeps_a_fixed_floor_free() -> None:
     recipe = recipe_of("llama3-8b", "cluster=a100-40gb-x8", "memory.limit=0.95", "memory.floor_gib=4")
     limit = memory_limit(recipe.cluster.accelerator, recipe.memory)
@@ -126,34 +111,32 @@ def test_without_enough_measured_runs_the_rule_decides_and_says_so() -> None:
 @pytest.mark.parametrize(("ratio", "share"), [(1.25, 0.8), (1.05, 1 / 1.05), (0.9, 1.0)])
 def test_with_enough_measured_runs_they_decide_and_the_floor_stays_free(ratio: float, share: float) -> None:
     recipe = recipe_of("llama3-8b", "memory={risk: 0.05, floor_gib: 2}")
-    said = Margin(0.05, 30, 19, ratio, "risk 0.05 by 30 comparable runs")
+    margin = Margin(0.05, 30, 19, ratio, "risk 0.05 by 30 comparable runs")
     memory = recipe.cluster.accelerator.memory_bytes
-    limit = memory_limit(recipe.cluster.accelerator, recipe.memory, said)
+    limit = memory_limit(recipe.cluster.accelerator, recipe.memory, margin)
     assert limit.limit_bytes == int(memory * share - 2 * GIB)
     assert limit.limit_bytes <= memory
-    assert limit.reason.startswith(said.sentence)
-    plan = plan_json(make_plan(setting_of(recipe, backend_for(recipe), lessons=Lessons(margin=said))))
+    assert limit.reason.startswith(margin.sentence)
+    plan = plan_json(make_plan(setting_for(recipe, Lessons(margin=margin))))
     assert (plan["memory"]["risk"], plan["memory"]["runs"]) == (0.05, 30)
     assert plan["memory"]["limit_bytes"] == limit.limit_bytes
 
 
 def test_measured_runs_change_nothing_where_no_risk_is_asked_for() -> None:
-    recipe = recipe_of("llama3-8b")
-    said = Margin(0.05, 30, 19, 1.01, "risk 0.05 by 30 comparable runs")
-    assert plan_json(make_plan(setting_of(recipe, backend_for(recipe), lessons=Lessons(margin=said)))) == plan_json(
-        plan_of("llama3-8b")
-    )
+    margin = Margin(0.05, 30, 19, 1.01, "risk 0.05 by 30 comparable runs")
+    plan = make_plan(gallery_setting("llama3-8b", lessons=Lessons(margin=margin)))
+    assert plan_json(plan) == plan_json(plan_of("llama3-8b"))
 
 
 def test_host_memory_refuses_with_the_term_and_the_way_out() -> None:
     plan = plan_of("llama3-8b", "slurm.mem=20G")
     assert not plan.safe
     assert set(plan.refused) >= {"host_memory"}
-    said = str(explain_unsafe(plan))
-    assert "not the host memory" in said
-    assert "80% of slurm.mem (20 GiB)" in said
-    assert "most of it processes" in said
-    assert "Smallest change that fits: set slurm.mem: 0 (from 20G)" in said
+    message = str(explain_unsafe(plan))
+    assert "not the host memory" in message
+    assert "80% of slurm.mem (20 GiB)" in message
+    assert "most of it processes" in message
+    assert "Smallest change that fits: set slurm.mem: 0 (from 20G)" in message
 
 
 def test_a_host_that_is_large_enough_changes_nothing() -> None:
@@ -191,9 +174,9 @@ def test_states_offloaded_beyond_the_host_are_taken_back() -> None:
     offload = ("layout.offload_optimizer=1.0", "layout.zero_stage=1", "slurm.mem=0")
     plan = plan_of("llama3-8b", *offload, "cluster.base=h100-80gb-x8", "cluster.host_memory_gib=60")
     assert not plan.safe
-    said = str(explain_unsafe(plan))
-    assert "most of it offloaded_optimizer" in said
-    assert "remove layout.offload_optimizer" in said
+    message = str(explain_unsafe(plan))
+    assert "most of it offloaded_optimizer" in message
+    assert "remove layout.offload_optimizer" in message
 
 
 def test_on_a_cpu_the_host_is_the_device_and_offload_saves_nothing() -> None:
@@ -220,8 +203,7 @@ def test_the_plan_says_whether_swapping_is_hidden() -> None:
         for length in (2048, 262144)
     )
     assert "it is not hidden" in short[-1]
-    assert (
-        "GB/s of the 37.5 that 16 lanes of PCIe 5.0 can carry" in short[-1]
-    )  # what the step time takes: eight share the memory
+    # what the step time takes: eight share the memory
+    assert "GB/s of the 37.5 that 16 lanes of PCIe 5.0 can carry" in short[-1]
     assert long[-1].endswith("it is hidden")
     assert plan_of("llama3-8b", pinned).assumptions == ()

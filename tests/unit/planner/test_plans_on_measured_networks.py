@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.assets import asset
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.load import load_recipe
+from support.plans import setting_for
+from support.recipes import recipe_of
 
 NODES = 16
 
@@ -23,14 +21,11 @@ def plan_on(factor: float) -> Plan:
     (github.com/yimjinkyu1/date2024_pipette, vivaldi-master/time_0.json: 16.2 to 19.8 GB/s), times a factor."""
     chance = random.Random(0)
     speeds = tuple(tuple(factor * chance.uniform(16.2e9, 19.8e9) for _ in range(NODES)) for _ in range(NODES))
-    recipe = load_recipe(
-        asset("recipes", "llama3-8b.yaml"),
-        ("cluster=a100-80gb-x8", f"nodes={NODES}", "training.sequence_length=2048", "training.global_batch_size=512"),
-    )
+    training = ("training.sequence_length=2048", "training.global_batch_size=512")
+    recipe = recipe_of("llama3-8b", "cluster=a100-80gb-x8", f"nodes={NODES}", *training)
     matrix = BandwidthMatrix(tuple(f"n{i:02}" for i in range(NODES)), speeds)
     cluster = replace(recipe.cluster, devices_per_node=4, nvlink_domain_devices=4, bandwidth=matrix)
-    recipe = replace(recipe, cluster=cluster, pins={})
-    return make_plan(setting_of(recipe, backend_for(recipe)))
+    return make_plan(setting_for(replace(recipe, cluster=cluster, pins={})))
 
 
 @pytest.fixture(scope="module")

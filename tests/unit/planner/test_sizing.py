@@ -9,24 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.plan_assumptions import job_length, time_limit_note
 from llmlaunch.planner.planning import make_plan, make_sized_plan
 from llmlaunch.planner.search import search
-from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.sizing import ALL_UP_TO, smallest_cluster, splittable, stride
 from llmlaunch.planner.unsafe import refuse
 from llmlaunch.recipe.types import Recipe
+from support.plans import gallery_setting, setting_for
 from support.recipes import recipe_of
 
 DAY = 86400
 
 
 def sized(name: str, *overrides: str) -> tuple[Recipe, Plan]:
-    recipe = recipe_of(name, *overrides)
-    setting, plan = make_sized_plan(setting_of(recipe, backend_for(recipe)))
+    setting, plan = make_sized_plan(gallery_setting(name, *overrides))
     return setting.recipe, plan
 
 
@@ -40,40 +38,53 @@ def short_of(share: float) -> float:
 
 def safe_on(recipe: Recipe, nodes: int) -> bool:
     try:
-        return make_plan(setting_of(replace(recipe, nodes=nodes), backend_for(recipe))).safe
+        return make_plan(setting_for(replace(recipe, nodes=nodes))).safe
     except UserError:  # no layout is legal
         return False
 
 
-STAY = "layout.offload_optimizer=0.0"
+STAY = "layout={offload_optimizer: 0.0, recompute: full}"
 SMALL = {
     "pipelines of a divisor of 32": ("llama3-8b", "cluster=a100-40gb-x8", "cluster.devices_per_node=1", STAY),
     "batches of three": ("llama3-8b", "training.global_batch_size=96", "cluster.devices_per_node=1", STAY),
-    "only seven of something": ("llama3-8b", "model.num_layers=28", "cluster.devices_per_node=2", "layout.pipeline=7"),
+    "only seven of something": (
+        "llama3-8b",
+        "model.num_layers=14",
+        "cluster.devices_per_node=2",
+        STAY,
+        "layout.pipeline=7",
+    ),
     "split by data alone": ("llama2-7b-deepspeed", "cluster.devices_per_node=1", "training.global_batch_size=60", STAY),
-    "a data parallel size": ("llama3-8b", "layout.data=4", "cluster.devices_per_node=1", STAY),
+    "a data parallel size": (
+        *("llama3-8b", "cluster.devices_per_node=1", STAY, "layout.data=4", "layout.context=1"),
+        *("model.num_layers=8", "cluster.accelerator.memory_gib=24"),
+    ),
     "fits at once": ("quickstart",),
-    "host memory": ("llama3-8b", "slurm.mem=100G", "layout={zero_stage: 1, offload_optimizer: 1.0}"),
+    "host memory": (
+        "llama3-8b",
+        "slurm.mem=100G",
+        "layout={zero_stage: 1, offload_optimizer: 1.0, context: 1, recompute: full}",
+    ),
 }
 
 
-@pytest.mark.parametrize("words", SMALL.values(), ids=SMALL)
-def test_the_number_chosen_is_safe_and_no_smaller_one_is(words: tuple[str, ...]) -> None:
-    recipe, plan = sized(*words, "nodes=auto")
+@pytest.mark.parametrize("overrides", SMALL.values(), ids=SMALL)
+def test_the_number_chosen_is_safe_and_no_smaller_one_is(overrides: tuple[str, ...]) -> None:
+    recipe, plan = sized(*overrides, "nodes=auto")
     assert plan.safe
     assert plan.layout.world_size == recipe.world_size
     by_hand = next(n for n in range(1, ALL_UP_TO) if safe_on(recipe, n))
     assert recipe.nodes == by_hand
     assert plan.sizing is not None
-    assert [tried.nodes for tried in plan.sizing.tried] == list(range(1, by_hand + 1))
-    assert all(tried.refused and tried.reason for tried in plan.sizing.tried[:-1])
+    assert [trial.nodes for trial in plan.sizing.tried] == list(range(1, by_hand + 1))
+    assert all(trial.refused and trial.reason for trial in plan.sizing.tried[:-1])
 
 
 def test_the_choice_is_the_plan_and_the_digest_of_that_number_written_down() -> None:
     recipe, plan = sized("llama3-70b", "nodes=auto", "budget.max_nodes=10")
     written = recipe_of("llama3-70b", f"nodes={recipe.nodes}")
     assert recipe.digest == written.digest
-    assert replace(plan, sizing=None, budget=written.budget) == make_plan(setting_of(written, backend_for(written)))
+    assert replace(plan, sizing=None, budget=written.budget) == make_plan(setting_for(written))
 
 
 @settings(max_examples=25, deadline=None)
@@ -86,12 +97,16 @@ def test_the_choice_is_the_plan_and_the_digest_of_that_number_written_down() -> 
 def test_only_what_no_layout_could_split_is_left_out(
     batch: int, tensor: int | None, data: int | None, micro: int | None
 ) -> None:
-    few = "layout={zero_stage: 1, recompute: none, sequence_parallel: false, virtual_pipeline: 1}"
-    recipe = recipe_of("llama3-8b", "nodes=1", "cluster.devices_per_node=2", "training.sequence_length=1024", few)
+    few = (
+        "layout={zero_stage: 1, recompute: none, sequence_parallel: false, virtual_pipeline: 1, "
+        "offload_optimizer: 0.0, offload_modules: [], offload_layers: 0}"
+    )
+    small = ("nodes=1", "cluster.devices_per_node=2", "training.sequence_length=1024", "model.num_layers=6")
+    recipe = recipe_of("llama3-8b", *small, few)
     mine = {"tensor": tensor, "data": data, "micro_batch_size": micro}
     pins = {**recipe.pins, **{name: value for name, value in mine.items() if value is not None}}
     training = replace(recipe.training, global_batch_size=batch)
-    setting = setting_of(replace(recipe, pins=pins, training=training), backend_for(recipe))
+    setting = setting_for(replace(recipe, pins=pins, training=training))
     counts = np.arange(1, 11)
     for nodes, can in zip(counts.tolist(), splittable(setting, counts).tolist(), strict=True):
         legal = len(search(setting.with_recipe(replace(setting.recipe, nodes=nodes))).layouts)
@@ -103,11 +118,9 @@ def test_counts_are_passed_over_only_beyond_those_tried_one_by_one_and_within_th
     for nodes in range(ALL_UP_TO + 1, 5000):
         assert 1 < stride(nodes) < nodes / 31
     pinned = ("layout={tensor: 1, pipeline: 1, context: 1, recompute: none, zero_stage: 0}", "slurm.mem=1G")
-    recipe = recipe_of(
-        "llama3-8b", "nodes=1", "cluster.devices_per_node=1", "training.global_batch_size=720720", *pinned
-    )
-    tried = smallest_cluster(setting_of(recipe, backend_for(recipe)), 1, 264).tried
-    searched = [one.nodes for one in tried if one.refused != "no_layout"]
+    overrides = ("nodes=1", "cluster.devices_per_node=1", "training.global_batch_size=720720", *pinned)
+    trials = smallest_cluster(gallery_setting("llama3-8b", *overrides), 1, 264).tried
+    searched = [trial.nodes for trial in trials if trial.refused != "no_layout"]
     divisors = [n for n in range(1, 265) if 720720 % n == 0]
     assert [n for n in searched if n <= ALL_UP_TO] == [n for n in divisors if n <= ALL_UP_TO]
     for n in divisors:
@@ -123,11 +136,11 @@ def test_days_are_met_by_the_fewest_nodes_that_meet_them() -> None:
     assert recipe.nodes > unhurried.nodes
     assert plan.length.seconds <= days * DAY
     assert plan.sizing is not None
-    for tried in plan.sizing.tried[:-1]:
-        assert tried.refused in ("no_layout", "memory", "days")
-        if tried.length is not None:
-            alone = make_plan(setting_of(replace(recipe, nodes=tried.nodes), backend_for(recipe)))
-            assert alone.length == tried.length
+    for trial in plan.sizing.tried[:-1]:
+        assert trial.refused in ("no_layout", "memory", "days")
+        if trial.length is not None:
+            alone = make_plan(setting_for(replace(recipe, nodes=trial.nodes)))
+            assert alone.length == trial.length
             assert alone.length.seconds > days * DAY
 
 
@@ -138,11 +151,11 @@ def test_a_budget_that_a_fixed_number_of_nodes_exceeds_names_the_fewest_that_do_
     assert not plan.good
     with pytest.raises(NothingSafe) as refused:
         refuse(plan)
-    said = str(refused.value)
-    assert f"of budget.days: {days}" in said
+    message = str(refused.value)
+    assert f"of budget.days: {days}" in message
     enough, _ = sized(*LONG, f"budget.days={days}", "nodes=auto")
-    assert f"The fewest that stay within it: nodes: {enough.nodes} (" in said
-    refuse(make_sized_plan(setting_of(enough, backend_for(enough)))[1])
+    assert f"The fewest that stay within it: nodes: {enough.nodes} (" in message
+    refuse(make_sized_plan(setting_for(enough))[1])
     assert recipe.nodes == 4
 
 
@@ -170,28 +183,30 @@ def test_where_no_number_of_nodes_fits_the_nearest_is_shown_with_what_would() ->
         refuse(plan)
 
 
+FEWEST = "tensor: 1, pipeline: 1, virtual_pipeline: 1, micro_batch_size: 1, recompute: none, offload_optimizer: 0.0"
+
+
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("overrides", "reason"),
     [
         (("quickstart", "training.global_batch_size=7"), "training.global_batch_size: 7 evenly"),
         (("llama3-8b", "layout={tensor: 3, data: 1, pipeline: 1, context: 1}", "model.num_attention_heads=24",
           "model.num_query_groups=8", "model.hidden_size=3072"), "as pinned"),
         (("llama3-8b", "training.sequence_length=1001", "layout={context: 2}"), "as pinned (context=2)"),
-        (("llama3-8b", "training.sequence_length=1002", "layout={context: 2}"), "[context-length]"),
+        (("llama3-8b", "training.sequence_length=1002", f"layout={{context: 2, {FEWEST}}}"), "[context-length]"),
     ],
 )  # fmt: skip
-def test_what_no_number_of_nodes_could_split_is_said_with_its_reason(words: tuple[str, ...], reason: str) -> None:
+def test_what_no_number_of_nodes_could_split_is_said_with_its_reason(overrides: tuple[str, ...], reason: str) -> None:
     with pytest.raises(UserError) as refused:
-        sized(*words, "nodes=auto")
+        sized(*overrides, "nodes=auto")
     assert refused.value.exit_code == 2
     assert "nodes: auto: no number of nodes up to 1024 has a legal layout" in str(refused.value)
     assert reason in str(refused.value)
 
 
 def test_the_advice_for_too_few_nodes_is_the_smallest_number_that_fits() -> None:
-    recipe = recipe_of("llama3-70b", "model=llama3-405b", "nodes=1")
-    found = smallest_cluster(setting_of(recipe, backend_for(recipe)), 2, 100).nodes
-    assert make_plan(setting_of(recipe, backend_for(recipe))).changes == {"nodes": found}
+    setting = gallery_setting("llama3-70b", "model=llama3-405b", "nodes=1")
+    assert make_plan(setting).changes == {"nodes": smallest_cluster(setting, 2, 100).nodes}
 
 
 def test_the_length_of_a_job_is_its_steps() -> None:
@@ -204,7 +219,7 @@ def test_the_length_of_a_job_is_its_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "hours"),
+    ("limit", "hours"),
     [
         ("90", 1.5),
         (90, 1.5),
@@ -215,21 +230,21 @@ def test_the_length_of_a_job_is_its_steps() -> None:
         ("1-0:0:36", 24.01),
     ],
 )
-def test_slurms_time_limit_is_read_as_slurm_does(asked: str | int, hours: float) -> None:
-    recipe = replace(recipe_of("llama3-8b"), slurm={"time": asked})
+def test_slurms_time_limit_is_read_as_slurm_does(limit: str | int, hours: float) -> None:
+    recipe = replace(recipe_of("llama3-8b"), slurm={"time": limit})
     assert time_limit_note(recipe, job_length(recipe, hours * 3.599)) == ()
-    (said,) = time_limit_note(recipe, job_length(recipe, hours * 3.601))
-    assert "slurm.time" in said
-    assert "training.save_interval" in said
+    (note,) = time_limit_note(recipe, job_length(recipe, hours * 3.601))
+    assert "slurm.time" in note
+    assert "training.save_interval" in note
 
 
-@pytest.mark.parametrize("asked", [None, False, "UNLIMITED", "0", 0, "soon"])
-def test_no_limit_ends_no_job(asked: str | int | None) -> None:
-    recipe = replace(recipe_of("llama3-8b"), slurm={} if asked is None else {"time": asked})
+@pytest.mark.parametrize("limit", [None, False, "UNLIMITED", "0", 0, "soon"])
+def test_no_limit_ends_no_job(limit: str | int | None) -> None:
+    recipe = replace(recipe_of("llama3-8b"), slurm={} if limit is None else {"time": limit})
     assert time_limit_note(recipe, job_length(recipe, 1e6)) == ()
 
 
 def test_a_job_that_can_be_resumed_is_told_so() -> None:
     recipe = recipe_of("llama3-8b", "training.save_interval=10", "training.checkpoint_path=/ck", "slurm.time=60")
-    (said,) = time_limit_note(recipe, job_length(recipe, 1e3))
-    assert "its last checkpoint" in said
+    (note,) = time_limit_note(recipe, job_length(recipe, 1e3))
+    assert "its last checkpoint" in note

@@ -12,16 +12,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NAMES
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import offered_values
-from llmlaunch.planner.setting import Setting, setting_of
+from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import advice, smallest_change, yaml_text
-from support.recipes import recipe_of
+from support.plans import gallery_setting, plan_of, setting_for
 
 SMALL = ("cluster=a100-40gb-x8", "nodes=1", "training.global_batch_size=32")
 FEW_WORDS = {"offload_optimizer": 0.0, "offload_layers": 0, "offload_modules": [], "layers_by_stage": "even"}
@@ -41,16 +40,11 @@ PINS = st.fixed_dictionaries(
 )
 
 
-def setting(name: str, *words: str) -> Setting:
-    recipe = recipe_of(name, *words)
-    return setting_of(recipe, backend_for(recipe))
+def safe(setting: Setting, pins: dict[str, Any]) -> bool:
+    return bool(np.any(search(setting.with_recipe(replace(setting.recipe, pins=pins))).safe))
 
 
-def safe(found: Setting, pins: dict[str, Any]) -> bool:
-    return bool(np.any(search(found.with_recipe(replace(found.recipe, pins=pins))).safe))
-
-
-def words_of(changes: dict[str, Any]) -> list[str]:
+def overrides_of(changes: dict[str, Any]) -> list[str]:
     return [f"{key}={yaml_text(value)}" for key, value in changes.items()]
 
 
@@ -58,17 +52,16 @@ def words_of(changes: dict[str, Any]) -> list[str]:
 @given(PINS)
 def test_the_named_change_of_pins_is_safe_when_it_is_applied_and_none_smaller_is(pins: dict[str, Any]) -> None:
     pinned = (f"{name}: {yaml_text(value)}" for name, value in {**pins, **FEW_WORDS}.items())
-    words = (*SMALL, "memory.limit=0.6", f"layout={{{', '.join(pinned)}}}")
+    overrides = (*SMALL, "memory.limit=0.6", f"layout={{{', '.join(pinned)}}}")
     try:
-        here = setting("llama3-8b", *words)
+        here = gallery_setting("llama3-8b", *overrides)
     except UserError:
         assume(False)  # what no layout could pass is refused before anything is searched
     assume(not np.any(search(here).safe))
     change = smallest_change(here)
     assert change is not None
     assume(all(key.startswith("layout.") for key in change.settings))
-    recipe = recipe_of("llama3-8b", *words, *words_of(dict(change.settings)))
-    plan = make_plan(setting_of(recipe, backend_for(recipe)))
+    plan = plan_of("llama3-8b", *overrides, *overrides_of(dict(change.settings)))
     assert plan.safe
     assert plan.layout == change.layout
     named = {key.removeprefix("layout.") for key in change.settings}
@@ -93,7 +86,7 @@ def nearest_by_trying(here: Setting, count: int) -> float | None:
     values = {name: (1, 2, 4, 8) if name == "data" else offered_values(recipe, space, name) for name in recipe.pins}
     names = [name for name in recipe.pins if name not in FEW_WORDS]
     for keep in product((True, False), repeat=len(names)):
-        freed = [name for name, kept in zip(names, keep, strict=True) if not kept]
+        freed = [name for name, pinned in zip(names, keep, strict=True) if not pinned]
         if len(freed) != count or not safe(here, {n: p for n, p in recipe.pins.items() if n not in freed}):
             continue
         for chosen in product(*(values[name] for name in freed)):
@@ -109,79 +102,68 @@ def as_written(name: str, value: int) -> Any:
     return RECOMPUTE_NAMES[value] if name == "recompute" else bool(value) if name == "sequence_parallel" else value
 
 
-def test_of_several_single_changes_the_least_far_is_named() -> None:
+@pytest.mark.parametrize("tensor", ["4", "[1, 2]"])
+def test_of_several_single_changes_the_least_far_is_named_with_the_pin_as_it_was(tensor: str) -> None:
     # micro-batch 1 would do as well, five doublings away
-    pins = "tensor: 4, pipeline: 4, context: 1, micro_batch_size: 32, recompute: full"
-    change = smallest_change(setting("llama3-70b", f"layout={{{pins}}}"))
+    pins = f"tensor: {tensor}, pipeline: 4, context: 1, micro_batch_size: 32, recompute: full"
+    change = smallest_change(gallery_setting("llama3-70b", f"layout={{{pins}}}"))
     assert change is not None
-    assert change.sentence() == "set layout.tensor: 8 (from 4)"
-
-
-def test_a_pin_that_was_a_list_is_shown_as_one() -> None:
-    pins = "tensor: [1, 2], pipeline: 4, context: 1, micro_batch_size: 32, recompute: full"
-    change = smallest_change(setting("llama3-70b", f"layout={{{pins}}}"))
-    assert change is not None
-    assert change.sentence() == "set layout.tensor: 8 (from [1, 2])"
+    assert change.sentence() == f"set layout.tensor: 8 (from {tensor})"
 
 
 def test_a_pin_is_named_as_the_recipe_writes_it() -> None:
-    words = "layout={recompute: none, tensor: 1, distributed_optimizer: false}"
-    change = smallest_change(setting("llama3-70b", words))
+    overrides = "layout={recompute: none, tensor: 1, distributed_optimizer: false}"
+    change = smallest_change(gallery_setting("llama3-70b", overrides))
     assert change is not None
     assert change.sentence() == "set layout.distributed_optimizer: true (from false)"
-    again = recipe_of("llama3-70b", words, *words_of(dict(change.settings)))
-    assert make_plan(setting_of(again, backend_for(again))).safe
+    assert plan_of("llama3-70b", overrides, *overrides_of(dict(change.settings))).safe
 
 
 def test_what_belonged_to_the_pinned_recompute_goes_with_it() -> None:
     pins = "tensor: 4, pipeline: 1, data: 2, recompute: selective, recompute_modules: [core_attn], zero_stage: 1"
-    here = setting("llama3-8b", *SMALL, f"layout={{{pins}, micro_batch_size: 8}}")
+    here = gallery_setting("llama3-8b", *SMALL, f"layout={{{pins}, micro_batch_size: 8}}")
     change = smallest_change(here)
     assert change is not None
     if "layout.recompute" in change.settings:
         assert change.settings["layout.recompute_modules"] is None
-    assert make_plan(setting_of(change.recipe, here.backend)).safe
+    assert make_plan(setting_for(change.recipe)).safe
 
 
 def test_where_no_layout_change_does_a_technique_is_added_and_the_recipe_so_changed_is_safe() -> None:
     wide = "model={base: llama2-7b, vocab_size: 256000}"
     # a length that Ulysses cannot split
-    words = ("training.sequence_length=32767", "cluster=a100-40gb-x8", "nodes=1", wide)
-    here = setting("llama2-7b-deepspeed", *words)
+    overrides = ("training.sequence_length=32767", "cluster=a100-40gb-x8", "nodes=1", wide)
+    here = gallery_setting("llama2-7b-deepspeed", *overrides)
     assert not np.any(search(here).safe)
     change = smallest_change(here)
     assert change is not None
     assert change.sentence() == "add layout.loss: tiled"
-    again = recipe_of("llama2-7b-deepspeed", *words, *words_of(dict(change.settings)))
-    assert make_plan(setting_of(again, backend_for(again))).layout == change.layout
+    assert plan_of("llama2-7b-deepspeed", *overrides, *overrides_of(dict(change.settings))).layout == change.layout
 
 
 def test_a_word_of_the_recipe_that_stands_in_the_way_is_set_to_what_would_be_chosen() -> None:
-    words = ("nodes=1", "layout={offload_optimizer: 0.0}")
-    change = smallest_change(setting("llama3-70b", *words))
+    overrides = ("nodes=1", "layout={offload_optimizer: 0.0}")
+    change = smallest_change(gallery_setting("llama3-70b", *overrides))
     assert change is not None
     assert change.sentence() == "set layout.offload_optimizer: 1.0 (from 0.0)"
-    again = recipe_of("llama3-70b", *words, *words_of(dict(change.settings)))
-    assert make_plan(setting_of(again, backend_for(again))).layout == change.layout
+    assert plan_of("llama3-70b", *overrides, *overrides_of(dict(change.settings))).layout == change.layout
 
 
 def test_more_nodes_come_after_the_techniques_and_keep_the_pins_that_can_stay() -> None:
-    words = ("model=llama3-405b", "nodes=2", "layout={micro_batch_size: 1}", "training.sequence_length=8192")
-    change = smallest_change(setting("llama3-70b", *words))
+    overrides = ("model=llama3-405b", "nodes=2", "layout={micro_batch_size: 1}", "training.sequence_length=8192")
+    change = smallest_change(gallery_setting("llama3-70b", *overrides))
     assert change is not None
     assert list(change.settings) == ["nodes"]
-    again = recipe_of("llama3-70b", *words, *words_of(dict(change.settings)))
-    assert make_plan(setting_of(again, backend_for(again))).safe
+    assert plan_of("llama3-70b", *overrides, *overrides_of(dict(change.settings))).safe
 
 
 def test_an_unsafe_plan_carries_the_change_as_words_to_write() -> None:
-    recipe = recipe_of("llama3-8b", *SMALL, "layout={tensor: 1, pipeline: 1}")
-    plan = make_plan(setting_of(recipe, backend_for(recipe)))
+    overrides = (*SMALL, "layout={tensor: 1, pipeline: 1}")
+    plan = plan_of("llama3-8b", *overrides)
     assert not plan.safe
     assert plan.changes is not None
     assert plan_json(plan)["changes"] == dict(plan.changes)
-    again = recipe_of("llama3-8b", *SMALL, "layout={tensor: 1, pipeline: 1}", *words_of(dict(plan.changes)))
-    assert make_plan(setting_of(again, backend_for(again))).safe
+    assert plan_of("llama3-8b", *overrides, *overrides_of(dict(plan.changes))).safe
 
 
 def test_where_nothing_helps_the_advice_says_what_was_tried() -> None:
@@ -190,8 +172,8 @@ def test_where_nothing_helps_the_advice_says_what_was_tried() -> None:
 
 def test_stages_named_unevenly_are_made_even_before_several_pins_change() -> None:
     pins = "tensor: 4, pipeline: 2, context: 1, data: 64, micro_batch_size: 1, recompute: full, zero_stage: 1"
-    here = setting("llama3-70b", f"layout={{layers_by_stage: [79, 1], {pins}, offload_optimizer: 0.0}}")
+    here = gallery_setting("llama3-70b", f"layout={{layers_by_stage: [79, 1], {pins}, offload_optimizer: 0.0}}")
     change = smallest_change(here)
     assert change is not None
     assert change.sentence() == "remove layout.layers_by_stage"
-    assert make_plan(setting_of(change.recipe, here.backend)).safe
+    assert make_plan(setting_for(change.recipe)).safe
