@@ -37,7 +37,7 @@ def test_no_message_puts_a_bare_value_into_a_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("resume", Path("/my runs/a")),
         ("logs", Path("it's"), "--node", "a;b"),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +23,10 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers import local_gpus
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rehearsal import environment, place
 from llmlaunch.units import GIB
+from support.command_line import run_llmlaunch
+from support.recipes import recipe_of
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 DENSE = str(RECIPES / "llama3-8b.yaml")
@@ -45,44 +47,40 @@ for line in sys.stdin:
 
 def frameworks(folder: Path, program: str = ANSWERS, peak: int = 30 * GIB, core: str = "0.19.2") -> Path:
     """An environment whose Python runs `program` whatever it is asked to."""
-    made = folder / "frameworks"
-    packages = made / "lib" / "python3.11" / "site-packages" / f"megatron_core-{core}.dist-info"
+    environment_folder = folder / "frameworks"
+    packages = environment_folder / "lib" / "python3.11" / "site-packages" / f"megatron_core-{core}.dist-info"
     packages.mkdir(parents=True)
     (packages / "METADATA").write_text(f"Metadata-Version: 2.1\nName: megatron-core\nVersion: {core}\n")
-    (made / "bin").mkdir()
-    python = made / "bin" / "python"
+    python = environment_folder / "bin" / "python"
+    python.parent.mkdir()
     python.write_text(f"#!{sys.executable}\n{program.replace('PEAK', str(peak))}")
     python.chmod(0o755)
-    return made
+    return environment_folder
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "llmlaunch", "rehearse", *words]
+def rehearse(frameworks: Path, *arguments: str | Path, code: int = 0, **variables: str) -> CompletedProcess[str]:
+    folder = frameworks.parent
+    variables = {"LLMLAUNCH_FRAMEWORKS": str(frameworks), **variables}
+    return run_llmlaunch(folder, "rehearse", *arguments, code=code, **variables)
 
 
-def rehearse(made: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "LLMLAUNCH_FRAMEWORKS": str(made), **variables}
-    return subprocess.run(command(*words), env=env, capture_output=True, text=True, timeout=120, check=False)
-
-
-def one_message(answer: subprocess.CompletedProcess[str], code: int = 2) -> str:
-    """The mistake, alone, beside what was said on the way."""
-    assert answer.returncode == code, answer.stderr
+def mistake(frameworks: Path, *arguments: str | Path) -> str:
+    """Return the one message of a `rehearse` that must fail."""
+    answer = rehearse(frameworks, *arguments, code=2)
     assert answer.stdout == ""
     assert "Traceback (most recent call last)" not in answer.stderr
-    said = answer.stderr.partition("error: ")[2]
-    assert said
-    return said
+    message = answer.stderr.partition("error: ")[2]
+    assert message
+    return message
 
 
 def test_the_result_alone_is_on_stdout_in_its_stable_shape(tmp_path: Path) -> None:
     answer = rehearse(frameworks(tmp_path), DENSE, PIPELINE, "--on", "trace", "--rank", "all", "--json")
-    assert answer.returncode == 0, answer.stderr
-    told = json.loads(answer.stdout)
-    jsonschema.validate(told, SCHEMA)
-    assert told["verdict"] == told["predicted_verdict"] == "safe"
-    assert [rank["pipeline_rank"] for rank in told["ranks"]] == [0, 1, 2, 3]
-    for rank in told["ranks"]:
+    result = json.loads(answer.stdout)
+    jsonschema.validate(result, SCHEMA)
+    assert result["verdict"] == result["predicted_verdict"] == "safe"
+    assert [rank["pipeline_rank"] for rank in result["ranks"]] == [0, 1, 2, 3]
+    for rank in result["ranks"]:
         assert (rank["on"], rank["peak_kind"], rank["rehearsed_bytes"]) == ("trace", "allocated", 30 * GIB)
         assert rank["predicted_bytes"] > 0
         assert rank["stands_for"] == [rank["pipeline_rank"]]
@@ -92,7 +90,6 @@ def test_the_result_alone_is_on_stdout_in_its_stable_shape(tmp_path: Path) -> No
 
 def test_a_person_reads_predicted_against_rehearsed_what_is_missing_and_what_is_next(tmp_path: Path) -> None:
     answer = rehearse(frameworks(tmp_path), DENSE, PIPELINE, "--on", "trace")
-    assert answer.returncode == 0, answer.stderr
     lines = answer.stdout.splitlines()
     assert lines[0].startswith("llama3-8b: safe  TP4 PP4")
     for part in (
@@ -112,43 +109,41 @@ def test_a_person_reads_predicted_against_rehearsed_what_is_missing_and_what_is_
 
 def test_what_was_rehearsed_before_is_shown_and_what_it_refuted_is_not_chosen_again(tmp_path: Path) -> None:
     variables = {"XDG_DATA_HOME": str(tmp_path / "data")}
-    made = frameworks(tmp_path)
-    rehearse(made, DENSE, PIPELINE, "--on=trace", "--rank=1", **variables)
-    again = rehearse(made, DENSE, PIPELINE, "--on=trace", "--rank=2", "--json", **variables)
-    shown = rehearse(made, DENSE, PIPELINE, "--on=trace", "--rank=2", **variables)
+    tracer = frameworks(tmp_path)
+    rehearse(tracer, DENSE, PIPELINE, "--on=trace", "--rank=1", **variables)
+    again = rehearse(tracer, DENSE, PIPELINE, "--on=trace", "--rank=2", "--json", **variables)
+    shown = rehearse(tracer, DENSE, PIPELINE, "--on=trace", "--rank=2", **variables)
     assert "Rehearsed before, GiB per device: pipeline rank 1" in shown.stdout
-    (tmp_path / "much").mkdir()
     too_much = frameworks(tmp_path / "much", peak=75 * GIB)
-    over = rehearse(too_much, DENSE, PIPELINE, "--on=trace", "--rank=0", "--json", **variables)
-    assert over.returncode == 3, over.stderr
+    over = rehearse(too_much, DENSE, PIPELINE, "--on=trace", "--rank=0", "--json", code=3, **variables)
     assert json.loads(over.stdout)["layout"] == json.loads(again.stdout)["layout"]
-    another = rehearse(made, DENSE, PIPELINE, "--on=trace", "--json", **variables)
-    assert another.returncode == 0, another.stderr
+    another = rehearse(tracer, DENSE, PIPELINE, "--on=trace", "--json", **variables)
     assert json.loads(another.stdout)["layout"] != json.loads(over.stdout)["layout"]
     assert "1 layout left out: refuted by a rehearsal" in another.stderr
 
 
 def test_more_than_the_limit_is_exit_code_3_with_the_next_layout(tmp_path: Path) -> None:
-    made = frameworks(tmp_path, peak=70 * GIB)
-    answer = rehearse(made, DENSE, "--on", "trace", "--rank", "0", "--json")
-    assert answer.returncode == 3, answer.stderr
-    told = json.loads(answer.stdout)
-    jsonschema.validate(told, SCHEMA)
-    assert (told["predicted_verdict"], told["verdict"]) == ("safe", "unsafe")
-    assert told["next_layout"]["layout"] != told["layout"]
-    shown = rehearse(made, DENSE, "--on", "trace", "--rank", "0")
+    tracer = frameworks(tmp_path, peak=70 * GIB)
+    answer = rehearse(tracer, DENSE, "--on", "trace", "--rank", "0", "--json", code=3)
+    result = json.loads(answer.stdout)
+    jsonschema.validate(result, SCHEMA)
+    assert (result["predicted_verdict"], result["verdict"]) == ("safe", "unsafe")
+    assert result["next_layout"]["layout"] != result["layout"]
+    shown = rehearse(tracer, DENSE, "--on", "trace", "--rank", "0", code=3)
     assert "Next layout: " in shown.stdout
     assert "llmlaunch submit" not in shown.stdout
 
 
 def test_a_plan_that_is_unsafe_is_rehearsed_all_the_same(tmp_path: Path) -> None:
     pins = "layout={tensor: 1, pipeline: 1, context: 1, micro_batch_size: 2, recompute: none}"
-    stays = rehearse(frameworks(tmp_path, peak=90 * GIB), DENSE, pins, "--on", "trace", "--json")
-    assert (stays.returncode, json.loads(stays.stdout)["verdict"]) == (3, "unsafe")
-    (tmp_path / "less").mkdir()
+    stays = rehearse(frameworks(tmp_path, peak=90 * GIB), DENSE, pins, "--on", "trace", "--json", code=3)
+    assert json.loads(stays.stdout)["verdict"] == "unsafe"
     fits = rehearse(frameworks(tmp_path / "less", peak=40 * GIB), DENSE, pins, "--on", "trace", "--json")
-    assert (fits.returncode, json.loads(fits.stdout)["verdict"]) == (0, "safe")
+    assert json.loads(fits.stdout)["verdict"] == "safe"
     assert "the estimate alone said unsafe" in json.loads(fits.stdout)["reasons"]
+
+
+DYING = "import sys; print('no room left', file=sys.stderr); sys.exit(7)"
 
 
 def failing(kind: str) -> str:
@@ -161,31 +156,19 @@ def failing(kind: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("program", "message"),
     [
-        ("refused", "Megatron-LM refuses these arguments: unrecognized arguments: --x"),
-        ("dishonest", "the trace would not have been true"),
-        ("unsupported", "this cannot be traced: unrecognized"),
-        ("error", "the trace failed: unrecognized"),
+        (failing("refused"), "pipeline rank 0: Megatron-LM refuses these arguments: unrecognized arguments: --x"),
+        (failing("dishonest"), "pipeline rank 0: the trace would not have been true"),
+        (failing("unsupported"), "pipeline rank 0: this cannot be traced: unrecognized"),
+        (failing("error"), "pipeline rank 0: the trace failed: unrecognized"),
+        (DYING, "ended with code 7 before it was done"),
+        (DYING, "no room left"),
+        ("import os; os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL) before it was done"),
     ],
 )
-def test_why_a_rank_was_not_traced_is_one_message(tmp_path: Path, kind: str, said: str) -> None:
-    answer = rehearse(frameworks(tmp_path, failing(kind)), DENSE, PIPELINE, "--on", "trace", "--json")
-    assert f"pipeline rank 0: {said}" in one_message(answer)
-
-
-def test_a_tracer_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
-    for number, (program, said) in enumerate(
-        (
-            ("import sys; print('no room left', file=sys.stderr); sys.exit(7)", "ended with code 7 before it was done"),
-            ("import os; os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL) before it was done"),
-        )
-    ):
-        (tmp_path / str(number)).mkdir()
-        answer = rehearse(frameworks(tmp_path / str(number), program), DENSE, PIPELINE, "--on", "trace")
-        message = one_message(answer)
-        assert said in message
-        assert "no room left" in message or number == 1
+def test_why_a_rank_was_not_traced_is_one_message(tmp_path: Path, program: str, message: str) -> None:
+    assert message in mistake(frameworks(tmp_path, program), DENSE, PIPELINE, "--on", "trace", "--json")
 
 
 def test_ctrl_c_ends_the_tracer_and_all_it_has_started(tmp_path: Path) -> None:
@@ -199,13 +182,13 @@ def test_ctrl_c_ends_the_tracer_and_all_it_has_started(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     env = {**os.environ, "LLMLAUNCH_FRAMEWORKS": str(frameworks(tmp_path, program))}
-    words = command(DENSE, PIPELINE, "--on", "trace")
-    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    command = [sys.executable, "-m", "llmlaunch", "rehearse", DENSE, PIPELINE, "--on", "trace"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         wait_for(pids.exists)
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=180)
+        _, stderr = running.communicate(timeout=180)
     assert running.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
     for pid in pids.read_text().split():
         wait_for(lambda pid=pid: not lives(int(pid)))
 
@@ -226,74 +209,64 @@ def wait_for(happened: Any) -> None:
 
 
 def test_the_tracers_python_gets_nothing_of_this_one(tmp_path: Path) -> None:
-    seen = tmp_path / "seen.json"
-    program = f"import json, os\njson.dump(dict(os.environ), open({str(seen)!r}, 'w'))\n{ANSWERS}"
+    note = tmp_path / "environment.json"
+    program = f"import json, os\njson.dump(dict(os.environ), open({str(note)!r}, 'w'))\n{ANSWERS}"
     leaks = {"PYTHONPATH": os.pathsep.join(sys.path), "VIRTUAL_ENV": "/somewhere"}
-    answer = rehearse(frameworks(tmp_path, program), DENSE, PIPELINE, "--on", "trace", **leaks)
-    assert answer.returncode == 0, answer.stderr
-    variables = json.loads(seen.read_text())
+    rehearse(frameworks(tmp_path, program), DENSE, PIPELINE, "--on", "trace", **leaks)
+    variables = json.loads(note.read_text())
     assert not {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"} & set(variables)
     assert variables["OMP_NUM_THREADS"] == "1"
 
 
 def test_mistakes_are_one_message_before_anything_is_traced(tmp_path: Path) -> None:
-    made = frameworks(tmp_path, "raise SystemExit('it was started')")
+    tracer = frameworks(tmp_path, "raise SystemExit('it was started')")
     deepspeed = str(RECIPES / "llama2-7b-deepspeed.yaml")
-    for words, said in (
+    for arguments, message in (
         ((DENSE, PIPELINE, "--rank", "4"), "pipeline ranks are 0 to 3; or say worst or all"),
         ((DENSE, 'backend={name: megatron-lm, version: "0.16"}'), "the job runs Megatron core 0.16, and"),
         ((deepspeed,), "a trace runs Megatron-LM alone"),
         ((DENSE, "-o", "run"), "a trace leaves no run directory"),
         (("nowhere.yaml",), "nowhere.yaml"),
     ):
-        answer = rehearse(made, *words, "--on", "trace", "--json")
-        message = one_message(answer)
-        assert said in message, message
-        assert len(message.strip().splitlines()) == 1
-        assert "it was started" not in answer.stderr
+        error = mistake(tracer, *arguments, "--on", "trace", "--json")
+        assert message in error
+        assert len(error.strip().splitlines()) == 1
+        assert "it was started" not in error
 
 
 def test_a_store_that_cannot_be_written_costs_the_record_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    answer = rehearse(
-        frameworks(tmp_path),
-        DENSE,
-        PIPELINE,
-        "--on",
-        "trace",
-        "--json",
-        LLMLAUNCH_STORE=str(tmp_path / "file" / "store.db"),
-    )
-    assert answer.returncode == 0, answer.stderr
+    store = str(tmp_path / "file" / "store.db")
+    answer = rehearse(frameworks(tmp_path), DENSE, PIPELINE, "--on", "trace", "--json", LLMLAUNCH_STORE=store)
     assert json.loads(answer.stdout)["recorded"] is None
     assert "warning: not recorded: " in answer.stderr
 
 
 def test_what_is_named_must_be_an_environment_with_megatron(tmp_path: Path) -> None:
-    assert "is no such environment" in one_message(rehearse(tmp_path / "nowhere", DENSE, PIPELINE, "--on", "trace"))
+    assert "is no such environment" in mistake(tmp_path / "nowhere", DENSE, PIPELINE, "--on", "trace")
     empty = frameworks(tmp_path)
     for file in empty.glob("lib/*/site-packages/*/METADATA"):
         file.unlink()
         file.parent.rmdir()
-    assert "holds no megatron-core" in one_message(rehearse(empty, DENSE, PIPELINE, "--on", "trace"))
+    assert "holds no megatron-core" in mistake(empty, DENSE, PIPELINE, "--on", "trace")
 
 
-@pytest.mark.parametrize("asked", ["auto", "trace", "gpu"])
+@pytest.mark.parametrize("where", ["auto", "trace", "gpu"])
 def test_where_nothing_is_at_hand_both_ways_to_have_something_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.delenv("LLMLAUNCH_FRAMEWORKS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(environment, "CHECKOUT", tmp_path)
-    recipe = load_recipe(DENSE, ())
-    with pytest.raises(UserError) as mistake:
-        place.chosen_place(recipe, asked, print)
-    said = str(mistake.value)
-    assert "llmlaunch rehearse --install-frameworks makes one" in said
-    assert "on a machine that has a h100-80gb or its like, or --on gpu where there is SLURM" in said
+    recipe = recipe_of("llama3-8b")
+    with pytest.raises(UserError) as caught:
+        place.chosen_place(recipe, where, print)
+    message = str(caught.value)
+    assert "llmlaunch rehearse --install-frameworks makes one" in message
+    assert "on a machine that has a h100-80gb or its like, or --on gpu where there is SLURM" in message
     (tmp_path / "Makefile").touch()
     with pytest.raises(UserError, match="make install-frameworks in "):
-        place.chosen_place(recipe, asked, print)
+        place.chosen_place(recipe, where, print)
 
 
 def test_the_checkouts_environment_goes_before_the_persons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,15 +276,15 @@ def test_the_checkouts_environment_goes_before_the_persons_own(tmp_path: Path, m
     assert environment.find_trace_environment() is None
     for folder in (tmp_path / "data" / "llmlaunch", tmp_path / "checkout"):
         folder.mkdir(parents=True)
-        made = frameworks(folder)
+        candidate = frameworks(folder)
         if folder.name == "checkout":
-            made = made.rename(folder / ".venv-frameworks")
+            candidate = candidate.rename(folder / ".venv-frameworks")
         before = environment.find_trace_environment()
-        assert before is None or before.folder != made, "its installation was interrupted"
-        (made / ".installed").touch()
-        found = environment.find_trace_environment()
-        assert found is not None
-        assert (found.folder, found.versions) == (made, {"megatron-core": "0.19.2"})
+        assert before is None or before.folder != candidate, "its installation was interrupted"
+        (candidate / ".installed").touch()
+        chosen = environment.find_trace_environment()
+        assert chosen is not None
+        assert (chosen.folder, chosen.versions) == (candidate, {"megatron-core": "0.19.2"})
 
 
 def test_a_gpu_of_this_machine_is_taken_where_it_is_like_the_planned_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,10 +300,10 @@ def test_a_gpu_of_this_machine_is_taken_where_it_is_like_the_planned_one(monkeyp
         "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(total=cards[card][0]),
     }.items():
         monkeypatch.setattr(pynvml, name, answer)
-    planned = load_recipe(DENSE, ()).cluster.accelerator
-    found = local_gpus.gpu_at_hand(planned)
-    assert found is not None
-    assert found.name == "NVIDIA H100 80GB HBM3"
+    planned = recipe_of("llama3-8b").cluster.accelerator
+    card_at_hand = local_gpus.gpu_at_hand(planned)
+    assert card_at_hand is not None
+    assert card_at_hand.name == "NVIDIA H100 80GB HBM3"
     for other in ({}, {"NVIDIA A100": (80 * GIB, (8, 0))}, {"NVIDIA H100 PCIe": (47 * GIB, (9, 0))}):
         cards.clear()
         cards.update(other)
@@ -338,13 +311,11 @@ def test_a_gpu_of_this_machine_is_taken_where_it_is_like_the_planned_one(monkeyp
 
 
 def test_a_recipe_for_cpus_has_no_gpus_memory_to_rehearse(tmp_path: Path) -> None:
-    answer = rehearse(frameworks(tmp_path), str(RECIPES / "quickstart.yaml"))
-    assert "trains on CPUs" in one_message(answer)
+    assert "trains on CPUs" in mistake(frameworks(tmp_path), RECIPES / "quickstart.yaml")
 
 
 def test_a_version_nobody_knows_is_rehearsed_as_the_one_it_is_rendered_for(tmp_path: Path) -> None:
-    words = (DENSE, 'backend={name: megatron-lm, version: "0.99"}', "--on", "trace", "--json")
-    answer = rehearse(frameworks(tmp_path), *words)
-    assert answer.returncode == 0, answer.stderr
+    version = 'backend={name: megatron-lm, version: "0.99"}'
+    answer = rehearse(frameworks(tmp_path), DENSE, version, "--on", "trace", "--json")
     remarks = json.loads(answer.stdout)["ranks"][0]["remarks"]
     assert remarks[0] == "the job runs Megatron core 0.99; this is 0.19.2, whose arguments were rendered for it"
