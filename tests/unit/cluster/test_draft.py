@@ -38,11 +38,11 @@ def test_a_tree_of_switches_typed_gpus_and_memory_that_is_handed_out(tmp_path: P
 
 
 def test_several_kinds_of_gpus_have_a_draft_each_that_asks_for_its_own(tmp_path: Path) -> None:
-    found = texts(SLURM_23_11)
-    assert set(found) == {"h100-x8", "h200-x8"}
-    cluster = loaded(found["h200-x8"], tmp_path)
+    texts_by_kind = texts(SLURM_23_11)
+    assert set(texts_by_kind) == {"h100-x8", "h200-x8"}
+    cluster = loaded(texts_by_kind["h200-x8"], tmp_path)
     assert (cluster.accelerator.name, cluster.site.gpu_type) == ("h200-141gb", "H200")
-    assert loaded(found["h100-x8"], tmp_path).site.gpu_type == "H100"
+    assert loaded(texts_by_kind["h100-x8"], tmp_path).site.gpu_type == "H100"
     assert (cluster.cpus_per_node, cluster.host_memory_bytes) == (104, 1757 * 2**30)
     assert (cluster.nodes_per_switch, cluster.site.container.runtime) == (None, "pyxis")
     assert "mem" not in cluster.slurm
@@ -67,16 +67,16 @@ def test_what_the_person_must_choose_is_told_and_not_chosen(tmp_path: Path) -> N
 
 
 def test_gpus_without_a_type_are_told_apart_by_the_features_of_their_nodes(tmp_path: Path) -> None:
-    found = texts(SLURM_26_05)
-    assert set(found) == {"h100-x8", "h200-x8"}
-    cluster = loaded(found["h200-x8"], tmp_path)
+    texts_by_kind = texts(SLURM_26_05)
+    assert set(texts_by_kind) == {"h100-x8", "h200-x8"}
+    cluster = loaded(texts_by_kind["h200-x8"], tmp_path)
     assert (cluster.accelerator.name, cluster.site.gpu_type) == ("h200-141gb", None)
     assert cluster.slurm == {"partition": "batch", "exclusive": False, "constraint": "H200"}
     assert (cluster.nodes_per_block, cluster.site.container.runtime) == (16, "apptainer")
 
 
 @pytest.mark.parametrize(
-    ("gres", "accelerator", "said"),
+    ("gres", "accelerator", "sentence"),
     [
         ("gpu:nvidia_h100_80gb_hbm3:4(S:0-1)", "h100-80gb", "devices_per_node: 4"),
         ("gpu:a100:8", "a100-40gb", "SLURM does not say 40 or 80 GB"),
@@ -87,10 +87,10 @@ def test_gpus_without_a_type_are_told_apart_by_the_features_of_their_nodes(tmp_p
         ("gpu:h100:no_consume:8", "h100-80gb", "base: h100-80gb-x8"),
     ],
 )
-def test_gpu_types_become_our_accelerators(gres: str, accelerator: str, said: str, tmp_path: Path) -> None:
+def test_gpu_types_become_our_accelerators(gres: str, accelerator: str, sentence: str, tmp_path: Path) -> None:
     (text,) = texts(replace(SLURM_22_05, nodes=SLURM_22_05.nodes.replace("gpu:h100:8", gres))).values()
     assert loaded(text, tmp_path).accelerator.name == accelerator
-    assert said in text
+    assert sentence in text
 
 
 @pytest.mark.parametrize(

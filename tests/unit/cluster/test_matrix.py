@@ -44,7 +44,7 @@ def test_what_is_written_reads_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "said"),
+    ("old", "new", "line", "sentence"),
     [
         ("18.5", "NaN", 5, "a to b is NaN, no finite number"),
         ("19.5", "Infinity", 6, "b to c is Infinity, no finite number"),
@@ -76,13 +76,15 @@ def test_what_is_written_reads_back(tmp_path: Path) -> None:
     ],
     ids=range(27),
 )
-def test_a_bad_matrix_is_refused_with_its_line(old: str, new: str, line: int | None, said: str, tmp_path: Path) -> None:
+def test_a_bad_matrix_is_refused_with_its_line(
+    old: str, new: str, line: int | None, sentence: str, tmp_path: Path
+) -> None:
     assert GOOD.count(old) == 1
     path = written(tmp_path, GOOD.replace(old, new))
     with pytest.raises(UserError) as caught:
         read_matrix(path)
     message = str(caught.value)
-    assert said in message
+    assert sentence in message
     assert "\n" not in message
     assert message.startswith(f"{path}:{line}: " if line else str(path))
 

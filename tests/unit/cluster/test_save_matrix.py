@@ -53,7 +53,7 @@ def test_a_shipped_profile_is_started_from_not_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ('base: cpu-x1\n"links":\n  fabric: {gigabytes_per_second: 3}\n', "add under links: `matrix: ours.links.json`"),
         ('{"base": "cpu-x1", "links": {}}\n', "add under links: `matrix: ours.links.json`"),
@@ -61,12 +61,12 @@ def test_a_shipped_profile_is_started_from_not_changed(tmp_path: Path) -> None:
         ("base: [\n", "is not valid YAML"),
     ],
 )
-def test_a_profile_that_cannot_be_changed_safely_is_left_alone(text: str, said: str, tmp_path: Path) -> None:
+def test_a_profile_that_cannot_be_changed_safely_is_left_alone(text: str, sentence: str, tmp_path: Path) -> None:
     profile = tmp_path / "ours.yaml"
     profile.write_text(text)
     with pytest.raises(UserError) as caught:
         destination("./ours.yaml", tmp_path)
-    assert said in str(caught.value)
+    assert sentence in str(caught.value)
     assert profile.read_text() == text
     assert [path.name for path in tmp_path.iterdir()] == ["ours.yaml"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -13,14 +12,9 @@ from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import load_preset, preset_names
 
 
-def published(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(asset("recipes", "models", f"{name}.json").read_text(encoding="utf-8"))
-    return data
-
-
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_has_exactly_the_published_parameters_and_states_their_source(name: str) -> None:
-    data = published(name)
+    data = json.loads(asset("recipes", "models", f"{name}.json").read_text(encoding="utf-8"))
     assert count_parameters(load_preset(name)).total == data["published_parameters"]
     assert "http" in data["source"] or "arXiv" in data["source"]
 

@@ -12,9 +12,9 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.placement.traffic import Volumes
 from llmlaunch.planner.placement import ExpectedPlacement, expected_placement, step_volumes
-from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.update import update_seconds
+from support.plans import setting_for
 from support.recipes import recipe_of
 
 
@@ -66,7 +66,7 @@ def measured(recipe: Recipe, nodes: int, far: float = 5e9) -> Recipe:
 
 
 def expected(recipe: Recipe, layout: Layout) -> ExpectedPlacement | None:
-    return expected_placement(setting_of(recipe, backend_for(recipe)), layout)
+    return expected_placement(setting_for(recipe), layout)
 
 
 def test_the_gain_is_expected_only_where_a_matrix_covers_the_job() -> None:
@@ -95,8 +95,7 @@ def test_no_order_saves_more_than_the_step_takes(far: float) -> None:
 def test_a_ring_has_as_many_adapters_as_in_the_step_time() -> None:
     """Eight members in a node share what leaves it; on an even network both say the same, but for latencies."""
     recipe, layout = measured(recipe_of("llama3-8b", "nodes=4"), 4), Layout(data=32, zero_stage=1)
-    setting = setting_of(recipe, backend_for(recipe))
     placement = expected(recipe, layout)
-    raw = update_seconds(setting.job, recipe.cluster.between(4), LayoutColumns.of([layout]))
+    raw = update_seconds(setting_for(recipe).job, recipe.cluster.between(4), LayoutColumns.of([layout]))
     assert placement is not None
     assert placement.seconds == pytest.approx(float(raw.reduce_seconds[0] + raw.gather_seconds[0]), rel=0.02)
