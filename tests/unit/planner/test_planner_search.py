@@ -61,10 +61,10 @@ def setting(name: str, *more: str, lessons: Lessons = NO_LESSONS) -> Setting:
 )
 def test_every_point_is_what_the_estimator_and_the_step_time_say_of_its_layout(name: str, said: str) -> None:
     asked = setting(name, lessons=LESSONS[said])
-    found = search(asked)
-    assert len(found.points)
-    for index in np.linspace(0, len(found.points) - 1, 150).astype(int):
-        candidate = found.at(asked.recipe, int(index))
+    result = search(asked)
+    assert len(result.points)
+    for index in np.linspace(0, len(result.points) - 1, 150).astype(int):
+        candidate = result.at(asked.recipe, int(index))
         planned = as_planned(asked.recipe, candidate)
         job, columns = asked.job_of(planned), LayoutColumns.of([candidate.layout])
         worst = worst_ranks(job, columns)
@@ -72,7 +72,7 @@ def test_every_point_is_what_the_estimator_and_the_step_time_say_of_its_layout(n
             candidate.device_bytes == int(worst.device_bytes[0]) == estimate(job, candidate.layout).worst.device_bytes
         )
         assert candidate.worst_pipeline_rank == int(worst.pipeline_rank[0])
-        assert found.points.rows.host_bytes[index] == worst_hosts(job, columns, node_of(planned))[0]
+        assert result.points.rows.host_bytes[index] == worst_hosts(job, columns, node_of(planned))[0]
         assert candidate.step_seconds == pytest.approx(
             float(step_time(job, planned.cluster, columns).total[0]), rel=1e-12
         )
@@ -82,11 +82,13 @@ def every_layout(asked: Setting) -> Iterator[tuple[tuple[StepTechniques, StateTe
     """By brute force: (words, layout, safe, seconds) of every legal layout, amounts one after the other."""
     recipe, backend = asked.recipe, asked.backend
     splits, words = enumerate_splits(recipe, backend.space(recipe)), technique_space(recipe, backend)
-    for way, held in product(words.step, words.state):
-        said = recipe_with_techniques(recipe, way, held)
+    for step, state in product(words.step, words.state):
+        said = recipe_with_techniques(recipe, step, state)
         job = asked.job_of(said)
-        for name, amount in amounts(way, recipe.model.num_layers):
-            layouts = splits.with_techniques(held.zero_stage, way.recompute, way.recompute_layers, way.offload_layers)
+        for name, amount in amounts(step, recipe.model.num_layers):
+            layouts = splits.with_techniques(
+                state.zero_stage, step.recompute, step.recompute_layers, step.offload_layers
+            )
             layouts = layouts.with_amount(name, np.full(len(layouts), amount)) if name else layouts
             chunk = recipe.model.num_layers / (layouts.pipeline * layouts.virtual_pipeline)
             legal = first_failed(backend.rules(said), situation(said, layouts)) < 0
@@ -95,11 +97,11 @@ def every_layout(asked: Setting) -> Iterator[tuple[tuple[StepTechniques, StateTe
             safe = fits & (worst_hosts(job, layouts, node_of(recipe)) <= asked.host_limit.limit_bytes)
             seconds = step_time(job, recipe.cluster, layouts).total
             for index in range(len(layouts)):
-                yield (way, held), layouts.row(index), bool(safe[index]), float(seconds[index])
+                yield (step, state), layouts.row(index), bool(safe[index]), float(seconds[index])
 
 
-def amounts(way: StepTechniques, layers: int) -> list[tuple[str, int]]:
-    return [(way.solved, amount) for amount in range(1, layers + 1)] if way.solved else [("", 0)]
+def amounts(step: StepTechniques, layers: int) -> list[tuple[str, int]]:
+    return [(step.solved, amount) for amount in range(1, layers + 1)] if step.solved else [("", 0)]
 
 
 @pytest.mark.parametrize(
@@ -110,10 +112,10 @@ def amounts(way: StepTechniques, layers: int) -> list[tuple[str, int]]:
 def test_the_fastest_is_that_of_brute_force_over_every_split_word_and_amount(name: str, said: str) -> None:
     asked = setting(name, "layout.layers_by_stage=even", lessons=LESSONS[said])
     safe = [seconds for _, _, is_safe, seconds in every_layout(asked) if is_safe]
-    found = search(asked)
-    assert np.any(found.safe) == bool(safe)
-    assert found.step_seconds[found.safe].min() == pytest.approx(min(safe), rel=1e-12)
-    assert found.candidate(asked.recipe, 0).step_seconds <= min(safe) * (1 + EQUAL)
+    result = search(asked)
+    assert np.any(result.safe) == bool(safe)
+    assert result.step_seconds[result.safe].min() == pytest.approx(min(safe), rel=1e-12)
+    assert result.candidate(asked.recipe, 0).step_seconds <= min(safe) * (1 + EQUAL)
 
 
 def test_amounts_are_the_fewest_that_are_safe_for_every_split() -> None:
@@ -123,13 +125,13 @@ def test_amounts_are_the_fewest_that_are_safe_for_every_split() -> None:
         if words[0].solved and is_safe:
             amount = getattr(layout, str(words[0].solved))
             least.setdefault((words, split_of(layout)), amount)
-    found = search(asked)
-    solved = [i for i in np.flatnonzero(found.safe) if found.points.techniques(i)[0].solved]
+    result = search(asked)
+    solved = [i for i in np.flatnonzero(result.safe) if result.points.techniques(i)[0].solved]
     assert solved, "no split of this recipe needs some layers and not all"
     for index in solved:
-        way, held = found.points.techniques(index)
-        layout = found.points.layout(int(index))
-        assert getattr(layout, str(way.solved)) == least[(way, held), split_of(layout)]
+        step, state = result.points.techniques(index)
+        layout = result.points.layout(int(index))
+        assert getattr(layout, str(step.solved)) == least[(step, state), split_of(layout)]
 
 
 def split_of(layout: Layout) -> Layout:
@@ -171,15 +173,15 @@ def test_the_fastest_uneven_stages_are_those_of_brute_force(name: str, said: str
     asked = setting_of(recipe, backend_for(recipe), lessons=LESSONS[said])
     cuts = [cut for p in (2, 4) for cut in product(range(1, LAYERS), repeat=p) if sum(cut) == LAYERS]
     named = (replace(recipe, layers_by_stage=cut) for cut in cuts)
-    fastest = min(_fastest(search(asked.with_recipe(one))) for one in (replace(recipe, layers_by_stage=()), *named))
+    fastest = min(_fastest(search(asked.with_recipe(each))) for each in (replace(recipe, layers_by_stage=()), *named))
     assert _fastest(search(asked)) == pytest.approx(fastest, rel=1e-12)
 
 
 LAYERS = 10
 
 
-def _fastest(found: SearchResult) -> float:
-    return float(found.step_seconds[found.safe].min(initial=np.inf))
+def _fastest(result: SearchResult) -> float:
+    return float(result.step_seconds[result.safe].min(initial=np.inf))
 
 
 @given(
@@ -187,14 +189,14 @@ def _fastest(found: SearchResult) -> float:
 )
 def test_bisection_finds_the_fewest(rows: list[tuple[int, int]]) -> None:
     most, needed = np.array([m for m, _ in rows], dtype=np.int64), np.array([n for _, n in rows], dtype=np.int64)
-    found = fewest_safe(lambda index, amount: amount >= needed[index], most, most >= needed)
-    assert found.tolist() == np.minimum(most, needed).tolist()
+    result = fewest_safe(lambda index, amount: amount >= needed[index], most, most >= needed)
+    assert result.tolist() == np.minimum(most, needed).tolist()
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_layout_is_safe_or_has_exactly_one_reason(name: str) -> None:
-    found = search(setting(name))
-    assert sum(found.refused.values()) + int(np.count_nonzero(found.safe)) == found.searched
+    result = search(setting(name))
+    assert sum(result.refused.values()) + int(np.count_nonzero(result.safe)) == result.searched
 
 
 @pytest.mark.parametrize("name", ["dense", "mixture", "deepspeed"])
@@ -204,9 +206,11 @@ def test_rules_that_do_not_look_at_words_say_the_same_for_all(name: str) -> None
     splits, words = enumerate_splits(recipe, backend.space(recipe)), technique_space(recipe, backend)
     rules = [rule for rule in backend.rules(recipe) if not rule.of_techniques]
     plain = first_failed(rules, situation(recipe, splits))
-    for way, held in product(words.step, words.state):
-        layouts = splits.with_techniques(held.zero_stage, way.recompute, 1, 1)
-        assert np.array_equal(plain, first_failed(rules, situation(recipe_with_techniques(recipe, way, held), layouts)))
+    for step, state in product(words.step, words.state):
+        layouts = splits.with_techniques(state.zero_stage, step.recompute, 1, 1)
+        assert np.array_equal(
+            plain, first_failed(rules, situation(recipe_with_techniques(recipe, step, state), layouts))
+        )
 
 
 def ways_of(*overrides: str, name: str = "llama3-8b") -> SearchResult:
@@ -215,22 +219,22 @@ def ways_of(*overrides: str, name: str = "llama3-8b") -> SearchResult:
 
 
 def test_a_recipes_own_words_take_the_place_of_those_offered() -> None:
-    found = ways_of("layout={recompute: selective, recompute_modules: [mlp], offload_optimizer: 0.5}")
-    assert {way.recompute_modules for way in found.points.step_techniques} == {("mlp",)}
-    assert {held.offload_optimizer for held in found.points.state_techniques} == {0.5}
+    result = ways_of("layout={recompute: selective, recompute_modules: [mlp], offload_optimizer: 0.5}")
+    assert {step.recompute_modules for step in result.points.step_techniques} == {("mlp",)}
+    assert {state.offload_optimizer for state in result.points.state_techniques} == {0.5}
 
 
 def test_pinned_amounts_are_not_solved_and_others_are() -> None:
     pinned = ways_of("layout={recompute: full, recompute_method: block, recompute_layers: [2, 4]}")
     assert set(pinned.points.rows.recompute_layers.tolist()) == {2, 4}
     free = ways_of("cluster=a100-40gb-x8", "layout={recompute: full, recompute_method: block}")
-    assert all(way.solved == "recompute_layers" for way in free.points.step_techniques)
+    assert all(step.solved == "recompute_layers" for step in free.points.step_techniques)
     assert free.points.rows.recompute_layers.min() == 1, "where nothing needs to be recomputed, one layer is the least"
 
 
 def test_zero_stages_of_another_implementation_are_searched_where_they_are_pinned() -> None:
-    assert {held.zero_stage for held in ways_of("layout={}").points.state_techniques} == {0, 1}
-    assert {held.zero_stage for held in ways_of("layout.zero_stage=[2, 3]").points.state_techniques} == {2, 3}
+    assert {state.zero_stage for state in ways_of("layout={}").points.state_techniques} == {0, 1}
+    assert {state.zero_stage for state in ways_of("layout.zero_stage=[2, 3]").points.state_techniques} == {2, 3}
     with pytest.raises(UserError, match=r"layout\.zero_stage: 2 and 3 are Megatron-FSDP, another implementation"):
         ways_of("layout.zero_stage=[1, 2]")
 
@@ -242,21 +246,21 @@ def test_a_zero_stage_the_backend_has_not_is_refused_in_one_sentence() -> None:
 
 
 def test_full_recompute_that_is_pinned_is_of_every_layer() -> None:
-    found = ways_of("layout={recompute: full}")
-    assert [(way.recompute_method, way.solved) for way in found.points.step_techniques] == [("uniform", None)]
+    result = ways_of("layout={recompute: full}")
+    assert [(step.recompute_method, step.solved) for step in result.points.step_techniques] == [("uniform", None)]
     some = ways_of("layout={recompute: [none, full]}")
-    assert "recompute_layers" in {way.solved for way in some.points.step_techniques}
+    assert "recompute_layers" in {step.solved for step in some.points.step_techniques}
 
 
 def test_words_nobody_left_open_stay_as_they_are() -> None:
     kept = ways_of("layout={offload_optimizer: 0, offload_modules: [], offload_layers: 0, recompute: none}")
-    assert [(way.recompute, way.solved) for way in kept.points.step_techniques] == [(0, None)]
-    assert {held.offload_optimizer for held in kept.points.state_techniques} == {0.0}
+    assert [(step.recompute, step.solved) for step in kept.points.step_techniques] == [(0, None)]
+    assert {state.offload_optimizer for state in kept.points.state_techniques} == {0.0}
 
 
 def test_the_format_of_gradients_is_searched_only_where_the_recipe_says_auto() -> None:
-    assert {held.gradient_dtype for held in ways_of().points.state_techniques} == {None}
-    assert {held.gradient_dtype for held in ways_of("training.gradient_dtype=auto").points.state_techniques} == {
+    assert {state.gradient_dtype for state in ways_of().points.state_techniques} == {None}
+    assert {state.gradient_dtype for state in ways_of("training.gradient_dtype=auto").points.state_techniques} == {
         "fp32",
         "bf16",
     }
@@ -264,21 +268,21 @@ def test_the_format_of_gradients_is_searched_only_where_the_recipe_says_auto() -
 
 @pytest.mark.parametrize("name", ["dense", "mixture"])
 def test_of_layouts_no_model_can_tell_apart_the_plainest_is_chosen(name: str) -> None:
-    found = search(setting(name))
-    rows, chosen = found.points.rows, int(found.first[0])
-    fastest = found.step_seconds[found.safe].min()
-    equal = np.flatnonzero(found.safe & (found.step_seconds <= fastest * (1 + EQUAL)))
-    uneven = found.points.splits.partition[rows.split[equal]] != 0
+    result = search(setting(name))
+    rows, chosen = result.points.rows, int(result.first[0])
+    fastest = result.step_seconds[result.safe].min()
+    equal = np.flatnonzero(result.safe & (result.step_seconds <= fastest * (1 + EQUAL)))
+    uneven = result.points.splits.partition[rows.split[equal]] != 0
     assert chosen in equal
-    assert not found.points.layout(chosen).uneven or uneven.all()
-    assert np.all(np.diff(found.step_seconds[found.first[1:]]) >= -1e-9), "the others stand by time"
+    assert not result.points.layout(chosen).uneven or uneven.all()
+    assert np.all(np.diff(result.step_seconds[result.first[1:]]) >= -1e-9), "the others stand by time"
 
 
 def test_equals_go_to_the_smaller_split_and_the_fewer_words() -> None:
-    found = search(setting("cpu"))
-    first = found.points.layout(int(found.first[0]))
+    result = search(setting("cpu"))
+    first = result.points.layout(int(result.first[0]))
     assert [getattr(first, name) for name in LAYOUT_FIELDS if name.endswith("pipeline")] == [1, 1]
-    assert np.array_equal(found.order[: len(found.first)], found.first)
+    assert np.array_equal(result.order[: len(result.first)], result.first)
 
 
 def test_uniform_recompute_and_block_of_all_layers_are_the_same_layout() -> None:
