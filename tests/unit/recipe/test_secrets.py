@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.assets import asset
@@ -225,6 +225,8 @@ VALUES = st.text(ALPHABET, min_size=8, max_size=40).filter(lambda text: not text
 
 @settings(max_examples=300, deadline=None)
 @given(first=WORDS, last=LAST, kind=KINDS, value=VALUES, upper=st.booleans())
+@example(first="aws", last="secret_access_key", kind="", value="abcdefgh1", upper=True)
+@example(first="my", last="password", kind="", value="abcdefgh1", upper=False)
 def test_a_name_that_ends_like_a_secrets_is_known_in_every_form(
     first: str, last: str, kind: str, value: str, upper: bool
 ) -> None:
