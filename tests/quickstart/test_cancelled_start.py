@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from test_quickstart import ROOT, llmlaunch
 
+from support.command_line import CommandLine, data_folders
 from support.node_rig import until
 
 RECIPE = (str(ROOT / "recipes" / "quickstart.yaml"), f"python={sys.executable}")
@@ -32,10 +33,15 @@ def no_crash_and_no_peak(home: Path) -> None:
     assert json.loads(llmlaunch(home, "measurements", "list", "--json").stdout) == {"measurements": []}
 
 
-def test_cancel(tmp_path: Path) -> None:
+def test_cancel(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cancel` runs in this process: one that had to start first might come after the first step."""
+    for variable, folder in data_folders(tmp_path).items():
+        monkeypatch.setenv(variable, folder)
+    here = CommandLine(capsys, monkeypatch)
     assert llmlaunch(tmp_path, "submit", *RECIPE, "--local", "-o", "run").returncode == 0
+    here("status", tmp_path / "run")  # imports what `cancel` needs
     until(lambda: started(tmp_path / "run"), "the trainers have been started")
-    assert llmlaunch(tmp_path, "cancel", "run").returncode == 0
+    here("cancel", tmp_path / "run")
     until((tmp_path / "run" / "status.json").exists, "the job has ended")
     assert json.loads(llmlaunch(tmp_path, "status", "run", "--json").stdout)["phase"] == "cancelled"
     no_crash_and_no_peak(tmp_path)

@@ -49,8 +49,15 @@ def state(submission: Submission) -> JobState:
 
 
 def wait_for(submission: Submission, phase: str) -> JobState:
-    wait_until(lambda: state(submission).phase == phase, f"the job is {phase}", instead=lambda: state(submission))
-    return state(submission)
+    """Return the first state that is in `phase`: asked again, the next job of a chain may have begun."""
+    states: list[JobState] = []
+
+    def reached() -> bool:
+        states.append(state(submission))
+        return states[-1].phase == phase
+
+    wait_until(reached, f"the job is {phase}", instead=lambda: states[-1])
+    return states[-1]
 
 
 def jobs_of(cluster: Cluster, run_dir: Path) -> list[str]:
