@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE
 from threading import Thread
@@ -43,8 +44,9 @@ def run_tracer(cases: list[Case], answers: dict[str, Future[Trace]]) -> None:
         assert tracer.stdin is not None
         assert tracer.stdout is not None
         assert tracer.stderr is not None
-        tracer.stdin.write("\n".join(job(case) for case in cases))
-        tracer.stdin.close()
+        with suppress(BrokenPipeError):  # a tracer that ended early says why below
+            tracer.stdin.write("\n".join(job(case) for case in cases))
+            tracer.stdin.close()
         complaints: list[str] = []
         listener = Thread(target=lambda stream: complaints.extend(stream), args=(tracer.stderr,))
         listener.start()
