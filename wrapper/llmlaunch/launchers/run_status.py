@@ -34,7 +34,7 @@ class RunStatus:
     stopping: bool
     """A person has asked it to save and stop, and it has not ended yet."""
     layout: str = ""
-    """Of the newest attempt: "" is the planned one, else a fallback after out of memory."""
+    """Layout of the newest attempt: "" is the planned one, else a fallback after out of memory."""
     rehearses: int | None = None
     """The pipeline rank of a job that runs here by itself; None of a job that is itself."""
 

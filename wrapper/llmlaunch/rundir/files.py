@@ -37,17 +37,17 @@ __all__ = [
 ]
 
 MOST_BYTES = 32 * 2**20
-"""Of a file read whole. status.json is the largest: some 600 bytes for each rank, 10 MiB for 16,000 of them."""
+"""Limit for a file read whole. status.json is the largest: some 600 bytes for each rank, 10 MiB for 16,000 of them."""
 
 MOST_LINE_BYTES = 4 * 2**20
-"""Of one line that a program wrote. A monitor's line has some 3 KiB for eight GPUs."""
+"""Limit for one line that a program wrote. A monitor's line has some 3 KiB for eight GPUs."""
 
 MOST_APPENDED_BYTES = 4 * 2**30
-"""Of a file that is read line by line. A monitor appends some 25 MB a day."""
+"""Limit for a file that is read line by line. A monitor appends some 25 MB a day."""
 
 _ID_BYTES = 4096
 _MOST_DEPTH = 32
-"""Of nested lists and objects. Our own files nest to about 8; what is read must also be writable again."""
+"""Limit for nested lists and objects. Our own files nest to about 8; what is read must also be writable again."""
 
 _INT64 = 2**63
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -24,7 +24,7 @@ MOST_RUNS = 20
 """The files of older ones are removed: every series that exists costs the server memory."""
 
 MOST_PEAKS = 256
-"""Of one run, the largest of each stage first."""
+"""Most peaks of one run, the largest of each stage first."""
 
 _HEAD = "# llmlaunch "
 _STEM = "llmlaunch-"

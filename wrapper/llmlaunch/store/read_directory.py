@@ -224,7 +224,7 @@ def _still_running(outcomes: Sequence[AttemptOutcome], named: bool) -> str | Non
 
 
 def _versions(attempt: Path) -> Mapping[str, Any]:
-    """Of the packages of a rank that ran alone, as its trainer wrote them down; nothing where it did not."""
+    """Return the package versions that the trainer of a rank run alone wrote down; empty where there are none."""
     return read_object(attempt / file_names.VERSIONS) or {}
 
 
