@@ -64,6 +64,8 @@ communication_line() {
 #   EnforcePartLimits   a request that can never run is refused at once, as on a well-kept site
 #   FirstJobId          jobs choose ports by their ids; those of two clusters here are not to choose the same
 #   JobCompType         a line for each finished job, so that `sacct -c` answers without slurmdbd
+#   SrunPortRange       wide: slurmctld tells the port of an srun that died with its node that the node has failed; on
+#                       one machine another srun may listen there by now, and would end its own step
 #   *Timeout, *Wait     short, so that a dead node is noticed in seconds; a site has minutes
 controller_lines() {
   local task=none enforced=""
@@ -73,6 +75,7 @@ controller_lines() {
 ClusterName=llmlaunch
 SlurmctldHost=$1(127.0.0.1)
 SlurmctldPort=$BASE_PORT
+SrunPortRange=33000-60900
 FirstJobId=$((1 + BASE_PORT % 3000 * 3))
 SlurmUser=$(id -un)
 SlurmdUser=$(id -un)

@@ -372,12 +372,12 @@ def test_on_a_full_disk_nothing_is_submitted(slurm: Cluster, small_disk: Path) -
 def test_a_job_nobody_could_write_down_is_cancelled_again(
     slurm: Cluster, tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk fills up while sbatch works."""
+    """The disk fills up while sbatch works. The job is held, lest it fails on that disk before it is cancelled."""
     run_dir = run_directory(small_disk / "run", WAIT_FOR_GO)
     folder = tmp_path / "bin"
     folder.mkdir()
     full = f"cat /dev/zero > {small_disk}/rest" if os.path.ismount(small_disk) else "prlimit --fsize=0 --pid=$PPID"
-    (folder / "sbatch").write_text(f'#!/bin/sh\n{REAL} "$@"\n({full}) 2>/dev/null\nexit 0\n')
+    (folder / "sbatch").write_text(f'#!/bin/sh\n{REAL} --hold "$@"\n({full}) 2>/dev/null\nexit 0\n')
     (folder / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     answer = llmlaunch("resume", str(run_dir))

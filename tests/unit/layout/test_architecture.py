@@ -100,13 +100,17 @@ def test_check_runs_the_modules_of_its_walk() -> None:
 
 
 def imported_modules(path: Path) -> set[str]:
-    """Return the modules a file imports, also inside functions: `from a import b` counts as `a` and as `a.b`."""
+    """Return the modules a file imports, also inside functions and by relative names. `from a import b` counts as
+    `a` and as `a.b`; `from . import b` as `b` of the same room."""
+    folder = path.relative_to(PACKAGE.parent).parts[:-1]
     modules = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.ImportFrom):
+            above = folder[: len(folder) - node.level + 1] if node.level else ()
+            home = ".".join([*above, *filter(None, [node.module])])
+            modules |= {home, *(f"{home}.{alias.name}" for alias in node.names)}
     return modules
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.node.line_writer import LineWriter, PeaksFile
+from llmlaunch.node.files import PeaksFile
+from llmlaunch.node.line_writer import LineWriter
 from llmlaunch.node.local_spool import Spool
 
 PEAKS = "peaks/node1.jsonl"

@@ -14,7 +14,7 @@ from test_render_run import JOBS
 from llmlaunch.cluster.profile_text import destination
 from llmlaunch.documents.writing import new_place, replacing, write_whole
 from llmlaunch.errors import UserError
-from llmlaunch.node.line_writer import PeaksFile
+from llmlaunch.node.files import PeaksFile
 from llmlaunch.recipe.types import Code
 from llmlaunch.rendering.provenance import copy_snapshot, list_snapshot
 from llmlaunch.rendering.run_directory import render_run

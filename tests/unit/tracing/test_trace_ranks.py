@@ -112,6 +112,15 @@ def test_a_signal_ends_all_that_runs(number: signal.Signals, tmp_path: Path) -> 
         pass
 
 
+def test_a_signal_in_the_middle_of_a_fork_is_not_lost(tmp_path: Path) -> None:
+    """Python drops what a signal's handler raises inside a hook of `os.fork`, of which the module logging has some."""
+    in_the_hook = "os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGTERM))\nend_on_signals()"
+    program = PROGRAM.replace("end_on_signals()", in_the_hook).format(tracer=str(TRACER.parent), seconds=LONG)
+    job = json.dumps({"name": "long", "sleep": LONG})
+    tracer = subprocess.run([sys.executable, "-c", program], input=job, capture_output=True, text=True, timeout=LONG)
+    assert tracer.returncode == 128 + signal.SIGTERM
+
+
 def test_a_reader_who_leaves_ends_all_that_runs(tmp_path: Path) -> None:
     with sleeping(tmp_path) as (tracer, processes):
         assert tracer.stdout is not None

@@ -64,7 +64,7 @@ class ComparableRun:
 
     @property
     def safe(self) -> bool:
-        """Whether it is predicted within the rule's limit."""
+        """Whether the run is predicted to stay within the rule's limit."""
         return self.score.share is not None and self.score.share <= 1.0
 
 

@@ -153,8 +153,8 @@ def _rank_of(hit: Hit, ranks: Sequence[Record]) -> Record | None:
     """The rank that wrote the line: by its own prefix, else the only one that failed by itself, else by the GPU that
     the message names, where the ranks of a node do not all call theirs 0."""
     if hit.rank is not None or hit.local_rank is not None:
-        spoken = next((rank for rank in ranks if _wrote(hit, rank)), None)
-        return {"rank": hit.rank} if spoken is None and hit.rank is not None else spoken
+        writer = next((rank for rank in ranks if _wrote(hit, rank)), None)
+        return {"rank": hit.rank} if writer is None and hit.rank is not None else writer
     bad = [rank for rank in ranks if ended_badly(rank)]
     if len(bad) == 1:
         return bad[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 from ..rundir.atomic_files import replace_bytes
 from ..rundir.files import read_object
 from ..rundir.spool_place import RUN_FILE, is_private, spool_folder
-from .line_writer import PeaksFile
+from .files import PeaksFile
 
 # A file on its way to the run directory, no longer written to: node1.<nanoseconds>.taken.jsonl
 CLAIMED = re.compile(r"\.\d+\.taken(?=\.\w+$)")

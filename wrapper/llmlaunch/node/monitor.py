@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.spool_place import spool_root
-from .files import say
+from .files import PeaksFile, say
 from .host_memory import HostMemory
-from .line_writer import DiskThread, LineWriter, PeaksFile
+from .line_writer import DiskThread, LineWriter
 from .local_spool import Spool, deliver_all
 from .logged_memory import LoggedPeaks
 from .nvml_sampler import NvmlSampler, load_small

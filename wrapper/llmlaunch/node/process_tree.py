@@ -26,7 +26,7 @@ class Process:
         self._started = _stat(pid)[1]
 
     def alive(self) -> bool:
-        """Whether it runs: neither gone nor a zombie."""
+        """Whether the process runs: neither gone nor a zombie."""
         state, started, _ = _stat(self.pid)
         return state not in ("", "Z", "X") and started == self._started
 

@@ -184,7 +184,7 @@ class Fallback:
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether it loads the checkpoints of the layout just before it, so that training continues."""
+        """Whether this layout loads the checkpoints of the layout just before it, so that training continues."""
         return self.loads[-1]
 
 

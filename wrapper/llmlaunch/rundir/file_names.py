@@ -62,8 +62,3 @@ def attempt_folder(run_directory: Path, attempt: str) -> Path:
 def node_log(run_directory: Path, attempt: str, node: str) -> Path:
     """Return the log of all ranks of a node, or of the batch script for BATCH_LOG_NODE."""
     return run_directory / LOGS / f"{attempt}.{node}.log"
-
-
-def monitor_file(node: str) -> str:
-    """Return the path in the run directory."""
-    return f"{PEAKS}/{node}.jsonl"

@@ -40,6 +40,7 @@ Job = dict[str, Any]
 Answer = dict[str, Any]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_LOOK_SECONDS = 1.0
 READ_BYTES = 2**20
 LONGEST_SECONDS = 900
@@ -79,7 +80,7 @@ def answers_of(
     try:
         while waiting or running:
             while waiting and len(running) < max(processes, 1):
-                running.append(_start(waiting.pop(0), work, seconds, running))
+                _start(waiting.pop(0), work, seconds, running)
             for rank in _finished(running, reader):
                 running.remove(rank)
                 yield _answer(rank)
@@ -88,17 +89,23 @@ def answers_of(
             _end(rank)
 
 
-def _start(job: Job, work: Callable[[Job], Answer], seconds: float, others: Sequence[_Running]) -> _Running:
+def _start(job: Job, work: Callable[[Job], Answer], seconds: float, running: list[_Running]) -> None:
+    """Start a process for `job` and add it to `running`."""
     reading, writing = os.pipe()
+    # Python drops what a handler raises inside the hooks of a fork, of which logging has some. Signals wait for it.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     parent, process = os.getpid(), os.fork()
     if process:
         os.close(writing)
         os.set_blocking(reading, False)
-        return _Running(job, process, reading, time.monotonic() + seconds)
+        running.append(_Running(job, process, reading, time.monotonic() + seconds))
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        return
     code = 1
     try:
         _die_with(parent)
-        for descriptor in (reading, *(other.pipe for other in others)):
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        for descriptor in (reading, *(other.pipe for other in running)):
             os.close(descriptor)
         answer = json.dumps(work(job)).encode()
         with os.fdopen(writing, "wb") as out:
@@ -111,7 +118,7 @@ def _start(job: Job, work: Callable[[Job], Answer], seconds: float, others: Sequ
 def _die_with(parent: int) -> None:
     """In a child: to be ended by the kernel when its parent is, and by the signals that the parent only passes on."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     if os.getppid() != parent:
         os._exit(1)

@@ -65,8 +65,10 @@ ENGINE = "deepspeed/runtime/pipe/engine.py PipelineEngine.__init__, 0.19.8"
 
 
 def pipeline_config(recipe: Recipe, layout: Layout) -> dict[str, Any]:
-    """With `pipeline`: how many stages the script makes, and whether every layer is recomputed. How it shares out its
-    layers is an argument of PipelineModule; stages of equally many decoder layers are planned for."""
+    """Return the configuration of a script of stages: their number, and whether every layer is recomputed.
+
+    How it shares out its layers is an argument of PipelineModule; the plan has equally many decoder layers a stage.
+    """
     recomputed = 1 if layout.recompute == RECOMPUTE_FULL else 0
     section = {"stages": layout.pipeline, "activation_checkpoint_interval": recomputed}
     return ds_config(recipe, layout) | {"pipeline": section}

@@ -42,8 +42,8 @@ def query_groups(s: Situation) -> BoolColumn:
 
 
 def query_columns(s: Situation) -> BoolColumn:
-    """With fewer query groups than tensor parallel ranks the columns of a group are divided. Latent attention has
-    other matrices."""
+    """Whether tensor parallelism divides the columns of queries, keys and values. With fewer query groups than ranks
+    the columns of a group are divided; latent attention has other matrices."""
     columns = s.shape.query_width + 2 * s.shape.key_value_width
     return divides(s.layouts.tensor, columns) if s.shape.mla is None else np.ones(len(s.layouts), dtype=np.bool_)
 
