@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.cli.main import COMMANDS
-from llmlaunch.rundir.messages import to_type
+from llmlaunch.rundir.values import to_type
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "wrapper"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from support.command_line import CommandLine
 
 QUICKSTART = asset("recipes", "quickstart.yaml")

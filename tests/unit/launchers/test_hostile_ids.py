@@ -19,7 +19,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.run_files import is_foreign, read_end, read_submission
 from llmlaunch.launchers.slurm.text import strange_jobs
-from llmlaunch.rundir.identifiers import is_attempt, is_fallback, is_run_id, is_slurm_job, printable
+from llmlaunch.rundir.values import is_attempt, is_fallback, is_run_id, is_slurm_job, printable
 from llmlaunch.watch.screen import Screen
 from support.command_line import CommandLine
 from support.local_jobs import run_directory

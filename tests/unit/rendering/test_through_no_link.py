@@ -21,7 +21,7 @@ from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.sweep import render_sweep
 from llmlaunch.report.accuracy_markdown import END, START, write_between_markers
 from llmlaunch.report.svg import write_svg
-from llmlaunch.rundir.atomic_files import replace_json
+from llmlaunch.rundir.files import replace_json
 from llmlaunch.store.measurements import write_lines
 from support.command_line import CommandLine
 

@@ -13,7 +13,7 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 
 __all__ = ["Corrections"]
 

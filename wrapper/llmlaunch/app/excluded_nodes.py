@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from llmlaunch.app.evidence import Notify
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.messages import to_type
+from llmlaunch.rundir.values import to_type
 from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from llmlaunch.rehearsal.ranks import RankChoice, RehearsedRank, chosen_ranks
 from llmlaunch.rehearsal.records import records_of
 from llmlaunch.rehearsal.rehearsal_json import rehearsal_json
 from llmlaunch.rehearsal.verdict import Judgement, judge_plan, unseen_by_a_trace
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 
 __all__ = ["RehearsalResult", "rehearse"]
 

@@ -11,7 +11,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_run_id
-from llmlaunch.rundir.messages import to_type
+from llmlaunch.rundir.values import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.app.evidence import Notify

@@ -21,7 +21,7 @@ from llmlaunch.app.variants import SweepOptions, Variant
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.layout import Layout
 from llmlaunch.rundir import file_names
-from llmlaunch.rundir.messages import to_type
+from llmlaunch.rundir.values import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission

@@ -31,7 +31,7 @@ from llmlaunch.calibration.margins import (
 )
 from llmlaunch.layout import Layout
 from llmlaunch.memory.correction import NO_CORRECTION, Correction
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import Workload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..rundir.identifiers import is_host
+from ..rundir.values import is_host
 from .redaction import harmless
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from llmlaunch.calibration.calibrations import Calibration, Errors
 from llmlaunch.calibration.margins import Bound
 from llmlaunch.report.text import one_line, percent, table
-from llmlaunch.rundir.messages import counted, to_type
+from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.units import gib
 
 if TYPE_CHECKING:

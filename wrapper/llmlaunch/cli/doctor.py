@@ -12,7 +12,7 @@ import click
 
 from llmlaunch.cli.output import notify, print_json
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.messages import counted, to_type
+from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.units import GB
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from llmlaunch.report.run_text import cause_text
 from llmlaunch.report.text import table
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
-from llmlaunch.rundir.messages import counted, to_type
+from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.units import gib
 from llmlaunch.watch.screen import Screen, outliving_the_terminal
 

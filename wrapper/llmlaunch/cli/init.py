@@ -13,7 +13,7 @@ from llmlaunch.assets import asset
 from llmlaunch.cli.output import notify
 from llmlaunch.documents.writing import new_place
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.messages import to_type
+from llmlaunch.rundir.values import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.cluster.profile_text import Draft

@@ -11,7 +11,7 @@ import click
 
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 
 __all__ = ["command"]
 

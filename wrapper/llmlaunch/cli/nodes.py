@@ -9,7 +9,7 @@ import click
 
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:

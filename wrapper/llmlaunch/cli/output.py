@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 import click
 
 from llmlaunch.errors import OutputLost
-from llmlaunch.rundir.identifiers import printable
+from llmlaunch.rundir.values import printable
 
 __all__ = ["notify", "print_json", "say", "standard_streams"]
 

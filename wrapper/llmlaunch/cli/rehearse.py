@@ -11,7 +11,7 @@ from llmlaunch.app.planned_run import plan
 from llmlaunch.cli.arguments import recipe_arguments
 from llmlaunch.cli.output import notify, print_json
 from llmlaunch.errors import NothingSafe
-from llmlaunch.rundir.messages import to_type
+from llmlaunch.rundir.values import to_type
 
 __all__ = ["command"]
 

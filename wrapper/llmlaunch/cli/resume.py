@@ -7,7 +7,7 @@ import click
 from llmlaunch.app.run_lookup import directory_of
 from llmlaunch.cli.output import notify, print_json
 from llmlaunch.rundir.files import read_run_id
-from llmlaunch.rundir.messages import to_type
+from llmlaunch.rundir.values import to_type
 
 __all__ = ["command"]
 

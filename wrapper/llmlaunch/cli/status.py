@@ -10,7 +10,7 @@ import click
 from llmlaunch.app.run_lookup import directory_of, note_ends, ongoing_directories, submission_in
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.messages import to_type
+from llmlaunch.rundir.values import to_type
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission

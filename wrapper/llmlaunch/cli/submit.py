@@ -14,7 +14,7 @@ from llmlaunch.app.variants import SweepOptions, Variant, plan_variants, warn_of
 from llmlaunch.cli.arguments import recipe_arguments, warn_of_inputs
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import SchedulerRefused, UserError
-from llmlaunch.rundir.messages import counted, to_type
+from llmlaunch.rundir.values import counted, to_type
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission

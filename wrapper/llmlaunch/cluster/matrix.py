@@ -12,7 +12,7 @@ from typing import Any
 
 from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from llmlaunch.units import GB
 
 __all__ = ["BandwidthMatrix", "matrix_text", "place_of", "read_matrix", "slurm_order"]

@@ -19,7 +19,7 @@ from llmlaunch.documents.validate import validate
 from llmlaunch.documents.writing import new_place, write_whole
 from llmlaunch.documents.yaml_strict import Document, parse_document, read_text
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 
 __all__ = ["Destination", "Draft", "destination", "drafts", "merged"]
 

@@ -15,7 +15,7 @@ from llmlaunch.documents.keys import mapping_in
 from llmlaunch.documents.text import WrongEntry
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 
 __all__ = ["BadKey", "dotted", "known_and_nearest", "report", "validate"]
 

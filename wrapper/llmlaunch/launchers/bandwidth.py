@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from llmlaunch.trainers import NETWORK_BANDWIDTH
 
 __all__ = [

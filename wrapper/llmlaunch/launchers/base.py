@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
-from llmlaunch.rundir.identifiers import is_attempt, job_of
+from llmlaunch.rundir.values import is_attempt, job_of
 
 __all__ = ["ENDED", "PHASES", "JobState", "Launcher", "Phase", "Submission"]
 

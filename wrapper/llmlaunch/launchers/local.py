@@ -18,7 +18,7 @@ from llmlaunch.launchers import run_environment, run_files
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local_gpus import refuse_without_gpus_of
 from llmlaunch.rundir import file_names
-from llmlaunch.rundir.atomic_files import create
+from llmlaunch.rundir.files import create
 
 __all__ = ["LocalLauncher", "alive", "stop_job"]
 

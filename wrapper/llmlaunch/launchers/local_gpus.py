@@ -15,7 +15,7 @@ from llmlaunch.cluster.profile import Accelerator
 from llmlaunch.errors import UserError
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB
 
 __all__ = ["LocalGpu", "gpu_at_hand", "local_gpus", "refuse_missing_gpus", "refuse_without_gpus_of"]

@@ -12,8 +12,7 @@ from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.run_files import node_count
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
-from llmlaunch.rundir.files import open_regular
-from llmlaunch.rundir.log_tail import LogTail
+from llmlaunch.rundir.files import LogTail, open_regular
 from llmlaunch.rundir.run import attempt_order
 
 __all__ = ["JOB", "JobLogs", "LogLine", "log_files", "other_files", "the_attempts", "the_nodes"]

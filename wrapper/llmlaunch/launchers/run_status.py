@@ -15,8 +15,7 @@ from llmlaunch.report.run_text import not_finite_text
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_run_id
-from llmlaunch.rundir.messages import counted
-from llmlaunch.rundir.values import whole_number
+from llmlaunch.rundir.values import counted, whole_number
 
 __all__ = ["RunStatus", "read_statuses"]
 

@@ -15,11 +15,8 @@ from typing import Any
 
 from llmlaunch.errors import UserError
 from llmlaunch.rundir import file_names
-from llmlaunch.rundir.atomic_files import create, replace_json
-from llmlaunch.rundir.files import read_object
-from llmlaunch.rundir.identifiers import is_host
-from llmlaunch.rundir.messages import to_type
-from llmlaunch.rundir.values import time_or_none
+from llmlaunch.rundir.files import create, read_object, replace_json
+from llmlaunch.rundir.values import is_host, time_or_none, to_type
 
 __all__ = ["SubmitMark", "at_work", "begin", "left_behind", "remove", "was_submitting"]
 

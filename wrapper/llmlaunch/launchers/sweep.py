@@ -15,8 +15,7 @@ from llmlaunch.launchers import run_environment, run_files
 from llmlaunch.launchers.base import Launcher, Submission
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
-from llmlaunch.rundir.identifiers import is_path_component
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted, is_path_component
 
 __all__ = ["How", "after", "complete_array", "max_array_size", "refuse_array", "submit_sweep", "task_submission"]
 

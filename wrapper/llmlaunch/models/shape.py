@@ -11,7 +11,7 @@ from typing_extensions import NotRequired
 from llmlaunch.documents.keys import form, key, keys_of, section
 from llmlaunch.documents.text import Line
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 
 __all__ = [
     "FAMILIES",

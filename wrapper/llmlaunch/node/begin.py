@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 
 from ..causes.cause import cause, sentence
 from ..rundir import file_names
-from ..rundir.atomic_files import replace_json
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import read_object
-from ..rundir.identifiers import is_fallback, job_of
-from ..rundir.messages import counted
+from ..rundir.files import read_object, replace_json
 from ..rundir.run import begun_attempts
+from ..rundir.values import counted, is_fallback, job_of
 from .checkpoint import choose_start, read_tracker
 from .files import COMES_BACK_LATER, say, write_status
 from .history import (

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..rundir import file_names
-from ..rundir.atomic_files import replace_bytes
-from ..rundir.files import open_regular
-from ..rundir.messages import to_type
+from ..rundir.files import open_regular, replace_bytes
+from ..rundir.values import to_type
 
 if TYPE_CHECKING:
     from ..rundir.attempt import Attempt

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from ..causes.cause import cause, cause_from_log
 from ..causes.log_scan import read_log, scan
 from ..rundir import file_names
-from ..rundir.atomic_files import replace_json
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import read_object
+from ..rundir.files import read_object, replace_json
 from .files import say
 from .preflight import STAGES
 

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from ..causes.cause import cause, cause_from_log, cause_from_ranks, likelier, was_killed
 from ..causes.log_scan import read_log, scan
 from ..rundir import file_names
-from ..rundir.atomic_files import replace_json
 from ..rundir.attempt import rank_records
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import read_object
+from ..rundir.files import read_object, replace_json
 from ..rundir.monitor_samples import add_lines
 from .files import say
 from .host_memory import memory_counters

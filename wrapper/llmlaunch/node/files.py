@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..rundir import file_names
-from ..rundir.atomic_files import replace_json
+from ..rundir.files import replace_json
 
 if TYPE_CHECKING:
     from pathlib import Path

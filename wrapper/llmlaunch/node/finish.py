@@ -20,15 +20,13 @@ from ..causes.cause import cause as cause_record
 from ..causes.cause import nodes_at_fault, sentence
 from ..causes.signs import SAID_BY_SLURM
 from ..rundir import file_names
-from ..rundir.atomic_files import replace_json
 from ..rundir.attempt import rank_records
 from ..rundir.file_names import SUMMARY, attempt_folder
-from ..rundir.files import read_object
-from ..rundir.identifiers import job_of
+from ..rundir.files import read_object, replace_json
 from ..rundir.memory_files import summarize
-from ..rundir.messages import counted
 from ..rundir.run import begun_attempts
 from ..rundir.spool_place import is_private, spool_folder, spool_root
+from ..rundir.values import counted, job_of
 from .checkpoint import read_tracker
 from .files import COMES_BACK_LATER, say, write_status
 from .history import (

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.files import read_object
-from ..rundir.identifiers import job_of
 from ..rundir.run import begun_attempts
-from ..rundir.values import byte_count
+from ..rundir.values import byte_count, job_of
 from .checkpoint import read_tracker
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from ..rundir.atomic_files import replace_bytes
-from ..rundir.files import read_object
+from ..rundir.files import read_object, replace_bytes
 from ..rundir.spool_place import RUN_FILE, is_private, spool_folder
 from .files import PeaksFile
 

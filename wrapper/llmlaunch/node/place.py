@@ -19,10 +19,9 @@ from ..placement.objective import inverse, term_seconds
 from ..placement.search import place
 from ..placement.traffic import Sizes, Volumes, traffic
 from ..rundir import file_names
-from ..rundir.atomic_files import replace_json
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import read_object
-from ..rundir.messages import counted
+from ..rundir.files import read_object, replace_json
+from ..rundir.values import counted
 from .files import say
 
 if TYPE_CHECKING:

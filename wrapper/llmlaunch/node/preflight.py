@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 
 from ..rundir import file_names
-from ..rundir.atomic_files import replace_json
 from ..rundir.file_names import attempt_folder
+from ..rundir.files import replace_json
 from .files import say
 from .signals import die_with_parent
 

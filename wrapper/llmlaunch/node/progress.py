@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from ..rundir.log_tail import LogTail
+from ..rundir.files import LogTail
 from ..rundir.step_lines import LONGEST_LINE, StepNews
 
 if TYPE_CHECKING:

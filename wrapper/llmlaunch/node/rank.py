@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
-from ..rundir.atomic_files import replace_json
 from ..rundir.file_names import attempt_folder
+from ..rundir.files import replace_json
 from .files import say
 from .signals import die_with_parent, end_like, signal_name, signal_number
 from .stacks import ask_for_stacks, prepare_stacks, remove_if_empty

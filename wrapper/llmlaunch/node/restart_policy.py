@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..rundir.messages import counted
+from ..rundir.values import counted
 
 if TYPE_CHECKING:
     from .files import Record

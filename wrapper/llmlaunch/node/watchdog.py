@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
-from ..rundir.atomic_files import replace_json
 from ..rundir.attempt import rank_records
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import read_object
+from ..rundir.files import read_object, replace_json
 from ..rundir.step_lines import StepLines
 from .checkpoint import read_tracker
 from .files import say

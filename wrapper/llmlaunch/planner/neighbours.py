@@ -28,7 +28,7 @@ from llmlaunch.planner.search_space import (
 )
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 
 __all__ = ["Neighbour", "Value", "neighbours", "technique_neighbours"]
 

@@ -18,7 +18,7 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import advice, smallest_change, unfixed
 from llmlaunch.recipe.overrides import place_of, written_pin
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 
 __all__ = ["TightestRule", "no_layout", "tightest_rule", "tightest_size_rule"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmlaunch.errors import NothingSafe
 from llmlaunch.memory.terms import RESIDUAL
 from llmlaunch.planner.plan import Plan
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB
 
 __all__ = ["correction_text", "explain_unsafe", "refuse"]

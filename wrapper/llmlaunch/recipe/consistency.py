@@ -17,7 +17,7 @@ from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.recipe.containers import is_path
 from llmlaunch.recipe.training import MOST_STEPS
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 
 __all__ = ["cautions", "disagreements"]
 

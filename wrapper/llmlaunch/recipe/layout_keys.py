@@ -11,7 +11,7 @@ from pydantic import AfterValidator, WithJsonSchema
 from llmlaunch.documents.keys import form, key, key_names, keys_of, section
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape, MoeShape
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import LAYOUT, WHAT_IF, Techniques
 
 __all__ = [

@@ -14,7 +14,7 @@ from llmlaunch.documents.validate import validate
 from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_document, parse_value, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import HINTS, Recipe, recipe_form
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 
 __all__ = [
     "WrittenPin",

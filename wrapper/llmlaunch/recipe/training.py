@@ -14,7 +14,7 @@ from llmlaunch.documents.keys import form, key, key_names, keys_of, section
 from llmlaunch.documents.text import PathText
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import TRAINING, Techniques
 from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
 

@@ -28,8 +28,8 @@ from llmlaunch.report.run_text import cause_text, waiting_text
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.memory_files import attempt_summary
-from llmlaunch.rundir.messages import to_type
 from llmlaunch.rundir.summary import RankSummary
+from llmlaunch.rundir.values import to_type
 
 __all__ = ["STEPS", "run_alone"]
 

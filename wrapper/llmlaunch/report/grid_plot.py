@@ -14,7 +14,7 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.layout_grid import Cell, Grid, Row, grid_of
 from llmlaunch.report.svg import svg, write_svg
 from llmlaunch.report.text import one_line
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from llmlaunch.units import gib
 
 __all__ = ["grid_svg", "write_grid_plot"]

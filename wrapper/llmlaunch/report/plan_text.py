@@ -12,7 +12,7 @@ from llmlaunch.planner.plan import NO_LAYOUT, Candidate, Fallback, JobLength, Li
 from llmlaunch.planner.unsafe import correction_text
 from llmlaunch.recipe.types import Budget, Recipe
 from llmlaunch.report.text import table
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB, duration, gib
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from llmlaunch.rundir.identifiers import printable
+from llmlaunch.rundir.values import printable
 
 __all__ = ["one_line", "percent", "print_verdict", "table"]
 

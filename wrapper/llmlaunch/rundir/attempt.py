@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import file_names
 from .files import object_in, read_object, read_text
-from .identifiers import is_fallback, is_host
 from .summary import whole_summary
-from .values import byte_count, objects_in, text_or_none, time_or_none
+from .values import byte_count, is_fallback, is_host, objects_in, text_or_none, time_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

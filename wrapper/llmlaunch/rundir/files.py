@@ -1,4 +1,5 @@
 """Reads files that anybody may have put into a run directory: regular files alone, within bounds, without waiting.
+Writes small files whole or not at all: a reader sees the old file or the new one, never half of it.
 
 Opening a FIFO waits for a writer, and /dev/zero has no end; a text of 200,000 brackets exhausts Python's stack, and
 1e400 becomes an infinity that no integer can hold. Everything that reads a run directory reads it with this module.
@@ -6,6 +7,7 @@ Opening a FIFO waits for a writer, and /dev/zero has no end; a text of 200,000 b
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -15,17 +17,21 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from . import file_names
-from .identifiers import is_run_id
+from .values import is_run_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+    from re import Pattern
     from typing import BinaryIO
+
 
 __all__ = [
     "MOST_APPENDED_BYTES",
     "MOST_BYTES",
+    "LogTail",
     "bounded_lines",
+    "create",
     "object_in",
     "open_regular",
     "parse_json",
@@ -34,7 +40,10 @@ __all__ = [
     "read_run_id",
     "read_tail",
     "read_text",
+    "replace_bytes",
+    "replace_json",
 ]
+
 
 MOST_BYTES = 32 * 2**20
 """Limit for a file read whole. status.json is the largest: some 600 bytes for each rank, 10 MiB for 16,000 of them."""
@@ -194,3 +203,118 @@ _DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else ord(" ") for byte 
 _MANY_DIGITS = b"0" * 19
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
 _BOUNDING_DECODER = json.JSONDecoder(parse_float=_finite, parse_int=_int64, parse_constant=_no_number)
+
+
+def create(path: Path, text: str) -> bool:
+    """Create `path` with `text`; False, and nothing changed, where it exists. Raises OSError."""
+    temporary = _written(path, text.encode(), lasting=True)
+    try:
+        # link, unlike rename, fails where the name is taken; it is atomic on NFS too.
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        _remove(temporary)
+    return True
+
+
+def replace_json(path: Path, record: Mapping[str, Any], lasting: bool = True) -> None:
+    """Write `record` over whatever `path` is, whose folder is made where it is missing. Raises OSError.
+
+    Not `lasting`: a power cut may lose it, and nobody waits for the disk.
+    """
+    replace_bytes(path, json.dumps(record, indent=1).encode() + b"\n", lasting)
+
+
+def replace_bytes(path: Path, content: bytes, lasting: bool = True) -> None:
+    """Write `content` in the same way."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _written(path, content, lasting)
+    try:
+        temporary.replace(path)
+    except OSError:
+        _remove(temporary)
+        raise
+
+
+def _written(path: Path, content: bytes, lasting: bool) -> Path:
+    """Return a hidden file beside `path` that holds `content`; none is left where it cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            if lasting:
+                os.fsync(file.fileno())
+    except OSError:
+        _remove(temporary)
+        raise
+    return temporary
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+LINE_END = re.compile(rb"\n")
+
+
+class LogTail:
+    """Each call of `lines` returns the lines completed since the call before. Nothing is raised for a file that does
+    not exist yet, is cut, replaced or unreadable.
+
+    A call reads at most `most_bytes`. What is there beyond is read by the next call; with `skips` it is left out, and
+    reading goes on with the first whole line of the last `most_bytes`. A longer line than `longest_line` is cut.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        most_bytes: int,
+        longest_line: int,
+        skips: bool = False,
+        line_end: Pattern[bytes] = LINE_END,
+        offset: int = 0,
+    ) -> None:
+        self.path = path
+        self.offset = offset
+        self._most_bytes = most_bytes
+        self._longest_line = longest_line
+        self._skips = skips
+        self._line_end = line_end
+        self._inode: int | None = None
+        self._torn = b""  # the start of a line whose end is not written yet
+        self._in_skipped_line = False
+
+    def lines(self) -> list[bytes]:
+        # Opened anew each time: that is when a network file system asks the server for the file's true length.
+        try:
+            with open_regular(self.path) as file:
+                state = os.fstat(file.fileno())
+                if self._inode not in (None, state.st_ino) or state.st_size < self.offset:
+                    self._begin_again()
+                self._inode = state.st_ino
+                if self._skips and state.st_size - self.offset > self._most_bytes:
+                    self.offset, self._torn, self._in_skipped_line = state.st_size - self._most_bytes, b"", True
+                file.seek(self.offset)
+                chunk = file.read(self._most_bytes) or b""
+        except OSError:
+            return []
+        self.offset += len(chunk)
+        if self._in_skipped_line:
+            line_end = self._line_end.search(chunk)
+            if line_end is None:
+                return []
+            chunk, self._in_skipped_line = chunk[line_end.end() :], False
+        *lines, torn = self._line_end.split(self._torn + chunk)
+        self._torn = torn[: self._longest_line]
+        return [line[: self._longest_line] for line in lines]
+
+    def rest(self) -> bytes:
+        """Return a last line that was never ended; empty where there is none."""
+        line, self._torn = self._torn, b""
+        return line
+
+    def _begin_again(self) -> None:
+        self.offset, self._torn, self._in_skipped_line = 0, b"", False

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import file_names
 from .attempt import Attempt, is_rank_record, sound_rank, with_copies
-from .files import MOST_APPENDED_BYTES, bounded_lines, open_regular, read_object
-from .log_tail import LogTail
+from .files import MOST_APPENDED_BYTES, LogTail, bounded_lines, open_regular, read_object
 from .monitor_samples import add_lines
 from .peak_account import MemoryEvidence, node_summary, rank_summaries
 from .probe_files import read_probe_file, report_of

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import file_names
 from .attempt import Attempt
 from .files import object_in, read_object, read_run_id
-from .identifiers import is_attempt, is_fallback
-from .values import whole_number
+from .values import is_attempt, is_fallback, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

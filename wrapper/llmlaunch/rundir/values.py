@@ -1,13 +1,39 @@
-"""Values as files may hold them: one that cannot be what it should be counts as None, or as nothing."""
+"""Values from the files of a run directory: checked by form, and made fit to be shown in messages.
+
+Anybody who can write into a run directory chooses what its files say. A job id becomes an argument of `scancel`, an
+attempt a part of a path, and a reason goes to a terminal: each is checked or cleaned here. A number or text that is not
+what it should be counts as None.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+import shlex
+from pathlib import PurePath
+from typing import Any
 
-if TYPE_CHECKING:
-    pass
+__all__ = [
+    "byte_count",
+    "count_above_zero",
+    "counted",
+    "is_attempt",
+    "is_cluster",
+    "is_fallback",
+    "is_host",
+    "is_local_job",
+    "is_path_component",
+    "is_run_id",
+    "is_slurm_job",
+    "job_of",
+    "number",
+    "objects_in",
+    "printable",
+    "text_or_none",
+    "time_or_none",
+    "to_type",
+    "whole_number",
+]
 
-__all__ = ["byte_count", "count_above_zero", "number", "objects_in", "text_or_none", "time_or_none", "whole_number"]
 
 _INT64 = 2**63
 
@@ -43,3 +69,92 @@ def text_or_none(value: object) -> str | None:
 def objects_in(values: object) -> list[dict[str, Any]]:
     """Return the JSON objects of a list; none where it is no list."""
     return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+# SLURM numbers jobs with 32 bits and tasks of an array below MaxArraySize, at most 4,000,001 (slurm.conf(5)).
+_SLURM_JOB = re.compile(r"[1-9][0-9]{0,9}(?:_[0-9]{1,7})?", re.ASCII)
+_LOCAL_JOB = re.compile(r"local-[0-9]{1,12}-[1-9][0-9]{0,9}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}", re.ASCII)
+_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]{0,199}", re.ASCII)
+_RESTARTS = re.compile(r"[0-9]{1,6}", re.ASCII)
+_FALLBACK = re.compile(r"fallback/[1-9][0-9]{0,3}", re.ASCII)
+
+# CSI and OSC sequences of ECMA-48, introduced by ESC or by their single C1 character. An OSC that never ends is left
+# to the replacement of its introducer, so that it cannot swallow the rest of the text.
+_TERMINAL_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]{0,4096}(?:\x07|\x1b\\|\x9c)"
+)
+
+
+def is_slurm_job(text: object) -> bool:
+    """Whether `text` is `12` or, as one task of an array, `12_3`."""
+    return isinstance(text, str) and _SLURM_JOB.fullmatch(text) is not None
+
+
+def is_local_job(text: object) -> bool:
+    """Whether `text` is `local-<unix seconds>-<process id>`."""
+    return isinstance(text, str) and _LOCAL_JOB.fullmatch(text) is not None
+
+
+def is_job_id(text: object) -> bool:
+    """Whether `text` is the id of a SLURM job or of a local one."""
+    return is_slurm_job(text) or is_local_job(text)
+
+
+def is_attempt(text: object) -> bool:
+    """Whether `text` is `<job id>.<restarts>`."""
+    if not isinstance(text, str):
+        return False
+    job, _, restarts = text.rpartition(".")
+    return is_job_id(job) and _RESTARTS.fullmatch(restarts) is not None
+
+
+def job_of(attempt: str) -> str:
+    """The job id in the name of an attempt."""
+    return attempt.rpartition(".")[0]
+
+
+def is_host(text: object) -> bool:
+    """Whether `text` is the name of a host or node: letters, digits, `.`, `_`, `-`; never an option or a path."""
+    return isinstance(text, str) and _NAME.fullmatch(text) is not None
+
+
+is_cluster = is_host
+is_path_component = is_host
+
+
+def is_run_id(text: object) -> bool:
+    """Whether `text` may name a run in the store, in a job's comment and in what sinks pass on."""
+    return isinstance(text, str) and _RUN_ID.fullmatch(text) is not None
+
+
+def is_fallback(text: object) -> bool:
+    """Whether `text` is the folder of a fallback layout, `fallback/<number>`."""
+    return isinstance(text, str) and _FALLBACK.fullmatch(text) is not None
+
+
+def printable(text: str) -> str:
+    """`text` as it may go to a terminal: without escape sequences, and with "?" for each other character that a
+    terminal would obey or that hides or reorders its neighbours (C0, C1, bidirectional overrides, lone surrogates).
+
+    Line breaks and tabs stay; `report.text.one_line` replaces them, too.
+    """
+    if text.isprintable():
+        return text
+    plain = _TERMINAL_SEQUENCE.sub("", text)
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in plain)
+
+
+def counted(count: float, noun: str, form: str = "") -> str:
+    """Return `1 sequence` or `2 sequences`; `form` is how the number is formatted, such as `,`."""
+    plural = "" if count == 1 else "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{count:{form}} {noun}{plural}"
+
+
+def to_type(*words: object) -> str:
+    """Return the llmlaunch command of these words for a person to copy into a shell, each quoted where it needs to be.
+
+    A path that begins with a dash gets `./` before it, so that it is not read as an option.
+    """
+    texts = [f"./{word}" if isinstance(word, PurePath) and str(word).startswith("-") else str(word) for word in words]
+    return " ".join(["llmlaunch", *map(shlex.quote, texts)])

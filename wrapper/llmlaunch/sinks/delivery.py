@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from llmlaunch.store.database import Store
 from llmlaunch.store.history import RunMark, run_marks, stored_run
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, select
 from llmlaunch.errors import UserError
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_run_id
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 from llmlaunch.store.database import batches
 from llmlaunch.store.run_outcome import LauncherWord
 from llmlaunch.store.tables import runs

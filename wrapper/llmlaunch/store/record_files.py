@@ -19,7 +19,7 @@ from typing import Any
 
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_bytes
-from llmlaunch.rundir.messages import counted
+from llmlaunch.rundir.values import counted
 
 __all__ = [
     "BadCell",

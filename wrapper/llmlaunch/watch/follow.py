@@ -10,7 +10,7 @@ from llmlaunch.launchers.logs import JobLogs
 from llmlaunch.launchers.run_status import RunStatus, read_statuses
 from llmlaunch.report.run_text import waiting_text
 from llmlaunch.report.text import one_line
-from llmlaunch.rundir.messages import to_type
+from llmlaunch.rundir.values import to_type
 from llmlaunch.units import duration
 from llmlaunch.watch.events import EventReader, FollowReader, LogReader
 from llmlaunch.watch.loop import AskStates, StatePoller, watch

@@ -17,7 +17,7 @@ from typing import TextIO
 
 from llmlaunch.errors import OutputLost
 from llmlaunch.report.text import one_line
-from llmlaunch.rundir.identifiers import printable
+from llmlaunch.rundir.values import printable
 
 __all__ = ["Screen", "outliving_the_terminal"]
 

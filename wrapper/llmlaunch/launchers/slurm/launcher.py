@@ -29,8 +29,7 @@ from llmlaunch.launchers.slurm.text import (
     strange_jobs,
 )
 from llmlaunch.rundir import file_names
-from llmlaunch.rundir.atomic_files import create
-from llmlaunch.rundir.files import read_run_id
+from llmlaunch.rundir.files import create, read_run_id
 
 __all__ = ["SlurmLauncher"]
 

@@ -29,8 +29,7 @@ from llmlaunch.launchers.slurm.text import (
     parse_past_jobs,
 )
 from llmlaunch.rundir import file_names
-from llmlaunch.rundir.identifiers import is_attempt, is_slurm_job, job_of
-from llmlaunch.rundir.messages import to_type
+from llmlaunch.rundir.values import is_attempt, is_slurm_job, job_of, to_type
 
 __all__ = ["JobQuery", "adopt", "comment_of", "find_jobs", "look_for_jobs", "submit", "test"]
 
