@@ -85,7 +85,7 @@ FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 COMPOSED = ("--bf16", "--fp16", RESHARDING_FLAG)
 # Literals of the room that are never written.
 NEVER_WRITTEN = {
-    "--num-layers-per-virtual-pipeline-stage": "refused in backend.extra_args (layout_arguments.py)",
+    "--num-layers-per-virtual-pipeline-stage": "refused in backend.extra_args (megatron/arguments.py)",
     "--world-size": "of the step that builds indexes, not Megatron's (backend.py)",
     "--planned-for": "of the step that asks the parser at job start, not Megatron's (backend.py)",
     "--compute-capability": "of the step that builds indexes, not Megatron's (backend.py)",

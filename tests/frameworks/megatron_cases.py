@@ -14,7 +14,7 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.argument import command_words
 from llmlaunch.backends.megatron.arguments import planned_arguments
 from llmlaunch.backends.megatron.backend import environment
-from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, rules_for
+from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, rules_for
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE
 from llmlaunch.backends.megatron.versions import rendered_arguments
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns

@@ -12,8 +12,7 @@ from judges import DeepSpeedJudge
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.config import ds_config
-from llmlaunch.backends.deepspeed.model_config import model_config
+from llmlaunch.backends.deepspeed.config import ds_config, model_config
 from llmlaunch.backends.deepspeed.scripts import pipeline_config
 from llmlaunch.layout import Layout
 from llmlaunch.planner.planning import make_plan

@@ -17,9 +17,8 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.config import ds_config
+from llmlaunch.backends.deepspeed.config import ds_config, model_config
 from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
-from llmlaunch.backends.deepspeed.model_config import model_config
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import rank_parameters

@@ -17,8 +17,7 @@ from judges import DeepSpeedJudge
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.config import ds_config
-from llmlaunch.backends.deepspeed.model_config import model_config
+from llmlaunch.backends.deepspeed.config import ds_config, model_config
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS
 from llmlaunch.layout import Layout, LayoutColumns, Situation
 from llmlaunch.models.presets import resolve_model

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.models.huggingface.config import shape_from_config
-from llmlaunch.models.huggingface.defaults import ALIASES, DEFAULTS
+from llmlaunch.models.huggingface.config import ALIASES, DEFAULTS, shape_from_config
 from llmlaunch.models.huggingface.written import config_of, unsaid
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import load_preset, preset_names

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from judges import MegatronJudge, Verdict
 
 from llmlaunch.assets import asset
+from llmlaunch.backends.megatron.arguments import stage_flags
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.layout_arguments import stage_flags
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 

@@ -16,7 +16,7 @@ from megatron_cases import BASE, Case, cases, refusals
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, ALL_RULES
+from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, ALL_RULES
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import as_planned

@@ -9,15 +9,15 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from llmlaunch.backends.deepspeed import hugging_face, megatron_deepspeed
+from llmlaunch.backends.base import Requirement
+from llmlaunch.backends.deepspeed import megatron_deepspeed
 from llmlaunch.backends.deepspeed import rules as deepspeed_rules
 from llmlaunch.backends.deepspeed import scripts as deepspeed_scripts
 from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
-from llmlaunch.backends.megatron import model_rules, number_formats, overlap, sharding, training_arguments, versions
+from llmlaunch.backends.megatron import model_rules, number_formats, sharding, training_arguments, versions
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
-from llmlaunch.backends.requirements import Requirement
 from llmlaunch.layout import Rule
 from support.megatron_disagreements import DISAGREEMENTS, layer_of
 from support.technique_list import TECHNIQUE_LIST
@@ -32,7 +32,7 @@ MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     (*megatron_rules.MIXTURE_REQUIREMENTS, *megatron_rules.RULES),
     (*model_rules.MODEL_REQUIREMENTS, *model_rules.MODEL_RULES),
     (*number_formats.NUMBER_REQUIREMENTS, *number_formats.NUMBER_RULES),
-    (*overlap.OVERLAP_REQUIREMENTS, *overlap.OVERLAP_RULES),
+    (*megatron_techniques.OVERLAP_REQUIREMENTS, *megatron_techniques.OVERLAP_RULES),
     (*sharding.SHARDING_REQUIREMENTS, *sharding.SHARDING_RULES),
     (*megatron_techniques.REQUIREMENTS, *megatron_techniques.TECHNIQUE_RULES),
     (*versions.VERSION_REQUIREMENTS, *versions.VERSION_RULES["0.16"]),
@@ -40,7 +40,7 @@ MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
 DEEPSPEED_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     deepspeed_rules.RULES,
     deepspeed_scripts.PIPELINE_RULES,
-    hugging_face.HUGGING_FACE_RULES,
+    deepspeed_scripts.HUGGING_FACE_RULES,
     megatron_deepspeed.MEGATRON_DEEPSPEED_RULES,
     (
         *deepspeed_techniques.REQUIREMENTS,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_samples import megatron_70b, plan
 
+from llmlaunch.backends.megatron.arguments import written_layout
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.layout_arguments import written_layout
 from llmlaunch.calibration.cases import case_of
 from llmlaunch.layout import Layout
 from llmlaunch.rendering.provenance import Provenance

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from llmlaunch.backends.megatron.arguments import STAGE_FLAGS, stage_flags
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.layout_arguments import STAGE_FLAGS, stage_flags
 from llmlaunch.backends.megatron.rules import RULES
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout

@@ -9,8 +9,7 @@ import pytest
 
 from llmlaunch.backends.argument import NodeVariable, command_words
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, ALL_RULES
-from llmlaunch.backends.megatron.rules import RULES
+from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, ALL_RULES, RULES
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.overlap import OVERLAP_RULES
+from llmlaunch.backends.megatron.techniques import OVERLAP_RULES
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.planner.judge import judge_layouts

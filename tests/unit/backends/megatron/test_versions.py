@@ -11,7 +11,7 @@ import pytest
 from llmlaunch.backends.argument import argument
 from llmlaunch.backends.framework_version import checkout_version, with_framework_version
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.legality import rules_for
+from llmlaunch.backends.megatron.rules import rules_for
 from llmlaunch.backends.megatron.versions import (
     KNOWN_VERSIONS,
     NEWEST,

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from llmlaunch.backends.argument import NodeVariable, Word, command_words, refuse_repeats
-from llmlaunch.backends.base import Rendered, Space, StateTechniques
+from llmlaunch.backends.base import Rendered, Space, StateTechniques, refuse_unmet, refuse_what_ifs
 from llmlaunch.backends.deepspeed.arguments import (
     CONFIG_FILE,
     MODEL_FILE,
@@ -15,7 +15,14 @@ from llmlaunch.backends.deepspeed.arguments import (
     TRAINER_FILE,
     environment,
 )
-from llmlaunch.backends.deepspeed.config import bucket_elements, live_parameters, settings, to_json
+from llmlaunch.backends.deepspeed.config import (
+    bucket_elements,
+    live_parameters,
+    model_config,
+    refuse_what_the_trainer_cannot_build,
+    settings,
+    to_json,
+)
 from llmlaunch.backends.deepspeed.facts import (
     SHIPPED_TRAINER,
     DeepSpeedOptions,
@@ -25,11 +32,9 @@ from llmlaunch.backends.deepspeed.facts import (
     shipped_facts,
 )
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import accumulates_in_fp32
-from llmlaunch.backends.deepspeed.model_config import model_config, refuse_what_the_trainer_cannot_build
 from llmlaunch.backends.deepspeed.scripts import kind_of
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
-from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts, constant
 from llmlaunch.recipe.types import Recipe

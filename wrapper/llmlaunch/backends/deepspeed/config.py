@@ -1,4 +1,5 @@
-"""ds_config.json, whole.
+"""The two JSON files of a DeepSpeed job: ds_config.json, and the model the shipped script builds, as Hugging Face's
+configuration.
 
 DeepSpeed refuses unknown keys inside its sections but not at the top level, and takes "auto" silently for a default
 (deepspeed/runtime/config_utils.py, 0.19.8): every key here is known and every value explicit.
@@ -8,17 +9,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmlaunch.backends.argument import Reason
 from llmlaunch.backends.deepspeed.facts import OFFLOAD_GROUPS, SUB_GROUP_ELEMENTS
 from llmlaunch.backends.deepspeed.rules import split_sections
 from llmlaunch.backends.deepspeed.techniques import checkpointing_section, offload_sections, wide_gradients
+from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
+from llmlaunch.models.huggingface.written import LATENT, config_of, unsaid
 from llmlaunch.models.parameters import count_parameters
+from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["REASONS", "bucket_elements", "dotted_keys", "ds_config", "live_parameters", "settings", "to_json"]
+__all__ = [
+    "REASONS",
+    "bucket_elements",
+    "dotted_keys",
+    "ds_config",
+    "live_parameters",
+    "model_config",
+    "refuse_what_the_trainer_cannot_build",
+    "settings",
+    "to_json",
+]
 
 
 Json = dict[str, Any]
@@ -182,3 +197,74 @@ def dotted_keys(config: Mapping[str, Any], within: str = "") -> Iterator[str]:
             yield from dotted_keys(value, f"{within}{name}.")
         else:
             yield f"{within}{name}"
+
+
+# fields of a shape in the words of a person; others go by their own name
+FIELD_NAMES = {
+    "normalization": "its kind of norms",
+    "position_embedding": "its kind of positions",
+    "gated_mlp": "its kind of MLP",
+    "linear_bias": "its biases",
+    "qkv_bias": "its biases on query, key and value",
+    "qk_layernorm": "its norms on queries and keys",
+    "hidden_dropout": "dropout on the residual stream",
+    "moe.layer_pattern": "its dense layers between mixtures",
+    "moe.shared_expert_ffn_hidden_size": "its shared expert",
+    "moe.router.balancing": "the way it balances its experts",
+    "moe": "experts, or none,",
+    "mla": "ordinary attention, or latent,",
+}
+BYTE_TOKENS = 256
+# transformers refuses other widths even where head_dim is given (validate_architecture of these classes, 5.23)
+WHOLE_HEADS = ("llama", "gemma2", "gemma3_text", "deepseek_v2")
+
+
+def model_config(recipe: Recipe) -> Json:
+    """The model as a Hugging Face configuration of its family, long enough for the recipe's sequences."""
+    longest = max(recipe.model.max_position_embeddings, recipe.workload.sequence_length)
+    return config_of(replace(recipe.model, max_position_embeddings=longest))
+
+
+def refuse_what_the_trainer_cannot_build(recipe: Recipe) -> None:
+    """What transformers has no class for, or would train as something else. Raises UserError."""
+    shape = recipe.model
+    lost = unsaid(replace(shape, mtp_num_layers=0))
+    if lost:
+        parts = ", ".join(FIELD_NAMES.get(field, field) for field in lost)
+        raise UserError(
+            f"{recipe.path}: model: {shape.name} is no {shape.family} of Hugging Face's: {parts} cannot be said in its "
+            "configuration; set model.family, name a script of your own (backend.script) or use backend: megatron-lm"
+        )
+    for key, problem in _problems(recipe, shape):
+        raise UserError(f"{recipe.path}: {key}: {problem}")
+
+
+def _problems(recipe: Recipe, shape: ModelShape) -> Iterator[tuple[str, str]]:
+    if shape.mtp_num_layers:
+        yield (
+            "model.mtp_num_layers",
+            "transformers builds no multi-token prediction; set it to 0 or use backend: megatron-lm",
+        )
+    if shape.moe is not None and shape.moe.capacity_factor is not None:
+        yield (
+            "model.moe.capacity_factor",
+            "transformers' experts drop no tokens; remove it or use backend: megatron-lm",
+        )
+    if shape.family in LATENT and recipe.training.start_from is None and recipe.techniques.adapters is None:
+        yield (
+            "model",
+            f"transformers' {shape.family} has neither the loss nor the bias update that keeps experts evenly used, so "
+            "that it is no model to train from nothing; name training.start_from or use backend: megatron-lm",
+        )
+    if shape.family in WHOLE_HEADS and shape.hidden_size % shape.num_attention_heads:
+        yield (
+            "model.num_attention_heads",
+            f"transformers' {shape.family} wants a number that divides hidden_size {shape.hidden_size}; with "
+            "family: mistral the same model is built",
+        )
+    if not recipe.data.mock and recipe.data.tokenizer is None and shape.vocab_size < BYTE_TOKENS:
+        yield (
+            "data",
+            f"without a tokenizer every byte is a token, which needs a vocabulary of at least {BYTE_TOKENS}; the model "
+            f"has {shape.vocab_size}: raise model.vocab_size",
+        )

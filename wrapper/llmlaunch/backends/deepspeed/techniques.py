@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.backends.argument import Argument, argument
-from llmlaunch.backends.requirements import Requirement, implies, pinned_least
+from llmlaunch.backends.base import Requirement, implies, pinned_least
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe

@@ -1,26 +1,27 @@
-"""Megatron-LM as a backend: facts of its memory, its search space, and what a job is started with."""
+"""Megatron-LM as a backend: facts of its memory, the techniques a search tries, and what a job is started with."""
 
 from __future__ import annotations
 
+from itertools import product
+
 from llmlaunch.backends.argument import NodeVariable, Reason, command_words, merged_environment
-from llmlaunch.backends.base import Rendered, Space
+from llmlaunch.backends.base import Rendered, Space, StateTechniques, StepTechniques, refuse_unmet, refuse_what_ifs
 from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
-from llmlaunch.backends.megatron.legality import ALL_REQUIREMENTS, rules_for
 from llmlaunch.backends.megatron.number_formats import number_record
-from llmlaunch.backends.megatron.search_space import state_techniques, step_techniques
-from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts
-from llmlaunch.backends.megatron.techniques import technique_environment
+from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, rules_for
+from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts, sharding_techniques
+from llmlaunch.backends.megatron.techniques import DEFAULT_MODULES, technique_environment
 from llmlaunch.backends.megatron.versions import rendered_arguments, rendered_version
-from llmlaunch.backends.requirements import refuse_unmet, refuse_what_ifs
 from llmlaunch.errors import UserError
-from llmlaunch.layout import Layout, Rule
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET
 
-__all__ = ["REASONS", "MegatronLM", "environment"]
+__all__ = ["MegatronLM", "environment"]
 
 
 SCRIPT = "pretrain_gpt.py"
@@ -53,8 +54,8 @@ class MegatronLM:
             virtual_pipeline=(1,) if sharded else (),
             expert_tensor=tensor if recipe.model.moe else (1,),
             sequence_parallel=(0, 1),
-            step_techniques=step_techniques(recipe),
-            state_techniques=state_techniques(recipe),
+            step_techniques=_step_techniques(recipe),
+            state_techniques=_state_techniques(recipe),
             uneven=not sharded,
         )
 
@@ -106,6 +107,75 @@ class MegatronLM:
                 },
             },
         )
+
+
+Modules = tuple[str, ...]
+
+
+def _step_techniques(recipe: Recipe) -> tuple[StepTechniques, ...]:
+    """None, every set of modules that lets go of something, every layer, and so many layers as it takes; nothing or
+    growing sets of modules offloaded beside them, or the first layers whole."""
+    plain = StepTechniques(RECOMPUTE_NONE)
+    modules = [StepTechniques(RECOMPUTE_SELECTIVE, names) for names in _module_sets(recipe)]
+    block = StepTechniques(RECOMPUTE_FULL, recompute_method="block", solved="recompute_layers")
+    choices = [plain, *modules, StepTechniques(RECOMPUTE_FULL), block]
+    if recipe.cluster.accelerator.kind != "gpu":
+        return tuple(choices)
+    offloaded = [
+        _offloading(choice, names) for choice, names in product((plain, *modules), _offload_sets(recipe.model))
+    ]
+    layers = StepTechniques(RECOMPUTE_NONE, solved="offload_layers")
+    return (*choices, *(choice for choice in offloaded if choice is not None), layers)
+
+
+def _module_sets(recipe: Recipe) -> list[Modules]:
+    """Sets of `--recompute-modules` of this model. Fused attention keeps no scores, so core_attn would spare nothing;
+    norms fused into the linear after them likewise. moe is the whole mixture, and takes the place of its parts."""
+    shape = recipe.model
+    parts: list[tuple[Modules, ...]] = []
+    if shape.moe is None or not all(shape.moe.layer_pattern):
+        parts.append(((), ("mlp",)))
+    if shape.mla is not None:
+        parts.append(((), ("mla_up_proj",)))
+    if shape.moe is not None:
+        parts.append(((), ("layernorm",)))
+        experts: list[Modules] = [(), ("moe_act",)]
+        if shape.moe.shared_expert_ffn_hidden_size:
+            experts += [("shared_experts",), ("moe_act", "shared_experts")]
+        parts.append((*experts, ("moe",)))
+    sets = [tuple(name for part in chosen for name in part) for chosen in product(*parts)]
+    if recipe.pins.get("recompute") == "selective":
+        sets.append(DEFAULT_MODULES)
+    return [names for names in sets if names]
+
+
+def _offload_sets(shape: ModelShape) -> list[Modules]:
+    """Growing sets of `--offload-modules`: a module moves as many bytes as it spares, so what counts is how many."""
+    attention: list[Modules] = [("core_attn", "attn_proj"), ("qkv_linear", "core_attn", "attn_proj")]
+    if shape.moe is None:
+        return attention
+    experts: list[Modules] = [("moe_act",), ("expert_fc1", "moe_act")]
+    return [*experts, attention[0], *((*first, *second) for first, second in product(attention, experts[1:]))]
+
+
+def _offloading(choice: StepTechniques, names: Modules) -> StepTechniques | None:
+    """None where Megatron refuses the two together, or what is offloaded is made again anyway."""
+    made_again = {"moe": {"moe_act", "expert_fc1"}, "moe_act": {"moe_act"}}
+    if any(made_again.get(module, set()) & set(names) for module in choice.recompute_modules):
+        return None
+    return StepTechniques(choice.recompute, choice.recompute_modules, offload_modules=names)
+
+
+def _state_techniques(recipe: Recipe) -> tuple[StateTechniques, ...]:
+    """With and without the distributed optimizer, and with its states on the host, or Megatron-FSDP; in bf16 gradients
+    may accumulate in either format."""
+    free = "gradient_dtype" not in recipe.fixed and recipe.workload.precision == "bf16"
+    formats = ("fp32", "bf16") if free else (recipe.training.gradient_dtype,)
+    if asks_for_sharding(recipe):
+        return sharding_techniques(formats)
+    offloads = (0.0, 1.0) if recipe.cluster.accelerator.kind == "gpu" else (0.0,)
+    stages = [(0, 0.0), *((1, offload) for offload in offloads)]
+    return tuple(StateTechniques(stage, dtype, offload) for dtype in formats for stage, offload in stages)
 
 
 def _options(recipe: Recipe) -> MegatronOptions:

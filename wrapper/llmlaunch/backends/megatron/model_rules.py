@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmlaunch.backends.base import Requirement
 from llmlaunch.backends.megatron.model_arguments import windowed
-from llmlaunch.backends.requirements import Requirement
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.models.shape import ModelShape, Router, natural_activation

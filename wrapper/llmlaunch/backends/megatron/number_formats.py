@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.argument import Argument, argument
-from llmlaunch.backends.requirements import Requirement, implies
+from llmlaunch.backends.base import Requirement, implies
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.memory.facts import MemoryFacts

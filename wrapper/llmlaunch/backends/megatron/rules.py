@@ -1,5 +1,8 @@
-"""What Megatron-LM accepts, as data. Megatron checks in four places: arguments, transformer config, process groups and
-run time; a launcher must apply all of them before a job waits in a queue."""
+"""What Megatron-LM accepts and refuses, as data: rules of parallel sizes and batch here, those of other subjects from
+their modules, all in one list for planner, check, docs and the oracle's tests.
+
+Megatron checks in four places: arguments, transformer config, process groups and run time; a launcher must apply all of
+them before a job waits in a queue."""
 
 from __future__ import annotations
 
@@ -9,12 +12,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.requirements import Requirement, implies
+from llmlaunch.backends.base import Requirement, implies
+from llmlaunch.backends.megatron import (
+    model_rules,
+    number_formats,
+    sharding,
+    techniques,
+    training_arguments,
+    versions,
+)
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.workload import NO_NUMBER_FORMATS
 
-__all__ = ["MIXTURE_REQUIREMENTS", "RULES"]
+__all__ = ["ALL_REQUIREMENTS", "ALL_RULES", "MIXTURE_REQUIREMENTS", "RULES", "rules_for"]
+
 
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
@@ -267,3 +280,30 @@ RULES: tuple[Rule, ...] = (
         mixture_needs_sequence,
     ),
 )
+
+
+ALL_REQUIREMENTS = (
+    *model_rules.MODEL_REQUIREMENTS,
+    *MIXTURE_REQUIREMENTS,
+    *techniques.REQUIREMENTS,
+    *sharding.SHARDING_REQUIREMENTS,
+    *techniques.OVERLAP_REQUIREMENTS,
+    *training_arguments.CHECKPOINT_REQUIREMENTS,
+    *versions.VERSION_REQUIREMENTS,
+    *number_formats.NUMBER_REQUIREMENTS,
+)
+ALL_RULES = (
+    *RULES,
+    *model_rules.MODEL_RULES,
+    *techniques.TECHNIQUE_RULES,
+    *sharding.SHARDING_RULES,
+    *techniques.OVERLAP_RULES,
+    *number_formats.NUMBER_RULES,
+)
+
+
+def rules_for(recipe: Recipe) -> tuple[Rule, ...]:
+    """Those that can refuse a layout of this recipe."""
+    usual = recipe.training.numbers == NO_NUMBER_FORMATS
+    idle = number_formats.NUMBER_RULES if usual else ()
+    return tuple(rule for rule in (*ALL_RULES, *versions.rules_of_version(recipe)) if rule not in idle)

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from llmlaunch.backends.argument import Argument, argument
-from llmlaunch.backends.base import StateTechniques
+from llmlaunch.backends.base import Requirement, StateTechniques
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_fsdp_facts
-from llmlaunch.backends.requirements import Requirement
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Layout, Rule, Situation
 from llmlaunch.memory.facts import MemoryFacts

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from llmlaunch.backends.argument import Argument, argument, number
+from llmlaunch.backends.base import Requirement
 from llmlaunch.backends.checkpoints import RESHARDING_FLAG, saved_by_parameter
 from llmlaunch.backends.megatron.number_formats import number_arguments
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, pinned_stages
-from llmlaunch.backends.requirements import Requirement
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.datasets import Data

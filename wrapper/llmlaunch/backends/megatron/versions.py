@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.argument import Argument
+from llmlaunch.backends.base import Requirement
 from llmlaunch.backends.megatron.sharding import asks_for_sharding
-from llmlaunch.backends.requirements import Requirement
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
