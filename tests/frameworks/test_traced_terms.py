@@ -13,7 +13,7 @@ from traced_runs import LONGEST_WAIT_SECONDS, Trace
 
 from llmlaunch.memory.estimate import RankEstimate
 from llmlaunch.memory.terms import OUTSIDE_TORCH
-from llmlaunch.rehearsal.attribution import REMAINDER, terms_at_peak
+from llmlaunch.rehearsal.traced import REMAINDER, terms_at_peak
 
 pytestmark = pytest.mark.frameworks
 

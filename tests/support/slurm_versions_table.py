@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.launchers.slurm.versions import features, release_text
+from llmlaunch.launchers.slurm.commands import features, release_text
 
 __all__ = ["table"]
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from llmlaunch.cli.doctor import command
 from llmlaunch.errors import UserError
-from llmlaunch.rehearsal import environment
+from llmlaunch.rehearsal import place
 
 
 def doctor(*arguments: str) -> Result:
@@ -20,9 +20,9 @@ def doctor(*arguments: str) -> Result:
 @pytest.fixture
 def nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Neither a checkout's environment nor the person's own."""
-    monkeypatch.setattr(environment, "CHECKOUT", tmp_path / "checkout")
+    monkeypatch.setattr(place, "CHECKOUT", tmp_path / "checkout")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.delenv(environment.VARIABLE, raising=False)
+    monkeypatch.delenv(place.VARIABLE, raising=False)
     return tmp_path / "llmlaunch" / "frameworks"
 
 

@@ -23,7 +23,7 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers import local_gpus
-from llmlaunch.rehearsal import environment, place
+from llmlaunch.rehearsal import place
 from llmlaunch.units import GIB
 from support.command_line import run_llmlaunch
 from support.recipes import recipe_of
@@ -257,7 +257,7 @@ def test_where_nothing_is_at_hand_both_ways_to_have_something_are_said(
 ) -> None:
     monkeypatch.delenv("LLMLAUNCH_FRAMEWORKS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(environment, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(place, "CHECKOUT", tmp_path)
     recipe = recipe_of("llama3-8b")
     with pytest.raises(UserError) as caught:
         place.chosen_place(recipe, where, print)
@@ -272,17 +272,17 @@ def test_where_nothing_is_at_hand_both_ways_to_have_something_are_said(
 def test_the_checkouts_environment_goes_before_the_persons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLMLAUNCH_FRAMEWORKS", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(environment, "CHECKOUT", tmp_path / "checkout")
-    assert environment.find_trace_environment() is None
+    monkeypatch.setattr(place, "CHECKOUT", tmp_path / "checkout")
+    assert place.find_trace_environment() is None
     for folder in (tmp_path / "data" / "llmlaunch", tmp_path / "checkout"):
         folder.mkdir(parents=True)
         candidate = frameworks(folder)
         if folder.name == "checkout":
             candidate = candidate.rename(folder / ".venv-frameworks")
-        before = environment.find_trace_environment()
+        before = place.find_trace_environment()
         assert before is None or before.folder != candidate, "its installation was interrupted"
         (candidate / ".installed").touch()
-        chosen = environment.find_trace_environment()
+        chosen = place.find_trace_environment()
         assert chosen is not None
         assert (chosen.folder, chosen.versions) == (candidate, {"megatron-core": "0.19.2"})
 

@@ -12,7 +12,7 @@ import pytest
 
 from llmlaunch.launchers.base import JobState, Phase, Submission
 from llmlaunch.launchers.run_files import cancel_mark, end_noted, note_end
-from llmlaunch.launchers.slurm.state import SlurmAnswers, is_settled, job_state
+from llmlaunch.launchers.slurm.launcher import SlurmAnswers, is_settled, job_state
 from llmlaunch.launchers.slurm.text import Row
 
 NOTHING: Mapping[str, Row] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.slurm.versions import features, refuse_unknown, release
+from llmlaunch.launchers.slurm.commands import features, refuse_unknown, release
 from support.slurm_versions_table import table
 
 DOCS = Path(__file__).parents[3] / "docs" / "slurm-versions.md"

@@ -8,10 +8,9 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.rehearsal.next_layout import next_layout
 from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank
-from llmlaunch.rehearsal.rehearsal_text import rehearsal_text
-from llmlaunch.rehearsal.verdict import judge_plan, unseen_by_a_trace
+from llmlaunch.rehearsal.report import rehearsal_text
+from llmlaunch.rehearsal.verdict import judge_plan, next_layout, unseen_by_a_trace
 from llmlaunch.units import GIB
 
 RECIPE = load_recipe(

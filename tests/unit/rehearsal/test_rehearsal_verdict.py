@@ -13,9 +13,8 @@ from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import MemoryPolicy
-from llmlaunch.rehearsal.next_layout import next_layout
 from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, RehearsedRank
-from llmlaunch.rehearsal.verdict import ROUTING, WORKSPACE, Judgement, judge_plan, unseen_by_a_trace
+from llmlaunch.rehearsal.verdict import ROUTING, WORKSPACE, Judgement, judge_plan, next_layout, unseen_by_a_trace
 from llmlaunch.units import GIB
 
 RECIPES = Path(__file__).parents[3] / "recipes"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.rehearsal.attribution import FORWARD, REMAINDER, terms_at_peak
+from llmlaunch.rehearsal.traced import FORWARD, REMAINDER, terms_at_peak
 
 TRACES = Path(__file__).resolve().parents[2] / "data" / "traces"
 RECORDED = sorted(path.stem for path in TRACES.glob("*.json"))

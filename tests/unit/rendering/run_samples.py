@@ -22,7 +22,7 @@ from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.recovery import Restart
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import BackendChoice, Code, MemoryPolicy, Recipe
-from llmlaunch.rehearsal.lone_rank import LoneRank, lone_rank
+from llmlaunch.rehearsal.on_gpu import LoneRank, lone_rank
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import job_script
 

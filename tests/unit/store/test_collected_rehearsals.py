@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.backends.registry import rank_alone
-from llmlaunch.rehearsal.lone_rank import lone_rank
+from llmlaunch.rehearsal.on_gpu import lone_rank
 from llmlaunch.rehearsal.records import records_of, shape_of
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from llmlaunch.units import GIB
 from llmlaunch.watch.bars import ASCII, BLOCKS, Glyphs, Line, alarm, bar, plain, sparkline
-from llmlaunch.watch.lines import changes
 from llmlaunch.watch.model import Gauge, WatchedRun
-from llmlaunch.watch.terminal import frame
+from llmlaunch.watch.views import changes, frame
 
 NOW = 1000.0
 

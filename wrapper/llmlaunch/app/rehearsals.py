@@ -14,12 +14,11 @@ from llmlaunch.app.submission import default_directory
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.search import REHEARSED
-from llmlaunch.rehearsal.next_layout import NextLayout, next_layout
 from llmlaunch.rehearsal.place import chosen_place
 from llmlaunch.rehearsal.ranks import RankChoice, RehearsedRank, chosen_ranks
 from llmlaunch.rehearsal.records import records_of
-from llmlaunch.rehearsal.rehearsal_json import rehearsal_json
-from llmlaunch.rehearsal.verdict import Judgement, judge_plan, unseen_by_a_trace
+from llmlaunch.rehearsal.report import rehearsal_json
+from llmlaunch.rehearsal.verdict import Judgement, NextLayout, judge_plan, next_layout, unseen_by_a_trace
 from llmlaunch.rundir.values import counted
 
 __all__ = ["RehearsalResult", "rehearse"]

@@ -114,7 +114,7 @@ def command(
 
 
 def _show_trace_environment(as_json: bool) -> int:
-    from llmlaunch.rehearsal.environment import find_trace_environment, how_to_get_one
+    from llmlaunch.rehearsal.place import find_trace_environment, how_to_get_one
 
     environment = find_trace_environment()
     if as_json:
@@ -133,8 +133,7 @@ def _show_environment(
 ) -> int:
     """Show what a training environment holds, and keep it. `container` is an image or a recipe, `frameworks` an
     interpreter, a recipe or empty. Raises UserError."""
-    from llmlaunch.launchers.frameworks import probe_environment
-    from llmlaunch.launchers.probe_cache import cache_probe, environment_key
+    from llmlaunch.launchers.frameworks import cache_probe, environment_key, probe_environment
 
     place = _environment(container, frameworks, python)
     key = environment_key(place.container, place.python)  # an image that changes meanwhile was not probed

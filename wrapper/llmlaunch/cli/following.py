@@ -70,10 +70,9 @@ def follow_sweep(submissions: Sequence[Submission], json_on_stdout: bool) -> int
 def watch_runs(submissions: Sequence[Submission], as_json: bool, interval_seconds: float) -> int:
     """Watch runs until all have ended, or Ctrl-C: drawn in place on a terminal, a line for each change in a pipe.
     Return 1 where one of them ended without success."""
-    from llmlaunch.watch.lines import JsonView, LineView
     from llmlaunch.watch.loop import StatePoller, View, watch
     from llmlaunch.watch.run_reader import RunReader
-    from llmlaunch.watch.terminal import TerminalView, can_draw
+    from llmlaunch.watch.views import JsonView, LineView, TerminalView, can_draw
 
     poller = StatePoller(submissions, notify)
     readers = [RunReader(submission) for submission in submissions]

@@ -55,7 +55,7 @@ def command(recipe: str, overrides: tuple[str, ...], rank: str, place: str, outp
     Exit code 0: safe. 2: invalid, or nothing at hand to rehearse on. 3: not safe.
     """
     from llmlaunch.app.rehearsals import rehearse
-    from llmlaunch.rehearsal.rehearsal_text import rehearsal_text
+    from llmlaunch.rehearsal.report import rehearsal_text
     from llmlaunch.report.text import print_verdict
 
     run = plan(recipe, overrides, notify)

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmlaunch.causes.cause import sentence
 from llmlaunch.errors import UserError
-from llmlaunch.rehearsal.collected import collected_rehearsal, is_rehearsal
+from llmlaunch.rehearsal.records import collected_rehearsal, is_rehearsal
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_bytes, read_object
 from llmlaunch.rundir.memory_files import summarize

@@ -13,14 +13,13 @@ from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JOB, JobLogs, LogLine
 from llmlaunch.launchers.run_files import attempt_names, run_name
 from llmlaunch.launchers.run_status import RunStatus
-from llmlaunch.launchers.steps import RunFacts, run_facts
 from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_hangs, attempt_stopping
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.step_lines import Step
 from llmlaunch.watch.model import Event, WatchedRun, step_text
-from llmlaunch.watch.run_reader import MemoryReader, typical_seconds
+from llmlaunch.watch.run_reader import MemoryReader, RunFacts, run_facts, typical_seconds
 
 __all__ = ["EventReader", "FollowReader", "LogReader"]
 

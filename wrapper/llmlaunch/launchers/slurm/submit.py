@@ -17,7 +17,7 @@ from pathlib import Path
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers import run_environment, run_files, submit_mark
 from llmlaunch.launchers.base import Submission
-from llmlaunch.launchers.slurm import versions
+from llmlaunch.launchers.slurm import commands
 from llmlaunch.launchers.slurm.commands import CommandAnswer, SlurmCommands
 from llmlaunch.launchers.slurm.text import (
     LATE_JOB_FORMAT,
@@ -147,7 +147,7 @@ def submit(
     run_dir = run_files.prepare(run_dir, again)
     before = run_files.read_submission(run_dir) if again else None
     script = run_files.job_script(run_dir)
-    versions.refuse_unknown([*run_environment.directives(script), *extra], lambda: _version(slurm))
+    commands.refuse_unknown([*run_environment.directives(script), *extra], lambda: _version(slurm))
     mark, interrupted = submit_mark.begin(run_dir)
     wanted = _wanted(run_dir, mark.since, before, _clusters(script, extra))
     jobs = _taken(slurm, wanted, before) if interrupted else []
@@ -185,7 +185,7 @@ def adopt(slurm: SlurmCommands, run_dir: Path) -> Submission | None:
 
 def test(slurm: SlurmCommands, script: str, extra: Sequence[str]) -> tuple[bool, str]:
     """Ask `sbatch --test-only`, as `SlurmLauncher.test` says."""
-    versions.refuse_unknown([*run_environment.directives(script), *extra], lambda: _version(slurm))
+    commands.refuse_unknown([*run_environment.directives(script), *extra], lambda: _version(slurm))
     argv = ["sbatch", "--test-only", *extra]
     call = slurm.start(argv, run_environment.for_sbatch(os.environ, script), stdin_text=script)
     answer = call.answer()
