@@ -11,7 +11,7 @@ from one_machine import Cluster, wait_until
 
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.rendering.directives import directives
+from llmlaunch.rendering.scripts import directives
 
 pytestmark = pytest.mark.slurm
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.app.excluded_nodes import exclusion_options
+from llmlaunch.app.submission import exclusion_options
 from llmlaunch.cli.output import notify
 from support.command_line import CommandLine
 from support.store_run_dirs import RunDir

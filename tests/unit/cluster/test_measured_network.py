@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.cluster.matrix import BandwidthMatrix
-from llmlaunch.cluster.measured_network import MeasuredNetwork, measured_network
+from llmlaunch.cluster.matrix import BandwidthMatrix, MeasuredNetwork, measured_network
 
 
 def matrix_of(speeds: list[list[float]]) -> BandwidthMatrix:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.cluster.load import load_cluster
-from llmlaunch.cluster.matrix import BandwidthMatrix, matrix_text, read_matrix
-from llmlaunch.cluster.profile_text import destination, merged
+from llmlaunch.cluster.matrix import BandwidthMatrix, matrix_text, merged, read_matrix
+from llmlaunch.cluster.profile_text import destination
 from llmlaunch.errors import UserError
 
 TEXT = matrix_text(["a", "b"], [[0, 1e9], [2e9, 0]])

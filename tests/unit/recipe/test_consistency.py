@@ -10,7 +10,7 @@ import pytest
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.consistency import cautions
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.rendering.directives import sbatch_options
+from llmlaunch.rendering.scripts import sbatch_options
 
 Write = Callable[[str | bytes], Path]
 

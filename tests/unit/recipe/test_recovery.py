@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.recovery import OnOom, Restart, WatchdogPolicy
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import OnOom, Recipe, Restart, WatchdogPolicy
 from support.recipes import recipe_of
 
 CHECKPOINTS = ("training.save_interval=5", "training.checkpoint_path=/checkpoints/a")

@@ -19,9 +19,8 @@ from llmlaunch.planner.plan import Candidate, Limit, Plan
 from llmlaunch.planner.plan_assumptions import job_length
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
-from llmlaunch.recipe.recovery import Restart
 from llmlaunch.recipe.training import Training
-from llmlaunch.recipe.types import BackendChoice, Code, MemoryPolicy, Recipe
+from llmlaunch.recipe.types import BackendChoice, Code, MemoryPolicy, Recipe, Restart
 from llmlaunch.rehearsal.on_gpu import LoneRank, lone_rank
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import job_script

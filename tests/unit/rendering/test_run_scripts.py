@@ -16,8 +16,7 @@ from run_samples import NASTY, deepspeed_cpu, nasty_job, outside_slurm
 
 from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.backends.base import Rendered
-from llmlaunch.recipe.recovery import Restart
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import Recipe, Restart
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rundir.run import RunFiles, read_run
 

@@ -1,16 +1,17 @@
-"""What the store's measured runs and rehearsals say of a recipe's plans: margin, correction, support."""
+"""What the store's measured runs and rehearsals say of a recipe's plans: margin, correction, support, earlier peaks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmlaunch.backends.registry import recorded_name
 from llmlaunch.calibration.calibrations import Calibration, estimator_digest
 from llmlaunch.calibration.margins import BOUNDING
-from llmlaunch.calibration.records import TABLES
+from llmlaunch.calibration.records import TABLES, accelerator_of, table_of
 from llmlaunch.calibration.support import (
     RESIDENT,
     Lessons,
@@ -22,15 +23,21 @@ from llmlaunch.calibration.support import (
     support_of,
     trusted_correction,
 )
+from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
+from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.models.shape import kind_of
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
+from llmlaunch.rundir.values import counted
+from llmlaunch.store.location import store_exists, where
 
 if TYPE_CHECKING:
     from llmlaunch.calibration.margins import Score
     from llmlaunch.planner.setting import Setting
+    from llmlaunch.store.history import PastRun
 
-__all__ = ["Notify", "ignore", "lessons_of", "stored_calibration", "with_rehearsals"]
+__all__ = ["Corrections", "Notify", "ignore", "last_true_peaks", "lessons_of", "stored_calibration", "with_rehearsals"]
+
 
 Notify = Callable[[str], None]
 """Called with one line for a person: a warning ("warning: ..."), or what was done on the way."""
@@ -124,8 +131,6 @@ def stored_calibration(backend: str, accelerator: str, calibration_id: str | Non
     Raises:
         UserError: the store cannot be read.
     """
-    from llmlaunch.store.location import store_exists, where
-
     place = where()
     if not store_exists(place):
         return None
@@ -142,8 +147,6 @@ def stored_calibration(backend: str, accelerator: str, calibration_id: str | Non
 
 def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence[Score]:
     """Price all runs in the store anew; finished runs are collected first."""
-    from llmlaunch.store.location import store_exists
-
     if not store_exists():
         return []
     from llmlaunch.calibration.learning import scores_of_records
@@ -180,8 +183,71 @@ def with_rehearsals(setting: Setting, notify: Notify) -> Setting:
 
 
 def _rehearsal_records(backend: str) -> Sequence[str]:
-    from llmlaunch.store.location import store_exists, where
     from llmlaunch.store.reading import rehearsal_texts
 
     place = where()
     return rehearsal_texts(place, backend) if store_exists(place) else []
+
+
+def last_true_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
+    """Return the last measured run of this recipe, or of another version of it; None where there is none. The store is
+    opened only where it has such a run; one that cannot be read is a warning."""
+    place = where()
+    if not store_exists(place):
+        return None
+    from llmlaunch.store.reading import has_runs_of
+
+    if not has_runs_of(place, recipe.digest, recipe.name):
+        return None
+    from llmlaunch.store import history
+    from llmlaunch.store.collect import open_collected
+
+    try:
+        with open_collected(notify) as store:
+            return history.last_true_peaks(store, recipe.digest, recipe.name)
+    except UserError as failure:
+        notify(f"warning: earlier runs are not shown: {failure}")
+        return None
+
+
+class Corrections:
+    """What each record is priced with: by the calibration in use for its backend and accelerator (`choice` is IN_USE),
+    by that of the id where it is of both, or by none. Counts how many records each corrected."""
+
+    def __init__(self, choice: str, clusters: Mapping[str, Cluster]) -> None:
+        self._asked, self._clusters = choice, clusters
+        self._known: dict[tuple[str, str], Calibration | None] = {}
+        self._used: Counter[str] = Counter()
+
+    def of(self, record: Mapping[str, Any]) -> Correction:
+        backend = table_of(record)
+        if self._asked == NO_CALIBRATION or backend is None or not isinstance(record.get("gpu"), str):
+            return NO_CORRECTION
+        key = (backend, accelerator_of(record, self._clusters))
+        if key not in self._known:
+            self._known[key] = self._found(*key)
+        calibration = self._known[key]
+        if calibration is None:
+            return NO_CORRECTION
+        self._used[calibration.id] += 1
+        return calibration.correction
+
+    def _found(self, backend: str, accelerator: str) -> Calibration | None:
+        if self._asked == IN_USE:
+            return stored_calibration(backend, accelerator)
+        named = stored_calibration(backend, accelerator, self._asked)
+        if named is None:
+            raise UserError(f"--calibration {self._asked}: the store holds none; `llmlaunch calibrate list` shows all")
+        return named if (named.backend, named.accelerator) == (backend, accelerator) else None
+
+    def said(self) -> dict[str, Any]:
+        """Records corrected by each calibration; absent where none was asked for, whose JSON is frozen."""
+        return {} if self._asked == NO_CALIBRATION else {"calibrations": dict(self._used)}
+
+    def lines(self) -> list[str]:
+        """The same for a person."""
+        if self._asked == NO_CALIBRATION:
+            return []
+        if not self._used:
+            return [f"--calibration {self._asked}: no record is of a backend and accelerator that has one"]
+        return [f"Corrected by calibration {name}: {counted(count, 'record')}" for name, count in self._used.items()]

@@ -1,4 +1,4 @@
-"""Render runs, submit them and record them in the store, for the first time or again."""
+"""Render runs, submit them away from nodes that failed before, and record them in the store; also for a second time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,24 @@ from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.layout import Layout
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.values import to_type
+from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.choose import LauncherChoice
     from llmlaunch.recipe.types import Recipe
+    from llmlaunch.store.sick_nodes import SickNode
 
-__all__ = ["SubmittedRun", "default_directory", "earlier_submission", "resubmit", "submit", "submit_runs", "sweep_name"]
+__all__ = [
+    "SubmittedRun",
+    "default_directory",
+    "earlier_submission",
+    "exclusion_options",
+    "resubmit",
+    "submit",
+    "submit_runs",
+    "sweep_name",
+]
 
 
 ONE_RUN = SweepOptions()
@@ -109,8 +120,6 @@ def submit_runs(
     def sbatch_options(run_dir: Path) -> tuple[str, ...]:
         if not exclude_nodes or choice.launcher.name != "slurm":
             return ()
-        from llmlaunch.app.excluded_nodes import exclusion_options
-
         return exclusion_options(run_dir, notify)
 
     def record(submission: Submission) -> None:
@@ -128,7 +137,7 @@ def _refuse_sweep(
 ) -> None:
     """Raise UserError where several runs cannot be submitted at once; SLURM is asked how long an array may be."""
     from llmlaunch.launchers.sweep import max_array_size, refuse_array
-    from llmlaunch.rendering.recovery_json import restart_by
+    from llmlaunch.rendering.run_json import restart_by
 
     if choice.launcher.name != "slurm":
         raise UserError(
@@ -279,7 +288,6 @@ def resubmit(
     `from_older` allows an older checkpoint than the last one saved. Raises UserError where the run must not be
     submitted, and SchedulerRefused.
     """
-    from llmlaunch.app.excluded_nodes import exclusion_options
     from llmlaunch.launchers import run_files, submit_mark
     from llmlaunch.launchers.choose import choose
 
@@ -347,3 +355,52 @@ def _collect(directory: Path, notify: Notify) -> None:
             collect(store, [directory])
     except UserError as failure:
         _warn_not_recorded(directory, failure, notify)
+
+
+def exclusion_options(run_dir: Path, notify: Notify) -> tuple[str, ...]:
+    """Return options of sbatch for the run in `run_dir`; none where no node of this cluster failed earlier runs.
+
+    Each node is announced with its reason. A store or a SLURM that does not answer must not keep anybody from
+    submitting: then no node is excluded.
+    """
+    sick = _sick_nodes(notify) if "SBATCH_CLUSTERS" not in os.environ else []
+    if not sick:
+        return ()
+    from llmlaunch.launchers import run_environment
+    from llmlaunch.launchers.run_files import job_script
+    from llmlaunch.launchers.slurm.site import cluster_name, exclusion, nodes_of_cluster
+
+    try:
+        cluster = cluster_name(notify)
+        sick = [node for node in sick if node.cluster in (cluster, "")]
+        listed = nodes_of_cluster(notify) if sick else None
+    except UserError:  # sbatch will say it
+        return ()
+    if not listed:
+        return ()
+    chosen = exclusion([node.node for node in sick], run_environment.directives(job_script(run_dir)), listed)
+    _announce([node for node in sick if node.node in chosen.names], chosen.too_few, notify)
+    return chosen.words
+
+
+def _sick_nodes(notify: Notify) -> list[SickNode]:
+    if not store_exists():
+        return []
+    from llmlaunch.store.collect import open_collected
+    from llmlaunch.store.sick_nodes import sick_nodes_of
+
+    try:
+        with open_collected(notify) as store:
+            return sick_nodes_of(store, time.time())
+    except UserError as failure:
+        notify(f"warning: nodes that failed before are not left out: {failure}")
+        return []
+
+
+def _announce(nodes: Sequence[SickNode], too_few: bool, notify: Notify) -> None:
+    for node in nodes:
+        day, until = (time.strftime("%Y-%m-%d", time.localtime(at)) for at in (node.since, node.until))
+        action = "would be left out, but too few nodes remain" if too_few else f"left out until {until}"
+        notify(f"{node.node} {action}: {node.reason} ({node.kind}, {day}, run {node.run_id})")
+    if nodes and not too_few:
+        notify(f"use it again: {to_type('nodes', '--forgive', nodes[0].node)}, or submit --no-exclude")

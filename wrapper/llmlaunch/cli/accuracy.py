@@ -41,7 +41,7 @@ def command(
     Exit code 0. 2: a file is no measurements. 3: an estimate cannot be right, which is a bug of llmlaunch.
     """
     from llmlaunch.accuracy.scoring import refuse_broken, score
-    from llmlaunch.app.corrections import Corrections
+    from llmlaunch.app.evidence import Corrections
     from llmlaunch.calibration.records import clusters_by_gpu, read_records
     from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text, records_text
 

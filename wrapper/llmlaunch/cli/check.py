@@ -30,7 +30,7 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         print_json(run.json)
     else:
-        from llmlaunch.app.past_peaks import last_true_peaks
+        from llmlaunch.app.evidence import last_true_peaks
         from llmlaunch.report.plan_text import check_text
         from llmlaunch.report.text import print_verdict
 

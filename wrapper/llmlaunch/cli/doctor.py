@@ -192,8 +192,7 @@ def _how_to_run(save: str | None) -> str:
 
 
 def _save(measured: MeasuredBandwidth, where: Destination) -> None:
-    from llmlaunch.cluster.matrix import BandwidthMatrix, matrix_text, read_matrix
-    from llmlaunch.cluster.profile_text import merged
+    from llmlaunch.cluster.matrix import BandwidthMatrix, matrix_text, merged, read_matrix
 
     matrix = BandwidthMatrix(measured.nodes, measured.bytes_per_second)
     if where.profile_text is None and where.matrix.exists():

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmlaunch.assets import asset
-from llmlaunch.cluster.matrix import BandwidthMatrix, read_matrix
 from llmlaunch.cluster.profile import Accelerator, Cluster, HostLink, Link, Site, SiteContainer, cluster_form
 from llmlaunch.documents.keys import key_names
 from llmlaunch.documents.secrets import refuse_secrets
@@ -20,6 +19,9 @@ from llmlaunch.documents.validate import BadKey, dotted, known_and_nearest, vali
 from llmlaunch.documents.yaml_strict import Document, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.units import GB, GIB
+
+if TYPE_CHECKING:
+    from llmlaunch.cluster.matrix import BandwidthMatrix
 
 __all__ = ["accelerator_names", "find_accelerator", "load_cluster", "profile_names", "profile_path"]
 
@@ -155,8 +157,12 @@ def _given(cls: type[Cluster | Site | SiteContainer], values: Mapping[str, Any])
 
 
 def _matrix(path: str | None) -> BandwidthMatrix | None:
+    if path is None:
+        return None
+    from llmlaunch.cluster.matrix import read_matrix  # loads NumPy
+
     try:
-        return None if path is None else read_matrix(Path(path))
+        return read_matrix(Path(path))
     except UserError as error:
         raise BadKey(("links", "matrix"), str(error)) from None
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.documents.keys import form, key, keys_of, name_or_mapping, section
 from llmlaunch.documents.text import (
     CudaCapability,
@@ -31,7 +30,7 @@ from llmlaunch.documents.text import (
 )
 
 if TYPE_CHECKING:
-    from llmlaunch.cluster.measured_network import MeasuredNetwork
+    from llmlaunch.cluster.matrix import BandwidthMatrix, MeasuredNetwork
 
 __all__ = ["Accelerator", "Cluster", "HostLink", "Link", "Site", "SiteContainer", "cluster_form"]
 
@@ -169,7 +168,7 @@ class Cluster:
         """
         if self.bandwidth is None or nodes < 2:
             return self
-        from llmlaunch.cluster.measured_network import measured_network  # loads NumPy
+        from llmlaunch.cluster.matrix import measured_network  # loads NumPy
 
         return replace(self, network=measured_network(self.bandwidth, nodes, self.devices_per_node, order))
 

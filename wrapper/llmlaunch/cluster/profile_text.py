@@ -12,7 +12,6 @@ from pathlib import Path
 
 from llmlaunch.assets import asset
 from llmlaunch.cluster.load import profile_path
-from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.cluster.profile import cluster_form
 from llmlaunch.cluster.slurm_site import Gpus, Partition, SlurmNode, SlurmSite
 from llmlaunch.documents.validate import validate
@@ -21,7 +20,7 @@ from llmlaunch.documents.yaml_strict import Document, parse_document, read_text
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted
 
-__all__ = ["Destination", "Draft", "destination", "drafts", "merged"]
+__all__ = ["Destination", "Draft", "destination", "drafts"]
 
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
@@ -292,18 +291,6 @@ def destination(spec: str, base_dir: Path = Path()) -> Destination:
         if not os.access(folder, os.W_OK):
             raise UserError(f"{folder}: cannot be written to; copy the profile to a folder of yours")
     return place
-
-
-def merged(old: BandwidthMatrix, new: BandwidthMatrix) -> BandwidthMatrix:
-    """Return `new`; if the old matrix has all its nodes and more, the old one with the new links in it."""
-    place = {name: index for index, name in enumerate(old.nodes)}
-    if not set(new.nodes) <= set(place):
-        return new
-    rows = [list(row) for row in old.bytes_per_second]
-    for i, sender in enumerate(new.nodes):
-        for j, receiver in enumerate(new.nodes):
-            rows[place[sender]][place[receiver]] = new.bytes_per_second[i][j]
-    return BandwidthMatrix(old.nodes, tuple(map(tuple, rows)))
 
 
 def _of_profile(path: Path, text: str, name: str) -> Destination:

@@ -22,8 +22,7 @@ from typing import Any
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rendering.directives import sbatch_options
-from llmlaunch.rendering.scripts import paths_to_mount, setup_lines
+from llmlaunch.rendering.scripts import paths_to_mount, sbatch_options, setup_lines
 from llmlaunch.rendering.shell import shell_word
 from llmlaunch.trainers import FRAMEWORK_VERSIONS
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from llmlaunch.cluster.profile import Site
 from llmlaunch.models.shape import Router, natural_activation
-from llmlaunch.recipe.recovery import OnOom, Restart, WatchdogPolicy
 from llmlaunch.recipe.training import Training
-from llmlaunch.recipe.types import AUTO_NODES, MemoryPolicy, Recipe
+from llmlaunch.recipe.types import AUTO_NODES, MemoryPolicy, OnOom, Recipe, Restart, WatchdogPolicy
 from llmlaunch.techniques import NO_TECHNIQUES
 from llmlaunch.workload import NO_NUMBER_FORMATS
 

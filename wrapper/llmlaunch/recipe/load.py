@@ -28,9 +28,8 @@ from llmlaunch.recipe.layout_keys import (
     with_token_dispatcher,
 )
 from llmlaunch.recipe.overrides import apply_overrides, parse_override
-from llmlaunch.recipe.recovery import NO_RESTART, Restart
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
-from llmlaunch.recipe.types import HINTS, Recipe, recipe_form
+from llmlaunch.recipe.types import HINTS, NO_RESTART, Recipe, Restart, recipe_form
 
 __all__ = ["load_recipe"]
 

@@ -20,8 +20,7 @@ from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.run_files import latest_attempt
 from llmlaunch.planner.plan import Plan
-from llmlaunch.recipe.recovery import OnOom
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import OnOom, Recipe
 from llmlaunch.rehearsal.ranks import ON_GPU, RankChoice, RehearsedRank
 from llmlaunch.rehearsal.records import nothing_shown, shape_of
 from llmlaunch.rendering.run_directory import render_run

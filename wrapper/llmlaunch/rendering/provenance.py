@@ -18,8 +18,7 @@ from llmlaunch.documents.secrets import holds_secret, is_secret_file
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rendering.git import GitState, listed, read_git, tracked_files
-from llmlaunch.rendering.git_program import GitFailed, ignored_without_git
+from llmlaunch.rendering.git import GitFailed, GitState, ignored_without_git, listed, read_git, tracked_files
 
 __all__ = ["Provenance", "Snapshot", "copy_snapshot", "gather_provenance", "list_snapshot"]
 
