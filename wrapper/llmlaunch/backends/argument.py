@@ -19,6 +19,7 @@ __all__ = [
     "flag_of",
     "merged_environment",
     "number",
+    "optional",
     "refuse_repeats",
 ]
 
@@ -65,6 +66,13 @@ def argument(flag: str, *values: object, of: str | tuple[str, ...] = (), why: st
     keys = (of,) if isinstance(of, str) else of
     as_words = tuple(value if isinstance(value, NodeVariable) else str(value) for value in values)
     return Argument(flag, as_words, Reason(keys, why))
+
+
+def optional(flag: str, value: object, of: str | tuple[str, ...] = (), why: str = "") -> tuple[Argument, ...]:
+    """Return `flag` with `value`: the flag alone where that is True, and nothing where it is None or False."""
+    if value is None or value is False:
+        return ()
+    return (argument(flag, *(() if value is True else (value,)), of=of, why=why),)
 
 
 def number(value: float) -> str:

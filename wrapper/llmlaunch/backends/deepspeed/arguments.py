@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import Argument, NodeVariable, Reason, argument, merged_environment, number
+from llmlaunch.backends.argument import Argument, NodeVariable, Reason, argument, merged_environment, number, optional
 from llmlaunch.backends.deepspeed.techniques import technique_arguments
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.training import Training
@@ -19,6 +19,7 @@ __all__ = [
     "config_arguments",
     "environment",
     "trainer_arguments",
+    "warmup_argument",
 ]
 
 
@@ -27,13 +28,14 @@ CONFIG_FILE = "ds_config.json"
 MODEL_FILE = "trainer/model.json"
 TRAINER_FILE = "trainer/train.py"
 MOST_WARMUP_STEPS = 2000
+FIRST_START = "read by the first start alone: where --save has a checkpoint, that one wins"
 
 
 def trainer_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     """All the shipped script is told beside ds_config.json, each with what it follows from."""
     return (
         argument("--model", NodeVariable(RUN_DIR, f"/{MODEL_FILE}"), of="model", why="Hugging Face configuration"),
-        *_weights(recipe.training.start_from),
+        *optional("--weights", recipe.training.start_from, of="training.start_from", why=FIRST_START),
         *_data(recipe),
         *_schedule(recipe),
         *technique_arguments(recipe.techniques, layout),
@@ -51,13 +53,6 @@ def config_arguments() -> tuple[Argument, ...]:
     )
 
 
-def _weights(start_from: str | None) -> list[Argument]:
-    if start_from is None:
-        return []
-    first = "read by the first start alone: where --save has a checkpoint, that one wins"
-    return [argument("--weights", start_from, of="training.start_from", why=first)]
-
-
 def _data(recipe: Recipe) -> list[Argument]:
     data = recipe.data
     if data.mock:
@@ -68,9 +63,7 @@ def _data(recipe: Recipe) -> list[Argument]:
         source = argument("--data", *(w for p in data.blend for w in (number(p.weight), p.path)), of="data.blend")
     else:
         source = argument("--data", data.path, of="data.path")
-    if data.tokenizer is None:
-        return [source]
-    return [source, argument("--tokenizer", data.tokenizer, of="data.tokenizer")]
+    return [source, *optional("--tokenizer", data.tokenizer, of="data.tokenizer")]
 
 
 def _schedule(recipe: Recipe) -> list[Argument]:
@@ -80,32 +73,31 @@ def _schedule(recipe: Recipe) -> list[Argument]:
         argument("--steps", training.steps, of=length),
         argument("--sequence-length", recipe.workload.sequence_length, of="training.sequence_length"),
         argument("--learning-rate", repr(training.learning_rate), of="training.learning_rate"),
-        _warmup(recipe),
+        warmup_argument("--warmup-steps", recipe, of=length),
         *_learning(training),
         argument("--seed", training.seed, of="training.seed"),
         argument("--log-interval", training.log_interval, of="training.log_interval"),
     ]
 
 
-def _warmup(recipe: Recipe) -> Argument:
+def warmup_argument(flag: str, recipe: Recipe, of: str | tuple[str, ...]) -> Argument:
+    """Return the recipe's warm-up, else a tenth of the steps; `of` names the keys that decide their number."""
     stated, steps = recipe.training.warmup_steps, recipe.training.steps
     if stated is not None:
-        return argument("--warmup-steps", stated, of="training.warmup_steps")
-    warmup, length = min(steps // 10, MOST_WARMUP_STEPS), ("training.steps", "training.tokens")
-    return argument("--warmup-steps", warmup, of=length, why=f"a tenth of the steps, at most {MOST_WARMUP_STEPS}")
+        return argument(flag, stated, of="training.warmup_steps")
+    why = f"a tenth of the steps, at most {MOST_WARMUP_STEPS}"
+    return argument(flag, min(steps // 10, MOST_WARMUP_STEPS), of=of, why=why)
 
 
 def _learning(training: Training) -> list[Argument]:
     """What differs from the script's own: AdamW as the Llama models were trained, at a constant rate."""
-    arguments = []
-    if training.learning_rate_decay is not None:
-        decay = training.learning_rate_decay
-        arguments += [argument("--learning-rate-decay", decay, of="training.learning_rate_decay")]
-    if training.minimum_learning_rate:
-        least = repr(training.minimum_learning_rate)
-        arguments += [argument("--minimum-learning-rate", least, of="training.minimum_learning_rate")]
-    if training.weight_decay != Training.weight_decay:
-        arguments += [argument("--weight-decay", training.weight_decay, of="training.weight_decay")]
+    least = repr(training.minimum_learning_rate) if training.minimum_learning_rate else None
+    weight_decay = training.weight_decay if training.weight_decay != Training.weight_decay else None
+    arguments = [
+        *optional("--learning-rate-decay", training.learning_rate_decay, of="training.learning_rate_decay"),
+        *optional("--minimum-learning-rate", least, of="training.minimum_learning_rate"),
+        *optional("--weight-decay", weight_decay, of="training.weight_decay"),
+    ]
     if training.adam_betas != Training.adam_betas:
         arguments += [argument("--adam-betas", *map(number, training.adam_betas), of="training.adam_betas")]
     return arguments

@@ -32,6 +32,7 @@ from llmlaunch.backends.deepspeed.facts import (
     shipped_facts,
 )
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import accumulates_in_fp32
+from llmlaunch.backends.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.backends.deepspeed.scripts import kind_of
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
@@ -61,14 +62,14 @@ class DeepSpeed:
         unsplit, kind = (1,), kind_of(recipe)
         on_gpus = recipe.cluster.accelerator.kind == "gpu"
         return Space(
-            tensor=kind.tensor(recipe) if on_gpus else unsplit,
-            pipeline=kind.pipeline(recipe),
+            tensor=tensor_sizes(recipe) if on_gpus and "tensor" in kind.searched else unsplit,
+            pipeline=() if "pipeline" in kind.searched else unsplit,
             virtual_pipeline=unsplit,
-            context=kind.context(recipe) if on_gpus else unsplit,
+            context=context_sizes(recipe) if on_gpus and "context" in kind.searched else unsplit,
             expert=unsplit,
             expert_tensor=unsplit,
             sequence_parallel=(0,),
-            step_techniques=kind.step_techniques(recipe),
+            step_techniques=tuple(each for each in kind.step_techniques if on_gpus or not each.offload_checkpoints),
             state_techniques=_state_techniques(recipe, kind.most_zero),
         )
 

@@ -71,6 +71,7 @@ class Engine:
 
 _FUSED = "FP16_Optimizer, FP16_UnfusedOptimizer"
 _ZERO = "DeepSpeedZeroOptimizer"
+_BF16 = "BF16_Optimizer"
 _ZERO3 = "DeepSpeedZeroOptimizer_Stage3"
 _S0 = "deepspeed/runtime/fp16/fused_optimizer.py, unfused_optimizer.py, 0.19.8"
 _SP = "deepspeed/runtime/engine.py allreduce_bucket, 0.19.8; torch AdamW"
@@ -84,23 +85,7 @@ ENGINES: tuple[Engine, ...] = (
     Engine("AdamW", 0, "fp32", "same", False, (12, 0), 4, _NO, (4, 0), (4, 0), (4, 0), _SP, "counted", True, (8, 0)),
     Engine(_ZERO, 1, "half", "same", False, (2, 12), 2, _NO, (2, 0), (2, 2), (0, 8), _S12, "counted"),
     Engine(_ZERO, 1, "fp32", "same", False, (4, 12), 4, _NO, (4, 0), (4, 4), (0, 8), _S12, "counted"),
-    Engine(
-        "BF16_Optimizer",
-        1,
-        "half",
-        "fp32",
-        False,
-        (6, 12),
-        2,
-        (4, 0),
-        (2, 0),
-        (2, 0),
-        (2, 0),
-        _BF,
-        "counted",
-        True,
-        (2, 4),
-    ),
+    Engine(_BF16, 1, "half", "fp32", False, (6, 12), 2, (4, 0), (2, 0), (2, 0), (2, 0), _BF, "counted", True, (2, 4)),
     Engine(_ZERO, 2, "half", "same", False, (2, 12), 2, _NO, (0, 2), (0, 2), (0, 8), _S12, "counted"),
     Engine(_ZERO, 2, "fp32", "same", False, (4, 12), 4, _NO, (0, 4), (0, 4), (0, 8), _S12, "counted"),
     Engine(_ZERO, 2, "half", "fp32", False, (2, 12), 2, _NO, (0, 4), (0, 4), (0, 4), _S12, "counted", False, (0, 8)),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llmlaunch.backends.base import implies
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
@@ -29,38 +28,10 @@ CONFIG = "deepspeed/runtime/config.py _batch_assertion, 0.19.8"
 TRAINER = "llmlaunch/trainers/deepspeed/train.py"
 
 
-def only(field: str) -> Callable[[Situation], BoolColumn]:
-    """The layout field is 1."""
-
-    def allows(s: Situation) -> BoolColumn:
-        passes: BoolColumn = np.equal(getattr(s.layouts, field), 1)
-        return passes
-
-    return allows
-
-
-def batch(s: Situation) -> BoolColumn:
-    passes: BoolColumn = np.equal(s.workload.global_batch_size % (s.layouts.data * s.layouts.micro_batch_size), 0)
-    return passes
-
-
-def half_precision(s: Situation) -> BoolColumn:
-    refused = s.workload.precision == "fp16" and s.cluster.accelerator.kind == "cpu"
-    return np.full(len(s.layouts), not refused)
-
-
-def sequence_parallel(s: Situation) -> BoolColumn:
-    return np.equal(s.layouts.sequence_parallel, 0)
-
-
-def no_selective(s: Situation) -> BoolColumn:
-    return np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE)
-
-
 def not_split(name: str, field: str, where: str = TRAINER) -> Rule:
     """The size must be 1."""
     sentence = f"the script has no {name} parallelism: its size must be 1 (Megatron-LM can split it)"
-    return Rule(field.replace("_", "-"), sentence, where, only(field))
+    return Rule(field.replace("_", "-"), sentence, where, lambda s: np.equal(getattr(s.layouts, field), 1))
 
 
 # Rules of every script.
@@ -72,25 +43,25 @@ ANY_RULES: tuple[Rule, ...] = (
         "sequence-parallel",
         "AutoTP leaves the sequence whole: sequence_parallel must be false (context splits it)",
         "deepspeed/module_inject/layers.py LinearLayer.forward, 0.19.8",
-        sequence_parallel,
+        lambda s: np.equal(s.layouts.sequence_parallel, 0),
     ),
     Rule(
         "batch",
         "train_batch_size must be a multiple of train_micro_batch_size_per_gpu x data parallel size",
         CONFIG,
-        batch,
+        lambda s: np.equal(s.workload.global_batch_size % (s.layouts.data * s.layouts.micro_batch_size), 0),
     ),
     Rule(
         "fp16-needs-gpu",
         "fp16 needs a GPU; on a CPU use fp32 or bf16",
         "deepspeed/runtime/engine.py _do_sanity_check, 0.19.8",
-        half_precision,
+        lambda s: np.full(len(s.layouts), s.workload.precision != "fp16" or s.cluster.accelerator.kind != "cpu"),
     ),
     Rule(
         "no-selective-recompute",
         "gradient checkpointing recomputes whole layers: recompute must be none or full",
         "transformers/modeling_utils.py gradient_checkpointing_enable, 5.23",
-        no_selective,
+        lambda s: np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE),
         of_techniques=True,
     ),
 )
@@ -131,59 +102,25 @@ def split_sections(recipe: Recipe, layout: Layout) -> dict[str, Any]:
     return sections
 
 
-def split_where(s: Situation, size: NDArray[np.int64], allowed: bool | BoolColumn) -> BoolColumn:
-    """A size of 1 always passes."""
-    passes: BoolColumn = np.equal(size, 1) | allowed
-    return passes
-
-
-def one_of_both(s: Situation) -> BoolColumn:
-    return split_where(s, s.layouts.tensor, np.equal(s.layouts.context, 1))
-
-
 def tensor_plan(s: Situation) -> BoolColumn:
     planned = s.shape.moe is None and s.shape.mla is None and s.shape.position_embedding == "rope"
-    return split_where(s, s.layouts.tensor, planned)
-
-
-def tensor_groups(s: Situation) -> BoolColumn:
-    return split_where(s, s.layouts.tensor, s.shape.num_query_groups % s.layouts.tensor == 0)
-
-
-def tensor_ffn(s: Situation) -> BoolColumn:
-    return split_where(s, s.layouts.tensor, s.shape.ffn_hidden_size % s.layouts.tensor == 0)
-
-
-def tensor_whole_layers(s: Situation) -> BoolColumn:
-    return split_where(s, s.layouts.tensor, s.techniques.adapters is None)
+    return implies(s.layouts.tensor > 1, planned)
 
 
 def tensor_whole_sequences(s: Situation) -> BoolColumn:
     tiled = s.techniques.loss == "tiled" or s.techniques.mlp_chunks > 1
-    return split_where(s, s.layouts.tensor, not tiled)
-
-
-def context_heads(s: Situation) -> BoolColumn:
-    return split_where(s, s.layouts.context, s.shape.num_attention_heads % s.layouts.context == 0)
+    return implies(s.layouts.tensor > 1, not tiled)
 
 
 def context_groups(s: Situation) -> BoolColumn:
     groups, context = s.shape.num_query_groups, s.layouts.context
-    return split_where(s, context, (groups % context == 0) | (context % groups == 0))
-
-
-def context_sequence(s: Situation) -> BoolColumn:
-    return split_where(s, s.layouts.context, s.workload.sequence_length % s.layouts.context == 0)
-
-
-def context_equal_heads(s: Situation) -> BoolColumn:
-    return split_where(s, s.layouts.context, s.shape.mla is None)
+    return implies(context > 1, (groups % context == 0) | (context % groups == 0))
 
 
 def context_unmasked(s: Situation) -> BoolColumn:
     window = s.shape.sliding_window
     masked = window is not None and window.tokens < s.workload.sequence_length
-    return split_where(s, s.layouts.context, not masked and s.shape.attention_softcap is None)
+    return implies(s.layouts.context > 1, not masked and s.shape.attention_softcap is None)
 
 
 TOGETHER = Rule(
@@ -191,7 +128,7 @@ TOGETHER = Rule(
     "AutoTP and Ulysses both make groups of neighbouring ranks, so a job is split by one of the two: set tensor or "
     "context to 1",
     GROUPS,
-    one_of_both,
+    lambda s: implies(s.layouts.tensor > 1, np.equal(s.layouts.context, 1)),
 )
 
 SPLIT_RULES: tuple[Rule, ...] = (
@@ -208,20 +145,20 @@ SPLIT_RULES: tuple[Rule, ...] = (
         "query groups (key/value heads) must be divisible by tensor: AutoTP would give some ranks more heads than "
         "others, or none, and memory is planned for equal ranks",
         SHARDS,
-        tensor_groups,
+        lambda s: implies(s.layouts.tensor > 1, s.shape.num_query_groups % s.layouts.tensor == 0),
     ),
     Rule(
         "tensor-ffn",
         "the FFN size must be divisible by tensor: AutoTP would split it unevenly, and memory is planned for equal "
         "ranks",
         SHARDS,
-        tensor_ffn,
+        lambda s: implies(s.layouts.tensor > 1, s.shape.ffn_hidden_size % s.layouts.tensor == 0),
     ),
     Rule(
         "tensor-adapters",
         "AutoTP does not know the layers adapters stand beside and would leave them whole: tensor must be 1",
         ADAPTED,
-        tensor_whole_layers,
+        lambda s: implies(s.layouts.tensor > 1, s.techniques.adapters is None),
         of_techniques=True,
     ),
     Rule(
@@ -232,7 +169,12 @@ SPLIT_RULES: tuple[Rule, ...] = (
         tensor_whole_sequences,
         of_techniques=True,
     ),
-    Rule("context-heads", "attention heads must be divisible by context", ULYSSES, context_heads),
+    Rule(
+        "context-heads",
+        "attention heads must be divisible by context",
+        ULYSSES,
+        lambda s: implies(s.layouts.context > 1, s.shape.num_attention_heads % s.layouts.context == 0),
+    ),
     Rule(
         "context-query-groups",
         "query groups (key/value heads) must be divisible by context, or context by them",
@@ -243,13 +185,13 @@ SPLIT_RULES: tuple[Rule, ...] = (
         "context-sequence",
         "the sequence length must be divisible by context",
         "deepspeed/runtime/sequence_parallel/ulysses_sp.py UlyssesSPDataLoaderAdapter, 0.19.8",
-        context_sequence,
+        lambda s: implies(s.layouts.context > 1, s.workload.sequence_length % s.layouts.context == 0),
     ),
     Rule(
         "context-latents",
         "Ulysses wants keys and values of one width, which multi-latent attention has not: context must be 1",
         "deepspeed/runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF.forward, 0.19.8",
-        context_equal_heads,
+        lambda s: implies(s.layouts.context > 1, s.shape.mla is None),
     ),
     Rule(
         "context-masks",

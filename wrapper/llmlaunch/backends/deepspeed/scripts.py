@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llmlaunch.backends.argument import Argument, NodeVariable, argument
-from llmlaunch.backends.base import StepTechniques
+from llmlaunch.backends.argument import Argument, NodeVariable, argument, optional
+from llmlaunch.backends.base import StepTechniques, implies
 from llmlaunch.backends.deepspeed.arguments import (
     CONFIG_FILE,
-    MOST_WARMUP_STEPS,
     RUN_DIR,
     config_arguments,
     trainer_arguments,
+    warmup_argument,
 )
 from llmlaunch.backends.deepspeed.config import ds_config
 from llmlaunch.backends.deepspeed.megatron_deepspeed import (
@@ -25,47 +24,12 @@ from llmlaunch.backends.deepspeed.megatron_deepspeed import (
     megatron_deepspeed_arguments,
     megatron_deepspeed_config,
 )
-from llmlaunch.backends.deepspeed.rules import ANY_RULES, OWN_RULES, RULES, context_sizes, not_split, tensor_sizes
+from llmlaunch.backends.deepspeed.rules import ANY_RULES, OWN_RULES, RULES, not_split
 from llmlaunch.errors import UserError
-from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
+from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["HUGGING_FACE_RULES", "KINDS", "PIPELINE_RULES", "kind_of", "pipeline_config"]
-
-
-Json = dict[str, Any]
-Sizes = Callable[[Recipe], tuple[int, ...]]
-
-
-def _one(recipe: Recipe) -> tuple[int, ...]:
-    return (1,)
-
-
-def _all_divisors(recipe: Recipe) -> tuple[int, ...]:
-    return ()
-
-
-def _no_techniques(recipe: Recipe) -> tuple[StepTechniques, ...]:
-    """Only the script knows what it recomputes and offloads; the recipe's own words say so."""
-    return (StepTechniques(),)
-
-
-def _full_recompute(recipe: Recipe) -> tuple[StepTechniques, ...]:
-    return (StepTechniques(), StepTechniques(RECOMPUTE_FULL))
-
-
-def _full_recompute_or_offload(recipe: Recipe) -> tuple[StepTechniques, ...]:
-    full = StepTechniques(RECOMPUTE_FULL)
-    offloaded = (replace(full, offload_checkpoints=True),) if recipe.cluster.accelerator.kind == "gpu" else ()
-    return (StepTechniques(), full, *offloaded)
-
-
-def _config_arguments_only(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
-    return config_arguments()
-
-
-def _shipped_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
-    return (*trainer_arguments(recipe, layout), *config_arguments())
 
 
 ENGINE = "deepspeed/runtime/pipe/engine.py PipelineEngine.__init__, 0.19.8"
@@ -81,36 +45,27 @@ def pipeline_config(recipe: Recipe, layout: Layout) -> dict[str, Any]:
     return ds_config(recipe, layout) | {"pipeline": section}
 
 
-def _low_zero(s: Situation) -> NDArray[np.bool_]:
-    return np.less(s.layouts.zero_stage, 2)
-
-
-def _sharded_bf16(s: Situation) -> NDArray[np.bool_]:
-    narrow = s.workload.precision == "bf16"
-    passes: NDArray[np.bool_] = np.equal(s.layouts.zero_stage, 1) | (not narrow)
-    return passes
-
-
-def _even(s: Situation) -> NDArray[np.bool_]:
-    return np.equal(s.shape.num_layers % s.layouts.pipeline, 0)
-
-
 PIPELINE_RULES: tuple[Rule, ...] = (
     Rule(
         "pipeline-zero",
         "a pipeline runs with ZeRO 0 or 1: gradients and parameters stay whole on a stage",
         ENGINE,
-        _low_zero,
+        lambda s: np.less(s.layouts.zero_stage, 2),
         of_techniques=True,
     ),
     Rule(
         "pipeline-bf16",
         "bf16 with a pipeline needs zero_stage 1: at 0 another optimizer runs, whose memory is not counted",
         "deepspeed/runtime/engine.py _do_optimizer_sanity_check, 0.19.8",
-        _sharded_bf16,
+        lambda s: implies(s.workload.precision == "bf16", np.equal(s.layouts.zero_stage, 1)),
         of_techniques=True,
     ),
-    Rule("pipeline-layers", "the layers must be divisible by pipeline", ENGINE, _even),
+    Rule(
+        "pipeline-layers",
+        "the layers must be divisible by pipeline",
+        ENGINE,
+        lambda s: np.equal(s.shape.num_layers % s.layouts.pipeline, 0),
+    ),
     not_split("tensor", "tensor", "deepspeed/runtime/pipe/engine.py and AutoTP abort together, 0.19.8"),
     not_split("context", "context", ENGINE),
     *ANY_RULES,
@@ -155,7 +110,7 @@ def _schedule(recipe: Recipe) -> list[Argument]:
     return [
         argument("--learning_rate", repr(training.learning_rate), of="training.learning_rate"),
         *_decay(recipe),
-        _warmup(recipe),
+        warmup_argument("--warmup_steps", recipe, of="training.steps"),
         argument("--weight_decay", training.weight_decay, of="training.weight_decay"),
         argument("--adam_beta1", first, of="training.adam_betas"),
         argument("--adam_beta2", second, of="training.adam_betas"),
@@ -182,21 +137,13 @@ def _decay(recipe: Recipe) -> list[Argument]:
     ]
 
 
-def _warmup(recipe: Recipe) -> Argument:
-    stated, steps = recipe.training.warmup_steps, recipe.training.steps
-    if stated is not None:
-        return argument("--warmup_steps", stated, of="training.warmup_steps")
-    why = f"a tenth of the steps, at most {MOST_WARMUP_STEPS}"
-    return argument("--warmup_steps", min(steps // 10, MOST_WARMUP_STEPS), of="training.steps", why=why)
-
-
 def _numbers(recipe: Recipe, layout: Layout) -> list[Argument]:
-    precision, arguments = recipe.workload.precision, []
-    if precision != "fp32":
-        arguments += [argument(f"--{precision}", "True", of="training.precision")]
-    if layout.recompute == RECOMPUTE_FULL:
-        arguments += [argument("--gradient_checkpointing", "True", of="layout.recompute")]
-    return arguments
+    precision = recipe.workload.precision
+    recomputed = "True" if layout.recompute == RECOMPUTE_FULL else None
+    return [
+        *optional(f"--{precision}", "True" if precision != "fp32" else None, of="training.precision"),
+        *optional("--gradient_checkpointing", recomputed, of="layout.recompute"),
+    ]
 
 
 def _saving(recipe: Recipe) -> list[Argument]:
@@ -213,50 +160,49 @@ def _saving(recipe: Recipe) -> list[Argument]:
     ]
 
 
+FULL_OR_NONE = (StepTechniques(), StepTechniques(RECOMPUTE_FULL))
+
+
 @dataclass(frozen=True)
 class ScriptKind:
-    """`arguments` are the words after the script's own, `config` is ds_config.json. `tensor`, `context` and `pipeline`
-    are the sizes searched (empty = all that divide), `running` the words for activations. `most_zero` is the highest
-    ZeRO stage it runs with."""
+    """`arguments` are those after the script's own, `config` is ds_config.json. `searched` names the sizes a search may
+    choose beside the data parallel one. `step_techniques` are those tried: of a script of one's own, none, because only
+    the script knows what it recomputes and offloads. `most_zero` is the highest ZeRO stage it runs with."""
 
     rules: tuple[Rule, ...] = OWN_RULES
-    arguments: Callable[[Recipe, Layout], tuple[Argument, ...]] = _config_arguments_only
-    config: Callable[[Recipe, Layout], Json] = ds_config
-    tensor: Sizes = _one
-    context: Sizes = _one
-    pipeline: Sizes = _one
-    step_techniques: Callable[[Recipe], tuple[StepTechniques, ...]] = _no_techniques
+    arguments: Callable[[Recipe, Layout], tuple[Argument, ...]] = lambda recipe, layout: config_arguments()
+    config: Callable[[Recipe, Layout], dict[str, Any]] = ds_config
+    searched: tuple[str, ...] = ()
+    step_techniques: tuple[StepTechniques, ...] = (StepTechniques(),)
     most_zero: int = 3
 
 
 SHIPPED = ScriptKind(
     rules=RULES,
-    arguments=_shipped_arguments,
-    tensor=tensor_sizes,
-    context=context_sizes,
-    step_techniques=_full_recompute_or_offload,
+    arguments=lambda recipe, layout: (*trainer_arguments(recipe, layout), *config_arguments()),
+    searched=("tensor", "context"),
+    step_techniques=(*FULL_OR_NONE, StepTechniques(RECOMPUTE_FULL, offload_checkpoints=True)),
 )
 KINDS: dict[str, ScriptKind] = {
     "own": ScriptKind(),
     "hugging-face": ScriptKind(
         rules=(*RULES, *HUGGING_FACE_RULES),
         arguments=hugging_face_arguments,
-        step_techniques=_full_recompute,
+        step_techniques=FULL_OR_NONE,
     ),
     "pipeline": ScriptKind(
         rules=PIPELINE_RULES,
         config=pipeline_config,
-        pipeline=_all_divisors,
-        step_techniques=_full_recompute,
+        searched=("pipeline",),
+        step_techniques=FULL_OR_NONE,
         most_zero=1,
     ),
     "megatron-deepspeed": ScriptKind(
         rules=MEGATRON_DEEPSPEED_RULES,
         arguments=megatron_deepspeed_arguments,
         config=megatron_deepspeed_config,
-        tensor=tensor_sizes,
-        pipeline=_all_divisors,
-        step_techniques=_full_recompute,
+        searched=("tensor", "pipeline"),
+        step_techniques=FULL_OR_NONE,
         most_zero=1,  # what its memory is known for
     ),
 }

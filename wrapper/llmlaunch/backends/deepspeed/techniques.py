@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.backends.argument import Argument, argument
+from llmlaunch.backends.argument import Argument, argument, optional
 from llmlaunch.backends.base import Requirement, implies, pinned_least
-from llmlaunch.columns import BoolColumn
-from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule, Situation
+from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
@@ -163,38 +162,26 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def optimizer_needs_zero(s: Situation) -> BoolColumn:
-    return implies(s.techniques.offload_optimizer > 0, s.layouts.zero_stage > 0)
-
-
-def partly_needs_stage_3(s: Situation) -> BoolColumn:
-    return implies(0 < s.techniques.offload_optimizer < 1, np.equal(s.layouts.zero_stage, 3))
-
-
-def parameters_need_stage_3(s: Situation) -> BoolColumn:
-    return implies(s.techniques.offload_parameters, np.equal(s.layouts.zero_stage, 3))
-
-
 TECHNIQUE_RULES: tuple[Rule, ...] = (
     Rule(
         "offload-optimizer-zero",
         "offload_optimizer needs zero_stage 1, 2 or 3",
         OFFLOAD,
-        optimizer_needs_zero,
+        lambda s: implies(s.techniques.offload_optimizer > 0, s.layouts.zero_stage > 0),
         of_techniques=True,
     ),
     Rule(
         "offload-part-zero-3",
         "offload_optimizer below 1 needs zero_stage 3",
         f"{ZERO} offload_ratio_check",
-        partly_needs_stage_3,
+        lambda s: implies(0 < s.techniques.offload_optimizer < 1, np.equal(s.layouts.zero_stage, 3)),
         of_techniques=True,
     ),
     Rule(
         "offload-parameters-zero-3",
         "offload_parameters needs zero_stage 3 (DeepSpeed would silently ignore it below)",
         OFFLOAD,
-        parameters_need_stage_3,
+        lambda s: implies(s.techniques.offload_parameters, np.equal(s.layouts.zero_stage, 3)),
         of_techniques=True,
     ),
 )
@@ -242,19 +229,16 @@ def checkpointing_section(techniques: Techniques) -> dict[str, Any]:
 
 def technique_arguments(techniques: Techniques, layout: Layout) -> tuple[Argument, ...]:
     """What the shipped script is told."""
-    arguments: list[Argument] = []
-    if layout.recompute == RECOMPUTE_FULL:
-        arguments += [argument("--gradient-checkpointing", of="layout.recompute")]
-    if techniques.offload_checkpoints:
-        arguments += [argument("--offload-checkpoints", of="layout.offload_checkpoints")]
-    if techniques.mlp_chunks > 1:
-        arguments += [argument("--mlp-chunks", techniques.mlp_chunks, of="layout.mlp_chunks")]
-    if techniques.loss == "tiled":
-        arguments += [argument("--loss-tiles", techniques.loss_tiles, of=("layout.loss", "layout.loss_tiles"))]
-    if techniques.adapters is not None:
-        arguments += [argument("--adapter-rank", techniques.adapters.rank, of="training.adapters.rank")]
-        frozen = argument("--frozen-adapter-down", of="training.adapters.frozen_down")
-        arguments += [frozen] if techniques.adapters.frozen_down else []
-    if techniques.trained_layers is not None:
-        arguments += [argument("--trained-layers", techniques.trained_layers, of="training.trained_layers")]
-    return tuple(arguments)
+    chunks = techniques.mlp_chunks if techniques.mlp_chunks > 1 else None
+    tiles = techniques.loss_tiles if techniques.loss == "tiled" else None
+    adapters = techniques.adapters
+    arguments = (
+        *optional("--gradient-checkpointing", layout.recompute == RECOMPUTE_FULL, of="layout.recompute"),
+        *optional("--offload-checkpoints", techniques.offload_checkpoints, of="layout.offload_checkpoints"),
+        *optional("--mlp-chunks", chunks, of="layout.mlp_chunks"),
+        *optional("--loss-tiles", tiles, of=("layout.loss", "layout.loss_tiles")),
+    )
+    if adapters is not None:
+        arguments += (argument("--adapter-rank", adapters.rank, of="training.adapters.rank"),)
+        arguments += optional("--frozen-adapter-down", adapters.frozen_down, of="training.adapters.frozen_down")
+    return (*arguments, *optional("--trained-layers", techniques.trained_layers, of="training.trained_layers"))

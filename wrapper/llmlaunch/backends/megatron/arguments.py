@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from llmlaunch.backends.argument import Argument, argument
+from llmlaunch.backends.argument import Argument, argument, optional
 from llmlaunch.backends.megatron.model_arguments import model_arguments
 from llmlaunch.backends.megatron.sharding import sharding_arguments
 from llmlaunch.backends.megatron.techniques import overlap_arguments, technique_arguments
@@ -47,26 +47,21 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
 
 def _parallel_arguments(shape: ModelShape, layout: Layout) -> tuple[Argument, ...]:
     """Return the sizes of all parallel groups, the stages, and the overlap of gradient and parameter communication."""
-    arguments = [
+    expert, expert_tensor = (layout.expert, layout.expert_tensor) if shape.moe is not None else (None, None)
+    default = "its default is the tensor parallel size, not 1"
+    sharded, why = layout.zero_stage == 1, "hides communication"
+    return (
         argument("--tensor-model-parallel-size", layout.tensor, of="layout.tensor"),
         argument("--pipeline-model-parallel-size", layout.pipeline, of="layout.pipeline"),
         argument("--context-parallel-size", layout.context, of="layout.context"),
         *_stage_arguments(layout, shape.mtp_num_layers),
-    ]
-    if layout.sequence_parallel:
-        arguments += [argument("--sequence-parallel", of="layout.sequence_parallel")]
-    if shape.moe is not None:
-        arguments += [argument("--expert-model-parallel-size", layout.expert, of="layout.expert")]
-        default = "its default is the tensor parallel size, not 1"
-        size = argument("--expert-tensor-parallel-size", layout.expert_tensor, of="layout.expert_tensor", why=default)
-        arguments += [size]
-    if layout.zero_stage == 1:
-        arguments += [argument("--use-distributed-optimizer", of="layout.zero_stage")]
-        arguments += [argument(flag, of="layout.zero_stage", why="hides communication") for flag in OVERLAP]
-    return tuple(arguments)
-
-
-OVERLAP = ("--overlap-grad-reduce", "--overlap-param-gather")
+        *optional("--sequence-parallel", bool(layout.sequence_parallel), of="layout.sequence_parallel"),
+        *optional("--expert-model-parallel-size", expert, of="layout.expert"),
+        *optional("--expert-tensor-parallel-size", expert_tensor, of="layout.expert_tensor", why=default),
+        *optional("--use-distributed-optimizer", sharded, of="layout.zero_stage"),
+        *optional("--overlap-grad-reduce", sharded, of="layout.zero_stage", why=why),
+        *optional("--overlap-param-gather", sharded, of="layout.zero_stage", why=why),
+    )
 
 
 Words = tuple[str, ...]

@@ -6,7 +6,7 @@ Every setting of a published configuration has its argument here. What the comma
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import Argument, argument, number
+from llmlaunch.backends.argument import Argument, argument, number, optional
 from llmlaunch.backends.megatron.facts import FP32_ROUTER_EXPERTS
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling
 from llmlaunch.recipe.types import Recipe
@@ -33,23 +33,17 @@ def model_arguments(recipe: Recipe) -> tuple[Argument, ...]:
 def _sizes(shape: ModelShape, sequence_length: int) -> list[Argument]:
     longest = max(shape.max_position_embeddings, sequence_length)
     lengths = ("model.max_position_embeddings", "training.sequence_length")
-    arguments = [
+    epsilon = repr(shape.norm_epsilon) if shape.norm_epsilon != MEGATRON_NORM_EPSILON else None
+    return [
         argument("--num-layers", shape.num_layers, of="model.num_layers"),
         argument("--hidden-size", shape.hidden_size, of="model.hidden_size"),
         argument("--ffn-hidden-size", shape.ffn_hidden_size, of="model.ffn_hidden_size"),
         argument("--num-attention-heads", shape.num_attention_heads, of="model.num_attention_heads"),
-    ]
-    if shape.mla is None:
-        arguments += [argument("--kv-channels", shape.head_dim, of="model.head_dim")]
-    arguments += [
+        *optional("--kv-channels", shape.head_dim if shape.mla is None else None, of="model.head_dim"),
         argument("--seq-length", sequence_length, of="training.sequence_length"),
         argument("--max-position-embeddings", longest, of=lengths, why="the longer of the two"),
         argument("--normalization", shape.normalization, of="model.normalization"),
-    ]
-    if shape.norm_epsilon != MEGATRON_NORM_EPSILON:
-        arguments += [argument("--norm-epsilon", repr(shape.norm_epsilon), of="model.norm_epsilon")]
-    return [
-        *arguments,
+        *optional("--norm-epsilon", epsilon, of="model.norm_epsilon"),
         argument("--attention-dropout", number(shape.attention_dropout), of="model.attention_dropout"),
         argument("--hidden-dropout", number(shape.hidden_dropout), of="model.hidden_dropout"),
     ]
@@ -58,26 +52,21 @@ def _sizes(shape: ModelShape, sequence_length: int) -> list[Argument]:
 def _prediction(shape: ModelShape) -> list[Argument]:
     """Multi-token prediction; its loss counts a tenth, --mtp-loss-scaling-factor's default, as in the second part of
     DeepSeek-V3's training."""
-    if not shape.mtp_num_layers:
-        return []
-    return [argument("--mtp-num-layers", shape.mtp_num_layers, of="model.mtp_num_layers")]
+    return [*optional("--mtp-num-layers", shape.mtp_num_layers or None, of="model.mtp_num_layers")]
 
 
 def _switches(shape: ModelShape) -> list[Argument]:
-    switches = {
-        "--swiglu": (shape.gated_mlp, "model.gated_mlp"),
-        "--disable-bias-linear": (not shape.linear_bias, "model.linear_bias"),
-        "--add-qkv-bias": (shape.qkv_bias and not shape.linear_bias, "model.qkv_bias"),
-        "--untie-embeddings-and-output-weights": (not shape.tied_embeddings, "model.tied_embeddings"),
-        "--qk-layernorm": (shape.qk_layernorm and shape.mla is None, "model.qk_layernorm"),
-        "--apply-layernorm-1p": (shape.zero_centered_norm, "model.zero_centered_norm"),
-    }
-    arguments = [argument(flag, of=key) for flag, (on, key) in switches.items() if on]
-    if shape.mla is not None:
-        arguments += [_latent_norms(shape.mla)]
-    if not shape.gated_mlp and not shape.linear_bias:
-        arguments += [argument("--no-bias-gelu-fusion", of="model.linear_bias", why="the fused kernel adds a bias")]
-    return arguments
+    unbiased_gelu = not shape.gated_mlp and not shape.linear_bias
+    return [
+        *optional("--swiglu", shape.gated_mlp, of="model.gated_mlp"),
+        *optional("--disable-bias-linear", not shape.linear_bias, of="model.linear_bias"),
+        *optional("--add-qkv-bias", shape.qkv_bias and not shape.linear_bias, of="model.qkv_bias"),
+        *optional("--untie-embeddings-and-output-weights", not shape.tied_embeddings, of="model.tied_embeddings"),
+        *optional("--qk-layernorm", shape.qk_layernorm and shape.mla is None, of="model.qk_layernorm"),
+        *optional("--apply-layernorm-1p", shape.zero_centered_norm, of="model.zero_centered_norm"),
+        *([] if shape.mla is None else [_latent_norms(shape.mla)]),
+        *optional("--no-bias-gelu-fusion", unbiased_gelu, of="model.linear_bias", why="the fused kernel adds a bias"),
+    ]
 
 
 def _latent_norms(mla: MlaShape) -> Argument:
@@ -124,16 +113,14 @@ def _scaled(scaling: RopeScaling | None) -> list[Argument]:
         # the model is built with its default, 8, whatever the factor says; others are refused (model_rules.py)
         factor = argument("--rope-scaling-factor", number(scaling.factor), of=f"{SCALING}.factor")
         return [argument("--use-rope-scaling", of=f"{SCALING}.kind"), factor]
-    before = f"{SCALING}.original_max_position_embeddings"
-    arguments = _yarn(scaling)
-    if scaling.original_max_position_embeddings is not None:
-        flag = "--yarn-original-max-position-embeddings"
-        arguments += [argument(flag, scaling.original_max_position_embeddings, of=before)]
-    arguments += [argument("--yarn-beta-fast", number(scaling.beta_fast), of=f"{SCALING}.beta_fast")]
-    arguments += [argument("--yarn-beta-slow", number(scaling.beta_slow), of=f"{SCALING}.beta_slow")]
-    if not scaling.truncate:
-        arguments += [argument("--no-yarn-correction-range-round-to-int", of=f"{SCALING}.truncate")]
-    return arguments
+    before, flag = "original_max_position_embeddings", "--yarn-original-max-position-embeddings"
+    return [
+        *_yarn(scaling),
+        *optional(flag, scaling.original_max_position_embeddings, of=f"{SCALING}.{before}"),
+        argument("--yarn-beta-fast", number(scaling.beta_fast), of=f"{SCALING}.beta_fast"),
+        argument("--yarn-beta-slow", number(scaling.beta_slow), of=f"{SCALING}.beta_slow"),
+        *optional("--no-yarn-correction-range-round-to-int", not scaling.truncate, of=f"{SCALING}.truncate"),
+    ]
 
 
 def _yarn(scaling: RopeScaling) -> list[Argument]:
@@ -163,11 +150,9 @@ def _grouped(shape: ModelShape) -> list[Argument]:
 
 
 def _latent(mla: MlaShape) -> list[Argument]:
-    arguments = [argument("--multi-latent-attention", of="model.mla")]
-    if mla.q_lora_rank is not None:
-        arguments += [argument("--q-lora-rank", mla.q_lora_rank, of="model.mla.q_lora_rank")]
     return [
-        *arguments,
+        argument("--multi-latent-attention", of="model.mla"),
+        *optional("--q-lora-rank", mla.q_lora_rank, of="model.mla.q_lora_rank"),
         argument("--kv-lora-rank", mla.kv_lora_rank, of="model.mla.kv_lora_rank"),
         argument("--qk-head-dim", mla.qk_head_dim, of="model.mla.qk_head_dim"),
         argument("--qk-pos-emb-head-dim", mla.qk_pos_emb_head_dim, of="model.mla.qk_pos_emb_head_dim"),
@@ -180,10 +165,10 @@ def _window(shape: ModelShape, sequence_length: int) -> list[Argument]:
     window = shape.sliding_window
     if window is None or not windowed(shape, sequence_length):
         return []
-    arguments = [argument("--window-size", f"{window.tokens - 1},0", of="model.sliding_window.tokens")]
-    if window.full_every:
-        arguments += [argument("--window-attn-skip-freq", window.full_every, of="model.sliding_window.full_every")]
-    return arguments
+    return [
+        argument("--window-size", f"{window.tokens - 1},0", of="model.sliding_window.tokens"),
+        *optional("--window-attn-skip-freq", window.full_every or None, of="model.sliding_window.full_every"),
+    ]
 
 
 ROUTER = "model.moe.router"
@@ -195,7 +180,9 @@ def mixture_arguments(shape: ModelShape, techniques: Techniques) -> tuple[Argume
         return ()
     moe = shape.moe
     return (
-        *_experts(moe),
+        argument("--num-experts", moe.num_experts, of="model.moe.num_experts"),
+        argument("--moe-router-topk", moe.topk, of="model.moe.topk"),
+        argument("--moe-ffn-hidden-size", moe.ffn_hidden_size, of="model.moe.ffn_hidden_size"),
         *_dispatcher(moe, techniques),
         *_router(moe),
         *_balancing(moe),
@@ -204,26 +191,17 @@ def mixture_arguments(shape: ModelShape, techniques: Techniques) -> tuple[Argume
     )
 
 
-def _experts(moe: MoeShape) -> list[Argument]:
-    return [
-        argument("--num-experts", moe.num_experts, of="model.moe.num_experts"),
-        argument("--moe-router-topk", moe.topk, of="model.moe.topk"),
-        argument("--moe-ffn-hidden-size", moe.ffn_hidden_size, of="model.moe.ffn_hidden_size"),
-    ]
-
-
 def _dispatcher(moe: MoeShape, techniques: Techniques) -> list[Argument]:
     kind = moe.token_dispatcher or "alltoall"
-    arguments = [argument("--moe-token-dispatcher-type", kind, of="layout.token_dispatcher")]
-    if kind == "flex":
-        backend = techniques.flex_backend or "deepep"
-        arguments += [argument("--moe-flex-dispatcher-backend", backend, of="layout.flex_backend")]
-    if kind == "flex" or moe.num_experts >= FP32_ROUTER_EXPERTS:
-        who = "the flex dispatcher sends" if kind == "flex" else f"{FP32_ROUTER_EXPERTS} experts and more want"
-        arguments += [argument("--moe-router-dtype", "fp32", why=f"{who} fp32 scores")]
-    if moe.grouped_gemm is not False:
-        arguments += [argument("--moe-grouped-gemm", why="all experts of a rank in one kernel")]
-    return arguments
+    flex_backend = techniques.flex_backend or "deepep" if kind == "flex" else None
+    who = "the flex dispatcher sends" if kind == "flex" else f"{FP32_ROUTER_EXPERTS} experts and more want"
+    scores = "fp32" if kind == "flex" or moe.num_experts >= FP32_ROUTER_EXPERTS else None
+    return [
+        argument("--moe-token-dispatcher-type", kind, of="layout.token_dispatcher"),
+        *optional("--moe-flex-dispatcher-backend", flex_backend, of="layout.flex_backend"),
+        *optional("--moe-router-dtype", scores, why=f"{who} fp32 scores"),
+        *optional("--moe-grouped-gemm", moe.grouped_gemm is not False, why="all experts of a rank in one kernel"),
+    ]
 
 
 def _router(moe: MoeShape) -> list[Argument]:
@@ -238,25 +216,21 @@ def _router(moe: MoeShape) -> list[Argument]:
     elif moe.topk == 1:
         alone = "one score that sums to 1 would teach the router nothing; Megatron refuses it"
         arguments += [argument("--moe-router-pre-softmax", of="model.moe.topk", why=alone)]
-    if router.groups is not None and router.group_topk is not None:
-        arguments += [argument("--moe-router-num-groups", router.groups, of=f"{ROUTER}.groups")]
-        arguments += [argument("--moe-router-group-topk", router.group_topk, of=f"{ROUTER}.group_topk")]
-    if router.scaling_factor != 1.0:
-        factor = number(router.scaling_factor)
-        arguments += [argument("--moe-router-topk-scaling-factor", factor, of=f"{ROUTER}.scaling_factor")]
-    if router.expert_bias:
-        arguments += [argument("--moe-router-enable-expert-bias", of=f"{ROUTER}.expert_bias")]
-    return arguments
+    scaling = number(router.scaling_factor) if router.scaling_factor != 1.0 else None
+    return [
+        *arguments,
+        *optional("--moe-router-num-groups", router.groups, of=f"{ROUTER}.groups"),
+        *optional("--moe-router-group-topk", router.group_topk, of=f"{ROUTER}.group_topk"),
+        *optional("--moe-router-topk-scaling-factor", scaling, of=f"{ROUTER}.scaling_factor"),
+        *optional("--moe-router-enable-expert-bias", router.expert_bias, of=f"{ROUTER}.expert_bias"),
+    ]
 
 
 def _balancing(moe: MoeShape) -> list[Argument]:
-    kind, key = moe.router.balancing, f"{ROUTER}.balancing"
-    arguments = [argument("--moe-router-load-balancing-type", kind, of=key)]
-    if kind == "none":
-        return arguments
+    coefficient = None if moe.router.balancing == "none" else number(moe.router.aux_loss_coeff)
     return [
-        *arguments,
-        argument("--moe-aux-loss-coeff", number(moe.router.aux_loss_coeff), of=f"{ROUTER}.aux_loss_coeff"),
+        argument("--moe-router-load-balancing-type", moe.router.balancing, of=f"{ROUTER}.balancing"),
+        *optional("--moe-aux-loss-coeff", coefficient, of=f"{ROUTER}.aux_loss_coeff"),
     ]
 
 
@@ -265,21 +239,18 @@ def _shared(moe: MoeShape, techniques: Techniques) -> list[Argument]:
     if not width:
         return []
     key = "model.moe.shared_expert_ffn_hidden_size"
-    arguments = [argument("--moe-shared-expert-intermediate-size", width, of=key)]
-    if moe.shared_expert_gate:
-        arguments += [argument("--moe-shared-expert-gate", of="model.moe.shared_expert_gate")]
-    if techniques.overlap_shared_expert:
-        arguments += [argument("--moe-shared-expert-overlap", of="layout.overlap_shared_expert")]
-    return arguments
+    return [
+        argument("--moe-shared-expert-intermediate-size", width, of=key),
+        *optional("--moe-shared-expert-gate", moe.shared_expert_gate, of="model.moe.shared_expert_gate"),
+        *optional("--moe-shared-expert-overlap", techniques.overlap_shared_expert, of="layout.overlap_shared_expert"),
+    ]
 
 
 def _some(moe: MoeShape) -> list[Argument]:
     """Which layers are mixtures, and how many tokens an expert takes."""
-    arguments = []
-    if len(set(moe.layer_pattern)) > 1:
-        pattern = ",".join(str(flag) for flag in moe.layer_pattern)
-        arguments += [argument("--moe-layer-freq", f"[{pattern}]", of="model.moe.layer_pattern")]
-    if moe.capacity_factor is not None:
-        capacity = number(moe.capacity_factor)
-        arguments += [argument("--moe-expert-capacity-factor", capacity, of="model.moe.capacity_factor")]
-    return arguments
+    pattern = f"[{','.join(map(str, moe.layer_pattern))}]" if len(set(moe.layer_pattern)) > 1 else None
+    capacity = None if moe.capacity_factor is None else number(moe.capacity_factor)
+    return [
+        *optional("--moe-layer-freq", pattern, of="model.moe.layer_pattern"),
+        *optional("--moe-expert-capacity-factor", capacity, of="model.moe.capacity_factor"),
+    ]

@@ -218,13 +218,6 @@ def biased_experts_are_whole(s: Situation) -> BoolColumn:
     return column
 
 
-def window_without_context(s: Situation) -> BoolColumn:
-    column: BoolColumn = np.logical_or(
-        not windowed(s.shape, s.workload.sequence_length), np.equal(s.layouts.context, 1)
-    )
-    return column
-
-
 def deepep_needs_others(s: Situation) -> BoolColumn:
     flex = s.shape.moe is not None and s.shape.moe.token_dispatcher == "flex"
     deepep = flex and s.techniques.flex_backend in (None, "deepep")
@@ -254,7 +247,7 @@ MODEL_RULES: tuple[Rule, ...] = (
         "window-without-context",
         "a sliding window needs --context-parallel-size 1: rings of keys and values pass no windows",
         RING,
-        window_without_context,
+        lambda s: np.logical_or(not windowed(s.shape, s.workload.sequence_length), np.equal(s.layouts.context, 1)),
     ),
     Rule(
         "deepep-needs-others",

@@ -87,14 +87,6 @@ NUMBER_REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def parameters_need_distributed(s: Situation) -> BoolColumn:
-    return implies(s.numbers.narrow_parameters, s.layouts.zero_stage > 0)
-
-
-def formats_need_distributed(s: Situation) -> BoolColumn:
-    return implies(s.numbers.optimizer is not None, np.equal(s.layouts.zero_stage, 1))
-
-
 def formats_stay_on_device(s: Situation) -> BoolColumn:
     offloads = s.numbers.optimizer is not None and s.techniques.offload_optimizer > 0
     return np.full(len(s.layouts), not offloads)
@@ -144,7 +136,7 @@ NUMBER_RULES: tuple[Rule, ...] = (
         "fp8-parameters-distributed",
         "fp8_parameters needs zero_stage 1 or more: --fp8-param-gather needs --use-distributed-optimizer",
         ARGUMENTS,
-        parameters_need_distributed,
+        lambda s: implies(s.numbers.narrow_parameters, s.layouts.zero_stage > 0),
         of_techniques=True,
     ),
     Rule(
@@ -152,7 +144,7 @@ NUMBER_RULES: tuple[Rule, ...] = (
         "optimizer needs zero_stage 1: --use-precision-aware-optimizer needs --use-distributed-optimizer, and "
         "Megatron-FSDP has main parameters of its own",
         OPTIMIZER,
-        formats_need_distributed,
+        lambda s: implies(s.numbers.optimizer is not None, np.equal(s.layouts.zero_stage, 1)),
         of_techniques=True,
     ),
     Rule(

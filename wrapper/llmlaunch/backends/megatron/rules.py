@@ -45,10 +45,6 @@ def divides(part: NDArray[Any], whole: NDArray[Any] | int) -> BoolColumn:
     return column
 
 
-def heads(s: Situation) -> BoolColumn:
-    return divides(s.layouts.tensor, s.shape.num_attention_heads)
-
-
 def query_groups(s: Situation) -> BoolColumn:
     t, groups = s.layouts.tensor, s.shape.num_query_groups
     return divides(t, groups) | np.equal(t % groups, 0)
@@ -67,26 +63,6 @@ def ffn(s: Situation) -> BoolColumn:
     return divides(s.layouts.tensor, s.shape.ffn_hidden_size if dense else 0)
 
 
-def shared_expert(s: Situation) -> BoolColumn:
-    return divides(s.layouts.tensor, s.shape.moe.shared_expert_ffn_hidden_size if s.shape.moe else 0)
-
-
-def layers(s: Situation) -> BoolColumn:
-    return s.layouts.uneven | divides(s.layouts.pipeline, s.shape.num_layers)
-
-
-def virtual_layers(s: Situation) -> BoolColumn:
-    return s.layouts.uneven | divides(s.layouts.pipeline * s.layouts.virtual_pipeline, s.shape.num_layers)
-
-
-def stages_named(s: Situation) -> BoolColumn:
-    return implies(s.layouts.uneven, np.equal(of_stages(s, len), s.layouts.pipeline * s.layouts.virtual_pipeline))
-
-
-def stages_hold_all(s: Situation) -> BoolColumn:
-    return implies(s.layouts.uneven, np.equal(of_stages(s, sum), s.shape.num_layers))
-
-
 def stages_hold_some(s: Situation) -> BoolColumn:
     between = of_stages(s, lambda split: min(split[1:-1], default=1))
     ends = of_stages(s, lambda split: min(split[0], split[-1]))
@@ -100,29 +76,9 @@ def of_stages(s: Situation, figure: Callable[[Sequence[int]], int]) -> NDArray[n
     return figures[s.layouts.partition]
 
 
-def virtual_needs_pipeline(s: Situation) -> BoolColumn:
-    return implies(s.layouts.virtual_pipeline > 1, s.layouts.pipeline > 1)
-
-
-def batch(s: Situation) -> BoolColumn:
-    return divides(s.layouts.data * s.layouts.micro_batch_size, s.workload.global_batch_size)
-
-
 def interleaved_microbatches(s: Situation) -> BoolColumn:
     per_pipeline = s.workload.global_batch_size // (s.layouts.data * s.layouts.micro_batch_size)
     return implies(s.layouts.virtual_pipeline > 1, divides(s.layouts.pipeline, per_pipeline))
-
-
-def context_length(s: Situation) -> BoolColumn:
-    return implies(s.layouts.context > 1, divides(2 * s.layouts.context, s.workload.sequence_length))
-
-
-def context_precision(s: Situation) -> BoolColumn:
-    return implies(s.layouts.context > 1, s.workload.precision != "fp32")
-
-
-def sequence_needs_tensor(s: Situation) -> BoolColumn:
-    return implies(s.layouts.sequence_parallel > 0, s.layouts.tensor > 1)
 
 
 def sequence_length(s: Situation) -> BoolColumn:
@@ -139,10 +95,6 @@ def experts(s: Situation) -> BoolColumn:
 def expert_ffn(s: Situation) -> BoolColumn:
     width = s.shape.moe.ffn_hidden_size if s.shape.moe else s.shape.ffn_hidden_size
     return divides(s.layouts.expert_tensor, width)
-
-
-def expert_world(s: Situation) -> BoolColumn:
-    return divides(s.layouts.expert * s.layouts.expert_tensor * s.layouts.pipeline, s.world_size)
 
 
 def mixture_needs_sequence(s: Situation) -> BoolColumn:
@@ -181,7 +133,12 @@ MIXTURE_REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 RULES: tuple[Rule, ...] = (
-    Rule("heads", "--tensor-model-parallel-size must divide the attention heads", CONFIG, heads),
+    Rule(
+        "heads",
+        "--tensor-model-parallel-size must divide the attention heads",
+        CONFIG,
+        lambda s: divides(s.layouts.tensor, s.shape.num_attention_heads),
+    ),
     Rule(
         "query-groups",
         "the query groups must be a multiple or a divisor of --tensor-model-parallel-size",
@@ -199,34 +156,41 @@ RULES: tuple[Rule, ...] = (
         "shared-expert",
         "--tensor-model-parallel-size must divide --moe-shared-expert-intermediate-size",
         LINEAR,
-        shared_expert,
+        lambda s: divides(s.layouts.tensor, s.shape.moe.shared_expert_ffn_hidden_size if s.shape.moe else 0),
     ),
     Rule(
         "layers",
         "--pipeline-model-parallel-size must divide the layers, unless layers_by_stage says how they are split",
         ARGUMENTS,
-        layers,
+        lambda s: s.layouts.uneven | divides(s.layouts.pipeline, s.shape.num_layers),
     ),
     Rule(
         "virtual-needs-pipeline",
         "virtual pipeline stages need --pipeline-model-parallel-size above 1",
         ARGUMENTS,
-        virtual_needs_pipeline,
+        lambda s: implies(s.layouts.virtual_pipeline > 1, s.layouts.pipeline > 1),
     ),
     Rule(
         "virtual-layers",
         "pipeline size x --num-virtual-stages-per-pipeline-rank must divide the layers, unless layers_by_stage says "
         "how they are split",
         BLOCK,
-        virtual_layers,
+        lambda s: s.layouts.uneven | divides(s.layouts.pipeline * s.layouts.virtual_pipeline, s.shape.num_layers),
     ),
     Rule(
         "stages-named",
         "layers_by_stage must name a stage for each pipeline rank and virtual stage",
         WRITTEN,
-        stages_named,
+        lambda s: implies(
+            s.layouts.uneven, np.equal(of_stages(s, len), s.layouts.pipeline * s.layouts.virtual_pipeline)
+        ),
     ),
-    Rule("stages-hold-all", "layers_by_stage must add up to --num-layers", WRITTEN, stages_hold_all),
+    Rule(
+        "stages-hold-all",
+        "layers_by_stage must add up to --num-layers",
+        WRITTEN,
+        lambda s: implies(s.layouts.uneven, np.equal(of_stages(s, sum), s.shape.num_layers)),
+    ),
     Rule(
         "stages-hold-some",
         "every stage must hold a layer; with virtual stages the first and the last may hold the embedding or the loss "
@@ -234,7 +198,12 @@ RULES: tuple[Rule, ...] = (
         WRITTEN,
         stages_hold_some,
     ),
-    Rule("batch", "data parallel size x --micro-batch-size must divide --global-batch-size", ARGUMENTS, batch),
+    Rule(
+        "batch",
+        "data parallel size x --micro-batch-size must divide --global-batch-size",
+        ARGUMENTS,
+        lambda s: divides(s.layouts.data * s.layouts.micro_batch_size, s.workload.global_batch_size),
+    ),
     Rule(
         "interleaved-microbatches",
         "with virtual stages, the pipeline size must divide the number of micro-batches",
@@ -245,19 +214,19 @@ RULES: tuple[Rule, ...] = (
         "context-length",
         "2 x --context-parallel-size must divide --seq-length",
         ARGUMENTS,
-        context_length,
+        lambda s: implies(s.layouts.context > 1, divides(2 * s.layouts.context, s.workload.sequence_length)),
     ),
     Rule(
         "context-precision",
         "--context-parallel-size above 1 needs precision bf16 or fp16: no attention of Transformer Engine splits fp32",
         ATTENTION,
-        context_precision,
+        lambda s: implies(s.layouts.context > 1, s.workload.precision != "fp32"),
     ),
     Rule(
         "sequence-needs-tensor",
         "--sequence-parallel needs --tensor-model-parallel-size above 1 (Megatron would silently switch it off)",
         ARGUMENTS,
-        sequence_needs_tensor,
+        lambda s: implies(s.layouts.sequence_parallel > 0, s.layouts.tensor > 1),
     ),
     Rule(
         "sequence-length",
@@ -271,7 +240,7 @@ RULES: tuple[Rule, ...] = (
         "expert-world",
         "expert x expert-tensor x pipeline parallel size must divide the number of devices",
         GROUPS,
-        expert_world,
+        lambda s: divides(s.layouts.expert * s.layouts.expert_tensor * s.layouts.pipeline, s.world_size),
     ),
     Rule(
         "mixture-needs-sequence",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmlaunch.backends.argument import Argument, argument
+from llmlaunch.backends.argument import Argument, argument, optional
 from llmlaunch.backends.base import Requirement, StateTechniques
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_fsdp_facts
 from llmlaunch.columns import BoolColumn
@@ -62,7 +62,7 @@ def sharding_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     auto = (
         "Megatron-FSDP does not read --accumulate-allreduce-grads-in-fp32; by itself it accumulates in bf16 with bf16"
     )
-    arguments = [
+    return (
         argument("--use-megatron-fsdp", of=KEY),
         argument("--data-parallel-sharding-strategy", STRATEGIES[layout.zero_stage], of=KEY),
         argument("--use-distributed-optimizer", of=KEY, why="Megatron-FSDP switches it on anyway"),
@@ -70,10 +70,13 @@ def sharding_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
         argument("--overlap-param-gather", of=KEY, why="hides communication"),
         argument("--megatron-fsdp-main-grads-dtype", gradient_format(recipe), of="training.gradient_dtype", why=auto),
         argument("--no-gradient-accumulation-fusion", of=KEY, why="fused, it needs Transformer Engine 2.10"),
-    ]
-    if _made_in_shards(recipe.model):
-        arguments += [argument("--init-model-with-meta-device", of=KEY, why="no device ever holds the whole model")]
-    return tuple(arguments)
+        *optional(
+            "--init-model-with-meta-device",
+            _made_in_shards(recipe.model),
+            of=KEY,
+            why="no device ever holds the whole model",
+        ),
+    )
 
 
 def _made_in_shards(shape: ModelShape) -> bool:
@@ -129,28 +132,20 @@ def sharded(s: Situation) -> BoolColumn:
     return column
 
 
-def sharded_one_stage(s: Situation) -> BoolColumn:
-    return ~sharded(s) | np.equal(s.layouts.pipeline, 1)
-
-
-def sharded_optimizer_stays(s: Situation) -> BoolColumn:
-    return ~sharded(s) | np.bool_(s.techniques.offload_optimizer == 0.0)
-
-
 SHARDING_RULES: tuple[Rule, ...] = (
     Rule(
         "sharded-one-stage",
         "zero_stage 2 and 3 need --pipeline-model-parallel-size 1: a checkpoint names the layers of every stage from 0 "
         "on, so those of one stage would stand for all",
         f"{CHECKPOINTS} generate_state_dict, preprocess_fsdp_dtensor_state_dict, core 0.19",
-        sharded_one_stage,
+        lambda s: ~sharded(s) | np.equal(s.layouts.pipeline, 1),
         of_techniques=True,
     ),
     Rule(
         "sharded-optimizer-stays",
         "zero_stage 2 and 3 keep the optimizer on the device: the one that is offloaded knows no sharded tensors",
         "megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, core 0.19",
-        sharded_optimizer_stays,
+        lambda s: ~sharded(s) | np.bool_(s.techniques.offload_optimizer == 0.0),
         of_techniques=True,
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmlaunch.backends.argument import Argument, argument
+from llmlaunch.backends.argument import Argument, argument, optional
 from llmlaunch.backends.base import Requirement, implies, pinned_least
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, Rule, Situation
@@ -138,48 +138,12 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def layers_on_one_stage(s: Situation) -> BoolColumn:
-    return implies(s.layouts.offload_layers > 0, np.equal(s.layouts.pipeline, 1))
-
-
-def layers_without_recompute(s: Situation) -> BoolColumn:
-    return implies(s.layouts.offload_layers > 0, np.equal(s.layouts.recompute, RECOMPUTE_NONE))
-
-
-def layers_that_stay(s: Situation) -> BoolColumn:
-    return implies(s.layouts.offload_layers > 0, s.layouts.offload_layers < s.shape.num_layers)
-
-
 def recomputed_mlp_unbiased(s: Situation) -> BoolColumn:
     """A recomputed MLP hands its bias out as its own output, so autograd makes it a result of the recomputed function,
     whose backward pass then calls itself."""
     dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
     biased = "mlp" in s.techniques.recompute_modules and s.shape.linear_bias and dense and s.numbers.narrow is None
     return implies(biased, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
-
-
-def layers_or_modules(s: Situation) -> BoolColumn:
-    return implies(bool(s.techniques.offload_modules), np.equal(s.layouts.offload_layers, 0))
-
-
-def modules_without_full(s: Situation) -> BoolColumn:
-    return implies(bool(s.techniques.offload_modules), np.not_equal(s.layouts.recompute, RECOMPUTE_FULL))
-
-
-def offload_needs_distributed(s: Situation) -> BoolColumn:
-    return implies(s.techniques.offload_optimizer > 0, s.layouts.zero_stage > 0)
-
-
-def offload_needs_half(s: Situation) -> BoolColumn:
-    return np.full(len(s.layouts), not (s.techniques.offload_optimizer > 0 and s.workload.precision == "fp32"))
-
-
-def delay_needs_experts(s: Situation) -> BoolColumn:
-    return implies(s.techniques.delay_weight_gradients, s.layouts.expert > 1)
-
-
-def delay_without_full(s: Situation) -> BoolColumn:
-    return implies(s.techniques.delay_weight_gradients, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL))
 
 
 def delay_interleaved(s: Situation) -> BoolColumn:
@@ -192,21 +156,21 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "offload-layers-one-stage",
         "offload_layers needs --pipeline-model-parallel-size 1",
         CONFIG,
-        layers_on_one_stage,
+        lambda s: implies(s.layouts.offload_layers > 0, np.equal(s.layouts.pipeline, 1)),
         of_techniques=True,
     ),
     Rule(
         "offload-layers-no-recompute",
         "offload_layers needs recompute: none",
         CONFIG,
-        layers_without_recompute,
+        lambda s: implies(s.layouts.offload_layers > 0, np.equal(s.layouts.recompute, RECOMPUTE_NONE)),
         of_techniques=True,
     ),
     Rule(
         "offload-layers-some-stay",
         "offload_layers must be less than the layers of the model",
         CONFIG,
-        layers_that_stay,
+        lambda s: implies(s.layouts.offload_layers > 0, s.layouts.offload_layers < s.shape.num_layers),
         of_techniques=True,
     ),
     Rule(
@@ -220,14 +184,14 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "offload-layers-no-modules",
         "offload_layers and offload_modules exclude each other",
         CONFIG,
-        layers_or_modules,
+        lambda s: implies(bool(s.techniques.offload_modules), np.equal(s.layouts.offload_layers, 0)),
         of_techniques=True,
     ),
     Rule(
         "offload-modules-no-full",
         "offload_modules needs recompute none or selective: full keeps nothing of a module",
         "megatron/core/transformer/transformer_block.py checkpointed_forward, core 0.19",
-        modules_without_full,
+        lambda s: implies(bool(s.techniques.offload_modules), np.not_equal(s.layouts.recompute, RECOMPUTE_FULL)),
         of_techniques=True,
     ),
     Rule(
@@ -235,14 +199,14 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "offload_optimizer needs zero_stage 1: --optimizer-cpu-offload needs --use-precision-aware-optimizer, and that "
         "--use-distributed-optimizer",
         "megatron/core/optimizer/optimizer_config.py, core 0.19",
-        offload_needs_distributed,
+        lambda s: implies(s.techniques.offload_optimizer > 0, s.layouts.zero_stage > 0),
         of_techniques=True,
     ),
     Rule(
         "offload-optimizer-half",
         "offload_optimizer needs precision bf16 or fp16: the optimizer is handed views of fp32 parameters, and refuses",
         "megatron/core/optimizer/distrib_optimizer.py _build_model_and_main_param_groups, core 0.19",
-        offload_needs_half,
+        lambda s: np.full(len(s.layouts), not (s.techniques.offload_optimizer > 0 and s.workload.precision == "fp32")),
         of_techniques=True,
     ),
     Rule(
@@ -250,14 +214,14 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "delay_weight_gradients needs --expert-model-parallel-size above 1: --delay-wgrad-compute needs "
         "--overlap-moe-expert-parallel-comm",
         CONFIG,
-        delay_needs_experts,
+        lambda s: implies(s.techniques.delay_weight_gradients, s.layouts.expert > 1),
         of_techniques=True,
     ),
     Rule(
         "delayed-gradients-no-full",
         "delay_weight_gradients needs recompute none or selective",
         CONFIG,
-        delay_without_full,
+        lambda s: implies(s.techniques.delay_weight_gradients, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL)),
         of_techniques=True,
     ),
     Rule(
@@ -273,21 +237,22 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
 def technique_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     """The flags of every technique, recompute among them."""
     techniques = recipe.techniques
-    arguments = [*_recompute(techniques, recipe, layout), *_offload(techniques, layout)]
-    if techniques.loss == "native":
-        arguments += [argument("--cross-entropy-loss-fusion", of="layout.loss")]
-        arguments += [argument("--cross-entropy-fusion-impl", "native", of="layout.loss")]
-    if techniques.mlp_chunks > 1:
-        arguments += [argument("--mlp-chunks-for-training", techniques.mlp_chunks, of="layout.mlp_chunks")]
-    if techniques.delay_weight_gradients:
-        key, needs = "layout.delay_weight_gradients", "delayed weight gradients need it"
-        arguments += [argument("--overlap-moe-expert-parallel-comm", of=key, why=needs)]
-        arguments += [argument("--delay-wgrad-compute", of=key)]
-    if recipe.training.gradient_dtype == "bf16":
-        arguments += [argument("--grad-reduce-in-bf16", of="training.gradient_dtype")]
-    elif recipe.training.gradient_dtype == "fp32" and recipe.workload.precision == "fp16":
-        arguments += [argument("--accumulate-allreduce-grads-in-fp32", of="training.gradient_dtype")]
-    return tuple(arguments)
+    native = techniques.loss == "native"
+    chunks = techniques.mlp_chunks if techniques.mlp_chunks > 1 else None
+    delayed, key = techniques.delay_weight_gradients, "layout.delay_weight_gradients"
+    gradients, of_gradients = recipe.training.gradient_dtype, "training.gradient_dtype"
+    wide = gradients == "fp32" and recipe.workload.precision == "fp16"
+    return (
+        *_recompute(techniques, recipe, layout),
+        *_offload(techniques, layout),
+        *optional("--cross-entropy-loss-fusion", native, of="layout.loss"),
+        *optional("--cross-entropy-fusion-impl", "native" if native else None, of="layout.loss"),
+        *optional("--mlp-chunks-for-training", chunks, of="layout.mlp_chunks"),
+        *optional("--overlap-moe-expert-parallel-comm", delayed, of=key, why="delayed weight gradients need it"),
+        *optional("--delay-wgrad-compute", delayed, of=key),
+        *optional("--grad-reduce-in-bf16", gradients == "bf16", of=of_gradients),
+        *optional("--accumulate-allreduce-grads-in-fp32", wide, of=of_gradients),
+    )
 
 
 def _recompute(techniques: Techniques, recipe: Recipe, layout: Layout) -> list[Argument]:
@@ -377,21 +342,9 @@ OVERLAP_REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def hidden_exchange_experts(s: Situation) -> BoolColumn:
-    return implies(s.techniques.overlap_expert_communication, np.greater(s.layouts.expert, 1))
-
-
-def hidden_exchange_no_full(s: Situation) -> BoolColumn:
-    return implies(s.techniques.overlap_expert_communication, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL))
-
-
 def hidden_exchange_interleaved(s: Situation) -> BoolColumn:
     interleaved = (s.layouts.pipeline == 1) | (s.layouts.virtual_pipeline > 1)
     return implies(s.techniques.overlap_expert_communication, interleaved)
-
-
-def hidden_tensor_sequence(s: Situation) -> BoolColumn:
-    return implies(s.techniques.tp_comm_overlap, np.greater(s.layouts.sequence_parallel, 0))
 
 
 def all_to_all_heads(s: Situation) -> BoolColumn:
@@ -408,13 +361,13 @@ OVERLAP_RULES: tuple[Rule, ...] = (
         "hidden-exchange-experts",
         "overlap_expert_communication needs --expert-model-parallel-size above 1",
         CONFIG,
-        hidden_exchange_experts,
+        lambda s: implies(s.techniques.overlap_expert_communication, np.greater(s.layouts.expert, 1)),
     ),
     Rule(
         "hidden-exchange-no-full",
         "overlap_expert_communication needs recompute none or selective",
         CONFIG,
-        hidden_exchange_no_full,
+        lambda s: implies(s.techniques.overlap_expert_communication, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL)),
         of_techniques=True,
     ),
     Rule(
@@ -427,7 +380,7 @@ OVERLAP_RULES: tuple[Rule, ...] = (
         "hidden-tensor-sequence",
         "tp_comm_overlap needs --sequence-parallel",
         ARGUMENTS,
-        hidden_tensor_sequence,
+        lambda s: implies(s.techniques.tp_comm_overlap, np.greater(s.layouts.sequence_parallel, 0)),
     ),
     Rule(
         "all-to-all-heads",
@@ -439,14 +392,12 @@ OVERLAP_RULES: tuple[Rule, ...] = (
 
 
 def overlap_arguments(recipe: Recipe) -> tuple[Argument, ...]:
-    """Empty where the recipe asks for none. `delay_weight_gradients` brings its own --overlap-moe-expert-parallel-comm
-    (techniques.py)."""
+    """Empty where the recipe asks for none. `delay_weight_gradients` brings its own
+    --overlap-moe-expert-parallel-comm (`technique_arguments`)."""
     techniques = recipe.techniques
-    arguments: list[Argument] = []
-    if techniques.tp_comm_overlap:
-        arguments += [argument("--tp-comm-overlap", of="layout.tp_comm_overlap")]
-    if techniques.context_comm is not None:
-        arguments += [argument("--cp-comm-type", techniques.context_comm, of="layout.context_comm")]
-    if techniques.overlap_expert_communication and not techniques.delay_weight_gradients:
-        arguments += [argument("--overlap-moe-expert-parallel-comm", of=EXCHANGE)]
-    return tuple(arguments)
+    exchanged = techniques.overlap_expert_communication and not techniques.delay_weight_gradients
+    return (
+        *optional("--tp-comm-overlap", techniques.tp_comm_overlap, of="layout.tp_comm_overlap"),
+        *optional("--cp-comm-type", techniques.context_comm, of="layout.context_comm"),
+        *optional("--overlap-moe-expert-parallel-comm", exchanged, of=EXCHANGE),
+    )

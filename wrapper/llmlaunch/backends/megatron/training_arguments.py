@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import Argument, argument, number
+from llmlaunch.backends.argument import Argument, argument, number, optional
 from llmlaunch.backends.base import Requirement
 from llmlaunch.backends.checkpoints import RESHARDING_FLAG, saved_by_parameter
 from llmlaunch.backends.megatron.number_formats import number_arguments
@@ -34,29 +34,25 @@ def _batch(recipe: Recipe, layout: Layout) -> list[Argument]:
 
 def _optimizer(recipe: Recipe) -> list[Argument]:
     training = recipe.training
-    arguments = [
+    first, second = training.adam_betas
+    least = repr(training.minimum_learning_rate) if training.minimum_learning_rate else None
+    first_beta = number(first) if first != MEGATRON_FIRST_BETA else None
+    return [
         argument("--lr", repr(training.learning_rate), of="training.learning_rate"),
         argument(
             "--lr-decay-style",
             training.learning_rate_decay or "cosine",
             of="training.learning_rate_decay",
-            why=_usual(training.learning_rate_decay),
+            why="as the Llama models were trained" if training.learning_rate_decay is None else "",
         ),
         _warmup(recipe),
         argument("--clip-grad", training.gradient_clipping, of="training.gradient_clipping"),
         argument("--weight-decay", training.weight_decay, of="training.weight_decay"),
+        *optional("--min-lr", least, of="training.minimum_learning_rate"),
+        *optional("--adam-beta1", first_beta, of="training.adam_betas"),
+        argument("--adam-beta2", number(second), of="training.adam_betas"),
+        argument("--seed", training.seed, of="training.seed"),
     ]
-    if training.minimum_learning_rate:
-        arguments += [argument("--min-lr", repr(training.minimum_learning_rate), of="training.minimum_learning_rate")]
-    first, second = training.adam_betas
-    if first != MEGATRON_FIRST_BETA:
-        arguments += [argument("--adam-beta1", number(first), of="training.adam_betas")]
-    arguments += [argument("--adam-beta2", number(second), of="training.adam_betas")]
-    return [*arguments, argument("--seed", training.seed, of="training.seed")]
-
-
-def _usual(stated: object) -> str:
-    return "as the Llama models were trained" if stated is None else ""
 
 
 def _warmup(recipe: Recipe) -> Argument:
@@ -70,14 +66,13 @@ def _warmup(recipe: Recipe) -> Argument:
 def _log(recipe: Recipe) -> list[Argument]:
     training = recipe.training
     divided = "no default in core 0.19, yet training.py divides by it"
-    board = training.tensorboard
     return [
         argument("--eval-iters", 0, why="no evaluation: the job is planned for training steps"),
         argument("--eval-interval", training.steps, why=divided),
         argument("--log-interval", training.log_interval, of="training.log_interval"),
         argument("--log-throughput", why="for whoever reads the log"),
         argument("--log-device-memory-used", why="for whoever reads the log, beside what the monitor measures"),
-        *([] if board is None else [argument("--tensorboard-dir", board, of="training.tensorboard")]),
+        *optional("--tensorboard-dir", training.tensorboard, of="training.tensorboard"),
     ]
 
 
@@ -107,10 +102,11 @@ def _files(data: Data) -> list[Argument]:
     else:
         arguments = [argument("--data-path", data.path, of="data.path")]
     why = "" if data.split else "a hundredth is kept apart"
-    arguments += [argument("--split", data.split or DEFAULT_SPLIT, of="data.split", why=why)]
-    if data.cache_path is not None:
-        arguments += [argument("--data-cache-path", data.cache_path, of="data.cache_path")]
-    return arguments
+    return [
+        *arguments,
+        argument("--split", data.split or DEFAULT_SPLIT, of="data.split", why=why),
+        *optional("--data-cache-path", data.cache_path, of="data.cache_path"),
+    ]
 
 
 def _tokenizer(recipe: Recipe, layout: Layout) -> list[Argument]:
@@ -122,11 +118,13 @@ def _tokenizer(recipe: Recipe, layout: Layout) -> list[Argument]:
     arguments = [argument("--tokenizer-type", kind, of=("data.tokenizer", "data.tokenizer_type"), why=none)]
     if kind == NUMBERS:
         return [*arguments, argument("--vocab-size", shape.vocab_size, of="model.vocab_size")]
-    if data.tokenizer is not None:
-        arguments += [argument("--tokenizer-model", data.tokenizer, of="data.tokenizer")]
     planned = "the plan's number, whatever the tokenizer counts"
     size = shape.padded_vocab_size(layout.tensor)
-    return [*arguments, argument("--padded-vocab-size", size, of=("model.vocab_size", "layout.tensor"), why=planned)]
+    return [
+        *arguments,
+        *optional("--tokenizer-model", data.tokenizer, of="data.tokenizer"),
+        argument("--padded-vocab-size", size, of=("model.vocab_size", "layout.tensor"), why=planned),
+    ]
 
 
 def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
@@ -140,7 +138,9 @@ def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]
     loader then ignore that signal, too (training/datasets/data_samplers.py, core 0.16 on). Where --load is empty, it
     begins at step 0. Never --async-save (docs/backends.md says why)."""
     training = recipe.training
-    begun = (*_start(training.start_from), *_format(recipe, layout))
+    first = "read by the first start alone: where --load has a checkpoint, that one wins"
+    start = optional("--pretrained-checkpoint", training.start_from, of="training.start_from", why=first)
+    begun = (*start, *_format(recipe, layout))
     if training.checkpoint_path is None or training.save_interval is None:
         return begun
     place, key = training.checkpoint_path, "training.checkpoint_path"
@@ -165,13 +165,6 @@ def _format(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     requested, key = recipe.training.checkpoint_format, "training.checkpoint_format"
     why = "" if requested else "loaded under another split, too"
     return (argument("--ckpt-format", requested or "torch_dist", of=key, why=why),)
-
-
-def _start(weights: str | None) -> tuple[Argument, ...]:
-    if weights is None:
-        return ()
-    first = "read by the first start alone: where --load has a checkpoint, that one wins"
-    return (argument("--pretrained-checkpoint", weights, of="training.start_from", why=first),)
 
 
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
