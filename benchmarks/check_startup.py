@@ -39,7 +39,7 @@ CALIBRATED = """
 from llmlaunch.calibration.calibrations import Calibration, Errors, TrainingData
 from llmlaunch.calibration.margins import Score
 from llmlaunch.calibration.calibrations import estimator_digest
-from llmlaunch.memory.correction import Correction
+from llmlaunch.memory.job import Correction
 from llmlaunch.store.calibrations import put, use
 from llmlaunch.store.database import open_store
 scores = tuple(Score(0.9 + i / 10000, "device", "dense gated", "0.19.0", i / 1000) for i in range(1000))

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmlaunch.cluster.matrix import read_matrix
-from llmlaunch.placement.objective import inverse, order_seconds
 from llmlaunch.placement.search import EXACT_NODES, place
-from llmlaunch.placement.traffic import Sizes, Volumes, traffic
+from llmlaunch.placement.traffic import Sizes, Volumes, inverse, order_seconds, traffic
 
 DEVICES = 8
 Matrix = Sequence[Sequence[float]]

@@ -11,8 +11,8 @@ import pytest
 from traced_cases import CASES, Case
 from traced_runs import LONGEST_WAIT_SECONDS, Trace
 
-from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.memory.terms import OUTSIDE_TORCH
+from llmlaunch.memory.estimator import RankEstimate
+from llmlaunch.memory.peak import OUTSIDE_TORCH
 from llmlaunch.rehearsal.traced import REMAINDER, terms_at_peak
 
 pytestmark = pytest.mark.frameworks

@@ -17,7 +17,7 @@ import traced_cases
 from traced_cases import CASES, Case
 from traced_runs import LONGEST_WAIT_SECONDS, Trace, check_peak, check_what_lasts
 
-from llmlaunch.memory import loss, multi_token_prediction, saved, schedule, states, weights, workspace
+from llmlaunch.memory import loss, saved, schedule, states, weights, workspace
 
 pytestmark = pytest.mark.frameworks
 
@@ -140,7 +140,7 @@ WRONG = (
     Wrong("a tied table's gradients not summed", left_out(loss.table_sum), PEAK, "a tied table"),
     Wrong(
         "prediction heads keep nothing",
-        left_out(multi_token_prediction.saved_by_heads),
+        left_out(loss.saved_by_heads),
         PEAK,
         "prediction heads on one rank",
     ),

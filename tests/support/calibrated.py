@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from llmlaunch.calibration.calibrations import Calibration, Errors, TrainingData, estimator_digest
 from llmlaunch.calibration.margins import Score
-from llmlaunch.memory.correction import Correction
+from llmlaunch.memory.job import Correction
 
 NO_ERRORS = Errors(0.0, 0.0, 0.0, 0.0, ())
 

@@ -21,7 +21,7 @@ from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.pool import Pool, gather, pools
 from llmlaunch.calibration.records import clusters_by_gpu
 from llmlaunch.calibration.residual import PARTS, Equations, correction_of, equations_of
-from llmlaunch.memory.correction import NO_CORRECTION, Correction
+from llmlaunch.memory.job import NO_CORRECTION, Correction
 from support.hidden_bias import GIB, LAYOUTS, MODELS, Bias, configuration, noise_of, runs
 from support.measured_runs import CARD
 

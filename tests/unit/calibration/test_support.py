@@ -8,7 +8,7 @@ import pytest
 
 from llmlaunch.calibration.margins import DIED, upper_ratio
 from llmlaunch.calibration.support import RESIDENT, RunClass, margin_of, support_of, trusted_correction
-from llmlaunch.memory.correction import Correction
+from llmlaunch.memory.job import Correction
 from support.calibrated import score
 
 LLAMA = RunClass("H100", "dense gated", "0.19.1")

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from llmlaunch.layout import Layout
-from llmlaunch.memory.correction import NO_CORRECTION, Correction
+from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.units import GIB
 

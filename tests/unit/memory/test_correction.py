@@ -12,11 +12,10 @@ from shapes import CORRECTIONS, LLAMA3_8B, MIXTRAL, SHAPES, any_layouts
 from test_grouped_pricing import PAIRS
 
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.host import HostNode
-from llmlaunch.memory.job import Job
-from llmlaunch.memory.terms import OUTSIDE_TORCH, RESIDUAL
+from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
+from llmlaunch.memory.peak import OUTSIDE_TORCH, RESIDUAL
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.units import GIB
 from llmlaunch.workload import Workload

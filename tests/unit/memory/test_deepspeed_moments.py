@@ -9,8 +9,7 @@ from shapes import LLAMA3_8B
 
 from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, engine_of
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
-from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job
 from llmlaunch.models.parameters import count_parameters

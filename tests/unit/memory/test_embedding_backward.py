@@ -8,8 +8,7 @@ import pytest
 
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
-from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Adapters, Techniques

@@ -21,7 +21,6 @@ from llmlaunch.backends.fsdp import (
 )
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.grouped_pricing import (
@@ -32,7 +31,7 @@ from llmlaunch.memory.grouped_pricing import (
     worst_of_sums,
 )
 from llmlaunch.memory.host import HostNode, worst_hosts
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.job import Correction, Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload

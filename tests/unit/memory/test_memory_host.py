@@ -11,8 +11,7 @@ from shapes import LLAMA3_8B
 from llmlaunch.backends.deepspeed.facts import deepspeed_facts
 from llmlaunch.backends.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
-from llmlaunch.memory.estimate import Estimate
-from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.estimator import Estimate, estimate
 from llmlaunch.memory.facts import constant
 from llmlaunch.memory.host import HostNode, worst_hosts
 from llmlaunch.memory.job import Job

@@ -12,8 +12,7 @@ from shapes import LLAMA2_7B, LLAMA3_8B, SHAPES, layouts
 from llmlaunch.backends.deepspeed.facts import deepspeed_facts
 from llmlaunch.backends.megatron.facts import megatron_facts
 from llmlaunch.layout import Layout
-from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.workload import Workload

@@ -8,8 +8,7 @@ import pytest
 
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
-from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques

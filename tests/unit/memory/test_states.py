@@ -10,9 +10,8 @@ from shapes import CORRECTIONS
 
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.estimator import worst_ranks
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.job import Correction, Job
 from llmlaunch.memory.states import least_state_bytes
 from support.recipes import recipe_of
 

@@ -14,8 +14,7 @@ from test_memory_laws import job_of
 
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations
-from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.loss import logits as logit_bytes
 from llmlaunch.memory.weights import adapter_parameters, trained_layers

@@ -9,8 +9,7 @@ from shapes import LLAMA3_8B, LLAMA3_70B, MIXTRAL
 
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
-from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
 from llmlaunch.techniques import Techniques

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from llmlaunch.placement.objective import inverse
-from llmlaunch.placement.traffic import Sizes, Volumes, traffic
+from llmlaunch.placement.traffic import Sizes, Volumes, inverse, traffic
 
 if TYPE_CHECKING:
     from llmlaunch.placement.traffic import Term

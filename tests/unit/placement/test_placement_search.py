@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import job, small_jobs, two_levels, uneven
 
-from llmlaunch.placement.objective import inverse, order_seconds, path_seconds
-from llmlaunch.placement.search import EXACT_NODES, EXPONENTS, place
-from llmlaunch.placement.smooth import SmoothOrder
+from llmlaunch.placement.search import EXACT_NODES, EXPONENTS, SmoothOrder, place
+from llmlaunch.placement.traffic import inverse, order_seconds, path_seconds
 
 PLENTY_SECONDS = 60.0
 Case = tuple[dict[str, Any], list[list[float]]]

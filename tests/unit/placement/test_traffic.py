@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.placement.objective import inverse, order_seconds, term_seconds
-from llmlaunch.placement.traffic import Sizes, Volumes, traffic
+from llmlaunch.placement.traffic import Sizes, Volumes, inverse, order_seconds, term_seconds, traffic
 
 
 def test_a_job_inside_one_node_sends_nothing_between_nodes() -> None:

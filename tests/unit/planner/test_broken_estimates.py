@@ -22,8 +22,8 @@ from llmlaunch.memory import host, moments, states
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, is_impossible
 from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.planner.judge import refuse
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.unsafe import refuse
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from support.command_line import CommandLine

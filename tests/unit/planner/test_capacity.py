@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.estimator import estimate
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.job import Correction, Job
 from llmlaunch.models.shape import MoeShape
 from llmlaunch.planner.search_space import enumerate_splits
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.stage_balance import balance_kinds
-from llmlaunch.planner.stage_search import capacities, fitting
+from llmlaunch.planner.stage_search import balance_kinds, capacities, fitting
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
 from support.recipes import recipe_of

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.estimator import worst_ranks
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.stage_balance import balance_alike, balance_kinds
-from llmlaunch.planner.stage_search import capacities, fitting
+from llmlaunch.planner.stage_search import balance_alike, balance_kinds, capacities, fitting
 from llmlaunch.timing.stages import stage_seconds, stages
 from llmlaunch.timing.step import step_time
 from support.recipes import recipe_of

@@ -10,7 +10,6 @@ import pytest
 from llmlaunch.planner.judge import judge_layouts as judged_alone
 from llmlaunch.planner.neighbours import Neighbour, neighbours
 from llmlaunch.planner.plan import Candidate, as_planned
-from llmlaunch.planner.plan_json import neighbours_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import SPLIT_FIELDS
@@ -137,7 +136,7 @@ def test_the_table_and_the_json_say_the_same() -> None:
     setting, _, near = chosen_and_near("llama3-70b")
     plan = make_plan(setting_of(setting.recipe, setting.backend))
     text = "\n".join(neighbours_text(plan, near))
-    for row in neighbours_json(near):
+    for row in (neighbour.as_json() for neighbour in near):
         assert f"{row['field'].replace('_', ' ')} " in text
         assert (row["refused"] is None) == (row["reason"] is None)
         if row["reason"]:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from llmlaunch.errors import UserError
 from llmlaunch.planner.judge import rules_failed
 from llmlaunch.planner.no_legal_layout import no_layout, tightest_rule
-from llmlaunch.planner.pins import relax_pins, search_relaxed
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
 from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.smallest_change import relax_pins, search_relaxed
 from llmlaunch.recipe.load import load_recipe
 from support.plans import gallery_setting, plan_of, setting_for
 

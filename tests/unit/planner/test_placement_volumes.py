@@ -13,7 +13,7 @@ from llmlaunch.models.parameters import count_parameters
 from llmlaunch.placement.traffic import Volumes
 from llmlaunch.planner.placement import ExpectedPlacement, expected_placement, step_volumes
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.update import update_seconds
+from llmlaunch.timing.step import update_seconds
 from support.plans import setting_for
 from support.recipes import recipe_of
 

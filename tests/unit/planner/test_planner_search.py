@@ -17,9 +17,9 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_FULL, Layout, LayoutColumns
-from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.host import worst_hosts
+from llmlaunch.memory.job import Correction
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.pricing import fewest_safe, first_failed, situation
 from llmlaunch.planner.search import EQUAL, SearchResult, search

@@ -10,12 +10,11 @@ from llmlaunch.calibration.support import Lessons
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks
-from llmlaunch.planner.plan import as_planned
-from llmlaunch.planner.plan_json import plan_json
+from llmlaunch.planner.judge import explain_unsafe
+from llmlaunch.planner.plan import as_planned, plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import host_limit, memory_limit
-from llmlaunch.planner.unsafe import explain_unsafe
 from llmlaunch.units import GIB
 from support.plans import gallery_setting, plan_of, setting_for
 from support.recipes import recipe_of

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.errors import NothingSafe, UserError
-from llmlaunch.planner.plan import Plan
-from llmlaunch.planner.plan_assumptions import job_length, time_limit_note
-from llmlaunch.planner.planning import make_plan, make_sized_plan
+from llmlaunch.planner.judge import refuse
+from llmlaunch.planner.plan import JobLength, Plan
+from llmlaunch.planner.planning import make_plan, make_sized_plan, time_limit_note
 from llmlaunch.planner.search import search
 from llmlaunch.planner.sizing import ALL_UP_TO, smallest_cluster, splittable, stride
-from llmlaunch.planner.unsafe import refuse
 from llmlaunch.recipe.types import Recipe
 from support.plans import gallery_setting, setting_for
 from support.recipes import recipe_of
@@ -212,7 +211,7 @@ def test_the_advice_for_too_few_nodes_is_the_smallest_number_that_fits() -> None
 def test_the_length_of_a_job_is_its_steps() -> None:
     recipe, plan = sized("llama3-8b")
     length = plan.length
-    assert length == job_length(recipe, plan.chosen.step_seconds)
+    assert length == JobLength.of(recipe, plan.chosen.step_seconds)
     assert (length.steps, length.tokens) == (1000, 1000 * 512 * 8192)
     assert length.seconds == pytest.approx(1000 * plan.chosen.step_seconds)
     assert length.gpu_hours == pytest.approx(length.seconds * 32 / 3600)
@@ -232,8 +231,8 @@ def test_the_length_of_a_job_is_its_steps() -> None:
 )
 def test_slurms_time_limit_is_read_as_slurm_does(limit: str | int, hours: float) -> None:
     recipe = replace(recipe_of("llama3-8b"), slurm={"time": limit})
-    assert time_limit_note(recipe, job_length(recipe, hours * 3.599)) == ()
-    (note,) = time_limit_note(recipe, job_length(recipe, hours * 3.601))
+    assert time_limit_note(recipe, JobLength.of(recipe, hours * 3.599)) == ()
+    (note,) = time_limit_note(recipe, JobLength.of(recipe, hours * 3.601))
     assert "slurm.time" in note
     assert "training.save_interval" in note
 
@@ -241,10 +240,10 @@ def test_slurms_time_limit_is_read_as_slurm_does(limit: str | int, hours: float)
 @pytest.mark.parametrize("limit", [None, False, "UNLIMITED", "0", 0, "soon"])
 def test_no_limit_ends_no_job(limit: str | int | None) -> None:
     recipe = replace(recipe_of("llama3-8b"), slurm={} if limit is None else {"time": limit})
-    assert time_limit_note(recipe, job_length(recipe, 1e6)) == ()
+    assert time_limit_note(recipe, JobLength.of(recipe, 1e6)) == ()
 
 
 def test_a_job_that_can_be_resumed_is_told_so() -> None:
     recipe = recipe_of("llama3-8b", "training.save_interval=10", "training.checkpoint_path=/ck", "slurm.time=60")
-    (note,) = time_limit_note(recipe, job_length(recipe, 1e3))
+    (note,) = time_limit_note(recipe, JobLength.of(recipe, 1e3))
     assert "its last checkpoint" in note

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.planner.stage_balance import balance_alike, balance_kinds
+from llmlaunch.planner.stage_search import balance_alike, balance_kinds
 
 Split = tuple[int, ...]
 

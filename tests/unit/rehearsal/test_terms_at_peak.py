@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.rehearsal.traced import FORWARD, REMAINDER, terms_at_peak
 
 TRACES = Path(__file__).resolve().parents[2] / "data" / "traces"

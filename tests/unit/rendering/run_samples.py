@@ -13,10 +13,9 @@ from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.backends.base import RankAlone, Rendered
 from llmlaunch.cluster.profile import Accelerator, Cluster, Link, Site
 from llmlaunch.layout import Layout
-from llmlaunch.memory.estimate import Estimate, RankEstimate
+from llmlaunch.memory.estimator import Estimate, RankEstimate
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.planner.plan import Candidate, Limit, Plan
-from llmlaunch.planner.plan_assumptions import job_length
+from llmlaunch.planner.plan import Candidate, JobLength, Limit, Plan
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.training import Training
@@ -107,7 +106,7 @@ def plan(of: Recipe, layout: Layout) -> Plan:
         limit=Limit(memory * 8 // 10, memory, "data sheet", "80 % of device memory"),
         mfu=None,
         step_terms={"compute": 10.0},
-        length=job_length(of, 10.0),
+        length=JobLength.of(of, 10.0),
         searched=1,
         refused={},
         refusal_sentences={},

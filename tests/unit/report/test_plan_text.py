@@ -9,11 +9,11 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.margins import Score
 from llmlaunch.calibration.support import Lessons, RunClass, support_of
-from llmlaunch.memory.correction import Correction
+from llmlaunch.memory.job import Correction
+from llmlaunch.planner.judge import explain_unsafe
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import pareto, search
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.unsafe import explain_unsafe
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.report.plan_text import check_text, front_text, plan_text
 

@@ -15,8 +15,8 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.margins import Score
 from llmlaunch.calibration.records import clusters_by_gpu, read_records
 from llmlaunch.calibration.support import Lessons, RunClass, margin_of, support_of
-from llmlaunch.memory.correction import Correction
-from llmlaunch.planner.plan_json import plan_json
+from llmlaunch.memory.job import Correction
+from llmlaunch.planner.plan import plan_json
 from llmlaunch.planner.planning import make_plan, make_sized_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe

@@ -12,7 +12,7 @@ import pytest
 from llmlaunch.calibration.calibrations import Calibration, Errors, TrainingData, calibration_id, calibration_of_json
 from llmlaunch.calibration.margins import DIED, Bound, Score
 from llmlaunch.errors import UserError
-from llmlaunch.memory.correction import Correction
+from llmlaunch.memory.job import Correction
 from llmlaunch.store.calibrations import Use, all_calibrations, find_calibration, in_use, put, use, uses
 from llmlaunch.store.database import Store
 

@@ -9,7 +9,7 @@ import pytest
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.timing.flops import least_device_seconds
+from llmlaunch.timing.products import least_device_seconds
 from support.recipes import recipe_of
 
 CASES = {

@@ -11,7 +11,7 @@ from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.host import HostNode
 from llmlaunch.techniques import Techniques
-from llmlaunch.timing.host import host_link, host_link_bytes_per_second
+from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 
 
 def test_grace_reaches_its_devices_over_nvlink_and_others_over_pcie() -> None:

@@ -11,9 +11,9 @@ from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.exchange import tensor_passes
-from llmlaunch.timing.split import split_of
+from llmlaunch.timing.products import split_of
 from llmlaunch.timing.stages import pieces
-from llmlaunch.timing.update import update_seconds
+from llmlaunch.timing.step import update_seconds
 from support.recipes import recipe_of
 
 RECIPE = recipe_of("llama2-7b-deepspeed")

@@ -15,10 +15,9 @@ from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Link
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.techniques import Adapters, Techniques
-from llmlaunch.timing.flops import model_flops_per_token
 from llmlaunch.timing.passes import PIECE, pass_seconds
-from llmlaunch.timing.step import combined, step_seconds, step_time
-from llmlaunch.timing.update import update_seconds
+from llmlaunch.timing.products import model_flops_per_token
+from llmlaunch.timing.step import combined, step_seconds, step_time, update_seconds
 from llmlaunch.workload import Workload
 
 SHAPES = {"dense": LLAMA, "mixture": MIXTRAL, "alternating": alternating()}

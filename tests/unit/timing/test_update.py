@@ -14,7 +14,7 @@ from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.techniques import Techniques
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import links
-from llmlaunch.timing.update import update_seconds
+from llmlaunch.timing.step import update_seconds
 from llmlaunch.workload import Workload
 
 WIDE = replace(BASE, tensor=1, pipeline=1, data=32)

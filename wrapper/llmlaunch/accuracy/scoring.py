@@ -17,11 +17,9 @@ from llmlaunch.calibration.records import Record
 from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.correction import NO_CORRECTION, Correction
-from llmlaunch.memory.estimate import Estimate, RankEstimate
-from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.estimator import Estimate, RankEstimate, estimate
 from llmlaunch.memory.host import HostNode
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.timing.step import step_time
 
 __all__ = ["OUTCOMES", "PRICED", "ScoredRecord", "refuse_broken", "score", "timed_job"]

@@ -25,7 +25,7 @@ from llmlaunch.calibration.support import (
 )
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
-from llmlaunch.memory.correction import NO_CORRECTION, Correction
+from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.models.shape import kind_of
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
 from llmlaunch.rundir.values import counted

@@ -15,15 +15,14 @@ from llmlaunch.backends.base import Backend, Rendered
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.planner.plan import Candidate, Plan, Sizing, as_planned
-from llmlaunch.planner.plan_json import plan_json
+from llmlaunch.planner.plan import Candidate, Plan, Sizing, as_planned, plan_json
 from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
 if TYPE_CHECKING:
-    from llmlaunch.memory.estimate import Estimate
+    from llmlaunch.memory.estimator import Estimate
     from llmlaunch.planner.neighbours import Neighbour
     from llmlaunch.planner.placement import ExpectedPlacement
     from llmlaunch.planner.search import SearchResult
@@ -141,7 +140,7 @@ class PlannedRun:
 
     def refuse_unsafe(self) -> None:
         """Raise NothingSafe where the plan is not safe, or takes more than the recipe's budget."""
-        from llmlaunch.planner.unsafe import refuse
+        from llmlaunch.planner.judge import refuse
 
         refuse(self.plan)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import llmlaunch
 from llmlaunch.calibration.margins import DIED, Bound, Score
-from llmlaunch.memory.correction import Correction
+from llmlaunch.memory.job import Correction
 
 __all__ = [
     "MODULES",

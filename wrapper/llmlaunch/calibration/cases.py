@@ -30,7 +30,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
-from llmlaunch.memory.terms import rank_terms
+from llmlaunch.memory.peak import rank_terms
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, MlaShape, ModelShape, MoeShape, Router, SlidingWindow
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats, Workload

@@ -32,7 +32,7 @@ from llmlaunch.calibration.records import Record, table_of
 from llmlaunch.calibration.residual import PARTS, Equations, Parts, correction_of, equations_of
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn, IntColumn
-from llmlaunch.memory.correction import NO_CORRECTION, Correction
+from llmlaunch.memory.job import NO_CORRECTION, Correction
 
 __all__ = [
     "FEWEST_RUNS",
@@ -252,7 +252,7 @@ def score_runs(pool: Pool, corrections: RunCorrections) -> RunScores:
 def _corrected(
     reserved: FloatColumn, outside: FloatColumn, runs: IntColumn, corrections: RunCorrections
 ) -> tuple[FloatColumn, FloatColumn]:
-    """Return torch's bytes and those outside (`memory.correction`)."""
+    """Return torch's bytes and those outside (`memory.job.Correction`)."""
     return (
         reserved * (1.0 + corrections.torch_share[runs]),
         np.maximum(outside + corrections.outside_bytes[runs], 0.0),

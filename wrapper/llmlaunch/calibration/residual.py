@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from llmlaunch.calibration.pool import ALLOCATED, DEVICE, OUTSIDE, RESERVED, Peaks, Pool
 from llmlaunch.columns import FloatColumn, IntColumn
-from llmlaunch.memory.correction import NO_CORRECTION, Correction
+from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.units import GIB
 
 __all__ = ["PARTS", "Equations", "Parts", "correction_of", "equations_of"]

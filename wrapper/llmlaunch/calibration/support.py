@@ -30,7 +30,7 @@ from llmlaunch.calibration.margins import (
     upper_ratio,
 )
 from llmlaunch.layout import Layout
-from llmlaunch.memory.correction import NO_CORRECTION, Correction
+from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import Workload

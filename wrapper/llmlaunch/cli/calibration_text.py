@@ -13,7 +13,7 @@ from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.units import gib
 
 if TYPE_CHECKING:
-    from llmlaunch.memory.correction import Correction
+    from llmlaunch.memory.job import Correction
     from llmlaunch.store.calibrations import Answer, Learning, Use
 
 __all__ = ["calibration_text", "correction_words", "learning_text", "list_text"]

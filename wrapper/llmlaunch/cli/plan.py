@@ -32,10 +32,8 @@ def command(recipe: str, overrides: tuple[str, ...], as_json: bool, with_front: 
 
         write_grid_plot(run.setting, run.search, run.plan, plot)
     if as_json:
-        from llmlaunch.planner.plan_json import candidates_json, neighbours_json
-
-        extra = {} if front is None else {"pareto": candidates_json(front)}
-        print_json(run.json | {"neighbours": neighbours_json(neighbours)} | extra)
+        extra = {} if front is None else {"pareto": [candidate.as_json() for candidate in front]}
+        print_json(run.json | {"neighbours": [neighbour.as_json() for neighbour in neighbours]} | extra)
     else:
         from llmlaunch.report.plan_text import plan_text
         from llmlaunch.report.text import print_verdict

@@ -16,8 +16,8 @@ import numpy as np
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
-from llmlaunch.placement.objective import inverse
 from llmlaunch.placement.search import nearest_neighbours
+from llmlaunch.placement.traffic import inverse
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import GB
 

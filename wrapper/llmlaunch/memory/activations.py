@@ -13,13 +13,13 @@ from llmlaunch.memory.job import Job, RankColumns, by_recompute
 from llmlaunch.memory.saved import (
     SavedTensors,
     kept_operators,
+    on_device,
     saved_by_dense_layer,
     saved_by_mixture_layer,
     sequence_split,
     tokens,
 )
 from llmlaunch.memory.schedule import in_flight
-from llmlaunch.memory.technique_savings import on_device
 from llmlaunch.memory.weights import trained_layers
 from llmlaunch.techniques import Techniques
 

@@ -15,10 +15,9 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
 from llmlaunch.memory.job import Job, RankColumns, candidate_ranks
-from llmlaunch.memory.peak import sum_of
+from llmlaunch.memory.peak import rank_terms, sum_of
 from llmlaunch.memory.saved import tokens
 from llmlaunch.memory.states import shard_groups
-from llmlaunch.memory.terms import rank_terms
 from llmlaunch.memory.weights import largest_parameter, rank_parameters, trained_parameters
 from llmlaunch.memory.worst import Ranks, most_bytes
 

@@ -1,4 +1,4 @@
-"""The inputs of the estimator: one job, and the pipeline ranks of its layouts as columns."""
+"""The inputs of the estimator: one job with its correction by measured runs, and the pipeline ranks of its layouts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LAYOUT_FIELDS, LayoutColumns
-from llmlaunch.memory.correction import NO_CORRECTION, Correction
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
 __all__ = [
+    "NO_CORRECTION",
+    "Correction",
     "Job",
     "RankColumns",
     "all_are_candidates",
@@ -30,6 +31,44 @@ __all__ = [
     "once_for_rows",
     "pattern_is_uniform",
 ]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The correction of a prediction by measured runs, in two parts: torch's memory, and what is outside it.
+
+    Of a rank that is predicted to reserve R bytes and to hold O outside torch, the corrected prediction is
+    rint(R (1 + torch_share)) + max(O + rint(outside_bytes), 0). What is allocated grows in the same proportion, so the
+    worst moment stays the worst, allocated <= reserved <= device, and more layers still never need less.
+
+    `torch_share` of what torch's allocator is predicted to hold is added to it (0.03: 3 % more; above -1), and
+    `outside_bytes` to the context and the communicators. Both may be negative. `calibration_id` is that of the
+    calibration it comes from.
+    """
+
+    torch_share: float = 0.0
+    outside_bytes: float = 0.0
+    calibration_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.torch_share > -1.0:
+            raise ValueError(f"a correction leaves nothing of torch's memory: torch_share {self.torch_share}")
+
+    @property
+    def torch_factor(self) -> float:
+        """The factor for torch's bytes."""
+        return 1.0 + self.torch_share
+
+    def outside(self, context: FloatColumn, communicators: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+        """Return both columns with the outside part. The context takes it; a negative rest goes to the communicators,
+        and neither falls below zero."""
+        if not self.outside_bytes:
+            return context, communicators
+        moved = context + round(self.outside_bytes)
+        return np.maximum(moved, 0.0), np.maximum(communicators + np.minimum(moved, 0.0), 0.0)
+
+
+NO_CORRECTION = Correction()
 
 
 Result = TypeVar("Result")

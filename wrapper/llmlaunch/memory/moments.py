@@ -20,8 +20,17 @@ from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import kept_activations, kept_embedding, returned_key_values
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.loss import cached_logits, final_norm, logits, step_logits, waiting_logits, waiting_table
-from llmlaunch.memory.multi_token_prediction import embedded_again, saved_by_heads, tables_of_heads
+from llmlaunch.memory.loss import (
+    cached_logits,
+    embedded_again,
+    final_norm,
+    logits,
+    saved_by_heads,
+    step_logits,
+    tables_of_heads,
+    waiting_logits,
+    waiting_table,
+)
 from llmlaunch.memory.states import States, weight_versions
 from llmlaunch.memory.workspace import (
     delayed_weight_gradients,

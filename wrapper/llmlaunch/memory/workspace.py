@@ -8,8 +8,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.memory.activations import RECOMPUTED, layer_input
 from llmlaunch.memory.job import Job, RankColumns, by_recompute
-from llmlaunch.memory.loss import logits_split, loss_piece, table_gradient, table_sum
-from llmlaunch.memory.multi_token_prediction import projection, recomputed_head
+from llmlaunch.memory.loss import logits_split, loss_piece, projection, recomputed_head, table_gradient, table_sum
 from llmlaunch.memory.saved import (
     gathered_tokens,
     kept_operators,

@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..placement.objective import inverse, term_seconds
 from ..placement.search import place
-from ..placement.traffic import Sizes, Volumes, traffic
+from ..placement.traffic import Sizes, Volumes, inverse, term_seconds, traffic
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json

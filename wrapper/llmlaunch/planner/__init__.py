@@ -1,9 +1,9 @@
 """From a recipe to a plan. Modules import only from those before them in this list:
 
-`plan` (types), `setting` (what layouts are priced with), `search_space`, `points`, `pricing`, `stage_balance`,
-`stage_search`, `uneven_search`, `search`, `judge`, `plan_assumptions`, `sizing`, `planning`, `pins`, `smallest_change`,
-`no_legal_layout`, `neighbours`, `fallbacks`, `placement`, `plan_json`, `unsafe`. Two are imported late, because only a
-failed plan needs them: `planning` imports `smallest_change` and `no_legal_layout` inside functions.
+`plan` (types), `setting` (what layouts are priced with), `search_space`, `pricing`, `stage_search`, `uneven_search`,
+`search`, `judge`, `sizing`, `planning`, `smallest_change`, `no_legal_layout`, `neighbours`, `fallbacks`, `placement`.
+Two are imported late, because only a failed plan needs them: `planning` imports `smallest_change` and `no_legal_layout`
+inside functions.
 
 Beside the floors below, the room imports sideways from `backends` (the search space, rules and facts of a framework)
 and `calibration` (margins, corrections and rehearsals); neither imports the planner.

@@ -9,8 +9,7 @@ from itertools import islice
 import numpy as np
 
 from llmlaunch.backends.checkpoints import reshards
-from llmlaunch.memory.estimate import Estimate
-from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.estimator import Estimate, estimate
 from llmlaunch.planner.plan import Candidate, Fallback, Fallbacks, Plan, as_planned
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import SearchResult, search

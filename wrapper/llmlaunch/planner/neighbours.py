@@ -17,8 +17,7 @@ from llmlaunch.columns import IntColumn
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts, rules_failed
-from llmlaunch.planner.points import Points
-from llmlaunch.planner.pricing import is_safe, price
+from llmlaunch.planner.pricing import Points, is_safe, price
 from llmlaunch.planner.search_space import (
     SPLIT_FIELDS,
     TechniqueSpace,
@@ -50,6 +49,22 @@ class Neighbour:
     after: Value
     verdict: LayoutVerdict
     along: Mapping[str, Value] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values. `refused` is a rule's key, "memory", "host_memory" or "rehearsed", null where the layout
+        is safe; a layout that a rule refuses has no figures."""
+        verdict, refusal = self.verdict, self.verdict.refusal
+        return {
+            "field": self.name,
+            "from": self.before,
+            "to": self.after,
+            "along": dict(self.along),
+            "layout": verdict.layout.as_json(),
+            "step_seconds": verdict.step_seconds,
+            "device_bytes": verdict.device_bytes,
+            "refused": None if refusal is None else refusal.key,
+            "reason": None if refusal is None else refusal.reason,
+        }
 
 
 def neighbours(setting: Setting, chosen: Layout) -> list[Neighbour]:

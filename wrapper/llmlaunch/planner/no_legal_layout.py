@@ -12,10 +12,17 @@ from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Rule
 from llmlaunch.planner.judge import rules_failed
-from llmlaunch.planner.pins import RelaxedSearch, as_pin, relax_pins, search_relaxed
 from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import advice, smallest_change, unfixed
+from llmlaunch.planner.smallest_change import (
+    RelaxedSearch,
+    advice,
+    as_pin,
+    relax_pins,
+    search_relaxed,
+    smallest_change,
+    unfixed,
+)
 from llmlaunch.recipe.overrides import place_of, written_pin
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted

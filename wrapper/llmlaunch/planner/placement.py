@@ -13,9 +13,8 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import rank_parameters, trained_parameters
-from llmlaunch.placement.objective import inverse
 from llmlaunch.placement.search import place
-from llmlaunch.placement.traffic import Sizes, Volumes, traffic
+from llmlaunch.placement.traffic import Sizes, Volumes, inverse, traffic
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import step_time

@@ -1,17 +1,18 @@
-"""A plan: the chosen layout, what it needs, how long a step takes, and why the others were not chosen."""
+"""A plan: the chosen layout, what it needs, how long a step takes, and why the others were not chosen; and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmlaunch.calibration.support import Rehearsal, Support
 from llmlaunch.layout import Layout
-from llmlaunch.memory.correction import NO_CORRECTION, Correction
-from llmlaunch.memory.estimate import Estimate
+from llmlaunch.memory.estimator import Estimate
+from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.units import HOUR
 
 __all__ = [
     "NO_LAYOUT",
@@ -24,6 +25,7 @@ __all__ = [
     "Plan",
     "Sizing",
     "as_planned",
+    "plan_json",
 ]
 
 NO_LAYOUT = "no_layout"  # why a number of nodes was refused
@@ -72,6 +74,19 @@ class Candidate:
         parts += [f"gradients={self.gradient_dtype}"] if self.gradient_dtype else []
         return " ".join(parts)
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "layout": self.layout.as_json(),
+            **self.techniques_json(),
+            "device_bytes": self.device_bytes,
+            "worst_pipeline_rank": self.worst_pipeline_rank,
+            "step_seconds": self.step_seconds,
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+        }
+
+    def techniques_json(self) -> dict[str, Any]:
+        return {"techniques": self.techniques.as_json(), "gradient_dtype": self.gradient_dtype}
+
 
 def as_planned(recipe: Recipe, chosen: Candidate) -> Recipe:
     """Return the recipe with the chosen techniques in place of those left free: what is rendered and recorded."""
@@ -84,9 +99,17 @@ class JobLength:
     """The whole training as planned. `gpu_hours` sums over all devices, CPUs too."""
 
     steps: int
-    tokens: int
     seconds: float
     gpu_hours: float
+    tokens: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, step_seconds: float) -> JobLength:
+        """Return the length of all steps at `step_seconds` each: computing alone, no queue, no checkpoint, no
+        restart."""
+        steps = recipe.training.steps
+        seconds = steps * step_seconds
+        return cls(steps, seconds, seconds * recipe.world_size / HOUR, steps * recipe.workload.tokens_per_step)
 
 
 @dataclass(frozen=True)
@@ -102,6 +125,11 @@ class NodeTrial:
     device_bytes: int | None = None
     length: JobLength | None = None
 
+    def as_json(self) -> dict[str, Any]:
+        trial = asdict(self)
+        length = trial.pop("length")
+        return {**trial, "job": length}
+
 
 @dataclass(frozen=True)
 class Sizing:
@@ -113,6 +141,9 @@ class Sizing:
     def nodes(self) -> int | None:
         """The fewest nodes that succeeded; None where none of those tried did."""
         return self.tried[-1].nodes if self.tried and self.tried[-1].refused is None else None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"nodes": self.nodes, "tried": [trial.as_json() for trial in self.tried]}
 
 
 @dataclass(frozen=True)
@@ -195,3 +226,56 @@ class Fallbacks:
 
     layouts: tuple[Fallback, ...]
     missing: str | None = None
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Return the plan in the stable shape of `check --json`, `plan --json` and a run's `plan.json`. Keys are in a fixed
+    order: the same plan gives the same bytes."""
+    fallbacks = () if plan.fallbacks is None else plan.fallbacks.layouts
+    after = [after.plan.chosen.as_json() | {"keeps_checkpoints": after.keeps_checkpoints} for after in fallbacks]
+    budget = {**asdict(plan.budget), "beyond": plan.beyond_budget}
+    return {
+        "recipe": plan.recipe,
+        "verdict": plan.verdict,
+        "layout": plan.layout.as_json(),
+        **plan.chosen.techniques_json(),
+        "memory": _memory_json(plan),
+        "step_seconds": plan.chosen.step_seconds,
+        "step_terms": dict(plan.step_terms),
+        "mfu": plan.mfu,
+        "job": asdict(plan.length),
+        "sizing": None if plan.sizing is None else plan.sizing.as_json(),
+        "budget": None if plan.budget == NO_BUDGET else budget,
+        "tokens_per_second_per_gpu": plan.chosen.tokens_per_second_per_gpu,
+        "searched": plan.searched,
+        "refused": dict(plan.refused),
+        "refusal_sentences": dict(plan.refusal_sentences),
+        "alternatives": [candidate.as_json() for candidate in plan.alternatives],
+        "not_modelled": list(plan.not_modelled),
+        "assumptions": list(plan.assumptions),
+        "advice": plan.advice,
+        "changes": None if plan.changes is None else dict(plan.changes),
+        "fallbacks": None if plan.fallbacks is None else after,
+    }
+
+
+def _memory_json(plan: Plan) -> dict[str, Any]:
+    estimate, limit, host = plan.estimate, plan.limit, plan.host_limit
+    return {
+        "peak_kind": estimate.peak_kind,
+        "limit_bytes": limit.limit_bytes,
+        "memory_bytes": limit.memory_bytes,
+        "memory_source": limit.memory_source,
+        "margin": limit.reason,
+        "risk": limit.risk,
+        "runs": limit.runs,
+        "evidence": None if limit.support is None else limit.support.as_json(),
+        "correction": None if plan.correction.calibration_id is None else asdict(plan.correction),
+        "worst_pipeline_rank": estimate.worst.pipeline_rank,
+        "ranks": [asdict(rank) for rank in estimate.ranks],
+        "host_bytes_per_node": estimate.host_bytes_per_node,
+        "host_terms": dict(estimate.host_terms),
+        "host_limit_bytes": None if host is None else host.limit_bytes,
+        "host_margin": None if host is None else host.reason,
+        "rehearsed": None if plan.rehearsed is None else dict(plan.rehearsed.details),
+    }

@@ -1,7 +1,9 @@
-"""From a setting to a plan: search, choose the layout, and collect what a reader of the plan asks for."""
+"""From a setting to a plan: search, choose the layout, and collect what a reader of the plan asks for, such as what it
+assumes of SLURM's time limit and of the link between device and host."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,11 +11,11 @@ import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
-from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
+from llmlaunch.memory.activations import kept_by_layer, swapped_bytes
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
-from llmlaunch.memory.job import Job
-from llmlaunch.planner.plan import Limit, NodeTrial, Plan, Sizing, as_planned
-from llmlaunch.planner.plan_assumptions import host_link_notes, job_length, time_limit_note
+from llmlaunch.memory.job import Job, candidate_ranks
+from llmlaunch.planner.plan import JobLength, Limit, NodeTrial, Plan, Sizing, as_planned
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, OUTPACED, REHEARSED, SearchResult, search
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.planner.sizing import (
@@ -27,14 +29,16 @@ from llmlaunch.planner.sizing import (
 )
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
-from llmlaunch.timing.flops import model_flops_per_token
+from llmlaunch.timing.network import host_link, host_link_bytes_per_second
+from llmlaunch.timing.products import model_flops_per_token, split_of
+from llmlaunch.timing.stages import pieces
 from llmlaunch.timing.step import step_time
-from llmlaunch.units import GIB
+from llmlaunch.units import DAY, GB, GIB, HOUR, MINUTE, duration
 
 if TYPE_CHECKING:
     from llmlaunch.planner.smallest_change import Change
 
-__all__ = ["make_plan", "make_sized_plan", "plan_of"]
+__all__ = ["make_plan", "make_sized_plan", "plan_of", "time_limit_note"]
 
 ALTERNATIVES = 5
 
@@ -69,7 +73,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int, change: Change |
     job = setting.job_of(planned)
     peak_kind = "device" if recipe.cluster.accelerator.kind == "gpu" else "resident"
     detail = estimate(job, chosen.layout, peak_kind=peak_kind, node=node_of(recipe))
-    length = job_length(recipe, chosen.step_seconds)
+    length = JobLength.of(recipe, chosen.step_seconds)
     others = [i for i in range(min(len(result.first), ALTERNATIVES + 2)) if i != place][:ALTERNATIVES]
     return Plan(
         recipe=recipe.name,
@@ -213,3 +217,71 @@ def _beyond_budget(setting: Setting, plan: Plan) -> str:
 def _last_length_text(sizing: Sizing) -> str:
     length = sizing.tried[-1].length
     return length_text(length) if length is not None else ""
+
+
+# What sbatch takes as --time (man sbatch, SLURM 23.11): minutes, or fields counted from the hours where there are days.
+_WITH_DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
+_WITHOUT_DAYS = re.compile(r"(?:(\d+):)??(\d+)(?::(\d+))?")
+
+
+def time_limit_note(recipe: Recipe, length: JobLength) -> tuple[str, ...]:
+    """Return one sentence where SLURM would end the job before its last step, else nothing. That is no error, because
+    a job with checkpoints can be resumed."""
+    requested = recipe.slurm.get("time")
+    no_text = requested is None or isinstance(requested, bool)
+    limit = None if no_text else _limit_seconds(str(requested).strip())
+    if limit is None or length.seconds <= limit:
+        return ()
+    resumed = "it goes on from its last checkpoint when submitted again"
+    if recipe.training.save_interval is None:
+        resumed = "it writes no checkpoints to go on from (training.save_interval)"
+    return (
+        f"SLURM ends the job after {duration(limit)} (slurm.time), before {duration(length.seconds)} are over; "
+        f"{resumed}",
+    )
+
+
+def _limit_seconds(text: str) -> int | None:
+    """Return the seconds of a --time value. None: no limit (0, UNLIMITED), or a value sbatch rejects itself."""
+    with_days = _WITH_DAYS.fullmatch(text)
+    if with_days:
+        days, hours, minutes, seconds = (int(part or 0) for part in with_days.groups())
+        return days * DAY + hours * HOUR + minutes * MINUTE + seconds
+    without_days = _WITHOUT_DAYS.fullmatch(text)
+    if without_days is None:
+        return None
+    hours, minutes, seconds = (int(part or 0) for part in without_days.groups())
+    return (hours * HOUR + minutes * MINUTE + seconds) or None
+
+
+def host_link_notes(recipe: Recipe, job: Job, layout: Layout) -> tuple[str, ...]:
+    """Return what the plan assumes of the link between device and host; nothing where no technique uses it."""
+    if not (job.techniques.moves_to_host or layout.offload_layers):
+        return ()
+    link, shared = host_link(recipe.cluster), host_link_bytes_per_second(recipe.cluster)
+    notes = [
+        f"what waits in host memory travels over {link.name}, {link.bytes_per_second / GB:.1f} GB/s each way at best "
+        f"and {shared / GB:.1f} GB/s with all devices of a node; the step time shows what no computation hides"
+    ]
+    if job.techniques.swapped_share:
+        notes.append(_swap_note(recipe, job, layout))
+    return tuple(notes)
+
+
+def _swap_note(recipe: Recipe, job: Job, layout: Layout) -> str:
+    """Swapping is hidden where a layer's share travels no longer than the layer computes (MEMO, Zhao et al. 2025,
+    section 4.1)."""
+    columns = LayoutColumns.of([replace(layout, recompute=RECOMPUTE_NONE)])
+    rows = candidate_ranks(job, columns)
+    by_kind = kept_by_layer(job, rows)
+    layer_bytes, swapped = max((float(kind[0]), float(swapped_bytes(job, rows, kind)[0])) for kind in by_kind)
+    layers = pieces(job, recipe.cluster, split_of(job, columns))
+    seconds = max(float(layer.forward[0]) for layer in (layers.dense, layers.mixture) if layer is not None)
+    needed = swapped / seconds
+    name, shared = host_link(recipe.cluster).name, host_link_bytes_per_second(recipe.cluster)
+    hidden = "it is hidden" if needed <= shared else "it is not hidden"
+    return (
+        f"swapping {swapped / GIB:.2f} of a layer's {layer_bytes / GIB:.2f} GiB while the layer computes "
+        f"({seconds * 1e3:.1f} ms) needs {needed / GB:.0f} GB/s of the {shared / GB:.1f} that {name} can carry; "
+        f"{hidden}"
+    )

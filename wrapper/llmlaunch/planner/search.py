@@ -18,8 +18,7 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import Layout, LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.guard import is_impossible
 from llmlaunch.planner.plan import Candidate, Limit
-from llmlaunch.planner.points import Points
-from llmlaunch.planner.pricing import first_failed, is_safe, price, situation
+from llmlaunch.planner.pricing import Points, first_failed, is_safe, price, situation
 from llmlaunch.planner.search_space import (
     SPLIT_FIELDS,
     enumerate_splits,

@@ -11,9 +11,8 @@ from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.cluster.matrix import slurm_order
 from llmlaunch.cluster.profile import Accelerator, Cluster
 from llmlaunch.errors import UserError
-from llmlaunch.memory.correction import Correction
 from llmlaunch.memory.host import HostNode
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.job import Correction, Job
 from llmlaunch.planner.plan import Limit
 from llmlaunch.recipe.types import MemoryPolicy, Recipe
 from llmlaunch.techniques import Techniques

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.planner.plan import NO_LAYOUT, JobLength, NodeTrial, Sizing
-from llmlaunch.planner.plan_assumptions import job_length
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
 from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_numbers
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import MOST_NODES, Budget, Recipe
-from llmlaunch.timing.flops import least_device_seconds
+from llmlaunch.timing.products import least_device_seconds
 from llmlaunch.units import DAY, GIB, duration
 
 __all__ = [
@@ -145,7 +144,7 @@ def _hopeless(setting: Setting) -> NodeTrial | None:
     recipe = setting.recipe
     if recipe.budget.days is None and recipe.budget.gpu_hours is None:
         return None
-    least = job_length(recipe, least_device_seconds(setting.job, recipe.cluster) / recipe.world_size)
+    least = JobLength.of(recipe, least_device_seconds(setting.job, recipe.cluster) / recipe.world_size)
     over = most_exceeded(recipe.budget, least)
     if over is None:
         return None
@@ -168,7 +167,7 @@ def _try(setting: Setting) -> NodeTrial:
             return NodeTrial(nodes, HOST_MEMORY, "fits the devices, not the host memory", best.device_bytes)
         needs, limit = best.device_bytes / GIB, setting.limit.limit_bytes / GIB
         return NodeTrial(nodes, MEMORY, f"needs {needs:.1f} GiB of {limit:.1f} GiB", best.device_bytes)
-    length = job_length(setting.recipe, best.step_seconds)
+    length = JobLength.of(setting.recipe, best.step_seconds)
     over = most_exceeded(setting.recipe.budget, length)
     return NodeTrial(nodes, over, f"takes {length_text(length, over)}", best.device_bytes, length)
 

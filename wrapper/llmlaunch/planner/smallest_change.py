@@ -1,27 +1,135 @@
-"""The smallest change of a recipe that makes a layout safe, for recipes where none is."""
+"""The smallest change of a recipe that makes a layout safe, for recipes where none is; and pins against the whole
+space: which layouts keep which pins, and how far the others are from them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import combinations, groupby
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.errors import UserError
-from llmlaunch.layout import Layout
-from llmlaunch.planner.pins import AMOUNTS, RelaxedSearch, as_pin, relax_pins, search_relaxed
+from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.planner.plan import Candidate
-from llmlaunch.planner.search import search
+from llmlaunch.planner.search import SearchResult, search
+from llmlaunch.planner.search_space import as_ints, offered_values
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, most_nodes, smallest_cluster
 from llmlaunch.recipe.overrides import written_pin
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 
-__all__ = ["Change", "advice", "smallest_change", "unfixed", "yaml_text"]
+__all__ = [
+    "Change",
+    "RelaxedSearch",
+    "advice",
+    "as_pin",
+    "relax_pins",
+    "search_relaxed",
+    "smallest_change",
+    "unfixed",
+    "yaml_text",
+]
+
+
+KINDS = frozenset({"sequence_parallel", "zero_stage", "recompute"})
+AMOUNTS = frozenset({"recompute_layers", "offload_layers"})  # 0 means none
+
+
+@dataclass(frozen=True)
+class RelaxedSearch:
+    """The legal layouts of a search in which every pin may also take other values. Bit j of `kept_pins` says whether a
+    layout keeps pin j, and `distance` how far it is from the pins it breaks: in powers of two for a size, in steps for
+    a kind."""
+
+    setting: Setting
+    result: SearchResult
+    names: tuple[str, ...]
+    kept_pins: IntColumn
+    distance: FloatColumn
+
+    def nearest_safe(self) -> int | None:
+        """Return the safe layout that changes the fewest pins, then the least, then the fastest."""
+        safe = np.flatnonzero(self.result.safe)
+        if not len(safe):
+            return None
+        bit_counts = np.array([bin(bits).count("1") for bits in range(1 << len(self.names))])
+        count = bit_counts[self.kept_pins[safe]]
+        safe = safe[count == count.max()]
+        far = np.round(self.distance[safe], 9)
+        safe = safe[far == far.min()]
+        return int(safe[np.argmin(self.result.step_seconds[safe])])
+
+    def conflict(self) -> tuple[str, ...] | None:
+        """Return the smallest set of pins that no legal layout keeps together; None where all can be kept, and an empty
+        set where no layout is legal whatever the pins."""
+        combinations_kept = np.unique(self.kept_pins)
+        for size in range(len(self.names) + 1):
+            for some in combinations(range(len(self.names)), size):
+                bits = sum(1 << j for j in some)
+                if not np.any((combinations_kept & bits) == bits):
+                    return tuple(self.names[j] for j in some)
+        return None
+
+    def legal_values(self, name: str) -> list[int]:
+        """Return the values of pin `name` in legal layouts that keep all other pins."""
+        others = (1 << len(self.names)) - 1 - (1 << self.names.index(name))
+        return sorted(set(self.result.points.column(name)[(self.kept_pins & others) == others].tolist()))
+
+    def changes(self, row: int) -> dict[str, int]:
+        """Return the pins that layout `row` breaks, with its values, in the order of the recipe."""
+        broken = [name for j, name in enumerate(self.names) if not self.kept_pins[row] >> j & 1]
+        return {name: int(self.result.points.column(name)[row]) for name in broken}
+
+
+def search_relaxed(setting: Setting) -> RelaxedSearch:
+    """Search as if there were no pins; the values they name are searched beside what the backend offers."""
+    result = search(setting.with_recipe(relax_pins(setting)))
+    pins = setting.recipe.pins
+    kept, distance = np.zeros(len(result.points), dtype=np.int64), np.zeros(len(result.points))
+    for j, (name, pin) in enumerate(pins.items()):
+        off = _distance(name, as_ints(name, pin), result.points.column(name))
+        kept |= np.equal(off, 0.0).astype(np.int64) << j
+        distance += off
+    return RelaxedSearch(setting, result, tuple(pins), kept, distance)
+
+
+def relax_pins(setting: Setting, keep: Iterable[str] = ()) -> Recipe:
+    """Return the recipe with every pin but those of `keep` replaced by all that pin and backend offer together."""
+    recipe = setting.recipe
+    space = setting.backend.space(recipe)
+    pins: dict[str, Any] = {name: pin for name, pin in recipe.pins.items() if name in keep}
+    for name in recipe.pins.keys() - pins.keys() - {"data"}:  # data follows from the others
+        values = dict.fromkeys((*as_ints(name, recipe.pins[name]), *offered_values(recipe, space, name)))
+        pins[name] = tuple(RECOMPUTE_NAMES[value] if name == "recompute" else value for value in values)
+    return replace(recipe, pins=pins)
+
+
+def as_pin(name: str, value: int) -> int | bool | str | None:
+    """Return a number of a layout as a recipe writes it; None where the recipe writes nothing."""
+    if name == "recompute":
+        return RECOMPUTE_NAMES[value]
+    if name == "recompute_layers" and not value:
+        return None
+    return bool(value) if name == "sequence_parallel" else value
+
+
+def _distance(name: str, pinned: tuple[int, ...], column: IntColumn) -> FloatColumn:
+    """Return how far each value is from the nearest pinned one. Values are small: each is measured once."""
+    values = np.arange(column.max(initial=0) + 1, dtype=np.float64)[:, None]
+    targets = np.array(pinned, dtype=np.float64)
+    if name in KINDS:
+        away = np.abs(values - targets)
+    else:
+        none = 1.0 if name in AMOUNTS else 0.0
+        away = np.abs(np.log2(np.maximum(values, 1.0 - none) + none) - np.log2(targets + none))
+    nearest: FloatColumn = away.min(axis=1)[column]
+    return nearest
+
 
 SHORTER = (2, 4, 8, 16, 32)
 # Techniques that no search chooses and a recipe may add, the cheapest first.

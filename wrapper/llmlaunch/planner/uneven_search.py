@@ -18,8 +18,8 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.grouped_pricing import distinct_states
 from llmlaunch.memory.states import least_state_bytes
-from llmlaunch.planner.points import Rows
 from llmlaunch.planner.pricing import (
+    Rows,
     TechniqueBatch,
     first_failed,
     group_equal,

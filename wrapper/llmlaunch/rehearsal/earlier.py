@@ -12,8 +12,7 @@ from llmlaunch.backends.megatron.versions import NEWEST
 from llmlaunch.calibration.support import Rehearsal, same_minor
 from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_NAMES, Layout
-from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.memory.estimator import NOT_MODELLED, estimate
+from llmlaunch.memory.estimator import NOT_MODELLED, RankEstimate, estimate
 from llmlaunch.planner.plan import Candidate, JobLength, Plan
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
@@ -115,7 +114,7 @@ def _plan_of_one(setting: Setting, layout: Layout) -> Plan:
         host_limit=setting.host_limit,
         step_terms={},
         mfu=None,
-        length=JobLength(0, 0, 0.0, 0.0),
+        length=JobLength(0, 0.0, 0.0, 0),
         searched=0,
         refused={},
         refusal_sentences={},

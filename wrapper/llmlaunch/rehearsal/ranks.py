@@ -9,8 +9,8 @@ from typing import Literal
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.memory.terms import OUTSIDE_TORCH
+from llmlaunch.memory.estimator import RankEstimate
+from llmlaunch.memory.peak import OUTSIDE_TORCH
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import Plan
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from llmlaunch.backends.base import Rendered
 from llmlaunch.calibration.records import REHEARSED
-from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, RehearsedRank

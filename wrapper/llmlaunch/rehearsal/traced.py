@@ -17,7 +17,7 @@ from llmlaunch.backends.argument import NodeVariable, Word, flag_groups, flag_of
 from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.megatron.rank_alone import LEFT_OUT
 from llmlaunch.errors import UserError
-from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.place import TraceEnvironment, refuse_another_version

@@ -21,15 +21,12 @@ import numpy as np
 
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.layout import Layout
-from llmlaunch.memory.correction import NO_CORRECTION, Correction
-from llmlaunch.memory.estimate import RankEstimate
-from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant
-from llmlaunch.memory.job import Job
-from llmlaunch.memory.terms import OUTSIDE_TORCH
+from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
+from llmlaunch.memory.peak import OUTSIDE_TORCH
 from llmlaunch.planner.fallbacks import find_fallbacks
 from llmlaunch.planner.plan import Plan
-from llmlaunch.planner.plan_json import candidates_json
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
@@ -215,7 +212,7 @@ class NextLayout:
     why: str
 
     def as_json(self) -> dict[str, Any]:
-        return {**candidates_json([self.plan.chosen])[0], "why": self.why}
+        return {**self.plan.chosen.as_json(), "why": self.why}
 
 
 def next_layout(setting: Setting, plan: Plan, judgement: Judgement) -> NextLayout | None:

@@ -15,8 +15,7 @@ from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.documents.writing import json_bytes, new_place, text_bytes
 from llmlaunch.errors import UserError
-from llmlaunch.planner.plan import Fallback, Plan, as_planned
-from llmlaunch.planner.plan_json import plan_json
+from llmlaunch.planner.plan import Fallback, Plan, as_planned, plan_json
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.arguments_json import arguments_json
 from llmlaunch.rendering.node_archive import node_archive

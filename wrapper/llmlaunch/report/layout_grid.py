@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.planner.no_legal_layout import tightest_rule, tightest_size_rule
-from llmlaunch.planner.pins import as_pin
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.smallest_change import as_pin
 
 __all__ = ["Cell", "Grid", "Row", "grid_of"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from llmlaunch.memory.estimate import RankEstimate
+from llmlaunch.memory.estimator import RankEstimate
+from llmlaunch.planner.judge import correction_text
 from llmlaunch.planner.placement import ExpectedPlacement
 from llmlaunch.planner.plan import NO_LAYOUT, Candidate, Fallback, JobLength, Limit, Plan
-from llmlaunch.planner.unsafe import correction_text
 from llmlaunch.recipe.types import Budget, Recipe
 from llmlaunch.report.text import table
 from llmlaunch.rundir.values import counted

@@ -11,8 +11,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import all_to_all, links, neighbour, ring
-from llmlaunch.timing.products import DevicePace, Work
-from llmlaunch.timing.split import SplitColumns
+from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 
 __all__ = ["TensorPasses", "context_ring", "expert_exchange", "tensor_pass", "tensor_passes"]
 

@@ -16,13 +16,13 @@ from llmlaunch.timing.exchange import TensorPasses, context_ring, expert_exchang
 from llmlaunch.timing.products import (
     DevicePace,
     Rates,
+    SplitColumns,
     Work,
     attention_linears,
     attention_scores,
     mlp_linears,
     rates,
 )
-from llmlaunch.timing.split import SplitColumns
 
 __all__ = ["KINDS", "LayerSeconds", "dense_layer", "mixture_layer"]
 

@@ -12,10 +12,9 @@ from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.host import moves_activations, moving_seconds
 from llmlaunch.timing.layers import KINDS
-from llmlaunch.timing.network import exposed, pipeline_hop
-from llmlaunch.timing.split import SplitColumns, split_of
+from llmlaunch.timing.network import exposed, moves_activations, moving_seconds, pipeline_hop
+from llmlaunch.timing.products import SplitColumns, split_of
 from llmlaunch.timing.stages import Pieces, Stages, pieces, stages, stages_in_balance
 
 __all__ = ["PassSeconds", "pass_seconds"]

@@ -13,8 +13,7 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.timing.exchange import tensor_pass
 from llmlaunch.timing.layers import LayerSeconds, dense_layer, mixture_layer
-from llmlaunch.timing.products import DevicePace, Linear, pace, rates
-from llmlaunch.timing.split import SplitColumns, split_of
+from llmlaunch.timing.products import DevicePace, Linear, SplitColumns, pace, rates, split_of
 
 __all__ = [
     "Ends",

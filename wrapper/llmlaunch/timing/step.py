@@ -1,21 +1,130 @@
-"""Seconds of one training step by what they are spent on, for one layout or for a million."""
+"""Seconds of one training step by what they are spent on, for one layout or for a million: the passes, and the
+parameter update (gradients reduced, parameters gathered, the optimizer)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import Job
-from llmlaunch.timing.network import exposed
+from llmlaunch.memory.job import Job, candidate_ranks
+from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
+from llmlaunch.timing.constants import constant
+from llmlaunch.timing.network import exposed, host_link, host_link_bytes_per_second, links, ring
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
-from llmlaunch.timing.update import UpdateSeconds, update_seconds
 
-__all__ = ["StepTime", "combined", "step_seconds", "step_time"]
+__all__ = ["StepTime", "UpdateSeconds", "combined", "step_seconds", "step_time", "update_seconds"]
+
+
+# Read and written through device memory for every parameter a device updates: fp32 master, two moments and gradient
+# read, the first three and the parameter written; the gradient is read once more for its norm.
+OPTIMIZER_BYTES = 34.0
+HOST_OPTIMIZER_BYTES = 28.0  # the same in host memory, where no second copy is written
+
+
+@dataclass(frozen=True)
+class UpdateSeconds:
+    """Raw seconds, nothing hidden. `reduce_each` and `gather_each` say where these happen for every micro-batch
+    (gradients from ZeRO 2 on, parameters from ZeRO 3 on, where gathered forward and again backward), and `overlapped`
+    where they run beside passes at all."""
+
+    reduce_seconds: FloatColumn
+    gather_seconds: FloatColumn
+    optimizer_seconds: FloatColumn
+    reduce_each: BoolColumn
+    gather_each: BoolColumn
+    overlapped: BoolColumn
+
+    def take(self, index: NDArray[np.int64]) -> UpdateSeconds:
+        """Return the layouts an index array selects (they may repeat)."""
+        return UpdateSeconds(**{f.name: np.take(getattr(self, f.name), index) for f in fields(self)})
+
+
+def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> UpdateSeconds:
+    """Return every layout's update, on the stage with the most parameters.
+
+    ZeRO 0 reduces gradients everywhere, which is a scatter and a gather of them. From stage 1 on gradients are
+    scattered and updated parameters gathered (Rajbhandari et al. 2020, section 7). Dense parameters travel over data
+    and context parallelism together, experts over their own data parallelism.
+    """
+    whole, trained = _on_the_fullest_stage(job, layouts)
+    zero = layouts.zero_stage
+    t, size = layouts.tensor.astype(np.float64), (layouts.data * layouts.context).astype(np.float64)
+    apart = (layouts.expert * layouts.expert_tensor).astype(np.float64)
+    experts = np.maximum(np.floor(t * size / apart), 1.0)
+    across, between = links(cluster, size, t), links(cluster, experts, apart)
+    gradient, parameter = _travelling_bytes(job)
+    reduce = ring(across, size, gradient * trained.dense) + ring(between, experts, gradient * trained.expert)
+    gather = ring(across, size, parameter * whole.dense) + ring(between, experts, parameter * whole.expert)
+    if job.techniques.offload_parameters:
+        gather = gather + parameter * (whole.dense / size + whole.expert / experts) / host_link_bytes_per_second(
+            cluster
+        )
+    shard_dense = np.where(zero > 0, size if job.facts.shard_over_context else layouts.data, 1)
+    shard_expert = np.where(zero > 0, experts, 1)
+    mine = trained.dense / shard_dense + trained.expert / shard_expert
+    sharding, each = job.facts.full_sharding, zero >= 2
+    if sharding is not None and sharding.keeps_stage:
+        each = each & (layouts.pipeline == 1)
+    return UpdateSeconds(
+        reduce_seconds=np.where(zero > 0, reduce, 2.0 * reduce),
+        gather_seconds=np.where(zero > 0, gather, 0.0),
+        optimizer_seconds=_optimizer(job, cluster, mine),
+        reduce_each=each,
+        gather_each=each & (zero >= 3),
+        overlapped=zero > 0,
+    )
+
+
+def _travelling_bytes(job: Job) -> tuple[float, float]:
+    """Return the bytes a parameter's gradient and the parameter itself are sent in. Gradients that come and go travel
+    as they are made, in the precision of the computation."""
+    facts = job.facts
+    gradient = facts.gradient_bytes
+    if facts.full_sharding is not None:
+        gradient = facts.full_sharding.reduced_bytes
+    elif facts.gradient_life is not None:
+        gradient = facts.parameter_bytes
+    if facts.quantized is None or not facts.quantized.replaces_parameters:
+        return gradient, facts.parameter_bytes
+    four_bits = facts.quantized.input_bytes < 1.0
+    return gradient, 0.5 if four_bits else 1.0
+
+
+def _on_the_fullest_stage(job: Job, layouts: LayoutColumns) -> tuple[RankParameters, RankParameters]:
+    """Return the (all, trained) parameters of the rank of each layout that holds the most."""
+    rows = candidate_ranks(job, layouts)
+    counts = rank_parameters(job, rows)
+    trained = trained_parameters(job, rows, counts)
+    return _fullest(counts, rows.layout_index, len(layouts)), _fullest(trained, rows.layout_index, len(layouts))
+
+
+def _fullest(counts: RankParameters, index: NDArray[np.int64], count: int) -> RankParameters:
+    def most(column: FloatColumn) -> FloatColumn:
+        largest = np.zeros(count)
+        np.maximum.at(largest, index, column)
+        return largest
+
+    return replace(counts, dense=most(counts.dense), expert=most(counts.expert), largest_layer=np.zeros(0))
+
+
+def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
+    """Return the seconds of the optimizer. A device updates what it holds at memory bandwidth. The share on the host is
+    updated there, by all devices of a node at once, and its gradients and parameters cross the link between
+    (ZeRO-Offload, Ren et al. 2021, section 4)."""
+    here = 1.0 - job.techniques.offload_optimizer
+    rate = constant("element_wise_efficiency") * cluster.accelerator.memory_bytes_per_second
+    seconds = here * OPTIMIZER_BYTES / rate * mine
+    if job.techniques.offload_optimizer:
+        host = HOST_OPTIMIZER_BYTES / host_link(cluster).memory_bytes_per_second
+        link = (job.facts.gradient_bytes + job.facts.parameter_bytes) / host_link_bytes_per_second(cluster)
+        seconds = seconds + job.techniques.offload_optimizer * (host + link) * mine
+    return np.asarray(seconds)
 
 
 @dataclass(frozen=True)
