@@ -22,7 +22,8 @@ from typing import Any
 import pynvml
 from probed import ATTEMPT, result, start, write_record
 
-from llmlaunch.rundir.probe_files import TorchPeaks, probe_paths, read_probe_files
+from llmlaunch.rundir.file_names import PROBES, attempt_folder
+from llmlaunch.rundir.probe_files import TorchPeaks, fullest_devices, largest_peaks, read_probe_file
 
 MIB = 2**20
 
@@ -111,8 +112,8 @@ def main() -> None:
         training = start(Path(folder), True, words)
         samples.follow(training)
         trainer = result(training)
-        report = read_probe_files(probe_paths(Path(folder), ATTEMPT))
-    probe = report.of_rank(0)
+        files = map(read_probe_file, (attempt_folder(Path(folder), ATTEMPT) / PROBES).glob("[0-9]*.json"))
+        probe = fullest_devices(largest_peaks([file for file in files if file is not None])).get(0)
     if probe is None or probe.uuid not in samples.handles:
         sys.exit(f"the probe wrote of {probe and probe.uuid}, NVML knows {', '.join(samples.handles)}")
     nvml = samples.of(probe.uuid, trainer["pid"])

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.rundir.probe_files import read_probe_files
 from llmlaunch.rundir.spool_place import spool_folder, spooled
 from support.node_rig import until
-from support.probe_rig import ATTEMPT, BEGIN, GIB, ProbeRig, build_libcuda
+from support.probe_rig import ATTEMPT, BEGIN, GIB, ProbeRig, build_libcuda, probe_peaks
 
 pytestmark = pytest.mark.faults
 
@@ -74,7 +73,7 @@ def test_a_directory_that_cannot_be_written_is_spooled_for(probed: ProbeRig, sma
     assert [account["ended"] for account in accounts(probed)] == [True]
     assert spooled(probed.spool) == {probed.run_directory.resolve(): [spoolers(probed)]}
     (spooled_file,) = folder.glob("*.json")
-    (peaks,) = read_probe_files([spooled_file]).peaks
+    (peaks,) = probe_peaks([spooled_file])
     assert (peaks.allocated_peak_bytes, peaks.ended) == (60 * GIB, False)
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (probed.spool, spoolers(probed), spooled_file.parent)}
     assert modes == {0o700}

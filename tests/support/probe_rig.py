@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmlaunch.rundir.probe_files import TorchPeaks, probe_paths, read_probe_files
+from llmlaunch.rundir import file_names
+from llmlaunch.rundir.probe_files import TorchPeaks, largest_peaks, read_probe_file
 from llmlaunch.trainers import HOOK, MEMORY_PROBE
 from support.node_rig import ATTEMPT, NodeRig, archive  # noqa: F401
 
@@ -46,6 +47,13 @@ def _cuda_memoryStats(index):
 """
 
 
+def probe_peaks(paths: Iterable[Path]) -> tuple[TorchPeaks, ...]:
+    """What these files say together; none is damaged."""
+    files = [file for file in map(read_probe_file, paths) if file is not None]
+    assert not any(file.damaged for file in files)
+    return largest_peaks(files)
+
+
 class ProbeRig(NodeRig):
     """One run directory whose trainers have the probe."""
 
@@ -76,14 +84,13 @@ class ProbeRig(NodeRig):
 
     @property
     def files(self) -> list[Path]:
-        return probe_paths(self.run_directory, ATTEMPT)
+        folder = file_names.attempt_folder(self.run_directory, ATTEMPT) / file_names.PROBES
+        return sorted(folder.glob("[0-9]*.json"))
 
     def peaks(self, device: int = 0) -> TorchPeaks:
         """What was written of rank 0."""
-        report = read_probe_files(self.files)
-        assert report.damaged == ()
-        (found,) = (one for one in report.peaks if one.device == device and one.rank == 0)
-        return found
+        (peaks,) = (peaks for peaks in probe_peaks(self.files) if peaks.device == device and peaks.rank == 0)
+        return peaks
 
 
 def build_libcuda(folder: Path, *defines: str) -> Path:

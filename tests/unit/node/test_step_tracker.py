@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmlaunch.node.step_tracker import StepTracker
+from llmlaunch.node.progress import StepTracker
 from llmlaunch.rundir.step_lines import Step, StepNews
 
 FLOOR, FIRST, SAVING = 600.0, 3600.0, 1800.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmlaunch.rundir.monitor_samples import add_lines
 from llmlaunch.rundir.peak_account import MemoryEvidence, node_summary, rank_summaries
-from llmlaunch.rundir.probe_files import ProbeReport, TorchPeaks
+from llmlaunch.rundir.probe_files import TorchPeaks
 from llmlaunch.rundir.summary import RankSummary
 from llmlaunch.units import GIB
 
@@ -65,16 +65,15 @@ def account(
     """Return the summaries of two ranks and of their node, from what its monitor wrote and what the probes say."""
     files = MemoryEvidence(run={"devices_per_node": 2, "nodes": 1, "pipeline": 1})
     files.ranks = [{"rank": rank, "local_rank": rank, "node": "n0", "program_pid": 1000 + rank} for rank in (0, 1)]
-    files.probes = ProbeReport(
-        tuple(
+    files.probes = [
+
             TorchPeaks(
                 rank=rank, device=0, uuid=uuid, node="n0", local_rank=rank, pid=1000 + rank, at=None, ended=True,
                 total_bytes=80 * GIB, allocated_peak_bytes=None, active_peak_bytes=None, reserved_peak_bytes=reserved,
                 reserved_bytes=reserved, alloc_retries=retries, ooms=0, device_used_bytes=None, outside_bytes=outside,
             )
             for rank, (uuid, reserved, outside, retries) in enumerate(probed)
-        )
-    )  # fmt: skip
+    ]  # fmt: skip
     raw = [json.dumps(line).encode() + b"\n" for line in monitor_lines]
     assert add_lines(files.nodes, raw, "1.0", "n0") == 0
     return rank_summaries(files), [node_summary(node) for node in files.nodes.values()]

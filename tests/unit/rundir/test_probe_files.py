@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.rundir.probe_files import ProbeReport, probe_paths, read_probe_files
+from llmlaunch.rundir.memory_files import summarize
+from llmlaunch.rundir.probe_files import TorchPeaks, fullest_devices, largest_peaks, read_probe_file
 from llmlaunch.units import GIB
 
 
@@ -41,13 +42,14 @@ def put(run: Path, value: Any) -> Path:
     return path
 
 
-def read(run: Path) -> ProbeReport:
-    return read_probe_files(probe_paths(run, "1"))
+def read(run: Path) -> tuple[TorchPeaks, ...]:
+    files = [read_probe_file(path) for path in sorted((run / "attempts" / "1" / "memory").iterdir())]
+    return largest_peaks([file for file in files if file is not None])
 
 
 def test_one_file_is_one_ranks_account(tmp_path: Path) -> None:
     put(tmp_path, account(rank=3))
-    (peaks,) = read(tmp_path).peaks
+    (peaks,) = read(tmp_path)
     assert (peaks.rank, peaks.local_rank, peaks.node, peaks.pid, peaks.ended) == (3, 3, "n1", 10, True)
     assert (peaks.uuid, peaks.device, peaks.total_bytes) == ("GPU-a", 0, 80 * GIB)
     assert (peaks.allocated_peak_bytes, peaks.active_peak_bytes) == (10 * GIB, 11 * GIB)
@@ -57,7 +59,7 @@ def test_one_file_is_one_ranks_account(tmp_path: Path) -> None:
 def test_of_several_processes_of_a_rank_the_largest_counts(tmp_path: Path) -> None:
     put(tmp_path, account(pid=10, reserved_peak_bytes=20 * GIB, alloc_retries=1))
     put(tmp_path, {**account(pid=11, allocated_peak_bytes=12 * GIB, ooms=2), "ended": False})
-    (peaks,) = read(tmp_path).peaks
+    (peaks,) = read(tmp_path)
     assert (peaks.pid, peaks.reserved_peak_bytes, peaks.allocated_peak_bytes) == (10, 20 * GIB, 12 * GIB)
     assert (peaks.alloc_retries, peaks.ooms, peaks.ended, peaks.at) == (1, 2, False, 1.7e9 + 11)
 
@@ -67,12 +69,9 @@ def test_devices_are_told_apart_by_uuid_and_the_fullest_stands_for_the_rank(tmp_
     put(tmp_path, account(pid=10))
     put(tmp_path, account(pid=11, uuid="GPU-b", reserved_peak_bytes=13 * GIB))
     put(tmp_path, account(pid=12, uuid=None, device=1))
-    report = read(tmp_path)
-    assert {peaks.uuid for peaks in report.peaks} == {"GPU-a", "GPU-b", None}
-    fullest = report.of_rank(0)
-    assert fullest is not None
-    assert fullest.uuid == "GPU-b"
-    assert report.of_rank(1) is None
+    devices = read(tmp_path)
+    assert {peaks.uuid for peaks in devices} == {"GPU-a", "GPU-b", None}
+    assert {rank: peaks.uuid for rank, peaks in fullest_devices(devices).items()} == {0: "GPU-b"}
 
 
 @pytest.mark.parametrize(
@@ -84,14 +83,13 @@ def test_devices_are_told_apart_by_uuid_and_the_fullest_stands_for_the_rank(tmp_
 def test_a_damaged_file_is_counted_and_costs_nothing_else(tmp_path: Path, text: str) -> None:
     put(tmp_path, account())
     bad = put(tmp_path, text)
-    report = read(tmp_path)
-    assert len(report.peaks) == 1
-    assert report.damaged == (bad,)
+    assert len(read(tmp_path)) == 1
+    assert summarize(tmp_path, "1").damaged == {str(bad.relative_to(tmp_path)): 1}
 
 
 def test_a_number_that_cannot_be_is_none(tmp_path: Path) -> None:
     put(tmp_path, account(allocated_peak_bytes=17 * 2**40, active_peak_bytes="1", outside_bytes=-1, ooms=1.5))
-    (peaks,) = read(tmp_path).peaks
+    (peaks,) = read(tmp_path)
     assert (peaks.allocated_peak_bytes, peaks.active_peak_bytes, peaks.outside_bytes, peaks.ooms) == (None,) * 4
     assert peaks.reserved_peak_bytes == 12 * GIB
 
@@ -99,8 +97,9 @@ def test_a_number_that_cannot_be_is_none(tmp_path: Path) -> None:
 def test_half_written_files_and_strangers_are_not_looked_at(tmp_path: Path) -> None:
     put(tmp_path, account())
     folder = tmp_path / "attempts" / "1" / "memory"
-    (folder / ".0.10.json.tmp").write_text("{")
-    (folder / "notes.txt").write_text("mine")
-    assert [path.name for path in probe_paths(tmp_path, "1")] == ["0.10.json"]
-    assert probe_paths(tmp_path, "2") == []
-    assert read_probe_files([folder / "gone.json"]) == ProbeReport()
+    for stranger in (".0.10.json.tmp", ".0.11.json", "notes.txt"):
+        (folder / stranger).write_text("{")
+    summary = summarize(tmp_path, "1")
+    assert ([rank.rank for rank in summary.ranks], summary.damaged) == ([0], {})
+    assert summarize(tmp_path, "2").ranks == ()
+    assert read_probe_file(folder / "gone.json") is None

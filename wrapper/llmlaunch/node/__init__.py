@@ -2,6 +2,6 @@
 failure and the end of an attempt.
 
 Packed into each run directory as `node.pyz` (see `llmlaunch.rendering.node_archive`), so these modules keep to Python
-3.8, the standard library, pynvml, and the packages packed with them. All imports are relative. A command of `node.pyz`
-(`python3 node.pyz finish ...`) is `main` of the module of its name.
+3.8, the standard library, pynvml, and the packages packed with them. All imports are relative. `__main__`
+has the commands of `node.pyz` (`python3 node.pyz finish ...`).
 """

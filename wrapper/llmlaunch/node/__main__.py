@@ -1,4 +1,4 @@
-"""`python3 node.pyz COMMAND ...`: one command, its own module."""
+"""`python3 node.pyz COMMAND ...`: one command."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 from importlib import import_module
 
 COMMANDS = ("begin", "choose", "diagnose", "finish", "monitor", "place", "preflight", "rank", "tell", "watchdog")
+FUNCTIONS = {"choose": ("preflight", "choose"), "tell": ("rank", "tell")}  # of the others `main` of their own module
 USAGE = f"usage: python3 node.pyz {{{','.join(COMMANDS)}}} ... (docs/run-directory.md)"
 HOLD_END_SIGNALS = ("monitor", "watchdog")
 
 
 def main() -> None:
-    """Run the command that is named first, `main` of the module of its name. Never returns.
+    """Run the command that is named first. Never returns.
 
     Ends by `os._exit`: interpreter shutdown would wait for a thread stuck in the driver, and turns a flush that
     a full disk refused into exit code 120.
@@ -25,7 +26,8 @@ def main() -> None:
         from .signals import hold_end_signals
 
         hold_end_signals()
-    code = import_module(f".{command}", __package__).main(arguments)
+    module, function = FUNCTIONS.get(command, (command, "main"))
+    code = getattr(import_module(f".{module}", __package__), function)(arguments)
     with contextlib.suppress(OSError):  # a full disk does not change the exit code
         sys.stdout.flush()
         sys.stderr.flush()

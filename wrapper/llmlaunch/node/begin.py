@@ -18,17 +18,9 @@ from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
 from ..rundir.run import begun_attempts
 from ..rundir.values import counted, is_fallback, job_of
-from .checkpoint import choose_start, read_tracker
+from .checkpoint import checkpoint_of, choose_start, latest_in_folder, read_tracker, saved_step
 from .files import COMES_BACK_LATER, say, write_status
-from .history import (
-    FIRST_LAYOUT,
-    checkpoint_of,
-    fruitless,
-    latest_in_folder,
-    layout_of,
-    of_this_submission,
-    saved_step,
-)
+from .restart_policy import FIRST_LAYOUT, fruitless, layout_of, of_this_submission
 
 if TYPE_CHECKING:
     from ..rundir.attempt import Attempt

@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..rundir import file_names
-from ..rundir.files import open_regular, replace_bytes
-from ..rundir.values import to_type
+from ..rundir.files import open_regular, read_object, replace_bytes
+from ..rundir.run import begun_attempts
+from ..rundir.values import byte_count, to_type
 
 if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
     from .files import Record
 
-__all__ = ["Start", "choose_start", "reached_step", "read_tracker"]
-
-"""In the run directory: the next attempt may go on from an older checkpoint, or begin at step 0. That attempt removes
-the file."""
+__all__ = ["Start", "checkpoint_of", "choose_start", "latest_in_folder", "reached_step", "read_tracker", "saved_step"]
 
 CHECK_SECONDS = 20.0  # for the files of one checkpoint; there are thousands on a large job
 MOST_TRACKER_BYTES = 4096
@@ -218,3 +216,37 @@ def _is_torn(path: Path) -> bool:
         return path.name in (".metadata", "metadata.json") and path.stat().st_size == 0
     except OSError:
         return True
+
+
+def checkpoint_of(run_directory: Path, layout: str) -> Record | None:
+    """Where this layout saves; None where no checkpoints are written."""
+    described = read_object(run_directory / layout / file_names.RUN) or {}
+    checkpoint = described.get("checkpoint")
+    return checkpoint if isinstance(checkpoint, dict) else None
+
+
+def saved_step(run_directory: Path, layout: str) -> int:
+    """The step of the last whole checkpoint this layout would go on from; 0 where there is none.
+
+    Of a script that may write another tracker, and wrote none, the last step that was due to be saved stands for it.
+    """
+    checkpoint = checkpoint_of(run_directory, layout)
+    step = read_tracker(checkpoint)
+    if step is None and checkpoint is not None and not checkpoint.get("promised", True):
+        return _step_due(run_directory, checkpoint)
+    return step or 0
+
+
+def _step_due(run_directory: Path, checkpoint: Record) -> int:
+    """The furthest step due to be saved that a log has shown, of all attempts that save in the same place."""
+    furthest = 0
+    for attempt in begun_attempts(run_directory):
+        if checkpoint_of(run_directory, attempt.layout) == checkpoint:
+            furthest = max(furthest, byte_count(attempt.progress.get("step")) or 0)
+    return furthest - furthest % (byte_count(checkpoint.get("interval")) or 1)
+
+
+def latest_in_folder(attempts: list[Attempt], run_directory: Path, checkpoint: Record | None) -> Attempt | None:
+    """The last of `attempts` that saves in the same place."""
+    in_folder = (item for item in reversed(attempts) if checkpoint_of(run_directory, item.layout) == checkpoint)
+    return next(in_folder, None)

@@ -27,18 +27,18 @@ from ..rundir.memory_files import summarize
 from ..rundir.run import begun_attempts
 from ..rundir.spool_place import is_private, spool_folder, spool_root
 from ..rundir.values import counted, job_of
-from .checkpoint import read_tracker
+from .checkpoint import checkpoint_of, read_tracker, saved_step
 from .files import COMES_BACK_LATER, say, write_status
-from .history import (
+from .restart_policy import (
     FIRST_LAYOUT,
-    checkpoint_of,
+    PREEMPTED,
+    Facts,
+    decide,
     fruitless,
     layout_of,
     made_a_step,
     of_this_submission,
-    saved_step,
 )
-from .restart_policy import PREEMPTED, Facts, decide
 from .signals import signal_number
 
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from .files import PeaksFile, say
 from .host_memory import HostMemory
 from .line_writer import DiskThread, LineWriter
 from .local_spool import Spool, deliver_all
-from .logged_memory import LoggedPeaks
 from .nvml_sampler import NvmlSampler, load_small
 from .progress import node_log_tail
-from .rank_processes import RankProcesses, RankRecords
+from .rank_memory import LoggedPeaks, RankProcesses, RankRecords
 from .signals import die_with_parent, hold_end_signals, signal_name
 
 if TYPE_CHECKING:

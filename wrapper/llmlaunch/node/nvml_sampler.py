@@ -70,11 +70,10 @@ class NvmlSampler:
     def _run(self) -> None:
         # Whatever goes wrong here ends the sampling of GPUs and nothing else.
         try:
-            from . import nvml
-            from .gpu import Gpu
+            from . import gpu as nvml
 
             self._calling_since = time.monotonic()
-            gpus = [Gpu(device) for device in nvml.open_devices(self._skipped)]
+            gpus = [nvml.Gpu(device) for device in nvml.open_devices(self._skipped)]
             self.driver = nvml.driver_version()
             self._sample(gpus, everything=True)
             self.ready = True

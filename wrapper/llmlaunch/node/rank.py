@@ -2,7 +2,7 @@
 
 What the trainer would notice stays as it was: signals arrive once, its code or signal becomes the wrapper's, and no
 disk error changes either. USR1 is the exception: it asks for a checkpoint and an end, and the trainer gets it as the
-signal it saves at. USR2 asks for its stacks.
+signal it saves at. USR2 asks for its stacks. `tell` sends them to the wrappers of a node.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import replace_json
 from .files import say
+from .process_tree import all_pids, parent_of
 from .signals import die_with_parent, end_like, signal_name, signal_number
 from .stacks import ask_for_stacks, prepare_stacks, remove_if_empty
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .files import Record
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -34,6 +33,8 @@ ASKS_TO_SAVE, ASKS_FOR_STACKS = signal.SIGUSR1, signal.SIGUSR2
 # expect them.
 NOT_FOR_TRAINERS = (signal.SIGUSR1, signal.SIGUSR2)
 SAVE_SIGNAL_VARIABLE = "LLMLAUNCH_SAVE_SIGNAL"  # for a trainer that saves at another signal than SIGTERM
+TELL_SIGNALS = {"USR1": ASKS_TO_SAVE, "USR2": ASKS_FOR_STACKS}
+POLL_SECONDS = 0.5
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell has them
 HOOK_FOLDER = "hook"  # its sitecustomize.py runs first in the trainer's Python
 PROBE_VARIABLE = "LLMLAUNCH_PROBE"
@@ -191,3 +192,50 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if not argv[cut + 1 :]:
         parser.error("no PROGRAM after --")
     return options, argv[cut + 1 :]
+
+
+def tell(argv: list[str]) -> int:
+    """Ask the trainers of this node, through their wrappers, to save and end (USR1) or to write their stacks (USR2).
+
+    The wrappers are those among the children of `--parent`, which is torchrun. Returns 0, or 1 where there were none
+    until `--wait` was over: torchrun may still be on its way to start them.
+    """
+    options = _tell_arguments(argv)
+    give_up_at = time.monotonic() + options.wait
+    while True:
+        signalled = [pid for pid in _wrappers(options.parent) if _send(pid, TELL_SIGNALS[options.signal])]
+        if signalled:
+            return 0
+        if time.monotonic() > give_up_at or not Path(f"/proc/{options.parent}").exists():
+            say(f"tell: no trainer to send {options.signal}")
+            return 1
+        time.sleep(POLL_SECONDS)
+
+
+def _wrappers(parent: int) -> list[int]:
+    """Process ids of the rank wrappers `parent` has started. torchrun has other children too, and USR1 ends those."""
+    return [pid for pid in all_pids() if parent_of(pid) == parent and _is_wrapper(pid)]
+
+
+def _is_wrapper(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(word.endswith(b"node.pyz") and b"rank" in command[at + 1 : at + 2] for at, word in enumerate(command))
+
+
+def _send(pid: int, number: signal.Signals) -> bool:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return False
+    return True
+
+
+def _tell_arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="node.pyz tell")
+    parser.add_argument("--parent", type=int, required=True, metavar="PID", help="of torchrun")
+    parser.add_argument("--signal", choices=sorted(TELL_SIGNALS), required=True)
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for trainers that start only now")
+    return parser.parse_args(argv)

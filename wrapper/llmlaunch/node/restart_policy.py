@@ -1,14 +1,21 @@
-"""What comes after an attempt: the end, another layout, or the same training again from its last checkpoint."""
+"""What comes after an attempt: the end, another layout, or the same training again from its last checkpoint; and what
+earlier attempts of the run did, on which that depends."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..rundir.values import counted
+from ..rundir import file_names
+from ..rundir.files import read_object
+from ..rundir.values import counted, job_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..rundir.attempt import Attempt
     from .files import Record
 
+FIRST_LAYOUT = "."
 PREEMPTED = "preempted"
 """Preemption with grace time: SLURM tells the steps to end, and the batch script nothing (seen in 22.05.8). A step that
 ends in time ends the job, and SLURM does not put it back."""
@@ -127,3 +134,42 @@ def _backoff_seconds(facts: Facts, first: float) -> int:
         return 0
     doubled = first * 2.0 ** max(0, facts.fruitless - 1)
     return round(min(doubled, max(first, _MOST_BACKOFF_SECONDS)))
+
+
+def layout_of(attempt: Attempt) -> str:
+    """Return the folder of the layout that an attempt ran, as the commands of node.pyz name it."""
+    return attempt.layout or FIRST_LAYOUT
+
+
+def of_this_submission(attempts: list[Attempt], run_directory: Path, attempt: str) -> list[Attempt]:
+    """Those of the same job or chain of jobs as `attempt`: a person who resumes a run starts counting again."""
+    job = job_of(attempt)
+    submission = read_object(run_directory / file_names.SUBMISSION) or {}
+    chain = submission.get("chain")
+    jobs = {str(submission.get("job_id")), *(str(link) for link in (chain if isinstance(chain, list) else []))}
+    if job not in jobs:  # handed to sbatch by hand
+        jobs = {job}
+    return [earlier for earlier in attempts if job_of(earlier.name) in jobs]
+
+
+def made_a_step(attempt: Attempt) -> bool:
+    """Whether its trainers have logged a step, or it began after one; also of an attempt that was killed."""
+    return any(step is not None for step in (attempt.from_step or None, *_steps_logged(attempt)))
+
+
+def _steps_logged(attempt: Attempt) -> list[object]:
+    return [record.get("step") for record in (attempt.status, attempt.progress)]
+
+
+def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
+    """How many attempts in a row, the latest ones, got with `layout` no further than `step`.
+
+    Where no checkpoint is known at all, one that made steps and ended in order counts as progress.
+    """
+    count = 0
+    for attempt in reversed([item for item in attempts if not item.was_retried]):
+        orderly = step == 0 and attempt.status.get("state") == "stopped" and attempt.status.get("step") is not None
+        if layout_of(attempt) != layout or attempt.from_step < step or orderly:
+            break
+        count += 1
+    return count

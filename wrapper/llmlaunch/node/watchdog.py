@@ -22,10 +22,9 @@ from ..rundir.step_lines import StepLines
 from .checkpoint import read_tracker
 from .files import say
 from .process_tree import Process, kill_tree
-from .progress import NodeLogs
+from .progress import NodeLogs, StepTracker
 from .signals import die_with_parent, hold_end_signals
 from .stacks import where_they_stand
-from .step_tracker import StepTracker
 
 if TYPE_CHECKING:
     from .files import Record

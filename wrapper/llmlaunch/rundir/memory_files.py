@@ -14,7 +14,7 @@ from .attempt import Attempt, is_rank_record, sound_rank, with_copies
 from .files import MOST_APPENDED_BYTES, LogTail, bounded_lines, open_regular, read_object
 from .monitor_samples import add_lines
 from .peak_account import MemoryEvidence, node_summary, rank_summaries
-from .probe_files import read_probe_file, report_of
+from .probe_files import largest_peaks, read_probe_file
 from .summary import AttemptSummary, counted_files, file_states, whole_summary
 from .values import byte_count, number
 
@@ -47,7 +47,7 @@ def summarize(run_directory: Path, name: str, spools: Sequence[Path] = ()) -> At
     damaged: dict[str, int] = {}
     evidence = MemoryEvidence(run=attempt.run)
     evidence.ranks = with_copies(_rank_records(attempt, damaged), attempt.status)
-    evidence.probes = report_of(_probe_files(attempt, spools, damaged))
+    evidence.probes = largest_peaks(_probe_files(attempt, spools, damaged))
     for place in (run_directory, *spools):
         for file in sorted(file_states(place / file_names.PEAKS, ".jsonl")):
             _read_monitor(evidence, place / file_names.PEAKS / file, name, damaged)
@@ -136,7 +136,7 @@ class MemoryWatch:
         records = self._small_files(self._ranks, file_names.RANKS, _sound_rank_record)
         self.evidence.run = self.attempt.run
         self.evidence.ranks = sorted(records, key=lambda record: record["rank"])
-        self.evidence.probes = report_of(self._small_files(self._probes, file_names.PROBES, read_probe_file))
+        self.evidence.probes = largest_peaks(self._small_files(self._probes, file_names.PROBES, read_probe_file))
         return rank_summaries(self.evidence)
 
     def _small_files(self, cache: dict[str, tuple[tuple[int, int, int], Any]], folder: str, read: Any) -> list[Any]:

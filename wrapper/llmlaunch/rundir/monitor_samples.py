@@ -18,7 +18,7 @@ from .values import byte_count, number, objects_in, text_or_none, time_or_none, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["GpuPeaks", "NodePeaks", "PrintedPeaks", "add_line", "add_lines"]
+__all__ = ["GpuPeaks", "NodePeaks", "PrintedPeaks", "add_line", "add_lines", "countable_gpus"]
 
 N = TypeVar("N", int, float)
 SLOW_FIELDS = (  # that most lines of a long run repeat
@@ -87,6 +87,12 @@ class NodePeaks:
     sampled_at: float = 0.0
     stalled: bool = False  # NVML hangs in the driver
     no_nvml: str = ""  # why no GPU is seen
+
+
+def countable_gpus(node: NodePeaks) -> list[GpuPeaks]:
+    """Return the GPUs of a node in PCI order, MIG slices instead of the GPUs that are cut into them."""
+    cut = {gpu.mig for gpu in node.gpus.values()}
+    return sorted((gpu for gpu in node.gpus.values() if gpu.uuid not in cut), key=lambda gpu: (gpu.pci, gpu.index))
 
 
 def add_lines(

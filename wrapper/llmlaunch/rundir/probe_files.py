@@ -7,9 +7,8 @@ all the same is left out and counted.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import file_names
 from .files import parse_json, read_bytes
 from .values import byte_count, text_or_none, time_or_none
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["ProbeFile", "ProbeReport", "TorchPeaks", "probe_paths", "read_probe_file", "read_probe_files", "report_of"]
+__all__ = ["ProbeFile", "TorchPeaks", "fullest_devices", "largest_peaks", "read_probe_file"]
 
 VERSION = 1
 
@@ -46,43 +45,11 @@ class TorchPeaks:
     outside_bytes: int | None  # most of device used - reserved at one look: context, NCCL, workspaces, neighbours
 
 
-@dataclass(frozen=True)
-class ProbeFile:
-    """One file: the devices of one process. `damaged`: it held no account, or one with devices that could not be
-    read."""
+class ProbeFile(NamedTuple):
+    """The devices of one process. `damaged`: the file held no account, or one with devices that could not be read."""
 
-    path: Path
     peaks: tuple[TorchPeaks, ...] = ()
     damaged: bool = False
-
-
-@dataclass(frozen=True)
-class ProbeReport:
-    """What the files of an attempt say together; `damaged` are those that could not be read whole."""
-
-    peaks: tuple[TorchPeaks, ...] = ()  # by rank, then by device
-    damaged: tuple[Path, ...] = ()
-
-    def of_rank(self, rank: int) -> TorchPeaks | None:
-        """Return the device on which the rank reserved most: a stray tensor on another one is common."""
-        return self.by_rank().get(rank)
-
-    def by_rank(self) -> dict[int, TorchPeaks]:
-        """Return that device for each rank."""
-        fullest: dict[int, TorchPeaks] = {}
-        for peaks in self.peaks:
-            if peaks.rank not in fullest or _reserved(peaks) > _reserved(fullest[peaks.rank]):
-                fullest[peaks.rank] = peaks
-        return fullest
-
-
-def probe_paths(run_directory: Path, attempt: str) -> list[Path]:
-    """Return the probes' files of an attempt, in a steady order."""
-    return sorted((file_names.attempt_folder(run_directory, attempt) / file_names.PROBES).glob("[0-9]*.json"))
-
-
-def read_probe_files(paths: Iterable[Path]) -> ProbeReport:
-    return report_of([file for file in map(read_probe_file, paths) if file is not None])
 
 
 def read_probe_file(path: Path) -> ProbeFile | None:
@@ -94,22 +61,28 @@ def read_probe_file(path: Path) -> ProbeFile | None:
     except OSError:
         account = None
     if account is None:
-        return ProbeFile(path, damaged=True)
+        return ProbeFile(damaged=True)
     devices = [_device(account, entry) for entry in account["devices"]]
     peaks = tuple(device for device in devices if device is not None)
-    return ProbeFile(path, peaks, damaged=len(peaks) < len(devices))
+    return ProbeFile(peaks, damaged=len(peaks) < len(devices))
 
 
-def report_of(files: Iterable[ProbeFile]) -> ProbeReport:
-    """Return the largest of everything, by rank and device."""
+def largest_peaks(files: Iterable[ProbeFile]) -> tuple[TorchPeaks, ...]:
+    """Return the largest of everything that the files of an attempt say, by rank, then by device."""
     largest: dict[tuple[int, str], TorchPeaks] = {}
-    damaged = []
-    for file in files:
-        damaged += [file.path] if file.damaged else []
-        for peaks in file.peaks:
-            key = (peaks.rank, peaks.uuid or f"cuda:{peaks.device}")
-            largest[key] = _larger(largest[key], peaks) if key in largest else peaks
-    return ProbeReport(tuple(sorted(largest.values(), key=lambda peaks: (peaks.rank, peaks.device))), tuple(damaged))
+    for peaks in (peaks for file in files for peaks in file.peaks):
+        key = (peaks.rank, peaks.uuid or f"cuda:{peaks.device}")
+        largest[key] = _larger(largest[key], peaks) if key in largest else peaks
+    return tuple(sorted(largest.values(), key=lambda peaks: (peaks.rank, peaks.device)))
+
+
+def fullest_devices(every: Iterable[TorchPeaks]) -> dict[int, TorchPeaks]:
+    """Return for each rank the device on which it reserved most: a stray tensor on another one is common."""
+    fullest: dict[int, TorchPeaks] = {}
+    for peaks in every:
+        if peaks.rank not in fullest or _reserved(peaks) > _reserved(fullest[peaks.rank]):
+            fullest[peaks.rank] = peaks
+    return fullest
 
 
 def _account(text: bytes) -> Mapping[str, Any] | None:

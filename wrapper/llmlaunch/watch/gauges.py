@@ -9,9 +9,8 @@ from typing import Any
 
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
-from llmlaunch.rundir.gpu_assignment import countable_gpus
 from llmlaunch.rundir.memory_files import MemoryWatch
-from llmlaunch.rundir.monitor_samples import GpuPeaks, NodePeaks
+from llmlaunch.rundir.monitor_samples import GpuPeaks, NodePeaks, countable_gpus
 from llmlaunch.rundir.summary import RankSummary
 from llmlaunch.rundir.values import byte_count
 from llmlaunch.units import duration

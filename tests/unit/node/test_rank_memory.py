@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.node.logged_memory import LoggedPeaks
+from llmlaunch.node.rank_memory import LoggedPeaks
 
 MIB, GIB = 2**20, 2**30
 
