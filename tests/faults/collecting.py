@@ -23,12 +23,12 @@ PROGRAM = """
 import os, sys, time
 from pathlib import Path
 from sqlalchemy import Engine, event
-import llmlaunch.store.collect, llmlaunch.store.database, llmlaunch.store.silence
+import llmlaunch.store.collect, llmlaunch.store.database
 from llmlaunch.cli.main import main
 
 llmlaunch.store.collect.MOST_RECORDS = 50
 llmlaunch.store.database.BUSY_SECONDS = float(os.environ.get("BUSY_SECONDS", 30))
-llmlaunch.store.silence.SILENT_SECONDS = float(os.environ.get("SILENT_SECONDS", 90))
+llmlaunch.store.database.SILENT_SECONDS = float(os.environ.get("SILENT_SECONDS", 90))
 folder, _, moment = os.environ.get("LLMLAUNCH_PAUSE", "").partition("|")
 
 def pause():

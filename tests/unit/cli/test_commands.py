@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmlaunch.assets import asset
-from llmlaunch.cli.init import command as init
+from llmlaunch.cli.init import init_command
 from support.command_line import CommandLine
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -212,7 +212,7 @@ def test_init_writes_a_recipe_that_is_safe_and_never_over_a_file(llmlaunch: Comm
         llmlaunch("check", f"{name}.yaml")
     for name in set(listed) - {"llama3-70b", "quickstart"}:  # what the tests of the gallery find safe, byte by byte
         path = tmp_path / f"{name}.yaml"
-        CliRunner().invoke(init, [name, "-o", str(path)], catch_exceptions=False)
+        CliRunner().invoke(init_command, [name, "-o", str(path)], catch_exceptions=False)
         assert path.read_bytes() == asset("recipes", path.name).read_bytes()
     again = llmlaunch("init", "quickstart", code=2)
     assert "left as it is" in again.stderr
@@ -271,14 +271,10 @@ def test_a_bug_of_ours_is_a_traceback_with_a_hint_to_report_it(tmp_path: Path) -
 
 
 def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
-    import importlib
 
-    from llmlaunch.cli.main import COMMANDS, module_of
+    from llmlaunch.cli.main import COMMANDS, load_command
 
-    options = {
-        name: sorted(p.name or "" for p in importlib.import_module(f"llmlaunch.cli.{module_of(name)}").command.params)
-        for name in COMMANDS
-    }
+    options = {name: sorted(p.name or "" for p in load_command(name).params) for name in COMMANDS}
     assert options == {
         "init": ["name", "output", "partition", "show", "site"],
         "check": ["as_json", "overrides", "recipe"],

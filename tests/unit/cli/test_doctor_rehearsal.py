@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from llmlaunch.cli.doctor import command
+from llmlaunch.cli.doctor import doctor_command
 from llmlaunch.errors import UserError
 from llmlaunch.rehearsal import place
 
 
 def doctor(*arguments: str) -> Result:
-    return CliRunner().invoke(command, ["--rehearsal", *arguments], standalone_mode=False)
+    return CliRunner().invoke(doctor_command, ["--rehearsal", *arguments], standalone_mode=False)
 
 
 @pytest.fixture

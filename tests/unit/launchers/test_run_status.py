@@ -106,7 +106,7 @@ def test_the_newest_attempt_tells_how_far_it_got(tmp_path: Path) -> None:
 
 def test_a_question_about_slurm_imports_little() -> None:
     """It should feel instant: sacct's own tenth of a second is most of it."""
-    modules = "llmlaunch.cli.status, llmlaunch.launchers.run_status, llmlaunch.launchers.slurm"
+    modules = "llmlaunch.cli.runs, llmlaunch.launchers.run_status, llmlaunch.launchers.slurm"
     program = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     heavy = {"sqlalchemy", "numpy", "pydantic", "yaml", "jinja2", "psutil", "rich", "llmlaunch.launchers.slurm.submit"}

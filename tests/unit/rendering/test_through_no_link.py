@@ -19,7 +19,7 @@ from llmlaunch.recipe.types import Code
 from llmlaunch.rendering.provenance import copy_snapshot, list_snapshot
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.sweep import render_sweep
-from llmlaunch.report.accuracy_markdown import END, START, write_between_markers
+from llmlaunch.report.accuracy_text import END, START, write_between_markers
 from llmlaunch.report.svg import write_svg
 from llmlaunch.rundir.files import replace_json
 from llmlaunch.store.measurements import write_lines

@@ -15,9 +15,16 @@ from llmlaunch.accuracy.scoring import ScoredRecord, score
 from llmlaunch.accuracy.summary import families
 from llmlaunch.calibration.records import clusters_by_gpu, read_records
 from llmlaunch.errors import UserError
-from llmlaunch.report.accuracy_markdown import END, START, accuracy_markdown, write_between_markers
 from llmlaunch.report.accuracy_plot import accuracy_svg, write_accuracy_plot
-from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text, records_text
+from llmlaunch.report.accuracy_text import (
+    END,
+    START,
+    accuracy_json,
+    accuracy_markdown,
+    accuracy_text,
+    records_text,
+    write_between_markers,
+)
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data" / "measurements"

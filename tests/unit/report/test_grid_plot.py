@@ -16,8 +16,7 @@ from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.report.grid_plot import grid_svg, write_grid_plot
-from llmlaunch.report.layout_grid import grid_of
+from llmlaunch.report.grid_plot import grid_of, grid_svg, write_grid_plot
 
 SVG = "{http://www.w3.org/2000/svg}"
 

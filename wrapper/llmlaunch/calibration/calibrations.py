@@ -39,7 +39,7 @@ MODULES = (
         f"backends/{name}.py"
         for name in ("deepspeed/facts", "deepspeed/megatron_deepspeed_facts", "fsdp", "megatron/facts")
     ),
-    *(f"calibration/{name}.py" for name in ("cases", "completion", "trainers", "unread")),
+    *(f"calibration/{name}.py" for name in ("cases", "completion", "trainers")),
 )
 
 

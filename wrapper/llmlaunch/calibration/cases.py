@@ -24,8 +24,7 @@ from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import DROPOUT, accum
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.calibration.completion import Unsupported, complete, with_every_field
 from llmlaunch.calibration.records import TABLES, Record
-from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split
-from llmlaunch.calibration.unread import refuse_unread
+from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split, refuse_unread
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts

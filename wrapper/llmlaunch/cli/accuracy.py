@@ -8,7 +8,7 @@ import click
 
 from llmlaunch.cli.output import print_json
 
-__all__ = ["command"]
+__all__ = ["accuracy_command"]
 
 FILE = click.Path(path_type=Path)
 
@@ -27,7 +27,7 @@ FILE = click.Path(path_type=Path)
 )
 @click.option("--plot", type=FILE, help="Also plot predicted against measured to this .svg file.")
 @click.option("--markdown", type=FILE, help="Also write the table, with anchors, between the markers of this file.")
-def command(
+def accuracy_command(
     files: tuple[Path, ...],
     as_json: bool,
     each: bool,
@@ -55,7 +55,7 @@ def command(
 
         write_accuracy_plot(answer, plot)
     if markdown is not None:
-        from llmlaunch.report.accuracy_markdown import accuracy_markdown, write_between_markers
+        from llmlaunch.report.accuracy_text import accuracy_markdown, write_between_markers
 
         write_between_markers(markdown, accuracy_markdown(answer))
     if as_json:

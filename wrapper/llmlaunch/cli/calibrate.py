@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,14 +11,19 @@ import click
 
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
+from llmlaunch.report.text import one_line, percent, table
+from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.store.location import store_exists
+from llmlaunch.units import gib
 
 if TYPE_CHECKING:
-    from llmlaunch.calibration.calibrations import Calibration
-    from llmlaunch.store.calibrations import Use
+    from llmlaunch.calibration.calibrations import Calibration, Errors
+    from llmlaunch.calibration.margins import Bound
+    from llmlaunch.memory.job import Correction
+    from llmlaunch.store.calibrations import Answer, Learning, Use
     from llmlaunch.store.database import Store
 
-__all__ = ["command"]
+__all__ = ["calibrate_command"]
 
 NONE = "none"
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -32,7 +37,9 @@ ACCELERATOR = click.option("--accelerator", metavar="NAME", help="Only on this a
 @click.option("--dry-run", is_flag=True, help="Show what would be learned; keep and use nothing.")
 @JSON
 @click.pass_context
-def command(context: click.Context, backend: str | None, accelerator: str | None, dry_run: bool, as_json: bool) -> int:
+def calibrate_command(
+    context: click.Context, backend: str | None, accelerator: str | None, dry_run: bool, as_json: bool
+) -> int:
     """Learn from the measured runs in the store what predictions leave out, per backend and accelerator.
 
     Runs that have finished since are collected first. What is learned is tried on runs it has not seen, shown beside
@@ -43,12 +50,11 @@ def command(context: click.Context, backend: str | None, accelerator: str | None
         if backend or accelerator or dry_run or as_json:
             raise click.UsageError(f"give options after the word: calibrate {context.invoked_subcommand} ...")
         return 0
-    from llmlaunch.cli.calibration_text import learning_text
     from llmlaunch.store.calibrations import Learning, calibrate
 
     learning = Learning((), {})
     if store_exists():
-        with _collected() as store:
+        with _collected_store() as store:
             learning = calibrate(store, time.time(), backend, accelerator, dry_run)
     if as_json:
         print_json(learning.as_json())
@@ -59,21 +65,20 @@ def command(context: click.Context, backend: str | None, accelerator: str | None
     return 0
 
 
-@command.command("list")
+@calibrate_command.command("list")
 @BACKEND
 @ACCELERATOR
 @JSON
 def list_command(backend: str | None, accelerator: str | None, as_json: bool) -> None:
     """List every calibration ever taken, the oldest first, and what is in use."""
     from llmlaunch.calibration.records import TABLES
-    from llmlaunch.cli.calibration_text import list_text
     from llmlaunch.store.calibrations import all_calibrations, uses
 
     calibrations: list[Calibration] = []
     used: Sequence[Use] = ()
     if store_exists():
         table = None if backend is None else TABLES.get(backend, backend)
-        with _opened() as store, store.read() as connection:
+        with _opened_store() as store, store.read() as connection:
             calibrations, used = all_calibrations(connection, table, accelerator), uses(connection, table, accelerator)
     if as_json:
         print_json(
@@ -85,16 +90,15 @@ def list_command(backend: str | None, accelerator: str | None, as_json: bool) ->
         notify("no calibrations")
 
 
-@command.command("show")
+@calibrate_command.command("show")
 @click.argument("calibration", metavar="ID")
 @JSON
 def show_command(calibration: str, as_json: bool) -> None:
     """Show one calibration whole: what it was learned from, how well it predicted, and when it was in use."""
     from llmlaunch.calibration.calibrations import estimator_digest
-    from llmlaunch.cli.calibration_text import calibration_text
     from llmlaunch.store.calibrations import find_calibration, uses
 
-    with _opened() as store, store.read() as connection:
+    with _opened_store() as store, store.read() as connection:
         record, used = find_calibration(connection, calibration), uses(connection)
     if as_json:
         print_json(record.as_json())
@@ -102,7 +106,7 @@ def show_command(calibration: str, as_json: bool) -> None:
         say(calibration_text(record, used, estimator_digest()))
 
 
-@command.command("use")
+@calibrate_command.command("use")
 @click.argument("calibration", metavar="ID|none")
 @click.option("--backend", metavar="NAME", help="With none: of which backend.")
 @click.option("--accelerator", metavar="NAME", help="With none: on which accelerator.")
@@ -116,7 +120,7 @@ def use_command(calibration: str, backend: str | None, accelerator: str | None, 
     wanted = None if calibration == NONE else calibration
     if wanted is None and (table is None or accelerator is None):
         raise UserError("calibrate use none: say of what, with --backend NAME --accelerator NAME")
-    with _opened() as store, store.write() as connection:
+    with _opened_store() as store, store.write() as connection:
         if wanted is not None:
             record = find_calibration(connection, wanted)
             table, accelerator = table or record.backend, accelerator or record.accelerator
@@ -132,7 +136,7 @@ def use_command(calibration: str, backend: str | None, accelerator: str | None, 
 
 
 @contextmanager
-def _collected() -> Iterator[Store]:
+def _collected_store() -> Iterator[Store]:
     from llmlaunch.store.collect import open_collected
 
     with open_collected(notify) as store:
@@ -140,10 +144,132 @@ def _collected() -> Iterator[Store]:
 
 
 @contextmanager
-def _opened() -> Iterator[Store]:
+def _opened_store() -> Iterator[Store]:
     if not store_exists():
         raise UserError("calibrate: there is no store yet; runs that were submitted or imported make one")
     from llmlaunch.store.database import open_store
 
     with open_store() as store:
         yield store
+
+
+def correction_words(correction: Correction) -> str:
+    """torch +3.1 %, outside +0.42 GiB"""
+    parts = []
+    if correction.torch_share:
+        parts.append(f"torch {100 * correction.torch_share:+.1f} %")
+    if correction.outside_bytes:
+        sign = "+" if correction.outside_bytes > 0 else "-"
+        parts.append(f"outside {sign}{gib(abs(correction.outside_bytes))} GiB")
+    return ", ".join(parts) or "none"
+
+
+def learning_text(learning: Learning) -> str:
+    parts = ["\n".join(_answer(answer)) for answer in learning.answers]
+    if learning.left_out:
+        parts.append("Left out: " + _counts(learning.left_out))
+    return "\n\n".join(parts)
+
+
+def _answer(answer: Answer) -> list[str]:
+    outcome, calibration = answer.result, answer.result.calibration
+    where = one_line(f"{outcome.backend} on {outcome.accelerator}")
+    if calibration is None or answer.did == "unchanged":
+        return [f"{where}: {answer.did}, {answer.why}"]
+    lines = [f"{where}: {_data(calibration)}", *_learned(calibration)]
+    consequence = "the correction in use stays" if answer.before is not None else "none is in use"
+    if answer.did == "taken":
+        return [*lines, f"  taken as {calibration.id}", f"  go back with: {_going_back(answer)}"]
+    return [*lines, f"  {answer.did}: {answer.why}; {consequence}"]
+
+
+def _going_back(answer: Answer) -> str:
+    if answer.before is not None:
+        return to_type("calibrate", "use", answer.before.id)
+    about = ["--backend", answer.result.backend, "--accelerator", one_line(answer.result.accelerator)]
+    return to_type("calibrate", "use", "none", *about)
+
+
+def _data(calibration: Calibration) -> str:
+    data = calibration.data
+    died = f", {data.died} of them ran out of memory" if data.died else ""
+    return f"{counted(data.runs, 'run')} ({counted(data.records, 'record')}){died}"
+
+
+def _learned(calibration: Calibration) -> list[str]:
+    return [
+        f"  families   {_counts(calibration.data.families)}",
+        f"  versions   {_counts(calibration.data.versions)}",
+        f"  correction {correction_words(calibration.correction)}",
+        _errors(calibration.before, calibration.after),
+    ]
+
+
+def _errors(before: Errors, after: Errors) -> str:
+    rows = [
+        ["mean error", percent(before.mape), percent(after.mape)],
+        ["bias", f"{100 * before.bias:+.1f} %", f"{100 * after.bias:+.1f} %"],
+        ["worst under-prediction", percent(before.worst_under), percent(after.worst_under)],
+        ["predicted too low", percent(before.under_share), percent(after.under_share)],
+    ]
+    for old, new in zip(before.bounds, after.bounds, strict=True):
+        rows.append([f"margin at risk {new.risk:g}", _ratio(old.worse), _ratio(new.worse)])
+        rows.append(["  over all runs", _of(old.ratio, old.runs, old), _of(new.ratio, new.runs, new)])
+        near = [_of(b.near_limit_ratio, b.near_limit_runs, b) for b in (old, new)]
+        rows.append(["  near the limit", *near])
+    return table(["", "in use", "new, cross-validated"], rows)
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"x {ratio:.3f}"
+
+
+def _of(ratio: float | None, runs: int, bound: Bound) -> str:
+    if ratio is not None:
+        return f"x {ratio:.3f} ({counted(runs, 'run')})"
+    return f"{runs} of {counted(bound.needed, 'run')}" if runs < bound.needed else f"too many of {runs} died"
+
+
+def calibration_text(calibration: Calibration, uses: Sequence[Use], estimator: str) -> str:
+    """One calibration whole, with when it was in use. `estimator` is the digest of this program's."""
+    stale = "" if calibration.estimator == estimator else ", not that of this program: calibrate again"
+    lines = [
+        one_line(f"{calibration.id}: {calibration.backend} on {calibration.accelerator}, {_data(calibration)}"),
+        f"  made       {_when(calibration.made_at)} by llmlaunch {calibration.llmlaunch}, "
+        f"estimator {calibration.estimator[:12]}{stale}",
+        f"  data       {calibration.data.digest[:12]}",
+        *_learned(calibration),
+    ]
+    times = [use for use in uses if (use.backend, use.accelerator) == (calibration.backend, calibration.accelerator)]
+    ends = [*(_when(use.since) for use in times[1:]), "now"]
+    mine = [(use.since, end) for use, end in zip(times, ends, strict=True) if use.calibration_id == calibration.id]
+    lines += [f"  in use     from {_when(since)} to {end}" for since, end in mine] or ["  in use     never"]
+    return "\n".join(lines)
+
+
+def list_text(calibrations: Sequence[Calibration], uses: Sequence[Use]) -> str:
+    now = {(use.backend, use.accelerator): use for use in uses}
+    rows = []
+    for calibration in calibrations:
+        use = now.get((calibration.backend, calibration.accelerator))
+        since = _when(use.since) if use is not None and use.calibration_id == calibration.id else "-"
+        errors = f"{percent(calibration.before.mape)} > {percent(calibration.after.mape)}"
+        about = [
+            calibration.backend,
+            calibration.accelerator,
+            str(calibration.data.runs),
+            correction_words(calibration.correction),
+            errors,
+            since,
+        ]
+        rows.append([one_line(text) for text in (calibration.id, *about)])
+    head = ["id", "backend", "accelerator", "runs", "correction", "mean error", "in use since"]
+    return table(head, rows, indent="")
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return one_line(", ".join(f"{name}: {count}" for name, count in counts.items()))

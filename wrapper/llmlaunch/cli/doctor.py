@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmlaunch.launchers.bandwidth import MeasuredBandwidth
     from llmlaunch.launchers.frameworks import Environment
 
-__all__ = ["command"]
+__all__ = ["doctor_command"]
 
 RECIPES = (".yaml", ".yml")
 SHOWN = ("torch", "megatron-core", "transformer-engine", "deepspeed", "transformers")
@@ -51,7 +51,7 @@ ONE_THING = "look at one thing at a time: --network, --container, --frameworks o
     "--repeats", metavar="N", type=click.IntRange(1, 1000), default=5, help="Messages, their median counts [5]."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
-def command(
+def doctor_command(
     network: bool,
     container: str | None,
     frameworks: str | None,

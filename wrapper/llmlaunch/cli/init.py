@@ -18,7 +18,7 @@ from llmlaunch.rundir.values import to_type
 if TYPE_CHECKING:
     from llmlaunch.cluster.profile_text import Draft
 
-__all__ = ["command"]
+__all__ = ["init_command"]
 
 DEFAULT = "llama3-8b"
 
@@ -34,7 +34,7 @@ def gallery() -> dict[str, Path]:
 @click.option("--list", "show", is_flag=True, help="List the gallery and write nothing.")
 @click.option("--site", is_flag=True, help="Draft a profile of this cluster, as its SLURM describes it.")
 @click.option("--partition", metavar="NAME", help="With --site: of this partition's nodes only.")
-def command(name: str | None, output: Path | None, show: bool, site: bool, partition: str | None) -> int:
+def init_command(name: str | None, output: Path | None, show: bool, site: bool, partition: str | None) -> int:
     """Write the recipe NAME of the gallery to a file of your own; with --site, a cluster profile called NAME."""
     if site:
         return _site(name, output, partition)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llmlaunch.launchers.logs import JobLogs
     from llmlaunch.watch.screen import Screen
 
-__all__ = ["command"]
+__all__ = ["logs_command"]
 
 _TAIL_OF_THE_PAST = 200
 """Steps of a run that goes on are shown from these last lines of each log on."""
@@ -30,7 +30,7 @@ _TAIL_OF_THE_PAST = 200
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="The last N lines of each log.")
 @click.option("--follow", is_flag=True, help="Go on until the job has ended; Ctrl-C only ends the looking.")
 @click.option("--raw", is_flag=True, help="With --follow: the lines as they are, also of all nodes.")
-def command(run: str, node: str, attempt: str, job: bool, tail: int | None, follow: bool, raw: bool) -> int:
+def logs_command(run: str, node: str, attempt: str, job: bool, tail: int | None, follow: bool, raw: bool) -> int:
     """Print the logs of RUN: of the last attempt, all nodes, unless told otherwise.
 
     With --follow steps and events are shown, as `submit --follow` does; with --raw, or where a node, an attempt, --job

@@ -12,34 +12,36 @@ from llmlaunch import __version__
 from llmlaunch.cli.output import notify, say, standard_streams
 from llmlaunch.errors import OutputLost, UserError
 
-__all__ = ["cli", "main", "module_of"]
+__all__ = ["cli", "load_command", "main"]
 
-# command -> one line of help; the command itself is `command` in the module of its name, imported when it is used
+# command -> its module in llmlaunch.cli, imported when the command is used, and one line of help
 COMMANDS = {
-    "init": "Write a starter recipe, or a profile of this cluster.",
-    "check": "Validate and plan a recipe, show its memory and time; submit nothing.",
-    "plan": "Show the ranked layouts and why others were refused.",
-    "render": "Write the run directory.",
-    "rehearse": "Run or trace single ranks of the planned job before it is submitted.",
-    "submit": "Render, submit and record a run.",
-    "status": "Say what became of runs.",
-    "logs": "Print what the nodes of a run have printed.",
-    "cancel": "Stop runs.",
-    "resume": "Submit a run directory again, or for the first time.",
-    "runs": "List the runs and what became of them.",
-    "nodes": "List the nodes that submit leaves out; forgive one.",
-    "collect": "Take the peaks of finished runs into the store.",
-    "measurements": "List, import and export measurements.",
-    "accuracy": "Score predictions against measured records.",
-    "calibrate": "Learn from measured runs what predictions leave out; list, show, go back.",
-    "explain-args": "Say what each rendered argument and variable of a run follows from.",
-    "doctor": "Look at the site: its network, and what its containers hold.",
+    "init": ("init", "Write a starter recipe, or a profile of this cluster."),
+    "check": ("planning", "Validate and plan a recipe, show its memory and time; submit nothing."),
+    "plan": ("planning", "Show the ranked layouts and why others were refused."),
+    "render": ("planning", "Write the run directory."),
+    "rehearse": ("rehearse", "Run or trace single ranks of the planned job before it is submitted."),
+    "submit": ("submit", "Render, submit and record a run."),
+    "status": ("runs", "Say what became of runs."),
+    "logs": ("logs", "Print what the nodes of a run have printed."),
+    "cancel": ("jobs", "Stop runs."),
+    "resume": ("jobs", "Submit a run directory again, or for the first time."),
+    "runs": ("runs", "List the runs and what became of them."),
+    "nodes": ("nodes", "List the nodes that submit leaves out; forgive one."),
+    "collect": ("measurements", "Take the peaks of finished runs into the store."),
+    "measurements": ("measurements", "List, import and export measurements."),
+    "accuracy": ("accuracy", "Score predictions against measured records."),
+    "calibrate": ("calibrate", "Learn from measured runs what predictions leave out; list, show, go back."),
+    "explain-args": ("planning", "Say what each rendered argument and variable of a run follows from."),
+    "doctor": ("doctor", "Look at the site: its network, and what its containers hold."),
 }
 
 
-def module_of(command: str) -> str:
-    """The module of a command in llmlaunch.cli: `explain-args` is explain_args.py."""
-    return command.replace("-", "_")
+def load_command(name: str) -> click.Command:
+    """Import and return a command: `explain-args` is `explain_args_command` in its module."""
+    module = importlib.import_module(f"llmlaunch.cli.{COMMANDS[name][0]}")
+    command: click.Command = getattr(module, f"{name.replace('-', '_')}_command")
+    return command
 
 
 class LazyGroup(click.Group):
@@ -49,14 +51,11 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"llmlaunch.cli.{module_of(cmd_name)}").command
-        return command
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,19 +1,82 @@
-"""`llmlaunch measurements`: list, import and export measurement records."""
+"""`llmlaunch collect` and `llmlaunch measurements`: measured peaks into the store, and out of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmlaunch.app.run_lookup import directory_of
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from llmlaunch.sinks.delivery import Chosen, Passed
+    from llmlaunch.store.collect import Outcome
+
+__all__ = ["collect_command", "measurements_command"]
+
+UNREADABLE = 2
+
+
+@click.command("collect")
+@click.argument("words", nargs=-1, metavar="[RUN|DIR]...")
+@click.option(
+    "--sink",
+    "sinks",
+    multiple=True,
+    metavar="NAME[=PLACE]",
+    help="Pass on to this sink alone: prometheus, mlflow, wandb.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was done about each run as JSON.")
+def collect_command(words: tuple[str, ...], sinks: tuple[str, ...], as_json: bool) -> int:
+    """Take the measured peaks of finished runs into the store: of all known ones, or of those named.
+
+    A named run that is still going on is collected as far as it got. A run directory that was submitted with bare
+    `sbatch job.sbatch` becomes known by naming it. Exit code 2: a named one could not be read.
+
+    What was collected is then passed on to the sinks of LLMLAUNCH_PROMETHEUS, LLMLAUNCH_MLFLOW and LLMLAUNCH_WANDB, or
+    those named.
+    """
+    from llmlaunch.sinks.delivery import chosen_sinks
+
+    outcomes, passed = _collect(words, chosen_sinks(sinks))
+    if as_json:
+        sinks_json = {"sinks": [delivery.as_json() for delivery in passed]} if passed else {}
+        print_json({"runs": [outcome.as_json() for outcome in outcomes], **sinks_json})
+    for outcome in outcomes:
+        unreadable = outcome.did == "unreadable"
+        if unreadable or not as_json:
+            say(("error: " if words and unreadable else "") + outcome.sentence(), err=unreadable)
+    for delivery in passed:
+        if sentence := delivery.sentence():
+            say(sentence, err=as_json or delivery.why is not None)
+    if not outcomes:
+        notify("no runs to collect; name a run directory")
+    return UNREADABLE if words and any(outcome.did == "unreadable" for outcome in outcomes) else 0
+
+
+def _collect(words: tuple[str, ...], sinks: Sequence[Chosen]) -> tuple[list[Outcome], list[Passed]]:
+    from llmlaunch.store.location import store_exists
+
+    if not words and not store_exists():
+        return [], []
+    from llmlaunch.sinks.delivery import pass_on
+    from llmlaunch.store.collect import collect
+    from llmlaunch.store.database import open_store
+
+    directories = [directory_of(word) for word in words] if words else None
+    with open_store() as store:
+        for warning in store.warnings:
+            notify(f"warning: {warning}")
+        outcomes = collect(store, directories)
+        only = {outcome.run_id for outcome in outcomes if outcome.run_id} if words else None
+        return outcomes, pass_on(store, sinks, only)
+
 
 HEAD = ("id", "family", "backend", "gpu", "kind", "pipeline rank", "peak GiB", "predicted GiB", "run")
 
@@ -39,11 +102,11 @@ _FORMAT = click.option(
 
 
 @click.group("measurements")
-def command() -> None:
+def measurements_command() -> None:
     """The measured peaks in the store, in the format of docs/store.md: one JSON object per record."""
 
 
-@command.command("list")
+@measurements_command.command("list")
 @_filters
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSON.")
 def list_command(as_json: bool, **filters: str | None) -> None:
@@ -52,12 +115,12 @@ def list_command(as_json: bool, **filters: str | None) -> None:
     if as_json:
         _echo_json(contents)
     elif contents:
-        _print([json.loads(content) for content in contents])
+        say(_records_table([json.loads(content) for content in contents]))
     else:
         notify("no measurements")
 
 
-@command.command("import")
+@measurements_command.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--replace", is_flag=True, help="Take the file's record where the store holds its id with other content.")
 @click.option("--skip-bad", is_flag=True, help="Take the good records, and say which lines were left out and why.")
@@ -83,7 +146,7 @@ def import_command(file: Path, replace: bool, skip_bad: bool, form: str | None, 
         say(f"{summary}{f', {len(done.bad)} bad' if done.bad else ''} in {place}")
 
 
-@command.command("export")
+@measurements_command.command("export")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @_filters
 @_FORMAT
@@ -137,7 +200,7 @@ def _echo_json(contents: list[str]) -> None:
     say('{"measurements": [' + ",\n".join(contents) + "]}")
 
 
-def _print(records: list[dict[str, Any]]) -> None:
+def _records_table(records: list[dict[str, Any]]) -> str:
     from llmlaunch.report.text import one_line, table
     from llmlaunch.units import gib
 
@@ -150,4 +213,4 @@ def _print(records: list[dict[str, Any]]) -> None:
         cells = ["-" if text is None else one_line(str(text)) for text in texts]
         sizes = [size(record.get("peak_bytes")), size(record.get("predicted_bytes"))]
         rows.append([*cells, *sizes, one_line(str(record.get("run_id") or "-"))])
-    say(table(HEAD, rows, indent=""))
+    return table(HEAD, rows, indent="")

@@ -15,7 +15,7 @@ from llmlaunch.store.location import store_exists
 if TYPE_CHECKING:
     from llmlaunch.store.sick_nodes import SickNode
 
-__all__ = ["command"]
+__all__ = ["nodes_command"]
 
 HEAD = ("node", "cluster", "what", "since", "left out until", "failures", "run", "reason")
 
@@ -24,7 +24,7 @@ HEAD = ("node", "cluster", "what", "since", "left out until", "failures", "run",
 @click.option("--forgive", metavar="NODE", help="Use NODE again: forget what it did so far.")
 @click.option("--cluster", metavar="NAME", help="Only of this cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON.")
-def command(forgive: str | None, cluster: str | None, as_json: bool) -> int:
+def nodes_command(forgive: str | None, cluster: str | None, as_json: bool) -> int:
     """List the nodes that submit leaves out, why, and until when. Runs that have finished since are collected first.
 
     A node is left out for a week after it ended a run, twice as long with each further one, at most 60 days.

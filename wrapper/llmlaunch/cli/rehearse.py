@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from llmlaunch.app.planned_run import plan
-from llmlaunch.cli.arguments import recipe_arguments
 from llmlaunch.cli.output import notify, print_json
+from llmlaunch.cli.planning import recipe_arguments
 from llmlaunch.errors import NothingSafe
 from llmlaunch.rundir.values import to_type
 
-__all__ = ["command"]
+__all__ = ["rehearse_command"]
 
 
 def _install(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -46,7 +46,9 @@ def _install(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="Install what a trace needs into your data folder, and end.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(recipe: str, overrides: tuple[str, ...], rank: str, place: str, output: Path | None, as_json: bool) -> int:
+def rehearse_command(
+    recipe: str, overrides: tuple[str, ...], rank: str, place: str, output: Path | None, as_json: bool
+) -> int:
     """Plan RECIPE and run single ranks of it alone for a few steps: the true peak, before the queue.
 
     Tensor, context and data peers of a pipeline rank hold the same, so one process speaks for all of them. What it

@@ -11,8 +11,8 @@ import click
 
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.app.variants import SweepOptions, Variant, plan_variants, warn_of_missing_fallbacks
-from llmlaunch.cli.arguments import recipe_arguments, warn_of_inputs
 from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.cli.planning import recipe_arguments, warn_of_inputs
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.rundir.values import counted, to_type
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.choose import LauncherChoice
 
-__all__ = ["command"]
+__all__ = ["submit_command"]
 
 SWEEP_KEYS = ("run_id", "run_dir", "launcher", "job_id")
 
@@ -73,7 +73,7 @@ def sweep_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--no-exclude", is_flag=True, help="Also on nodes that ended earlier runs (see llmlaunch nodes).")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The run directory; runs/NAME-TIME unless given.")
 @click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
-def command(
+def submit_command(
     recipe: str,
     overrides: tuple[str, ...],
     dry_run: bool,

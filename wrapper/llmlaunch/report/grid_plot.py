@@ -1,24 +1,39 @@
-"""The grid of layouts as a heat map, in the manner of Fujii et al.'s tool: green is safe, yellow fits the card but not
-the limit, red is above the card, grey is refused by a rule."""
+"""The searched space as a heat map: how the model is split down, micro-batch size across, the best layout in each cell.
+
+The colours are those of Fujii et al.'s tool: green is safe, yellow fits the card but not the limit, red is above the
+card, grey is refused by a rule.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmlaunch.layout import RECOMPUTE_NAMES
+from llmlaunch.planner.no_legal_layout import tightest_rule, tightest_size_rule
 from llmlaunch.planner.plan import Candidate, Limit, Plan
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.smallest_change import as_pin
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.report.layout_grid import Cell, Grid, Row, grid_of
 from llmlaunch.report.svg import svg, write_svg
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import gib
 
-__all__ = ["grid_svg", "write_grid_plot"]
+__all__ = ["grid_of", "grid_svg", "write_grid_plot"]
 
+
+MOST_SAFE, MOST_UNSAFE = 24, 8  # rows a picture holds
+SPLIT = ("tensor", "context", "pipeline")
+ZERO = ("zero_stage", "recompute")  # the rows where the model is not split at all
+Row = tuple[int, ...]
 CELL, ROW, GAP = 118, 24, 7  # SVG units: a cell's width and height, and the space between groups
 LABEL = 74  # one field's name and values, left of the cells
 MARGIN = 24
@@ -31,9 +46,86 @@ OVER: tuple[Colour, Colour] = ((249, 209, 200), (232, 137, 121))
 REFUSED: Colour = (236, 236, 239)
 
 
+@dataclass(frozen=True)
+class Cell:
+    """The fastest safe layout of a cell; where none is safe, the legal one that needs the least; None where a rule
+    refuses all, and `refused` is then that rule's key and sentence."""
+
+    best: Candidate | None = None
+    safe: bool = False
+    refused: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`cells[row, micro-batch size]`; a row has one value for each of `fields`. Rows stand in groups, in order;
+    `of_rows` is how many there were before the slow and the hopeless were left out."""
+
+    fields: tuple[str, ...]
+    rows: Sequence[Row]
+    columns: Sequence[int]
+    cells: Mapping[tuple[Row, int], Cell]
+    of_rows: int
+
+    def group(self, row: Row) -> int:
+        return _group(self.fields, row)
+
+
 def write_grid_plot(setting: Setting, result: SearchResult, plan: Plan, path: Path) -> None:
     """Write the heat map to `path`, whose name ends in .svg. Raises UserError where it cannot be written."""
     write_svg(path, lambda: grid_svg(setting.recipe, plan, grid_of(setting, result)))
+
+
+def grid_of(setting: Setting, result: SearchResult) -> Grid:
+    """The rows with the fastest safe layouts and those closest to fitting, every micro-batch size up to twice the
+    largest that is safe in one of them."""
+    split = any(np.any(getattr(result.points.splits, name) > 1) for name in SPLIT)
+    fields = SPLIT if split else ZERO
+    best = _best(setting, result, fields)
+    by_row: dict[Row, list[Cell]] = {}
+    for (row, _), cell in best.items():
+        by_row.setdefault(row, []).append(cell)
+    rows = sorted(_kept(by_row), key=lambda row: (_group(fields, row), row))
+    largest = max((m for (row, m), cell in best.items() if row in rows and cell.safe), default=1)
+    columns = sorted({m for (row, m) in best if row in rows and m <= 2 * largest})
+    cells = {(row, m): best.get((row, m)) or _refused(setting, fields, row, m) for row in rows for m in columns}
+    return Grid(fields, rows, columns, cells, len(by_row))
+
+
+def _best(setting: Setting, result: SearchResult, fields: tuple[str, ...]) -> dict[tuple[Row, int], Cell]:
+    places = np.stack([result.points.column(name) for name in (*fields, "micro_batch_size")], axis=1)
+    cell = np.ravel_multi_index(tuple(places.T), tuple((places.max(axis=0, initial=0) + 1).tolist()))
+    worth: NDArray[np.float64] = np.where(result.safe, result.step_seconds, result.device_bytes)
+    order = np.lexsort((worth, ~result.safe, cell))
+    _, first = np.unique(cell[order], return_index=True)
+    return {
+        (tuple(places[i, :-1].tolist()), int(places[i, -1])): Cell(result.at(setting.recipe, i), bool(result.safe[i]))
+        for i in order[first].tolist()
+    }
+
+
+def _kept(by_row: Mapping[Row, Sequence[Cell]]) -> list[Row]:
+    fastest = {row: [c.best.step_seconds for c in cells if c.best and c.safe] for row, cells in by_row.items()}
+    least = {row: min(c.best.device_bytes for c in by_row[row] if c.best) for row in by_row if not fastest[row]}
+    safe = sorted((row for row in by_row if fastest[row]), key=lambda row: (min(fastest[row]), row))
+    unsafe = sorted(least, key=lambda row: (least[row], row))
+    return [*safe[:MOST_SAFE], *unsafe[:MOST_UNSAFE]]
+
+
+def _refused(setting: Setting, fields: tuple[str, ...], row: Row, micro_batch_size: int) -> Cell:
+    """The rule that stands in the way of this cell."""
+    values = dict(zip((*fields, "micro_batch_size"), (*row, micro_batch_size), strict=True))
+    pins = {name: pin for name, value in values.items() if (pin := as_pin(name, value)) is not None}
+    narrowed = setting.with_recipe(replace(setting.recipe, pins={**setting.recipe.pins, **pins}))
+    rule = tightest_size_rule(narrowed).rule or tightest_rule(narrowed).rule
+    if rule is None:
+        return Cell(refused=("devices", "the pins leave no split of the devices"))
+    return Cell(refused=(rule.key, rule.sentence))
+
+
+def _group(fields: tuple[str, ...], row: Row) -> int:
+    """The model-parallel product, or the ZeRO stage where the model is not split."""
+    return prod(row) if fields == SPLIT else row[0]
 
 
 def grid_svg(recipe: Recipe, plan: Plan, grid: Grid) -> str:

@@ -6,17 +6,19 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row, select
 
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.spool_place import spool_root, spooled
-from llmlaunch.store.collected_runs import KnownRun, Outcome, known_runs, known_runs_of
-from llmlaunch.store.database import Store, open_store
+from llmlaunch.store.database import Store, batches, open_store
 from llmlaunch.store.measurements import put_collected, write_rehearsed
-from llmlaunch.store.read_directory import RunRead, read_directory
+from llmlaunch.store.read_directory import KnownRun, Outcome, RunRead, read_directory
+from llmlaunch.store.run_outcome import LauncherWord
 from llmlaunch.store.runs import put_plan, put_recipe, put_runs
 from llmlaunch.store.sick_nodes import put_failures
+from llmlaunch.store.tables import runs
 
 __all__ = ["Outcome", "collect", "open_collected"]
 
@@ -67,7 +69,7 @@ def collect(store: Store, run_dirs: Iterable[Path] | None = None) -> list[Outcom
     that cannot be written; what is wrong with one directory is the `reason` of its outcome.
     """
     with store.read() as connection:
-        stored = known_runs(connection)
+        stored = _known_runs(connection)
     wanted: list[tuple[Path, str | None]]
     if run_dirs is None:
         wanted = [(run.directory, run.run_id) for run in stored.values()]
@@ -90,6 +92,26 @@ def collect(store: Store, run_dirs: Iterable[Path] | None = None) -> list[Outcom
     return [outcomes[number] for number in range(len(targets))]
 
 
+def _known_runs(connection: Connection) -> dict[str, KnownRun]:
+    """Return every run by its id, in the order of the ids."""
+    return {row.run_id: _known_run(row) for row in connection.execute(select(runs).order_by(runs.c.run_id))}
+
+
+def _known_runs_of(connection: Connection, run_ids: Iterable[str]) -> dict[str, KnownRun]:
+    """Return the runs of these ids that the store holds."""
+    known: dict[str, KnownRun] = {}
+    for some in batches(run_ids):
+        wanted = select(runs).where(runs.c.run_id.in_(some))
+        known.update((row.run_id, _known_run(row)) for row in connection.execute(wanted))
+    return known
+
+
+def _known_run(row: Row[Any]) -> KnownRun:
+    state = row.launcher_state
+    word = None if state is None else LauncherWord(state, row.launcher_said_at, row.why or "")
+    return KnownRun(row.run_id, Path(row.directory), row.state, word, row.files)
+
+
 def _read(target: _Target, stored: Mapping[str, KnownRun]) -> Outcome | RunRead:
     """Return what is new in one directory. Whatever is wrong with its files becomes the reason of an outcome."""
     candidates = stored if target.run_id is None else {target.run_id: stored[target.run_id]}
@@ -109,7 +131,7 @@ def _written(store: Store, batch: Mapping[int, _Job]) -> dict[int, Outcome]:
         return {}
     done: dict[int, RunRead] = {}
     with store.write() as connection:
-        now = known_runs_of(connection, {job.read.run_id for job in batch.values()})
+        now = _known_runs_of(connection, {job.read.run_id for job in batch.values()})
         seen_ids: set[str] = set()
         for number, job in batch.items():
             if job.read.run_id not in seen_ids and now.get(job.read.run_id) == job.read.before:
@@ -122,7 +144,7 @@ def _written(store: Store, batch: Mapping[int, _Job]) -> dict[int, Outcome]:
         with store.write() as connection:
             for number in again:
                 job = batch[number]
-                result = _read(job.target, known_runs_of(connection, [job.read.run_id]))
+                result = _read(job.target, _known_runs_of(connection, [job.read.run_id]))
                 if isinstance(result, Outcome):
                     outcomes[number] = result
                 else:

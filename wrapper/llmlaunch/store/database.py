@@ -4,10 +4,12 @@ transactions, and a database's errors as messages for a person."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+import socket
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from threading import Timer
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,10 +19,9 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError,
 
 from llmlaunch.errors import UserError
 from llmlaunch.store.location import VARIABLE, Location, network_file_system, where
-from llmlaunch.store.silence import end_when_silent
 from llmlaunch.store.tables import metadata
 
-__all__ = ["BUSY_SECONDS", "REVISION", "VERSION_TABLE", "Store", "batches", "connect", "open_store"]
+__all__ = ["BUSY_SECONDS", "REVISION", "SILENT_SECONDS", "VERSION_TABLE", "Store", "batches", "open_store"]
 
 
 REVISION = "0003"  # the newest script in migrations/versions
@@ -131,6 +132,8 @@ def _migrate(connection: Connection, location: Location, revision: str | None) -
 
 
 BUSY_SECONDS = 30.0
+SILENT_SECONDS = 90.0  # for one statement: longer than the wait for another writer, and than any statement takes
+_TIMER = "llmlaunch_timer"  # in the connection's own dict
 _PAGE_BYTES = 16 * 1024  # a record has 2 to 4 KiB: of a page of 4 KiB a third would be empty
 _CACHE_KIB = 64 * 1024
 _WRITES = "llmlaunch_writes"
@@ -210,7 +213,7 @@ def connect(location: Location) -> Engine:
             f"{VARIABLE}: {location.shown} is not a database URL (postgresql://user:password@host:port/database)"
         ) from None
     event.listen(engine, "begin", _begin_postgres)
-    end_when_silent(engine)
+    _end_when_silent(engine)
     return engine
 
 
@@ -243,6 +246,38 @@ def _begin_postgres(connection: Connection) -> None:
     if connection.get_execution_options().get(_WRITES):
         connection.execute(text(f"SET LOCAL lock_timeout = '{BUSY_SECONDS:.0f}s'"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+
+
+def _end_when_silent(engine: Engine) -> None:
+    """End a statement, commit or rollback that is not answered for SILENT_SECONDS in an OperationalError: no library
+    does. Keepalives find a machine that is gone; a server that hangs keeps its connections open and says nothing."""
+    event.listen(engine, "before_cursor_execute", lambda connection, *_: _wait_from_now(connection))
+    event.listen(engine, "after_cursor_execute", lambda connection, *_: _answered(connection.info))
+    event.listen(engine, "commit", _wait_from_now)
+    event.listen(engine, "rollback", _wait_from_now)
+    event.listen(engine, "checkin", lambda _, record: _answered(record.info))
+
+
+def _wait_from_now(connection: Connection) -> None:
+    if connection.invalidated:  # the server is gone, and there is nobody to wait for
+        return
+    _answered(connection.info)
+    timer = Timer(SILENT_SECONDS, _hang_up, [connection.connection.driver_connection])
+    timer.daemon = True
+    connection.info[_TIMER] = timer
+    timer.start()
+
+
+def _answered(info: MutableMapping[Any, Any]) -> None:
+    timer = info.pop(_TIMER, None)
+    if timer is not None:
+        timer.cancel()
+
+
+def _hang_up(driver_connection: Any) -> None:
+    """The waiting thread sees that the connection was closed. Closing it by the library would wait for that thread."""
+    with suppress(Exception), socket.socket(fileno=os.dup(driver_connection.fileno())) as ours:
+        ours.shutdown(socket.SHUT_RDWR)
 
 
 def _explained(error: DBAPIError, location: Location) -> UserError:

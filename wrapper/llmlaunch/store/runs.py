@@ -1,5 +1,6 @@
 """Runs in the store, with their recipes and plans: recorded when submitted, listed, found by a name, and updated by
-what a launcher knows."""
+what a launcher knows; and texts on their way into the store, without secrets and such that every database can hold
+them."""
 
 from __future__ import annotations
 
@@ -7,22 +8,23 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 
-from llmlaunch.causes.redaction import secret_values
+from llmlaunch.causes.redaction import masked, secret_values
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object, read_run_id
 from llmlaunch.rundir.values import byte_count, time_or_none
 from llmlaunch.store.database import Store, batches
-from llmlaunch.store.redaction import secrets_of, stored, stored_row
 from llmlaunch.store.tables import measurements, plans, recipes, runs
 
 __all__ = [
@@ -35,7 +37,10 @@ __all__ = [
     "put_recipe",
     "put_runs",
     "record_submission",
+    "secrets_of",
     "set_state",
+    "stored",
+    "stored_row",
     "unix_seconds",
     "worst_predicted",
 ]
@@ -292,3 +297,41 @@ def put_plan(connection: Connection, recipe_id: int, content: str) -> int:
         return int(existing)
     row = {"recipe_id": recipe_id, "digest": digest, "content": content}
     return int(connection.execute(plans.insert().returning(plans.c.id), row).scalar_one())
+
+
+_REPLACED = {0: "\ufffd", **dict.fromkeys(range(0xD800, 0xE000), "\ufffd")}  # NUL, and halves of surrogate pairs
+_AS_THEY_ARE = frozenset({"run_id", "directory", "files", "recipe_id", "plan_id"})  # they find something again
+
+
+def secrets_of(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the values in this environment of all variables that these recipes, or key=value overrides, list under
+    `secrets`, and of those named like a secret."""
+    names = {name for text in texts for name in _listed(text)}
+    return tuple(secret_values(os.environ, names))
+
+
+@lru_cache(maxsize=256)
+def stored(text: str, secrets: tuple[str, ...] = ()) -> str:
+    """Return `text` as it is stored. Thousands of runs are of few recipes and plans, so the last ones are cached."""
+    safe = masked(text, secrets)
+    return safe if safe.isascii() and "\0" not in safe else safe.translate(_REPLACED)
+
+
+def stored_row(row: Mapping[str, Any], secrets: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the columns of a table, or a record's own values, with every text as it is stored."""
+    return {
+        name: stored(value, secrets) if isinstance(value, str) and name not in _AS_THEY_ARE else value
+        for name, value in row.items()
+    }
+
+
+@lru_cache(maxsize=256)
+def _listed(text: str) -> tuple[str, ...]:
+    if "secrets" not in text:
+        return ()
+    try:
+        recipe = yaml.safe_load(text.replace("=", ": ", 1) if text.startswith("secrets=") else text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return ()
+    names = recipe.get("secrets") if isinstance(recipe, dict) else None
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()

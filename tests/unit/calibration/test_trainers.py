@@ -11,7 +11,7 @@ import pytest
 from llmlaunch.accuracy.scoring import score
 from llmlaunch.calibration.cases import case_of
 from llmlaunch.calibration.records import TABLES, read_records
-from llmlaunch.calibration.unread import UNREAD, Unread
+from llmlaunch.calibration.trainers import UNREAD, Unread
 from llmlaunch.memory.estimator import estimate
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"

@@ -1,0 +1,184 @@
+"""`llmlaunch check`, `plan`, `render` and `explain-args`: what a recipe becomes, before anything is submitted."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmlaunch.app.planned_run import PlannedRun, plan
+from llmlaunch.app.variants import warn_of_missing_fallbacks
+from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.errors import UserError
+from llmlaunch.rundir import file_names
+from llmlaunch.units import gib
+
+if TYPE_CHECKING:
+    from llmlaunch.store.history import PastRun
+
+__all__ = [
+    "check_command",
+    "explain_args_command",
+    "plan_command",
+    "recipe_arguments",
+    "render_command",
+    "warn_of_inputs",
+]
+
+
+def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add RECIPE and any number of KEY=VALUE overrides."""
+    function = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")(function)
+    return click.argument("recipe", metavar="RECIPE", type=click.Path())(function)
+
+
+@click.command("check")
+@recipe_arguments
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def check_command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Validate and plan RECIPE; show memory by pipeline rank and term, the margin and the step time.
+
+    Exit code 0: safe. 2: the recipe is invalid. 3: no layout is safe, or none within the budget.
+    """
+    run = plan(recipe, overrides, notify)
+    run.refuse_unrenderable()
+    if as_json:
+        print_json(run.json)
+    else:
+        from llmlaunch.app.evidence import last_true_peaks
+        from llmlaunch.report.plan_text import check_text
+        from llmlaunch.report.text import print_verdict
+
+        print_verdict(check_text(run.recipe, run.plan), run.plan.good)
+        past = last_true_peaks(run.recipe, notify)
+        for line in (*_placement_lines(run), *([] if past is None else _past_lines(past, run))):
+            click.echo(line)
+    warn_of_inputs(run)
+    run.refuse_unsafe()
+    return 0
+
+
+def _placement_lines(run: PlannedRun) -> list[str]:
+    """Return what the order of the nodes is worth, where the network is known."""
+    if run.placement is None:
+        return []
+    from llmlaunch.report.plan_text import placement_text
+
+    return [placement_text(run.placement)]
+
+
+def _past_lines(past: PastRun, run: PlannedRun) -> list[str]:
+    """Return the last true peaks of this recipe, or of another version of it, beside the predictions."""
+    estimate = run.plan.estimate
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(past.started_at)) if past.started_at else "at an unknown time"
+    which = "This recipe" if past.same_recipe else "Another version of this recipe"
+    lines = ["", f"{which} ran {day} ({past.state}, {past.run_id}); measured then, predicted then, predicted now:"]
+    predicted_now = {rank.pipeline_rank: rank.device_bytes for rank in estimate.ranks}
+    for peak in past.peaks:
+        then = "-" if peak.predicted_bytes is None else gib(peak.predicted_bytes)
+        now_bytes = None if peak.pipeline_rank is None else predicted_now.get(peak.pipeline_rank)
+        now = gib(now_bytes) if now_bytes is not None and peak.peak_kind == estimate.peak_kind else "-"
+        rank = "worst rank" if peak.pipeline_rank is None else f"rank {peak.pipeline_rank}"
+        rank = "worst node" if peak.peak_kind == "host" else rank
+        lines.append(f"  {rank} {peak.peak_kind}: {gib(peak.peak_bytes)}, {then}, {now} GiB ({peak.peak_source})")
+    return lines
+
+
+def warn_of_inputs(run: PlannedRun) -> None:
+    """Warn of inputs that are missing or cannot be seen from here: they may come before the job does."""
+    inputs = run.inputs()
+    for sentence in inputs.unseen:
+        notify(f"note: {sentence}")
+    for sentence in inputs.missing:
+        notify(f"warning: {sentence} (submit refuses without it)")
+
+
+@click.command("plan")
+@recipe_arguments
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option("--pareto", "with_front", is_flag=True, help="Also the Pareto front of step time against head-room.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Also draw the grid of layouts as a heat map, .svg.")
+def plan_command(recipe: str, overrides: tuple[str, ...], as_json: bool, with_front: bool, plot: Path | None) -> int:
+    """Show the layouts of RECIPE ranked by step time, what each neighbouring choice would cost, and how many were
+    refused for what.
+
+    Exit code 0: safe. 2: the recipe is invalid. 3: no layout is safe.
+    """
+    run = plan(recipe, overrides, notify)
+    neighbours = run.neighbours()
+    front = run.pareto_front() if with_front else None
+    if plot is not None:
+        from llmlaunch.report.grid_plot import write_grid_plot
+
+        write_grid_plot(run.setting, run.search, run.plan, plot)
+    if as_json:
+        extra = {} if front is None else {"pareto": [candidate.as_json() for candidate in front]}
+        print_json(run.json | {"neighbours": [neighbour.as_json() for neighbour in neighbours]} | extra)
+    else:
+        from llmlaunch.report.plan_text import plan_text
+        from llmlaunch.report.text import print_verdict
+
+        print_verdict(plan_text(run.recipe, run.plan, neighbours, front), run.plan.good)
+        for line in _placement_lines(run):
+            click.echo(line)
+    run.refuse_unsafe()
+    return 0
+
+
+@click.command("render")
+@recipe_arguments
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write; must be new.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def render_command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool) -> int:
+    """Plan RECIPE and write its run directory. Nothing is submitted; nothing is written unless it is safe."""
+    run = plan(recipe, overrides, notify)
+    run.refuse_unsafe()
+    warn_of_missing_fallbacks(run, notify)
+    warn_of_inputs(run)
+    run.write(output, notify)
+    if as_json:
+        print_json(run.json)
+    notify(
+        f"rendered {output}: {run.layout.describe()}; next: sbatch {shlex.quote(str(output / file_names.JOB_SCRIPT))}"
+    )
+    return 0
+
+
+@click.command("explain-args")
+@click.argument("run", metavar="RUN|DIR")
+@click.argument("names", metavar="[NAME...]", nargs=-1)
+@click.option("--fallback", type=click.IntRange(min=1), metavar="K", help="Of the K-th layout to fall back on.")
+@click.option("--json", "as_json", is_flag=True, help="Print the entries as JSON.")
+def explain_args_command(run: str, names: tuple[str, ...], fallback: int | None, as_json: bool) -> int:
+    """Say for every argument, variable, setting and directive rendered for RUN which line of the recipe or which
+    decision of the planner it follows from; or for those NAMEs alone, with or without their dashes.
+    """
+    from llmlaunch.app.run_lookup import directory_of
+    from llmlaunch.rendering.arguments_json import read_arguments
+    from llmlaunch.report.plan_text import explained_text
+
+    directory = directory_of(run)
+    arguments = read_arguments(directory / f"fallback/{fallback}" if fallback else directory)
+    entries = arguments["entries"]
+    if names:
+        wanted = {name.lstrip("-") for name in names}
+        entries = [entry for entry in entries if _argument_names(entry["name"]) & wanted]
+        rendered_names = set().union(*(_argument_names(entry["name"]) for entry in arguments["entries"]))
+        if wanted - rendered_names:
+            raise UserError(
+                f"{', '.join(sorted(wanted - rendered_names))}: nothing of that name is rendered in {directory}"
+            )
+    if as_json:
+        print_json({"program": arguments["program"], "entries": entries})
+    else:
+        say(explained_text(arguments["program"], entries))
+    return 0
+
+
+def _argument_names(name: str) -> set[str]:
+    """As rendered without its dashes, and the last part of a dotted setting."""
+    return {name.lstrip("-"), name.rpartition(".")[2].lstrip("-")}
