@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.causes import attempt_cause
-from llmlaunch.causes.attempt_cause import cause_of, expanded
+from llmlaunch.causes.attempt_cause import cause_of
 from llmlaunch.causes.cause import cause
 
 ATTEMPT = "7.0"
@@ -188,10 +188,6 @@ def test_the_words_of_an_attempt_before_a_requeue_are_not_its_own(run: Run) -> N
     slurm_output(run, cancelled(" DUE TO TIME LIMIT"))
     slurm_output(run, cancelled(" DUE TO NODE FAILURE"), "7.1")
     assert run.cause(rank(0, "n1", 5.0, None, "SIGTERM"))["kind"] == "time_limit"
-
-
-def test_names_of_nodes_as_slurm_writes_them() -> None:
-    assert expanded("n[01-03,7],login,gpu-2") == ["n01", "n02", "n03", "n7", "login", "gpu-2"]
 
 
 def test_a_signal_to_a_rank_says_more_than_what_its_peers_heard_of_it(run: Run) -> None:

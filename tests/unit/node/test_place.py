@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.node.place import expand, guessed_bandwidth, switch_levels
+from llmlaunch.node.place import guessed_bandwidth, switch_levels
+from llmlaunch.rundir.values import host_names
 from support.node_rig import run_archive
 
 NODES = ["n1", "n2", "n3", "n4"]
@@ -165,13 +166,14 @@ def test_nodes_under_one_switch_are_all_the_same() -> None:
         ("", []),
         ("n1", ["n1"]),
         ("n[1-3]", ["n1", "n2", "n3"]),
-        ("n[08-10,12],m", ["n08", "n09", "n10", "n12", "m"]),
+        ("n[08-10,12],gpu-2", ["n08", "n09", "n10", "n12", "gpu-2"]),
+        ("n[a-b],n[,n[1--2]", ["n[a-b]", "n[", "n[1--2]"]),
         ("r[1-2]n[1,3]", ["r1n1", "r1n3", "r2n1", "r2n3"]),
         ("127.77.0.[1-2]", ["127.77.0.1", "127.77.0.2"]),
     ],
 )
 def test_a_host_list_stands_for_its_names(text: str, names: list[str]) -> None:
-    assert expand(text) == names
+    assert host_names(text) == names
 
 
 def test_each_level_is_taken_for_half_as_fast() -> None:

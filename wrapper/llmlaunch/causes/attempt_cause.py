@@ -10,7 +10,8 @@ from ..rundir import file_names
 from ..rundir.attempt import Attempt
 from ..rundir.file_names import node_log
 from ..rundir.files import read_object
-from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, likelier
+from ..rundir.values import host_names
+from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, is_vague, likelier
 from .log_scan import read_log, scan
 from .signs import KINDS
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["cause_of", "causes_of_nodes", "expanded", "failed_nodes", "first_cause", "output_of_attempt", "slurm_end"]
+__all__ = ["cause_of", "causes_of_nodes", "failed_nodes", "first_cause", "output_of_attempt", "slurm_end"]
 
 LOGS_SECONDS = 20.0
 LAST_LINES_BYTES = 64 * 1024
@@ -78,7 +79,7 @@ def _causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:
             node_cause = likelier(
                 cause_from_log(scan(read_log(log)), node, here) if log else None, cause_from_ranks(node, here)
             )
-        elif _is_vague(node_cause) and log:
+        elif is_vague(node_cause) and log:
             kills = [hit for hit in scan(read_log(log, LAST_LINES_BYTES)) if hit.kind == "host_oom"]
             node_cause = cause_from_log(kills, node, here) or node_cause
         if node_cause is not None:
@@ -115,7 +116,8 @@ def first_cause(causes: Sequence[Record]) -> Record | None:
     equal = [cause for cause in causes if _weight(cause) == best]
     first = min((cause["at"] for cause in equal if cause.get("at") is not None), default=0.0)
     early = [cause for cause in equal if cause.get("at") is None or cause["at"] <= first + SAME_TIME_SECONDS]
-    return min(early, key=lambda cause: (_precedence(cause["kind"]), cause.get("at") or 0.0))
+    precedence = {kind: place for place, kind in enumerate(KINDS)}
+    return min(early, key=lambda cause: (precedence.get(cause["kind"], len(KINDS)), cause.get("at") or 0.0))
 
 
 def _weight(cause: Record) -> int:
@@ -125,14 +127,6 @@ def _weight(cause: Record) -> int:
         return 5 if cause["kind"] == "crash" else 3  # the launcher's words on its ranks say least
     # killed from outside says more than what its peers heard of it, taken down by its own launcher says less
     return 4 if cause["line"].endswith("SIGTERM") else 2
-
-
-def _precedence(kind: str) -> int:
-    return KINDS.index(kind) if kind in KINDS else len(KINDS)
-
-
-def _is_vague(own: Record) -> bool:
-    return own["kind"] == "crash" or bool(own.get("consequence"))
 
 
 def _first_failed_first(nodes: Sequence[str], ranks: Sequence[Record]) -> list[tuple[str, list[Record]]]:
@@ -234,7 +228,7 @@ def slurm_end(text: str) -> tuple[str, str] | None:
 
 def failed_nodes(text: str) -> list[str]:
     """The nodes that srun names as failed."""
-    return [name for match in _NAMED.finditer(text) for name in expanded(match.group(1))]
+    return [name for match in _NAMED.finditer(text) for name in host_names(match.group(1))]
 
 
 def output_of_attempt(text: str, attempt: str) -> str:
@@ -245,18 +239,3 @@ def output_of_attempt(text: str, attempt: str) -> str:
             end = starts[number + 1].start() if number + 1 < len(starts) else len(text)
             return text[match.end() : end]
     return ""
-
-
-def expanded(names: str) -> list[str]:
-    """`n[1-2,5],x` -> n1, n2, n5, x; a form that is not understood stays as it is."""
-    nodes: list[str] = []
-    for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", names):
-        match = re.fullmatch(r"([^\[]*)\[([\d,-]+)\]", part)
-        if match is None:
-            nodes.append(part)
-            continue
-        for span in match.group(2).split(","):
-            low, _, high = span.partition("-")
-            width = len(low)
-            nodes += [f"{match.group(1)}{n:0{width}d}" for n in range(int(low), int(high or low) + 1)]
-    return nodes

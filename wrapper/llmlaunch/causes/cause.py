@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..rundir.values import is_host
 from .redaction import harmless
+from .signs import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,8 +22,10 @@ __all__ = [
     "ended_badly",
     "failed",
     "in_words",
+    "is_vague",
     "likelier",
     "nodes_at_fault",
+    "rank_end",
     "sentence",
     "was_killed",
 ]
@@ -66,9 +69,20 @@ def ended_badly(rank: Record) -> bool:
     return failed(rank) and rank.get("signal") != "SIGTERM"
 
 
+def rank_end(rank: Record) -> str:
+    """Return `was ended by SIGKILL` or `exited with 1`."""
+    signal = rank.get("signal")
+    return f"exited with {rank.get('exit_code')}" if signal is None else f"was ended by {signal}"
+
+
 def was_killed(ranks: Sequence[Record]) -> bool:
     """Whether any rank was ended by SIGKILL. A rank without an end record counts: its wrapper died with it."""
     return any(rank.get("signal") == "SIGKILL" or rank.get("ended_at") is None for rank in ranks)
+
+
+def is_vague(record: Record) -> bool:
+    """Whether a cause names nothing but a crash, or another's end."""
+    return record["kind"] == "crash" or bool(record.get("consequence"))
 
 
 def cause_from_log(hits: Sequence[Hit], node: str, ranks: Sequence[Record]) -> Record | None:
@@ -93,12 +107,11 @@ def cause_from_ranks(node: str, ranks: Sequence[Record]) -> Record | None:
     if first is None:
         return None
     signal = first.get("signal")
-    how = f"was ended by {signal}" if signal is not None else f"exited with {first.get('exit_code')}"
     numbers = {"exit_code": first["exit_code"]} if signal is None else {}
     return cause(
         "crash",
         node,
-        f"rank {first.get('rank')} {how}",
+        f"rank {first.get('rank')} {rank_end(first)}",
         "ranks",
         rank=first.get("rank"),
         numbers=numbers,
@@ -184,39 +197,9 @@ def _ended_at(rank: Record | None, ranks: Sequence[Record]) -> float | None:
     return float(at) if isinstance(at, (int, float)) else None
 
 
-_WORDS = {
-    "gpu_lost": "a GPU was lost",
-    "ecc": "memory of a GPU is damaged (ECC)",
-    "xid": "a GPU failed",
-    "nvlink": "NVLink failed",
-    "driver": "the GPU driver is not in order",
-    "preflight": "the preflight found a node unfit",
-    "oom": "out of GPU memory",
-    "host_oom": "out of main memory",
-    "shm_full": "no space left in /dev/shm",
-    "disk_full": "no space left on a disk",
-    "file_system": "a file system failed on the node",
-    "checkpoint": "the checkpoint cannot be used",
-    "open_files": "too many open files",
-    "node_fail": "the node failed",
-    "bad_arguments": "wrong arguments",
-    "container": "the container does not start",
-    "container_busy": "the container did not start this time",
-    "port_taken": "a port was taken",
-    "name_resolution": "a host name could not be resolved",
-    "hub": "the Hugging Face hub did not answer",
-    "nccl": "the network between ranks failed",
-    "crash": "crashed",
-    "preempted": "preempted",
-    "time_limit": "out of time",
-    "cancelled": "cancelled",
-    "hung": "hung",
-}
-
-
 def in_words(kind: str) -> str:
     """`out of GPU memory` of `oom`."""
-    return _WORDS.get(kind, kind)
+    return KINDS.get(kind, kind)
 
 
 def sentence(cause: Mapping[str, Any]) -> str:

@@ -6,35 +6,36 @@ from typing import NamedTuple
 
 __all__ = ["EXCEPTION", "HARDWARE_XIDS", "KINDS", "NO_CAUSES", "SAID_BY_SLURM", "SIGNS", "TELLING", "XID", "Sign"]
 
-# Where no time decides, an earlier kind goes before a later one: the device, then its memory, the host, the network.
-KINDS = (
-    "gpu_lost",
-    "ecc",
-    "xid",
-    "nvlink",
-    "driver",
-    "preflight",
-    "oom",
-    "host_oom",
-    "shm_full",
-    "disk_full",
-    "file_system",
-    "checkpoint",
-    "open_files",
-    "node_fail",
-    "bad_arguments",
-    "container",
-    "container_busy",
-    "port_taken",
-    "name_resolution",
-    "hub",
-    "nccl",
-    "crash",
-    "preempted",
-    "time_limit",
-    "cancelled",
-    "hung",
-)
+# Each kind of cause, and how a sentence calls it. Where no time decides, an earlier kind goes before a later one: the
+# device, then its memory, the host, the network.
+KINDS = {
+    "gpu_lost": "a GPU was lost",
+    "ecc": "memory of a GPU is damaged (ECC)",
+    "xid": "a GPU failed",
+    "nvlink": "NVLink failed",
+    "driver": "the GPU driver is not in order",
+    "preflight": "the preflight found a node unfit",
+    "oom": "out of GPU memory",
+    "host_oom": "out of main memory",
+    "shm_full": "no space left in /dev/shm",
+    "disk_full": "no space left on a disk",
+    "file_system": "a file system failed on the node",
+    "checkpoint": "the checkpoint cannot be used",
+    "open_files": "too many open files",
+    "node_fail": "the node failed",
+    "bad_arguments": "wrong arguments",
+    "container": "the container does not start",
+    "container_busy": "the container did not start this time",
+    "port_taken": "a port was taken",
+    "name_resolution": "a host name could not be resolved",
+    "hub": "the Hugging Face hub did not answer",
+    "nccl": "the network between ranks failed",
+    "crash": "crashed",
+    "preempted": "preempted",
+    "time_limit": "out of time",
+    "cancelled": "cancelled",
+    "hung": "hung",
+}
 SAID_BY_SLURM = frozenset({"preempted", "time_limit", "cancelled"})
 
 

@@ -9,7 +9,6 @@ import argparse
 import os
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..causes.cause import cause, sentence
@@ -19,7 +18,7 @@ from ..rundir.files import read_object, replace_json
 from ..rundir.run import begun_attempts
 from ..rundir.values import counted, is_fallback, job_of
 from .checkpoint import checkpoint_of, choose_start, latest_in_folder, read_tracker, saved_step
-from .files import COMES_BACK_LATER, say, write_status
+from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
 from .restart_policy import FIRST_LAYOUT, fruitless, layout_of, of_this_submission
 
 if TYPE_CHECKING:
@@ -158,8 +157,6 @@ def _status(attempt: str, state: str, code: int, why: str, layout: str) -> Recor
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz begin", description="node names on stdin, one a line")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
+    parser = command_parser("begin", NODES_ON_STDIN)
     parser.add_argument("--layout", default="", help="the layout to fall back on, in the same allocation")
     return parser.parse_args(argv)

@@ -13,14 +13,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..causes.cause import cause, cause_from_log, cause_from_ranks, likelier, was_killed
+from ..causes.cause import cause, cause_from_log, cause_from_ranks, is_vague, likelier, was_killed
 from ..causes.log_scan import read_log, scan
 from ..rundir import file_names
 from ..rundir.attempt import rank_records
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
 from ..rundir.monitor_samples import add_lines
-from .files import say
+from ..rundir.values import counted
+from .files import command_parser, say
 from .host_memory import memory_counters
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def cause_on_node(run_dir: Path, attempt: str, node: str, code: int) -> Record:
     kernel = _hits_on_our_gpus(scan("\n".join(kernel_lines(since))), gpus)
     if kernel:
         return cause(kernel[0].kind, node, kernel[0].line, "kernel", numbers=dict(kernel[0].numbers), sick=True)
-    if logged is not None and not _is_weak(logged):
+    if logged is not None and not is_vague(logged):
         return _with_shared_memory_size(logged) if logged["kind"] == "shm_full" else logged
     killed = _killed_by_the_kernel(node, ranks, text, before)
     if killed is not None:
@@ -100,7 +101,7 @@ def _killed_by_the_kernel(node: str, ranks: Sequence[Record], text: str, before:
         return None
     victim = next((rank for rank in ranks if rank.get("signal") == "SIGKILL" or rank.get("ended_at") is None), {})
     numbers = {"oom_kills": rose, **{key: now[key] for key in ("limit_bytes", "peak_bytes") if now[key] is not None}}
-    line = f"the kernel killed {rose} process{'' if rose == 1 else 'es'} of this job for want of main memory"
+    line = f"the kernel killed {counted(rose, 'process')} of this job for want of main memory"
     return cause("host_oom", node, line, "kernel", rank=victim.get("rank"), numbers=numbers, at=victim.get("ended_at"))
 
 
@@ -111,10 +112,6 @@ def _with_shared_memory_size(record: Record) -> Record:
     except OSError:
         return record
     return {**record, "numbers": {**record["numbers"], "shm_bytes": status.f_blocks * status.f_frsize}}
-
-
-def _is_weak(record: Record) -> bool:
-    return record["kind"] == "crash" or bool(record["consequence"])
 
 
 def _lost_gpu(gpu: GpuPeaks, node: str) -> Record:
@@ -187,9 +184,7 @@ def _line(record: bytes, since_boot: float) -> str | None:
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz diagnose")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
+    parser = command_parser("diagnose")
     parser.add_argument("--node", required=True)
     parser.add_argument("--before", action="store_true", help="note the counters, before the trainers start")
     parser.add_argument("--code", type=int, default=1, help="what the launcher of the trainers returned")

@@ -1,22 +1,34 @@
-"""What commands of the node side write for others: a line on stderr, status.json, and a monitor's peaks file."""
+"""What commands of the node side share: the arguments that say which attempt, and what they write for others: a line on
+stderr, status.json, and a monitor's peaks file."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..rundir import file_names
 from ..rundir.files import replace_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     Record = dict[str, Any]
 
 COMES_BACK_LATER = 75
 """Exit code of a job that saved and stopped before its last step (EX_TEMPFAIL of sysexits.h)."""
+
+
+NODES_ON_STDIN = "node names on stdin, one a line"
+
+
+def command_parser(command: str, description: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of a command of node.pyz, with the arguments that name the attempt."""
+    parser = argparse.ArgumentParser(prog=f"node.pyz {command}", description=description)
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True)
+    return parser
 
 
 def say(message: str) -> None:

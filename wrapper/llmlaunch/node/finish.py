@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..causes.attempt_cause import cause_of
 from ..causes.cause import cause as cause_record
-from ..causes.cause import nodes_at_fault, sentence
+from ..causes.cause import ended_badly, failed, nodes_at_fault, rank_end, sentence
 from ..causes.signs import SAID_BY_SLURM
 from ..rundir import file_names
 from ..rundir.attempt import rank_records
@@ -28,7 +28,7 @@ from ..rundir.run import begun_attempts
 from ..rundir.spool_place import is_private, spool_folder, spool_root
 from ..rundir.values import counted, job_of
 from .checkpoint import checkpoint_of, read_tracker, saved_step
-from .files import COMES_BACK_LATER, say, write_status
+from .files import COMES_BACK_LATER, command_parser, say, write_status
 from .restart_policy import (
     FIRST_LAYOUT,
     PREEMPTED,
@@ -193,15 +193,19 @@ def judge(launcher_code: int, ranks: list[Record], nodes: list[Record]) -> tuple
     0 only where the launcher returned 0, every node left its done marker and no rank failed. A rank without an
     end in its record did not fail by that: a full disk may have kept it from being written.
     """
-    failed = sorted((rank for rank in ranks if _failed(rank)), key=_blame)
+    # those torchrun took down with SIGTERM after another had failed come last
+    failures = sorted(
+        filter(failed, ranks), key=lambda rank: (not ended_badly(rank), rank.get("ended_at") or float("inf"))
+    )
     missing = [node["node"] for node in nodes if not node["done"]]
-    if launcher_code == 0 and not failed and not missing:
+    if launcher_code == 0 and not failures and not missing:
         return 0, f"{counted(len(nodes), 'node')}, {counted(len(ranks), 'rank')}"
-    if failed:
-        first = failed[0]
-        others = f" (first of {len(failed)} failed ranks)" if len(failed) > 1 else ""
-        why = f"rank {first['rank']} on node {first['node']} {_ending(first)}{others}"
-        return launcher_code or _own_code(first), why
+    if failures:
+        first = failures[0]
+        others = f" (first of {len(failures)} failed ranks)" if len(failures) > 1 else ""
+        why = f"rank {first['rank']} on node {first['node']} {rank_end(first)}{others}"
+        own_code = int(first["exit_code"]) if first.get("signal") is None else 128 + signal_number(first["signal"])
+        return launcher_code or own_code, why
     if missing:
         names = [node for node in missing if node is not None]
         parts = [f"node {node} left no done marker" for node in names]
@@ -210,27 +214,6 @@ def judge(launcher_code: int, ranks: list[Record], nodes: list[Record]) -> tuple
         why = "; ".join(parts)
         return launcher_code or 1, f"the launcher returned {launcher_code}; {why}" if launcher_code else why
     return launcher_code, f"the launcher returned {launcher_code}, though every trainer ended with 0"
-
-
-def _failed(rank: Record) -> bool:
-    return rank.get("signal") is not None or rank.get("exit_code") not in (None, 0)
-
-
-def _blame(rank: Record) -> tuple[bool, float]:
-    """Order of failed ranks: those torchrun took down with SIGTERM after another had failed come last."""
-    return rank.get("signal") == "SIGTERM", rank.get("ended_at") or float("inf")
-
-
-def _own_code(rank: Record) -> int:
-    if rank.get("signal") is not None:
-        return 128 + signal_number(rank["signal"])
-    return int(rank["exit_code"])
-
-
-def _ending(rank: Record) -> str:
-    if rank.get("signal") is not None:
-        return f"was ended by {rank['signal']}"
-    return f"exited with {rank['exit_code']}"
 
 
 def _done_markers(directory: Path, options: argparse.Namespace) -> list[str]:
@@ -293,9 +276,7 @@ def _cause_or_none(run_dir: Path, attempt: str, ranks: Sequence[Record], code: i
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz finish")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
+    parser = command_parser("finish")
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--code", type=int, required=True, help="what the launcher returned")
     parser.add_argument("--told", dest="stop_signal", default="", help="what asked the job to stop: USR1 or TERM")

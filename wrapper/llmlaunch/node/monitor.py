@@ -12,12 +12,11 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.spool_place import spool_root
-from .files import PeaksFile, say
+from .files import PeaksFile, command_parser, say
 from .host_memory import HostMemory
 from .line_writer import DiskThread, LineWriter
 from .local_spool import Spool, deliver_all
@@ -228,9 +227,7 @@ def _largest_rise(before: list[int], now: list[int]) -> int:
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz monitor")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
+    parser = command_parser("monitor")
     parser.add_argument("--node", required=True)
     for name, default, meaning in (
         ("--interval", 1.0, "between memory samples"),

@@ -12,7 +12,6 @@ import re
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..placement.search import place
@@ -20,8 +19,8 @@ from ..placement.traffic import Sizes, Volumes, inverse, term_seconds, traffic
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
-from ..rundir.values import counted
-from .files import say
+from ..rundir.values import counted, host_names
+from .files import NODES_ON_STDIN, command_parser, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +35,6 @@ BUDGET_SECONDS = 3.0
 SCONTROL_SECONDS = 20.0
 SLURMS_ORDER = "slurm"
 LEAST_GAIN = 0.0005  # worth naming
-_BRACKETS = re.compile(r"\[([^\]]*)\]")
 _FIELD = re.compile(r"(\w+)=(\S+)")
 
 
@@ -188,16 +186,11 @@ def guessed_bandwidth(levels: Sequence[Sequence[int]], leaf_bytes_per_second: fl
     return [[leaf_bytes_per_second / 2**level for level in row] for row in levels]
 
 
-def expand(expression: str) -> list[str]:
-    """The names a SLURM host list stands for: `n[1-2,07]` is n1, n2, n07. Zeros in front are kept."""
-    return [name for part in _split(expression) for name in _expand_one(part)]
-
-
 def _units(text: str, wanted: set[str]) -> Iterator[Unit]:
     sizes: list[tuple[int, frozenset[str]]] = []
     for line in text.splitlines():
         fields: dict[str, str] = dict(_FIELD.findall(line))
-        below = frozenset(expand(fields.get("Nodes", ""))) if "Nodes" in fields else frozenset()
+        below = frozenset(host_names(fields.get("Nodes", ""))) if "Nodes" in fields else frozenset()
         if "SwitchName" in fields and fields.get("Level", "").isdigit():
             yield int(fields["Level"]), below & wanted
         elif "BlockName" in fields:
@@ -214,34 +207,8 @@ def _level(units: Sequence[Unit], a: str, b: str, top: int) -> int:
     return next((level for level, below in units if a in below and b in below), top)
 
 
-def _split(expression: str) -> list[str]:
-    """At the commas outside brackets."""
-    return [part for part in re.split(r",(?![^\[]*\])", expression) if part]
-
-
-def _expand_one(part: str) -> list[str]:
-    brackets = _BRACKETS.search(part)
-    if brackets is None:
-        return [part]
-    head, tails = part[: brackets.start()], _expand_one(part[brackets.end() :])
-    return [
-        head + number + tail for piece in brackets.group(1).split(",") for number in _numbers(piece) for tail in tails
-    ]
-
-
-def _numbers(piece: str) -> Iterator[str]:
-    first, dash, last = piece.partition("-")
-    if not dash:
-        yield first
-        return
-    for number in range(int(first), int(last) + 1):
-        yield str(number).zfill(len(first))
-
-
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz place", description="node names on stdin, one a line")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
+    parser = command_parser("place", NODES_ON_STDIN)
     parser.add_argument("--layout", default=".", help="folder of the layout that is trained")
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="SECONDS", help="for the search")
     return parser.parse_args(argv)

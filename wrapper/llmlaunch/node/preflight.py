@@ -25,7 +25,7 @@ from ..causes.log_scan import read_log, scan
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
-from .files import say
+from .files import NODES_ON_STDIN, command_parser, say
 from .signals import die_with_parent
 
 if TYPE_CHECKING:
@@ -216,9 +216,7 @@ def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz preflight")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
+    parser = command_parser("preflight")
     parser.add_argument("--node", required=True)
     parser.add_argument("--kind", choices=["gpu", "cpu"], required=True)
     parser.add_argument("--devices", type=int, required=True, help="of this node")
@@ -341,8 +339,6 @@ def _cause_of(node: str, why: str, all_bad: bool, enough: bool) -> Record:
 
 
 def _choose_arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz choose", description="node names on stdin, one a line")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
+    parser = command_parser("choose", NODES_ON_STDIN)
     parser.add_argument("--nodes", required=True, type=int, help="how many are to train")
     return parser.parse_args(argv)

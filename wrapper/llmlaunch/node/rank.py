@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import replace_json
-from .files import say
+from .files import command_parser, say
 from .process_tree import all_pids, parent_of
 from .signals import die_with_parent, end_like, signal_name, signal_number
 from .stacks import ask_for_stacks, prepare_stacks, remove_if_empty
@@ -183,9 +183,8 @@ def set_probe_variable(run_directory: Path, attempt: str, node: str, rank: int, 
 
 
 def _arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(prog="node.pyz rank", usage="%(prog)s [options] -- PROGRAM [ARG ...]")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
+    parser = command_parser("rank")
+    parser.usage = "%(prog)s [options] -- PROGRAM [ARG ...]"
     parser.add_argument("--node", required=True)
     cut = argv.index("--") if "--" in argv else len(argv)
     options = parser.parse_args(argv[:cut])

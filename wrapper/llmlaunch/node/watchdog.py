@@ -20,7 +20,7 @@ from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
 from ..rundir.step_lines import StepLines
 from .checkpoint import read_tracker
-from .files import say
+from .files import command_parser, say
 from .process_tree import Process, kill_tree
 from .progress import NodeLogs, StepTracker
 from .signals import die_with_parent, hold_end_signals
@@ -263,9 +263,7 @@ def _file_sizes(directory: Path) -> dict[str, int] | None:
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz watchdog")
-    parser.add_argument("--run-dir", required=True, type=Path)
-    parser.add_argument("--attempt", required=True)
+    parser = command_parser("watchdog")
     parser.add_argument("--layout", default="", help="folder in the run directory whose run.json counts")
     parser.add_argument("--child", required=True, type=int, help="process of the training step: srun or train.sh")
     parser.add_argument("--shell", type=int, help="is sent USR1 when the stop file is there; the child where absent")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["Attempt", "is_rank_record", "rank_records", "sound_rank", "with_copies"]
+__all__ = ["Attempt", "is_rank_record", "object_or_problem", "rank_records", "sound_rank", "with_copies"]
 
 _SIGNAL_BYTES = 4096
 
@@ -156,7 +156,7 @@ class Attempt:
         self.__dict__.update(verdict=None, status={})
 
     def _object(self, name: str) -> Record | None:
-        return _object_or_problem(self.folder / name, self.problems)
+        return object_or_problem(self.folder / name, self.problems)
 
 
 def rank_records(
@@ -166,7 +166,7 @@ def rank_records(
     `unnumbered` for each whose rank is no whole number."""
     records = []
     for path in (attempt_folder / file_names.RANKS).glob("[!.]*.json"):
-        record = _object_or_problem(path, problems)
+        record = object_or_problem(path, problems)
         if record is not None and is_rank_record(record):
             records.append(sound_rank(record))
         elif record is not None and unnumbered is not None:
@@ -220,7 +220,9 @@ _KINDS: Mapping[str, Callable[[object], bool]] = {
 }
 
 
-def _object_or_problem(path: Path, problems: list[str] | None) -> Record | None:
+def object_or_problem(path: Path, problems: list[str] | None) -> Record | None:
+    """Return the JSON object in `path`, None where there is none. `problems` gets a sentence for one that
+    cannot be read."""
     try:
         return object_in(path)
     except FileNotFoundError:

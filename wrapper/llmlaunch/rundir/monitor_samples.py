@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .files import parse_json
-from .values import byte_count, number, objects_in, text_or_none, time_or_none, whole_number
+from .values import byte_count, bytes_within, number, objects_in, text_or_none, time_or_none, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -195,15 +195,17 @@ def _add_peaks(gpu: GpuPeaks, record: Mapping[str, Any]) -> None:
     gpu.mig = gpu.mig or text_or_none(record.get("mig"))
     gpu.total_bytes = _larger(gpu.total_bytes, byte_count(record.get("total_bytes")))
     gpu.reserved_bytes = _larger(gpu.reserved_bytes, byte_count(record.get("reserved_bytes")))
-    gpu.baseline_bytes = _smaller(gpu.baseline_bytes, _within(gpu, record.get("baseline_bytes")))
-    gpu.device_peak_bytes = _larger(gpu.device_peak_bytes, _within(gpu, record.get("device_peak_bytes")))
+    gpu.baseline_bytes = _smaller(gpu.baseline_bytes, bytes_within(gpu.total_bytes, record.get("baseline_bytes")))
+    gpu.device_peak_bytes = _larger(
+        gpu.device_peak_bytes, bytes_within(gpu.total_bytes, record.get("device_peak_bytes"))
+    )
     for name, peaks in (
         ("process_peak_bytes", gpu.process_peak_bytes),
         ("accounting_peak_bytes", gpu.accounting_peak_bytes),
     ):
         by_pid = record.get(name)
         for pid, value in by_pid.items() if isinstance(by_pid, dict) else ():
-            count = _within(gpu, value)
+            count = bytes_within(gpu.total_bytes, value)
             if count:
                 peaks[pid] = max(count, peaks.get(pid, 0))
 
@@ -260,12 +262,6 @@ def _remark(event: object, line: Mapping[str, Any]) -> str | None:
         gpu = line.get("gpu")
         return f"GPU {gpu.get('uuid') if isinstance(gpu, dict) else '?'} was lost"
     return "NVML stopped answering for a while" if event == "nvml_stalled" else None
-
-
-def _within(gpu: GpuPeaks, value: object) -> int | None:
-    """More than the device has is no measurement: interposers have returned 17 TiB (Project-HAMi/HAMi issue 1181)."""
-    count = byte_count(value)
-    return None if count is None or (gpu.total_bytes and count > gpu.total_bytes) else count
 
 
 def _larger(first: N | None, second: N | None) -> N | None:

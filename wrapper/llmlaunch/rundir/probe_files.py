@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .files import parse_json, read_bytes
-from .values import byte_count, text_or_none, time_or_none
+from .values import byte_count, bytes_within, text_or_none, time_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -99,12 +99,6 @@ def _device(account: Mapping[str, Any], entry: Any) -> TorchPeaks | None:
     if not isinstance(entry, dict) or byte_count(entry.get("device")) is None:
         return None
     total = byte_count(entry.get("total_bytes"))
-
-    def within(name: str) -> int | None:
-        """More than the device has is no measurement."""
-        count = byte_count(entry.get(name))
-        return None if count is None or (total and count > total) else count
-
     return TorchPeaks(
         rank=account["rank"],
         device=entry["device"],
@@ -115,14 +109,14 @@ def _device(account: Mapping[str, Any], entry: Any) -> TorchPeaks | None:
         at=time_or_none(account.get("at")),
         ended=account.get("ended") is True,
         total_bytes=total,
-        allocated_peak_bytes=within("allocated_peak_bytes"),
-        active_peak_bytes=within("active_peak_bytes"),
-        reserved_peak_bytes=within("reserved_peak_bytes"),
-        reserved_bytes=within("reserved_bytes"),
+        allocated_peak_bytes=bytes_within(total, entry.get("allocated_peak_bytes")),
+        active_peak_bytes=bytes_within(total, entry.get("active_peak_bytes")),
+        reserved_peak_bytes=bytes_within(total, entry.get("reserved_peak_bytes")),
+        reserved_bytes=bytes_within(total, entry.get("reserved_bytes")),
         alloc_retries=byte_count(entry.get("alloc_retries")),
         ooms=byte_count(entry.get("ooms")),
-        device_used_bytes=within("device_used_bytes"),
-        outside_bytes=within("outside_bytes"),
+        device_used_bytes=bytes_within(total, entry.get("device_used_bytes")),
+        outside_bytes=bytes_within(total, entry.get("outside_bytes")),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import file_names
-from .attempt import Attempt
+from .attempt import Attempt, object_or_problem
 from .files import object_in, read_object, read_run_id
 from .values import is_attempt, is_fallback, whole_number
 
@@ -61,14 +61,14 @@ def read_run(directory: Path) -> RunFiles:
     run = _description(directory)
     problems: list[str] = []
     attempts = _attempts(directory, problems)
-    submission = _optional(directory / file_names.SUBMISSION, problems)
+    submission = object_or_problem(directory / file_names.SUBMISSION, problems)
     return RunFiles(
         directory=directory,
         run=run,
         run_id=read_run_id(directory),
         submission=submission,
-        refused=_optional(directory / file_names.REFUSED, problems) if submission is None else None,
-        status=_optional(directory / file_names.STATUS, problems),
+        refused=object_or_problem(directory / file_names.REFUSED, problems) if submission is None else None,
+        status=object_or_problem(directory / file_names.STATUS, problems),
         attempts=attempts,
         fallbacks=_fallbacks(directory, attempts, problems),
         problems=tuple(problems),
@@ -111,20 +111,10 @@ def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[st
         if not is_fallback(layout):
             problems.append(f"{directory}: an attempt names the layout {layout!r}, which is no fallback/NUMBER")
             continue
-        description = _optional(directory / layout / file_names.RUN, problems)
+        description = object_or_problem(directory / layout / file_names.RUN, problems)
         if description is not None:
             descriptions[layout] = description
     return descriptions
-
-
-def _optional(path: Path, problems: list[str]) -> Record | None:
-    try:
-        return object_in(path)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        problems.append(f"{path}: {error}")
-        return None
 
 
 def begun_attempts(run_directory: Path) -> list[Attempt]:

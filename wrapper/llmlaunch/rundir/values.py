@@ -14,8 +14,10 @@ from typing import Any
 
 __all__ = [
     "byte_count",
+    "bytes_within",
     "count_above_zero",
     "counted",
+    "host_names",
     "is_attempt",
     "is_cluster",
     "is_fallback",
@@ -41,6 +43,13 @@ _INT64 = 2**63
 def byte_count(value: object) -> int | None:
     """Return a whole number that is not negative and fits a database, else None."""
     return value if type(value) is int and 0 <= value < _INT64 else None
+
+
+def bytes_within(total: int | None, value: object) -> int | None:
+    """Return a number of bytes, None where the device has fewer in total and so it is no measurement: interposers have
+    returned 17 TiB (Project-HAMi/HAMi issue 1181)."""
+    count = byte_count(value)
+    return None if count is None or (total and count > total) else count
 
 
 def whole_number(value: object) -> int | None:
@@ -77,6 +86,7 @@ _LOCAL_JOB = re.compile(r"local-[0-9]{1,12}-[1-9][0-9]{0,9}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]{0,199}", re.ASCII)
 _RESTARTS = re.compile(r"[0-9]{1,6}", re.ASCII)
+_NUMBERS = re.compile(r"\[([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\]", re.ASCII)
 _FALLBACK = re.compile(r"fallback/[1-9][0-9]{0,3}", re.ASCII)
 
 # CSI and OSC sequences of ECMA-48, introduced by ESC or by their single C1 character. An OSC that never ends is left
@@ -107,6 +117,26 @@ def is_attempt(text: object) -> bool:
         return False
     job, _, restarts = text.rpartition(".")
     return is_job_id(job) and _RESTARTS.fullmatch(restarts) is not None
+
+
+def host_names(expression: str) -> list[str]:
+    """Return the names a SLURM host list stands for: `n[1-2,07]` is n1, n2, n07. What is not understood stays
+    as it is."""
+    return [name for part in re.split(r",(?![^\[]*\])", expression) if part for name in _expanded(part)]
+
+
+def _expanded(part: str) -> list[str]:
+    numbers = _NUMBERS.search(part)
+    if numbers is None:
+        return [part]
+    head, tails = part[: numbers.start()], _expanded(part[numbers.end() :])
+    names = []
+    for span in numbers[1].split(","):
+        first, _, last = span.partition("-")
+        names += [
+            f"{head}{n:0{len(first)}d}{tail}" for n in range(int(first), int(last or first) + 1) for tail in tails
+        ]
+    return names
 
 
 def job_of(attempt: str) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from llmlaunch.rundir.values import whole_number
+
 __all__ = ["Figures", "MeasuredPeak", "Sink", "changed_runs", "figures_of"]
 
 
@@ -77,9 +79,9 @@ def _peak(record: Mapping[str, Any]) -> MeasuredPeak | None:
     return MeasuredPeak(
         kind=str(record.get("peak_kind")),
         peak_bytes=record["peak_bytes"],
-        predicted_bytes=_whole(record.get("predicted_bytes")),
-        stage=_whole(record.get("pipeline_rank")),
-        rank=_whole(record.get("global_rank")),
+        predicted_bytes=whole_number(record.get("predicted_bytes")),
+        stage=whole_number(record.get("pipeline_rank")),
+        rank=whole_number(record.get("global_rank")),
         node=str(record.get("node") or ""),
         gpu_uuid=str(record.get("gpu_uuid") or ""),
         source=str(record.get("peak_source") or ""),
@@ -109,7 +111,7 @@ def _settings(
     return {
         name: value if isinstance(value, (int, float, bool)) else _text(value)
         for name, value in settings.items()
-        if _is_said(value)
+        if value is not None and value != [] and value != ""
     }
 
 
@@ -136,7 +138,9 @@ def _numbers(
     ):
         if isinstance(value, (int, float)):
             numbers[name] = value
-    worst = max((peak for peak in peaks if peak.kind in ("device", "resident")), key=_size, default=None)
+    worst = max(
+        (peak for peak in peaks if peak.kind in ("device", "resident")), key=lambda peak: peak.peak_bytes, default=None
+    )
     if worst is not None:
         numbers["peak_bytes/worst"] = worst.peak_bytes
     for record in own:
@@ -157,31 +161,19 @@ def _planned(memory: Mapping[str, Any]) -> dict[str, float]:
         f"predicted_bytes/{kind}/stage{rank.get('pipeline_rank')}": rank[name]
         for rank in (listed if isinstance(listed, list) else ())
         for kind, name in (("allocated", "allocated_bytes"), ("reserved", "reserved_bytes"), (own, "device_bytes"))
-        if _whole(rank.get(name)) is not None
+        if whole_number(rank.get(name)) is not None
     }
-    if _whole(memory.get("host_bytes_per_node")) is not None:
+    if whole_number(memory.get("host_bytes_per_node")) is not None:
         numbers["predicted_bytes/host"] = memory["host_bytes_per_node"]
     return numbers
-
-
-def _size(peak: MeasuredPeak) -> int:
-    return peak.peak_bytes
 
 
 def _raise(numbers: dict[str, float], name: str, value: float) -> None:
     numbers[name] = max(value, numbers.get(name, value))
 
 
-def _is_said(value: object) -> bool:
-    return value is not None and value != [] and value != ""
-
-
 def _text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _whole(value: object) -> int | None:
-    return value if type(value) is int else None
 
 
 class Sink(Protocol):

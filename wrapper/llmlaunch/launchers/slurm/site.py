@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llmlaunch.causes.attempt_cause import expanded
 from llmlaunch.cluster.slurm_site import Answers
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.slurm.commands import CommandAnswer, SlurmCommands
+from llmlaunch.rundir.values import host_names
 
 __all__ = ["Exclusion", "ask_site", "cluster_name", "exclusion", "nodes_of_cluster"]
 
@@ -101,13 +101,13 @@ def exclusion(sick: Sequence[str], directives: Sequence[str], listed: str) -> Ex
         node, partition, state = [*line.split("|"), "", ""][:3]
         if partition.rstrip("*") in partitions if partitions else partition.endswith("*"):
             there[node] = state
-    wanted = set(expanded(options.get("nodelist", "")))
+    wanted = set(host_names(options.get("nodelist", "")))
     names = tuple(node for node in dict.fromkeys(sick) if node in there and node not in wanted)
     if not names:
         return Exclusion((), ())
     own = options.get("exclude", "")
     left = {node for node, state in there.items() if re.split(r"[^a-z]", state)[0] not in _UNUSABLE}
-    left -= {*names, *expanded(own)}
+    left -= {*names, *host_names(own)}
     if len(left) < _count(options.get("nodes", "1")):
         return Exclusion(names, (), too_few=True)
     together = ",".join(part for part in (own, *names) if part)
