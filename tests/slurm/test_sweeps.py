@@ -16,7 +16,8 @@ from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import read_submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
-from llmlaunch.launchers.sweep import How, after, max_array_size, refuse_array, submit_sweep, task_submission
+from llmlaunch.launchers.slurm.site import max_array_size
+from llmlaunch.launchers.sweep import How, after, refuse_array, submit_sweep, task_submission
 from llmlaunch.rendering.sweep import render_sweep, run_names
 
 pytestmark = pytest.mark.slurm

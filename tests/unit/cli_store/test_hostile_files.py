@@ -25,8 +25,9 @@ from llmlaunch.rundir.memory_files import attempt_summary
 from llmlaunch.rundir.run import run_history
 from llmlaunch.store.read_directory import read_directory
 from llmlaunch.watch.events import EventReader
+from llmlaunch.watch.frames import frame
 from llmlaunch.watch.run_reader import RunReader
-from llmlaunch.watch.views import JsonView, LineView, frame
+from llmlaunch.watch.views import JsonView, LineView
 from support.command_line import CommandLine, data_folders, run_llmlaunch
 from support.store_run_dirs import STARTED, gpu
 

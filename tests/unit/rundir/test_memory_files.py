@@ -14,7 +14,7 @@ from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.rundir.memory_files import WHOLE_BYTES, MemoryWatch, attempt_summary, summarize
 from llmlaunch.rundir.summary import AttemptSummary, RankSummary, still_whole, summary_of_json
 from llmlaunch.store.read_directory import RunRead, read_directory
-from llmlaunch.watch import run_reader
+from llmlaunch.watch import gauges
 from llmlaunch.watch.events import EventReader
 from llmlaunch.watch.run_reader import RunReader
 from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
@@ -406,7 +406,7 @@ def test_who_follows_or_watches_a_run_sees_the_peak_that_collect_records(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of what the device held was somebody's before the training: the same on every screen, and in the store."""
-    monkeypatch.setattr(run_reader, "_MEMORY_SECONDS", 0.0)
+    monkeypatch.setattr(gauges, "_MEMORY_SECONDS", 0.0)
     submission = Submission("slurm", "77", run.path, 0.0)
     run.write(f"attempts/{ATTEMPT}/attempt.json", {"attempt": ATTEMPT, "layout": "", "nodes": ["n0"]})
     run.line("n0", "start", gpus=[gpu(0, peak_gib=21, baseline_gib=20), gpu(1, peak_gib=21, baseline_gib=20)])

@@ -13,7 +13,7 @@ from watched_run import RUN, append, write
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.units import GIB
-from llmlaunch.watch import run_reader
+from llmlaunch.watch import gauges
 from llmlaunch.watch.events import EventReader
 from llmlaunch.watch.model import WatchedRun
 
@@ -60,7 +60,7 @@ def peaks(attempt: str, gibibytes: int) -> str:
 
 @pytest.fixture(autouse=True)
 def memory_is_always_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_reader, "_MEMORY_SECONDS", 0.0)
+    monkeypatch.setattr(gauges, "_MEMORY_SECONDS", 0.0)
 
 
 @pytest.fixture

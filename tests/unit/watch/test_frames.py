@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from llmlaunch.units import GIB
 from llmlaunch.watch.bars import ASCII, BLOCKS, Glyphs, Line, alarm, bar, plain, sparkline
+from llmlaunch.watch.frames import frame
 from llmlaunch.watch.model import Gauge, WatchedRun
-from llmlaunch.watch.views import changes, frame
+from llmlaunch.watch.views import changes
 
 NOW = 1000.0
 

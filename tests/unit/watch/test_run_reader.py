@@ -12,7 +12,7 @@ from watched_run import RUN, append, write
 
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_status import RunStatus
-from llmlaunch.watch import run_reader
+from llmlaunch.watch import gauges
 from llmlaunch.watch.model import Gauge, WatchedRun
 from llmlaunch.watch.run_reader import RunReader
 from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
@@ -23,7 +23,7 @@ TWO_STAGES = {**RUN, "pipeline": 2, "predicted_bytes": [40 * GIB, 50 * GIB]}
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_reader, "_MEMORY_SECONDS", 0.0)
+    monkeypatch.setattr(gauges, "_MEMORY_SECONDS", 0.0)
 
 
 def reader_of(directory: Path, **changes: Any) -> RunReader:

@@ -199,7 +199,7 @@ def plan(recipe: Recipe | str | Path, overrides: Sequence[str] = (), notify: Not
         UserError: the recipe is invalid, or no layout is legal at all.
     """
     from llmlaunch.backends.framework_version import with_framework_version
-    from llmlaunch.launchers.frameworks import probed_packages
+    from llmlaunch.launchers.environment_cache import probed_packages
     from llmlaunch.recipe.consistency import cautions
 
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)

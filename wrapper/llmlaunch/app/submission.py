@@ -136,7 +136,8 @@ def _refuse_sweep(
     runs: Sequence[PlannedRun], variants: Sequence[Variant], choice: LauncherChoice, options: SweepOptions
 ) -> None:
     """Raise UserError where several runs cannot be submitted at once; SLURM is asked how long an array may be."""
-    from llmlaunch.launchers.sweep import max_array_size, refuse_array
+    from llmlaunch.launchers.slurm.site import max_array_size
+    from llmlaunch.launchers.sweep import refuse_array
     from llmlaunch.rendering.run_json import restart_by
 
     if choice.launcher.name != "slurm":
@@ -158,7 +159,7 @@ def _planned_for_this_machine(run: PlannedRun, why: str, notify: Notify) -> Plan
     """Return the plan of a local run, after everything that can be refused at once. The interpreter is the recipe's,
     else what LLMLAUNCH_PYTHON names, else this one if it has torch. Where the peak is resident memory, the bytes of an
     idle trainer are measured and the run is planned again with them."""
-    from llmlaunch.launchers.idle_trainer import measured_baseline
+    from llmlaunch.launchers.environment_cache import measured_baseline
     from llmlaunch.launchers.local_gpus import refuse_missing_gpus
 
     recipe = run.recipe

@@ -133,7 +133,8 @@ def _show_environment(
 ) -> int:
     """Show what a training environment holds, and keep it. `container` is an image or a recipe, `frameworks` an
     interpreter, a recipe or empty. Raises UserError."""
-    from llmlaunch.launchers.frameworks import cache_probe, environment_key, probe_environment
+    from llmlaunch.launchers.environment_cache import cache_probe, environment_key
+    from llmlaunch.launchers.frameworks import probe_environment
 
     place = _environment(container, frameworks, python)
     key = environment_key(place.container, place.python)  # an image that changes meanwhile was not probed

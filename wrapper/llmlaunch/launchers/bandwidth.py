@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import socket
 import subprocess
@@ -27,8 +26,12 @@ __all__ = [
     "MeasuredBandwidth",
     "allocated_nodes",
     "default_python",
+    "free_port",
+    "last_lines",
     "measure_allocation",
     "measure_locally",
+    "reported",
+    "run_probe",
 ]
 
 # $0 is the interpreter, the rest torchrun's and the script's words. Python reads the script from a file of the node.
@@ -108,7 +111,7 @@ def measure_locally(processes: int, probe: BandwidthProbe, say: Callable[[str], 
     if processes < 2:
         raise UserError("--local: give at least 2 processes")
     torchrun = ["--nnodes=1", f"--nproc_per_node={processes}", "--master_addr=127.0.0.1"]
-    torchrun += [f"--master_port={_free_port()}", "--rdzv_backend=static"]
+    torchrun += [f"--master_port={free_port()}", "--rdzv_backend=static"]
     say(f"Measuring between {counted(processes, 'process')} of this machine...")
     return _measured(_run([], probe, torchrun, [*probe.words, "--each-process-a-node"]), probe)
 
@@ -118,31 +121,45 @@ def _run(
 ) -> subprocess.CompletedProcess[str]:
     if before and shutil.which(before[0]) is None:
         raise UserError(f"{before[0]}: not found on this host; run it where SLURM's commands are")
-    environment = {
-        **os.environ,
+    variables = {
         "LLMLAUNCH_NETWORK_SCRIPT": NETWORK_BANDWIDTH.read_text(encoding="utf-8"),
         "LLMLAUNCH_TORCHRUN_WORDS": str(len(torchrun)),
         "OMP_NUM_THREADS": "1",
     }
-    command = [*before, "bash", "-c", _ON_EACH_NODE, probe.python, *torchrun, *words]
+    return run_probe([*before, "bash", "-c", _ON_EACH_NODE, probe.python, *torchrun, *words], variables)
+
+
+def run_probe(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command with these variables beside the person's own. Raises UserError where it cannot be started."""
     try:
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
     except OSError as failure:
-        raise UserError(f"{shlex.join(command[:1])}: cannot be run: {failure.strerror}") from None
+        raise UserError(f"{command[0]}: cannot be run: {failure.strerror}") from None
 
 
 def _measured(answer: subprocess.CompletedProcess[str], probe: BandwidthProbe) -> MeasuredBandwidth:
+    report = reported(answer, "bytes_per_second")
+    if report is not None:
+        nodes, speeds = report.pop("nodes"), report.pop("bytes_per_second")
+        return MeasuredBandwidth(tuple(nodes), tuple(map(tuple, speeds)), report)
+    if any(text in answer.stderr + answer.stdout for text in ("No module named 'torch'", "No module named torch")):
+        raise UserError(f"{probe.python}: has no torch on the nodes; name the training environment's (--python)")
+    raise UserError(f"the measurement failed with exit code {answer.returncode}; its last words:\n{last_lines(answer)}")
+
+
+def reported(answer: subprocess.CompletedProcess[str], key: str) -> dict[str, Any] | None:
+    """Return the JSON object with `key` that a probe that ended well printed, maybe among other lines."""
     for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
         with contextlib.suppress(ValueError):
             report = json.loads(line)
-            if isinstance(report, dict) and "bytes_per_second" in report:
-                nodes, speeds = report.pop("nodes"), report.pop("bytes_per_second")
-                return MeasuredBandwidth(tuple(nodes), tuple(map(tuple, speeds)), report)
+            if isinstance(report, dict) and key in report:
+                return report
+    return None
+
+
+def last_lines(answer: subprocess.CompletedProcess[str]) -> str:
     output = [line for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
-    if any("No module named 'torch'" in line or "No module named torch" in line for line in output):
-        raise UserError(f"{probe.python}: has no torch on the nodes; name the training environment's (--python)")
-    tail = "\n".join(f"  {line}" for line in output[-8:])
-    raise UserError(f"the measurement failed with exit code {answer.returncode}; its last words:\n{tail}")
+    return "\n".join(f"  {line}" for line in output[-8:])
 
 
 def _hostnames(expression: str) -> list[str]:
@@ -157,7 +174,7 @@ def _hostnames(expression: str) -> list[str]:
     return answer.stdout.split()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

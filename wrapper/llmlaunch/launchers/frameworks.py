@@ -5,37 +5,24 @@ The script travels in an environment variable and the answer on stdout: node and
 
 from __future__ import annotations
 
-import contextlib
 import glob
-import json
 import os
-import re
 import shlex
 import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
+from llmlaunch.launchers.bandwidth import last_lines, reported, run_probe
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.scripts import paths_to_mount, sbatch_options, setup_lines
 from llmlaunch.rendering.shell import shell_word
 from llmlaunch.trainers import FRAMEWORK_VERSIONS
 
-__all__ = [
-    "Environment",
-    "cache_probe",
-    "cached_probe",
-    "environment_key",
-    "environment_named",
-    "environment_of",
-    "probe_environment",
-    "probed_packages",
-]
+__all__ = ["Environment", "environment_named", "environment_of", "probe_environment"]
 
 
 MINUTES = 10
@@ -109,14 +96,15 @@ def probe_environment(place: Environment, local: bool, say: Callable[[str], None
     """
     command = _command(place, local)
     say("Looking at the training environment on this machine..." if local else "Waiting for a node of SLURM...")
-    environment = {**os.environ, "LLMLAUNCH_PROBE_SCRIPT": FRAMEWORK_VERSIONS.read_text(encoding="utf-8")}
-    environment |= {"LLMLAUNCH_PROBE_PYTHON": place.python or ""}
-    environment |= {"MEGATRON_LM_PATH": place.checkout} if place.checkout else {}
-    try:
-        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    except OSError as failure:
-        raise UserError(f"{command[0]}: cannot be run: {failure.strerror}") from None
-    return _seen(answer)
+    variables = {"LLMLAUNCH_PROBE_SCRIPT": FRAMEWORK_VERSIONS.read_text(encoding="utf-8")}
+    variables |= {"LLMLAUNCH_PROBE_PYTHON": place.python or ""}
+    variables |= {"MEGATRON_LM_PATH": place.checkout} if place.checkout else {}
+    answer = run_probe(command, variables)
+    report = reported(answer, "packages")
+    packages = None if report is None else report["packages"]
+    if report is None or not isinstance(packages, Mapping) or not all(isinstance(v, str) for v in packages.values()):
+        raise UserError(f"the probe failed with exit code {answer.returncode}; its last words:\n{last_lines(answer)}")
+    return report
 
 
 def _command(place: Environment, local: bool) -> list[str]:
@@ -124,25 +112,25 @@ def _command(place: Environment, local: bool) -> list[str]:
     container."""
     container = place.container
     mounts = _mounts(place)
-    python = _lines(*(f"export {name}={shell_word(value)}" for name, value in place.variables.items()), _PYTHON)
+    python = "\n".join([*(f"export {name}={shell_word(value)}" for name, value in place.variables.items()), _PYTHON])
     if not local and shutil.which("srun") is None:
         raise UserError("srun: not found on this host; run it where SLURM's commands are, or look here with --local")
     srun = [] if local else [*_srun(), *place.options]
     if container is None:
-        return [*srun, "bash", "-c", _lines(*place.setup, python)]
+        return [*srun, "bash", "-c", "\n".join([*place.setup, python])]
     if container.runtime == "apptainer":
         enter = ["exec", "--no-home", *(["--nv"] if place.gpus else [])]
         enter += [word for mount in mounts for word in ("--bind", mount)]
         inside = shlex.join([*enter, container.image, "bash", "-c", python])
         find = 'enter=$(command -v apptainer || command -v singularity) || { echo "no apptainer on PATH" >&2; exit 1; }'
-        return [*srun, "bash", "-c", _lines(*place.setup, find, f'exec "$enter" {inside}')]
+        return [*srun, "bash", "-c", "\n".join([*place.setup, find, f'exec "$enter" {inside}'])]
     if local:
         raise UserError(
             f"{container.image}: pyxis is a part of srun, so its containers start under SLURM alone; leave out --local"
         )
     boxed = [*srun, f"--container-image={container.image}", "--no-container-mount-home"]
     boxed += [f"--container-mounts={','.join(mounts)}"] if mounts else []
-    return ["bash", "-c", _lines(*place.setup, f"exec {shlex.join([*boxed, 'bash', '-c', python])}")]
+    return ["bash", "-c", "\n".join([*place.setup, f"exec {shlex.join([*boxed, 'bash', '-c', python])}"])]
 
 
 def _srun() -> list[str]:
@@ -161,84 +149,3 @@ def _mounts(place: Environment) -> list[str]:
         if exists and not any(folder.is_relative_to(mount.split(":")[1]) for mount in mounts):
             mounts.append(f"{folder}:{folder}")
     return mounts
-
-
-def _lines(*lines: str) -> str:
-    return "\n".join(lines)
-
-
-def _seen(answer: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
-        with contextlib.suppress(ValueError):
-            report = json.loads(line)
-            if isinstance(report, dict) and _sound(report.get("packages")):
-                return report
-    output: Sequence[str] = [line for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
-    tail = "\n".join(f"  {line}" for line in output[-8:])
-    raise UserError(f"the probe failed with exit code {answer.returncode}; its last words:\n{tail}")
-
-
-def _sound(packages: object) -> bool:
-    return isinstance(packages, Mapping) and all(isinstance(version, str) for version in packages.values())
-
-
-MOST_KEPT = 100
-_DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
-
-
-def environment_key(container: Container | None, python: str | None) -> str | None:
-    """Names one state of a training environment: an image by its digest, or its path and when it was written; an
-    interpreter by its path and when a package was last put beside it. None where a recipe names neither."""
-    if container is not None:
-        digest = _DIGEST.search(container.image)
-        inside = f" {python}" if python else ""
-        return f"image {digest[1] if digest else container.image + _written(Path(container.image))}{inside}"
-    if python is None:
-        return None
-    packages = sorted(Path(python).parent.parent.glob("lib/python3*/site-packages"))
-    return f"python {python}" + "".join(_written(folder) for folder in packages[:1])
-
-
-def probed_packages(recipe: Recipe) -> Mapping[str, str] | None:
-    """The versions of the packages in the recipe's environment by name, where it was probed."""
-    python = recipe.python if recipe.container else recipe.python or os.environ.get("LLMLAUNCH_PYTHON")
-    key = environment_key(recipe.container, python)
-    entry = None if key is None else cached_probe(key)
-    return None if entry is None else entry["packages"]
-
-
-def cached_probe(key: str) -> dict[str, Any] | None:
-    """What `keep_probe` entry under the key; None where there is nothing, or nothing that can be read."""
-    entry = _read().get(key)
-    if not isinstance(entry, dict) or not isinstance(entry.get("packages"), dict):
-        return None
-    sound = all(isinstance(version, str) for version in entry["packages"].values())
-    return dict(entry) if sound else None
-
-
-def cache_probe(key: str, record: Mapping[str, Any]) -> None:
-    """Raises OSError where the cache cannot be written."""
-    entries = {**{name: value for name, value in _read().items() if name != key}, key: dict(record)}
-    path = _path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        json.dump(dict(list(entries.items())[-MOST_KEPT:]), file)
-    Path(file.name).replace(path)
-
-
-def _path() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmlaunch" / "frameworks.json"
-
-
-def _read() -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError, RuntimeError):
-        entries = json.loads(_path().read_text(encoding="utf-8"))
-        return entries if isinstance(entries, dict) else {}
-    return {}
-
-
-def _written(path: Path) -> str:
-    with contextlib.suppress(OSError, ValueError):
-        state = path.stat()
-        return f" {state.st_mtime_ns} {state.st_size}"
-    return ""

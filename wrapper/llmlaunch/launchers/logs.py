@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Submission
-from llmlaunch.launchers.run_files import node_count
+from llmlaunch.launchers.run_files import attempt_names, node_count
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import LogTail, open_regular
@@ -170,22 +170,21 @@ def other_files(submission: Submission, attempts: frozenset[str] | None) -> list
         for (attempt, node), path in log_files(submission).items()
         if node.endswith(_MONITOR) and (attempts is None or attempt in attempts)
     ]
-    folders = sorted((submission.run_dir / file_names.ATTEMPTS).glob("*"), key=lambda path: attempt_order(path.name))
-    mine = [path for path in folders if submission.owns(path.name) and (attempts is None or path.name in attempts)]
-    leftovers = [
-        path for folder in mine for name in _TELLING for path in sorted(folder.glob(name)) if any(path.glob("*"))
+    folders = [
+        submission.run_dir / file_names.ATTEMPTS / attempt / name
+        for attempt in attempt_names(submission)
+        for name in _TELLING
+        if attempts is None or attempt in attempts
     ]
-    return [*logs, *leftovers]
+    return [*logs, *(folder for folder in folders if any(folder.glob("*")))]
 
 
 def _nodes_by_rank(submission: Submission, attempts: frozenset[str] | None) -> list[str]:
     """Return the nodes in rank order, from the newest of these attempts that names them."""
-    folders = sorted((submission.run_dir / file_names.ATTEMPTS).glob("*"), key=lambda path: attempt_order(path.name))
-    for folder in reversed(folders):
-        if submission.owns(folder.name) and (attempts is None or folder.name in attempts):
-            attempt = Attempt(submission.run_dir, folder.name)
-            if attempt.nodes:
-                return attempt.nodes
+    for name in reversed(attempt_names(submission)):
+        nodes = Attempt(submission.run_dir, name).nodes
+        if nodes and (attempts is None or name in attempts):
+            return nodes
     return []
 
 

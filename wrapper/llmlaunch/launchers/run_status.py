@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmlaunch.causes import cause as cause_record
@@ -133,21 +133,14 @@ def read_statuses(submissions: Sequence[Submission], say: Callable[[str], None])
     for submission in submissions:  # two clusters may have jobs of the same number
         groups.setdefault((submission.launcher, submission.cluster), []).append(submission)
     asking = [_Asking(launcher_of(group[0], say), group) for group in groups.values()]
-    files = [_read(submission) for submission in submissions]  # while the schedulers think
+    unasked = [_read(submission) for submission in submissions]  # while the schedulers think
     states = {name: query.states() for name, query in zip(groups, asking, strict=True)}
-    return [
-        RunStatus(
-            submission=submission,
-            state=(state := states[submission.launcher, submission.cluster][submission.job_id]),
-            attempt=read.attempt,
-            progress=read.progress,
-            cause=read.cause,
-            stopping=read.stop_file and not state.ended,
-            layout=read.layout,
-            rehearses=read.rehearses,
-        )
-        for submission, read in zip(submissions, files, strict=True)
-    ]
+    statuses = []
+    for status in unasked:
+        submission = status.submission
+        state = states[submission.launcher, submission.cluster][submission.job_id]
+        statuses.append(replace(status, state=state, stopping=status.stopping and not state.ended))
+    return statuses
 
 
 class _Asking:
@@ -172,29 +165,20 @@ class _Asking:
             self._failure = failure
 
 
-@dataclass(frozen=True)
-class _Files:
-    """What the files of a run's newest attempt say."""
-
-    attempt: str | None
-    progress: Mapping[str, Any]
-    cause: Mapping[str, Any]
-    layout: str
-    stop_file: bool
-    rehearses: int | None
-
-
-def _read(submission: Submission) -> _Files:
+def _read(submission: Submission) -> RunStatus:
+    """Return what the files of a run's newest attempt say; its state is for the launcher to say."""
     name = latest_attempt(submission)
     attempt = None if name is None else Attempt(submission.run_dir, name)
     cause = attempt.status.get("cause") if attempt else None
     rehearsal = (read_object(submission.run_dir / file_names.RUN) or {}).get("rehearsal")
-    return _Files(
+    return RunStatus(
+        submission,
+        JobState("unknown"),
         attempt=name,
         progress=attempt.progress if attempt else {},
         cause=cause if isinstance(cause, dict) else {},
+        stopping=(submission.run_dir / file_names.STOP).exists(),
         layout=attempt.layout if attempt else "",
-        stop_file=(submission.run_dir / file_names.STOP).exists(),
         rehearses=whole_number(rehearsal.get("pipeline_rank")) if isinstance(rehearsal, dict) else None,
     )
 

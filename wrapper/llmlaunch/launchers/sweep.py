@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers import run_environment, run_files
+from llmlaunch.launchers import run_files
 from llmlaunch.launchers.base import Launcher, Submission
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.values import counted, is_path_component
 
-__all__ = ["How", "after", "complete_array", "max_array_size", "refuse_array", "submit_sweep", "task_submission"]
+__all__ = ["How", "after", "complete_array", "refuse_array", "submit_sweep", "task_submission"]
 
 How = Literal["independent", "array", "afterok", "afterany"]
 
@@ -112,23 +110,3 @@ def refuse_array(count: int, most: int | None) -> None:
             f"--array: {counted(count, 'run')}, and this cluster takes arrays of {most} tasks (MaxArraySize); submit "
             "fewer at once, or leave out --array"
         )
-
-
-def max_array_size(timeout_seconds: float = 30.0) -> int | None:
-    """Return MaxArraySize of this cluster (task indices end one below), or None if SLURM does not say."""
-    try:
-        done = subprocess.run(
-            ["scontrol", "show", "config"],
-            env=run_environment.for_queries(os.environ),
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    for line in done.stdout.splitlines():
-        name, _, value = line.partition("=")
-        if name.strip() == "MaxArraySize" and value.strip().isdigit():
-            return int(value)
-    return None

@@ -18,8 +18,10 @@ from llmlaunch.report.text import one_line
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.step_lines import Step
+from llmlaunch.watch.gauges import MemoryReader
+from llmlaunch.watch.loop import Reader
 from llmlaunch.watch.model import Event, WatchedRun, step_text
-from llmlaunch.watch.run_reader import MemoryReader, RunFacts, run_facts, typical_seconds
+from llmlaunch.watch.run_reader import RunFacts, run_facts, typical_seconds
 
 __all__ = ["EventReader", "FollowReader", "LogReader"]
 
@@ -30,13 +32,8 @@ _STEPS_KEPT = 20
 _LAST_LINES = 20
 
 
-class FollowReader(Protocol):
-    """Reads one run for `--follow` (a `watch.loop.Reader`)."""
-
-    @property
-    def files(self) -> int: ...
-
-    def read(self, look: RunStatus) -> WatchedRun: ...
+class FollowReader(Reader, Protocol):
+    """Reads one run for `--follow`."""
 
     def last_lines(self, look: RunStatus, live: bool) -> Sequence[str]:
         """Return what is left to show at the end. `live`: steps were shown in place on a terminal."""

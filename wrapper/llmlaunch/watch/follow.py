@@ -13,7 +13,7 @@ from llmlaunch.report.text import one_line
 from llmlaunch.rundir.values import to_type
 from llmlaunch.units import duration
 from llmlaunch.watch.events import EventReader, FollowReader, LogReader
-from llmlaunch.watch.loop import AskStates, StatePoller, watch
+from llmlaunch.watch.loop import AskStates, StatePoller, View, watch
 from llmlaunch.watch.model import WatchedRun, step_text
 from llmlaunch.watch.screen import Screen
 
@@ -88,7 +88,7 @@ def follow_several(
     return {look.submission.job_id: look.state for look in poller.looks}
 
 
-class _OneRunView:
+class _OneRunView(View):
     """Writes each change of the state and each event; the latest step is shown in place."""
 
     def __init__(self, screen: Screen, submission: Submission) -> None:
@@ -110,9 +110,6 @@ class _OneRunView:
         transient = [event.text for event in run.events if event.transient]
         if transient or run.step is not None:
             self._screen.show([_progress(run) or transient[-1]])
-
-    def idle(self) -> None:
-        pass
 
     def _show_state(self, state: JobState) -> None:
         """Write the state once; a running job speaks for itself."""
@@ -140,7 +137,7 @@ class _OneRunView:
         return abs(expected - self._expected) > _NEWS_OF_START
 
 
-class _SeveralRunsView:
+class _SeveralRunsView(View):
     """Writes each change of a state and each event after the run's name; the latest steps are shown in place."""
 
     def __init__(self, screen: Screen) -> None:
@@ -158,9 +155,6 @@ class _SeveralRunsView:
                     self._screen.say(f"{_name(run)} {event.text}")
         lines = [f"{_name(run)} {(run.phase == 'running' and _progress(run)) or _state_text(run)}" for run in runs]
         self._screen.show([*lines, trouble] if trouble else lines)
-
-    def idle(self) -> None:
-        pass
 
 
 def _progress(run: WatchedRun) -> str:

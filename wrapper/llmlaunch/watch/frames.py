@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from llmlaunch.report.text import one_line
@@ -22,7 +23,7 @@ from llmlaunch.watch.bars import (
 )
 from llmlaunch.watch.model import Gauge, WatchedRun, step_text
 
-__all__ = ["PHASE_STYLES", "one_run", "several_runs"]
+__all__ = ["frame"]
 
 PHASE_STYLES = {"running": "green", "succeeded": "bold green", "failed": "bold red", "cancelled": "red"}
 _LEAST_BAR = 10
@@ -32,8 +33,13 @@ _LEAST_TABLE = 3
 _LONGEST_SPARK = 60
 
 
-def one_run(run: WatchedRun, columns: int, rows: int, now: float, glyphs: Glyphs = BLOCKS) -> list[Line]:
-    """Draw one run in at most `rows` lines, none longer than `columns`; what does not fit is counted."""
+def frame(runs: Sequence[WatchedRun], columns: int, rows: int, now: float, glyphs: Glyphs = BLOCKS) -> list[Line]:
+    """Draw one run with its GPUs, several with a line each, in at most `rows` lines, none longer than `columns`."""
+    lines = _one_run(runs[0], columns, rows, now, glyphs) if len(runs) == 1 else _runs(runs, columns, rows, now, glyphs)
+    return [cut(line, columns) for line in lines[: max(1, rows)]]
+
+
+def _one_run(run: WatchedRun, columns: int, rows: int, now: float, glyphs: Glyphs) -> list[Line]:
     head = [*_title(run, columns), *_steps(run, columns, now, glyphs)]
     foot = _remarks(run)
     if run.gauges:
@@ -42,10 +48,9 @@ def one_run(run: WatchedRun, columns: int, rows: int, now: float, glyphs: Glyphs
         table = _table(run, columns, room, glyphs)
         legend = _legend(run, columns, glyphs)
         spare = room - len(table) >= len(legend)
-        lines = [*head, *table, *(legend if spare else ()), *foot]
-    else:
-        lines = [*head, *_no_memory(run), *foot]
-    return [cut(line, columns) for line in lines[: max(1, rows)]]
+        return [*head, *table, *(legend if spare else ()), *foot]
+    silent = run.phase not in ("pending", "unknown")
+    return [*head, *([styled("no monitor has written yet", "dim")] if silent else []), *foot]
 
 
 def _title(run: WatchedRun, columns: int) -> list[Line]:
@@ -82,10 +87,6 @@ def _ages(run: WatchedRun, columns: int, now: float) -> list[Line]:
     above = sum(gauge.share is not None and gauge.share > 1.0 for gauge in run.gauges)
     parts += [f"{above} above prediction"] if above else []
     return [styled(line, "dim") for line in wrapped(parts, columns)]
-
-
-def _no_memory(run: WatchedRun) -> list[Line]:
-    return [] if run.phase in ("pending", "unknown") else [styled("no monitor has written yet", "dim")]
 
 
 def _table(run: WatchedRun, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
@@ -164,9 +165,7 @@ _LONGEST_NAME = 60
 _FIRST = ("running", "failed", "unknown", "pending")
 
 
-def several_runs(
-    runs: Sequence[WatchedRun], columns: int, rows: int, now: float, glyphs: Glyphs = BLOCKS
-) -> list[Line]:
+def _runs(runs: Sequence[WatchedRun], columns: int, rows: int, now: float, glyphs: Glyphs) -> list[Line]:
     """Draw one line for each run; if there are too many, those that run or failed, and a count of the rest."""
     rest: Sequence[WatchedRun] = ()
     room = max(1, rows - 1)
@@ -175,9 +174,9 @@ def several_runs(
         runs, rest = ordered[: max(1, room - 1)], ordered[max(1, room - 1) :]
     lines = _run_rows(runs, columns, now, glyphs)
     if rest:
-        phases = ", ".join(f"{sum(run.phase == phase for run in rest)} {phase}" for phase in _phases(rest))
+        phases = ", ".join(f"{count} {phase}" for phase, count in Counter(run.phase for run in rest).items())
         lines.append(styled(f"and {len(rest)} more: {phases}", "dim"))
-    return [cut(line, columns) for line in lines[: max(1, rows)]]
+    return lines
 
 
 def _run_rows(runs: Sequence[WatchedRun], columns: int, now: float, glyphs: Glyphs) -> list[Line]:
@@ -216,10 +215,6 @@ def _with_words(line: Line, run: WatchedRun) -> Line:
     """Add why the run waits or what is wrong, as much as fits."""
     reasons = [run.because, *run.remarks]
     return (*line, (one_line("; ".join(word for word in reasons if word)), "yellow"))
-
-
-def _phases(runs: Sequence[WatchedRun]) -> list[str]:
-    return list(dict.fromkeys(run.phase for run in runs))
 
 
 def _step(run: WatchedRun) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llmlaunch.rundir import file_names
+from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.memory_files import MemoryWatch
 from llmlaunch.rundir.monitor_samples import GpuPeaks, NodePeaks, countable_gpus
@@ -16,70 +16,72 @@ from llmlaunch.rundir.values import byte_count
 from llmlaunch.units import duration
 from llmlaunch.watch.model import Gauge
 
-__all__ = ["Gauges", "Predicted", "monitor_remarks", "predicted_of"]
+__all__ = ["MemoryReader"]
 
 _LAST = 1 << 31
+_MEMORY_SECONDS = 5.0
+"""Between two reads of the monitors' files: they write every 10 s at most."""
 _SILENT_SECONDS = 180.0
 """A monitor writes every 60 s at least."""
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """The layout an attempt runs: its run.json, and the memory limit of its verdict."""
+class MemoryReader:
+    """The memory of one run's newest attempt, from the files of its monitors. Missing or torn files are no error."""
 
-    run: Mapping[str, Any]
-    limit_bytes: int | None
-
-    @property
-    def resident(self) -> bool:
-        return self.run.get("peak_kind") == "resident"
-
-    def bytes_of(self, stage: int | None) -> int | None:
-        """The worst stage's where the stage is not known."""
-        listed = self.run.get("predicted_bytes")
-        sizes = [size for size in listed if type(size) is int] if isinstance(listed, list) else []
-        return sizes[stage] if stage is not None and stage < len(sizes) else max(sizes, default=None)
-
-
-def predicted_of(run_dir: Path, layout: str) -> Predicted:
-    """Reads `run.json` and `plan.json` of the layout; what they do not say is unknown."""
-    run, plan = (read_object(run_dir / layout / name) or {} for name in (file_names.RUN, file_names.PLAN))
-    memory = plan.get("memory")
-    return Predicted(run, byte_count(memory.get("limit_bytes")) if isinstance(memory, dict) else None)
-
-
-@dataclass
-class Gauges:
-    """The gauges of one attempt. Each `refresh` reads what was written since the one before."""
-
-    memory: MemoryWatch
-    predicted: Predicted
+    def __init__(self) -> None:
+        self._attempt: Attempt | None = None
+        self._memory: MemoryWatch | None = None
+        self._run: Mapping[str, Any] = {}
+        self._limit_bytes: int | None = None
+        self._read_at = float("-inf")
+        self._last: tuple[Gauge, ...] = ()
 
     @property
-    def nodes(self) -> Mapping[str, NodePeaks]:
-        return self.memory.evidence.nodes
+    def files(self) -> int:
+        """How many monitors' files there are."""
+        return self._memory.files if self._memory else 0
 
-    def refresh(self) -> tuple[Gauge, ...]:
-        ranks = self.memory.refresh()
-        if self.predicted.resident:
-            gauges = [
-                self._resident(self.nodes[rank.node], rank)
-                for rank in ranks
-                if rank.node is not None and rank.node in self.nodes
-            ]
-        else:
-            by_gpu: dict[tuple[str | None, str | None], list[RankSummary]] = {}
+    def begin(self, attempt: Attempt) -> None:
+        """Read the memory of this attempt from now on, beside the prediction and the limit of the layout it runs."""
+        run_dir = attempt.run_directory
+        run, plan = (read_object(run_dir / attempt.layout / name) or {} for name in (file_names.RUN, file_names.PLAN))
+        memory = plan.get("memory")
+        self._attempt, self._memory, self._run = attempt, MemoryWatch(run_dir, attempt.name), run
+        self._limit_bytes = byte_count(memory.get("limit_bytes")) if isinstance(memory, dict) else None
+        self._read_at = float("-inf")
+
+    def gauges(self, at_once: bool = False) -> tuple[Gauge, ...]:
+        """Return the gauges, read anew if the last ones are some seconds old or `at_once` is set."""
+        if self._memory is not None and (at_once or time.monotonic() - self._read_at >= _MEMORY_SECONDS):
+            self._read_at = time.monotonic()
+            gauges = self._refreshed(self._memory)
+            self._last = tuple(sorted(gauges, key=lambda gauge: (gauge.ranks or (_LAST,), gauge.node, gauge.device)))
+        return self._last
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return sentences about what the monitors cannot measure, and about monitors that are silent."""
+        if self._attempt is None or self._memory is None:
+            return ()
+        return tuple(_remarks(self._memory.evidence.nodes, self._attempt.nodes, self._resident, time.time()))
+
+    @property
+    def _resident(self) -> bool:
+        return self._run.get("peak_kind") == "resident"
+
+    def _refreshed(self, memory: MemoryWatch) -> Iterator[Gauge]:
+        ranks, nodes = memory.refresh(), memory.evidence.nodes
+        if self._resident:
             for rank in ranks:
-                by_gpu.setdefault((rank.node, rank.gpu_uuid), []).append(rank)
-            gauges = [
-                self._device(node, gpu, by_gpu.get((name, gpu.uuid), []))
-                for name, node in self.nodes.items()
-                for gpu in countable_gpus(node)
-            ]
-        return tuple(sorted(gauges, key=lambda gauge: (gauge.ranks or (_LAST,), gauge.node, gauge.device)))
-
-    def _resident(self, node: NodePeaks, rank: RankSummary) -> Gauge:
-        return self._gauge(node, "", None, [rank], node.resident_bytes.get(rank.rank), rank.peak_bytes, None)
+                node = nodes.get(rank.node or "")
+                if node is not None:
+                    yield self._gauge(node, "", None, [rank], node.resident_bytes.get(rank.rank), rank.peak_bytes, None)
+            return
+        by_gpu: dict[tuple[str | None, str | None], list[RankSummary]] = {}
+        for rank in ranks:
+            by_gpu.setdefault((rank.node, rank.gpu_uuid), []).append(rank)
+        for name, node in nodes.items():
+            for gpu in countable_gpus(node):
+                yield self._device(node, gpu, by_gpu.get((name, gpu.uuid), []))
 
     def _device(self, node: NodePeaks, gpu: GpuPeaks, ranks: Sequence[RankSummary]) -> Gauge:
         """A GPU that no rank is known to use shows what all processes hold beyond what it held before."""
@@ -111,12 +113,18 @@ class Gauges:
             pipeline_rank=stage,
             used_bytes=used,
             peak_bytes=peak,
-            predicted_bytes=self.predicted.bytes_of(stage),
-            limit_bytes=self.predicted.limit_bytes,
+            predicted_bytes=self._predicted_bytes(stage),
+            limit_bytes=self._limit_bytes,
             total_bytes=total,
             seen_at=node.sampled_at or node.written_at,
             note=note,
         )
+
+    def _predicted_bytes(self, stage: int | None) -> int | None:
+        """The worst stage's where the stage is not known."""
+        listed = self._run.get("predicted_bytes")
+        sizes = [size for size in listed if type(size) is int] if isinstance(listed, list) else []
+        return sizes[stage] if stage is not None and stage < len(sizes) else max(sizes, default=None)
 
 
 def _label(gpu: GpuPeaks, node: NodePeaks) -> str:
@@ -127,7 +135,7 @@ def _label(gpu: GpuPeaks, node: NodePeaks) -> str:
     return f"{gpu.index}.{slices.index(gpu.uuid)}"
 
 
-def monitor_remarks(nodes: Mapping[str, NodePeaks], expected: Sequence[str], resident: bool, now: float) -> list[str]:
+def _remarks(nodes: Mapping[str, NodePeaks], expected: Sequence[str], resident: bool, now: float) -> list[str]:
     """What monitors cannot see, and which are silent; nodes of the same trouble in one sentence. For a run that goes
     on: a monitor that has said its `end` is not silent."""
     remarks: dict[str, list[str]] = {}

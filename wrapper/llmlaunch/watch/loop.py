@@ -107,7 +107,7 @@ class View(Protocol):
 
     def idle(self) -> None:
         """Called a few times a second: a terminal may have another size now."""
-        ...
+        return
 
 
 def watch(

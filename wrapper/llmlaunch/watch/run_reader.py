@@ -19,177 +19,19 @@ from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object
-from llmlaunch.rundir.memory_files import MemoryWatch
 from llmlaunch.rundir.step_lines import Step, StepLines
-from llmlaunch.watch.gauges import Gauges, monitor_remarks, predicted_of
-from llmlaunch.watch.model import Gauge, WatchedRun
+from llmlaunch.rundir.values import count_above_zero, whole_number
+from llmlaunch.watch.gauges import MemoryReader
+from llmlaunch.watch.model import WatchedRun
 
-__all__ = ["MemoryReader", "RunFacts", "RunReader", "run_facts", "typical_seconds"]
+__all__ = ["RunFacts", "RunReader", "run_facts", "typical_seconds"]
 
 
-_MEMORY_SECONDS = 5.0
-"""Between two reads of the monitors' files: they write every 10 s at most."""
 _STEPS_KEPT = 120
 _STEPS_TIMED = 20
 _TAIL_LINES = 400
 _SECONDS_A_LOG = 0.05
 """Until a node has logged a step every log is read, and the more logs there are the less often."""
-
-
-class MemoryReader:
-    """The memory of one run's newest attempt, from the files of its monitors. Missing or torn files are no error."""
-
-    def __init__(self) -> None:
-        self._attempt: Attempt | None = None
-        self._gauges: Gauges | None = None
-        self._read_at = float("-inf")
-        self._last: tuple[Gauge, ...] = ()
-
-    @property
-    def files(self) -> int:
-        """How many monitors' files there are."""
-        return self._gauges.memory.files if self._gauges else 0
-
-    def begin(self, attempt: Attempt) -> None:
-        """Read the memory of this attempt from now on."""
-        run_dir = attempt.run_directory
-        self._attempt = attempt
-        self._gauges = Gauges(MemoryWatch(run_dir, attempt.name), predicted_of(run_dir, attempt.layout))
-        self._read_at = float("-inf")
-
-    def gauges(self, at_once: bool = False) -> tuple[Gauge, ...]:
-        """Return the gauges, read anew if the last ones are some seconds old or `at_once` is set."""
-        if self._gauges is not None and (at_once or time.monotonic() - self._read_at >= _MEMORY_SECONDS):
-            self._read_at = time.monotonic()
-            self._last = self._gauges.refresh()
-        return self._last
-
-    def remarks(self) -> tuple[str, ...]:
-        """Return sentences about what the monitors cannot measure, and about monitors that are silent."""
-        if self._attempt is None or self._gauges is None:
-            return ()
-        resident = self._gauges.predicted.resident
-        return tuple(monitor_remarks(self._gauges.nodes, self._attempt.nodes, resident, time.time()))
-
-
-@dataclass
-class RecentSteps:
-    """The last steps that one attempt logged, oldest first, one entry a step."""
-
-    submission: Submission
-    attempt: str
-    facts: RunFacts
-    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
-    _nodes: set[str] = field(default_factory=set)
-    """The nodes that log steps."""
-    _read_at: float = float("-inf")
-
-    def __post_init__(self) -> None:
-        self._logs = JobLogs(self.submission, attempts=frozenset({self.attempt}), later=False, tail=_TAIL_LINES)
-
-    @property
-    def last(self) -> Step | None:
-        return self.steps[-1] if self.steps else None
-
-    def look(self) -> None:
-        """Read the new lines of the logs; once some nodes have logged steps, of their logs alone."""
-        now = time.monotonic()
-        if now - self._read_at < len(self._logs.logs) * _SECONDS_A_LOG and not self._nodes:
-            return
-        self._read_at = now
-        for entry in self._logs.new_entries():
-            step = self.facts.step_of(entry.text)
-            if step is not None:
-                self._nodes.add(entry.node)
-                self._add(step)
-        if self._nodes and self._logs.nodes is None:
-            self._logs.nodes = frozenset(self._nodes)
-            self._logs.logs = {path: log for path, log in self._logs.logs.items() if log.node in self._nodes}
-
-    def _add(self, step: Step) -> None:
-        """Another rank may log the same step. A smaller step number, after a rollback, is a new entry all the same."""
-        last = self.last
-        if last is None or last.step is None or step.step != last.step:
-            self.steps.append(step)
-
-
-def typical_seconds(steps: Sequence[Step]) -> float | None:
-    """Return the median seconds of the last steps, or None if none says its time."""
-    times = (step.seconds for step in reversed(steps) if step.seconds is not None)
-    return statistics.median(recent) if (recent := list(islice(times, _STEPS_TIMED))) else None
-
-
-class RunReader:
-    """Reads one run again and again. Missing or torn files are no error."""
-
-    def __init__(self, submission: Submission) -> None:
-        self.submission = submission
-        self._memory = MemoryReader()
-        self._steps: RecentSteps | None = None
-        self._nodes: list[str] = []
-
-    @property
-    def files(self) -> int:
-        return self._memory.files
-
-    def read(self, look: RunStatus) -> WatchedRun:
-        progress = self._read_attempt()
-        steps = self._steps.steps if self._steps else ()
-        last = steps[-1] if steps else None
-        facts = self._steps.facts if self._steps else run_facts(self.submission.run_dir, "")
-        cells = look.cells()
-        return WatchedRun(
-            name=run_name(self.submission.run_dir),
-            job=cells[1],
-            phase=look.state.phase,
-            because=cells[-1],
-            ended=look.state.ended,
-            step=last.step if last and last.step is not None else _whole(progress.get("step")),
-            steps=(last.steps if last else None) or _whole(progress.get("steps")) or facts.steps,
-            loss=last.loss if last and last.loss is not None else _loss(progress),
-            loss_since=_whole(_not_finite(progress).get("since_step")),
-            step_seconds=last.seconds if last and last.seconds else _number(progress.get("step_seconds")),
-            typical_step_seconds=typical_seconds(steps),
-            tokens_per_second=(last.tokens_per_second if last else None) or _number(progress.get("tokens_per_second")),
-            devices=facts.devices,
-            step_at=_number(progress.get("at")),
-            losses=tuple(step.loss for step in steps if step.loss is not None),
-            peak_kind=facts.peak_kind,
-            gauges=self._memory.gauges(at_once=look.state.ended),
-            remarks=() if look.state.ended else self._memory.remarks(),
-        )
-
-    def _read_attempt(self) -> Mapping[str, Any]:
-        """Read the newest attempt and return its progress.json; what was read of an earlier attempt is forgotten."""
-        name = latest_attempt(self.submission)
-        if name is None:
-            return {}
-        files = Attempt(self.submission.run_dir, name)
-        if self._steps is None or self._steps.attempt != name or (files.nodes and not self._nodes):
-            self._steps = RecentSteps(self.submission, name, run_facts(self.submission.run_dir, files.layout))
-            self._nodes = files.nodes
-            self._memory.begin(files)
-        self._steps.look()
-        return files.progress
-
-
-def _loss(progress: Mapping[str, Any]) -> float | None:
-    """Return the last loss in progress.json, which writes NaN and infinity apart."""
-    unusual = _not_finite(progress).get("loss")
-    return float(unusual) if unusual in ("nan", "inf", "-inf") else _number(progress.get("loss"))
-
-
-def _not_finite(progress: Mapping[str, Any]) -> Mapping[str, Any]:
-    record = progress.get("not_finite")
-    return record if isinstance(record, dict) else {}
-
-
-def _whole(value: object) -> int | None:
-    return value if type(value) is int else None
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and type(value) is not bool else None
 
 
 @dataclass(frozen=True)
@@ -205,8 +47,6 @@ class RunFacts:
     tokens_per_step: int | None
     devices: int | None
     peak_kind: str
-    predicted_bytes: int | None
-    """The worst rank's."""
 
     def step_of(self, line: str) -> Step | None:
         """The step a line reports, with what follows from the shape of the job; None where it reports none."""
@@ -232,8 +72,6 @@ def run_facts(run_dir: Path, layout: str) -> RunFacts:
     progress = run.get("progress")
     words = progress if isinstance(progress, Mapping) else {}
     record = run.get("measurement") if isinstance(run.get("measurement"), Mapping) else {}
-    predicted = run.get("predicted_bytes")
-    listed = [size for size in predicted if type(size) is int] if isinstance(predicted, list) else []
     step_lines = StepLines(words.get("step_patterns"), words.get("slow_patterns"), lenient=True)
     readable = "progress" not in run or bool(step_lines)
     if not step_lines:
@@ -243,24 +81,131 @@ def run_facts(run_dir: Path, layout: str) -> RunFacts:
         step_lines=step_lines,
         readable=readable,
         promised=words.get("promised") is not False,
-        steps=_count(words.get("steps")),
-        tokens_per_step=_count(words.get("tokens_per_step"))
+        steps=count_above_zero(words.get("steps")),
+        tokens_per_step=count_above_zero(words.get("tokens_per_step"))
         or _product(record, "global_batch_size", "sequence_length"),
         devices=_product(record, "world_size"),
         peak_kind=str(run.get("peak_kind") or "device"),
-        predicted_bytes=max(listed, default=None),
     )
 
 
 def _product(record: Any, *names: str) -> int | None:
     product = 1
     for name in names:
-        count = _count(record.get(name))
+        count = count_above_zero(record.get(name))
         if count is None:
             return None
         product *= count
     return product
 
 
-def _count(value: object) -> int | None:
-    return value if type(value) is int and value > 0 else None
+@dataclass
+class _RecentSteps:
+    """The last steps that one attempt logged, oldest first, one entry a step."""
+
+    submission: Submission
+    attempt: str
+    facts: RunFacts
+    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
+    _nodes: set[str] = field(default_factory=set)
+    """The nodes that log steps."""
+    _read_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self._logs = JobLogs(self.submission, attempts=frozenset({self.attempt}), later=False, tail=_TAIL_LINES)
+
+    def look(self) -> None:
+        """Read the new lines of the logs; once some nodes have logged steps, of their logs alone."""
+        now = time.monotonic()
+        if now - self._read_at < len(self._logs.logs) * _SECONDS_A_LOG and not self._nodes:
+            return
+        self._read_at = now
+        for entry in self._logs.new_entries():
+            step = self.facts.step_of(entry.text)
+            if step is not None:
+                self._nodes.add(entry.node)
+                self._add(step)
+        if self._nodes and self._logs.nodes is None:
+            self._logs.nodes = frozenset(self._nodes)
+            self._logs.logs = {path: log for path, log in self._logs.logs.items() if log.node in self._nodes}
+
+    def _add(self, step: Step) -> None:
+        """Another rank may log the same step. A smaller step number, after a rollback, is a new entry all the same."""
+        last = self.steps[-1] if self.steps else None
+        if last is None or last.step is None or step.step != last.step:
+            self.steps.append(step)
+
+
+def typical_seconds(steps: Sequence[Step]) -> float | None:
+    """Return the median seconds of the last steps, or None if none says its time."""
+    times = (step.seconds for step in reversed(steps) if step.seconds is not None)
+    return statistics.median(recent) if (recent := list(islice(times, _STEPS_TIMED))) else None
+
+
+class RunReader:
+    """Reads one run again and again. Missing or torn files are no error."""
+
+    def __init__(self, submission: Submission) -> None:
+        self.submission = submission
+        self._memory = MemoryReader()
+        self._steps: _RecentSteps | None = None
+        self._nodes: list[str] = []
+
+    @property
+    def files(self) -> int:
+        return self._memory.files
+
+    def read(self, look: RunStatus) -> WatchedRun:
+        progress = self._read_attempt()
+        steps = self._steps.steps if self._steps else ()
+        last = steps[-1] if steps else None
+        facts = self._steps.facts if self._steps else run_facts(self.submission.run_dir, "")
+        cells = look.cells()
+        return WatchedRun(
+            name=run_name(self.submission.run_dir),
+            job=cells[1],
+            phase=look.state.phase,
+            because=cells[-1],
+            ended=look.state.ended,
+            step=last.step if last and last.step is not None else whole_number(progress.get("step")),
+            steps=(last.steps if last else None) or whole_number(progress.get("steps")) or facts.steps,
+            loss=last.loss if last and last.loss is not None else _loss(progress),
+            loss_since=whole_number(_not_finite(progress).get("since_step")),
+            step_seconds=last.seconds if last and last.seconds else _number(progress.get("step_seconds")),
+            typical_step_seconds=typical_seconds(steps),
+            tokens_per_second=(last.tokens_per_second if last else None) or _number(progress.get("tokens_per_second")),
+            devices=facts.devices,
+            step_at=_number(progress.get("at")),
+            losses=tuple(step.loss for step in steps if step.loss is not None),
+            peak_kind=facts.peak_kind,
+            gauges=self._memory.gauges(at_once=look.state.ended),
+            remarks=() if look.state.ended else self._memory.remarks(),
+        )
+
+    def _read_attempt(self) -> Mapping[str, Any]:
+        """Read the newest attempt and return its progress.json; what was read of an earlier attempt is forgotten."""
+        name = latest_attempt(self.submission)
+        if name is None:
+            return {}
+        files = Attempt(self.submission.run_dir, name)
+        if self._steps is None or self._steps.attempt != name or (files.nodes and not self._nodes):
+            self._steps = _RecentSteps(self.submission, name, run_facts(self.submission.run_dir, files.layout))
+            self._nodes = files.nodes
+            self._memory.begin(files)
+        self._steps.look()
+        return files.progress
+
+
+def _loss(progress: Mapping[str, Any]) -> float | None:
+    """Return the last loss in progress.json, which writes NaN and infinity apart."""
+    unusual = _not_finite(progress).get("loss")
+    return float(unusual) if unusual in ("nan", "inf", "-inf") else _number(progress.get("loss"))
+
+
+def _not_finite(progress: Mapping[str, Any]) -> Mapping[str, Any]:
+    record = progress.get("not_finite")
+    return record if isinstance(record, dict) else {}
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and type(value) is not bool else None

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.report.text import one_line
-from llmlaunch.watch.bars import ASCII, BLOCKS, Glyphs, Line
-from llmlaunch.watch.frames import one_run, several_runs
+from llmlaunch.watch.bars import ASCII, BLOCKS, Line
+from llmlaunch.watch.frames import frame
+from llmlaunch.watch.loop import View
 from llmlaunch.watch.model import WatchedRun, step_text
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-__all__ = ["JsonView", "LineView", "TerminalView", "can_draw", "changes", "frame"]
+__all__ = ["JsonView", "LineView", "TerminalView", "can_draw", "changes"]
 
 
 _ALL_ROWS = 10_000
@@ -37,14 +38,7 @@ def can_draw() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
-def frame(runs: Sequence[WatchedRun], columns: int, rows: int, now: float, glyphs: Glyphs = BLOCKS) -> list[Line]:
-    """One run with its GPUs, several with a line each."""
-    if len(runs) == 1:
-        return one_run(runs[0], columns, rows, now, glyphs)
-    return several_runs(runs, columns, rows, now, glyphs)
-
-
-class TerminalView:
+class TerminalView(View):
     """Draws on the terminal's other screen, as an editor does; what was there comes back, and the last frame is left
     below it. Ctrl-Z gives the terminal back, too."""
 
@@ -122,7 +116,7 @@ def _given_back(live: Live) -> Iterator[None]:
 _NOTABLE_SHARE = 0.01
 
 
-class LineView:
+class LineView(View):
     """Writes a line for each change."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
@@ -139,11 +133,8 @@ class LineView:
             self._write(trouble)
         self._trouble = trouble
 
-    def idle(self) -> None:
-        pass
 
-
-class JsonView:
+class JsonView(View):
     """Writes all runs as one JSON object a line when anything but the time has changed."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
@@ -155,9 +146,6 @@ class JsonView:
         if records != self._before:
             self._write(json.dumps({"at": now, "runs": records}))
         self._before = records
-
-    def idle(self) -> None:
-        pass
 
 
 def changes(before: WatchedRun | None, run: WatchedRun) -> list[str]:

@@ -1,4 +1,5 @@
-"""Runs SLURM's commands: with a time-out, several side by side, and again where SLURM did not answer."""
+"""Runs SLURM's commands: with a time-out, several side by side, and again where SLURM did not answer; and knows what
+each release of them has and lacks, from slurm/versions.json (docs/slurm-versions.md shows it as a table)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.slurm.commands import CommandAnswer, SlurmCommands
 from llmlaunch.rundir.values import host_names
 
-__all__ = ["Exclusion", "ask_site", "cluster_name", "exclusion", "nodes_of_cluster"]
+__all__ = ["Exclusion", "ask_site", "cluster_name", "exclusion", "max_array_size", "nodes_of_cluster"]
 
 _ASK_SECONDS, _ASK_TRIES = 30.0, 2
 _RUNNERS = ("apptainer", "singularity")
@@ -74,8 +74,21 @@ class Exclusion:
 
 def cluster_name(say: Callable[[str], None]) -> str | None:
     """ClusterName of the SLURM this machine talks to; None where it does not say."""
+    return _configured("ClusterName", say)
+
+
+def max_array_size() -> int | None:
+    """Return MaxArraySize of this cluster (task indices end one below), or None if SLURM does not say."""
+    try:
+        size = _configured("MaxArraySize", lambda line: None)
+    except UserError:  # there is no scontrol
+        return None
+    return int(size) if size is not None and size.isdigit() else None
+
+
+def _configured(name: str, say: Callable[[str], None]) -> str | None:
     answer = SlurmCommands(TIMEOUT_SECONDS, TRIES, say).ask(["scontrol", "show", "config"])
-    match = re.search(r"^ClusterName\s*=\s*(\S+)", answer.output, re.MULTILINE) if answer.code == 0 else None
+    match = re.search(rf"^{name}\s*=\s*(\S+)", answer.output, re.MULTILINE) if answer.code == 0 else None
     return None if match is None else match[1]
 
 

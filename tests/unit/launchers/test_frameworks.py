@@ -9,16 +9,8 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.frameworks import (
-    Environment,
-    cache_probe,
-    cached_probe,
-    environment_key,
-    environment_named,
-    environment_of,
-    probe_environment,
-    probed_packages,
-)
+from llmlaunch.launchers.environment_cache import cache_probe, cached_probe, environment_key, probed_packages
+from llmlaunch.launchers.frameworks import Environment, environment_named, environment_of, probe_environment
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.load import load_recipe
 
