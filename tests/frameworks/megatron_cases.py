@@ -43,8 +43,8 @@ class Case:
 
     @property
     def words(self) -> tuple[str, ...]:
-        spoken = rendered_arguments(self.recipe, planned_arguments(self.recipe, self.layout))
-        return tuple(word for word in command_words(spoken.arguments) if isinstance(word, str))
+        arguments, _ = rendered_arguments(self.recipe, planned_arguments(self.recipe, self.layout))
+        return tuple(word for word in command_words(arguments) if isinstance(word, str))
 
     @property
     def until(self) -> str:

@@ -203,11 +203,11 @@ def plan(recipe: Recipe | str | Path, overrides: Sequence[str] = (), notify: Not
     from llmlaunch.recipe.consistency import cautions
 
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
-    version = with_framework_version(loaded, os.environ, probed_packages)
-    messages = [f"warning: {warning}" for warning in (*version.warnings, *cautions(version.recipe))]
+    versioned, warnings = with_framework_version(loaded, os.environ, probed_packages)
+    messages = [f"warning: {warning}" for warning in (*warnings, *cautions(versioned))]
     for message in messages:
         notify(message)
-    planned = plan_loaded(version.recipe, notify)
+    planned = plan_loaded(versioned, notify)
     return replace(planned, messages=(*messages, *planned.messages))
 
 

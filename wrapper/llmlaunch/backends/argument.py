@@ -9,6 +9,8 @@ from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
+    "ENVIRONMENT_REASONS",
+    "RUN_DIR",
     "Argument",
     "NodeVariable",
     "Reason",
@@ -33,6 +35,7 @@ class NodeVariable:
 
 
 Word = str | NodeVariable
+RUN_DIR = "LLMLAUNCH_RUN_DIR"  # the run directory, on the node
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,15 @@ def refuse_repeats(recipe: Recipe, planned: Iterable[str | NodeVariable]) -> Non
                 f"{recipe.path}: backend.extra_args: {flag} is planned by llmlaunch already; say it in the recipe "
                 "(layout, training, model) and remove it there"
             )
+
+
+ENVIRONMENT_REASONS: Mapping[str, Reason] = {
+    "OMP_NUM_THREADS": Reason(why="one CPU thread per rank, as torchrun would set"),
+    "PYTORCH_CUDA_ALLOC_CONF": Reason(
+        why="expandable segments keep long runs from dying of fragmentation well under the card's size"
+    ),
+}
+"""Why both frameworks' jobs export these variables."""
 
 
 def merged_environment(

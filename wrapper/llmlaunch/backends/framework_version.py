@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, NEWEST, known_version
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["CHECKOUT_VARIABLE", "VersionedRecipe", "checkout_version", "with_framework_version"]
+__all__ = ["checkout_version", "with_framework_version"]
 
 CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
 PACKAGE_INFO = Path("megatron", "core", "package_info.py")
@@ -19,33 +19,27 @@ _NUMBER = r"^{}\s*=\s*(\d{{1,4}})\s*(?:#.*)?$"
 _PRE_RELEASE = re.compile(r"^PRE_RELEASE\s*=\s*([\"'])([0-9A-Za-z.+-]{0,20})\1\s*(?:#.*)?$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class VersionedRecipe:
-    """A recipe whose framework version is settled (its assumptions say how), and warnings for the person."""
-
-    recipe: Recipe
-    warnings: tuple[str, ...] = ()
-
-
 def with_framework_version(
     recipe: Recipe, environment: Mapping[str, str], probed: Callable[[Recipe], Mapping[str, str] | None]
-) -> VersionedRecipe:
-    """`probed` gives the packages of the training environment by name, where a probe has looked at it
-    (`llmlaunch doctor --container`), else None. Nothing here fails: what cannot be read says nothing."""
+) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the recipe with its framework version settled (its assumptions say how), and warnings for the person.
+
+    `probed` gives the packages of the training environment by name, where a probe has looked at it
+    (`llmlaunch doctor --container`), else None. Nothing here fails: what cannot be read says nothing.
+    """
     if recipe.backend.name != "megatron-lm":
-        return _with_probed(recipe, probed, "deepspeed")
+        return _with_probed(recipe, probed, "deepspeed"), ()
     checkout = recipe.backend.path or environment.get(CHECKOUT_VARIABLE)
     version = checkout_version(Path(checkout)) if checkout else None
-    if version is None:
-        versioned = _with_probed(recipe, probed, "megatron-core")
-        if versioned.recipe.backend.runs_version is None:
-            note = f"Megatron core {NEWEST}, the newest llmlaunch knows; backend.version names another"
-            return VersionedRecipe(replace(recipe, assumptions=(*recipe.assumptions, note)))
-    else:
-        versioned = VersionedRecipe(
-            _noted(recipe, version, f"as {checkout} says"), _disagreement(recipe, version, str(checkout))
-        )
-    return replace(versioned, warnings=(*versioned.warnings, *_unknown(versioned.recipe)))
+    if version is not None:
+        warnings = _disagreement(recipe, version, str(checkout))
+        versioned = _noted(recipe, version, f"as {checkout} says")
+        return versioned, (*warnings, *_unknown(versioned))
+    versioned = _with_probed(recipe, probed, "megatron-core")
+    if versioned.backend.runs_version is None:
+        note = f"Megatron core {NEWEST}, the newest llmlaunch knows; backend.version names another"
+        return replace(recipe, assumptions=(*recipe.assumptions, note)), ()
+    return versioned, _unknown(versioned)
 
 
 def checkout_version(checkout: Path) -> str | None:
@@ -65,12 +59,10 @@ def checkout_version(checkout: Path) -> str | None:
     return ".".join(number[1] for number in numbers if number) + (pre_release[2] if pre_release else "")
 
 
-def _with_probed(recipe: Recipe, probed: Callable[[Recipe], Mapping[str, str] | None], package: str) -> VersionedRecipe:
+def _with_probed(recipe: Recipe, probed: Callable[[Recipe], Mapping[str, str] | None], package: str) -> Recipe:
     packages = None if recipe.backend.version else probed(recipe)
     version = (packages or {}).get(package)
-    return VersionedRecipe(
-        recipe if version is None else _noted(recipe, version, "as llmlaunch doctor saw in its environment")
-    )
+    return recipe if version is None else _noted(recipe, version, "as llmlaunch doctor saw in its environment")
 
 
 def _noted(recipe: Recipe, version: str, why: str) -> Recipe:

@@ -6,7 +6,7 @@ from llmlaunch.backends.base import Backend, RankAlone, Rendered
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["BACKENDS", "backend_for", "rank_alone", "recorded_name"]
+__all__ = ["backend_for", "rank_alone", "recorded_name"]
 
 BACKENDS = ("megatron-lm", "deepspeed")
 

@@ -80,9 +80,9 @@ def test_a_version_is_known_by_its_first_two_numbers(version: str | None, known:
 
 def test_what_only_helps_is_left_out_and_said() -> None:
     helping = argument("--lighten-the-load", why="it helps")
-    rendered = rendered_arguments(recipe_for("0.16"), (argument("--seed", 1, of="training.seed"), helping))
-    assert [each.flag for each in rendered.arguments] == ["--seed"]
-    assert rendered.notes == ("--lighten-the-load is left out: Megatron core 0.16 does not know it",)
+    arguments, notes = rendered_arguments(recipe_for("0.16"), (argument("--seed", 1, of="training.seed"), helping))
+    assert [each.flag for each in arguments] == ["--seed"]
+    assert notes == ("--lighten-the-load is left out: Megatron core 0.16 does not know it",)
 
 
 def test_what_the_recipe_asks_for_is_refused_by_name() -> None:
@@ -90,7 +90,7 @@ def test_what_the_recipe_asks_for_is_refused_by_name() -> None:
     chunks = argument("--mlp-chunks-for-training", 4, of="layout.mlp_chunks")
     with pytest.raises(UserError, match=r"layout\.mlp_chunks: Megatron core 0\.16 has no --mlp-chunks.*0\.19 has it"):
         rendered_arguments(old, (chunks,))
-    assert rendered_arguments(recipe_for("0.19"), (chunks,)).arguments == (chunks,)
+    assert rendered_arguments(recipe_for("0.19"), (chunks,)) == ((chunks,), ())
     yarn = argument("--position-embedding-type", "yarn", of="model.position_embedding")
     with pytest.raises(UserError, match=r"model\.position_embedding: Megatron core 0\.16 has no --posit\S+ yarn;"):
         rendered_arguments(old, (yarn,))
@@ -157,21 +157,21 @@ def test_the_checkout_says_the_version_where_the_recipe_does_not(tmp_path: Path)
         (recipe_for("", f"backend={{name: megatron-lm, path: {place}}}"), {}),
         (recipe_for(), {"MEGATRON_LM_PATH": str(place)}),
     ):
-        versioned = with_framework_version(recipe, environment, not_probed)
-        assert versioned.recipe.backend.runs_version == "0.16.1"
-        assert versioned.recipe.assumptions == (f"Megatron core 0.16.1, as {place} says",)
-        assert (versioned.warnings, versioned.recipe.digest) == ((), recipe.digest)
-        assert MegatronLM().facts(versioned.recipe).version == "0.16"
+        versioned, warnings = with_framework_version(recipe, environment, not_probed)
+        assert versioned.backend.runs_version == "0.16.1"
+        assert versioned.assumptions == (f"Megatron core 0.16.1, as {place} says",)
+        assert (warnings, versioned.digest) == ((), recipe.digest)
+        assert MegatronLM().facts(versioned).version == "0.16"
 
 
 def test_the_recipe_wins_over_its_checkout_and_the_difference_is_said(tmp_path: Path) -> None:
     environment = {"MEGATRON_LM_PATH": str(checkout(tmp_path))}
-    versioned = with_framework_version(recipe_for("0.19"), environment, not_probed)
-    assert (versioned.recipe.backend.runs_version, versioned.recipe.assumptions) == ("0.19", ())
-    assert versioned.warnings == (
+    versioned, warnings = with_framework_version(recipe_for("0.19"), environment, not_probed)
+    assert (versioned.backend.runs_version, versioned.assumptions) == ("0.19", ())
+    assert warnings == (
         f"backend.version says 0.19, but {tmp_path} is Megatron core 0.16.1; its arguments follow the recipe",
     )
-    assert with_framework_version(recipe_for("0.16"), environment, not_probed).warnings == ()
+    assert with_framework_version(recipe_for("0.16"), environment, not_probed)[1] == ()
 
 
 def test_a_probe_says_it_where_there_is_no_checkout_to_read() -> None:
@@ -179,22 +179,22 @@ def test_a_probe_says_it_where_there_is_no_checkout_to_read() -> None:
         ("llama3-8b", {"megatron-core": "0.16.0", "torch": "2.9.1"}, "0.16.0"),
         ("llama2-7b-deepspeed", {"deepspeed": "0.17.2"}, "0.17.2"),
     ):
-        versioned = with_framework_version(recipe_of(name), {}, lambda recipe, versions=versions: versions)
-        assert versioned.recipe.backend.runs_version == runs_version
+        versioned, _ = with_framework_version(recipe_of(name), {}, lambda recipe, versions=versions: versions)
+        assert versioned.backend.runs_version == runs_version
 
 
 def test_where_nothing_is_known_the_newest_is_assumed_in_the_open() -> None:
-    versioned = with_framework_version(recipe_for(), {"MEGATRON_LM_PATH": os.devnull}, not_probed)
-    assert versioned.recipe.backend.runs_version is None
-    assert versioned.recipe.assumptions[-1].startswith(f"Megatron core {NEWEST}, the newest llmlaunch knows")
-    assert versioned.warnings == ()
+    versioned, warnings = with_framework_version(recipe_for(), {"MEGATRON_LM_PATH": os.devnull}, not_probed)
+    assert versioned.backend.runs_version is None
+    assert versioned.assumptions[-1].startswith(f"Megatron core {NEWEST}, the newest llmlaunch knows")
+    assert warnings == ()
 
 
 @pytest.mark.parametrize("version", ["0.20.0", "0.17", "main"])
 def test_an_unknown_version_is_warned_of_and_rendered_as_the_newest(version: str) -> None:
-    versioned = with_framework_version(recipe_for(version), {}, not_probed)
-    assert [w.split(";")[0] for w in versioned.warnings] == [
+    versioned, warnings = with_framework_version(recipe_for(version), {}, not_probed)
+    assert [w.split(";")[0] for w in warnings] == [
         f"Megatron core {version} is none of those llmlaunch knows (0.16, 0.19)"
     ]
     newest = MegatronLM().render(recipe_for(NEWEST), LAYOUT)
-    assert MegatronLM().render(versioned.recipe, LAYOUT).program == newest.program
+    assert MegatronLM().render(versioned, LAYOUT).program == newest.program

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import Argument, NodeVariable, Reason, argument, merged_environment, number, optional
+from llmlaunch.backends.argument import (
+    ENVIRONMENT_REASONS,
+    RUN_DIR,
+    Argument,
+    NodeVariable,
+    Reason,
+    argument,
+    merged_environment,
+    number,
+    optional,
+)
 from llmlaunch.backends.deepspeed.techniques import technique_arguments
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.training import Training
@@ -14,7 +24,6 @@ __all__ = [
     "MALLOC",
     "MODEL_FILE",
     "REASONS",
-    "RUN_DIR",
     "TRAINER_FILE",
     "config_arguments",
     "environment",
@@ -23,7 +32,6 @@ __all__ = [
 ]
 
 
-RUN_DIR = "LLMLAUNCH_RUN_DIR"
 CONFIG_FILE = "ds_config.json"
 MODEL_FILE = "trainer/model.json"
 TRAINER_FILE = "trainer/train.py"
@@ -120,11 +128,8 @@ CPU_ACCELERATOR = {"DS_ACCELERATOR": "cpu"}
 
 _FREED = Reason(("cluster",), "without a GPU the peak is resident memory: freed tensors go back to the kernel")
 REASONS = {
-    "OMP_NUM_THREADS": Reason(why="one CPU thread per rank, as torchrun would set"),
+    **ENVIRONMENT_REASONS,
     "TOKENIZERS_PARALLELISM": Reason(why="each rank reads its own text; threads of tokenizers would fight for cores"),
-    "PYTORCH_CUDA_ALLOC_CONF": Reason(
-        why="expandable segments keep long runs from dying of fragmentation well under the card's size"
-    ),
     "DS_ACCELERATOR": Reason(("cluster",), "the cluster has no GPU, and DeepSpeed would look for one"),
     "MALLOC_MMAP_THRESHOLD_": _FREED,
     "MALLOC_TRIM_THRESHOLD_": _FREED,

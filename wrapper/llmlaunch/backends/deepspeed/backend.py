@@ -5,16 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from llmlaunch.backends.argument import NodeVariable, Word, command_words, refuse_repeats
+from llmlaunch.backends.argument import RUN_DIR, NodeVariable, Word, command_words, refuse_repeats
 from llmlaunch.backends.base import Rendered, Space, StateTechniques, refuse_unmet, refuse_what_ifs
-from llmlaunch.backends.deepspeed.arguments import (
-    CONFIG_FILE,
-    MODEL_FILE,
-    REASONS,
-    RUN_DIR,
-    TRAINER_FILE,
-    environment,
-)
+from llmlaunch.backends.deepspeed.arguments import CONFIG_FILE, MODEL_FILE, REASONS, TRAINER_FILE, environment
 from llmlaunch.backends.deepspeed.config import (
     bucket_elements,
     live_parameters,

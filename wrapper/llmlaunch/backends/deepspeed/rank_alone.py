@@ -12,16 +12,16 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmlaunch.backends.argument import Argument, NodeVariable, argument, command_words
+from llmlaunch.backends.argument import RUN_DIR, Argument, NodeVariable, argument, command_words
 from llmlaunch.backends.base import RankAlone, Rendered
-from llmlaunch.backends.deepspeed.arguments import CONFIG_FILE, RUN_DIR
+from llmlaunch.backends.deepspeed.arguments import CONFIG_FILE
 from llmlaunch.backends.deepspeed.config import to_json
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import RANK_ALONE
 
-__all__ = ["LEFT_OUT", "SCRIPTS_REFUSED", "rank_alone"]
+__all__ = ["SCRIPTS_REFUSED", "rank_alone"]
 
 STARTER_FILE = "trainer/rank_alone.py"
 

@@ -11,17 +11,7 @@ from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "ANY_RULES",
-    "OWN_RULES",
-    "RULES",
-    "SPLIT_RULES",
-    "TOGETHER",
-    "context_sizes",
-    "not_split",
-    "split_sections",
-    "tensor_sizes",
-]
+__all__ = ["ANY_RULES", "OWN_RULES", "RULES", "context_sizes", "not_split", "split_sections", "tensor_sizes"]
 
 
 CONFIG = "deepspeed/runtime/config.py _batch_assertion, 0.19.8"

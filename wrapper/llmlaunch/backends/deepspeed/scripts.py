@@ -9,15 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.backends.argument import Argument, NodeVariable, argument, optional
+from llmlaunch.backends.argument import RUN_DIR, Argument, NodeVariable, argument, optional
 from llmlaunch.backends.base import StepTechniques, implies
-from llmlaunch.backends.deepspeed.arguments import (
-    CONFIG_FILE,
-    RUN_DIR,
-    config_arguments,
-    trainer_arguments,
-    warmup_argument,
-)
+from llmlaunch.backends.deepspeed.arguments import CONFIG_FILE, config_arguments, trainer_arguments, warmup_argument
 from llmlaunch.backends.deepspeed.config import ds_config
 from llmlaunch.backends.deepspeed.megatron_deepspeed import (
     MEGATRON_DEEPSPEED_RULES,

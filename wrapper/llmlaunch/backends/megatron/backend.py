@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from itertools import product
 
-from llmlaunch.backends.argument import NodeVariable, Reason, command_words, merged_environment
+from llmlaunch.backends.argument import (
+    ENVIRONMENT_REASONS,
+    RUN_DIR,
+    NodeVariable,
+    Reason,
+    command_words,
+    merged_environment,
+)
 from llmlaunch.backends.base import Rendered, Space, StateTechniques, StepTechniques, refuse_unmet, refuse_what_ifs
 from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
@@ -26,7 +33,6 @@ __all__ = ["MegatronLM", "environment"]
 
 SCRIPT = "pretrain_gpt.py"
 CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
-RUN_DIR = "LLMLAUNCH_RUN_DIR"
 CHECKER_FILE = "trainer/megatron_check.py"
 INDEXER_FILE = "trainer/megatron_dataset.py"
 MOST_TENSOR = 64
@@ -71,8 +77,8 @@ class MegatronLM:
         where = recipe.backend.path
         script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where}/{SCRIPT}"
         facts, techniques = self.facts(recipe), recipe.techniques
-        rendered = rendered_arguments(recipe, planned_arguments(recipe, layout))
-        program = (script, *command_words(rendered.arguments), *recipe.backend.extra_args)
+        arguments, notes = rendered_arguments(recipe, planned_arguments(recipe, layout))
+        program = (script, *command_words(arguments), *recipe.backend.extra_args)
         indexed = bool(recipe.data.datasets)
         checker = (*_alone(recipe, CHECKER_FILE), "--planned-for", rendered_version(recipe))
         files = {CHECKER_FILE: MEGATRON_CHECK.read_bytes()}
@@ -80,8 +86,8 @@ class MegatronLM:
         return Rendered(
             program=program,
             environment=environment(recipe, layout),
-            arguments=rendered.arguments,
-            notes=rendered.notes,
+            arguments=arguments,
+            notes=notes,
             variables=REASONS,
             files=files,
             check=(*checker, *program),
@@ -206,10 +212,7 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 USUAL_CONNECTIONS = "8"  # CUDA's own default
 
 REASONS = {
-    "OMP_NUM_THREADS": Reason(why="one CPU thread per rank, as torchrun would set"),
-    "PYTORCH_CUDA_ALLOC_CONF": Reason(
-        why="expandable segments keep long runs from dying of fragmentation well under the card's size"
-    ),
+    **ENVIRONMENT_REASONS,
     "TORCH_NCCL_AVOID_RECORD_STREAMS": Reason(why="communication buffers are given back as soon as they are read"),
     CONNECTIONS: Reason(
         ("layout.tensor", "layout.context", "layout.zero_stage"),

@@ -7,14 +7,7 @@ from dataclasses import dataclass, replace
 from llmlaunch.memory.facts import FullSharding, HostFacts, MemoryFacts, Quantized, constant
 from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats
 
-__all__ = [
-    "FP32_ROUTER_EXPERTS",
-    "LOSSES",
-    "MegatronOptions",
-    "megatron_facts",
-    "megatron_fsdp_facts",
-    "optimizer_bytes",
-]
+__all__ = ["FP32_ROUTER_EXPERTS", "LOSSES", "MegatronOptions", "megatron_facts", "megatron_fsdp_facts"]
 
 
 HOPPER = 9.0

@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from llmlaunch.backends.argument import Argument, NodeVariable, Word, argument, command_words, flag_groups, flag_of
+from llmlaunch.backends.argument import (
+    RUN_DIR,
+    Argument,
+    NodeVariable,
+    Word,
+    argument,
+    command_words,
+    flag_groups,
+    flag_of,
+)
 from llmlaunch.backends.base import RankAlone, Rendered
 from llmlaunch.backends.megatron.versions import core_parser, rendered_version
 from llmlaunch.errors import UserError
@@ -104,7 +113,7 @@ def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank
     added_arguments = tuple(each.argument for each in added)
     return RankAlone(
         program=(
-            NodeVariable("LLMLAUNCH_RUN_DIR", f"/{STARTER_FILE}"),
+            NodeVariable(RUN_DIR, f"/{STARTER_FILE}"),
             script,
             *remaining,
             *command_words(added_arguments),

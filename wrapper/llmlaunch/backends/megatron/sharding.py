@@ -20,7 +20,6 @@ __all__ = [
     "SHARDING_REQUIREMENTS",
     "SHARDING_RULES",
     "asks_for_sharding",
-    "gradient_format",
     "pinned_stages",
     "sharding_arguments",
     "sharding_facts",

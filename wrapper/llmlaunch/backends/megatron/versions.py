@@ -29,9 +29,6 @@ __all__ = [
     "NEWEST",
     "VERSION_REQUIREMENTS",
     "VERSION_RULES",
-    "CoreParser",
-    "Flag",
-    "VersionArguments",
     "core_parser",
     "known_version",
     "rendered_arguments",
@@ -75,14 +72,6 @@ class CoreParser:
     flags: Mapping[str, Flag]
 
 
-@dataclass(frozen=True)
-class VersionArguments:
-    """The arguments as a version takes them, and what a person should know of it."""
-
-    arguments: tuple[Argument, ...]
-    notes: tuple[str, ...] = ()
-
-
 @functools.cache
 def core_parser(known_version: str) -> CoreParser:
     """One of KNOWN_VERSIONS."""
@@ -105,8 +94,8 @@ def rendered_version(recipe: Recipe) -> str:
     return known_version(recipe.backend.runs_version) or NEWEST
 
 
-def rendered_arguments(recipe: Recipe, planned: Iterable[Argument]) -> VersionArguments:
-    """`planned` as the recipe's version takes it.
+def rendered_arguments(recipe: Recipe, planned: Iterable[Argument]) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
+    """Return `planned` as the recipe's version takes it, and what a person should know of it.
 
     Raises:
         UserError: the version lacks a flag, or a value of one, that the recipe asks for.
@@ -125,7 +114,7 @@ def rendered_arguments(recipe: Recipe, planned: Iterable[Argument]) -> VersionAr
         if strange:
             raise UserError(_lacking(recipe, each, version, f"has no {each.flag} {strange[0]}"))
         accepted.append(each)
-    return VersionArguments(tuple(accepted), (*notes, *_strange_extras(recipe, flags, version)))
+    return tuple(accepted), (*notes, *_strange_extras(recipe, flags, version))
 
 
 def _lacking(recipe: Recipe, each: Argument, version: str, what: str) -> str:
