@@ -7,17 +7,19 @@ from dataclasses import fields, replace
 
 import pytest
 
-from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.megatron import techniques as megatron_techniques
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.techniques import OVERLAP_RULES
 from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.documents.keys import key_names
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import MoeShape
+from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.trainers import TRAINER
 from support.backend_output import ds_config, refused_by, render, words_of
@@ -137,163 +139,10 @@ def test_checkpoints_on_the_host_are_told_to_the_script_and_to_deepspeed() -> No
     assert "activation_checkpointing" not in ds_config(recipe_of(DEEPSPEED), layout)
 
 
-REFUSED = {
-    "no-adapters": (DENSE, ["training.adapters={rank: 4}"], "training.adapters: .*backend: deepspeed has them"),
-    "no-frozen-layers": (DENSE, ["training.trained_layers=4"], "training.trained_layers: .*backend: deepspeed"),
-    "no-parameter-offload": (DENSE, ["layout={offload_parameters: true}"], "backend: deepspeed with zero_stage: 3"),
-    "no-checkpoint-offload": (
-        DENSE,
-        ["layout={recompute: full, offload_checkpoints: true}"],
-        "layout.offload_checkpoints: .*backend: deepspeed",
-    ),
-    "no-te-loss": (DENSE, ["layout={loss: te}"], "layout.loss: te: .*write loss: native"),
-    "no-tiled-loss": (DENSE, ["layout={loss: tiled}"], "layout.loss: .*backend: deepspeed has loss: tiled"),
-    "recomputed-mlp-is-whole": (
-        DENSE,
-        ["layout={recompute: selective, recompute_modules: [mlp], mlp_chunks: 2}"],
-        "layout.mlp_chunks: ",
-    ),
-    "projection-needs-attention": (DENSE, ["layout={offload_modules: [attn_proj]}"], "attn_proj needs core_attn"),
-    "recomputed-experts-stay": (
-        MIXTURE,
-        ["layout={recompute: selective, recompute_modules: [moe], offload_modules: [moe_act]}"],
-        "layout.offload_modules: moe_act",
-    ),
-    "some-layers-stay": (DENSE, ["layout={offload_layers: 32}"], "at least one layer must stay"),
-    "delayed-gradients-need-half": (
-        MIXTURE,
-        ["training.precision=fp32", "layout={delay_weight_gradients: true}"],
-        "precision bf16 or fp16",
-    ),
-    "delayed-gradients-need-alltoall": (
-        MIXTURE,
-        ["layout={delay_weight_gradients: true, token_dispatcher: allgather}"],
-        "token_dispatcher: alltoall",
-    ),
-    "delayed-gradients-keep-experts": (
-        MIXTURE,
-        ["layout={delay_weight_gradients: true, recompute: selective, recompute_modules: [moe]}"],
-        "remove moe from recompute_modules",
-    ),
-    "every-layer-recomputed": (
-        DEEPSPEED,
-        ["layout={recompute: full, recompute_method: block}"],
-        "layout.recompute_method: .*backend: megatron-lm",
-    ),
-    "one-layer-groups": (
-        DEEPSPEED,
-        ["layout={recompute: full, recompute_layers: 2}"],
-        "layout.recompute_layers: .*backend: megatron-lm",
-    ),
-    "no-module-offload": (DEEPSPEED, ["layout={offload_modules: [core_attn]}"], "backend: megatron-lm has --offload"),
-    "no-layer-offload": (DEEPSPEED, ["layout={offload_layers: 2}"], "backend: megatron-lm has --cpu-offloading"),
-    "checkpoints-leave-a-gpu": (
-        "quickstart",
-        ["layout={recompute: full, offload_checkpoints: true}"],
-        "layout.offload_checkpoints: on a CPU the host is the device",
-    ),
-    "whole-optimizer-offload": (DEEPSPEED, ["layout={offload_optimizer: 0.5}"], "write 1.0, or use a script"),
-    "whole-or-tiled-loss": (DEEPSPEED, ["layout={loss: native}"], "backend: megatron-lm has native"),
-    "counted-loss": (DEEPSPEED, [OWN, "layout={loss: native}"], "native or te loss spares is not counted"),
-    "dense-tiles": (DEEPSPEED, ["model=mixtral-8x7b", "layout={loss: tiled}"], "a mixture's balancing loss"),
-    "dense-chunks": (DEEPSPEED, ["model=mixtral-8x7b", "layout={mlp_chunks: 2}"], "chunks dense MLPs"),
-    "dense-adapters": (DEEPSPEED, ["model=mixtral-8x7b", "training.adapters={rank: 2}"], "a mixture's experts"),
-    "no-delayed-gradients": (DEEPSPEED, ["layout={delay_weight_gradients: true}"], "megatron-lm has --delay-wgrad"),
-    "no-hidden-exchange": (
-        DEEPSPEED,
-        ["layout={overlap_expert_communication: true}"],
-        "layout.overlap_expert_communication: .*so no token travels",
-    ),
-    "no-hidden-tensor": (
-        DEEPSPEED,
-        ["layout={tp_comm_overlap: true}"],
-        "layout.tp_comm_overlap: .*megatron-lm has --tp",
-    ),
-    "no-ring": (DEEPSPEED, ["layout={context_comm: p2p}"], "layout.context_comm: .*Ulysses here"),
-    "no-dispatcher": (
-        DEEPSPEED,
-        ["model=mixtral-8x7b", "layout={token_dispatcher: allgather}"],
-        "backend: megatron-lm has --moe-token-dispatcher-type",
-    ),
-    "gradients-as-computed": (
-        DEEPSPEED,
-        ["training.precision=fp16", "training.gradient_dtype=fp32"],
-        "training.gradient_dtype: gradients accumulate in the precision of the computation",
-    ),
-}
-
-
-@pytest.mark.parametrize("key", REFUSED)
-def test_what_a_backend_cannot_do_is_refused_before_anything_is_searched(key: str) -> None:
-    name, overrides, message = REFUSED[key]
-    recipe = recipe_of(name, *overrides)
-    backend = backend_for(recipe)
-    with pytest.raises(UserError, match=message) as refusal:
-        make_plan(setting_of(recipe, backend))
-    assert "\n" not in str(refusal.value)
-    with pytest.raises(UserError, match=message):
-        backend.render(recipe, GPUS if backend.name == "megatron-lm" else ZERO_3)
-
-
-def test_every_requirement_has_its_case() -> None:
-    keys = [r.key for r in (*megatron_techniques.REQUIREMENTS, *deepspeed_techniques.REQUIREMENTS)]
-    assert sorted(keys) == sorted(REFUSED)
-
-
 def test_a_script_of_ones_own_does_what_it_likes_but_not_to_deepspeed() -> None:
     recipe = recipe_of(DEEPSPEED, OWN, "layout={offload_modules: [core_attn], mlp_chunks: 4, loss: fused_linear}")
     assert DeepSpeed().rules(recipe)
     assert "--mlp-chunks" not in words_of(recipe, ZERO_3)
-    with pytest.raises(UserError, match=r"training\.gradient_dtype"):
-        DeepSpeed().rules(recipe_of(DEEPSPEED, OWN, "training.precision=fp16", "training.gradient_dtype=fp32"))
-
-
-ONE_STAGE, TWO_STAGES = replace(GPUS, offload_layers=2), replace(GPUS, pipeline=2)
-TWO_EXPERT_STAGES = replace(EXPERTS, pipeline=2)
-MODULES, DELAYED = "layout={offload_modules: [core_attn]}", "layout={delay_weight_gradients: true}"
-PART, WHOLE = "layout={offload_optimizer: 0.5}", "layout={offload_optimizer: 1.0}"
-PARAMETERS = "layout={offload_parameters: true}"
-
-# key of the rule, recipe, the override that asks, a layout refused then, one that is not
-RULED = [
-    ("offload-layers-one-stage", DENSE, None, replace(ONE_STAGE, pipeline=2), TWO_STAGES),
-    ("offload-layers-no-recompute", DENSE, None, replace(FULL, offload_layers=2), FULL),
-    ("offload-layers-some-stay", DENSE, None, replace(GPUS, offload_layers=32), replace(GPUS, offload_layers=31)),
-    ("offload-layers-no-modules", DENSE, MODULES, ONE_STAGE, GPUS),
-    ("offload-modules-no-full", DENSE, MODULES, FULL, SELECTIVE),
-    ("offload-optimizer-distributed", DENSE, PART, replace(GPUS, zero_stage=0), GPUS),
-    ("delayed-gradients-experts", MIXTURE, DELAYED, GPUS, EXPERTS),
-    ("delayed-gradients-no-full", MIXTURE, DELAYED, replace(EXPERTS, recompute=RECOMPUTE_FULL), EXPERTS),
-    (
-        "delayed-gradients-interleaved",
-        MIXTURE,
-        DELAYED,
-        TWO_EXPERT_STAGES,
-        replace(TWO_EXPERT_STAGES, virtual_pipeline=2),
-    ),
-    ("offload-optimizer-zero", DEEPSPEED, WHOLE, replace(ZERO_3, zero_stage=0), replace(ZERO_3, zero_stage=1)),
-    ("offload-part-zero-3", DEEPSPEED, PART, replace(ZERO_3, zero_stage=2), ZERO_3),
-    ("offload-parameters-zero-3", DEEPSPEED, PARAMETERS, replace(ZERO_3, zero_stage=2), ZERO_3),
-]
-
-
-@pytest.mark.parametrize(("key", "name", "override", "refused", "legal"), RULED, ids=[case[0] for case in RULED])
-def test_each_rule_refuses_what_it_is_there_for(
-    key: str, name: str, override: str | None, refused: Layout, legal: Layout
-) -> None:
-    own = [OWN] if key == "offload-part-zero-3" else []  # the shipped script offloads all or nothing
-    silent = recipe_of(name, *own)
-    asking = recipe_of(name, *own, override) if override else silent
-    assert key in refused_by(asking, refused)
-    assert key not in refused_by(asking, legal)
-    rules = [rule for rule in backend_for(asking).rules(asking) if rule.key == key]
-    assert not override or not refused_by(silent, refused, rules), "a technique nobody asked for refuses a layout"
-
-
-def test_every_technique_rule_has_its_case() -> None:
-    keys = [r.key for r in (*megatron_techniques.TECHNIQUE_RULES, *deepspeed_techniques.TECHNIQUE_RULES)]
-    elsewhere = ("offload-optimizer-half", "recomputed-mlp-unbiased")
-    assert sorted(keys) == sorted([*(case[0] for case in RULED), *elsewhere])
 
 
 def test_megatron_recomputes_no_mlp_with_biases() -> None:
@@ -305,7 +154,7 @@ def test_megatron_recomputes_no_mlp_with_biases() -> None:
 
 @pytest.mark.parametrize(("precision", "refused"), [("fp32", True), ("bf16", False), ("fp16", False)])
 def test_megatron_offloads_no_optimizer_of_fp32(precision: str, refused: bool) -> None:
-    recipe = recipe_of(DENSE, f"training.precision={precision}", PART)
+    recipe = recipe_of(DENSE, f"training.precision={precision}", "layout={offload_optimizer: 0.5}")
     assert ("offload-optimizer-half" in refused_by(recipe, GPUS)) is refused
 
 
@@ -339,3 +188,52 @@ def test_the_table_lists_every_key_and_no_flag_the_parser_lacks() -> None:
     for entry in TECHNIQUE_LIST:
         assert set(re.findall(r"--[\w-]+", entry.megatron or "")) <= flags
         assert all(f'"{flag}"' in TRAINER.read_text() for flag in re.findall(r"--[\w-]+", entry.deepspeed or ""))
+
+
+BIG = "llama3-70b"
+SPLIT = Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1)
+EXCHANGING = Layout(1, 1, data=64, expert=8, zero_stage=1)
+HIDDEN = "layout.overlap_expert_communication=true"
+
+
+def broken(layout: Layout, recipe: Recipe) -> set[str]:
+    return refused_by(recipe, layout, OVERLAP_RULES)
+
+
+def priced(layout: Layout, recipe: Recipe) -> tuple[float, int]:
+    verdict = judge_layouts(setting_of(recipe, MegatronLM()), [layout])[0]
+    assert verdict.step_seconds is not None
+    assert verdict.device_bytes is not None
+    return verdict.step_seconds, verdict.device_bytes
+
+
+def test_tensor_parallelism_beside_products_is_faster_and_takes_buffers() -> None:
+    silent, asking = recipe_of(BIG), recipe_of(BIG, "layout.tp_comm_overlap=true")
+    assert "--tp-comm-overlap" in words_of(asking, SPLIT)
+    plain, hidden = priced(SPLIT, silent), priced(SPLIT, asking)
+    assert hidden[0] < plain[0]
+    assert hidden[1] > plain[1]
+
+
+def test_the_exchange_of_experts_may_be_hidden_without_delaying_gradients() -> None:
+    program = words_of(recipe_of(MIXTURE, HIDDEN), EXCHANGING)
+    assert "--overlap-moe-expert-parallel-comm" in program
+    assert "--delay-wgrad-compute" not in program
+    both = recipe_of(MIXTURE, "layout={overlap_expert_communication: true, delay_weight_gradients: true}")
+    assert words_of(both, EXCHANGING).count("--overlap-moe-expert-parallel-comm") == 1
+    plain, hidden = priced(EXCHANGING, recipe_of(MIXTURE)), priced(EXCHANGING, recipe_of(MIXTURE, HIDDEN))
+    assert hidden[0] < plain[0]
+    assert hidden[1] == plain[1]
+
+
+def test_all_to_all_deals_out_the_heads_of_a_tensor_rank() -> None:
+    silent, asking = recipe_of(BIG), recipe_of(BIG, "layout.context_comm=a2a")
+    fits = Layout(1, 4, context=8, data=16, zero_stage=1)  # 64 heads, 8 query groups
+    assert "--cp-comm-type" in words_of(asking, fits)
+    assert broken(fits, asking) == set()
+    four_groups = replace(fits, tensor=2, data=8)
+    assert broken(four_groups, asking) == {"all-to-all-heads"}
+    assert broken(four_groups, silent) == set()
+    assert MegatronLM().facts(asking).context_all_to_all
+    several = replace(fits, micro_batch_size=8)  # so that activations are the peak
+    assert priced(several, asking)[1] > priced(several, silent)[1]

@@ -8,14 +8,18 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.models.parameters import count_parameters
+from llmlaunch.models.parameters import ModelParameters, count_parameters
 from llmlaunch.models.presets import load_preset, preset_names
 
 
+def count_of(name: str) -> ModelParameters:
+    return count_parameters(load_preset(name))
+
+
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_has_exactly_the_published_parameters_and_states_their_source(name: str) -> None:
-    data = json.loads(asset("recipes", "models", f"{name}.json").read_text(encoding="utf-8"))
-    assert count_parameters(load_preset(name)).total == data["published_parameters"]
+def test_the_parts_of_a_preset_sum_to_the_published_parameters_whose_source_it_states(name: str) -> None:
+    data, count = json.loads(asset("recipes", "models", f"{name}.json").read_text("utf-8")), count_of(name)
+    assert count.total == data["published_parameters"] == sum(count.by_part().values())
     assert "http" in data["source"] or "arXiv" in data["source"]
 
 
@@ -25,24 +29,18 @@ def test_a_preset_has_exactly_the_published_parameters_and_states_their_source(n
 )
 def test_gpt_3_shapes_round_to_the_papers_counts(name: str, millions: int, digits: int) -> None:
     """Table D.1 of arXiv:2005.14165, in millions."""
-    assert float(f"{count_parameters(load_preset(name)).total / 1e6:.{digits}g}") == millions
-
-
-@pytest.mark.parametrize("name", preset_names())
-def test_parts_sum_to_the_total(name: str) -> None:
-    count = count_parameters(load_preset(name))
-    assert sum(count.by_part().values()) == count.total
+    assert float(f"{count_of(name).total / 1e6:.{digits}g}") == millions
 
 
 def test_a_mixture_uses_only_topk_experts_per_token() -> None:
-    count = count_parameters(load_preset("mixtral-8x7b"))
+    count = count_of("mixtral-8x7b")
     assert count.active == 12_879_925_248
     assert count.by_part()["router"] == 32 * 4096 * 8
-    assert count_parameters(load_preset("llama3-8b")).active == 8_030_261_248
+    assert count_of("llama3-8b").active == 8_030_261_248
 
 
 def test_a_llama_layer_by_part() -> None:
-    layer = count_parameters(load_preset("llama3-8b")).layers[0]
+    layer = count_of("llama3-8b").layers[0]
     assert layer.attention == 4096 * (4096 + 2 * 1024) + 4096 * 4096
     assert layer.mlp == 3 * 4096 * 14336
     assert layer.norms == 2 * 4096
@@ -55,8 +53,8 @@ def test_tying_the_embedding_saves_one_vocabulary() -> None:
 
 
 def test_deepseek_v3_is_the_published_safetensors_without_the_routers_buffers() -> None:
-    assert count_parameters(load_preset("deepseek-v3")).total == 671_026_419_200 - 58 * 256
-    assert round(count_parameters(load_preset("deepseek-v3")).active / 1e9) == 38  # 37 B without the embedding
+    assert count_of("deepseek-v3").total == 671_026_419_200 - 58 * 256
+    assert round(count_of("deepseek-v3").active / 1e9) == 38  # 37 B without the embedding
 
 
 def test_multi_token_prediction_adds_a_layer_and_its_projection() -> None:
@@ -67,5 +65,5 @@ def test_multi_token_prediction_adds_a_layer_and_its_projection() -> None:
 
 
 def test_gemma_2_has_four_norms_a_layer_and_the_shared_experts_gate_is_the_routers() -> None:
-    assert count_parameters(load_preset("gemma2-9b")).layers[0].norms == 4 * 3584
-    assert count_parameters(load_preset("qwen2-57b-a14b")).layers[0].router == 3584 * (64 + 1)
+    assert count_of("gemma2-9b").layers[0].norms == 4 * 3584
+    assert count_of("qwen2-57b-a14b").layers[0].router == 3584 * (64 + 1)

@@ -1,4 +1,4 @@
-"""A model written in the recipe: what follows from what is said, and what cannot be."""
+"""A model named or written in the recipe: what follows from what is said, its family and kind, and what cannot be."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from typing import Any
 import pytest
 
 from llmlaunch.documents.validate import BadKey
+from llmlaunch.errors import UserError
 from llmlaunch.models.presets import find_model, load_preset, resolve_model
-from llmlaunch.models.shape import FAMILIES, MlaShape, ModelShape, RopeScaling, Router, SlidingWindow, family_of
+from llmlaunch.models.shape import (
+    FAMILIES,
+    MlaShape,
+    ModelShape,
+    RopeScaling,
+    Router,
+    SlidingWindow,
+    family_of,
+    kind_of,
+)
 
 SIZES = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "vocab_size": 256}
 MOE = {"num_experts": 8, "topk": 2, "ffn_hidden_size": 32}
@@ -90,11 +100,7 @@ def test_of_a_mixture_only_what_differs_from_the_base_is_written() -> None:
 
 @pytest.mark.parametrize(
     ("base", "layers", "pattern"),
-    [
-        ("deepseek-v3", 5, (0, 0, 0, 1, 1)),
-        ("deepseek-v2-lite", 29, (0, *(1,) * 28)),
-        ("mixtral-8x7b", 2, (1, 1)),
-    ],
+    [("deepseek-v3", 5, (0, 0, 0, 1, 1)), ("deepseek-v2-lite", 29, (0, *(1,) * 28)), ("mixtral-8x7b", 2, (1, 1))],
 )
 def test_dense_layers_before_the_mixtures_stay_where_a_base_is_cut_or_continued(
     base: str, layers: int, pattern: tuple[int, ...]
@@ -102,11 +108,6 @@ def test_dense_layers_before_the_mixtures_stay_where_a_base_is_cut_or_continued(
     shape = find_model({"base": base, "num_layers": layers})
     assert shape.moe is not None
     assert shape.moe.layer_pattern == pattern
-
-
-def test_a_pattern_that_is_written_must_fit() -> None:
-    with pytest.raises(BadKey, match="give one per layer"):
-        find_model({"base": "deepseek-v3", "num_layers": 4, "moe": {"layer_pattern": [0, 1]}})
 
 
 @pytest.mark.parametrize(
@@ -120,14 +121,39 @@ def test_a_pattern_that_is_written_must_fit() -> None:
         ({"moe": MOE | {"router": {"group_topk": 1}}}, "moe.router.groups"),
         ({"moe": MOE | {"router": {"groups": 3, "group_topk": 1}}}, "moe.router.groups"),
         ({"moe": MOE | {"router": {"groups": 8, "group_topk": 1}}}, "moe.router.group_topk"),
-        (
-            {"position_embedding": "none", "rope_scaling": {"kind": "linear", "factor": 2.0}},
-            "rope_scaling",
-        ),
+        ({"position_embedding": "none", "rope_scaling": {"kind": "linear", "factor": 2.0}}, "rope_scaling"),
         ({"sliding_window": {"tokens": 8, "full_every": 1}}, "sliding_window.full_every"),
+        ({"moe": MOE | {"layer_pattern": [0, 1, 1]}}, "moe.layer_pattern"),  # two layers
     ],
 )
 def test_what_contradicts_itself_is_one_sentence(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(BadKey) as caught:
         inline(**changes)
     assert ".".join(map(str, caught.value.key)) == key
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="unknown model 'llama3-7b'; did you mean llama3-"):
+        find_model("llama3-7b")
+
+
+def test_an_inline_shape_fills_in_what_follows_or_starts_from_a_preset() -> None:
+    shape, mixture = inline(), inline(moe=MOE)
+    assert (shape.num_query_groups, shape.head_dim, shape.max_position_embeddings) == (4, 16, 128)
+    assert mixture.moe is not None
+    assert mixture.moe.layer_pattern == (1, 1)
+    small = find_model({"base": "llama3-8b", "num_layers": 2, "num_query_groups": 4})
+    assert (small.num_layers, small.num_query_groups, small.hidden_size) == (2, 4, 4096)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("llama3-8b", "dense gated"),
+        ("mixtral-8x7b", "mixture gated"),
+        ("deepseek-v3", "latent-attention mixture gated"),
+        ("gpt3-13b", "dense ungated"),
+    ],
+)
+def test_a_model_is_of_one_kind_for_comparing_prediction_errors(name: str, kind: str) -> None:
+    assert kind_of(load_preset(name)) == kind

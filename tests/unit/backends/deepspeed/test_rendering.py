@@ -13,7 +13,7 @@ from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.deepspeed.rules import RULES
 from llmlaunch.errors import UserError
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
+from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.trainers import TRAINER, TRAINER_MODULES
 from support.backend_output import ds_config, refused_by, render, value_of, words_of
 from support.recipes import recipe_of
@@ -153,22 +153,6 @@ def test_on_a_cpu_nothing_of_a_gpu_is_counted() -> None:
     facts = DeepSpeed().facts(recipe_of(CPU_RECIPE))
     assert (facts.workspace_bytes, facts.communicator_bytes) == (0.0, 0.0)
     assert facts.context_bytes > 300e6  # the idle trainer
-
-
-@pytest.mark.parametrize(
-    ("key", "layout"),
-    [
-        ("pipeline", Layout(pipeline=2, data=8)),
-        ("virtual-pipeline", Layout(virtual_pipeline=2, data=16)),
-        ("expert", Layout(expert=2, data=16)),
-        ("expert-tensor", Layout(expert_tensor=2, data=16)),
-        ("sequence-parallel", Layout(sequence_parallel=1, data=16)),
-        ("batch", Layout(data=16, micro_batch_size=32)),
-        ("no-selective-recompute", Layout(data=16, recompute=RECOMPUTE_SELECTIVE)),
-    ],
-)
-def test_each_rule_refuses_what_it_is_there_for(key: str, layout: Layout) -> None:
-    assert refused_by(recipe_of(GPU_RECIPE), layout, RULES) == {key}
 
 
 def test_fp16_is_for_gpus() -> None:

@@ -11,7 +11,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.types import Recipe
-from support.backend_output import ds_config, refused_by, render, value_of, words_of
+from support.backend_output import ds_config, render, value_of, words_of
 from support.recipes import recipe_of
 
 
@@ -55,31 +55,11 @@ def test_the_trainers_config_leaves_nothing_to_auto() -> None:
     assert b"auto" not in render(recipe_for("hugging-face"), Layout(data=16, zero_stage=3)).files["ds_config.json"]
 
 
-def test_the_trainer_has_no_word_for_sequence_parallelism() -> None:
-    assert refused_by(recipe_for("hugging-face"), Layout(context=2, data=8)) == {"trainer-context"}
-    assert refused_by(recipe_for("hugging-face"), Layout(tensor=2, data=8)) == set()
-
-
 def test_a_script_with_a_pipeline_is_told_its_stages() -> None:
     layout = Layout(pipeline=4, data=4, micro_batch_size=2, zero_stage=1, recompute=RECOMPUTE_FULL)
     config = ds_config(recipe_for("pipeline"), layout)
     assert config["pipeline"] == {"stages": 4, "activation_checkpoint_interval": 1}
     assert config["train_batch_size"] == 256 == 2 * config["gradient_accumulation_steps"] * 4
-
-
-@pytest.mark.parametrize(
-    ("key", "layout"),
-    [
-        ("pipeline-zero", Layout(pipeline=2, data=8, zero_stage=2)),
-        ("pipeline-bf16", Layout(pipeline=2, data=8)),
-        ("pipeline-layers", Layout(pipeline=16, zero_stage=1)),
-        ("tensor", Layout(pipeline=2, tensor=2, data=4, zero_stage=1)),
-        ("context", Layout(pipeline=2, context=2, data=4, zero_stage=1)),
-        ("virtual-pipeline", Layout(pipeline=2, virtual_pipeline=2, data=8, zero_stage=1)),
-    ],
-)
-def test_each_rule_of_pipelines_refuses_what_it_is_there_for(key: str, layout: Layout) -> None:
-    assert key in refused_by(recipe_for("pipeline", "model={base: llama2-7b, num_layers: 28}"), layout)
 
 
 def test_pipelines_are_searched_with_zero_0_and_1() -> None:
@@ -130,27 +110,6 @@ def test_without_stages_megatron_deepspeed_makes_no_pipeline() -> None:
 def test_what_the_old_parser_has_not_is_refused_by_the_recipes_key(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         render(recipe_for("megatron-deepspeed", *overrides), Layout(data=16, zero_stage=1))
-
-
-@pytest.mark.parametrize(
-    ("key", "layout"),
-    [
-        ("megatron-pipeline-zero", Layout(pipeline=2, data=8, zero_stage=2)),
-        ("megatron-heads", Layout(tensor=16)),
-        ("megatron-query-groups", Layout(tensor=16)),
-        ("megatron-layers", Layout(pipeline=16)),
-        ("megatron-ulysses-heads", Layout(context=16)),
-        ("megatron-ulysses-alone", Layout(context=2, pipeline=2, data=4)),
-    ],
-)
-def test_each_rule_of_megatron_deepspeed_refuses_what_it_is_there_for(key: str, layout: Layout) -> None:
-    model = "model={base: llama2-7b, num_layers: 28, num_attention_heads: 8, num_query_groups: 8, head_dim: 512}"
-    assert key in refused_by(recipe_for("megatron-deepspeed", INDEXED, model), layout)
-
-
-def test_a_script_of_another_kind_has_no_pipeline() -> None:
-    for kind in ("own", "hugging-face"):
-        assert "pipeline" in refused_by(recipe_for(kind), Layout(pipeline=2, data=8, zero_stage=1))
 
 
 def test_only_a_script_has_a_kind() -> None:

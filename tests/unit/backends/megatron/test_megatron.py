@@ -181,42 +181,6 @@ def test_python_source_is_no_data_for_megatron() -> None:
         MegatronLM().render(recipe_of("llama3-8b", "data={python_source: true}"), DENSE)
 
 
-REFUSED = [
-    ("heads", "llama3-70b", Layout(3, 1, data=1)),
-    ("query-groups", "llama3-70b", Layout(12, 1, data=1)),
-    ("layers", "llama3-70b", Layout(1, 3, data=1)),
-    ("virtual-needs-pipeline", "llama3-70b", Layout(virtual_pipeline=2)),
-    ("virtual-layers", "llama3-70b", Layout(1, 4, virtual_pipeline=3)),
-    ("batch", "llama3-70b", Layout(data=3)),
-    ("interleaved-microbatches", "llama3-70b", Layout(1, 8, virtual_pipeline=2, data=256)),
-    ("context-length", "llama3-70b", Layout(context=3)),
-    ("sequence-needs-tensor", "llama3-70b", Layout(sequence_parallel=1)),
-    ("sequence-length", "llama3-70b", Layout(8, 1, context=4096, sequence_parallel=1)),
-    ("experts", "llama3-70b", Layout(expert=2)),
-    ("experts", "mixtral-8x7b", Layout(expert=16)),
-    ("expert-ffn", "mixtral-8x7b", Layout(expert_tensor=3)),
-    ("expert-world", "mixtral-8x7b", Layout(1, 16, expert=8, data=4)),
-    ("mixture-needs-sequence", "mixtral-8x7b", Layout(2, 1, data=32)),
-]
-
-
-@pytest.mark.parametrize(("key", "name", "layout"), REFUSED)
-def test_each_rule_refuses_what_it_is_there_for(key: str, name: str, layout: Layout) -> None:
-    assert key in refused_by(recipe_of(name), layout, RULES)
-
-
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        ("llama3-70b", DENSE),
-        ("llama3-70b", Layout(16, 1, data=32, sequence_parallel=1)),  # 8 query groups on 16 ranks: replicated
-        ("mixtral-8x7b", MIXTURE),
-    ],
-)
-def test_layouts_megatron_runs_are_legal(name: str, layout: Layout) -> None:
-    assert refused_by(recipe_of(name), layout) == set()
-
-
 def test_rule_keys_are_unique_and_name_their_place() -> None:
     keys = [rule.key for rule in (*ALL_REQUIREMENTS, *ALL_RULES)]
     assert len(set(keys)) == len(keys)

@@ -8,7 +8,6 @@ import pytest
 
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
-from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import OptimizerFormats
@@ -55,23 +54,6 @@ def test_four_bits() -> None:
     assert not any(flag.startswith("--fp8") for flag in rendered)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ((AMPERE, "training.fp8=delayed"), "training.fp8: .*8.9"),
-        ((HOPPER, "training.fp8=mxfp8"), "training.fp8: .*mxfp8 10.0"),
-        ((HOPPER, "training.fp4=nvfp4"), "training.fp4: .*10.0"),
-        ((HOPPER, "training.fp8=delayed", PARAMETERS, "training.optimizer={}"), "main_parameters: fp16"),
-    ],
-)
-def test_what_a_device_or_an_optimizer_cannot_do_is_refused_by_name(overrides: tuple[str, ...], message: str) -> None:
-    recipe = recipe_of(NAME, *overrides)
-    with pytest.raises(UserError, match=message):
-        MegatronLM().rules(recipe)
-    with pytest.raises(UserError, match=message):
-        MegatronLM().render(recipe, SHARDED)
-
-
 def test_a_device_nobody_knows_is_not_judged() -> None:
     recipe = recipe_of(NAME, HOPPER, "training.fp8=mxfp8")
     unknown = replace(recipe.cluster.accelerator, compute_capability=None)
@@ -81,21 +63,6 @@ def test_a_device_nobody_knows_is_not_judged() -> None:
 PLAIN = replace(SHARDED, zero_stage=0)
 WIDE = Layout(16, 1, data=32, sequence_parallel=1, zero_stage=1)
 SELECTIVE = replace(SHARDED, recompute=RECOMPUTE_SELECTIVE)
-
-
-@pytest.mark.parametrize(
-    ("key", "overrides", "layout"),
-    [
-        ("fp8-parameters-distributed", ("training.fp8=tensorwise", PARAMETERS), PLAIN),
-        ("optimizer-formats-distributed", ("training.optimizer={}",), PLAIN),
-        ("narrow-sizes", ("training.fp8=tensorwise", "model.ffn_hidden_size=28736"), WIDE),  # 1796 on each rank
-        ("narrow-sizes", (BLACKWELL, "training.fp8=mxfp8", "model.ffn_hidden_size=28800"), SHARDED),
-        ("narrow-rows", ("training.fp8=tensorwise", "training.sequence_length=8196"), SHARDED),
-        ("narrow-rows", (BLACKWELL, "training.fp8=mxfp8", "training.sequence_length=8208"), SHARDED),
-    ],
-)
-def test_each_rule_refuses_what_it_is_there_for(key: str, overrides: tuple[str, ...], layout: Layout) -> None:
-    assert key in refused_by(recipe_of(NAME, HOPPER, *overrides), layout)
 
 
 def test_rules_of_words_look_at_the_techniques_chosen_with_a_layout() -> None:

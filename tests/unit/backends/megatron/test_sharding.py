@@ -9,7 +9,6 @@ import pytest
 from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.checkpoints import reshards
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.sharding import SHARDING_RULES
 from llmlaunch.backends.registry import recorded_name
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
@@ -19,7 +18,7 @@ from llmlaunch.planner.neighbours import technique_neighbours
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.rendering.run_json import measurement_template
-from support.backend_output import refused_by, value_of
+from support.backend_output import value_of
 from support.recipes import recipe_of
 
 SAVING = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
@@ -78,37 +77,10 @@ def test_a_checkpoint_loads_on_another_number_of_ranks_but_not_cut_otherwise() -
     assert not reshards(recipe, THIRD, replace(THIRD, zero_stage=2))
 
 
-def test_stages_of_two_implementations_are_not_searched_together() -> None:
-    with pytest.raises(UserError, match=r"layout\.zero_stage: 2 and 3 are Megatron-FSDP"):
-        MegatronLM().rules(recipe_of("llama3-8b", "layout.zero_stage=[1, 3]"))
-
-
-def test_it_cannot_start_from_weights_alone() -> None:
-    recipe = recipe_of("llama3-8b", PINNED, "training.start_from=/llama", *SAVING)
-    with pytest.raises(UserError, match=r"training\.start_from: zero_stage 2 and 3 cannot start from weights alone"):
-        MegatronLM().rules(recipe)
-
-
-def test_a_gated_model_in_fp32_has_no_checkpoints() -> None:
+def test_in_fp32_only_checkpoints_of_a_gated_model_are_refused() -> None:
     fp32 = ("llama3-8b", PINNED, "training.precision=fp32")
     assert MegatronLM().rules(recipe_of(*fp32))
-    with pytest.raises(UserError, match=r"training\.precision: fp32 cannot be saved with zero_stage 2 or 3"):
-        MegatronLM().rules(recipe_of(*fp32, *SAVING))
     assert MegatronLM().rules(recipe_of(*fp32, *SAVING, *GPT3))
-
-
-@pytest.mark.parametrize(
-    ("key", "layout", "overrides"),
-    [
-        ("sharded-one-stage", Layout(pipeline=2, data=16, zero_stage=3), ()),
-        ("sharded-optimizer-stays", THIRD, ("layout.offload_optimizer=1.0",)),
-    ],
-)
-def test_what_it_cannot_do_is_refused(key: str, layout: Layout, overrides: tuple[str, ...]) -> None:
-    recipe = recipe_of("llama3-8b", PINNED, *overrides)
-    assert refused_by(recipe, layout, SHARDING_RULES) == {key}
-    assert refused_by(recipe_of("llama3-8b", PINNED), THIRD, SHARDING_RULES) == set()
-    assert refused_by(recipe, replace(layout, zero_stage=1), SHARDING_RULES) == set()
 
 
 def test_only_a_recipe_that_pins_it_gets_it() -> None:

@@ -1,0 +1,267 @@
+"""Every rule and requirement of both backends refuses what it is there for, and nothing where nobody asks for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
+from llmlaunch.backends.deepspeed.megatron_deepspeed import MEGATRON_DEEPSPEED_RULES
+from llmlaunch.backends.deepspeed.rules import RULES as DEEPSPEED_RULES
+from llmlaunch.backends.deepspeed.scripts import HUGGING_FACE_RULES, PIPELINE_RULES
+from llmlaunch.backends.megatron.model_rules import MODEL_REQUIREMENTS
+from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, ALL_RULES, MIXTURE_REQUIREMENTS
+from llmlaunch.backends.megatron.versions import VERSION_REQUIREMENTS
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.errors import UserError
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.setting import setting_of
+from support.backend_output import refused_by
+from support.recipes import recipe_of
+
+DENSE, BIG, MIXTURE, DEEPSPEED = "llama3-8b", "llama3-70b", "mixtral-8x7b", "llama2-7b-deepspeed"
+SAVING = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
+HOPPER, BLACKWELL, AMPERE = "cluster=h100-80gb-x8", "cluster=b200-x8", "cluster=a100-80gb-x8"
+TENSORWISE, MXFP8, DELAYED_FP8 = "training.fp8=tensorwise", "training.fp8=mxfp8", "training.fp8=delayed"
+PARAMETERS, FORMATS = "training.fp8_parameters=true", "training.optimizer={}"
+OWN = "backend={name: deepspeed, script: train.py}"
+MODULES, DELAYED = "layout={offload_modules: [core_attn]}", "layout={delay_weight_gradients: true}"
+PART, WHOLE = "layout={offload_optimizer: 0.5}", "layout={offload_optimizer: 1.0}"
+HIDDEN = "layout.overlap_expert_communication=true"
+
+GPUS = Layout(4, 1, data=8, sequence_parallel=1, zero_stage=1)
+EXPERTS = Layout(2, 1, data=32, expert=8, sequence_parallel=1, zero_stage=1)
+STAGES = Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1)
+REPLICATED = Layout(16, 1, data=32, sequence_parallel=1)  # 8 query groups on 16 ranks
+PAIRS = replace(GPUS, micro_batch_size=2)
+CHUNKS = replace(STAGES, virtual_pipeline=5)
+EXCHANGING = Layout(1, 1, data=64, expert=8, zero_stage=1)
+FULL, SELECTIVE = replace(GPUS, recompute=RECOMPUTE_FULL), replace(GPUS, recompute=RECOMPUTE_SELECTIVE)
+FSDP, ZERO_3 = Layout(data=32, zero_stage=3), Layout(data=16, zero_stage=3)
+ONE_STAGE, TWO_STAGES = replace(GPUS, offload_layers=2), replace(GPUS, pipeline=2, data=4)
+EXPERT_STAGES = replace(EXPERTS, pipeline=2, data=16)
+ZERO_2, TWO_PLAIN = replace(ZERO_3, zero_stage=2), Layout(pipeline=2, data=16, zero_stage=1)
+PIPELINE_1 = Layout(pipeline=2, data=8, zero_stage=1)
+
+
+def own_script(kind: str, *overrides: str) -> tuple[str, ...]:
+    return (f"backend={{name: deepspeed, script: /home/me/train.py, script_kind: {kind}}}", *overrides)
+
+
+def llama(heads: int, groups: int, **more: object) -> str:
+    written = "".join(f", {key}: {value}" for key, value in more.items())
+    return f"model={{base: llama2-7b, num_attention_heads: {heads}, num_query_groups: {groups}{written}}}"
+
+
+TWELVE_HEADS = llama(12, 3, head_dim=128, family="mistral")
+WINDOWED = "model={base: llama2-7b, sliding_window: {tokens: 1024}}"
+PIPELINE = own_script("pipeline", "model={base: llama2-7b, num_layers: 28}")
+OLD_MEGATRON = own_script(
+    "megatron-deepspeed", "data={path: /data/mine_text_document}", llama(8, 8, num_layers=28, head_dim=512)
+)
+
+# All keys that refuse the first layout, none of which refuses the second.
+RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
+    ("ffn heads query-columns query-groups", BIG, (), Layout(3, 1, data=1), REPLICATED),
+    ("expert-world layers virtual-layers", BIG, (), Layout(1, 3, data=1), STAGES),
+    ("virtual-needs-pipeline", BIG, (), Layout(virtual_pipeline=2), CHUNKS),
+    ("virtual-layers", BIG, (), Layout(1, 4, virtual_pipeline=3), CHUNKS),
+    ("batch", BIG, (), Layout(data=3), STAGES),
+    ("interleaved-microbatches", BIG, (), Layout(1, 8, virtual_pipeline=2, data=256), CHUNKS),
+    ("context-length", BIG, (), Layout(context=3), replace(STAGES, context=2, data=8)),
+    ("sequence-needs-tensor", BIG, (), Layout(sequence_parallel=1), STAGES),
+    ("sequence-length", BIG, (), Layout(8, 1, context=4096, sequence_parallel=1), STAGES),
+    ("experts", BIG, (), Layout(expert=2), STAGES),
+    ("experts", MIXTURE, (), Layout(expert=16), EXPERTS),
+    ("expert-ffn expert-world", MIXTURE, (), Layout(expert_tensor=3), EXPERTS),
+    ("expert-world", MIXTURE, (), Layout(1, 16, expert=8, data=4), replace(EXPERTS, pipeline=4, data=8)),
+    ("mixture-needs-sequence", MIXTURE, (), Layout(2, 1, data=32), EXPERTS),
+    ("sharded-one-stage", DENSE, ("layout.zero_stage=3",), Layout(pipeline=2, data=16, zero_stage=3), TWO_PLAIN),
+    ("pipeline", DEEPSPEED, (), Layout(pipeline=2, data=8), ZERO_3),
+    ("virtual-pipeline", DEEPSPEED, (), Layout(virtual_pipeline=2, data=16), ZERO_3),
+    ("expert", DEEPSPEED, (), Layout(expert=2, data=16), ZERO_3),
+    ("expert-tensor", DEEPSPEED, (), Layout(expert_tensor=2, data=16), ZERO_3),
+    ("sequence-parallel", DEEPSPEED, (), Layout(sequence_parallel=1, data=16), ZERO_3),
+    ("batch", DEEPSPEED, (), Layout(data=16, micro_batch_size=32), ZERO_3),
+    ("no-selective-recompute", DEEPSPEED, (), Layout(data=16, recompute=RECOMPUTE_SELECTIVE), ZERO_3),
+    ("tensor-or-context", DEEPSPEED, (), Layout(tensor=2, context=2, data=4), Layout(tensor=8, data=2)),
+    ("tensor-plan", DEEPSPEED, ("model=mixtral-8x7b",), Layout(tensor=2, data=8), ZERO_3),
+    ("tensor-query-groups", DEEPSPEED, (llama(32, 4),), Layout(tensor=8, data=2), ZERO_3),
+    ("tensor-ffn", DEEPSPEED, ("model={base: llama2-7b, ffn_hidden_size: 11012}",), Layout(tensor=8, data=2), ZERO_3),
+    ("context-heads", DEEPSPEED, (llama(8, 8, head_dim=128),), Layout(context=16), Layout(context=8, data=2)),
+    ("context-query-groups", DEEPSPEED, (TWELVE_HEADS,), Layout(context=4, data=4), ZERO_3),
+    ("context-sequence", DEEPSPEED, ("training.sequence_length=4001",), Layout(context=16), ZERO_3),
+    ("context-masks", DEEPSPEED, (WINDOWED,), Layout(context=2, data=8), ZERO_3),
+    ("pipeline", DEEPSPEED, own_script("own"), PIPELINE_1, ZERO_3),
+    ("pipeline", DEEPSPEED, own_script("hugging-face"), PIPELINE_1, Layout(tensor=2, data=8)),
+    ("trainer-context", DEEPSPEED, own_script("hugging-face"), Layout(context=2, data=8), Layout(tensor=2, data=8)),
+    ("pipeline-bf16 pipeline-zero", DEEPSPEED, PIPELINE, replace(PIPELINE_1, zero_stage=2), PIPELINE_1),
+    ("pipeline-bf16", DEEPSPEED, PIPELINE, replace(PIPELINE_1, zero_stage=0), PIPELINE_1),
+    ("pipeline-layers", DEEPSPEED, PIPELINE, Layout(pipeline=16, zero_stage=1), PIPELINE_1),
+    ("tensor", DEEPSPEED, PIPELINE, replace(PIPELINE_1, tensor=2, data=4), PIPELINE_1),
+    ("context", DEEPSPEED, PIPELINE, replace(PIPELINE_1, context=2, data=4), PIPELINE_1),
+    ("virtual-pipeline", DEEPSPEED, PIPELINE, replace(PIPELINE_1, virtual_pipeline=2), PIPELINE_1),
+    ("megatron-pipeline-zero", DEEPSPEED, OLD_MEGATRON, replace(PIPELINE_1, zero_stage=2), PIPELINE_1),
+    ("megatron-heads megatron-query-groups", DEEPSPEED, OLD_MEGATRON, Layout(tensor=16), PIPELINE_1),
+    ("megatron-layers", DEEPSPEED, OLD_MEGATRON, Layout(pipeline=16), PIPELINE_1),
+    ("megatron-ulysses-heads", DEEPSPEED, OLD_MEGATRON, Layout(context=16), PIPELINE_1),
+    ("megatron-ulysses-alone", DEEPSPEED, OLD_MEGATRON, Layout(context=2, pipeline=2, data=4), PIPELINE_1),
+]
+# The same; what the last override asks for is refused, and without it nothing is.
+ASKED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
+    ("offload-layers-one-stage", DENSE, (), replace(TWO_STAGES, offload_layers=2), TWO_STAGES),
+    ("offload-layers-no-recompute", DENSE, (), replace(FULL, offload_layers=2), FULL),
+    ("offload-layers-some-stay", DENSE, (), replace(GPUS, offload_layers=32), replace(GPUS, offload_layers=31)),
+    ("offload-layers-no-modules", DENSE, (MODULES,), ONE_STAGE, GPUS),
+    ("offload-modules-no-full", DENSE, (MODULES,), FULL, SELECTIVE),
+    ("offload-optimizer-distributed", DENSE, (PART,), replace(GPUS, zero_stage=0), GPUS),
+    ("delayed-gradients-experts", MIXTURE, (DELAYED,), replace(EXPERTS, expert=1), EXPERTS),
+    ("delayed-gradients-no-full", MIXTURE, (DELAYED,), replace(EXPERTS, recompute=RECOMPUTE_FULL), EXPERTS),
+    ("delayed-gradients-interleaved", MIXTURE, (DELAYED,), EXPERT_STAGES, replace(EXPERT_STAGES, virtual_pipeline=2)),
+    ("hidden-tensor-sequence", BIG, ("layout.tp_comm_overlap=true",), replace(STAGES, sequence_parallel=0), STAGES),
+    ("hidden-exchange-experts", MIXTURE, (HIDDEN,), replace(EXCHANGING, expert=1), EXCHANGING),
+    ("hidden-exchange-no-full", MIXTURE, (HIDDEN,), replace(EXCHANGING, recompute=RECOMPUTE_FULL), EXCHANGING),
+    ("hidden-exchange-interleaved", MIXTURE, (HIDDEN,), replace(EXCHANGING, pipeline=4, data=16), EXCHANGING),
+    ("sharded-optimizer-stays", DENSE, ("layout.zero_stage=3", WHOLE), FSDP, replace(FSDP, zero_stage=1)),
+    ("fp8-parameters-distributed", BIG, (HOPPER, TENSORWISE, PARAMETERS), replace(STAGES, zero_stage=0), STAGES),
+    ("optimizer-formats-distributed", BIG, (HOPPER, FORMATS), replace(STAGES, zero_stage=0), STAGES),
+    ("narrow-sizes", BIG, (HOPPER, "model.ffn_hidden_size=28736", TENSORWISE), replace(REPLICATED, zero_stage=1), GPUS),
+    ("narrow-sizes", BIG, (BLACKWELL, "model.ffn_hidden_size=28800", MXFP8), STAGES, GPUS),
+    ("narrow-rows", BIG, (HOPPER, "training.sequence_length=8196", TENSORWISE), GPUS, PAIRS),
+    ("narrow-rows", BIG, (BLACKWELL, "training.sequence_length=8208", MXFP8), GPUS, PAIRS),
+    ("tensor-adapters", DEEPSPEED, ("training.adapters={rank: 8}",), Layout(tensor=2, data=8), ZERO_3),
+    ("tensor-tiles", DEEPSPEED, ("layout={loss: tiled}",), Layout(tensor=2, data=8), ZERO_3),
+    ("tensor-tiles", DEEPSPEED, ("layout={mlp_chunks: 4}",), Layout(tensor=2, data=8), ZERO_3),
+    ("offload-optimizer-zero", DEEPSPEED, (WHOLE,), replace(ZERO_3, zero_stage=0), replace(ZERO_3, zero_stage=1)),
+    ("offload-part-zero-3", DEEPSPEED, (OWN, PART), ZERO_2, ZERO_3),
+    ("offload-parameters-zero-3", DEEPSPEED, ("layout={offload_parameters: true}",), ZERO_2, ZERO_3),
+]
+
+
+@pytest.mark.parametrize(("keys", "name", "overrides", "refused", "legal"), [*RULED, *ASKED])
+def test_a_rule_refuses_what_it_is_there_for(
+    keys: str, name: str, overrides: Sequence[str], refused: Layout, legal: Layout
+) -> None:
+    recipe = recipe_of(name, *overrides)
+    assert refused_by(recipe, refused) == set(keys.split())
+    assert refused_by(recipe, legal) == set()
+
+
+@pytest.mark.parametrize(("key", "name", "overrides", "refused", "_"), [case for case in ASKED if case[2]])
+def test_a_technique_nobody_asked_for_refuses_no_layout(
+    key: str, name: str, overrides: Sequence[str], refused: Layout, _: Layout
+) -> None:
+    asking = recipe_of(name, *overrides)
+    rules = [rule for rule in backend_for(asking).rules(asking) if rule.key == key]
+    assert rules
+    assert refused_by(recipe_of(name, *overrides[:-1]), refused, rules) == set()
+
+
+# Rules whose cases need more than an override: in this folder, and in tests/frameworks.
+RULED_ELSEWHERE = (
+    *("shared-expert", "stages-named", "stages-hold-all", "stages-hold-some", "context-precision", "fp16-needs-gpu"),
+    *("biased-experts", "window-without-context", "deepep-needs-others", "overlapped-expert-kept", "context-latents"),
+    *("delayed-gradients-prediction", "recomputed-mlp-unbiased", "offload-optimizer-half", "all-to-all-heads"),
+    *("optimizer-formats-on-device", "fp8-parameters-on-device", "delayed-keeps-norms"),
+)
+
+
+def test_every_rule_has_its_case() -> None:
+    rules = (*ALL_RULES, *DEEPSPEED_RULES, *PIPELINE_RULES, *HUGGING_FACE_RULES, *MEGATRON_DEEPSPEED_RULES)
+    keys = {rule.key for rule in (*rules, *deepspeed_techniques.TECHNIQUE_RULES)}
+    cases = {key for case in (*RULED, *ASKED) for key in case[0].split()}
+    assert cases | set(RULED_ELSEWHERE) == keys
+    assert not cases & set(RULED_ELSEWHERE)
+
+
+MLP_TWICE = "layout={recompute: selective, recompute_modules: [mlp], mlp_chunks: 2}"
+MOE_TWICE = "layout={recompute: selective, recompute_modules: [moe], offload_modules: [moe_act]}"
+DELAYED_MOE = "layout={delay_weight_gradients: true, recompute: selective, recompute_modules: [moe]}"
+HIDDEN_MOE = "layout={overlap_expert_communication: true, recompute: selective, recompute_modules: [moe]}"
+TO_THE_HOST = "layout={recompute: full, offload_checkpoints: true}"
+ALLGATHER, EXPERT_MODEL, PINNED = "layout.token_dispatcher=allgather", "model=mixtral-8x7b", "layout.zero_stage=3"
+FP32, WIDE_FP16 = "training.precision=fp32", ("training.precision=fp16", "training.gradient_dtype=fp32")
+FORMAT, FP32_MAIN = "training.checkpoint_format", "training.optimizer.main_parameters=fp32"
+
+# Key of a requirement, a recipe, and what breaks it.
+REFUSED: list[tuple[str, str, Sequence[str]]] = [
+    ("no-adapters", DENSE, ["training.adapters={rank: 4}"]),
+    ("no-frozen-layers", DENSE, ["training.trained_layers=4"]),
+    ("no-parameter-offload", DENSE, ["layout={offload_parameters: true}"]),
+    ("no-checkpoint-offload", DENSE, [TO_THE_HOST]),
+    ("no-te-loss", DENSE, ["layout={loss: te}"]),
+    ("no-tiled-loss", DENSE, ["layout={loss: tiled}"]),
+    ("recomputed-mlp-is-whole", DENSE, [MLP_TWICE]),
+    ("projection-needs-attention", DENSE, ["layout={offload_modules: [attn_proj]}"]),
+    ("recomputed-experts-stay", MIXTURE, [MOE_TWICE]),
+    ("some-layers-stay", DENSE, ["layout={offload_layers: 32}"]),
+    ("delayed-gradients-need-half", MIXTURE, [FP32, DELAYED]),
+    ("delayed-gradients-need-alltoall", MIXTURE, [DELAYED, ALLGATHER]),
+    ("delayed-gradients-keep-experts", MIXTURE, [DELAYED_MOE]),
+    ("hidden-exchange-needs-alltoall", DENSE, [HIDDEN]),
+    ("hidden-exchange-needs-alltoall", MIXTURE, [HIDDEN, ALLGATHER]),
+    ("hidden-exchange-keeps-experts", MIXTURE, [HIDDEN_MOE]),
+    ("hidden-exchange-needs-half", MIXTURE, [HIDDEN, FP32]),
+    ("sharding-by-itself", DENSE, ["layout.zero_stage=[1, 3]"]),
+    ("sharded-starts-anew", DENSE, [PINNED, "training.start_from=/llama", *SAVING]),
+    ("sharded-checkpoints-of-halves", DENSE, [PINNED, FP32, *SAVING]),
+    ("no-torch-dcp", BIG, [*SAVING, f"{FORMAT}=torch_dcp"]),
+    ("format-of-sharded", BIG, [*SAVING, f"{FORMAT}=fsdp_dtensor"]),
+    ("old-format-whole-optimizer", BIG, [*SAVING, f"{FORMAT}=torch"]),
+    ("old-format-whole-optimizer", BIG, [*SAVING, f"{FORMAT}=torch", "layout.zero_stage=[0, 1]"]),
+    ("sharded-format", BIG, [*SAVING, f"{FORMAT}=torch_dist", PINNED]),
+    ("fp8-device", BIG, [AMPERE, DELAYED_FP8]),
+    ("fp8-device", BIG, [HOPPER, MXFP8]),
+    ("fp4-device", BIG, [HOPPER, "training.fp4=nvfp4"]),
+    (
+        "fp8-parameters-and-remainders",
+        BIG,
+        [HOPPER, DELAYED_FP8, PARAMETERS, FP32_MAIN],
+    ),
+    ("every-layer-recomputed", DEEPSPEED, ["layout={recompute: full, recompute_method: block}"]),
+    ("one-layer-groups", DEEPSPEED, ["layout={recompute: full, recompute_layers: 2}"]),
+    ("no-module-offload", DEEPSPEED, [MODULES]),
+    ("no-layer-offload", DEEPSPEED, ["layout={offload_layers: 2}"]),
+    ("checkpoints-leave-a-gpu", "quickstart", [TO_THE_HOST]),
+    ("whole-optimizer-offload", DEEPSPEED, [PART]),
+    ("whole-or-tiled-loss", DEEPSPEED, ["layout={loss: native}"]),
+    ("counted-loss", DEEPSPEED, [OWN, "layout={loss: native}"]),
+    ("dense-tiles", DEEPSPEED, [EXPERT_MODEL, "layout={loss: tiled}"]),
+    ("dense-chunks", DEEPSPEED, [EXPERT_MODEL, "layout={mlp_chunks: 2}"]),
+    ("dense-adapters", DEEPSPEED, [EXPERT_MODEL, "training.adapters={rank: 2}"]),
+    ("no-delayed-gradients", DEEPSPEED, [DELAYED]),
+    ("no-hidden-exchange", DEEPSPEED, [HIDDEN]),
+    ("no-hidden-tensor", DEEPSPEED, ["layout={tp_comm_overlap: true}"]),
+    ("no-ring", DEEPSPEED, ["layout={context_comm: p2p}"]),
+    ("no-dispatcher", DEEPSPEED, [EXPERT_MODEL, ALLGATHER]),
+    ("gradients-as-computed", DEEPSPEED, WIDE_FP16),
+    ("gradients-as-computed", DEEPSPEED, [OWN, *WIDE_FP16]),
+]
+REQUIREMENTS = {each.key: each for each in (*ALL_REQUIREMENTS, *deepspeed_techniques.REQUIREMENTS)}
+
+
+@pytest.mark.parametrize(("key", "name", "overrides"), REFUSED)
+def test_what_a_backend_cannot_do_is_refused_by_the_recipes_key_before_anything_is_searched(
+    key: str, name: str, overrides: Sequence[str]
+) -> None:
+    """The pages of docs/ show each sentence (test_backend_docs.py)."""
+    recipe, broken = recipe_of(name, *overrides), REQUIREMENTS[key]
+    backend = backend_for(recipe)
+    message = re.escape(f"{recipe.path}: {broken.recipe_key}: {broken.sentence} ({broken.where})")
+    assert set(broken.recipe_key.split(".")) <= set(re.findall(r"\w+", " ".join(overrides)))
+    with pytest.raises(UserError, match=f"^{message}$"):
+        make_plan(setting_of(recipe, backend))
+    with pytest.raises(UserError, match=f"^{message}$"):
+        backend.render(recipe, GPUS if backend.name == "megatron-lm" else ZERO_3)
+
+
+OF_MODELS = (*MODEL_REQUIREMENTS, *MIXTURE_REQUIREMENTS, *VERSION_REQUIREMENTS)  # in tests of those modules
+
+
+def test_every_requirement_has_its_case() -> None:
+    keys = REQUIREMENTS.keys() - {requirement.key for requirement in OF_MODELS}
+    assert {key for key, *_ in REFUSED} | {"hidden-exchange-alone", "hidden-exchange-prediction"} == keys
