@@ -76,6 +76,7 @@ def choose_start(run_directory: Path, checkpoint: Record | None, latest: Attempt
     if checkpoint is None:
         return Start(0)
     reached, folder = reached_step(latest), _Folder(checkpoint)
+    before = "" if latest is None else f"attempt {latest.name} had saved step {reached}"
     if named is not None:
         wrong = folder.fault(named) if checkpoint.get("promised", True) else ""
         if not wrong and latest is not None and _failed_to_load(latest, named):
@@ -84,11 +85,11 @@ def choose_start(run_directory: Path, checkpoint: Record | None, latest: Attempt
             return _from_the_one_before(run_directory, folder, named, wrong)
         if reached is None or named >= reached or _is_allowed(run_directory):
             return Start(named)
-        problem = f"{folder.tracker} names step {named}, but attempt {_name(latest)} had saved step {reached}"
+        problem = f"{folder.tracker} names step {named}, but {before}"
         return Start(0, problem=problem, remedy=_remedy(run_directory, f"from step {named}"))
     if not reached:
         return Start(0)
-    return _without_tracker(run_directory, folder, reached, _name(latest))
+    return _without_tracker(run_directory, folder, reached, f"{folder.tracker} names no checkpoint, but {before}")
 
 
 def _failed_to_load(attempt: Attempt, step: int) -> bool:
@@ -107,8 +108,7 @@ def _from_the_one_before(run_directory: Path, folder: _Folder, named: int, wrong
     return Start(0, problem=problem, remedy=_remedy(run_directory, "from step 0"))
 
 
-def _without_tracker(run_directory: Path, folder: _Folder, reached: int, attempt: str) -> Start:
-    problem = f"{folder.tracker} names no checkpoint, but attempt {attempt} had saved step {reached}"
+def _without_tracker(run_directory: Path, folder: _Folder, reached: int, problem: str) -> Start:
     whole = folder.newest_whole(reached)
     if whole == reached:
         return _renamed(folder, whole, f"{problem}, which is there and whole: continuing from it")
@@ -149,10 +149,6 @@ def _remedy(run_directory: Path, older: str) -> str:
         f"Nothing was trained. Put the checkpoint back and run {to_type('resume', run_directory)}; "
         f"or train {older}: {to_type('resume', run_directory, '--from-older')}"
     )
-
-
-def _name(attempt: Attempt | None) -> str:
-    return "" if attempt is None else attempt.name
 
 
 class _Folder:

@@ -115,7 +115,7 @@ class Monitor:
                 look_at = now + self._options.list_interval
                 self._host.sample_cgroup()
             if self._disk.idle:
-                self._disk.give(self._look if look_again else self._look_for_new_ranks)
+                self._disk.give(self._look if look_again else self._records.look)
             self._write_events()
             coarse, beat = self._coarse_peaks(), now - beat_at >= self._options.beat_interval
             leap = _largest_rise(written, coarse) >= LEAP_STEPS
@@ -151,9 +151,6 @@ class Monitor:
         return ended
 
     # in the thread of the run directory
-
-    def _look_for_new_ranks(self) -> None:
-        self._records.look(again=False)
 
     def _look(self) -> None:
         self._records.look(again=True)

@@ -236,7 +236,9 @@ def choose(argv: list[str]) -> int:
     `preflight.json` of the attempt says which were chosen and what is wrong with the others; each of these gets a cause
     of its own. Returns 0, or 3 where too few are good.
     """
-    options = _choose_arguments(argv)
+    parser = command_parser("choose", NODES_ON_STDIN)
+    parser.add_argument("--nodes", required=True, type=int, help="how many are to train")
+    options = parser.parse_args(argv)
     allocated = sys.stdin.read().split()
     directory = attempt_folder(options.run_dir, options.attempt)
     markers = {node: read_object(directory / file_names.PREFLIGHT / f"{node}.json") for node in allocated}
@@ -336,9 +338,3 @@ def _cause_of(node: str, why: str, all_bad: bool, enough: bool) -> Record:
     """Where enough nodes are left the training goes on, and whatever ends it has another cause."""
     kind = "crash" if all_bad else "preflight"
     return cause(kind, node, why, "preflight", sick=not all_bad, consequence=enough, at=time.time())
-
-
-def _choose_arguments(argv: list[str]) -> argparse.Namespace:
-    parser = command_parser("choose", NODES_ON_STDIN)
-    parser.add_argument("--nodes", required=True, type=int, help="how many are to train")
-    return parser.parse_args(argv)

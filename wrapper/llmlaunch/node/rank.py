@@ -199,7 +199,11 @@ def tell(argv: list[str]) -> int:
     The wrappers are those among the children of `--parent`, which is torchrun. Returns 0, or 1 where there were none
     until `--wait` was over: torchrun may still be on its way to start them.
     """
-    options = _tell_arguments(argv)
+    parser = argparse.ArgumentParser(prog="node.pyz tell")
+    parser.add_argument("--parent", type=int, required=True, metavar="PID", help="of torchrun")
+    parser.add_argument("--signal", choices=sorted(TELL_SIGNALS), required=True)
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for trainers that start only now")
+    options = parser.parse_args(argv)
     give_up_at = time.monotonic() + options.wait
     while True:
         signalled = [pid for pid in _wrappers(options.parent) if _send(pid, TELL_SIGNALS[options.signal])]
@@ -230,11 +234,3 @@ def _send(pid: int, number: signal.Signals) -> bool:
     except OSError:
         return False
     return True
-
-
-def _tell_arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="node.pyz tell")
-    parser.add_argument("--parent", type=int, required=True, metavar="PID", help="of torchrun")
-    parser.add_argument("--signal", choices=sorted(TELL_SIGNALS), required=True)
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for trainers that start only now")
-    return parser.parse_args(argv)

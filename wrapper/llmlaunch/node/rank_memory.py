@@ -142,7 +142,7 @@ class RankRecords:
         self._own_names: list[str] | None = None
         self._names_known = False
 
-    def look(self, again: bool) -> None:
+    def look(self, again: bool = False) -> None:
         """For new ones, and `again` at those that are known."""
         if not self._names_known:
             self._names_known = True

@@ -154,11 +154,8 @@ def of_this_submission(attempts: list[Attempt], run_directory: Path, attempt: st
 
 def made_a_step(attempt: Attempt) -> bool:
     """Whether its trainers have logged a step, or it began after one; also of an attempt that was killed."""
-    return any(step is not None for step in (attempt.from_step or None, *_steps_logged(attempt)))
-
-
-def _steps_logged(attempt: Attempt) -> list[object]:
-    return [record.get("step") for record in (attempt.status, attempt.progress)]
+    steps = (attempt.from_step or None, attempt.status.get("step"), attempt.progress.get("step"))
+    return any(step is not None for step in steps)
 
 
 def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:

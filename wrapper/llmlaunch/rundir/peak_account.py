@@ -294,10 +294,6 @@ class _Account:
         if value is not None:
             self.values[name], self.sources[name] = value, source
 
-    def put_or_why(self, name: str, sourced: _Sourced) -> None:
-        self.put(name, sourced.bytes, sourced.source)
-        self.sources.setdefault(name, sourced.source)
-
 
 class _Sourced(NamedTuple):
     """A number of bytes, None where nobody knows it, and where it is from, or why there is none."""
@@ -385,7 +381,9 @@ def _add_totals(account: _Account, rank: _RankEvidence) -> None:
     outside = _outside_by_probe(rank)
     total = _process_total(rank, reserved, outside)
     account.put("peak_bytes", total.bytes, total.source)
-    account.put_or_why("outside_torch_bytes", _outside_torch(total, reserved, outside, rank.torch))
+    outside_torch = _outside_torch(total, reserved, outside, rank.torch)
+    account.put("outside_torch_bytes", outside_torch.bytes, outside_torch.source)
+    account.sources.setdefault("outside_torch_bytes", outside_torch.source)  # why there is none
 
 
 def _process_total(rank: _RankEvidence, reserved: _Sourced, outside: _Sourced) -> _Sourced:

@@ -3,9 +3,10 @@ out."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from llmlaunch.rundir.values import whole_number
 
@@ -176,21 +177,20 @@ def _text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-class Sink(Protocol):
+class Sink(ABC):
     """A place where runs are shown. A method may raise anything: then the runs not yet sent are sent the next time."""
 
+    @abstractmethod
     def due(self, marks: Mapping[str, str]) -> list[str]:
         """Return the runs to send: those that are not there, or not as they are now. `marks` has a text for each run,
         the newest first, that changes with the run."""
-        ...
 
+    @abstractmethod
     def send(self, run: Figures, mark: str) -> None:
         """Write one run, over what is there of it."""
-        ...
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 - most have nothing to do
         """Clean up after the last run."""
-        ...
 
 
 def changed_runs(marks: Mapping[str, str], sent: Mapping[str, str]) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag, ViewType
 
-from llmlaunch.sinks.figures import Figures, changed_runs
+from llmlaunch.sinks.figures import Figures, Sink, changed_runs
 
 __all__ = ["Mlflow"]
 
@@ -29,7 +29,7 @@ _MOST_AT_ONCE = 100
 """Parameters or tags in one request; of metrics MLflow takes 1,000."""
 
 
-class Mlflow:
+class Mlflow(Sink):
     """The experiment is that of MLFLOW_EXPERIMENT_NAME, else `llmlaunch`."""
 
     def __init__(self, uri: str) -> None:
@@ -57,12 +57,10 @@ class Mlflow:
         ]
         texts = {f"llmlaunch.{name}": text[:_LONGEST_TAG] for name, text in run.texts.items()}
         tags = [RunTag(name, text) for name, text in texts.items() if existing.data.tags.get(name) != text]
-        for some in _chunks(settings):
-            self._client.log_batch(mlflow_id, params=some)
-        for some in _chunks(metrics):
-            self._client.log_batch(mlflow_id, metrics=some)
-        for some in _chunks(tags):
-            self._client.log_batch(mlflow_id, tags=some)
+        batches: dict[str, list[Any]] = {"params": settings, "metrics": metrics, "tags": tags}
+        for kind, values in batches.items():
+            for start in range(0, len(values), _MOST_AT_ONCE):
+                self._client.log_batch(mlflow_id, **{kind: values[start : start + _MOST_AT_ONCE]})
         status = _STATUS.get(run.state, "FAILED")
         if existing.info.status != status:
             ended = None if run.ended is None else int(1000 * run.ended)
@@ -71,9 +69,6 @@ class Mlflow:
             else:
                 self._client.set_terminated(mlflow_id, status, ended)
         self._client.set_tag(mlflow_id, _MARK, mark)
-
-    def finish(self) -> None:
-        pass
 
     def _experiment_id(self, name: str) -> str:
         experiment = self._client.get_experiment_by_name(name)
@@ -103,8 +98,3 @@ class Mlflow:
         for other in others:
             self._client.delete_run(other.info.run_id)
         return first
-
-
-def _chunks(values: Sequence[Any]) -> Iterator[list[Any]]:
-    for start in range(0, len(values), _MOST_AT_ONCE):
-        yield list(values[start : start + _MOST_AT_ONCE])

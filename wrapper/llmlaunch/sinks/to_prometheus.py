@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from llmlaunch.documents.writing import replacing
-from llmlaunch.sinks.figures import Figures, MeasuredPeak, changed_runs
+from llmlaunch.sinks.figures import Figures, MeasuredPeak, Sink, changed_runs
 
 __all__ = ["MOST_PEAKS", "MOST_RUNS", "Prometheus"]
 
@@ -37,7 +37,7 @@ _NUMBERS = {
 }
 
 
-class Prometheus:
+class Prometheus(Sink):
     """`folder` is the one that node_exporter's --collector.textfile.directory names."""
 
     def __init__(self, folder: str) -> None:
@@ -78,63 +78,68 @@ class _Collector:
         self._run = run
 
     def collect(self) -> Iterator[Metric]:
-        run, mine = self._run, [self._run.run_id, self._run.recipe, self._run.attempt]
-        peaks = GaugeMetricFamily(
+        run = self._run
+        yield self._gauge(
             "llmlaunch_gpu_memory_peak_bytes",
             "Most memory of a rank on its GPU in the newest attempt.",
-            labels=[*_RUN, "node", "gpu_uuid", "rank", "stage", "source"],
+            ("node", "gpu_uuid", "rank", "stage", "source"),
+            _largest(run.of_kind("device")),
         )
-        resident = GaugeMetricFamily(
+        yield self._gauge(
             "llmlaunch_resident_memory_peak_bytes",
             "Most main memory of a rank in the newest attempt.",
-            labels=[*_RUN, "node", "rank", "stage", "source"],
+            ("node", "rank", "stage", "source"),
+            _largest(run.of_kind("resident")),
         )
-        for peak in _largest(run.of_kind("device")):
-            peaks.add_metric(
-                [*mine, peak.node, peak.gpu_uuid, _label(peak.rank), _label(peak.stage), peak.source], peak.peak_bytes
-            )
-        for peak in _largest(run.of_kind("resident")):
-            resident.add_metric([*mine, peak.node, _label(peak.rank), _label(peak.stage), peak.source], peak.peak_bytes)
-        torch = GaugeMetricFamily(
+        yield self._gauge(
             "llmlaunch_torch_memory_peak_bytes",
             "Most that torch's allocator held in any rank of a stage.",
-            labels=[*_RUN, "stage", "kind", "source"],
+            ("stage", "kind", "source"),
+            run.of_kind("reserved", "allocated"),
         )
-        for peak in run.of_kind("reserved", "allocated"):
-            torch.add_metric([*mine, _label(peak.stage), peak.kind, peak.source], peak.peak_bytes)
-        host = GaugeMetricFamily(
-            "llmlaunch_host_memory_peak_bytes", "Most main memory used on a node.", labels=[*_RUN, "node", "source"]
+        yield self._gauge(
+            "llmlaunch_host_memory_peak_bytes",
+            "Most main memory used on a node.",
+            ("node", "source"),
+            _largest(run.of_kind("host")),
         )
-        for peak in _largest(run.of_kind("host")):
-            host.add_metric([*mine, peak.node, peak.source], peak.peak_bytes)
-        yield from (peaks, resident, torch, host, self._predicted(mine), self._state(mine), *self._others(mine))
+        yield self._predicted()
+        state = self._family("llmlaunch_run_info", "1 for each run; its state is a label.", ("state",))
+        state.add_metric([*self._own_labels, run.state], 1)
+        yield state
+        for name, (metric, help_text) in _NUMBERS.items():
+            if name in run.numbers:
+                gauge = self._family(metric, help_text, ())
+                gauge.add_metric(self._own_labels, run.numbers[name])
+                yield gauge
 
-    def _predicted(self, mine: Sequence[str]) -> Metric:
-        predicted = GaugeMetricFamily(
+    @property
+    def _own_labels(self) -> list[str]:
+        return [self._run.run_id, self._run.recipe, self._run.attempt]
+
+    def _family(self, metric: str, help_text: str, labels: Sequence[str]) -> GaugeMetricFamily:
+        return GaugeMetricFamily(metric, help_text, labels=[*_RUN, *labels])
+
+    def _gauge(self, metric: str, help_text: str, labels: Sequence[str], peaks: Sequence[MeasuredPeak]) -> Metric:
+        """Return a series for each peak; `labels` are names of its fields."""
+        gauge = self._family(metric, help_text, labels)
+        for peak in peaks:
+            values = [getattr(peak, label) for label in labels]
+            gauge.add_metric([*self._own_labels, *("" if v is None else str(v) for v in values)], peak.peak_bytes)
+        return gauge
+
+    def _predicted(self) -> Metric:
+        predicted = self._family(
             "llmlaunch_memory_predicted_bytes",
             "Memory predicted: of the ranks of a stage, or of a node (host).",
-            labels=[*_RUN, "kind", "stage"],
+            ("kind", "stage"),
         )
         for name, value in self._run.numbers.items():
             head, _, where = name.partition("/")
             kind, _, stage = where.partition("/stage")
             if head == "predicted_bytes" and kind != "worst":
-                predicted.add_metric([*mine, kind, stage], value)
+                predicted.add_metric([*self._own_labels, kind, stage], value)
         return predicted
-
-    def _state(self, mine: Sequence[str]) -> Metric:
-        state = GaugeMetricFamily(
-            "llmlaunch_run_info", "1 for each run; its state is a label.", labels=[*_RUN, "state"]
-        )
-        state.add_metric([*mine, self._run.state], 1)
-        return state
-
-    def _others(self, mine: Sequence[str]) -> Iterator[Metric]:
-        for name, (metric, help_text) in _NUMBERS.items():
-            if name in self._run.numbers:
-                gauge = GaugeMetricFamily(metric, help_text, labels=_RUN)
-                gauge.add_metric(mine, self._run.numbers[name])
-                yield gauge
 
 
 def _largest(peaks: Sequence[MeasuredPeak]) -> list[MeasuredPeak]:
@@ -147,10 +152,6 @@ def _largest(peaks: Sequence[MeasuredPeak]) -> list[MeasuredPeak]:
         place[peak.stage] = place.get(peak.stage, 0) + 1
         ordered.append((place[peak.stage], -peak.peak_bytes, len(ordered), peak))
     return [peak for *_, peak in sorted(ordered)[:MOST_PEAKS]]
-
-
-def _label(value: int | None) -> str:
-    return "" if value is None else str(value)
 
 
 def _mark_in(path: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmlaunch.documents.writing import write_whole
-from llmlaunch.sinks.figures import Figures, changed_runs
+from llmlaunch.sinks.figures import Figures, Sink, changed_runs
 
 __all__ = ["Wandb"]
 
@@ -19,7 +19,7 @@ _MARKS = "llmlaunch-marks"
 _LONGEST_ID = 120
 
 
-class Wandb:
+class Wandb(Sink):
     """`folder` gets W&B's own folder `wandb/`, and beside it one small file a run that says what was written."""
 
     def __init__(self, folder: str) -> None:
@@ -54,9 +54,6 @@ class Wandb:
         if isinstance(before, str):
             self._remove(before, written.name)
         self._remember(run.run_id, mark, written.name)
-
-    def finish(self) -> None:
-        pass
 
     def _written(self, run_id: str) -> dict[str, object]:
         try:
