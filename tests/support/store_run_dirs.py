@@ -84,6 +84,30 @@ class RunDir:
         with (self.path / "peaks" / f"{node}.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
 
+    def probe(
+        self, rank: int, *, uuid: str | None = None, pid: int | None = None, ended: bool = True, **device: Any
+    ) -> Path:
+        """The probe's file of a rank: 60 GiB reserved, 1.5 GiB beside it, never given back."""
+        own = pid or 1000 + rank
+        entry = {
+            "device": rank % self.devices,
+            "uuid": f"GPU-n0-{rank}" if uuid is None else uuid,
+            "total_bytes": 79 * GIB,
+            "allocated_peak_bytes": 50 * GIB,
+            "active_peak_bytes": 51 * GIB,
+            "reserved_peak_bytes": 60 * GIB,
+            "reserved_bytes": 60 * GIB,
+            "alloc_retries": 0,
+            "ooms": 0,
+            "device_used_bytes": 62 * GIB,
+            "outside_bytes": 2 * GIB,
+            **device,
+        }
+        place = {"rank": rank, "local_rank": rank % self.devices, "node": f"n{rank // self.devices}", "pid": own}
+        name = f"attempts/{ATTEMPT}/memory/{rank}.{own}.json"
+        self.write(name, {"v": 1, **place, "at": STARTED + own, "ended": ended, "devices": [entry]})
+        return self.path / name
+
     def torn(self, node: str) -> None:
         with (self.path / "peaks" / f"{node}.jsonl").open("a") as file:
             file.write('{"v": 1, "event": "beat", "attempt": "77.0", "gpus": [{"uuid": "GPU-\n')

@@ -91,19 +91,17 @@ def test_a_requeued_job_knows_the_step_it_goes_on_from(run: Run) -> None:
     assert run.first_step("7.1") == 120
 
 
-def test_the_next_link_of_a_finished_chain_trains_nothing(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("state", "code", "why"),
+    [("succeeded", 0, "the training was finished by attempt 7.0"), ("failed", 3, "attempt 7.0 was the last: enough")],
+)
+def test_the_next_link_of_a_chain_that_was_finished_or_given_up_trains_nothing(
+    run: Run, state: str, code: int, why: str
+) -> None:
     (run.folder / "submission.json").write_text(json.dumps({"job_id": "7", "chain": ["7", "8"]}))
-    run.past("7.0", state="succeeded", exit_code=0)
-    assert run.begin("8.0") == "end 0"
-    assert (run.status["attempt"], run.status["state"]) == ("8.0", "succeeded")
-    assert "finished by attempt 7.0" in run.status["why"]
-
-
-def test_the_next_link_of_a_chain_that_was_given_up_trains_nothing(run: Run) -> None:
-    (run.folder / "submission.json").write_text(json.dumps({"job_id": "7", "chain": ["7", "8"]}))
-    run.past("7.0", state="failed", exit_code=3, why="rank 0 exited with 3", next={"action": "end", "why": "enough"})
-    assert run.begin("8.0") == "end 3"
-    assert run.status["state"] == "failed"
+    run.past("7.0", state=state, exit_code=code, why="rank 0 exited with 3", next={"action": "end", "why": "enough"})
+    assert run.begin("8.0") == f"end {code}"
+    assert (run.status["attempt"], run.status["state"], run.status["why"]) == ("8.0", state, why)
 
 
 def test_a_person_who_resumes_starts_counting_again(run: Run) -> None:

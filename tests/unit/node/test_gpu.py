@@ -1,13 +1,20 @@
-"""What the monitor writes of GPUs and their slices, against what the scripted driver truly did."""
+"""What the monitor writes of GPUs and their slices, against what the scripted driver truly did, and every error of NVML
+in every call the monitor makes: the other GPUs and the other numbers do not notice."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from nvml_codes import CODES, OF_A_DEVICE, OF_SLICES
 
+import llmlaunch
 from llmlaunch.node.gpu import Power
 from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
 
@@ -60,25 +67,10 @@ def test_accounting_sees_the_spike_that_no_sample_saw(gpu_node: NodeRig) -> None
     assert gpu["accounting_peak_bytes"] == {str(mine): 70 * GIB}
 
 
-def sleeping_rank(rig: NodeRig) -> tuple[Any, int]:
-    """Return the wrapper of a rank that sleeps, and the sleeper's pid."""
-    return rig.rank("sleep", "600"), rig.until_record()["program_pid"]
-
-
-def test_accounting_of_a_rank_is_asked_after_it_ended(gpu_node: NodeRig) -> None:
-    trainer, pid = sleeping_rank(gpu_node)
-    gpu_node.scenario("gpu accounting=1\n")
-    monitor = gpu_node.monitor()
-    gpu_node.until_line("the rank", lambda line: line.get("processes"))
-    trainer.terminate()
-    trainer.wait()
-    gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={pid} mem=0 peak=66G\n")
-    assert _accounted(gpu_node.stop(monitor)) == {str(pid): 66 * GIB}
-
-
 def test_the_spike_of_a_rank_that_is_gone_is_asked_for_at_once(gpu_node: NodeRig) -> None:
     """Twenty milliseconds at 66 GiB between two samples and the end of the process: accounting alone knows."""
-    trainer, pid = sleeping_rank(gpu_node)
+    trainer = gpu_node.rank("sleep", "600")
+    pid = gpu_node.until_record()["program_pid"]
     gpu_node.scenario(f"gpu accounting=1\nproc 0 pid={pid} mem=1G\n")
     gpu_node.monitor("--list-interval", "3600")
     gpu_node.until_line("the rank", lambda line: line.get("processes"))
@@ -162,36 +154,11 @@ def test_a_call_that_is_refused_is_not_made_again(gpu_node: NodeRig) -> None:
     assert gpu_node.calls()["nvmlDeviceGetComputeRunningProcesses_v3"] == 1
 
 
-def test_a_passing_error_is_only_that(gpu_node: NodeRig) -> None:
-    gpu_node.scenario("gpu used=1G\n")
-    monitor = gpu_node.monitor()
-    gpu_node.until_used(1.5)
-    gpu_node.until_sampled("gpu used=2G\nfail * code=999\n")
-    gpu_node.scenario("gpu used=3G\n")
-    gpu_node.until_used(3.5)
-    (gpu,) = gpu_node.stop(monitor)["gpus"]
-    assert (gpu["lost"], gpu["unavailable"]) == (None, {})
-
-
-@pytest.mark.parametrize(
-    ("scenario", "code"),
-    [
-        pytest.param(f"{TWO_GPUS}fail nvmlDeviceGetHandleByIndex_v2 gpu=0 code=4\n", 4, id="whole"),
-        pytest.param("gpu mig=1\ngpu uuid=GPU-b\n", 6, id="no slices"),
-        pytest.param(f"{MIG}fail nvmlDeviceGetMigDeviceHandleByIndex code=4\n", 4, id="slices"),
-    ],
-)
-def test_a_gpu_that_is_not_ours_is_skipped(gpu_node: NodeRig, scenario: str, code: int) -> None:
-    gpu_node.stop(gpu_node.started_monitor(scenario))
+def test_a_gpu_in_mig_mode_without_a_slice_of_ours_is_skipped(gpu_node: NodeRig) -> None:
+    gpu_node.stop(gpu_node.started_monitor("gpu mig=1\ngpu uuid=GPU-b\n"))
     skipped, start = gpu_node.lines()[:2]
-    assert (skipped["event"], skipped["index"], skipped["code"]) == ("gpu_skipped", 0, code)
+    assert (skipped["event"], skipped["index"], skipped["code"]) == ("gpu_skipped", 0, 6)
     assert [(gpu["index"], gpu["uuid"]) for gpu in start["gpus"]] == [(1, "GPU-b")]
-
-
-def test_a_driver_that_does_not_match_its_library_is_one_line(gpu_node: NodeRig) -> None:
-    gpu_node.stop(gpu_node.started_monitor("gpu\nfail nvmlInit code=18\n"))
-    (line,) = (line for line in gpu_node.lines() if line["event"] == "no_nvml")
-    assert (line["code"], bool(line["why"])) == (18, True)
 
 
 def test_lines_are_few_while_no_peak_moves(gpu_node: NodeRig) -> None:
@@ -267,3 +234,92 @@ def test_power_over_a_counter_that_began_anew() -> None:
 
 def _accounted(line: dict[str, Any]) -> dict[str, int]:
     return dict(line["gpus"][0]["accounting_peak_bytes"])
+
+
+GONE = (15, 16, 28)
+NEVER_AGAIN = (2, 3, 4, 13, 25)
+ASKED_OFTEN = {  # name in `unavailable`, and what GPU 0 lacks without it
+    "nvmlDeviceGetMemoryInfo_v2": ("memory_v2", {"reserved_bytes"}),
+    "nvmlDeviceGetUtilizationRates": ("utilization", {"utilization_percent"}),
+    "nvmlDeviceGetPowerUsage": ("power", {"power_peak_watts", "power_watts"}),
+    "nvmlDeviceGetTotalEnergyConsumption": ("energy", set()),
+    "nvmlDeviceGetComputeRunningProcesses_v3": ("processes_v3", set()),  # version 2 answers
+    "nvmlDeviceGetAccountingStats": ("accounting", {"accounting_peak_bytes"}),
+    "nvmlDeviceGetUUID": ("uuid", {"uuid"}),
+    "nvmlDeviceGetName": ("name", {"name"}),
+    "nvmlDeviceGetPciInfo_v3": ("pci", {"pci"}),
+}
+AT_OPEN = (
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetPciInfo_v3",
+)
+ALWAYS = ("uuid", "name", "pci", "total_bytes", "reserved_bytes", "device_peak_bytes", "utilization_percent",
+          "power_watts", "power_peak_watts", "process_peak_bytes", "accounting_peak_bytes")  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def answers(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All of them, from one process that loads the scripted driver."""
+    driver = {
+        "LD_LIBRARY_PATH": str(nvml_library),
+        "FAKE_NVML_SCENARIO": str(tmp_path_factory.mktemp("codes") / "scenario"),
+        "PYTHONPATH": str(Path(llmlaunch.__file__).parents[1]),
+    }
+    command = [sys.executable, Path(__file__).with_name("nvml_codes.py")]
+    process = subprocess.run(command, env={**os.environ, **driver}, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return dict(json.loads(process.stdout))
+
+
+def lacks(gpu: dict[str, Any]) -> set[str]:
+    return {name for name in ALWAYS if gpu[name] in (None, {})}
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("call", OF_A_DEVICE)
+def test_an_error_of_one_gpu(answers: dict[str, Any], call: str, code: int) -> None:
+    answer = answers[call][str(code)]
+    gpus = {gpu["index"]: gpu for gpu in answer["gpus"]}
+    other = gpus.pop(1)
+    assert (other["lost"], other["unavailable"], other["device_peak_bytes"]) == (None, {}, 2 * GIB + GIB // 2)
+    gpu = gpus.pop(0, None)
+    if code in GONE and gpu is None:  # so it was when it was opened
+        assert call in AT_OPEN
+        assert answer["events"] == [{"event": "gpu_skipped", "index": 0, "code": code}]
+    elif code in GONE:
+        assert gpu is not None
+        assert gpu["lost"] == code
+        assert [event["event"] for event in answer["events"]] == ["gpu_lost"]
+    elif call == "nvmlDeviceGetHandleByIndex_v2":
+        assert (gpu, answer["events"]) == (None, [{"event": "gpu_skipped", "index": 0, "code": code}])
+    else:
+        assert gpu is not None
+        assert answer["events"] == []
+        name, without = ASKED_OFTEN.get(call, ("accounting_mode", {"accounting_peak_bytes"}))
+        lasting = code in NEVER_AGAIN or call == "nvmlDeviceGetAccountingMode"
+        if call == "nvmlDeviceGetMigMode":
+            without, lasting = set(), False
+        assert lacks(gpu) == (without if lasting else set())
+        assert gpu["unavailable"] == ({name: code} if code in NEVER_AGAIN and call != "nvmlDeviceGetMigMode" else {})
+        assert gpu["device_peak_bytes"] == 4 * GIB + GIB // 2
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("call", OF_SLICES)
+def test_an_error_among_slices(answers: dict[str, Any], call: str, code: int) -> None:
+    answer = answers[call][str(code)]
+    assert [gpu["uuid"] for gpu in answer["gpus"]] == ["GPU-b"]
+    assert answer["events"] == [{"event": "gpu_skipped", "index": 0, "code": code}]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_an_error_of_the_driver(answers: dict[str, Any], code: int) -> None:
+    for call in ("nvmlInit", "nvmlDeviceGetCount_v2"):
+        (event,) = answers[call][str(code)]["events"]
+        assert (event["event"], event["code"], bool(event["why"])) == ("no_nvml", code, True)
+        assert answers[call][str(code)]["gpus"] == []
+    version = answers["nvmlSystemGetDriverVersion"][str(code)]
+    assert (version["driver"], version["events"], len(version["gpus"])) == (None, [], 2)

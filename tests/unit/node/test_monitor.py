@@ -50,15 +50,6 @@ def test_a_rank_that_ended_between_two_samples_has_its_peak_from_its_record(cpu_
     assert process["resident_peak_bytes"] == cpu_node.record()["resident_peak_bytes"] > 96 * MIB
 
 
-def test_both_are_recorded_where_there_are_gpus(gpu_node: NodeRig) -> None:
-    gpu_node.scenario("gpu used=1G\n")
-    gpu_node.rank("sleep", "600")
-    monitor = gpu_node.monitor()
-    line = gpu_node.until_line("ranks and GPUs", lambda line: line.get("processes") and line.get("gpus"))
-    assert line["processes"][0]["resident_peak_bytes"] > 0
-    gpu_node.stop(monitor)
-
-
 def test_ranks_of_other_nodes_are_left_to_their_monitors(cpu_node: NodeRig) -> None:
     cpu_node.rank("sleep", "600", rank=0)
     cpu_node.rank("sleep", "600", rank=1, node="node2")

@@ -144,17 +144,18 @@ def test_the_program_dies_with_its_wrapper(cpu_node: NodeRig) -> None:
     until(lambda: not alive(program), "the end of the program")
 
 
-def test_a_program_that_is_not_there(cpu_node: NodeRig) -> None:
-    wrapper = cpu_node.rank("no-such-trainer")
-    _, stderr = wrapper.communicate()
-    assert wrapper.returncode == cpu_node.record()["exit_code"] == 127
-    assert stderr == "llmlaunch: cannot start no-such-trainer: No such file or directory\n"
-
-
-def test_a_program_that_cannot_be_run(cpu_node: NodeRig, tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_or_cannot_be_run_has_the_code_of_a_shell(
+    cpu_node: NodeRig, tmp_path: Path
+) -> None:
     (tmp_path / "trainer").write_text("no permission to execute")
-    wrapper = cpu_node.rank(str(tmp_path / "trainer"))
-    assert wrapper.wait() == cpu_node.record()["exit_code"] == 126
+    for program, code, why in (
+        ("no-such-trainer", 127, "No such file or directory"),
+        (str(tmp_path / "trainer"), 126, "Permission denied"),
+    ):
+        wrapper = cpu_node.rank(program)
+        _, stderr = wrapper.communicate()
+        assert wrapper.returncode == cpu_node.record()["exit_code"] == code
+        assert stderr == f"llmlaunch: cannot start {program}: {why}\n"
 
 
 def test_ranks_side_by_side_do_not_meet(cpu_node: NodeRig) -> None:

@@ -24,33 +24,31 @@ def facts(run: dict[str, Any] | None = None, **changes: Any) -> Facts:
     return plain._replace(**changes)
 
 
-def test_what_is_done_is_done() -> None:
-    assert decide(facts(state="succeeded", kind="")).action == "end"
+STOPPED: dict[str, Any] = {"state": "stopped", "kind": ""}
 
 
-def test_a_failure_after_progress_goes_on_from_the_last_checkpoint() -> None:
-    assert decide(facts()) == Next("requeue", "continues from the last checkpoint", seconds=60)
-
-
-def test_a_time_limit_goes_on_at_once() -> None:
-    after = decide(facts(state="stopped", kind="", stop_signal="USR1"))
-    assert after == Next("requeue", "saved; continues later", seconds=0)
-
-
-def test_a_preempted_job_that_saved_in_time_puts_itself_back() -> None:
-    """scancel tells the batch script too; preemption with grace time tells the steps alone."""
-    assert decide(facts(state="stopped", kind="", stop_signal=PREEMPTED)).action == "requeue"
-    assert decide(facts(state="stopped", kind="", stop_signal="TERM")).action == "end"
-
-
-def test_where_requeue_is_forbidden_the_next_link_of_the_chain_goes_on() -> None:
-    run = {"restart": {**RESTART, "by": "chain"}}
-    assert decide(facts(run, state="stopped", stop_signal="USR1")).action == "chain"
+@pytest.mark.parametrize(
+    ("changes", "follows"),
+    [
+        pytest.param({}, Next("requeue", "continues from the last checkpoint", seconds=60), id="a failure"),
+        pytest.param({**STOPPED, "stop_signal": "USR1"}, Next("requeue", "saved; continues later"), id="a time limit"),
+        # scancel tells the batch script too; preemption with grace time tells the steps alone
+        pytest.param({**STOPPED, "stop_signal": PREEMPTED}, Next("requeue", "saved; continues later"), id="preempted"),
+        pytest.param(
+            {**STOPPED, "stop_signal": "USR1", "run": {"restart": {**RESTART, "by": "chain"}}},
+            Next("chain", "saved; continues later"),
+            id="the next link of a chain where requeue is forbidden",
+        ),
+    ],
+)
+def test_what_goes_on(changes: dict[str, Any], follows: Next) -> None:
+    assert decide(facts(**changes)) == follows
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
+        ({"state": "succeeded", "kind": ""}, "done"),
         ({"stop_signal": "TERM", "state": "stopped"}, "cancelled by SLURM or a person"),
         ({"stop_file": True, "stop_signal": "USR1", "state": "stopped"}, "stopped by the stop file"),
         *(

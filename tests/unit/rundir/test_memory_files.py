@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,28 +17,6 @@ from llmlaunch.watch import gauges
 from llmlaunch.watch.events import EventReader
 from llmlaunch.watch.run_reader import RunReader
 from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
-
-
-def probe(run: RunDir, rank: int, *, uuid: str | None = None, pid: int | None = None, **device: Any) -> None:
-    """The probe's file of a rank: 60 GiB reserved, 1.5 GiB beside it, never given back."""
-    own = pid or 1000 + rank
-    entry = {
-        "device": rank % run.devices,
-        "uuid": uuid or f"GPU-n0-{rank}",
-        "total_bytes": 79 * GIB,
-        "allocated_peak_bytes": 50 * GIB,
-        "active_peak_bytes": 51 * GIB,
-        "reserved_peak_bytes": 60 * GIB,
-        "reserved_bytes": 60 * GIB,
-        "alloc_retries": 0,
-        "ooms": 0,
-        "device_used_bytes": 62 * GIB,
-        "outside_bytes": 2 * GIB,
-        **device,
-    }
-    process = {"v": 1, "rank": rank, "local_rank": rank % run.devices, "node": f"n{rank // run.devices}", "pid": own}
-    content = {**process, "at": STARTED, "ended": True, "devices": [entry]}
-    run.write(f"attempts/{ATTEMPT}/memory/{rank}.{own}.json", content)
 
 
 @pytest.fixture
@@ -66,7 +43,7 @@ def peak(run: RunDir, rank: int = 0) -> tuple[float | None, str | None]:
 
 def test_torchs_own_uuid_goes_before_process_lists_and_order(run: RunDir) -> None:
     run.line("n0", gpus=[gpu(0, process_peak_bytes={"1000": 3 * GIB}, peak_gib=40), gpu(1, peak_gib=70)])
-    probe(run, 0, uuid="GPU-n0-1")
+    run.probe(0, uuid="GPU-n0-1")
     rank = summary(run, 0)
     assert (rank.gpu_uuid, rank.sources["gpu_uuid"]) == ("GPU-n0-1", "torch")
     assert rank.device_peak_bytes == 70 * GIB
@@ -76,8 +53,8 @@ def test_a_slices_uuid_is_known_again_whatever_torch_calls_it(run: RunDir) -> No
     whole = gpu(0, uuid="GPU-aaaa-1", mig=None, peak_gib=70)
     slices = [gpu(0, uuid=f"MIG-bbbb-{i}", mig="GPU-aaaa-1", peak_gib=10 + i) for i in (0, 1)]
     run.line("n0", gpus=[whole, *slices])
-    probe(run, 0, uuid="GPU-BBBB-1")  # torch says GPU- of anything, and in capitals here
-    probe(run, 1, uuid="MIG-bbbb-0")
+    run.probe(0, uuid="GPU-BBBB-1")  # torch says GPU- of anything, and in capitals here
+    run.probe(1, uuid="MIG-bbbb-0")
     assert [summary(run, rank).gpu_uuid for rank in (0, 1)] == ["MIG-bbbb-1", "MIG-bbbb-0"]
 
 
@@ -100,7 +77,7 @@ def test_the_pid_that_the_probe_knows_finds_a_child_of_the_ranks_program(run: Ru
 
 
 def test_without_a_monitor_the_probe_alone_tells(run: RunDir) -> None:
-    probe(run, 0)
+    run.probe(0)
     rank = summary(run, 0)
     assert (rank.gpu_uuid, rank.device_total_bytes, rank.device_peak_bytes) == ("GPU-n0-0", 79 * GIB, 62 * GIB)
     assert peak(run, 0) == (62.0, "torch probe, reserved + outside")
@@ -127,13 +104,13 @@ def test_which_of_several_numbers_is_the_peak(
     used, accounted = ({"1000": gib * GIB} if gib else {} for gib in (process, accounting))
     run.line("n0", gpus=[gpu(0, peak_gib=device, process_peak_bytes=used, accounting_peak_bytes=accounted)])
     if probed:
-        probe(run, 0)
+        run.probe(0)
     assert peak(run) == expected
 
 
 def test_true_accounting_is_not_outbid_by_a_sum_of_two_moments(run: RunDir) -> None:
     run.line("n0", gpus=[gpu(0, peak_gib=62, accounting_peak_bytes={"1000": 61 * GIB})])
-    probe(run, 0)
+    run.probe(0)
     assert peak(run) == (61.0, "nvml accounting")
     assert summary(run).outside_torch_bytes == GIB
     assert summary(run).sources["outside_torch_bytes"] == "nvml accounting - reserved"
@@ -141,7 +118,7 @@ def test_true_accounting_is_not_outbid_by_a_sum_of_two_moments(run: RunDir) -> N
 
 def test_a_neighbour_on_the_device_keeps_it_from_counting_as_the_ranks(run: RunDir) -> None:
     run.line("n0", gpus=[gpu(0, peak_gib=75, process_peak_bytes={"1000": 40 * GIB, "9": 30 * GIB}), gpu(1)])
-    probe(run, 0, reserved_peak_bytes=39 * GIB, outside_bytes=32 * GIB)
+    run.probe(0, reserved_peak_bytes=39 * GIB, outside_bytes=32 * GIB)
     assert peak(run) == (40.0, "nvml process")
     assert (summary(run).outside_torch_bytes, summary(run).device_peak_bytes) == (GIB, 75 * GIB)
 
@@ -149,7 +126,7 @@ def test_a_neighbour_on_the_device_keeps_it_from_counting_as_the_ranks(run: RunD
 def test_two_ranks_on_one_gpu_share_no_remainder(run: RunDir) -> None:
     run.line("n0", gpus=[gpu(0, peak_gib=75), gpu(1)])
     for rank in (0, 1):
-        probe(run, rank, uuid="GPU-n0-0", reserved_peak_bytes=(20 + rank) * GIB)
+        run.probe(rank, uuid="GPU-n0-0", reserved_peak_bytes=(20 + rank) * GIB)
     assert [peak(run, rank) for rank in (0, 1)] == [(20.0, "torch probe, reserved"), (21.0, "torch probe, reserved")]
     assert summary(run).outside_torch_bytes is None
     assert summary(run).sources["outside_torch_bytes"].startswith("left out: ")
@@ -167,19 +144,19 @@ def test_what_the_allocator_gave_back_leaves_the_probes_own_look_and_without_it_
     run: RunDir, returned: dict[str, int], reason: str
 ) -> None:
     run.line("n0", gpus=[gpu(0, peak_gib=66, process_peak_bytes={"1000": 65 * GIB})])
-    probe(run, 0, outside_bytes=3 * GIB, **returned)
+    run.probe(0, outside_bytes=3 * GIB, **returned)
     assert (summary(run).peak_bytes, summary(run).outside_torch_bytes) == (65 * GIB, int(2.5 * GIB))
     assert summary(run).sources["outside_torch_bytes"] == "torch probe, device - reserved"
-    probe(run, 0, outside_bytes=None, **returned)
+    run.probe(0, outside_bytes=None, **returned)
     assert summary(run).outside_torch_bytes is None
     assert summary(run).sources["outside_torch_bytes"] == f"left out: {reason}"
 
 
 def test_an_old_drivers_reserve_is_what_it_has_more_than_cuda(run: RunDir) -> None:
     run.line("n0", gpus=[gpu(0, peak_gib=64, reserved_bytes=None, baseline_gib=1.25)])
-    probe(run, 0)  # CUDA sees 79 of 80 GiB: a quarter of a GiB was somebody's before
+    run.probe(0)  # CUDA sees 79 of 80 GiB: a quarter of a GiB was somebody's before
     assert summary(run).outside_torch_bytes == int((64 - 1.25 - 60) * GIB)
-    probe(run, 0, alloc_retries=1)
+    run.probe(0, alloc_retries=1)
     assert summary(run).outside_torch_bytes == int(1.75 * GIB)
 
 
@@ -187,7 +164,7 @@ def test_log_lines_count_where_there_is_no_probe_and_where_they_say_more(run: Ru
     line = {"allocated_peak_bytes": 55 * GIB, "reserved_peak_bytes": 58 * GIB, "device_bytes": None}
     logged = [{"rank": rank, "source": "megatron log", **line} for rank in (0, 1)]
     run.line("n0", gpus=[gpu(0, peak_gib=40), gpu(1, peak_gib=62)], logged=logged)
-    probe(run, 0)
+    run.probe(0)
     first, second = summary(run, 0), summary(run, 1)
     assert (first.allocated_peak_bytes, first.sources["allocated_peak_bytes"]) == (55 * GIB, "megatron log")
     assert (first.reserved_peak_bytes, first.sources["reserved_peak_bytes"]) == (60 * GIB, "torch probe")
@@ -265,8 +242,8 @@ def test_every_damaged_line_costs_itself_and_is_counted(run: RunDir) -> None:
 
 
 def test_damaged_records_and_probe_files_are_counted_and_cost_no_other(run: RunDir) -> None:
-    probe(run, 0)
-    probe(run, 1)
+    run.probe(0)
+    run.probe(1)
     folder = run.path / "attempts" / ATTEMPT
     (folder / "memory" / "1.1001.json").write_bytes(b'{"v": 1, "rank": 1, "dev')
     (folder / "ranks" / "1.json").write_bytes(b"")
@@ -301,7 +278,7 @@ def test_what_a_node_kept_for_itself_is_part_of_it(run: RunDir, tmp_path: Path) 
     spool = RunDir(tmp_path / "spool", kind="gpu")
     run.line("n0", "beat", gpus=[gpu(0, peak_gib=20), gpu(1)])
     spool.line("n0", "beat", gpus=[gpu(0, peak_gib=50), gpu(1)])
-    probe(spool, 1)
+    spool.probe(1)
     attempt = summarize(run.path, ATTEMPT, [spool.path])
     assert attempt.ranks[0].device_peak_bytes == 50 * GIB
     assert attempt.ranks[1].reserved_peak_bytes == 60 * GIB
@@ -320,7 +297,7 @@ def written(run: RunDir) -> AttemptSummary:
 def test_a_summary_is_read_back_as_it_was(run: RunDir) -> None:
     run.line("n0", gpus=[gpu(0), gpu(1)], host={"used_peak_bytes": GIB})
     run.line("n0", "no_nvml", why="Driver Not Loaded")
-    probe(run, 0)
+    run.probe(0)
     attempt = written(run)
     assert summary_of_json(json.loads(json.dumps(attempt.as_json()))) == attempt
     assert attempt_summary(run.path, ATTEMPT) == attempt
@@ -336,7 +313,7 @@ def test_a_whole_summary_is_what_counts(run: RunDir) -> None:
 
 CHANGES: dict[str, Callable[[RunDir], object]] = {
     "a longer file": lambda run: run.line("n0", gpus=[gpu(0, peak_gib=77), gpu(1)]),
-    "a probe's file": lambda run: probe(run, 0),
+    "a probe's file": lambda run: run.probe(0),
     "a new node": lambda run: run.line("n1", gpus=[]),
     "a rank's end": lambda run: run.rank(0, signal="SIGKILL", exit_code=None),
     "a lost file": lambda run: (run.path / "peaks" / "n0.jsonl").unlink(),
@@ -428,7 +405,7 @@ def test_who_follows_or_watches_a_run_sees_the_peak_that_collect_records(
     assert shown() == (recorded(), recorded()) == (GIB, GIB)
     run.line("n0", "beat", gpus=[gpu(0, peak_gib=62, baseline_gib=20), gpu(1, peak_gib=50, baseline_gib=20)])
     assert shown() == (recorded(), recorded()) == (42 * GIB, 42 * GIB)
-    probe(run, 0, reserved_peak_bytes=45 * GIB, outside_bytes=None)  # a spike between two samples
+    run.probe(0, reserved_peak_bytes=45 * GIB, outside_bytes=None)  # a spike between two samples
     assert shown() == (recorded(), recorded()) == (45 * GIB, 45 * GIB)
     run.line("n0", "end", gpus=[gpu(0, accounting_peak_bytes={"1000": 47 * GIB}), gpu(1, baseline_gib=20)])
     run.status()

@@ -134,6 +134,8 @@ def test_a_sink_that_fails_does_not_make_collect_fail(llmlaunch: CommandLine, tm
     answer = llmlaunch("collect", run.path, "--sink", f"prometheus={tmp_path}/nowhere")
     assert f"{RUN_ID} (succeeded): collected" in answer.stdout
     assert "warning: prometheus" in answer.stderr
+    assert "is no folder" in answer.stderr
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_wrong_sink_is_said_before_anything_is_collected(

@@ -121,11 +121,3 @@ def test_names_that_mean_something_to_the_format_come_back_as_they_were(figures:
     (path,) = tmp_path.glob("*.prom")
     labels = [s.labels for f in text_string_to_metric_families(path.read_text()) for s in f.samples if s.value == 5]
     assert [(label["recipe"], label["node"], label["run"]) for label in labels] == [(nasty, nasty, "../" + nasty)]
-
-
-def test_a_folder_that_is_not_there_is_said_and_nothing_is_made(store: Store, tmp_path: Path) -> None:
-    collected(store, finished(tmp_path / "run"))
-    (passed,) = pass_on(store, chosen_sinks([f"prometheus={tmp_path}/nowhere"]))
-    assert passed.sent == 0
-    assert "is no folder" in str(passed.sentence())
-    assert not (tmp_path / "nowhere").exists()
