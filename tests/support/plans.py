@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.planner.plan import Plan
@@ -21,6 +23,7 @@ def gallery_setting(name: str, *overrides: str, lessons: Lessons = NO_LESSONS) -
     return setting_for(recipe_of(name, *overrides), lessons)
 
 
+@cache
 def plan_of(name: str, *overrides: str) -> Plan:
-    """Return the plan of the gallery's recipe of that name with `KEY=VALUE` overrides."""
+    """Return the plan of the gallery's recipe of that name with `KEY=VALUE` overrides, made once."""
     return make_plan(gallery_setting(name, *overrides))

@@ -172,10 +172,6 @@ class LayoutColumns:
         numbers = {n: int(getattr(self, n)[index]) for n in LAYOUT_FIELDS}
         return Layout(**numbers, layers_by_stage=self.partitions[self.partition[index]])
 
-    def piece(self, start: int, stop: int) -> LayoutColumns:
-        """Layouts `start` to `stop`, not copied."""
-        return self.take(slice(start, stop))
-
     def with_techniques(
         self, zero_stage: int, recompute: int, recompute_layers: int | IntColumn, offload_layers: int | IntColumn
     ) -> LayoutColumns:
@@ -195,7 +191,7 @@ class LayoutColumns:
         return replace(self, **column)
 
     def take(self, index: NDArray[Any] | slice) -> LayoutColumns:
-        """The rows a boolean mask or an index array selects (rows may repeat)."""
+        """The rows a slice, a boolean mask or an index array selects (rows may repeat); a slice copies nothing."""
         columns = {n: getattr(self, n)[index] for n in (*LAYOUT_FIELDS, "partition")}
         return LayoutColumns(**columns, partitions=self.partitions)
 

@@ -1,4 +1,4 @@
-"""Model shapes, and random layouts and corrections, that the memory tests share."""
+"""Model shapes, random layouts and corrections, and the estimate of a few lines, that the memory tests share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
+from llmlaunch.backends.megatron.facts import megatron_facts
 from llmlaunch.layout import Layout
-from llmlaunch.memory.job import NO_CORRECTION, Correction
+from llmlaunch.memory.estimator import RankEstimate, estimate
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.models.shape import ModelShape, MoeShape
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.units import GIB
+from llmlaunch.workload import Workload
 
 LLAMA3_8B = ModelShape("llama3-8b", 32, 4096, 14336, 32, 8, 128, 128256, 8192)
 LLAMA3_70B = ModelShape("llama3-70b", 80, 8192, 28672, 64, 8, 128, 128256, 8192)
@@ -56,3 +61,31 @@ def any_layouts(draw: st.DrawFn, shape: ModelShape) -> Layout:
     stages = layout.pipeline * layout.virtual_pipeline
     cuts = draw(st.lists(st.integers(0, 32), min_size=stages - 1, max_size=stages - 1))
     return replace(layout, layers_by_stage=tuple(b - a for a, b in pairwise([0, *sorted(cuts), 32])))
+
+
+MEGATRON = megatron_facts()
+
+
+def job_of(
+    shape: ModelShape,
+    layout: Layout,
+    facts: MemoryFacts = MEGATRON,
+    techniques: Techniques = NO_TECHNIQUES,
+    length: int = 4096,
+    microbatches: int = 8,
+) -> Job:
+    """Return the job whose batch gives each pipeline of `layout` so many micro-batches a step."""
+    batch = microbatches * layout.data * layout.micro_batch_size
+    return Job(shape, Workload(length, batch), facts, techniques=techniques)
+
+
+def ranks(
+    shape: ModelShape,
+    layout: Layout,
+    facts: MemoryFacts = MEGATRON,
+    techniques: Techniques = NO_TECHNIQUES,
+    length: int = 4096,
+    microbatches: int = 8,
+) -> tuple[RankEstimate, ...]:
+    """Return the estimate of each pipeline rank of such a job."""
+    return estimate(job_of(shape, layout, facts, techniques, length, microbatches), layout).ranks

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shapes import CORRECTIONS, LLAMA3_8B, MIXTRAL, SHAPES, any_layouts
-from test_grouped_pricing import PAIRS
+from test_grouped_pricing import FEWER, PAIRS
 
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.estimator import estimate, worst_ranks
+from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.host import HostNode
-from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
-from llmlaunch.memory.peak import OUTSIDE_TORCH, RESIDUAL
+from llmlaunch.memory.job import NO_CORRECTION, Correction, Job, all_ranks
+from llmlaunch.memory.peak import OUTSIDE_TORCH, RESIDUAL, rank_terms
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.units import GIB
 from llmlaunch.workload import Workload
@@ -26,6 +26,7 @@ def job_of(shape: ModelShape, backend: str = "megatron") -> Job:
 
 
 @pytest.mark.parametrize("backend", ["megatron", "deepspeed", "torchtitan", "megatron-fsdp"])
+@settings(max_examples=FEWER)
 @given(shape=SHAPES, data=st.data(), correction=CORRECTIONS)
 def test_terms_add_up_as_the_correction_says(
     backend: str, shape: ModelShape, data: st.DataObject, correction: Correction
@@ -60,8 +61,8 @@ def test_more_layers_never_need_less(shape: ModelShape, data: st.DataObject, cor
     layout = Layout(data.draw(st.sampled_from([1, 2, 8])), 2, data=8, zero_stage=data.draw(st.integers(0, 1)))
     job = replace(job_of(shape), correction=correction)
     cuts = [replace(layout, layers_by_stage=(n, shape.num_layers - n)) for n in range(1, shape.num_layers)]
-    first = [estimate(job, cut).ranks[0].device_bytes for cut in cuts]
-    assert first == sorted(first)
+    first = rank_terms(job, all_ranks(job, LayoutColumns.of(cuts))).device[::2]
+    assert np.all(np.diff(first) >= 0)
 
 
 def test_the_context_gives_way_first_then_the_communicators_and_nothing_below_nothing() -> None:
@@ -89,14 +90,6 @@ def test_the_host_is_not_corrected_but_where_it_is_the_device() -> None:
     grown = after.worst.device_bytes - before.worst.device_bytes
     assert grown > GIB
     assert (after.host_bytes_per_node or 0) - (before.host_bytes_per_node or 0) == 8 * grown
-
-
-@pytest.mark.parametrize("correction", [NO_CORRECTION, Correction(0.037, -0.2 * GIB)])
-def test_one_layout_and_many_are_the_same_formula(correction: Correction) -> None:
-    layout = Layout(4, 4, data=4, sequence_parallel=1, zero_stage=1)
-    job = replace(job_of(LLAMA3_8B), correction=correction)
-    many = worst_ranks(job, LayoutColumns.of([layout] * 1000))
-    assert np.all(many.device_bytes == estimate(job, layout).worst.device_bytes)
 
 
 @pytest.mark.parametrize("share", [-1.0, -2.0, float("nan")])

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from shapes import LLAMA3_8B
+from shapes import LLAMA3_8B, ranks
 
 from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, engine_of
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
-from llmlaunch.memory.estimator import RankEstimate, estimate
+from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.memory.job import Job
 from llmlaunch.models.parameters import count_parameters
-from llmlaunch.techniques import Techniques
-from llmlaunch.workload import Workload
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 
 PARAMETERS = count_parameters(LLAMA3_8B).total
 TABLE = LLAMA3_8B.vocab_size * LLAMA3_8B.hidden_size
@@ -22,9 +20,14 @@ SHORT = 8  # tokens: activations of next to nothing
 BARE = {"workspace_bytes": 0.0, "cache_share": 0.0, "bucket_bytes": 0.0, "live_parameters": 0.0}
 
 
-def rank(facts: MemoryFacts, layout: Layout, tokens: int = SHORT, microbatches: int = 1) -> RankEstimate:
-    job = Job(LLAMA3_8B, Workload(tokens, layout.data * microbatches), facts)
-    return estimate(job, layout).ranks[0]
+def rank(
+    facts: MemoryFacts,
+    layout: Layout,
+    tokens: int = SHORT,
+    microbatches: int = 1,
+    techniques: Techniques = NO_TECHNIQUES,
+) -> RankEstimate:
+    return ranks(LLAMA3_8B, layout, facts, techniques, tokens, microbatches)[0]
 
 
 def state(estimated: RankEstimate) -> float:
@@ -116,11 +119,10 @@ def test_checkpoints_cut_from_mlp_blocks_waste_a_part_of_them() -> None:
     assert wasted == pytest.approx(inputs * 0.5 / 3)
 
 
-def step_of(facts: MemoryFacts, layout: Layout, techniques: Techniques | None = None) -> float:
+def step_of(facts: MemoryFacts, layout: Layout) -> float:
     """Bytes of the optimizer step's temporaries, where nothing else can be the peak."""
     alone = replace(facts, **BARE, lasting_bucket_bytes=0.0, logit_bytes=0.0, logit_gradient_bytes=0.0)
-    job = Job(LLAMA3_8B, Workload(SHORT, layout.data), alone, techniques=techniques or Techniques())
-    return estimate(job, layout).ranks[0].terms["optimizer_step"]
+    return rank(alone, layout).terms["optimizer_step"]
 
 
 def test_zero_3_steps_one_sub_group_at_a_time() -> None:
@@ -165,8 +167,7 @@ def test_a_single_device_copies_parameters_from_the_host() -> None:
     streamed = Techniques(offload_optimizer=1.0, offload_parameters=True)
 
     def parameters(devices: int, techniques: Techniques) -> float:
-        job = Job(LLAMA3_8B, Workload(SHORT, devices), facts, techniques=techniques)
-        return estimate(job, Layout(data=devices, zero_stage=3)).ranks[0].terms["parameters"]
+        return rank(facts, Layout(data=devices, zero_stage=3), techniques=techniques).terms["parameters"]
 
     assert parameters(1, streamed) == parameters(8, streamed) == 2 * (TABLE + 1_000_000_000)
     assert parameters(1, Techniques(offload_optimizer=1.0)) == 2 * PARAMETERS
@@ -175,9 +176,7 @@ def test_a_single_device_copies_parameters_from_the_host() -> None:
 def test_sub_groups_left_on_the_device_keep_their_fp32_gradients() -> None:
     """Offload by share: bf16 gradients are on the host, and fp32 ones of what is stepped on the device stay there."""
     facts = replace(deepspeed_facts(DeepSpeedOptions(offloaded_share=0.25, split_from_start=True)), **BARE)
-    quarter = Techniques(offload_optimizer=0.25)
-    job = Job(LLAMA3_8B, Workload(SHORT, 16), facts, techniques=quarter)
-    terms = estimate(job, Layout(data=16, zero_stage=3)).ranks[0].terms
+    terms = rank(facts, Layout(data=16, zero_stage=3), techniques=Techniques(offload_optimizer=0.25)).terms
     assert terms["optimizer_states"] == pytest.approx(0.75 * 12 * PARAMETERS / 16)
     assert terms["gradients"] + terms["gradient_buffers"] >= 0.75 * 4 * PARAMETERS / 16
 

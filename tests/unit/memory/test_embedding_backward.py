@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from shapes import ranks
 
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
-from llmlaunch.memory.estimator import RankEstimate, estimate
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Adapters, Techniques
-from llmlaunch.workload import Workload
 
 LENGTH, WIDTH, VOCABULARY = 4096, 4096, 128256
 SHAPE = ModelShape("four-layers", 4, WIDTH, 14336, 32, 8, 128, VOCABULARY, 8192)
@@ -21,14 +21,8 @@ STREAM = 2 * LENGTH * WIDTH
 PIPELINE = Layout(pipeline=4, data=2, zero_stage=1)
 
 
-def first_rank(layout: Layout, microbatches: int, **job: object) -> RankEstimate:
-    fields = {
-        "shape": SHAPE,
-        "workload": Workload(LENGTH, microbatches * layout.data),
-        "facts": megatron_facts(),
-        **job,
-    }
-    return estimate(Job(**fields), layout).ranks[0]  # type: ignore[arg-type]
+def first_rank(layout: Layout, microbatches: int, shape: ModelShape = SHAPE, **job: Any) -> RankEstimate:
+    return ranks(shape, layout, microbatches=microbatches, **job)[0]
 
 
 def beside(rank: RankEstimate) -> int:
@@ -69,7 +63,7 @@ def test_a_tied_head_on_the_same_rank_doubles_it(fused: bool) -> None:
     tied = replace(SHAPE, num_layers=2, tied_embeddings=True)
     facts = megatron_facts(MegatronOptions(gradient_accumulation_fusion=fused))
     layout = Layout(data=2, zero_stage=1, recompute=RECOMPUTE_FULL)
-    rank = first_rank(layout, 1, shape=tied, facts=facts, workload=Workload(64, 2))
+    rank = first_rank(layout, 1, shape=tied, facts=facts, length=64)
     assert beside(rank) + rank.terms["recomputed_layer"] == pytest.approx(2 * TABLE + 2 * 64 * WIDTH)
 
 

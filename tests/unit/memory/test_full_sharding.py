@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from shapes import LLAMA2_7B, LLAMA3_8B, LLAMA3_70B
+from shapes import LLAMA2_7B, LLAMA3_8B, LLAMA3_70B, ranks
 
 from llmlaunch.backends.fsdp import (
     atorch_facts,
@@ -17,13 +17,11 @@ from llmlaunch.backends.fsdp import (
 )
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
-from llmlaunch.memory.estimator import RankEstimate, estimate
+from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.units import GIB
-from llmlaunch.workload import Workload
 
 LLAMA3_8B_PARAMETERS = 8_030_261_248
 LLAMA2_7B_PARAMETERS = 6_738_415_616
@@ -43,9 +41,7 @@ def peak(
     techniques: Techniques = NO_TECHNIQUES,
     rank: int = 0,
 ) -> RankEstimate:
-    batch = microbatches * layout.data * layout.micro_batch_size
-    job = Job(shape, Workload(length, batch), facts, techniques=techniques)
-    return estimate(job, layout, microbatches).ranks[rank]
+    return ranks(shape, layout, facts, techniques, length, microbatches)[rank]
 
 
 def sharded(data: int, **more: int) -> Layout:

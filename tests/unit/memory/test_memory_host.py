@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from shapes import LLAMA3_8B
 
 from llmlaunch.backends.deepspeed.facts import deepspeed_facts
 from llmlaunch.backends.megatron.facts import megatron_facts
-from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
+from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate, estimate
 from llmlaunch.memory.facts import constant
-from llmlaunch.memory.host import HostNode, worst_hosts
+from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
@@ -115,17 +114,3 @@ def test_on_a_cpu_the_processes_are_the_host_memory_and_counted_once() -> None:
     priced = deepspeed(Layout(data=2), HostNode(processes=2, resident=True))
     assert priced.host_bytes_per_node == 2 * priced.worst.device_bytes
     assert {name for name, value in priced.host_terms.items() if value} == {"processes"}
-
-
-@pytest.mark.parametrize("resident", [False, True])
-def test_one_formula_for_one_layout_and_for_many(resident: bool) -> None:
-    node = HostNode(processes=8, checkpoints=True, resident=resident)
-    techniques = Techniques(offload_optimizer=1.0, offload_modules=("core_attn",))
-    job = Job(LLAMA3_8B, WORK, megatron_facts(), techniques=techniques)
-    layouts = [
-        Layout(tensor=t, pipeline=p, data=8 // t // p, zero_stage=1, micro_batch_size=b, recompute=r)
-        for t in (1, 2, 4) for p in (1, 2) for b in (1, 2) for r in (0, RECOMPUTE_FULL)
-    ]  # fmt: skip
-    many = worst_hosts(job, LayoutColumns.of(layouts), node)
-    alone = [estimate(job, layout, node=node).host_bytes_per_node for layout in layouts]
-    assert np.array_equal(many, alone)

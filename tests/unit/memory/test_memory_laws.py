@@ -1,28 +1,32 @@
-"""Laws no memory estimate may break, over layouts drawn at random."""
+"""Laws no memory estimate may break, over layouts drawn at random. What a technique moves or leaves out never makes the
+device hold more, what it delays never less, and each figure is the one its paper or framework gives."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from shapes import LLAMA2_7B, LLAMA3_8B, SHAPES, layouts
+from shapes import LLAMA2_7B, LLAMA3_8B, MEGATRON, MIXTRAL, SHAPES, job_of, layouts, ranks
 
 from llmlaunch.backends.deepspeed.facts import deepspeed_facts
-from llmlaunch.backends.megatron.facts import megatron_facts
-from llmlaunch.layout import Layout
+from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
+from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.estimator import RankEstimate, estimate
-from llmlaunch.memory.job import Job
-from llmlaunch.models.shape import ModelShape
-from llmlaunch.workload import Workload
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.job import all_ranks
+from llmlaunch.memory.loss import logits as logit_bytes
+from llmlaunch.memory.weights import adapter_parameters, trained_layers
+from llmlaunch.models.shape import ModelShape, MoeShape
+from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 
-FACTS = megatron_facts()
 STATIC = ("parameters", "gradients", "optimizer_states")
 
 
-def job_of(shape: ModelShape, layout: Layout, microbatches: int = 8, length: int = 4096) -> Job:
-    return Job(shape, Workload(length, microbatches * layout.data * layout.micro_batch_size), FACTS)
+def worst(shape: ModelShape, layout: Layout, length: int = 4096) -> RankEstimate:
+    return estimate(job_of(shape, layout, length=length), layout).worst
 
 
 def static(rank: RankEstimate) -> int:
@@ -33,14 +37,14 @@ def static(rank: RankEstimate) -> int:
 def test_a_larger_micro_batch_never_needs_less(shape: ModelShape, data: st.DataObject) -> None:
     layout = data.draw(layouts(shape))
     larger = replace(layout, micro_batch_size=2 * layout.micro_batch_size)
-    small, large = (estimate(job_of(shape, at), at, num_microbatches=8).worst for at in (layout, larger))
+    small, large = (worst(shape, at) for at in (layout, larger))
     assert large.device_bytes >= small.device_bytes
 
 
 @given(SHAPES, st.data())
 def test_a_longer_sequence_never_needs_less(shape: ModelShape, data: st.DataObject) -> None:
     layout = data.draw(layouts(shape))
-    short, long = (estimate(job_of(shape, layout, length=length), layout).worst for length in (2048, 4096))
+    short, long = (worst(shape, layout, length=length) for length in (2048, 4096))
     assert long.device_bytes >= short.device_bytes
 
 
@@ -49,7 +53,7 @@ def test_a_longer_sequence_never_needs_less(shape: ModelShape, data: st.DataObje
 def test_sharding_further_never_adds_static_state(field: str, data: st.DataObject) -> None:
     layout = replace(data.draw(layouts(LLAMA3_8B)), virtual_pipeline=1)
     further = replace(layout, **{field: 2 * getattr(layout, field)})
-    before, after = (max(map(static, estimate(job_of(LLAMA3_8B, at), at).ranks)) for at in (layout, further))
+    before, after = (max(map(static, ranks(LLAMA3_8B, at))) for at in (layout, further))
     # vocabulary padding to 128 x tensor may add a few rows: 128 rows of the table at 18 bytes
     assert after <= before + 128 * LLAMA3_8B.hidden_size * 18
 
@@ -58,9 +62,226 @@ def test_sharding_further_never_adds_static_state(field: str, data: st.DataObjec
 def test_a_higher_zero_stage_never_keeps_more_state(data: st.DataObject) -> None:
     layout = data.draw(layouts(LLAMA2_7B))
     # gradients differ with the moment of the peak, and buckets come with ZeRO: only what lasts is ordered
-    job = Job(LLAMA2_7B, Workload(2048, 512), replace(deepspeed_facts(), live_parameters=0.0))
-    stages = [static(estimate(job, replace(layout, zero_stage=stage)).ranks[0]) for stage in range(4)]
+    facts = replace(deepspeed_facts(), live_parameters=0.0)
+    stages = [static(ranks(LLAMA2_7B, replace(layout, zero_stage=stage), facts)[0]) for stage in range(4)]
     # stage 3 holds shards and one gathered layer, so with few devices it may hold more than stage 2
     assert stages[0] >= stages[1] >= stages[2]
     if layout.data * layout.context >= 8:
         assert stages[2] >= stages[3]
+
+
+TOKENS = 4096
+E = 2.0  # bytes of a bf16 element
+
+
+def never_more(
+    shape: ModelShape, layout: Layout, less: Techniques, more: Techniques, facts: MemoryFacts = MEGATRON
+) -> None:
+    """`more` of a technique needs no more than `less` of it, on every rank."""
+    pairs = zip(*(ranks(shape, layout, facts, techniques) for techniques in (less, more)), strict=True)
+    assert all(there.device_bytes <= here.device_bytes for here, there in pairs)
+
+
+SPARING = {
+    "optimizer": (Techniques(offload_optimizer=0.3), Techniques(offload_optimizer=0.8)),
+    "parameters": (NO_TECHNIQUES, Techniques(offload_parameters=True)),
+    "modules": (Techniques(offload_modules=("core_attn",)), Techniques(offload_modules=("core_attn", "attn_proj"))),
+    "any module": (NO_TECHNIQUES, Techniques(offload_modules=("qkv_linear", "core_attn"))),
+    "checkpoints": (NO_TECHNIQUES, Techniques(offload_checkpoints=True)),
+    "chunks": (Techniques(mlp_chunks=2), Techniques(mlp_chunks=16)),
+    "tiles": (Techniques(loss="tiled", loss_tiles=2), Techniques(loss="tiled", loss_tiles=64)),
+    "one tile to many": (NO_TECHNIQUES, Techniques(loss="tiled")),
+    "fused head": (NO_TECHNIQUES, Techniques(loss="fused_linear")),
+    "frozen first matrices": (Techniques(adapters=Adapters(16)), Techniques(adapters=Adapters(16, True))),
+    "a lower rank": (Techniques(adapters=Adapters(64)), Techniques(adapters=Adapters(8))),
+    "fewer trained layers": (Techniques(trained_layers=24), Techniques(trained_layers=3)),
+    "all trained layers": (NO_TECHNIQUES, Techniques(trained_layers=32)),
+    "a larger swapped share": (Techniques(swapped_share=0.2), Techniques(swapped_share=1.0)),
+    "anything swapped": (NO_TECHNIQUES, Techniques(swapped_share=0.5)),
+    "fewer sampled rows": (Techniques(sampled_share=0.9), Techniques(sampled_share=0.1)),
+    "anything sampled": (NO_TECHNIQUES, Techniques(sampled_share=0.5)),
+    "fewer versions": (Techniques(weight_versions=2), NO_TECHNIQUES),
+}
+
+
+@pytest.mark.parametrize("name", SPARING)
+@settings(max_examples=settings().max_examples // 3)  # of each technique
+@given(shape=SHAPES, data=st.data())
+def test_more_of_what_spares_never_needs_more(name: str, shape: ModelShape, data: st.DataObject) -> None:
+    never_more(shape, data.draw(layouts(shape)), *SPARING[name])
+
+
+@given(shape=SHAPES, data=st.data(), less=st.integers(0, 8), more=st.integers(0, 8))
+def test_more_offloaded_layers_never_need_more(shape: ModelShape, data: st.DataObject, less: int, more: int) -> None:
+    layout = data.draw(layouts(shape))
+    here, there = (replace(layout, offload_layers=layers) for layers in sorted((less, more)))
+    pairs = zip(ranks(shape, here), ranks(shape, there), strict=True)
+    assert all(b.device_bytes <= a.device_bytes for a, b in pairs)
+
+
+@given(shape=SHAPES, data=st.data())
+def test_chunks_computed_again_never_need_more(shape: ModelShape, data: st.DataObject) -> None:
+    layout = data.draw(layouts(shape))
+    facts = replace(MEGATRON, mlp_chunks_recomputed=True)
+    never_more(shape, layout, NO_TECHNIQUES, Techniques(mlp_chunks=4), facts)
+
+
+@given(shape=SHAPES, data=st.data())
+def test_delayed_weight_gradients_never_lower_the_peak(shape: ModelShape, data: st.DataObject) -> None:
+    never_more(shape, data.draw(layouts(shape)), Techniques(delay_weight_gradients=True), NO_TECHNIQUES)
+
+
+@given(shape=SHAPES, data=st.data(), last=st.integers(1, 32))
+def test_trained_layers_add_up_over_the_ranks(shape: ModelShape, data: st.DataObject, last: int) -> None:
+    layout = data.draw(layouts(shape))
+    job = job_of(shape, layout, techniques=Techniques(trained_layers=last))
+    rows = all_ranks(job, LayoutColumns.of([layout]))
+    dense, mixture = trained_layers(job, rows)
+    assert np.sum(dense + mixture) == min(last, shape.num_layers)
+    assert np.all((dense >= 0) & (mixture >= 0) & (dense <= rows.dense_layers) & (mixture <= rows.moe_layers))
+
+
+REPLICATED = Layout(data=8)
+
+
+def term(name: str, techniques: Techniques, layout: Layout = REPLICATED) -> int:
+    return ranks(LLAMA3_8B, layout, techniques=techniques)[0].terms.get(name, 0)
+
+
+def kept_bytes(techniques: Techniques, recompute: int = 0, recomputes: bool = False, offload_layers: int = 0) -> float:
+    """Bytes of all 32 layers of Llama 3 8B, one micro-batch of 4096 tokens."""
+    layout = Layout(data=8, recompute=recompute, offload_layers=offload_layers)
+    job = job_of(LLAMA3_8B, layout, techniques=techniques)
+    job = replace(job, facts=replace(job.facts, mlp_chunks_recomputed=recomputes, travelling_checkpoints=3.0))
+    return float(kept_activations(job, all_ranks(job, LayoutColumns.of([layout])))[0])
+
+
+PARAMETERS = 8_030_261_248
+LAYERS, HIDDEN, FFN, QUERIES, KEYS = 32, 4096, 14336, 4096, 1024
+
+
+def test_half_the_optimizer_on_the_host_leaves_half() -> None:
+    layout = Layout(data=8, zero_stage=1)
+    assert term("optimizer_states", NO_TECHNIQUES, layout) == 12 * PARAMETERS / 8
+    assert term("optimizer_states", Techniques(offload_optimizer=0.5), layout) == 6 * PARAMETERS / 8
+    assert term("optimizer_states", Techniques(offload_optimizer=1.0), layout) == 0
+
+
+QWEN3_30B = replace(
+    ModelShape("qwen3-30b-a3b", 48, 2048, 6144, 32, 4, 128, 151936, 40960),
+    qk_layernorm=True,
+    moe=MoeShape(128, 8, 768, 0, (1,) * 48),
+)
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def peaks_by_share(shape: ModelShape, layout: Layout, length: int = 4096) -> list[int]:
+    job = job_of(shape, layout, length=length)
+    return [
+        estimate(replace(job, techniques=Techniques(offload_optimizer=share)), layout).worst.device_bytes
+        for share in SHARES
+    ]
+
+
+@pytest.mark.parametrize("layout", [Layout(tensor=4, pipeline=2, data=2, expert=4, zero_stage=1), Layout(data=16)])
+def test_the_peak_falls_evenly_with_the_share_of_the_optimizer_on_the_host(layout: Layout) -> None:
+    """Megatron-Bridge's card of optimizer offload (skills, 2026-08) measured 47.2, 43.4, 39.6, 35.6 and 32.0 GB for
+    Qwen3 30B on H100: every quarter of the states is worth a quarter of the way, and none makes a hump."""
+    measured = np.diff([47.2, 43.4, 39.6, 35.6, 32.0])
+    layout = replace(layout, zero_stage=1, expert=8 if layout.tensor == 1 else 4, sequence_parallel=layout.tensor > 1)
+    falls = np.diff(peaks_by_share(QWEN3_30B, layout))
+    assert falls / falls.sum() == pytest.approx(measured / measured.sum(), abs=0.02)
+
+
+def test_clones_of_what_stays_are_there_before_the_first_step() -> None:
+    """Of whole parameters, then of their shards, beside buffers of 2 and 4 bytes (hybrid_optimizer.py, core 0.19)."""
+    layout = Layout(data=64, zero_stage=1, recompute=RECOMPUTE_FULL)
+    job = job_of(LLAMA3_8B, layout, length=128, techniques=Techniques(offload_optimizer=0.25))
+    clones = 0.75 * 4 * (PARAMETERS + PARAMETERS / 64)
+    assert estimate(job, layout).worst.allocated_bytes == pytest.approx(6 * PARAMETERS + clones, abs=8)
+
+
+@given(shape=SHAPES, data=st.data())
+def test_more_of_the_optimizer_on_the_host_never_needs_more(shape: ModelShape, data: st.DataObject) -> None:
+    layout = data.draw(layouts(shape))
+    assert np.all(np.diff(peaks_by_share(shape, layout)[1:]) <= 0)
+
+
+def test_parameters_leave_only_where_they_are_sharded() -> None:
+    away, sharded = Techniques(offload_parameters=True), Layout(data=8, zero_stage=3)
+    assert term("parameters", away, Layout(data=8, zero_stage=2)) == 2 * PARAMETERS
+    assert term("parameters", NO_TECHNIQUES, sharded) - term("parameters", away, sharded) == 2 * PARAMETERS / 8
+
+
+def test_a_second_version_of_the_weights_is_an_fp32_clone() -> None:
+    assert term("weight_versions", Techniques(weight_versions=2)) == 4 * PARAMETERS
+
+
+def test_adapters_are_rank_times_inputs_and_outputs() -> None:
+    job = job_of(LLAMA3_8B, Layout(), techniques=Techniques(adapters=Adapters(16)))
+    rows = all_ranks(job, LayoutColumns.of([Layout()]))
+    # q, k, v, o, gate, up, down
+    sides = 3 * HIDDEN + QUERIES + (QUERIES + 2 * KEYS) + HIDDEN + 2 * HIDDEN + FFN + 2 * FFN + HIDDEN
+    assert float(adapter_parameters(job, rows)[0][0]) == 16 * LAYERS * sides == 41_943_040
+    assert term("optimizer_states", Techniques(adapters=Adapters(16))) == 12 * 16 * LAYERS * sides
+    assert term("parameters", Techniques(adapters=Adapters(16))) == 2 * (PARAMETERS + 16 * LAYERS * sides)
+
+
+def test_frozen_first_matrices_let_go_of_the_inputs() -> None:
+    inputs = LAYERS * TOKENS * E * (2 * HIDDEN + FFN)  # of q, k, v; of gate and up; of down
+    assert kept_bytes(Techniques(adapters=Adapters(8))) - kept_bytes(Techniques(adapters=Adapters(8, True))) == inputs
+    assert kept_bytes(NO_TECHNIQUES) - kept_bytes(Techniques(sampled_share=0.25)) == pytest.approx(0.75 * inputs)
+
+
+def test_only_the_last_layers_keep_anything() -> None:
+    assert kept_bytes(Techniques(trained_layers=8)) == pytest.approx(kept_bytes(NO_TECHNIQUES) / 4)
+    # 8 layers, the norm and the head: 218,112,000 parameters each layer, 525,340,672 the head and norm
+    assert term("optimizer_states", Techniques(trained_layers=8)) == 12 * (8 * 218_112_000 + 525_340_672)
+
+
+def test_a_chunked_mlp_keeps_its_input_where_pieces_are_computed_again_and_everything_where_not() -> None:
+    assert kept_bytes(NO_TECHNIQUES) == kept_bytes(Techniques(mlp_chunks=8))
+    inside = LAYERS * TOKENS * E * 3 * FFN  # gate, up and the product
+    assert kept_bytes(NO_TECHNIQUES) - kept_bytes(Techniques(mlp_chunks=8), recomputes=True) == inside
+
+
+def test_two_layers_stay_whatever_share_is_swapped_since_the_rest_is_recomputed() -> None:
+    for share in (0.25, 0.5, 1.0):
+        assert kept_bytes(Techniques(swapped_share=share)) == pytest.approx(2 * kept_bytes(NO_TECHNIQUES) / LAYERS)
+
+
+def test_checkpoints_on_the_host_leave_those_that_travel() -> None:
+    checkpoint = TOKENS * HIDDEN * E
+    assert kept_bytes(NO_TECHNIQUES, RECOMPUTE_FULL) == LAYERS * checkpoint
+    assert kept_bytes(Techniques(offload_checkpoints=True), RECOMPUTE_FULL) == 3 * checkpoint
+
+
+def test_a_norm_fused_into_a_linear_is_offloaded_with_it_and_the_last_layers_stays() -> None:
+    assert kept_bytes(Techniques(offload_modules=("attn_norm", "mlp_norm"))) == kept_bytes(NO_TECHNIQUES)
+    norm = (LAYERS - 1) * TOKENS * (2 * HIDDEN * E + 4)  # input, output and statistics, but those of one layer
+    assert kept_bytes(NO_TECHNIQUES) - kept_bytes(Techniques(offload_modules=("qkv_linear",))) == norm
+
+
+def test_a_norm_of_its_own_is_offloaded_where_it_stands() -> None:
+    def away(techniques: Techniques) -> float:
+        job = job_of(MIXTRAL, Layout(), techniques=techniques)
+        return float(kept_activations(job, all_ranks(job, LayoutColumns.of([Layout()])))[0])
+
+    norm = (LAYERS - 1) * TOKENS * (HIDDEN * E + 4)
+    assert away(NO_TECHNIQUES) - away(Techniques(offload_modules=("mlp_norm",))) == norm
+
+
+@pytest.mark.parametrize(("away", "here"), [(1, 31), (8, 24), (31, 1), (32, 1)])
+def test_no_more_layers_are_here_than_are_not_offloaded_and_the_one_that_runs_always_is(away: int, here: int) -> None:
+    """What Transformer Engine's schedule promises (cpu_offload.py DefaultOffloadSynchronizer, 2.20)."""
+    assert kept_bytes(NO_TECHNIQUES, offload_layers=away) == pytest.approx(here * kept_bytes(NO_TECHNIQUES) / LAYERS)
+
+
+def test_a_tiled_loss_has_the_logits_of_a_tile() -> None:
+    def logits(techniques: Techniques) -> float:
+        job = job_of(LLAMA3_8B, Layout(), techniques=techniques)
+        return float(logit_bytes(job, all_ranks(job, LayoutColumns.of([Layout()])))[0])
+
+    assert logits(Techniques(loss="tiled", loss_tiles=64)) == pytest.approx(logits(NO_TECHNIQUES) / 64)
+    # Liger: 128256 / 4096 rounds to 32 pieces of 4096 tokens
+    assert logits(Techniques(loss="fused_linear")) == pytest.approx(logits(NO_TECHNIQUES) / 32)

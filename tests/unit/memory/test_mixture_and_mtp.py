@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import shapes
 
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
-from llmlaunch.memory.estimator import RankEstimate, estimate
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.workload import Workload
 
 LENGTH, WIDTH, LAYERS, VOCABULARY = 4096, 2048, 4, 102400
 PLAIN = ModelShape("plain", LAYERS, WIDTH, 8192, 16, 16, 128, VOCABULARY, 8192)
@@ -25,7 +24,7 @@ def ranks(
     shape: ModelShape, layout: Layout, techniques: Techniques = NO_TECHNIQUES, version: str = "0.19"
 ) -> tuple[RankEstimate, ...]:
     facts = replace(megatron_facts(MegatronOptions(version=version)), expert_imbalance=1.0)
-    return estimate(Job(shape, Workload(LENGTH, 4 * layout.data), facts, techniques=techniques), layout).ranks
+    return shapes.ranks(shape, layout, facts, techniques, LENGTH, microbatches=4)
 
 
 def test_a_router_that_scores_all_experts_keeps_their_scores() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
 
@@ -259,6 +259,7 @@ def negative(terms: Mapping[str, int]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", TRAINERS)
+@settings(max_examples=settings().max_examples // 2)  # of each trainer
 @given(data=st.data(), shape=st.sampled_from(SHAPES))
 def test_no_term_is_negative_and_no_rank_needs_less_than_its_states(
     name: str, data: st.DataObject, shape: ModelShape

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import shapes
 from shapes import LLAMA3_8B, LLAMA3_70B, MIXTRAL
 
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
-from llmlaunch.memory.estimator import RankEstimate, estimate
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
-from llmlaunch.techniques import Techniques
-from llmlaunch.workload import Workload
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 
 TENSOR = Layout(tensor=4, data=2, sequence_parallel=1, zero_stage=1)
 PIPELINE = Layout(tensor=4, pipeline=4, data=2, sequence_parallel=1, zero_stage=1)
@@ -30,12 +29,9 @@ def ranks(
     shape: ModelShape,
     layout: Layout,
     options: MegatronOptions | None = None,
-    techniques: Techniques | None = None,
-    length: int = 4096,
+    techniques: Techniques = NO_TECHNIQUES,
 ) -> tuple[RankEstimate, ...]:
-    facts = megatron_facts(options or MegatronOptions())
-    job = Job(shape, Workload(length, 8 * layout.data), facts, techniques=techniques or Techniques())
-    return estimate(job, layout, 8).ranks
+    return shapes.ranks(shape, layout, megatron_facts(options or MegatronOptions()), techniques)
 
 
 def test_one_gradient_stub_for_every_shape_of_weight_and_one_for_the_head() -> None:

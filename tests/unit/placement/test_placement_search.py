@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,20 +19,36 @@ PLENTY_SECONDS = 60.0
 Case = tuple[dict[str, Any], list[list[float]]]
 
 
+def orders_priced() -> Callable[[], float]:
+    """Return a clock that counts its calls: one for every order that is priced."""
+    calls = itertools.count()
+    return lambda: float(next(calls))
+
+
 def score(terms: Any, order: Any, cost: Any) -> tuple[float, float]:
     """Seconds of the step, and of all paths together."""
     together = sum(path_seconds(path, order, cost) for term in terms.values() for path in term)
     return order_seconds(terms, order, cost), together
 
 
+def best_seconds(terms: Any, cost: Any) -> float:
+    """Of all orders, all at once: `order_seconds` of each."""
+    orders, hop = np.array(list(itertools.permutations(range(len(cost))))), np.array(cost)
+    seconds = np.zeros(len(orders))
+    for term in terms.values():
+        paths = [sum(size * hop[orders[:, a], orders[:, b]] for a, b, size in path) for path in term]
+        seconds += np.max(paths, axis=0)
+    return float(seconds.min())
+
+
 @given(small_jobs(most_nodes=6))
 @settings(max_examples=150)
 def test_few_nodes_get_the_best_of_all_orders(case: Case) -> None:
+    """In as many orders as the proof may need after a short search: 6 nodes have 1,957 beginnings of an order."""
     terms, cost = case
-    placed = place(terms, cost, PLENTY_SECONDS)
-    best = min(order_seconds(terms, order, cost) for order in itertools.permutations(range(len(cost))))
+    placed = place(terms, cost, 3000.0, clock=orders_priced())
     assert placed.proved
-    assert placed.seconds == pytest.approx(best, rel=1e-8)
+    assert placed.seconds == pytest.approx(best_seconds(terms, cost), rel=1e-8)
     assert placed.seconds == order_seconds(terms, placed.order, cost)
 
 
@@ -38,8 +56,7 @@ def test_few_nodes_get_the_best_of_all_orders(case: Case) -> None:
 @settings(max_examples=40)
 def test_any_job_gets_an_order_that_is_never_worse_than_slurms(case: Case) -> None:
     terms, cost = case
-    ticks = itertools.count()
-    placed = place(terms, cost, budget_seconds=3000.0, clock=lambda: float(next(ticks)))
+    placed = place(terms, cost, budget_seconds=3000.0, clock=orders_priced())
     assert sorted(placed.order) == list(range(len(cost)))
     assert placed.seconds <= placed.before_seconds == order_seconds(terms, range(len(cost)), cost)
     if terms:
@@ -75,13 +92,13 @@ def test_a_large_exponent_is_the_slowest_path() -> None:
 
 
 def test_the_same_network_gets_the_same_order_again() -> None:
-    terms, cost = job(16, 4), inverse(uneven(16, 1))
+    terms, cost = job(10, 5), inverse(uneven(10, 1))
     assert place(terms, cost, PLENTY_SECONDS) == place(terms, cost, PLENTY_SECONDS)
 
 
 def test_a_network_that_is_the_same_everywhere_keeps_slurms_order() -> None:
-    cost = inverse([[10e9] * 12 for _ in range(12)])
-    assert place(job(12, 3), cost, PLENTY_SECONDS).order == tuple(range(12))
+    cost = inverse([[10e9] * 9 for _ in range(9)])
+    assert place(job(9, 3), cost, PLENTY_SECONDS).order == tuple(range(9))
 
 
 def test_nodes_under_two_switches_are_not_mixed_in_a_pipeline() -> None:
@@ -102,15 +119,14 @@ def test_a_budget_that_is_spent_still_gives_an_order() -> None:
 
 
 def test_the_clock_alone_ends_a_long_search() -> None:
-    ticks = itertools.count()
-    placed = place(job(64, 8), inverse(uneven(64, 2)), budget_seconds=200.0, clock=lambda: float(next(ticks)))
+    clock = orders_priced()
+    placed = place(job(64, 8), inverse(uneven(64, 2)), 200.0, clock)
     assert placed.seconds < placed.before_seconds
-    assert next(ticks) < 400
+    assert clock() < 400
 
 
 def test_links_a_million_times_slower_than_others_are_searched_too() -> None:
     """A path's seconds to the power of 128 are more than a float holds."""
     speeds = [[20e9 if i // 6 == j // 6 else 2e4 for j in range(12)] for i in range(12)]
-    ticks = itertools.count()
-    best = place(job(12, 2), inverse(speeds), 1e4, clock=lambda: float(next(ticks)))
+    best = place(job(12, 2), inverse(speeds), 1e4, clock=orders_priced())
     assert best.seconds <= best.before_seconds

@@ -11,22 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.assets import asset
 from llmlaunch.backends.base import StateTechniques, StepTechniques
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.errors import UserError
-from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_FULL, Layout, LayoutColumns
+from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
-from llmlaunch.memory.host import worst_hosts
+from llmlaunch.memory.grouped_pricing import model_state_bytes, transient_bytes, worst_of_sums
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.plan import as_planned
-from llmlaunch.planner.pricing import fewest_safe, first_failed, situation
-from llmlaunch.planner.search import EQUAL, SearchResult, search
+from llmlaunch.planner.pricing import fewest_safe, first_failed, is_safe, situation
+from llmlaunch.planner.search import EQUAL, SearchResult, pareto, search
 from llmlaunch.planner.search_space import enumerate_splits, recipe_with_techniques, technique_space
-from llmlaunch.planner.setting import Setting, node_of, setting_of
-from llmlaunch.recipe.load import load_recipe
+from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.timing.step import step_time
+from support.plans import gallery_setting, setting_for
+from support.recipes import recipe_of
 
 SMALL = ("nodes=1", "layout={tensor: [1, 2], micro_batch_size: [1, 2], context: 1}")
 RECIPES = {
@@ -52,8 +51,7 @@ LESSONS = {
 
 def setting(name: str, *more: str, lessons: Lessons = NO_LESSONS) -> Setting:
     recipe_name, overrides = RECIPES[name]
-    recipe = load_recipe(asset("recipes", f"{recipe_name}.yaml"), (*overrides, *more))
-    return setting_of(recipe, backend_for(recipe), lessons=lessons)
+    return gallery_setting(recipe_name, *overrides, *more, lessons=lessons)
 
 
 @pytest.mark.parametrize(
@@ -63,16 +61,16 @@ def test_every_point_is_what_the_estimator_and_the_step_time_say_of_its_layout(n
     asked = setting(name, lessons=LESSONS[said])
     result = search(asked)
     assert len(result.points)
-    for index in np.linspace(0, len(result.points) - 1, 150).astype(int):
+    assert sum(result.refused.values()) + int(np.count_nonzero(result.safe)) == result.searched
+    for index in np.linspace(0, len(result.points) - 1, 60).astype(int):
         candidate = result.at(asked.recipe, int(index))
         planned = as_planned(asked.recipe, candidate)
         job, columns = asked.job_of(planned), LayoutColumns.of([candidate.layout])
         worst = worst_ranks(job, columns)
-        assert (
-            candidate.device_bytes == int(worst.device_bytes[0]) == estimate(job, candidate.layout).worst.device_bytes
-        )
+        alone = estimate(job, candidate.layout, node=node_of(planned))
+        assert candidate.device_bytes == int(worst.device_bytes[0]) == alone.worst.device_bytes
         assert candidate.worst_pipeline_rank == int(worst.pipeline_rank[0])
-        assert result.points.rows.host_bytes[index] == worst_hosts(job, columns, node_of(planned))[0]
+        assert result.points.rows.host_bytes[index] == alone.host_bytes_per_node
         assert candidate.step_seconds == pytest.approx(
             float(step_time(job, planned.cluster, columns).total[0]), rel=1e-12
         )
@@ -80,7 +78,7 @@ def test_every_point_is_what_the_estimator_and_the_step_time_say_of_its_layout(n
 
 def every_layout(asked: Setting) -> Iterator[tuple[tuple[StepTechniques, StateTechniques], Layout, bool, float]]:
     """By brute force: (words, layout, safe, seconds) of every legal layout, amounts one after the other."""
-    recipe, backend = asked.recipe, asked.backend
+    recipe, backend, node = asked.recipe, asked.backend, node_of(asked.recipe)
     splits, words = enumerate_splits(recipe, backend.space(recipe)), technique_space(recipe, backend)
     for step, state in product(words.step, words.state):
         said = recipe_with_techniques(recipe, step, state)
@@ -93,8 +91,9 @@ def every_layout(asked: Setting) -> Iterator[tuple[tuple[StepTechniques, StateTe
             chunk = recipe.model.num_layers / (layouts.pipeline * layouts.virtual_pipeline)
             legal = first_failed(backend.rules(said), situation(said, layouts)) < 0
             layouts = layouts.take(legal & (chunk - (name == "offload_layers") >= amount))
-            fits = worst_ranks(job, layouts).device_bytes <= asked.limit.limit_bytes
-            safe = fits & (worst_hosts(job, layouts, node_of(recipe)) <= asked.host_limit.limit_bytes)
+            priced, states = transient_bytes(job, layouts, node), model_state_bytes(job, layouts, node)
+            worst = worst_of_sums(priced, states, np.arange(len(layouts)))
+            safe = is_safe(asked, worst.device_bytes, worst.host_bytes)
             seconds = step_time(job, recipe.cluster, layouts).total
             for index in range(len(layouts)):
                 yield (step, state), layouts.row(index), bool(safe[index]), float(seconds[index])
@@ -111,7 +110,7 @@ def amounts(step: StepTechniques, layers: int) -> list[tuple[str, int]]:
 )
 def test_the_fastest_is_that_of_brute_force_over_every_split_word_and_amount(name: str, said: str) -> None:
     asked = setting(name, "layout.layers_by_stage=even", lessons=LESSONS[said])
-    safe = [seconds for _, _, is_safe, seconds in every_layout(asked) if is_safe]
+    safe = [seconds for _, _, fits, seconds in every_layout(asked) if fits]
     result = search(asked)
     assert np.any(result.safe) == bool(safe)
     assert result.step_seconds[result.safe].min() == pytest.approx(min(safe), rel=1e-12)
@@ -121,8 +120,8 @@ def test_the_fastest_is_that_of_brute_force_over_every_split_word_and_amount(nam
 def test_amounts_are_the_fewest_that_are_safe_for_every_split() -> None:
     asked = setting("small card", "layout.layers_by_stage=even")
     least: dict[tuple[object, ...], int] = {}
-    for words, layout, is_safe, _ in every_layout(asked):
-        if words[0].solved and is_safe:
+    for words, layout, fits, _ in every_layout(asked):
+        if words[0].solved and fits:
             amount = getattr(layout, str(words[0].solved))
             least.setdefault((words, split_of(layout)), amount)
     result = search(asked)
@@ -166,11 +165,11 @@ def test_the_fastest_uneven_stages_are_those_of_brute_force(name: str, said: str
     """Every way to cut ten layers, with and without recompute."""
     recipe_name, overrides = UNEVEN[name]
     words = [word.replace("layout={", f"layout={{{FEW_WORDS}, ") for word in (*overrides, f"model.num_layers={LAYERS}")]
-    recipe = load_recipe(asset("recipes", f"{recipe_name}.yaml"), words)
+    recipe = recipe_of(recipe_name, *words)
     if recipe.model.moe is not None:
         moe = replace(recipe.model.moe, layer_pattern=(0,) * 3 + (1,) * (LAYERS - 3))
         recipe = replace(recipe, model=replace(recipe.model, moe=moe))
-    asked = setting_of(recipe, backend_for(recipe), lessons=LESSONS[said])
+    asked = setting_for(recipe, LESSONS[said])
     cuts = [cut for p in (2, 4) for cut in product(range(1, LAYERS), repeat=p) if sum(cut) == LAYERS]
     named = (replace(recipe, layers_by_stage=cut) for cut in cuts)
     fastest = min(_fastest(search(asked.with_recipe(each))) for each in (replace(recipe, layers_by_stage=()), *named))
@@ -193,12 +192,6 @@ def test_bisection_finds_the_fewest(rows: list[tuple[int, int]]) -> None:
     assert result.tolist() == np.minimum(most, needed).tolist()
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_layout_is_safe_or_has_exactly_one_reason(name: str) -> None:
-    result = search(setting(name))
-    assert sum(result.refused.values()) + int(np.count_nonzero(result.safe)) == result.searched
-
-
 @pytest.mark.parametrize("name", ["dense", "mixture", "deepspeed"])
 def test_rules_that_do_not_look_at_words_say_the_same_for_all(name: str) -> None:
     asked = setting(name)
@@ -213,54 +206,53 @@ def test_rules_that_do_not_look_at_words_say_the_same_for_all(name: str) -> None
         )
 
 
-def ways_of(*overrides: str, name: str = "llama3-8b") -> SearchResult:
-    recipe = load_recipe(asset("recipes", f"{name}.yaml"), overrides)
-    return search(setting_of(recipe, backend_for(recipe)))
+def searched(*overrides: str) -> SearchResult:
+    return search(gallery_setting("llama3-8b", *overrides))
 
 
 def test_a_recipes_own_words_take_the_place_of_those_offered() -> None:
-    result = ways_of("layout={recompute: selective, recompute_modules: [mlp], offload_optimizer: 0.5}")
+    result = searched("layout={recompute: selective, recompute_modules: [mlp], offload_optimizer: 0.5}")
     assert {step.recompute_modules for step in result.points.step_techniques} == {("mlp",)}
     assert {state.offload_optimizer for state in result.points.state_techniques} == {0.5}
 
 
 def test_pinned_amounts_are_not_solved_and_others_are() -> None:
-    pinned = ways_of("layout={recompute: full, recompute_method: block, recompute_layers: [2, 4]}")
+    pinned = searched("layout={recompute: full, recompute_method: block, recompute_layers: [2, 4]}")
     assert set(pinned.points.rows.recompute_layers.tolist()) == {2, 4}
-    free = ways_of("cluster=a100-40gb-x8", "layout={recompute: full, recompute_method: block}")
+    free = searched("cluster=a100-40gb-x8", "layout={recompute: full, recompute_method: block}")
     assert all(step.solved == "recompute_layers" for step in free.points.step_techniques)
     assert free.points.rows.recompute_layers.min() == 1, "where nothing needs to be recomputed, one layer is the least"
 
 
 def test_zero_stages_of_another_implementation_are_searched_where_they_are_pinned() -> None:
-    assert {state.zero_stage for state in ways_of("layout={}").points.state_techniques} == {0, 1}
-    assert {state.zero_stage for state in ways_of("layout.zero_stage=[2, 3]").points.state_techniques} == {2, 3}
+    assert {state.zero_stage for state in searched("layout={}").points.state_techniques} == {0, 1}
+    assert {state.zero_stage for state in searched("layout.zero_stage=[2, 3]").points.state_techniques} == {2, 3}
     with pytest.raises(UserError, match=r"layout\.zero_stage: 2 and 3 are Megatron-FSDP, another implementation"):
-        ways_of("layout.zero_stage=[1, 2]")
+        searched("layout.zero_stage=[1, 2]")
 
 
 def test_a_zero_stage_the_backend_has_not_is_refused_in_one_sentence() -> None:
     stages = "backend={name: deepspeed, script: own.py, script_kind: pipeline}"
     with pytest.raises(UserError, match=r"layout\.zero_stage: 3 is none of what deepspeed has \(0, 1\)"):
-        ways_of(stages, "layout.zero_stage=3")
+        searched(stages, "layout.zero_stage=3")
 
 
 def test_full_recompute_that_is_pinned_is_of_every_layer() -> None:
-    result = ways_of("layout={recompute: full}")
+    result = searched("layout={recompute: full}")
     assert [(step.recompute_method, step.solved) for step in result.points.step_techniques] == [("uniform", None)]
-    some = ways_of("layout={recompute: [none, full]}")
+    some = searched("layout={recompute: [none, full]}")
     assert "recompute_layers" in {step.solved for step in some.points.step_techniques}
 
 
 def test_words_nobody_left_open_stay_as_they_are() -> None:
-    kept = ways_of("layout={offload_optimizer: 0, offload_modules: [], offload_layers: 0, recompute: none}")
+    kept = searched("layout={offload_optimizer: 0, offload_modules: [], offload_layers: 0, recompute: none}")
     assert [(step.recompute, step.solved) for step in kept.points.step_techniques] == [(0, None)]
     assert {state.offload_optimizer for state in kept.points.state_techniques} == {0.0}
 
 
 def test_the_format_of_gradients_is_searched_only_where_the_recipe_says_auto() -> None:
-    assert {state.gradient_dtype for state in ways_of().points.state_techniques} == {None}
-    assert {state.gradient_dtype for state in ways_of("training.gradient_dtype=auto").points.state_techniques} == {
+    assert {state.gradient_dtype for state in searched().points.state_techniques} == {None}
+    assert {state.gradient_dtype for state in searched("training.gradient_dtype=auto").points.state_techniques} == {
         "fp32",
         "bf16",
     }
@@ -281,8 +273,7 @@ def test_of_layouts_no_model_can_tell_apart_the_plainest_is_chosen(name: str) ->
 def test_equals_go_to_the_smaller_split_and_the_fewer_words() -> None:
     result = search(setting("cpu"))
     first = result.points.layout(int(result.first[0]))
-    assert [getattr(first, name) for name in LAYOUT_FIELDS if name.endswith("pipeline")] == [1, 1]
-    assert np.array_equal(result.order[: len(result.first)], result.first)
+    assert (first.pipeline, first.virtual_pipeline) == (1, 1)
 
 
 def test_uniform_recompute_and_block_of_all_layers_are_the_same_layout() -> None:
@@ -293,3 +284,30 @@ def test_uniform_recompute_and_block_of_all_layers_are_the_same_layout() -> None
     techniques = replace(recipe.techniques, recompute_method="block")
     there = asked.job_of(replace(recipe, techniques=techniques))
     assert estimate(asked.job, uniform).worst == estimate(there, block).worst
+
+
+def test_every_safe_layout_is_beaten_or_on_the_front() -> None:
+    result = search(gallery_setting("llama3-8b"))
+    front = pareto(result)
+    seconds, filled = np.round(result.step_seconds, 12), result.device_bytes
+    assert np.all(np.diff(seconds[front]) > 0)
+    assert np.all(np.diff(filled[front]) < 0)
+    last = front[np.searchsorted(seconds[front], seconds[result.safe], side="right") - 1]  # the slowest no slower
+    assert np.all(filled[last] <= filled[result.safe])
+
+
+@pytest.mark.parametrize("name", ["llama2-7b-deepspeed", "quickstart"])
+def test_the_front_is_the_one_found_by_comparing_all_pairs(name: str) -> None:
+    result = search(gallery_setting(name))
+    seconds, filled = np.round(result.step_seconds, 12), result.device_bytes
+    pairs = np.unique(np.stack([seconds, filled], axis=1)[result.safe], axis=0)
+    beaten = [np.any((pairs <= pair).all(axis=1) & (pairs < pair).any(axis=1)) for pair in pairs]
+    front = pareto(result)
+    assert np.all(result.safe[front])
+    assert [(seconds[i], filled[i]) for i in front] == [tuple(p) for p, b in zip(pairs, beaten, strict=True) if not b]
+    assert seconds[front[0]] == seconds[result.first[0]]
+    assert np.array_equal(front, pareto(result))
+
+
+def test_where_nothing_is_safe_the_front_is_empty() -> None:
+    assert len(pareto(search(gallery_setting("llama3-70b", "model=llama3-405b", "nodes=1")))) == 0

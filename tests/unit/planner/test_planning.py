@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from llmlaunch.calibration.margins import Margin, no_margin
 from llmlaunch.calibration.support import Lessons
+from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.errors import NothingSafe, UserError
-from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.planner.judge import explain_unsafe
-from llmlaunch.planner.plan import as_planned, plan_json
+from llmlaunch.planner.plan import Plan, plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import host_limit, memory_limit
@@ -24,8 +26,9 @@ def test_the_70b_recipe_is_safe_as_it_ships() -> None:
     plan = plan_of("llama3-70b")
     assert plan.safe
     assert plan.layout.world_size == 512
-    assert plan.estimate.worst.device_bytes <= plan.limit.limit_bytes
+    assert plan.estimate.worst.device_bytes == plan.chosen.device_bytes <= plan.limit.limit_bytes
     assert plan.limit.limit_bytes == int(0.8 * plan.limit.memory_bytes)
+    assert sum(plan.step_terms.values()) == pytest.approx(plan.chosen.step_seconds)
 
 
 @pytest.mark.parametrize("name", ["llama3-70b", "llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed", "quickstart"])
@@ -34,22 +37,13 @@ def test_every_layout_is_chosen_from_or_refused_once(name: str) -> None:
     result = search(setting)
     assert result.searched > len(result.points)
     assert sum(result.refused.values()) + int(np.count_nonzero(result.safe)) == result.searched
-    assert np.all(np.diff(result.step_seconds[result.order][1:]) >= -1e-9)
-    assert np.all(result.layouts.data * result.layouts.tensor * result.layouts.pipeline * result.layouts.context
-                  == setting.recipe.world_size)  # fmt: skip
-
-
-def test_what_the_search_prices_is_what_the_plan_shows() -> None:
-    setting = gallery_setting("llama3-70b")
-    plan = make_plan(setting)
-    job = setting_for(as_planned(setting.recipe, plan.chosen)).job
-    again = worst_ranks(job, LayoutColumns.of([plan.layout]))
-    assert int(again.device_bytes[0]) == plan.chosen.device_bytes == plan.estimate.worst.device_bytes
-    assert sum(plan.step_terms.values()) == pytest.approx(plan.chosen.step_seconds)
+    assert np.all(np.diff(result.step_seconds[result.first][1:]) >= -1e-9)
+    split = result.points.layouts
+    assert np.all(split.data * split.tensor * split.pipeline * split.context == setting.recipe.world_size)
 
 
 def test_planning_twice_gives_the_same_plan() -> None:
-    assert plan_json(plan_of("llama3-8b")) == plan_json(plan_of("llama3-8b"))
+    assert plan_json(make_plan(gallery_setting("llama3-8b"))) == plan_json(plan_of("llama3-8b"))
 
 
 def test_pins_narrow_the_space_and_are_kept() -> None:
@@ -71,18 +65,6 @@ def test_nothing_safe_says_the_closest_layout_its_rank_and_term_and_what_would_f
     assert "optimizer_states" in message
     assert "Smallest change that fits: " in message
     assert "\n" not in message
-
-
-def test_the_smallest_change_may_be_to_free_a_pin() -> None:
-    plan = plan_of("llama3-70b", "layout={tensor: 1, pipeline: 1}")
-    assert not plan.safe
-    assert plan.advice is not None
-    assert "layout" in plan.advice
-
-
-def test_no_legal_layout_names_the_rule_that_refuses_most() -> None:
-    with pytest.raises(UserError, match="batch"):
-        plan_of("llama3-8b", "training.global_batch_size=7", "layout={context: 1, tensor: 1, pipeline: 1}")
 
 
 def test_a_small_card_keeps_a_fixed_floor_free() -> None:
@@ -139,23 +121,24 @@ def test_host_memory_refuses_with_the_term_and_the_way_out() -> None:
 
 
 def test_a_host_that_is_large_enough_changes_nothing() -> None:
-    plan, wide = plan_of("llama3-8b"), plan_of("llama3-8b", "slurm.mem=400G")
-    assert plan.safe
-    assert wide.safe
-    assert plan.layout == wide.layout
-    assert wide.host_limit is not None
-    assert wide.host_limit.limit_bytes == int(0.8 * 400 * GIB)
+    assert plan_of("llama3-8b").layout == plan_of("llama3-8b", "slurm.mem=400G").layout
 
 
 @pytest.mark.parametrize(
-    ("mem", "gib"), [("512000", 500), ("480G", 480), ("1T", 1024), ("491520M", 480), (0, 2048), ("9T", 2048)]
+    ("wanted", "gib"),
+    [
+        ("mem=512000", 500),
+        ("mem=480G", 480),
+        ("mem=1T", 1024),
+        ("mem=491520M", 480),
+        ("mem=0", 2048),
+        ("mem=9T", 2048),
+        ("mem-per-gpu=64G", 8 * 64),
+    ],
 )
-def test_slurms_units_and_the_nodes_own_memory_bound_the_host(mem: str | int, gib: int) -> None:
-    assert host_limit(recipe_of("llama3-8b", f"slurm.mem={mem}")).memory_bytes == gib * GIB
-
-
-def test_memory_asked_for_by_gpu_is_the_nodes_times_its_gpus() -> None:
-    assert host_limit(recipe_of("llama3-8b", "slurm.mem-per-gpu=64G")).memory_bytes == 8 * 64 * GIB
+def test_slurms_units_and_the_nodes_own_memory_bound_the_host(wanted: str, gib: int) -> None:
+    limit = host_limit(recipe_of("llama3-8b", f"slurm.{wanted}"))
+    assert (limit.memory_bytes, limit.limit_bytes) == (gib * GIB, int(0.8 * gib * GIB))
 
 
 def test_a_size_sbatch_does_not_know_is_refused() -> None:
@@ -186,15 +169,6 @@ def test_on_a_cpu_the_host_is_the_device_and_offload_saves_nothing() -> None:
     assert offloaded.estimate.worst.device_bytes == plain.estimate.worst.device_bytes
 
 
-def test_techniques_reach_the_estimate() -> None:
-    plain = plan_of("llama3-8b", "layout={tensor: 4, pipeline: 1, context: 1}")
-    offloaded = plan_of(
-        "llama3-8b", "layout={tensor: 4, pipeline: 1, context: 1, zero_stage: 1, offload_optimizer: 1.0}"
-    )
-    assert plain.estimate.worst.terms["optimizer_states"] > 0
-    assert offloaded.estimate.worst.terms["optimizer_states"] == 0
-
-
 def test_the_plan_says_whether_swapping_is_hidden() -> None:
     pinned = "layout={tensor: 4, pipeline: 1, context: 1, micro_batch_size: 1, recompute: none}"
     short, long = (
@@ -206,3 +180,25 @@ def test_the_plan_says_whether_swapping_is_hidden() -> None:
     assert "GB/s of the 37.5 that 16 lanes of PCIe 5.0 can carry" in short[-1]
     assert long[-1].endswith("it is hidden")
     assert plan_of("llama3-8b", pinned).assumptions == ()
+
+
+NODES = 16
+
+
+def plan_on(factor: float) -> Plan:
+    """Llama 3 8B on sixteen nodes of four A100, whose links have the statistics of Pipette's published measurements
+    (github.com/yimjinkyu1/date2024_pipette, vivaldi-master/time_0.json: 16.2 to 19.8 GB/s), times a factor."""
+    chance = random.Random(0)
+    speeds = tuple(tuple(factor * chance.uniform(16.2e9, 19.8e9) for _ in range(NODES)) for _ in range(NODES))
+    training = ("training.sequence_length=2048", "training.global_batch_size=512")
+    recipe = recipe_of("llama3-8b", "cluster=a100-80gb-x8", f"nodes={NODES}", *training)
+    matrix = BandwidthMatrix(tuple(f"n{i:02}" for i in range(NODES)), speeds)
+    cluster = replace(recipe.cluster, devices_per_node=4, nvlink_domain_devices=4, bandwidth=matrix)
+    return make_plan(setting_for(replace(recipe, cluster=cluster, pins={})))
+
+
+def test_a_slow_a_middling_and_a_fast_network_make_three_plans_and_a_slow_one_keeps_data_parallelism_small() -> None:
+    slow, middling, fast = (plan_on(factor) for factor in (0.05, 1.0, 8.0))
+    assert len({plan.layout for plan in (slow, middling, fast)}) == 3
+    assert slow.chosen.step_seconds > middling.chosen.step_seconds >= fast.chosen.step_seconds
+    assert slow.layout.data < fast.layout.data

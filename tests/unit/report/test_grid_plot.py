@@ -32,9 +32,9 @@ def test_a_cell_holds_the_fastest_safe_layout_there_else_the_one_that_needs_the_
     found = search(here)
     grid = grid_of(here, found)
     for (row, micro_batch_size), cell in grid.cells.items():
-        inside = np.equal(found.layouts.micro_batch_size, micro_batch_size)
+        inside = np.equal(found.points.layouts.micro_batch_size, micro_batch_size)
         for field, value in zip(grid.fields, row, strict=True):
-            inside &= np.equal(getattr(found.layouts, field), value)
+            inside &= np.equal(getattr(found.points.layouts, field), value)
         if cell.best is None:
             assert not inside.any()
             assert cell.refused[0]

@@ -37,7 +37,7 @@ def test_no_layout_beats_the_floor(name_and_overrides: tuple[str, ...]) -> None:
     for nodes in (1, 8):
         setting = setting_of(replace(recipe, nodes=nodes), backend_for(recipe))
         points = search(setting)
-        if len(points.order):
+        if len(points.points):
             fastest = float(points.step_seconds.min()) * setting.recipe.world_size
             assert fastest >= least_device_seconds(setting.job, recipe.cluster)
 

@@ -1,13 +1,22 @@
-"""Seconds of layers and ends, which uneven stages are balanced by."""
+"""Seconds of layers and ends, which uneven stages are balanced by; and what splitting a job costs on DeepSpeed:
+AutoTP's reductions, gathered logits, gradients that travel."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from timed_jobs import BASE, H100, LLAMA, MIXTRAL, WORK, alternating, job, time_of
 
-from llmlaunch.layout import LayoutColumns
-from llmlaunch.timing.stages import stage_seconds
+from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.job import Job
+from llmlaunch.timing.exchange import tensor_passes
+from llmlaunch.timing.products import split_of
+from llmlaunch.timing.stages import pieces, stage_seconds
+from llmlaunch.timing.step import update_seconds
+from support.recipes import recipe_of
 
 
 def test_a_step_is_its_stages() -> None:
@@ -35,3 +44,28 @@ def test_the_head_is_worth_more_than_the_embedding() -> None:
     seconds = stage_seconds(job(), H100, LayoutColumns.of([BASE]))
     assert np.all(seconds.last > seconds.dense_layer)
     assert np.all(seconds.first < 0.2 * seconds.last)
+
+
+ON_DEEPSPEED = recipe_of("llama2-7b-deepspeed")
+DEEPSPEED = Job(ON_DEEPSPEED.model, ON_DEEPSPEED.workload, DeepSpeed().facts(ON_DEEPSPEED))
+
+
+def test_autotp_reduces_seven_times_a_layer() -> None:
+    """Forward after attention and MLP; backward for queries, keys, values, gate and up. Each is two passes."""
+    at = split_of(DEEPSPEED, LayoutColumns.of([Layout(tensor=2, data=8)]))
+    passes = tensor_passes(DEEPSPEED, at, np.ones(1), mixture=False)
+    assert (passes.waited, passes.beside) == (2 * 7.0, 0.0)
+
+
+def test_gathered_logits_travel_a_vocabulary_wide() -> None:
+    at = split_of(DEEPSPEED, LayoutColumns.of([Layout(tensor=2, data=8)]))
+    split = replace(DEEPSPEED, facts=replace(DEEPSPEED.facts, logits_gathered=False))
+    gathered, apart = (pieces(job, ON_DEEPSPEED.cluster, at).seconds.last[0] for job in (DEEPSPEED, split))
+    assert gathered > apart
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_travel_in_the_precision_of_the_computation(stage: int) -> None:
+    layouts = LayoutColumns.of([Layout(data=16, zero_stage=stage), Layout(tensor=4, data=4, zero_stage=stage)])
+    seconds = update_seconds(DEEPSPEED, ON_DEEPSPEED.cluster, layouts).reduce_seconds
+    assert seconds[0] > seconds[1] > 0.0

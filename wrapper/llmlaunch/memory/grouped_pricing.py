@@ -2,7 +2,7 @@
 
 A search's layouts are a product. Model states depend on few of its fields (`state_fields`) and transient bytes on few
 others, so millions of layouts share thousands of parts, and a layout costs a look-up, a few sums and a maximum. The
-sums are of whole bytes, so the result equals that of `worst_ranks` and `worst_hosts` to the byte.
+sums are of whole bytes, so the result equals that of `worst_ranks` and `estimate` to the byte.
 """
 
 from __future__ import annotations

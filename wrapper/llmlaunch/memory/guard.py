@@ -21,18 +21,12 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
 
-__all__ = ["IMPOSSIBLE_BYTES", "broken_law", "is_impossible", "least_torch_bytes", "negative_rows", "unless_negative"]
+__all__ = ["IMPOSSIBLE_BYTES", "broken_law", "least_torch_bytes", "negative_rows", "unless_negative"]
 
 # What an estimate that breaks a law counts as where layouts are compared: more than any device or node has, whole as a
 # float and as an integer of 64 bits.
 IMPOSSIBLE_BYTES = 2.0**60
 ROUNDING_BYTES = 1024.0  # terms are rounded to whole bytes one by one
-
-
-def is_impossible(column: FloatColumn) -> NDArray[np.bool_]:
-    """Whether bytes belong to an estimate that breaks a law."""
-    impossible: NDArray[np.bool_] = column >= IMPOSSIBLE_BYTES
-    return impossible
 
 
 def negative_rows(columns: Iterable[FloatColumn]) -> NDArray[np.bool_] | None:

@@ -12,16 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
-from llmlaunch.memory.job import Job, RankColumns, candidate_ranks
-from llmlaunch.memory.peak import rank_terms, sum_of
+from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.peak import rank_terms
 from llmlaunch.memory.saved import tokens
 from llmlaunch.memory.states import shard_groups
 from llmlaunch.memory.weights import largest_parameter, rank_parameters, trained_parameters
-from llmlaunch.memory.worst import Ranks, most_bytes
 
-__all__ = ["HostNode", "host_terms", "node_bytes", "state_host_terms", "transient_host_terms", "worst_hosts"]
+__all__ = ["HostNode", "host_terms", "node_bytes", "state_host_terms", "transient_host_terms"]
 
 BATCH_BYTES_PER_TOKEN = 40.0  # token ids, labels, positions and two masks, 8 bytes each
 
@@ -61,13 +59,6 @@ def state_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, F
         terms["processes"] = np.full(len(rows), job.facts.host.process_bytes)
         terms["checkpoint"] = _checkpoint(job, rows) if node.checkpoints else np.zeros(len(rows))
     return {name: np.rint(column) for name, column in terms.items()}
-
-
-def worst_hosts(job: Job, layouts: LayoutColumns, node: HostNode) -> FloatColumn:
-    """Return the host bytes of a node for every layout."""
-    rows = candidate_ranks(job, layouts)
-    total = sum_of(host_terms(job, rows, node).values())
-    return node.processes * most_bytes(Ranks.of(rows, len(layouts)), total)
 
 
 def _pinned(total: FloatColumn, piece: FloatColumn, node: HostNode) -> FloatColumn:

@@ -57,7 +57,8 @@ def place(
     search.run()
     best, proved = search.best, False
     if few:
-        best, proved = proved_best(terms, seconds_per_byte, best, lambda: clock() >= begin + budget_seconds)
+        end = begin + budget_seconds
+        best, proved = _Branching(terms, seconds_per_byte, best, lambda: clock() >= end).run()
     return Placement(tuple(best), before, order_seconds(terms, best, seconds_per_byte), proved)
 
 
@@ -251,16 +252,10 @@ def nearest_neighbours(cost: Matrix) -> list[int]:
 EXACT_NODES = 8  # 40,320 orders before any is cut off: under a second in plain Python
 
 
-def proved_best(
-    terms: Mapping[str, Term], cost: Matrix, incumbent: Sequence[int], over: Callable[[], bool]
-) -> tuple[list[int], bool]:
-    """An order than which none is better by more than rounding, and True; the best so far and False where it was
-    `over` before all were looked at. Node ranks are given nodes one by one; a partial order is cut off where its paths,
-    each missing hop at the best speed there is, already take as long as the best order known."""
-    return _Branching(terms, cost, incumbent, over).run()
-
-
 class _Branching:
+    """Node ranks are given nodes one by one; a partial order is cut off where its paths, each missing hop at the best
+    speed there is, already take as long as the best order known."""
+
     def __init__(
         self, terms: Mapping[str, Term], cost: Matrix, incumbent: Sequence[int], over: Callable[[], bool]
     ) -> None:
@@ -279,6 +274,8 @@ class _Branching:
         self.count = len(terms)
 
     def run(self) -> tuple[list[int], bool]:
+        """Return an order than which none is better by more than rounding, and True; the best so far and False where it
+        was `over` before all were looked at."""
         return self.best, self._extend([], set(range(len(self.cost))), self.bounds)
 
     def _extend(self, order: list[int], left: set[int], bounds: list[float]) -> bool:

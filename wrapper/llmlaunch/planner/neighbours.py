@@ -158,7 +158,9 @@ def _amounts_solved(setting: Setting, chosen: Layout, steps: list[tuple[str, Lay
 def technique_neighbours(setting: Setting, chosen: Layout) -> Iterator[Neighbour]:
     """Yield a neighbour for every choice of techniques that differs from the chosen ones in one respect; of several
     ways to recompute by module or to offload, the best."""
-    recipe = replace(setting.recipe, pins=_zero_stages_offered(setting), fixed=("gradient_dtype",))
+    # every ZeRO stage of the implementation that the recipe chose, so that it stays that one
+    stages = offered_values(setting.recipe, setting.backend.space(setting.recipe), "zero_stage")
+    recipe = replace(setting.recipe, pins={"zero_stage": stages}, fixed=("gradient_dtype",))
     now = _step_techniques_of(setting, chosen), _state_techniques_of(setting, chosen)
     space = technique_space(recipe, setting.backend)
     space = replace(space, state=(*space.state, *_other_formats(setting, now[1])))
@@ -171,12 +173,6 @@ def technique_neighbours(setting: Setting, chosen: Layout) -> Iterator[Neighbour
         changed = setting.with_recipe(recipe_with_techniques(recipe, *then))
         (verdict,) = judge_layouts(changed, [layout])
         yield Neighbour(name, _label(name, now, chosen), _label(name, then, layout), verdict)
-
-
-def _zero_stages_offered(setting: Setting) -> dict[str, tuple[int, ...]]:
-    """Pin every ZeRO stage of the implementation that the recipe chose, so that it stays that one."""
-    space = setting.backend.space(setting.recipe)
-    return {"zero_stage": tuple(dict.fromkeys(state.zero_stage for state in space.state_techniques))}
 
 
 def _step_techniques_of(setting: Setting, chosen: Layout) -> StepTechniques:

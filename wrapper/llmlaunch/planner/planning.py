@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,9 +34,6 @@ from llmlaunch.timing.stages import pieces
 from llmlaunch.timing.step import step_time
 from llmlaunch.units import DAY, GB, GIB, HOUR, MINUTE, duration
 
-if TYPE_CHECKING:
-    from llmlaunch.planner.smallest_change import Change
-
 __all__ = ["make_plan", "make_sized_plan", "plan_of", "time_limit_note"]
 
 ALTERNATIVES = 5
@@ -54,18 +50,17 @@ def make_plan(setting: Setting) -> Plan:
         from llmlaunch.planner.no_legal_layout import no_layout  # what explains a failure is imported only then
 
         raise no_layout(setting)
-    safe = bool(np.any(result.safe))
-    return plan_of(setting, result, 0, change=None if safe else _smallest_change(setting))
+    plan = plan_of(setting, result, 0)
+    if np.any(result.safe):
+        return plan
+    from llmlaunch.planner.smallest_change import advice, smallest_change
+
+    change = smallest_change(setting)
+    return replace(plan, advice=advice(change), changes=None if change is None else change.settings)
 
 
-def _smallest_change(setting: Setting) -> Change | None:
-    from llmlaunch.planner.smallest_change import smallest_change
-
-    return smallest_change(setting)
-
-
-def plan_of(setting: Setting, result: SearchResult, place: int, change: Change | None = None) -> Plan:
-    """Return the plan of the layout at `place` of the ranking. `change` is what would make it safe."""
+def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
+    """Return the plan of the layout at `place` of the ranking."""
     recipe, limit, host = setting.recipe, setting.limit, setting.host_limit
     safe = bool(np.any(result.safe))
     chosen = result.candidate(recipe, place)
@@ -96,8 +91,6 @@ def plan_of(setting: Setting, result: SearchResult, place: int, change: Change |
             *time_limit_note(recipe, length),
             *host_link_notes(planned, job, chosen.layout),
         ),
-        advice=None if safe else _advice(change),
-        changes=None if change is None else change.settings,
         correction=setting.lessons.correction,
         rehearsed=result.rehearsed.get(int(result.first[place])),
     )
@@ -143,12 +136,6 @@ def _baseline_note(job: Job, peak_kind: str, baseline_bytes: int | None) -> tupl
         return ()
     where = "measured on this machine" if baseline_bytes is not None else "as on another machine; submit measures it"
     return (f"an idle trainer takes {job.facts.context_bytes / GIB:.2f} GiB, {where}",)
-
-
-def _advice(change: Change | None) -> str:
-    from llmlaunch.planner.smallest_change import advice
-
-    return advice(change)
 
 
 def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:

@@ -35,7 +35,7 @@ from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, rec
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
-from llmlaunch.timing.step import UpdateSeconds, step_seconds, update_seconds
+from llmlaunch.timing.step import UpdateSeconds, combined, update_seconds
 
 __all__ = [
     "Points",
@@ -208,7 +208,7 @@ class TechniqueBatch:
     def step_seconds(self, update: UpdateSeconds) -> FloatColumn:
         """Return the seconds of one training step for each candidate. `update` holds the optimizer-step seconds of the
         splits that share model states."""
-        return step_seconds(self.passes, update.take(self.state_of))
+        return combined(self.passes, update.take(self.state_of)).total
 
     def priced_with(self, states: ModelStateBatch, seconds: FloatColumn | None = None) -> Rows:
         """Return bytes and seconds of each candidate; `seconds` are those of a step where they were computed before."""

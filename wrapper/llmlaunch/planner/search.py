@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
 from llmlaunch.calibration.support import Rehearsal
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import Layout, LayoutColumns, Rule, refusal_counts
-from llmlaunch.memory.guard import is_impossible
+from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.planner.plan import Candidate, Limit
 from llmlaunch.planner.pricing import Points, first_failed, is_safe, price, situation
 from llmlaunch.planner.search_space import (
@@ -59,36 +58,23 @@ RANKED = 64  # sorting a million layouts takes longer than pricing them, and few
 class SearchResult:
     """The legal layouts with their worst rank and step time, by column.
 
-    `order` ranks all points: the safe ones, fastest first, or, where none is safe, all legal ones by how full they make
-    the fullest memory, of a device or of a node (`filled`). `first` is the beginning of that ranking. Of the `searched`
-    layouts, each is safe or `refused` for one reason; OUTPACED are uneven stages that cannot be among the EXACT
-    fastest. `rehearsed` maps point indices to the rehearsals that decide about them.
+    `first` is the beginning of the ranking: the safe points, fastest first, or, where none is safe, all legal ones by
+    how full they make the fullest memory, of a device or of a node. Of the `searched` layouts, each is safe or
+    `refused` for one reason; OUTPACED are uneven stages that cannot be among the EXACT fastest. `rehearsed` maps point
+    indices to the rehearsals that decide about them.
     """
 
     points: Points
     safe: BoolColumn
-    filled: FloatColumn
     first: IntColumn
     searched: int
     refused: Mapping[str, int]
     rules: Sequence[Rule]
     rehearsed: Mapping[int, Rehearsal] = field(default_factory=dict)
 
-    @cached_property
-    def layouts(self) -> LayoutColumns:
-        return self.points.layouts
-
-    @cached_property
-    def order(self) -> IntColumn:
-        return _ranking(self.points, self.safe, self.filled, len(self.points))
-
     @property
     def device_bytes(self) -> FloatColumn:
         return self.points.rows.device_bytes
-
-    @property
-    def worst_pipeline_rank(self) -> IntColumn:
-        return self.points.rows.worst_pipeline_rank
 
     @property
     def step_seconds(self) -> FloatColumn:
@@ -142,8 +128,7 @@ def search(setting: Setting) -> SearchResult:
     return SearchResult(
         points=points,
         safe=safe,
-        filled=filled,
-        first=_ranking(points, safe, filled, RANKED),
+        first=_ranking(points, safe, filled),
         searched=sum(refused.values()) + int(np.count_nonzero(safe)),
         refused=dict(refused),
         rules=rules,
@@ -181,7 +166,7 @@ def _judged(
     rows = points.rows
     fits, fits_node = rows.device_bytes <= setting.limit.limit_bytes, rows.host_bytes <= setting.host_limit.limit_bytes
     safe = is_safe(setting, rows.device_bytes, rows.host_bytes)
-    broken = is_impossible(np.maximum(rows.device_bytes, rows.host_bytes))
+    broken = np.maximum(rows.device_bytes, rows.host_bytes) >= IMPOSSIBLE_BYTES
     refuted, lifted = np.zeros(len(points), dtype=np.bool_), np.zeros(len(points), dtype=np.bool_)
     for row, rehearsal in rehearsed.items():
         refuted[row] = not rehearsal.safe
@@ -197,8 +182,8 @@ def _judged(
     return (safe | lifted) & ~refuted, Counter(refused)
 
 
-def _ranking(points: Points, safe: BoolColumn, filled: FloatColumn, count: int) -> IntColumn:
-    """Return the first `count` safe points by step time; where none is safe, of all points by how full the fullest
+def _ranking(points: Points, safe: BoolColumn, filled: FloatColumn) -> IntColumn:
+    """Return the first RANKED safe points by step time; where none is safe, of all points by how full the fullest
     memory is. Ties are broken by plainness: even stages, fewer techniques (those offered first), the smaller split,
     then the other figure, so that they never wobble. The plainest of those within EQUAL of the first comes first."""
     rows, splits = points.rows, points.splits
@@ -206,9 +191,9 @@ def _ranking(points: Points, safe: BoolColumn, filled: FloatColumn, count: int) 
     by, then = (rows.step_seconds, filled) if len(index) else (filled, rows.step_seconds)
     if not len(index):
         index = np.arange(len(points))
-    if len(index) > count:
+    if len(index) > RANKED:
         near = by[index]
-        index = index[near <= np.partition(near, count)[count] + 1e-9]
+        index = index[near <= np.partition(near, RANKED)[RANKED] + 1e-9]
     split = rows.split[index]
     size = (splits.tensor * splits.pipeline * splits.context * splits.virtual_pipeline)[split]
     plain = (
@@ -224,7 +209,7 @@ def _ranking(points: Points, safe: BoolColumn, filled: FloatColumn, count: int) 
         return index
     equal = order[by[index[order]] <= by[index[order[0]]] * (1.0 + EQUAL)]
     plainest = equal[np.lexsort([key[equal] for key in plain])[0]]
-    first: IntColumn = index[np.concatenate([[plainest], order[order != plainest]])][:count]
+    first: IntColumn = index[np.concatenate([[plainest], order[order != plainest]])][:RANKED]
     return first
 
 

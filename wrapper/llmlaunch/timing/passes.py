@@ -77,7 +77,7 @@ def pass_seconds(
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
     m = np.maximum(microbatches.astype(np.float64), 1.0)
     starts = range(0, max(len(layouts), 1), PIECE)
-    blocks = [_passes(job, cluster, layouts.piece(i, i + PIECE), m[i : i + PIECE], in_balance) for i in starts]
+    blocks = [_passes(job, cluster, layouts.take(slice(i, i + PIECE)), m[i : i + PIECE], in_balance) for i in starts]
     total, forward, backward, times = (
         np.concatenate(columns) for columns in zip(*((block.total, *block.hiding) for block in blocks), strict=True)
     )

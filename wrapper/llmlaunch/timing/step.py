@@ -18,7 +18,7 @@ from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import exposed, host_link, host_link_bytes_per_second, links, ring
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 
-__all__ = ["StepTime", "UpdateSeconds", "combined", "step_seconds", "step_time", "update_seconds"]
+__all__ = ["StepTime", "UpdateSeconds", "combined", "step_time", "update_seconds"]
 
 
 # Read and written through device memory for every parameter a device updates: fp32 master, two moments and gradient
@@ -165,8 +165,3 @@ def combined(passes: PassSeconds, update: UpdateSeconds) -> StepTime:
     before = np.where(each, m, 1.0) * exposed(gather, times * passes.hiding_forward)
     after = np.where(update.reduce_each, m, 1.0) * exposed(reduce, times * passes.hiding_backward)
     return StepTime(passes, before + after, update.optimizer_seconds)
-
-
-def step_seconds(passes: PassSeconds, update: UpdateSeconds) -> FloatColumn:
-    """Return the total of `combined`, without its terms."""
-    return combined(passes, update).total
