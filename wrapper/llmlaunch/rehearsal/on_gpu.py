@@ -6,7 +6,7 @@ Under SLURM all wait in the queue together; on this machine one runs after the o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import ceil
@@ -44,15 +44,6 @@ OUT_OF_DEVICE_MEMORY = "oom"
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One rank and the job it was submitted as."""
-
-    asked: RankChoice
-    alone: RankAlone
-    submission: Submission
-
-
 def run_alone(
     recipe: Recipe,
     plan: Plan,
@@ -72,44 +63,30 @@ def run_alone(
     """
     if recipe.cluster.accelerator.kind != "gpu":
         raise UserError(f"{recipe.path}: is planned for {recipe.cluster.accelerator.name}, which is no GPU: submit it")
-    stage = {rank_to_run.pipeline_rank: rank_to_run for rank_to_run in chosen}
-    alone = {rank: rank_alone(recipe, plan.layout, rendered, rank, STEPS) for rank in stage}
+    jobs_alone = [rank_alone(recipe, plan.layout, rendered, choice.pipeline_rank, STEPS) for choice in chosen]
     launcher = launcher_choice.launcher
     say(launcher_choice.why)
 
-    def begin(rank: int) -> _Run:
-        target = directory / f"rank{rank}"
-        _render(recipe, plan, plan_json, rendered, stage[rank], alone[rank], target)
+    def begin(choice: RankChoice, alone: RankAlone) -> Submission:
+        target = directory / f"rank{choice.pipeline_rank}"
+        about = {
+            "pipeline_rank": choice.pipeline_rank,
+            "stands_for": list(choice.stands_for),
+            "on": ON_GPU,
+            "notes": list(alone.notes),
+            **shape_of(recipe, plan, rendered),
+        }
+        lone = lone_rank(recipe, plan, rendered, alone, about, STEPS)
+        render_run(lone.recipe, lone.plan, plan_json, lone.rendered, target, lone.described)
         submission = launcher.submit(target)
-        say(f"pipeline rank {rank}: job {submission.job_id} in {target}")
-        return _Run(stage[rank], alone[rank], submission)
+        say(f"pipeline rank {choice.pipeline_rank}: job {submission.job_id} in {target}")
+        return submission
 
+    submissions: Iterable[Submission] = map(begin, chosen, jobs_alone)  # each begins when the one before has been read
     if launcher.name == "slurm":
-        runs: Iterator[_Run] = iter([begin(rank) for rank in stage])
-    else:
-        runs = (begin(rank) for rank in stage)
-    for run in runs:
-        yield _read(run, _wait(launcher, run.submission, say))
-
-
-def _render(
-    recipe: Recipe,
-    plan: Plan,
-    plan_json: Mapping[str, object],
-    rendered: Rendered,
-    chosen: RankChoice,
-    alone: RankAlone,
-    target: Path,
-) -> None:
-    about = {
-        "pipeline_rank": chosen.pipeline_rank,
-        "stands_for": list(chosen.stands_for),
-        "on": ON_GPU,
-        "notes": list(alone.notes),
-        **shape_of(recipe, plan, rendered),
-    }
-    lone = lone_rank(recipe, plan, rendered, alone, about, STEPS)
-    render_run(lone.recipe, lone.plan, plan_json, lone.rendered, target, lone.described)
+        submissions = list(submissions)
+    for choice, alone, submission in zip(chosen, jobs_alone, submissions, strict=True):
+        yield _read(choice, alone, submission, _wait(launcher, submission, say))
 
 
 def _wait(launcher: Launcher, submission: Submission, say: Say) -> JobState:
@@ -142,10 +119,10 @@ def _wait(launcher: Launcher, submission: Submission, say: Say) -> JobState:
         ) from None
 
 
-def _read(run: _Run, state: JobState) -> RehearsedRank:
+def _read(choice: RankChoice, alone: RankAlone, submission: Submission, state: JobState) -> RehearsedRank:
     """What the job's own account says. Raises UserError where it says nothing of the rank's peak."""
-    where, rank = run.submission.run_dir, run.asked.pipeline_rank
-    attempt = latest_attempt(run.submission)
+    where, rank = submission.run_dir, choice.pipeline_rank
+    attempt = latest_attempt(submission)
     status = read_object(where / file_names.STATUS) or {}
     cause = status.get("cause")
     cause = cause if isinstance(cause, dict) else {}
@@ -155,25 +132,22 @@ def _read(run: _Run, state: JobState) -> RehearsedRank:
         raise UserError(f"pipeline rank {rank} did not run to its end: {why}; its log is in {where / file_names.LOGS}")
     account = attempt_summary(where, attempt)
     ran = read_object(where / file_names.ATTEMPTS / attempt / file_names.VERSIONS) or {}
-    used = next(
-        (rank_summary for rank_summary in account.ranks if rank_summary.rank == run.alone.rank),
-        RankSummary(run.alone.rank),
-    )
+    used = next((summary for summary in account.ranks if summary.rank == alone.rank), RankSummary(alone.rank))
     missing = nothing_shown(read_object(where / file_names.RUN) or {}, account, ran_out)
     if missing is not None:
         raise UserError(f"pipeline rank {rank} shows no peak: {missing}; its log is in {where / file_names.LOGS}")
     return RehearsedRank(
         pipeline_rank=rank,
         on=ON_GPU,
-        predicted=run.asked.predicted,
+        predicted=choice.predicted,
         allocated_bytes=used.allocated_peak_bytes,
         reserved_bytes=used.reserved_peak_bytes,
         process_bytes=used.peak_bytes,
         ran_out=ran_out,
-        stands_for=run.asked.stands_for,
+        stands_for=choice.stands_for,
         versions={name: str(version) for name, version in ran.items()},
         seconds=_seconds(status, used),
-        remarks=(*run.alone.notes, *([cause_text(cause)] if ran_out else [])),
+        remarks=(*alone.notes, *([cause_text(cause)] if ran_out else [])),
     )
 
 

@@ -47,49 +47,30 @@ def chosen_place(recipe: Recipe, place: str, say: Callable[[str], None]) -> Plac
     Raises:
         UserError: there is nothing to rehearse on, with every way to have something; or the job has no trace.
     """
-    if place == TRACE:
-        return _traced(recipe)
-    if recipe.cluster.accelerator.kind == "cpu":
+    accelerator = recipe.cluster.accelerator
+    if place != TRACE and accelerator.kind == "cpu":
         raise UserError(f"{recipe.path}: trains on CPUs: there is no GPU's memory to rehearse; submit runs it here")
-    here = _here(recipe, say)
-    if here is not None:
-        return here
+    gpu = None if place == TRACE else gpu_at_hand(accelerator)
+    if gpu is not None:
+        return _launched(choose(True, say), f"On a GPU of this machine: {gpu.name}.")
     if place == GPU:
-        return _under_slurm(recipe, say)
-    return _traced(recipe)
-
-
-def _here(recipe: Recipe, say: Callable[[str], None]) -> Place | None:
-    gpu = gpu_at_hand(recipe.cluster.accelerator)
-    return None if gpu is None else _launched(choose(True, say), f"On a GPU of this machine: {gpu.name}.")
-
-
-def _under_slurm(recipe: Recipe, say: Callable[[str], None]) -> Place:
-    if shutil.which("sbatch") is None:
-        raise UserError(_nothing_at_hand(recipe))
-    return _launched(choose(False, say), "On one GPU of a node that SLURM gives.")
-
-
-def _launched(choice: LauncherChoice, why: str) -> Place:
-    return Place(None, LauncherChoice(choice.launcher, why), why)
-
-
-def _traced(recipe: Recipe) -> Place:
-    _refuse_untraceable(recipe)
+        if shutil.which("sbatch") is None:
+            raise UserError(_nothing_at_hand(recipe))
+        return _launched(choose(False, say), "On one GPU of a node that SLURM gives.")
+    if recipe.backend.name != MEGATRON:
+        raise UserError(
+            f"{recipe.path}: a trace runs Megatron-LM alone. Under fake tensors DeepSpeed's engine does not start with "
+            "ZeRO 3, and shows no difference between ZeRO 1 and 2, so that it would say nothing true of gradients. "
+            f"--on gpu runs it on one {accelerator.name}, on a machine that has one or under SLURM"
+        )
     environment = find_trace_environment()
     if environment is None:
         raise UserError(_nothing_at_hand(recipe))
     return Place(environment, None, f"Traced without a GPU, with {environment.folder}.")
 
 
-def _refuse_untraceable(recipe: Recipe) -> None:
-    """Raises UserError for a job that has no trace, with what would do instead."""
-    if recipe.backend.name != MEGATRON:
-        raise UserError(
-            f"{recipe.path}: a trace runs Megatron-LM alone. Under fake tensors DeepSpeed's engine does not start with "
-            "ZeRO 3, and shows no difference between ZeRO 1 and 2, so that it would say nothing true of gradients. "
-            f"--on gpu runs it on one {recipe.cluster.accelerator.name}, on a machine that has one or under SLURM"
-        )
+def _launched(choice: LauncherChoice, why: str) -> Place:
+    return Place(None, LauncherChoice(choice.launcher, why), why)
 
 
 def _nothing_at_hand(recipe: Recipe) -> str:
