@@ -10,19 +10,20 @@ from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.planning import make_sized_plan
-from llmlaunch.planner.setting import setting_of
+from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, RehearsedRank
 from llmlaunch.rehearsal.records import records_of
 
-__all__ = ["AT", "GALLERY", "PINS", "VERSIONS", "Planned", "on_gpu", "planned", "records", "traced"]
+__all__ = ["AT", "FOUR_STAGES", "GALLERY", "PINS", "VERSIONS", "Planned", "on_gpu", "planned", "records", "traced"]
 
 GALLERY = str(asset("recipes", "llama3-8b.yaml"))
 PINS = (
     *("layout.tensor=2", "layout.pipeline=4", "layout.micro_batch_size=1", "layout.virtual_pipeline=1"),
     *("layout.context=1", "layout.zero_stage=1"),
 )
+FOUR_STAGES = "layout={tensor: 4, pipeline: 4, virtual_pipeline: 1, context: 1, micro_batch_size: 1}"
 VERSIONS = {"megatron-core": "0.19.2", "torch": "2.13.0+cpu", "transformer_engine": "2.20.2"}
 AT = 1_760_000_000.0
 COMMAND = "llmlaunch rehearse llama3-8b.yaml"
@@ -33,15 +34,16 @@ class Planned:
     recipe: Recipe
     plan: Plan
     rendered: Rendered
+    setting: Setting
 
 
 def planned(*words: str, recipe: str = GALLERY) -> Planned:
     """As `check` plans it, with no store."""
     loaded = load_recipe(recipe, words or PINS)
     backend = backend_for(loaded)
-    sized, plan = make_sized_plan(setting_of(loaded, backend))
-    said = as_planned(sized.recipe, plan.chosen)
-    return Planned(said, plan, backend.render(said, plan.layout))
+    setting, plan = make_sized_plan(setting_of(loaded, backend))
+    said = as_planned(setting.recipe, plan.chosen)
+    return Planned(said, plan, backend.render(said, plan.layout), setting)
 
 
 def traced(one: Planned, pipeline_rank: int = 0, ratio: float = 1.0, **changed: Any) -> RehearsedRank:

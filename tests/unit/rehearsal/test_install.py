@@ -43,15 +43,15 @@ def steps(place: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
     return steps
 
 
-def quiet(line: str) -> None:
-    """Says nothing."""
+def install(place: Path, *, mark: bool = True) -> None:
+    installing.install(place, lambda line: None, mark=mark)
 
 
 def test_torch_comes_first_then_the_frameworks_without_what_they_ask_for(
     place: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(installing.TORCH_VARIABLE, "--index-url https://example.org/cpu torch==9")
-    installing.install(place, quiet)
+    install(place)
     venv, torch, beside, frameworks, stand_in = steps.commands
     assert list(venv) == [sys.executable, "-m", "venv", "--clear", str(place)]
     assert torch[-3:] == ["--index-url", "https://example.org/cpu", "torch==9"]
@@ -59,32 +59,27 @@ def test_torch_comes_first_then_the_frameworks_without_what_they_ask_for(
     assert frameworks[-4:] == ["--no-deps", "--ignore-requires-python", "-r", str(REQUIREMENTS_NO_DEPS)]
     assert list(stand_in) == [str(python_of(place)), str(FAKE_CUDA)]
     assert is_installed(place)
-
-
-def test_unless_told_otherwise_torch_is_a_build_for_the_cpu(
-    place: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(installing.TORCH_VARIABLE, raising=False)
-    installing.install(place, quiet)
-    assert "https://download.pytorch.org/whl/cpu" in steps.commands[1]
+    monkeypatch.delenv(installing.TORCH_VARIABLE)
+    install(place)
+    assert "https://download.pytorch.org/whl/cpu" in steps.commands[6], "a build for the CPU unless told otherwise"
 
 
 @pytest.mark.parametrize(
     "step", ["torch", "what the frameworks import", "Megatron core and TransformerEngine", "the stand-in for CUDA"]
 )
 def test_half_of_it_does_not_count_and_the_same_call_begins_again(place: Path, steps: Steps, step: str) -> None:
-    installing.install(place, quiet)
+    install(place)
     steps.fails_at = step
     with pytest.raises(UserError):
-        installing.install(place, quiet)
+        install(place)
     assert not is_installed(place)  # though it was before, and its Python still runs
     steps.fails_at = ""
-    installing.install(place, quiet)
+    install(place)
     assert is_installed(place)
 
 
 def test_a_caller_with_more_to_add_marks_it_itself(place: Path, steps: Steps) -> None:
-    installing.install(place, quiet, mark=False)
+    install(place, mark=False)
     assert not is_installed(place)
 
 
@@ -92,7 +87,7 @@ def test_a_folder_that_is_no_environment_is_left_alone(place: Path, steps: Steps
     place.mkdir(parents=True)
     (place / "thesis.tex").touch()
     with pytest.raises(UserError, match="something else"):
-        installing.install(place, quiet)
+        install(place)
     assert steps.commands == []
 
 
@@ -101,8 +96,8 @@ def test_two_installations_into_one_folder_do_not_mix(place: Path, steps: Steps)
     with (place.parent / ".frameworks.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another installation"):
-            installing.install(place, quiet)
-    installing.install(place, quiet)
+            install(place)
+    install(place)
 
 
 def test_without_a_compiler_one_message_before_anything_is_downloaded(
@@ -110,7 +105,7 @@ def test_without_a_compiler_one_message_before_anything_is_downloaded(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=r"C\+\+ compiler.*apt-get install g\+\+"):
-        installing.install(place, quiet)
+        install(place)
     assert not place.exists()
     assert steps.commands == []
 
@@ -119,7 +114,7 @@ def test_a_python_too_old_says_which_one_is_wanted(place: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "version_info", (3, 10, 12, "final", 0))
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=r"Python 3\.11 or newer.*under 3\.10"):
-        installing.install(place, quiet)
+        install(place)
 
 
 def test_a_step_that_fails_shows_its_last_lines_and_where_torch_may_come_from(place: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,7 @@ from llmlaunch.units import GIB
 ROOT = Path(__file__).parents[3]
 LAYOUT = "layout={tensor: 8, pipeline: 4, virtual_pipeline: 1, context: 1, micro_batch_size: 1, recompute: none}"
 USED = {"allocated_peak_bytes": 50 * GIB, "reserved_peak_bytes": 52 * GIB, "peak_bytes": 53 * GIB}
-OUT_OF_MEMORY = {
-    "kind": "oom",
-    "rank": 384,
-    "node": "node1",
-    "line": "CUDA out of memory. Tried to allocate 20.00 GiB",
-    "consequence": False,
-    "source": "logs",
-}
+OUT_OF_MEMORY = {"kind": "oom", "rank": 384, "node": "node1", "line": "CUDA out of memory. Tried to allocate 20.00 GiB"}
 
 
 @dataclass
@@ -68,12 +61,10 @@ def job() -> PlannedRun:
     return plan(recipe, (LAYOUT, "nodes=64", "training.global_batch_size=1024"))
 
 
-def rehearse(job: PlannedRun, jobs: Jobs, folder: Path, *ranks: int) -> list[RehearsedRank]:
-    predicted = job.plan.estimate.ranks
-    asked = [RankChoice(predicted[rank], (rank,)) for rank in ranks or (3,)]
+def rehearse(job: PlannedRun, jobs: Jobs, folder: Path, *ranks: int) -> Iterator[RehearsedRank]:
+    asked = [RankChoice(job.plan.estimate.ranks[rank], (rank,)) for rank in ranks or (3,)]
     choice = LauncherChoice(jobs, "SLURM is here.")
-    found = run_alone(job.recipe, job.plan, job.json, job.rendered, asked, choice, folder, lambda line: None)
-    return list(found)
+    return run_alone(job.recipe, job.plan, job.json, job.rendered, asked, choice, folder, lambda line: None)
 
 
 def test_its_own_account_says_what_a_rank_took(job: PlannedRun, tmp_path: Path) -> None:
@@ -85,7 +76,7 @@ def test_its_own_account_says_what_a_rank_took(job: PlannedRun, tmp_path: Path) 
 
 
 def test_every_rank_has_a_run_directory_that_says_which_it_is(job: PlannedRun, tmp_path: Path) -> None:
-    rehearse(job, Jobs(), tmp_path, 0, 3)
+    list(rehearse(job, Jobs(), tmp_path, 0, 3))
     found = {path.name: json.loads((path / "run.json").read_text())["rehearsal"] for path in tmp_path.iterdir()}
     assert {name: about["pipeline_rank"] for name, about in found.items()} == {"rank0": 0, "rank3": 3}
     assert found["rank3"]["stands_for"] == [3]
@@ -94,11 +85,8 @@ def test_every_rank_has_a_run_directory_that_says_which_it_is(job: PlannedRun, t
 
 def test_under_slurm_all_wait_together_and_on_one_machine_one_after_the_other(job: PlannedRun, tmp_path: Path) -> None:
     for name, waiting in (("slurm", 2), ("local", 1)):
-        jobs, predicted = Jobs(name), job.plan.estimate.ranks
-        asked = [RankChoice(predicted[rank], (rank,)) for rank in (0, 3)]
-        choice, folder = LauncherChoice(jobs, ""), tmp_path / name
-        found = run_alone(job.recipe, job.plan, job.json, job.rendered, asked, choice, folder, lambda line: None)
-        next(found)
+        jobs = Jobs(name)
+        next(rehearse(job, jobs, tmp_path / name, 0, 3))
         assert len(jobs.submitted) == waiting
 
 
@@ -109,31 +97,29 @@ def test_out_of_device_memory_is_a_result(job: PlannedRun, tmp_path: Path) -> No
     assert any("Tried to allocate" in remark for remark in one.remarks)
 
 
-@pytest.mark.parametrize("phase", ["failed", "cancelled", "stopped"])
-def test_any_other_end_is_none(job: PlannedRun, tmp_path: Path, phase: str) -> None:
-    with pytest.raises(UserError, match=r"did not run to its end: rank 384 exited with 1; its log is in .*rank3/logs"):
-        rehearse(job, Jobs(phase=phase), tmp_path)
+NOT_TO_ITS_END = r"did not run to its end: rank 384 exited with 1; its log is in .*rank3/logs"
+TOO_SMALL = {"cause": OUT_OF_MEMORY, "used": {**USED, "device_total_bytes": 40 * GIB}}
 
 
-def test_one_that_did_less_than_its_steps_shows_no_peak(job: PlannedRun, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="after 1 of 3 steps"):
-        rehearse(job, Jobs(step=1), tmp_path)
-
-
-def test_one_that_nobody_saw_on_a_device_shows_none_either(job: PlannedRun, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nobody saw what it took"):
-        rehearse(job, Jobs(used={}), tmp_path)
-
-
-@pytest.mark.parametrize("phase", ["succeeded", "failed"])
-def test_a_smaller_device_than_the_planned_one_shows_nothing(job: PlannedRun, tmp_path: Path, phase: str) -> None:
-    jobs = Jobs(phase=phase, cause=OUT_OF_MEMORY, used={**USED, "device_total_bytes": 40 * GIB})
-    with pytest.raises(UserError, match=r"was given a device of 40.0 GiB, and the job is planned for 79"):
-        rehearse(job, jobs, tmp_path)
+@pytest.mark.parametrize(
+    ("ended", "message"),
+    [
+        ({"phase": "failed"}, NOT_TO_ITS_END),
+        ({"phase": "cancelled"}, NOT_TO_ITS_END),
+        ({"phase": "stopped"}, NOT_TO_ITS_END),
+        ({"step": 1}, "after 1 of 3 steps"),
+        ({"used": {}}, "nobody saw what it took"),
+        ({**TOO_SMALL, "phase": "succeeded"}, "was given a device of 40.0 GiB, and the job is planned for 79"),
+        ({**TOO_SMALL, "phase": "failed"}, "was given a device of 40.0 GiB, and the job is planned for 79"),
+    ],
+)
+def test_any_other_end_shows_no_peak(job: PlannedRun, tmp_path: Path, ended: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        list(rehearse(job, Jobs(**ended), tmp_path))
 
 
 def test_what_cannot_run_alone_is_said_before_anything_is_written(job: PlannedRun, tmp_path: Path) -> None:
     recipe = str(ROOT / "recipes" / "llama3-70b.yaml")
     with pytest.raises(UserError, match="--tp-comm-overlap"):
-        rehearse(plan(recipe, (LAYOUT, "nodes=64", "layout.tp_comm_overlap=true")), Jobs(), tmp_path)
+        next(rehearse(plan(recipe, (LAYOUT, "nodes=64", "layout.tp_comm_overlap=true")), Jobs(), tmp_path))
     assert list(tmp_path.iterdir()) == []

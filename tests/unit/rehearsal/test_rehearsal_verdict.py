@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from llmlaunch.backends.registry import backend_for
+from llmlaunch.assets import asset
 from llmlaunch.memory.facts import constant
-from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import MemoryPolicy
-from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, RehearsedRank
+from llmlaunch.rehearsal.ranks import RehearsedRank
 from llmlaunch.rehearsal.verdict import ROUTING, WORKSPACE, Judgement, judge_plan, next_layout, unseen_by_a_trace
 from llmlaunch.units import GIB
+from support import rehearsed_plans
+from support.rehearsed_plans import FOUR_STAGES, planned
 
-RECIPES = Path(__file__).parents[3] / "recipes"
-RECIPE = load_recipe(
-    str(RECIPES / "llama3-8b.yaml"), ("layout={tensor: 4, pipeline: 4, virtual_pipeline: 1, context: 1}",)
-)
-SETTING = setting_of(RECIPE, backend_for(RECIPE))
-PLAN = make_plan(setting_of(RECIPE, backend_for(RECIPE)))
-UNSEEN = unseen_by_a_trace(SETTING.job_of(RECIPE), PLAN.layout)
+JOB = planned(FOUR_STAGES)
+SETTING, PLAN = JOB.setting, JOB.plan
+UNSEEN = unseen_by_a_trace(SETTING.job_of(JOB.recipe), PLAN.layout)
 FIRST = PLAN.estimate.ranks[0]
 RULE = MemoryPolicy()
 
 
-def traced(allocated: int, reserved: int | None = None) -> RehearsedRank:
-    return RehearsedRank(0, ON_TRACE, FIRST, allocated, reserved, stands_for=(0,))
+def traced(allocated_bytes: int, reserved_bytes: int | None = None) -> RehearsedRank:
+    return rehearsed_plans.traced(JOB, allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes)
 
 
-def on_gpu(process: int, ran_out: bool = False) -> RehearsedRank:
-    return RehearsedRank(0, ON_GPU, FIRST, process - GIB, process - GIB, process, ran_out, stands_for=(0,))
+def on_gpu(process_bytes: int, ran_out: bool = False) -> RehearsedRank:
+    return rehearsed_plans.on_gpu(JOB, process_bytes=process_bytes, ran_out=ran_out)
 
 
 def said(*ranks: RehearsedRank, policy: MemoryPolicy = RULE) -> Judgement:
@@ -88,14 +82,12 @@ def test_a_gpu_measures_all_but_nccl_and_leaves_less_to_keep_free() -> None:
     assert not said(on_gpu(72 * GIB)).safe
 
 
-def test_a_gpu_never_takes_away_what_the_rule_allows() -> None:
-    tight = replace(RULE, floor_gib=30.0)
-    assert said(on_gpu(40 * GIB), policy=tight).ranks[0].limit_bytes == PLAN.limit.limit_bytes
-
-
-@pytest.mark.parametrize("policy", [replace(RULE, limit=0.7), replace(RULE, limit=0.95)])
-def test_a_limit_the_recipe_sets_itself_stays(policy: MemoryPolicy) -> None:
-    assert said(on_gpu(40 * GIB), policy=policy).ranks[0].limit_bytes == PLAN.limit.limit_bytes
+@pytest.mark.parametrize("changed", [{"floor_gib": 30.0}, {"limit": 0.7}, {"limit": 0.95}], ids=str)
+def test_a_gpu_takes_away_nothing_that_the_rule_allows_and_changes_no_limit_of_the_recipes_own(
+    changed: dict[str, float],
+) -> None:
+    judgement = said(on_gpu(40 * GIB), policy=replace(RULE, **changed))
+    assert judgement.ranks[0].limit_bytes == PLAN.limit.limit_bytes
 
 
 def test_a_gpus_word_goes_before_a_traces() -> None:
@@ -139,9 +131,8 @@ def test_a_host_that_overflows_stays_unsafe() -> None:
 
 
 def test_a_trace_routes_evenly_and_what_uneven_routing_takes_is_added() -> None:
-    recipe = load_recipe(str(RECIPES / "mixtral-8x7b.yaml"))
-    plan = make_plan(setting_of(recipe, backend_for(recipe)))
-    unseen = unseen_by_a_trace(setting_of(recipe, backend_for(recipe)).job_of(recipe), plan.layout)
-    assert len(unseen) == plan.layout.pipeline
+    mixture = planned("nodes=8", recipe=str(asset("recipes", "mixtral-8x7b.yaml")))
+    unseen = unseen_by_a_trace(mixture.setting.job_of(mixture.recipe), mixture.plan.layout)
+    assert len(unseen) == mixture.plan.layout.pipeline
     assert all(rank[ROUTING] > 0 for rank in unseen)
     assert not any(ROUTING in rank for rank in UNSEEN)

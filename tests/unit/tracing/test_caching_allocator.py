@@ -60,7 +60,9 @@ def test_reserved_covers_allocated_covers_live(expandable: bool, events: list[Ev
 
 @SETTINGS
 @given(events=histories())
-def test_blocks_in_use_never_overlap(expandable: bool, events: list[Event]) -> None:
+def test_blocks_in_use_never_overlap_and_once_freed_all_can_be_given_back(
+    expandable: bool, events: list[Event]
+) -> None:
     allocator = CachingAllocator(expandable)
     live = {}
     for key, size in events:
@@ -72,19 +74,7 @@ def test_blocks_in_use_never_overlap(expandable: bool, events: list[Event]) -> N
         spans = sorted((block.address, block.address + block.size) for block in live.values())
         assert all(end <= start for (_, end), (start, _) in pairwise(spans))
         assert allocator.allocated_bytes == sum(end - start for start, end in spans) <= allocator.reserved_bytes
-
-
-@SETTINGS
-@given(events=histories())
-def test_when_all_is_freed_all_can_be_given_back(expandable: bool, events: list[Event]) -> None:
-    allocator = CachingAllocator(expandable)
-    blocks = {}
-    for key, size in events:
-        if size:
-            blocks[key] = allocator.allocate(size)
-        else:
-            allocator.free(blocks.pop(key))
-    for block in blocks.values():
+    for block in live.values():
         allocator.free(block)
     assert allocator.allocated_bytes == allocator.stuck_bytes == 0
     allocator.release_cached()
@@ -126,33 +116,52 @@ def test_a_device_is_never_overdrawn(expandable: bool, events: list[Event], devi
         assert replayed.retries > 0
 
 
-def reserved(*requests: int, expandable: bool = False) -> int:
-    return replay(list(enumerate(requests)), expandable).reserved_bytes
+def storages(*mebibytes: float) -> list[Event]:
+    """Storages made one after the other; a size that is negative lets go of the first of that size."""
+    events: list[Event] = []
+    for key, size in enumerate(mebibytes):
+        if size > 0:
+            events.append((key, int(size * MIB)))
+        else:
+            events.append((next(made for made, bytes_ in events if bytes_ == -size * MIB), 0))
+    return events
+
+
+BYTE, BLOCK = 1 / MIB, 512 / MIB
 
 
 @pytest.mark.parametrize(
-    ("request_bytes", "default", "expandable"),
+    ("events", "default", "expandable"),
     [
-        (1, 2 * MIB, 2 * MIB),
-        (MIB, 2 * MIB, 2 * MIB),
-        (MIB + 1, 20 * MIB, 20 * MIB),
-        (10 * MIB - 512, 20 * MIB, 20 * MIB),
-        (10 * MIB, 10 * MIB, 20 * MIB),
-        (10 * MIB + 1, 12 * MIB, 20 * MIB),
-        (21 * MIB, 22 * MIB, 40 * MIB),
+        # get_pool, get_allocation_size; ExpandableSegment maps whole pages of 2 or 20 MiB
+        ((BYTE,), 2, 2),
+        ((1,), 2, 2),
+        ((1 + BYTE,), 20, 20),
+        ((10 - BLOCK,), 20, 20),
+        ((10,), 10, 20),
+        ((10 + BYTE,), 12, 20),
+        ((21,), 22, 40),
+        # small requests share a segment, large ones another
+        ((1, 1), 2, 2),
+        ((1, 1, BYTE), 4, 4),
+        ((5, 5, 5, 5), 20, 20),
+        ((5, BYTE), 22, 22),
+        # BlockComparatorSize, get_free_block: the smallest block that fits is taken
+        ((30, 20, -30, -20, 20, 30), 50, None),
+        ((30, 20, -30, -20, 21, 30), 80, None),
+        # try_merge_blocks: neighbours are of one segment; the pages of one do merge
+        ((20, 20.5, -20, -20.5, 30), 72, 60),
+        # find_expandable_block starts at the free block before the unmapped one
+        ((12, 25), None, 40),
     ],
+    ids=str,
 )
-def test_what_one_request_takes_from_the_device(request_bytes: int, default: int, expandable: int) -> None:
-    """get_pool, get_allocation_size; ExpandableSegment maps whole pages of 2 or 20 MiB."""
-    assert reserved(request_bytes) == default
-    assert reserved(request_bytes, expandable=True) == expandable
-
-
-def test_small_requests_share_a_segment_and_large_ones_another() -> None:
-    assert reserved(MIB, MIB) == 2 * MIB
-    assert reserved(MIB, MIB, 1) == 4 * MIB
-    assert reserved(5 * MIB, 5 * MIB, 5 * MIB, 5 * MIB) == 20 * MIB
-    assert reserved(5 * MIB, 1) == 22 * MIB
+def test_what_requests_take_from_the_device(
+    events: tuple[float, ...], default: int | None, expandable: int | None
+) -> None:
+    for setting, mebibytes in ((False, default), (True, expandable)):
+        if mebibytes is not None:
+            assert replay(storages(*events), setting).reserved_bytes == mebibytes * MIB
 
 
 def test_a_remainder_of_a_large_block_up_to_a_mebibyte_is_not_cut_off() -> None:
@@ -162,31 +171,12 @@ def test_a_remainder_of_a_large_block_up_to_a_mebibyte_is_not_cut_off() -> None:
     assert replay([(1, 11 * MIB)], expandable=True).allocated_bytes == 11 * MIB
 
 
-def test_the_smallest_block_that_fits_is_taken() -> None:
-    """BlockComparatorSize, get_free_block."""
-    freed = [(1, 30 * MIB), (2, 20 * MIB), (1, 0), (2, 0)]
-    assert replay([*freed, (3, 20 * MIB), (4, 30 * MIB)]).reserved_bytes == 50 * MIB
-    assert replay([*freed, (3, 21 * MIB), (4, 30 * MIB)]).reserved_bytes == 80 * MIB
-
-
-def test_segments_do_not_merge_but_the_pages_of_one_do() -> None:
-    """try_merge_blocks: neighbours are of one segment."""
-    events = [(1, 20 * MIB), (2, 20 * MIB), (1, 0), (2, 0), (3, 30 * MIB)]
-    assert replay(events).reserved_bytes == 70 * MIB
-    assert replay(events, expandable=True).reserved_bytes == 40 * MIB
-
-
 def test_a_hole_is_preferred_to_the_end_that_can_grow() -> None:
     """get_free_block compares what blocks can expand to."""
     allocator = CachingAllocator(expandable=True)
     _, hole, _ = (allocator.allocate(size * MIB) for size in (4, 8, 4))
     allocator.free(hole)
     assert allocator.allocate(3 * MIB).address == 4 * MIB  # the end, of 4 MiB, would fit better
-
-
-def test_an_expandable_segment_grows_beside_what_is_free_at_its_end() -> None:
-    """find_expandable_block starts at the free block before the unmapped one."""
-    assert reserved(12 * MIB, 25 * MIB, expandable=True) == 40 * MIB
 
 
 def test_a_full_device_gets_whole_free_segments_back_once() -> None:

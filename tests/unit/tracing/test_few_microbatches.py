@@ -5,9 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from tracer_modules import tracer_module
 
-few = tracer_module("few_microbatches")
+from llmlaunch.tracing import few_microbatches as few
 
 
 def arguments(stages: int, chunks: int | None = None) -> SimpleNamespace:

@@ -31,6 +31,11 @@ sys.exit(3)  # unsafe, which is an answer
 """
 
 
+def run(program: str, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(FOLDER / program), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def test_a_file_of_events_holds_them_in_order(tmp_path: Path) -> None:
     events = list(made_up(seed=3, count=500))
     write_events(tmp_path / "events.xz", events)
@@ -59,41 +64,29 @@ def test_events_of_traced_ranks_let_go_of_nothing_twice() -> None:
 
 def test_the_program_compares_both_settings_and_a_device_that_is_too_small(tmp_path: Path) -> None:
     write_events(tmp_path / "events.xz", made_up(seed=0, count=400))
-    words = [str(FOLDER / "allocator_replay.py"), str(tmp_path / "records"), str(tmp_path / "events.xz")]
-    done = subprocess.run(
-        [sys.executable, *words, "--made-up", "1", "--stand-in"], capture_output=True, text=True, check=False
-    )
+    words = (tmp_path / "records", tmp_path / "events.xz", "--made-up", "1", "--stand-in")
+    done = run("allocator_replay.py", *words)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "records").glob("*.json")
     assert str(path) in done.stdout
     record = json.loads(path.read_text())
     assert record["gpu"] == "stand-in"  # nobody takes it for a GPU's
-    whole = [row for row in record["rows"] if row["device_bytes"] is None]
-    bounded = [row for row in record["rows"] if row["device_bytes"] is not None]
+    whole, bounded = ([r for r in record["rows"] if (r["device_bytes"] is None) is free] for free in (True, False))
     assert [(row["events"], row["setting"]) for row in whole] == [
         (name, setting) for name in ("events.xz", "made-up-0") for setting in ("default", "expandable")
     ]
     assert all(row["reserved_ratio"] == 1.0 and row["largest_difference_bytes"] == 0 for row in record["rows"])
     assert len(bounded) == 2
     assert all(row["torch"]["retries"] > 0 or row["torch"]["ran_out"] for row in bounded)
-    for one in whole:
-        assert one["torch"]["reserved_bytes"] >= one["torch"]["allocated_bytes"] > 0
-        assert one["looks"] >= 400
+    assert all(row["torch"]["reserved_bytes"] >= row["torch"]["allocated_bytes"] > 0 for row in whole)
+    assert all(row["looks"] >= 400 for row in whole)
 
 
 def compare(tmp_path: Path, wide: int) -> subprocess.CompletedProcess[str]:
     stand_in = tmp_path / "stand_in.py"
     stand_in.write_text(STAND_IN.replace("WIDE", str(wide)))
     command = f"{shlex.quote(sys.executable)} {shlex.quote(str(stand_in))}"
-    words = [
-        str(FOLDER / "trace_against_gpu.py"),
-        str(tmp_path / "records"),
-        "mine.yaml",
-        "layout.tensor=2",
-        "--command",
-        command,
-    ]
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    return run("trace_against_gpu.py", tmp_path / "records", "mine.yaml", "layout.tensor=2", "--command", command)
 
 
 def test_both_are_compared_rank_by_rank(tmp_path: Path) -> None:

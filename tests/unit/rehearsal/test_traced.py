@@ -1,4 +1,5 @@
-"""What was alive at a traced rank's peak, by the estimate's terms, from recorded traces of real Megatron core."""
+"""What was alive at a traced rank's peak, by the estimate's terms, from recorded traces of real Megatron core; and what
+the tracer is asked: the rendered job, without what lies on the cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +9,14 @@ from typing import Any
 
 import pytest
 
+from llmlaunch.backends.base import Rendered
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate
-from llmlaunch.rehearsal.traced import FORWARD, REMAINDER, terms_at_peak
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rehearsal.traced import FORWARD, REMAINDER, terms_at_peak, traced_job
+from support.rehearsed_plans import GALLERY
 
 TRACES = Path(__file__).resolve().parents[2] / "data" / "traces"
 RECORDED = sorted(path.stem for path in TRACES.glob("*.json"))
@@ -23,8 +30,7 @@ Trace = dict[str, Any]
 
 
 def recorded(name: str) -> Trace:
-    trace: Trace = json.loads((TRACES / f"{name}.json").read_text())
-    return trace
+    return dict(json.loads((TRACES / f"{name}.json").read_text()))
 
 
 def predicted(*terms: str) -> RankEstimate:
@@ -49,12 +55,7 @@ def test_the_terms_of_a_recorded_trace_sum_to_its_peak_and_almost_nothing_is_unk
     assert sum(found.values()) == trace["peak_bytes"]
     assert 0 <= found[REMAINDER] < 0.002 * trace["peak_bytes"]
     assert list(found.values()) == sorted(found.values(), reverse=True)
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_what_lasts_is_what_the_rank_says_of_itself(name: str) -> None:
-    trace = recorded(name)
-    found, state = terms_at_peak(trace, predicted()), trace["state"]["bytes"]
+    state = trace["state"]["bytes"]  # what lasts is what the rank says of itself
     assert found["gradients"] == state["gradients"]
     assert found["parameters"] == state["parameters"]
     assert found["optimizer_states"] == pytest.approx(state["optimizer"], rel=1e-3)  # groups too small to be recorded
@@ -100,7 +101,7 @@ def test_what_passes_through_the_forward_pass_of_a_mixture_is_not_kept() -> None
     assert "layer_backward" not in found
 
 
-def test_what_no_rule_knows_is_in_no_term() -> None:
+def test_what_no_rule_knows_and_what_no_group_holds_is_in_no_term() -> None:
     unknown = [
         group(512, "forward", "megatron/core/new_place.py:7 Thing.forward"),
         group(1024, "forward", "megatron/core/models/new/model.py:7 New.forward", "models/new/model.py New.forward"),
@@ -108,19 +109,10 @@ def test_what_no_rule_knows_is_in_no_term() -> None:
         group(4096, "a phase of another version"),
     ]
     assert terms_at_peak(trace_of(*unknown), predicted()) == {REMAINDER: 7680}
-
-
-def test_a_term_the_estimate_does_not_have_is_in_no_other() -> None:
     trace = trace_of(group(512, "backward"), group(1024, "setup", role="parameters"))
     assert terms_at_peak(trace, predicted("parameters")) == {"parameters": 1024, REMAINDER: 512}
-
-
-def test_bytes_that_no_group_holds_are_not_hidden() -> None:
-    trace = trace_of(group(512, "backward"))
-    assert terms_at_peak(trace | {"peak_bytes": 2048}, predicted()) == {"layer_backward": 512, REMAINDER: 1536}
-
-
-def test_a_trace_that_does_not_say_what_was_alive_has_no_terms() -> None:
+    trace = trace_of(group(512, "backward")) | {"peak_bytes": 2048}
+    assert terms_at_peak(trace, predicted()) == {"layer_backward": 512, REMAINDER: 1536}
     assert terms_at_peak({"peak_bytes": 512, "peak_phase": "forward"}, predicted()) == {}
 
 
@@ -154,3 +146,50 @@ def test_at_the_peak_of_a_step_the_norm_is_told_from_the_optimizer() -> None:
     }
     left = terms_at_peak(trace_of(*groups, peak_phase="forward"), predicted())
     assert left == {REMAINDER: 3584}
+
+
+EIGHT = Layout(tensor=1, pipeline=4, data=8, sequence_parallel=0, zero_stage=1)
+OWN_WORDS = 'backend={name: megatron-lm, extra_args: ["--log-progress", "--exit-interval=7", "--distrib-optim-x", "3"]}'
+
+
+def rendered(*overrides: str) -> tuple[Recipe, Rendered]:
+    recipe = load_recipe(GALLERY, overrides)
+    return recipe, backend_for(recipe).render(recipe, EIGHT)
+
+
+def asked(*overrides: str) -> dict[str, Any]:
+    return traced_job(*rendered(*overrides), 3)
+
+
+def test_a_job_names_its_rank_and_the_size_of_the_whole_job() -> None:
+    job = asked()
+    assert (job["name"], job["pipeline_rank"], job["world_size"]) == ("3", 3, 32)
+    assert job["environment"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_all_that_decides_memory_is_as_rendered() -> None:
+    recipe, job = rendered()
+    words = traced_job(recipe, job, 0)["arguments"]
+    for each in job.arguments:
+        start = words.index(each.flag)
+        assert words[start : start + len(each.words)] == [str(word) for word in each.words]
+
+
+def test_what_lies_on_the_cluster_is_left_out_and_the_vocabulary_is_said() -> None:
+    saved = asked(
+        "training.checkpoint_path=/scratch/somewhere", "training.save_interval=100", "training.start_from=/weights"
+    )["arguments"]
+    words = [*saved, *asked("data={path: /data/tokens, tokenizer: meta-llama/Meta-Llama-3-8B}")["arguments"]]
+    gone = {"--save", "--load", "--pretrained-checkpoint", "--data-path", "--tokenizer-model", "--padded-vocab-size"}
+    assert not gone & set(words)
+    assert not any(word.startswith(("/scratch", "/weights", "/data", "meta-llama")) for word in words)
+    assert words.count("--tokenizer-type") == words.count("NullTokenizer") == words.count("--mock-data") == 2
+    assert words[words.index("--vocab-size") + 1] == "128256"
+
+
+def test_a_persons_own_words_go_along_but_for_those_no_rank_alone_needs() -> None:
+    words = asked(OWN_WORDS)["arguments"]
+    start = words.index("--distrib-optim-x")
+    assert words[start : start + 2] == ["--distrib-optim-x", "3"]
+    assert "--log-progress" in words
+    assert "--exit-interval=7" not in words
