@@ -49,23 +49,20 @@ def slurm_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
     return lambda: notes.read_text().splitlines() if notes.exists() else []
 
 
-@pytest.mark.parametrize("job", HOSTILE_IDS, ids=repr)
-@pytest.mark.parametrize("field", ["job_id", "chain", "earlier"])
-def test_what_is_no_job_id_is_damage(tmp_path: Path, field: str, job: object) -> None:
-    past = {"launcher": "slurm", "job_id": job, "submitted_at": STARTED, "cluster": None}
-    values = {"job_id": job, "chain": ["12", job], "earlier": [past]}
-    write_submission(tmp_path, **{field: values[field]})
-    with pytest.raises(UserError, match=r"submission\.json: damaged"):
-        read_submission(tmp_path)
+DAMAGE: dict[str, list[Any]] = {
+    "job_id": HOSTILE_IDS,
+    "chain": [["12", job] for job in HOSTILE_IDS],
+    "earlier": [
+        [{"launcher": "slurm", "job_id": job, "submitted_at": STARTED, "cluster": None}] for job in HOSTILE_IDS
+    ],
+    "cluster": ["-M", "a,b", 3],
+    "submitted_at": [-1, "now", 1e300],
+    "launcher": ["local", ["slurm"]],
+}
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("cluster", value) for value in ("-M", "a,b", 3)]
-    + [("submitted_at", value) for value in (-1, "now", 1e300)]
-    + [("launcher", value) for value in ("local", ["slurm"])],
-)
-def test_what_is_no_cluster_time_or_launcher_is_damage(tmp_path: Path, field: str, value: object) -> None:
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in DAMAGE.items() for value in values])
+def test_what_is_no_id_cluster_time_or_launcher_is_damage(tmp_path: Path, field: str, value: object) -> None:
     write_submission(tmp_path, **{field: value})
     with pytest.raises(UserError, match=r"submission\.json: damaged"):
         read_submission(tmp_path)

@@ -51,15 +51,24 @@ def test_success(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "logs" / f"{submission.job_id}.out").read_text() == "to the terminal\n"
 
 
-def test_failure_keeps_the_exit_code(tmp_path: Path) -> None:
-    submission = submit(tmp_path, "finish 9 'rank 1 exited with 9'")
-    assert wait_for_end(submission) == JobState("failed", reason="rank 1 exited with 9", exit_code=9)
+NO_LAST_WORD = "its process is gone and left no status.json: killed, or the machine restarted"
 
 
-def test_exit_code_0_without_a_last_word_is_no_success(tmp_path: Path) -> None:
-    ended = wait_for_end(submit(tmp_path, "exit 0"))
-    assert ended.phase == "failed"
-    assert "left no status.json" in ended.reason
+@pytest.mark.parametrize(
+    ("body", "state"),
+    [
+        ("finish 9 'rank 1 exited with 9'", JobState("failed", reason="rank 1 exited with 9", exit_code=9)),
+        ("exit 0", JobState("failed", reason=NO_LAST_WORD)),  # exit code 0 alone is no success
+        ("kill -9 $$", JobState("failed", reason=NO_LAST_WORD)),
+        # inside an allocation the job is still a local one
+        ('finish 0 "job ${SLURM_JOB_ID:-none}"', JobState("succeeded", reason="job none", exit_code=0)),
+    ],
+)
+def test_an_end_is_the_script_s_own_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, state: JobState
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert wait_for_end(submit(tmp_path, body)) == state
 
 
 def test_outlives_the_launcher_and_its_terminal(tmp_path: Path) -> None:
@@ -130,12 +139,6 @@ def test_cancel_leaves_an_ended_job_and_strangers_alone(tmp_path: Path) -> None:
     stranger.wait()
 
 
-def test_killed_from_outside_is_failed(tmp_path: Path) -> None:
-    submission = submit(tmp_path, "echo $$ > pid\nexec sleep 600")
-    process_of(submission.run_dir, "pid").kill()
-    assert wait_for_end(submission).phase == "failed"
-
-
 def test_of_another_host_s_job_only_the_end_is_known(tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path / "run", "finish 0")
     elsewhere = Submission("local", "local-1700000000-1", run_dir, 1700000000.0, "login7")
@@ -147,19 +150,14 @@ def test_of_another_host_s_job_only_the_end_is_known(tmp_path: Path) -> None:
     assert state(elsewhere).phase == "succeeded"
 
 
-def test_several_nodes_are_refused(tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", "finish 0", nodes=4)
-    with pytest.raises(UserError, match="nodes is 4, and this machine is one"):
-        LocalLauncher().submit(run_dir)
+@pytest.mark.parametrize(
+    ("nodes", "options", "message"),
+    [(4, (), "nodes is 4, and this machine is one"), (1, ("--partition=gpu",), "options of sbatch")],
+)
+def test_what_this_machine_cannot_do_is_refused(
+    tmp_path: Path, nodes: int, options: tuple[str, ...], message: str
+) -> None:
+    run_dir = run_directory(tmp_path / "run", "finish 0", nodes=nodes)
+    with pytest.raises(UserError, match=message):
+        LocalLauncher().submit(run_dir, options)
     assert sorted(path.name for path in run_dir.iterdir()) == ["job.sbatch", "run.json"]
-
-
-def test_options_of_sbatch_are_refused(tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", "finish 0")
-    with pytest.raises(UserError, match="options of sbatch"):
-        LocalLauncher().submit(run_dir, ["--partition=gpu"])
-
-
-def test_inside_an_allocation_the_job_is_still_a_local_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert wait_for_end(submit(tmp_path, 'finish 0 "job ${SLURM_JOB_ID:-none}"')).reason == "job none"

@@ -75,26 +75,22 @@ def test_a_past_job_is_known_by_what_was_typed() -> None:
     assert parse_past_jobs(of_the_completion_file, "llmlaunch=a-1", Path("/runs/a"), EARLIEST) == [JobMatch(9, False)]
 
 
-def test_squeue_rows_by_job_id() -> None:
-    start, at = "2026-11-21T13:41:58", datetime(2026, 11, 21, 13, 41, 58)
-    printed = (
-        f"7|PENDING|0|{start}|Resources|\n8|PENDING|2|N/A|Priority|\n2|FAILED|0|{start}|JobLaunchFailure|\n"
-        f"3|COMPLETED|1|{start}|None|\n"
-    )
-    assert parse_squeue(printed) == {
-        "7": Row("PENDING", "Resources", starts=at),
-        "8": Row("PENDING", "Priority", restarts=2),
-        "2": Row("FAILED", "JobLaunchFailure", starts=at),
-        "3": Row("COMPLETED", "", starts=at, restarts=1),
-    }
+START, AT = "2026-11-21T13:41:58", datetime(2026, 11, 21, 13, 41, 58)
 
 
-def test_squeue_of_another_cluster_names_it_first() -> None:
-    assert parse_squeue("CLUSTER: alps\n7|RUNNING|0|N/A|None|\n") == {"7": Row("RUNNING")}
-
-
-def test_a_reason_may_contain_the_separator() -> None:
-    assert parse_squeue("7|PENDING|0|N/A|Nodes|down|\n")["7"].reason == "Nodes|down"
+@pytest.mark.parametrize(
+    ("line", "row"),
+    [
+        (f"7|PENDING|0|{START}|Resources|", Row("PENDING", "Resources", starts=AT)),
+        ("7|PENDING|2|N/A|Priority|", Row("PENDING", "Priority", restarts=2)),
+        (f"7|FAILED|0|{START}|JobLaunchFailure|", Row("FAILED", "JobLaunchFailure", starts=AT)),
+        (f"7|COMPLETED|1|{START}|None|", Row("COMPLETED", "", starts=AT, restarts=1)),
+        ("CLUSTER: alps\n7|RUNNING|0|N/A|None|", Row("RUNNING")),
+        ("7|PENDING|0|N/A|Nodes|down|", Row("PENDING", "Nodes|down")),  # a reason may contain the separator
+    ],
+)
+def test_a_row_of_squeue(line: str, row: Row) -> None:
+    assert parse_squeue(f"{line}\n8|RUNNING|0|N/A|None|\n") == {"7": row, "8": Row("RUNNING")}
 
 
 def test_an_array_goes_on_while_one_task_does() -> None:
@@ -123,25 +119,26 @@ def test_tasks_that_never_began_are_listed_together() -> None:
     assert sorted(cancelled) == ["3_11", "3_3", "3_4", "3_7", "3_9"]
 
 
-def test_sacct_state_is_its_first_word() -> None:
-    rows = parse_sacct("4|CANCELLED by 0|0:0\n5|OUT_OF_ME+|0:125\n6|TIMEOUT|0:0\n")
-    phases = {job: row.phase for job, row in rows.items()}
-    assert phases == {"4": "cancelled", "5": "unknown", "6": "failed"}  # cut words are not guessed at
+@pytest.mark.parametrize(
+    ("printed", "row"),
+    [
+        ("9|CANCELLED by 0|0:0", Row("CANCELLED", exit_code=0, by="0")),
+        ("9|OUT_OF_ME+|0:125", Row("OUT_OF_ME", exit_code=253)),  # cut words are not guessed at
+        # of a requeued job the last row counts, and the others are its restarts
+        ("9|NODE_FAIL|0:0\n9|COMPLETED|0:0", Row("COMPLETED", exit_code=0, restarts=1)),
+        ("9|REQUEUED|0:0\n9|PREEMPTED|0:0\n9|FAILED|2:0", Row("FAILED", exit_code=2, restarts=2)),
+        # a signal as a shell tells it
+        ("9|FAILED|0:9", Row("FAILED", exit_code=137)),
+        ("9|FAILED|5:0", Row("FAILED", exit_code=5)),
+    ],
+)
+def test_a_row_of_sacct(printed: str, row: Row) -> None:
+    assert parse_sacct(f"{printed}\n") == {"9": row}
 
 
-def test_of_a_requeued_job_the_last_row_counts_and_the_others_are_its_restarts() -> None:
-    assert parse_sacct("9|NODE_FAIL|0:0\n9|COMPLETED|0:0\n")["9"] == Row("COMPLETED", exit_code=0, restarts=1)
-    printed = "9|REQUEUED|0:0\n9|PREEMPTED|0:0\n9|FAILED|2:0\n"
-    assert parse_sacct(printed)["9"] == Row("FAILED", exit_code=2, restarts=2)
-
-
-def test_a_signal_is_told_as_a_shell_tells_it() -> None:
-    rows = parse_sacct("2|FAILED|0:9\n1|FAILED|5:0\n")
-    assert rows == {"2": Row("FAILED", exit_code=137), "1": Row("FAILED", exit_code=5)}
-
-
-def test_a_state_of_a_newer_slurm_is_unknown_and_not_failed() -> None:
-    assert Row("TELEPORTING").phase == "unknown"
+def test_a_state_that_is_not_known_whole_is_unknown_and_not_failed() -> None:
+    states = ("TELEPORTING", "OUT_OF_ME", "CANCELLED", "TIMEOUT")
+    assert [Row(state).phase for state in states] == ["unknown", "unknown", "cancelled", "failed"]
 
 
 def test_a_complaint_is_one_line_in_the_command_s_own_words() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -14,30 +14,31 @@ from support.slurm_versions_table import table
 DOCS = Path(__file__).parents[3] / "docs" / "slurm-versions.md"
 
 
-def answer(version: str) -> Callable[[], str]:
-    return lambda: f"slurm {version}\n"
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("slurm-wlm 22.05.8", (22, 5)), ("slurm 25.11.0-0rc1", (25, 11)), ("no such thing", None), (None, None)],
+)
+def test_a_release_is_read_from_what_sbatch_prints(text: str | None, expected: tuple[int, int] | None) -> None:
+    assert release(text) == expected
 
 
-def test_a_release_is_read_from_what_sbatch_prints() -> None:
-    assert release("slurm-wlm 22.05.8") == (22, 5)
-    assert release("slurm 25.11.0-0rc1") == (25, 11)
-    assert release("no such thing") is None
-    assert release(None) is None
-
-
-def test_an_option_that_is_too_new_is_refused_with_both_releases() -> None:
-    options = ["--nodes=8", "--segment=4"]
-    with pytest.raises(UserError) as refusal:
-        refuse_unknown(options, answer("23.11.4"))
-    assert "sbatch --segment came with 24.05, and this site runs slurm 23.11.4" in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-    refuse_unknown(options, answer("24.05.1"))
-    refuse_unknown(options, answer("26.05.0"))
-
-
-def test_an_option_that_is_gone_is_refused() -> None:
-    with pytest.raises(UserError, match=r"sbatch --power went after 23\.11"):
-        refuse_unknown(["--power=level"], answer("24.05.1"))
+@pytest.mark.parametrize(
+    ("option", "version", "refusal"),
+    [
+        ("--segment=4", "slurm 23.11.4", "sbatch --segment came with 24.05, and this site runs slurm 23.11.4"),
+        ("--power=level", "slurm 24.05.1", "sbatch --power went after 23.11, and this site runs slurm 24.05.1"),
+        ("--segment=4", "slurm 24.05.1", ""),
+        ("--segment=4", "slurm 26.05.0", ""),
+        ("--segment=4", "site build 7", ""),  # nobody can read it
+    ],
+)
+def test_an_option_that_is_too_new_or_gone_is_refused_with_both_releases(
+    option: str, version: str, refusal: str
+) -> None:
+    with pytest.raises(UserError) if refusal else contextlib.nullcontext() as caught:
+        refuse_unknown(["--nodes=8", option], lambda: f"{version}\n")
+    assert caught is None or str(caught.value).startswith(f"{refusal}; ")
+    assert caught is None or "\n" not in str(caught.value)
 
 
 def test_the_version_is_not_asked_for_where_no_option_depends_on_it() -> None:
@@ -46,10 +47,6 @@ def test_the_version_is_not_asked_for_where_no_option_depends_on_it() -> None:
 
     refuse_unknown(["--nodes=8", "--time=1:00:00", "-p", "gpu", "--exclusive", "--gpus-per-node=8"], never)
     refuse_unknown([], never)
-
-
-def test_a_version_nobody_can_read_refuses_nothing() -> None:
-    refuse_unknown(["--segment=4"], lambda: "site build 7")
 
 
 def test_every_entry_says_how_it_is_known() -> None:
