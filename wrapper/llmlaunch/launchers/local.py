@@ -113,11 +113,6 @@ def _start(run_dir: Path) -> Submission:
 _children: list[subprocess.Popen[bytes]] = []
 
 
-def _reap() -> None:
-    for child in _children:
-        child.poll()
-
-
 def _state(submission: Submission) -> JobState:
     # In this order: a job that ends in between has written its status.json.
     running = _here(submission) and _process(submission) is not None
@@ -141,7 +136,8 @@ def _here(submission: Submission) -> bool:
 
 def _process(submission: Submission) -> psutil.Process | None:
     """The job's script while it runs: by process id and start time, for ids are used again."""
-    _reap()
+    for child in _children:
+        child.poll()
     _, started, pid = submission.job_id.split("-")
     try:
         process = psutil.Process(int(pid))

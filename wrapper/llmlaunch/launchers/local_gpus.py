@@ -37,7 +37,12 @@ class LocalGpu:
 def gpu_at_hand(planned: Accelerator) -> LocalGpu | None:
     """The first GPU here with as much memory as the planned one and of its compute capability; None where there is no
     such, or no driver that says so."""
-    return next((gpu for gpu in local_gpus() if _like(gpu, planned)), None)
+    capability = None if planned.compute_capability is None else str(planned.compute_capability)
+    for gpu in local_gpus():
+        large_enough = gpu.memory_bytes is not None and gpu.memory_bytes >= NEARLY * planned.memory_bytes
+        if large_enough and capability in (None, gpu.compute_capability):
+            return gpu
+    return None
 
 
 def refuse_without_gpus_of(run_dir: Path) -> None:
@@ -141,8 +146,3 @@ def _visible(gpus: list[LocalGpu]) -> list[LocalGpu]:
             break
         shown += matches
     return shown
-
-
-def _like(gpu: LocalGpu, planned: Accelerator) -> bool:
-    same = planned.compute_capability is None or str(planned.compute_capability) == gpu.compute_capability
-    return same and gpu.memory_bytes is not None and gpu.memory_bytes >= NEARLY * planned.memory_bytes

@@ -40,7 +40,9 @@ def for_sbatch(environment: Mapping[str, str], script: str) -> dict[str, str]:
         if not name.startswith("SBATCH_")
         or (name in _SITE_DEFAULTS and not _asks(own_directives, _SITE_DEFAULTS[name]))
     }
-    return _outside_of_jobs(remaining) if "SLURM_JOB_ID" in remaining else remaining
+    if "SLURM_JOB_ID" not in remaining:
+        return remaining
+    return {name: value for name, value in remaining.items() if not name.startswith(_OF_A_JOB) or name in _CONNECTION}
 
 
 def for_queries(environment: Mapping[str, str]) -> dict[str, str]:
@@ -58,10 +60,6 @@ def for_local_job(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` without SLURM's variables: inside an allocation job.sbatch would otherwise take itself for a
     SLURM job."""
     return {name: value for name, value in environment.items() if not name.startswith(_OF_A_JOB)}
-
-
-def _outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(_OF_A_JOB) or name in _CONNECTION}
 
 
 def directives(script: str) -> list[str]:

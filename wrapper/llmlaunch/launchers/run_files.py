@@ -18,14 +18,7 @@ from llmlaunch.launchers.base import ENDED, JobState, Submission
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import create, read_object, read_run_id, read_text, replace_json
 from llmlaunch.rundir.run import attempt_order
-from llmlaunch.rundir.values import (
-    is_attempt,
-    is_cluster,
-    is_local_job,
-    is_slurm_job,
-    job_of,
-    time_or_none,
-)
+from llmlaunch.rundir.values import is_attempt, is_cluster, is_local_job, is_slurm_job, job_of, time_or_none
 
 __all__ = [
     "End",

@@ -162,11 +162,11 @@ def _best(records: Iterable[Record], shape: str, recipe: Recipe) -> dict[int, li
                 rank_of([record], NOBODYS)
                 place = place_of(shape, section["on"], section["versions"], record["pipeline_rank"])
                 by_place.setdefault(place, []).append(record)
-    return {int(group[-1]["pipeline_rank"]): group for group in sorted(by_place.values(), key=_worth)}
 
+    def worth(group: Sequence[Record]) -> tuple[bool, float]:
+        return group[-1]["rehearsal"]["on"] == ON_GPU, float(group[-1].get("started_at") or 0.0)
 
-def _worth(group: Sequence[Record]) -> tuple[bool, float]:
-    return group[-1]["rehearsal"]["on"] == ON_GPU, float(group[-1].get("started_at") or 0.0)
+    return {int(group[-1]["pipeline_rank"]): group for group in sorted(by_place.values(), key=worth)}
 
 
 def _same_version(record: Record, recipe: Recipe) -> bool:

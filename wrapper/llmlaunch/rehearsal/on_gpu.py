@@ -124,7 +124,7 @@ def _read(choice: RankChoice, alone: RankAlone, submission: Submission, state: J
     where, rank = submission.run_dir, choice.pipeline_rank
     attempt = latest_attempt(submission)
     status = read_object(where / file_names.STATUS) or {}
-    cause = status.get("cause")
+    cause, ended = status.get("cause"), status.get("ended_at")
     cause = cause if isinstance(cause, dict) else {}
     ran_out = state.phase != "succeeded" and cause.get("kind") == OUT_OF_DEVICE_MEMORY
     if attempt is None or not (state.phase == "succeeded" or ran_out):
@@ -146,14 +146,9 @@ def _read(choice: RankChoice, alone: RankAlone, submission: Submission, state: J
         ran_out=ran_out,
         stands_for=choice.stands_for,
         versions={name: str(version) for name, version in ran.items()},
-        seconds=_seconds(status, used),
+        seconds=float(ended) - used.started_at if isinstance(ended, (int, float)) and used.started_at else 0.0,
         remarks=(*alone.notes, *([cause_text(cause)] if ran_out else [])),
     )
-
-
-def _seconds(status: Mapping[str, object], used: RankSummary) -> float:
-    ended = status.get("ended_at")
-    return float(ended) - used.started_at if isinstance(ended, (int, float)) and used.started_at else 0.0
 
 
 STARTING_SECONDS = 15 * 60.0  # importing torch from a slow file system, building kernels, drawing weights
@@ -245,10 +240,7 @@ def _slurm(recipe: Recipe, plan: Plan, steps: int) -> dict[str, str | int | floa
     others = other_gres(recipe.slurm)
     if others:
         options["gres"] = ",".join(others)
-    options["time"] = _minutes(STARTING_SECONDS + SLOWER_ALONE * steps * plan.chosen.step_seconds)
-    return options
-
-
-def _minutes(seconds: float) -> str:
+    seconds = STARTING_SECONDS + SLOWER_ALONE * steps * plan.chosen.step_seconds
     minutes = ceil(seconds / 60 / UNIT_MINUTES) * UNIT_MINUTES
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+    options["time"] = f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+    return options

@@ -83,9 +83,6 @@ WORST, ALL = "worst", "all"
 # predicted at 0.97 / 1.03 of the worst, 6 % below it, may be the true worst.
 NEARLY_WORST = 0.94
 
-Kinds = tuple[tuple[int, ...], ...]  # of every model chunk of a rank: its layers, 1 for a mixture of experts
-Held = tuple[tuple[tuple[str, int], ...], bool, bool, Kinds]
-
 
 def chosen_ranks(plan: Plan, shape: ModelShape, word: str) -> tuple[RankChoice, ...]:
     """The ranks that `word` means, each with those that hold the same: "worst" (every distinct one whose predicted
@@ -118,19 +115,16 @@ def _number(word: str) -> int | None:
 def _alike(plan: Plan, shape: ModelShape) -> tuple[RankChoice, ...]:
     """Ranks that hold the same together; the first of them is run. Equal terms mean equal micro-batches in flight,
     too: activations are one of them."""
-    groups: dict[Held, list[RankEstimate]] = {}
+    groups: dict[object, list[RankEstimate]] = {}
     for rank in plan.estimate.ranks:
-        groups.setdefault(_held(plan.layout, shape, rank), []).append(rank)
+        number = rank.pipeline_rank
+        place = number == 0, number == plan.layout.pipeline - 1, _layer_kinds(plan.layout, shape, number)
+        groups.setdefault((tuple(rank.terms.items()), *place), []).append(rank)
     return tuple(RankChoice(same[0], tuple(rank.pipeline_rank for rank in same)) for same in groups.values())
 
 
-def _held(layout: Layout, shape: ModelShape, rank: RankEstimate) -> Held:
-    place = rank.pipeline_rank
-    return tuple(rank.terms.items()), place == 0, place == layout.pipeline - 1, _kinds(layout, shape, place)
-
-
-def _kinds(layout: Layout, shape: ModelShape, rank: int) -> Kinds:
-    """Whether each layer of the rank's model chunks is a mixture, in order."""
+def _layer_kinds(layout: Layout, shape: ModelShape, rank: int) -> tuple[tuple[int, ...], ...]:
+    """Of every model chunk of a rank its layers in order, 1 for a mixture of experts."""
     stages = layout.pipeline * layout.virtual_pipeline
     sizes: Sequence[int] = layout.layers_by_stage or (shape.num_layers // stages,) * stages
     pattern = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers

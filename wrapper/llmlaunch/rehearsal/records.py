@@ -54,12 +54,7 @@ NOTES = {
 
 
 def records_of(
-    recipe: Recipe,
-    plan: Plan,
-    rendered: Rendered,
-    rehearsed: Iterable[RehearsedRank],
-    at: float,
-    command: str,
+    recipe: Recipe, plan: Plan, rendered: Rendered, rehearsed: Iterable[RehearsedRank], at: float, command: str
 ) -> list[dict[str, Any]]:
     """Return a record for each rank and each kind of peak that was measured: `allocated` of a trace; `allocated`,
     `reserved` and `device` on a GPU; one of kind `oom` without bytes where the rank ran out of memory.
@@ -117,12 +112,7 @@ def _of_rank(
         "pipeline_rank": rank.pipeline_rank,
         "rank_scope": "stage",
         "started_at": at,
-        "source": {
-            "citation": "llmlaunch rehearse",
-            "license": None,
-            "evidence": REHEARSED,
-            "note": NOTES[rank.on],
-        },
+        "source": {"citation": "llmlaunch rehearse", "license": None, "evidence": REHEARSED, "note": NOTES[rank.on]},
         "rehearsal": {
             **shape,
             "on": rank.on,

@@ -10,7 +10,6 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO, Any
 
 from llmlaunch.backends.argument import NodeVariable, Word, flag_groups, flag_of
@@ -272,18 +271,12 @@ def terms_at_peak(trace: Mapping[str, Any], predicted: RankEstimate) -> dict[str
     if not groups:
         return {}
     terms: Counter[str] = Counter()
-    moment = _Moment(str(trace["peak_phase"]), _logits_width(groups))
+    width = _logits_width(groups)
     for group in groups:
-        term = _term(group, moment)
+        term = _term(group, str(trace["peak_phase"]), width)
         terms[term if term == FORWARD or term in predicted.terms else REMAINDER] += int(group["bytes"])
     terms[REMAINDER] += int(trace["peak_bytes"]) - sum(terms.values())
     return {term: count for term, count in terms.most_common() if count}
-
-
-@dataclass(frozen=True)
-class _Moment:
-    phase: str
-    logits_width: int  # of this rank's logits; 0: there are none
 
 
 def _logits_width(groups: Iterable[Group]) -> int:
@@ -292,54 +285,36 @@ def _logits_width(groups: Iterable[Group]) -> int:
     return max((int(shape[-1]) for shape in shapes if len(shape) > 1), default=0)
 
 
-def _term(group: Group, moment: _Moment) -> str:
+def _term(group: Group, peak_phase: str, logits_width: int) -> str:
+    """`logits_width` is that of this rank's logits; 0: there are none."""
     term_of_role = ROLES.get(str(group.get("role", "")))
     if term_of_role is not None:
         return term_of_role
-    site = str(group.get("site", ""))
+    site, phase = str(group.get("site", "")), group["phase"]
     for text, term in SITES:
         if text in site:
             return term
-    of_phase = PHASES.get(str(group["phase"]))
-    return REMAINDER if of_phase is None else of_phase(group, moment)
+    if phase == "setup" and peak_phase == "setup":
+        return "whole_model"
+    if phase == "forward":
+        return _of_forward(group, site)
+    if phase == "recompute":
+        return "recomputed_layer"
+    if phase == "backward":
+        if peak_phase not in ("backward", "recompute"):
+            return "pipeline_buffers"
+        wide = logits_width and logits_width in group["shape"][-1:]
+        return "head_backward" if wide or any(text in site for text in HEAD_SITES) else "layer_backward"
+    if phase == "optimizer step" and peak_phase == "optimizer step":
+        return "gradient_norm" if "clip_grads" in site else "optimizer_step"
+    return REMAINDER
 
 
-def _of_setup(group: Group, moment: _Moment) -> str:
-    return "whole_model" if moment.phase == "setup" else REMAINDER
-
-
-def _of_forward(group: Group, moment: _Moment) -> str:
-    module, site = str(group.get("module", "")), str(group.get("site", ""))
+def _of_forward(group: Group, site: str) -> str:
+    module = str(group.get("module", ""))
     if module:
         term = next((term for start, term in MODULES if module.startswith(start)), REMAINDER)
         return FORWARD if term == "activations" and group.get("until") == "forward" else term
     if "cross_entropy" in site or "forward_step_calc_loss" in site:
         return "logits_and_loss"
     return "embedding" if site.endswith(" forward_step") else REMAINDER  # token ids, positions, labels and their mask
-
-
-def _of_recomputation(group: Group, moment: _Moment) -> str:
-    return "recomputed_layer"
-
-
-def _of_backward(group: Group, moment: _Moment) -> str:
-    if moment.phase not in ("backward", "recompute"):
-        return "pipeline_buffers"
-    wide = moment.logits_width and moment.logits_width in group["shape"][-1:]
-    of_head = wide or any(text in str(group.get("site", "")) for text in HEAD_SITES)
-    return "head_backward" if of_head else "layer_backward"
-
-
-def _of_step(group: Group, moment: _Moment) -> str:
-    if moment.phase != "optimizer step":
-        return REMAINDER
-    return "gradient_norm" if "clip_grads" in str(group.get("site", "")) else "optimizer_step"
-
-
-PHASES: dict[str, Callable[[Group, _Moment], str]] = {
-    "setup": _of_setup,
-    "forward": _of_forward,
-    "recompute": _of_recomputation,
-    "backward": _of_backward,
-    "optimizer step": _of_step,
-}

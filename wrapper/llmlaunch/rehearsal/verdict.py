@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -192,16 +193,12 @@ def unseen_by_a_trace(job: Job, layout: Layout) -> tuple[Mapping[str, int], ...]
     bare = replace(plain, facts=facts)
     even = replace(bare, facts=replace(facts, expert_imbalance=1.0))
     steps = [estimate(variant, layout).ranks for variant in (even, bare, plain, job)]
-    return tuple(_between(*ranks) for ranks in zip(*steps, strict=True))
-
-
-def _between(even: RankEstimate, bare: RankEstimate, plain: RankEstimate, whole: RankEstimate) -> dict[str, int]:
-    differences = {
-        WORKSPACE: plain.allocated_bytes - bare.allocated_bytes,
-        ROUTING: bare.allocated_bytes - even.allocated_bytes,
-        RESIDUAL_OF_RUNS: whole.allocated_bytes - plain.allocated_bytes,
-    }
-    return {name: count for name, count in differences.items() if count > 0}
+    unseen = []
+    for ranks in zip(*steps, strict=True):
+        sizes = [rank.allocated_bytes for rank in ranks]
+        more = dict(zip((ROUTING, WORKSPACE, RESIDUAL_OF_RUNS), (b - a for a, b in pairwise(sizes)), strict=True))
+        unseen.append({name: more[name] for name in (WORKSPACE, ROUTING, RESIDUAL_OF_RUNS) if more[name] > 0})
+    return tuple(unseen)
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class CachingAllocator:
 
     def free(self, block: _Block) -> None:
         """Merges with free neighbours, which lie in the same segment (try_merge_blocks)."""
-        pool = self._pool_of(block)
+        pool = self._pool(block.size)  # no block of the small pool is larger than its requests, each of the other is
         self.allocated_bytes -= block.size
         self._merge(pool, block)
         pool.put(block)
@@ -186,10 +186,6 @@ class CachingAllocator:
 
     def _pool(self, size: int) -> _Pool:
         return self._small if size <= SMALL_REQUEST_BYTES else self._large
-
-    def _pool_of(self, block: _Block) -> _Pool:
-        """A handed-out block of the small pool never is larger than a request of it, one of the large one always."""
-        return self._pool(block.size)
 
     def _cut(self, pool: _Pool, block: _Block, size: int) -> None:
         """What a request leaves of a block is a block of its own where it is large enough (should_split)."""

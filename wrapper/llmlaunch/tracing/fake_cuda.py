@@ -48,15 +48,8 @@ def library() -> Path:
     built = Path(sys.prefix) / f"libfake_cuda-{digest}.so"
     if not built.exists():
         unfinished = built.with_suffix(".building")
-        flags = [
-            "-O1",
-            "-shared",
-            "-fPIC",
-            "-std=c++20",
-            f"-I{torch}/include",
-            f"-L{torch}/lib",
-            f"-Wl,-rpath,{torch}/lib",
-        ]
+        flags = ["-O1", "-shared", "-fPIC", "-std=c++20"]
+        flags += [f"-I{torch}/include", f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib"]
         subprocess.run(["c++", *flags, str(SOURCE), "-ltorch_cpu", "-lc10", "-o", str(unfinished)], check=True)
         unfinished.rename(built)
     return built

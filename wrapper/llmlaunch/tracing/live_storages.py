@@ -97,7 +97,7 @@ class LiveStorages(TorchDispatchMode):
         size = -(-storage.nbytes() // ALLOCATION_BYTES) * ALLOCATION_BYTES
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._births[key] = Birth(size, self.phase, operator, *_site_and_module(), tuple(tensor.shape), dtype)
-        self._references[key] = weakref.ref(storage, partial(self._die_of, key))
+        self._references[key] = weakref.ref(storage, partial(self._die, key))
         if self._pending is not None:
             self._pending.add(key)
         else:
@@ -111,10 +111,7 @@ class LiveStorages(TorchDispatchMode):
         if self.now_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_phase = self.now_bytes, self.phase
 
-    def _die_of(self, key: int, reference: Any) -> None:
-        self._die(key)
-
-    def _die(self, key: int) -> None:
+    def _die(self, key: int, reference: Any = None) -> None:
         self._references.pop(key, None)
         if self._pending is not None and key in self._pending:
             self._pending.discard(key)

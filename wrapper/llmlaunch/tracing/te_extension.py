@@ -130,10 +130,6 @@ def fused_rope_forward(x: Tensor, *rest: Any, **options: Any) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def thd_read_half_tensor(x: Tensor, cu_seqlens: Tensor, half: int) -> Tensor:
-    raise NotTraceable("packed sequences are not modelled")
-
-
 def multi_tensor_l2norm(chunk: int, flag: Tensor, lists: list[list[Tensor]], *rest: Any) -> tuple[Tensor, Tensor]:
     device = lists[0][0].device
     return torch.empty(1, device=device), torch.empty(0, device=device)
@@ -147,28 +143,20 @@ def _half(x: Tensor) -> Tensor:
     return torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype, device=x.device)
 
 
+ADAM_VARIANTS = ("param_remainder", "fp8", "capturable", "capturable_master")
 FUNCTIONS = {
-    "generic_gemm": generic_gemm,
-    "te_general_grouped_gemm": te_general_grouped_gemm,
-    "rmsnorm_fwd": rmsnorm_fwd,
-    "rmsnorm_bwd": rmsnorm_bwd,
-    "rmsnorm_bwd_add": rmsnorm_bwd_add,
-    "layernorm_fwd": layernorm_fwd,
-    "layernorm_bwd": layernorm_bwd,
-    "fused_attn_fwd": fused_attn_fwd,
-    "fused_attn_bwd": fused_attn_bwd,
-    "fused_rope_forward": fused_rope_forward,
+    **{
+        function.__name__: function
+        for function in (
+            *(generic_gemm, te_general_grouped_gemm, fused_attn_fwd, fused_attn_bwd, fused_rope_forward),
+            *(rmsnorm_fwd, rmsnorm_bwd, rmsnorm_bwd_add, layernorm_fwd, layernorm_bwd, multi_tensor_l2norm),
+        )
+    },
     "fused_rope_backward": fused_rope_forward,
     "swiglu": lambda x, quantizer: _half(x),
     "dswiglu": lambda grad, x, quantizer: torch.empty_like(x),
-    "multi_tensor_l2norm": multi_tensor_l2norm,
-    "multi_tensor_scale": nothing,
-    "multi_tensor_scale_tensor": nothing,
-    "multi_tensor_adam": nothing,
-    "multi_tensor_adam_param_remainder": nothing,
-    "multi_tensor_adam_fp8": nothing,
-    "multi_tensor_adam_capturable": nothing,
-    "multi_tensor_adam_capturable_master": nothing,
+    **dict.fromkeys(("multi_tensor_scale", "multi_tensor_scale_tensor", "multi_tensor_adam"), nothing),
+    **dict.fromkeys((f"multi_tensor_adam_{how}" for how in ADAM_VARIANTS), nothing),
     "get_cublasLt_version": lambda: CUBLAS_VERSION,
     "get_cudnn_version": lambda: CUDNN_VERSION,
     "get_num_cublas_streams": lambda: 4,

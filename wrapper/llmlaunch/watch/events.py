@@ -164,7 +164,8 @@ class EventReader:
         facts = self._facts.get(entry.attempt, self._planned)
         step = facts.step_of(entry.text)
         if step is not None:
-            if self._is_new(entry.attempt, step):
+            last = self._steps[-1] if self._attempt == entry.attempt and self._steps else None
+            if last is None or step.step is None or step.step != last.step:  # another rank may log the same step
                 self._add(entry.attempt, step)
                 yield Event(step_text(self._run(look)), transient=True, is_step=True)
         elif facts.is_slow(entry.text):
@@ -174,10 +175,6 @@ class EventReader:
                 yield Event(text)
         elif not self._steps and entry.node != JOB and entry.text.strip():
             yield Event(self._logs.text(entry), transient=facts.promised)
-
-    def _is_new(self, attempt: str, step: Step) -> bool:
-        """Another rank may log the same step."""
-        return not self._steps or self._attempt != attempt or step.step is None or step.step != self._steps[-1].step
 
     def _add(self, attempt: str, step: Step) -> None:
         if attempt != self._attempt:

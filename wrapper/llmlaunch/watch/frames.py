@@ -93,7 +93,7 @@ def _table(run: WatchedRun, columns: int, rows: int, glyphs: Glyphs) -> list[Lin
     """Return a head and as many gauges as fit; those furthest below their prediction are left out first."""
     gauges = run.gauges
     if len(gauges) > rows - 1:
-        worst = sorted(gauges, key=_fullness, reverse=True)
+        worst = sorted(gauges, key=lambda g: (bool(g.note), g.share or 0.0, g.peak_bytes or 0), reverse=True)
         gauges, rest = tuple(worst[: max(1, rows - 2)]), worst[max(1, rows - 2) :]
         return [*_rows(gauges, columns, glyphs), styled(_rest(rest), "dim")]
     return _rows(gauges, columns, glyphs)
@@ -104,7 +104,7 @@ def _rows(gauges: Sequence[Gauge], columns: int, glyphs: Glyphs) -> list[Line]:
     table = [
         Column("node", [one_line(gauge.node)[:_LONGEST_NODE] for gauge in gauges], 3, left=True),
         Column("gpu", [gauge.device for gauge in gauges], 2),
-        Column("rank", [_ranks(gauge) for gauge in gauges], 5),
+        Column("rank", [",".join(map(str, gauge.ranks)) or "-" for gauge in gauges], 5),
         Column("stage", ["-" if gauge.pipeline_rank is None else str(gauge.pipeline_rank) for gauge in gauges], 0),
         Column("now", [_gib(gauge.used_bytes) for gauge in gauges], 1),
         Column("peak", [_gib(gauge.peak_bytes) for gauge in gauges], 7),
@@ -133,18 +133,10 @@ def _remarks(run: WatchedRun) -> list[Line]:
     return [*shown, styled(f"and {more} more remarks", "yellow")] if more > 0 else shown
 
 
-def _fullness(gauge: Gauge) -> tuple[bool, float, int]:
-    return bool(gauge.note), gauge.share or 0.0, gauge.peak_bytes or 0
-
-
 def _rest(rest: Sequence[Gauge]) -> str:
     shares = [gauge.share for gauge in rest if gauge.share is not None]
     most = f", the fullest at {100 * max(shares):.0f} % of its prediction" if shares else ""
     return f"and {len(rest)} more{most}"
-
-
-def _ranks(gauge: Gauge) -> str:
-    return ",".join(str(rank) for rank in gauge.ranks) or "-"
 
 
 def _gib(size: int | None) -> str:

@@ -150,8 +150,8 @@ def _remarks(nodes: Mapping[str, NodePeaks], expected: Sequence[str], resident: 
     missing = [name for name in expected if name not in nodes]
     if nodes and missing:
         remarks["monitor has written nothing yet"] = missing
-    return [f"{_few(names)}: {what}" for what, names in remarks.items()]
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more nodes"
+    sentences = []
+    for what, names in remarks.items():
+        few = ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more nodes"
+        sentences.append(f"{few}: {what}")
+    return sentences

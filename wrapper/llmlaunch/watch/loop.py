@@ -140,7 +140,9 @@ def watch(
         oldest = time.monotonic() - patience_seconds
         if all(look.state.ended or at < oldest for look, at in zip(looks, known_at, strict=True)):
             break
-        milestones = [_milestone(look.submission) for look in looks if not look.state.ended]
+        # They change when an attempt begins or has written its end: the launcher may know more then.
+        going_on = [look.submission for look in looks if not look.state.ended]
+        milestones: list[object] = [(latest_attempt(submission), read_end(submission)) for submission in going_on]
         poller.ask(looks, at_once=before is not None and milestones != before)
         before = milestones
         pause = 0.0 if news else max(interval_seconds, _SECONDS_A_FILE * sum(reader.files for reader in readers))
@@ -156,11 +158,6 @@ def _show(looks: Sequence[RunStatus], readers: Sequence[Reader], view: View, tro
     runs = [reader.read(look) for reader, look in zip(readers, looks, strict=True)]
     view.show(looks, runs, time.time(), trouble)
     return any(run.events for run in runs)
-
-
-def _milestone(submission: Submission) -> object:
-    """Return what changes when an attempt begins or has written its end: the launcher may know more then."""
-    return latest_attempt(submission), read_end(submission)
 
 
 def _rest(seconds: float, poller: StatePoller, view: View) -> None:

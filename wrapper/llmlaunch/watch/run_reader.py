@@ -124,16 +124,12 @@ class _RecentSteps:
             step = self.facts.step_of(entry.text)
             if step is not None:
                 self._nodes.add(entry.node)
-                self._add(step)
+                # Another rank may log the same step. A smaller number, after a rollback, is a new entry all the same.
+                if not self.steps or self.steps[-1].step is None or step.step != self.steps[-1].step:
+                    self.steps.append(step)
         if self._nodes and self._logs.nodes is None:
             self._logs.nodes = frozenset(self._nodes)
             self._logs.logs = {path: log for path, log in self._logs.logs.items() if log.node in self._nodes}
-
-    def _add(self, step: Step) -> None:
-        """Another rank may log the same step. A smaller step number, after a rollback, is a new entry all the same."""
-        last = self.steps[-1] if self.steps else None
-        if last is None or last.step is None or step.step != last.step:
-            self.steps.append(step)
 
 
 def typical_seconds(steps: Sequence[Step]) -> float | None:

@@ -154,14 +154,13 @@ def changes(before: WatchedRun | None, run: WatchedRun) -> list[str]:
     lines = []
     if before is None or (before.phase, before.because) != (run.phase, run.because):
         lines.append(f"{name} {run.phase}" + (f": {one_line(run.because)}" if run.because else ""))
-    if (run.step is not None or run.fullest is not None) and (before is None or _moved(before, run)):
+    moved = (
+        before is None or before.step != run.step or abs(_peak(run) - _peak(before)) > _NOTABLE_SHARE * _peak(before)
+    )
+    if moved and (run.step is not None or run.fullest is not None):
         lines.append(f"{name} {step_text(run)}")
     earlier = before.remarks if before else ()
     return [*lines, *(f"{name} {one_line(remark)}" for remark in run.remarks if remark not in earlier)]
-
-
-def _moved(before: WatchedRun, run: WatchedRun) -> bool:
-    return before.step != run.step or abs(_peak(run) - _peak(before)) > _NOTABLE_SHARE * _peak(before)
 
 
 def _peak(run: WatchedRun) -> int:

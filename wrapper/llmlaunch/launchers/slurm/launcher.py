@@ -193,20 +193,20 @@ def job_state(submission: Submission, heard: SlurmAnswers) -> JobState:
     noted = run_files.end_noted(submission)
     if noted is not None and state.phase in ("unknown", noted.phase):
         return noted  # who cancelled it, and the reason, are known for a while only
-    return _told_to_end(submission, heard.silence) or state if state.phase == "unknown" else state
+    # A task of an array that is cancelled while it waits may leave no trace in SLURM (seen with 22.05.8).
+    if state.phase == "unknown" and not heard.silence and run_files.was_cancelled(submission):
+        return JobState("cancelled", reason="cancelled with llmlaunch before it started")
+    return state
 
 
 def is_settled(submission: Submission, live: Rows) -> bool:
     """Return whether sacct has nothing to add: each job waits or runs, has written its own status, or was noted as
     ended before."""
-    missing = [job for job in submission.jobs if not _goes_on(row_of(live, job))]
+    rows = {job: row_of(live, job) for job in submission.jobs}
+    missing = [job for job, row in rows.items() if row is None or row.phase not in ("pending", "running")]
     if not missing or run_files.end_noted(submission) is not None:
         return True
     return all(run_files.read_end(replace(submission, job_id=job, chain=())) is not None for job in missing)
-
-
-def _goes_on(row: Row | None) -> bool:
-    return row is not None and row.phase in ("pending", "running")
 
 
 def _of_chain(links: Sequence[JobState]) -> JobState:
@@ -283,14 +283,6 @@ def _own_word(submission: Submission, state: str = "") -> JobState | None:
     if end is None:
         return None
     return JobState(end.state, state, end.why, end.exit_code)
-
-
-def _told_to_end(submission: Submission, silence: str) -> JobState | None:
-    """A task of an array that is cancelled while it waits may leave no trace in SLURM (seen with 22.05.8): then our own
-    word counts."""
-    if not silence and run_files.was_cancelled(submission):
-        return JobState("cancelled", reason="cancelled with llmlaunch before it started")
-    return None
 
 
 def _cancelled_by(record: Row | None) -> str:

@@ -53,15 +53,7 @@ PAST_JOB_FIELDS_BEFORE_21_08 = "JobID,Submit,WorkDir,Comment"
 
 # Job states of squeue(1) and sacct(1), by what they mean for someone who waits.
 _STATES: Mapping[Phase, tuple[str, ...]] = {
-    "pending": (
-        "PENDING",
-        "CONFIGURING",
-        "REQUEUED",
-        "REQUEUE_FED",
-        "REQUEUE_HOLD",
-        "RESV_DEL_HOLD",
-        "SPECIAL_EXIT",
-    ),
+    "pending": ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
     "running": ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"),
     "succeeded": ("COMPLETED",),
     "failed": ("BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
@@ -154,7 +146,8 @@ def _match_of(job: JobMatch, at: str, rest: str, mark: str, work_dir: Path, earl
     if _has_word(rest, mark):
         return [replace(job, marked=True)]
     here = rest == str(work_dir) or rest.startswith(f"{work_dir}|")
-    return [job] if here and _since(at, earliest) and "llmlaunch=" not in rest.removeprefix(str(work_dir)) else []
+    submitted_at, foreign = _time(at), "llmlaunch=" in rest.removeprefix(str(work_dir))
+    return [job] if here and not foreign and submitted_at is not None and submitted_at >= earliest else []
 
 
 def strange_jobs(text: str, uid: int, marks: Sequence[str], work_dirs: Sequence[Path]) -> list[str]:
@@ -196,7 +189,8 @@ def parse_sacct(text: str) -> dict[str, Row]:
         fields = line.split("|")
         if len(fields) != 3:
             continue
-        row = Row(_first_word(fields[1]), exit_code=_exit_code(fields[2]), by=_by(fields[1]))
+        by = re.fullmatch(r"CANCELLED by (\d+)", fields[1].strip())
+        row = Row(_first_word(fields[1]), exit_code=_exit_code(fields[2]), by=by[1] if by else "")
         if "[" in fields[0]:
             together.update(dict.fromkeys(_tasks(fields[0]), row))
         else:
@@ -234,12 +228,6 @@ def _time(text: str) -> datetime | None:
         return None
 
 
-def _by(state: str) -> str:
-    """`CANCELLED by 1000` -> `1000`."""
-    match = re.fullmatch(r"CANCELLED by (\d+)", state.strip())
-    return match[1] if match else ""
-
-
 def _job(text: str) -> str:
     """`12_3`, `12+0` (one part of a job of several), `12.batch` -> the job or task."""
     return re.split(r"[+.]", text.strip())[0]
@@ -261,8 +249,3 @@ def _tasks(text: str) -> list[str]:
 
 def _has_word(text: str, mark: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(mark)}(?![\w.-])", text) is not None
-
-
-def _since(moment: str, earliest: datetime) -> bool:
-    at = _time(moment)
-    return at is not None and at >= earliest
