@@ -39,48 +39,33 @@ def command(name: str, layout: Layout, *overrides: str) -> str:
     return " ".join(words_of(recipe_of(name, *overrides), layout))
 
 
+OFFLOADED = "--fine-grained-activation-offloading --offload-modules core_attn attn_proj"
+HALF = "--optimizer-cpu-offload --optimizer-offload-fraction 0.5 --use-precision-aware-optimizer"
 RENDERED = [
-    (FULL, "layout={recompute: full}", "full --recompute-method uniform --recompute-num-layers 1"),
-    (
-        replace(FULL, recompute_layers=4),
-        "layout={recompute: full}",
-        "--recompute-method uniform --recompute-num-layers 4",
-    ),
-    (FULL, "layout={recompute: full, recompute_method: block}", "--recompute-method block --recompute-num-layers 32"),
-    (SELECTIVE, "layout={recompute: selective}", "--recompute-granularity selective --recompute-modules core_attn"),
-    (
-        SELECTIVE,
-        "layout={recompute: selective, recompute_modules: [layernorm, mlp]}",
-        "--recompute-modules layernorm mlp",
-    ),
-    (
-        GPUS,
-        "layout={offload_modules: [core_attn, attn_proj]}",
-        "--fine-grained-activation-offloading --offload-modules core_attn attn_proj",
-    ),
-    (replace(GPUS, offload_layers=3), "layout=auto", "--cpu-offloading-num-layers 3"),
-    (
-        GPUS,
-        "layout={offload_optimizer: 0.5}",
-        "--optimizer-cpu-offload --optimizer-offload-fraction 0.5 --use-precision-aware-optimizer",
-    ),
-    (GPUS, "layout={loss: native}", "--cross-entropy-loss-fusion --cross-entropy-fusion-impl native"),
-    (GPUS, "layout={mlp_chunks: 8}", "--mlp-chunks-for-training 8"),
-    (GPUS, "training.gradient_dtype=bf16", "--grad-reduce-in-bf16"),
-    (
-        INTERLEAVED,
-        "layout={recompute: full, recompute_method: block}",
-        "--recompute-method block --recompute-num-layers 4",
-    ),
-    (EXPERTS, "layout={delay_weight_gradients: true}", "--overlap-moe-expert-parallel-comm --delay-wgrad-compute"),
-    (EXPERTS, "layout={delay_weight_gradients: true}", "--moe-token-dispatcher-type alltoall"),
-    (EXPERTS, "layout={token_dispatcher: allgather}", "--moe-token-dispatcher-type allgather"),
+    (FULL, "recompute: full", "full --recompute-method uniform --recompute-num-layers 1"),
+    (replace(FULL, recompute_layers=4), "recompute: full", "--recompute-method uniform --recompute-num-layers 4"),
+    (FULL, "recompute: full, recompute_method: block", "--recompute-method block --recompute-num-layers 32"),
+    (INTERLEAVED, "recompute: full, recompute_method: block", "--recompute-method block --recompute-num-layers 4"),
+    (SELECTIVE, "recompute: selective", "--recompute-granularity selective --recompute-modules core_attn"),
+    (SELECTIVE, "recompute: selective, recompute_modules: [layernorm, mlp]", "--recompute-modules layernorm mlp"),
+    (GPUS, "offload_modules: [core_attn, attn_proj]", OFFLOADED),
+    (replace(GPUS, offload_layers=3), "offload_layers: auto", "--cpu-offloading-num-layers 3"),
+    (GPUS, "offload_optimizer: 0.5", HALF),
+    (GPUS, "loss: native", "--cross-entropy-loss-fusion --cross-entropy-fusion-impl native"),
+    (GPUS, "mlp_chunks: 8", "--mlp-chunks-for-training 8"),
+    (EXPERTS, "delay_weight_gradients: true", "--overlap-moe-expert-parallel-comm --delay-wgrad-compute"),
+    (EXPERTS, "delay_weight_gradients: true", "--moe-token-dispatcher-type alltoall"),
+    (EXPERTS, "token_dispatcher: allgather", "--moe-token-dispatcher-type allgather"),
 ]
 
 
-@pytest.mark.parametrize(("layout", "override", "flags"), RENDERED, ids=[flags for _, _, flags in RENDERED])
-def test_megatron_is_told(layout: Layout, override: str, flags: str) -> None:
-    assert f" {flags} " in command(MIXTURE if layout is EXPERTS else DENSE, layout, override)
+@pytest.mark.parametrize(("layout", "asked", "flags"), RENDERED, ids=[flags for _, _, flags in RENDERED])
+def test_megatron_is_told(layout: Layout, asked: str, flags: str) -> None:
+    assert f" {flags} " in command(MIXTURE if layout is EXPERTS else DENSE, layout, f"layout={{{asked}}}")
+
+
+def test_megatron_reduces_gradients_in_their_own_format() -> None:
+    assert " --grad-reduce-in-bf16 " in command(DENSE, GPUS, "training.gradient_dtype=bf16")
 
 
 def test_offloaded_activations_need_a_variable_and_nothing_else_does() -> None:
@@ -196,10 +181,6 @@ EXCHANGING = Layout(1, 1, data=64, expert=8, zero_stage=1)
 HIDDEN = "layout.overlap_expert_communication=true"
 
 
-def broken(layout: Layout, recipe: Recipe) -> set[str]:
-    return refused_by(recipe, layout, OVERLAP_RULES)
-
-
 def priced(layout: Layout, recipe: Recipe) -> tuple[float, int]:
     verdict = judge_layouts(setting_of(recipe, MegatronLM()), [layout])[0]
     assert verdict.step_seconds is not None
@@ -230,10 +211,10 @@ def test_all_to_all_deals_out_the_heads_of_a_tensor_rank() -> None:
     silent, asking = recipe_of(BIG), recipe_of(BIG, "layout.context_comm=a2a")
     fits = Layout(1, 4, context=8, data=16, zero_stage=1)  # 64 heads, 8 query groups
     assert "--cp-comm-type" in words_of(asking, fits)
-    assert broken(fits, asking) == set()
+    assert refused_by(asking, fits, OVERLAP_RULES) == set()
     four_groups = replace(fits, tensor=2, data=8)
-    assert broken(four_groups, asking) == {"all-to-all-heads"}
-    assert broken(four_groups, silent) == set()
+    assert refused_by(asking, four_groups, OVERLAP_RULES) == {"all-to-all-heads"}
+    assert refused_by(silent, four_groups, OVERLAP_RULES) == set()
     assert MegatronLM().facts(asking).context_all_to_all
     several = replace(fits, micro_batch_size=8)  # so that activations are the peak
     assert priced(several, asking)[1] > priced(several, silent)[1]

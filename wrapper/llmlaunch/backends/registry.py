@@ -8,8 +8,6 @@ from llmlaunch.recipe.types import Recipe
 
 __all__ = ["backend_for", "rank_alone", "recorded_name"]
 
-BACKENDS = ("megatron-lm", "deepspeed")
-
 
 def backend_for(recipe: Recipe) -> Backend:
     """Return the backend of a validated recipe; the module of the other backend is not imported."""

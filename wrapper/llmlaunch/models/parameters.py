@@ -60,14 +60,6 @@ class ModelParameters:
         """Parameters one token uses: `topk` of the routed experts, everything else in full."""
         return sum(layer.active for layer in self.layers) + self.outside_layers
 
-    def by_part(self) -> dict[str, int]:
-        """Return totals over all layers by part; they sum to `total`."""
-        names = ("attention", "mlp", "experts", "router", "norms")
-        parts = {name: sum(getattr(layer, name) for layer in self.layers) for name in names}
-        parts["norms"] += self.final_norm
-        outside = {"embedding": self.embedding, "positions": self.positions, "head": self.head, "mtp": self.mtp}
-        return parts | outside
-
 
 def count_parameters(shape: ModelShape) -> ModelParameters:
     """Return the parameter counts of `shape` with its own vocabulary, unpadded."""

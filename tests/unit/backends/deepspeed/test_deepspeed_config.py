@@ -89,7 +89,9 @@ def test_context_parallelism_is_ulysses_and_gradients_travel_as_without() -> Non
     assert "tensor_parallel" not in config
 
 
-@pytest.mark.parametrize("layout", [Layout(tensor=8, data=2), Layout(context=16), Layout(tensor=2, data=8)])
+@pytest.mark.parametrize(
+    "layout", [Layout(tensor=8, data=2), Layout(context=16), Layout(data=16, recompute=RECOMPUTE_FULL)]
+)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_what_deepspeed_runs_is_legal(layout: Layout, stage: int) -> None:
     assert refused_by(recipe_of(GPU), replace(layout, zero_stage=stage), RULES) == set()

@@ -161,12 +161,6 @@ def test_fp16_is_for_gpus() -> None:
     assert refused_by(recipe_of(GPU_RECIPE, fp16), GPU_LAYOUT, RULES) == set()
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_what_runs_is_legal(stage: int) -> None:
-    layout = Layout(data=16, micro_batch_size=4, zero_stage=stage, recompute=RECOMPUTE_FULL)
-    assert refused_by(recipe_of(GPU_RECIPE), layout, RULES) == set()
-
-
 def test_the_same_inputs_give_the_same_bytes_and_rendering_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def test_a_script_of_the_trainers_is_told_what_its_arguments_are_called() -> Non
     }
     assert expected.items() <= arguments.items()
     assert "--deepspeed_config" not in arguments
+    assert b"auto" not in render(recipe, layout).files["ds_config.json"]
 
 
 def test_the_trainer_stops_cosine_decay_at_a_minimum_and_no_other() -> None:
@@ -49,10 +50,6 @@ def test_the_trainer_stops_cosine_decay_at_a_minimum_and_no_other() -> None:
     assert "cosine_with_min_lr" in words
     with pytest.raises(UserError, match="a minimum of cosine decay alone"):
         render(linear, Layout(data=16))
-
-
-def test_the_trainers_config_leaves_nothing_to_auto() -> None:
-    assert b"auto" not in render(recipe_for("hugging-face"), Layout(data=16, zero_stage=3)).files["ds_config.json"]
 
 
 def test_a_script_with_a_pipeline_is_told_its_stages() -> None:

@@ -62,18 +62,19 @@ def test_checkpoints_are_written_at_a_signal_and_read_by_the_layouts_that_may_fo
     assert "--exit-signal-handler" in words
     assert "--exit-on-missing-checkpoint" not in words  # the first start finds none
     # gathers the optimizer's states in host memory: only where another split may have to load them
-    assert "--dist-ckpt-optim-fully-reshardable" not in words
-    assert "--dist-ckpt-optim-fully-reshardable" in words_of(recipe_of("llama3-70b", *SAVING, "on_oom=fallback"), DENSE)
+    reshardable = "--dist-ckpt-optim-fully-reshardable"
+    assert reshardable not in words
+    by_hand = f"backend={{name: megatron-lm, extra_args: [{reshardable}]}}"
+    for overrides in (SAVING, (*SAVING, by_hand)):
+        assert words_of(recipe_of("llama3-70b", "on_oom=fallback", *overrides), DENSE).count(reshardable) == 1
     assert "--exit-signal-handler" not in words_of(recipe_of("llama3-70b"), DENSE)
 
 
 def test_weights_to_start_from_are_read_where_there_is_no_checkpoint_yet() -> None:
-    words = words_of(recipe_of("llama3-70b", "training.start_from=/llama"), DENSE)
-    assert value_of(words, "--pretrained-checkpoint") == "/llama"
-    assert not {"--load", "--finetune"} & set(words)  # --finetune would begin again at step 0 with every start
-    words = words_of(recipe_of("llama3-70b", "training.start_from=/llama", *SAVING), DENSE)
-    assert (value_of(words, "--pretrained-checkpoint"), value_of(words, "--load")) == ("/llama", "/ckpt")
-    assert "--finetune" not in words
+    for overrides, loaded in (((), set()), (SAVING, {"--load"})):
+        words = words_of(recipe_of("llama3-70b", "training.start_from=/llama", *overrides), DENSE)
+        assert value_of(words, "--pretrained-checkpoint") == "/llama"
+        assert {"--load", "--finetune"} & set(words) == loaded  # --finetune would begin again at step 0 every time
 
 
 def test_indexes_of_a_dataset_are_built_first_from_the_same_words() -> None:
@@ -127,12 +128,6 @@ def test_megatron_itself_is_asked_first_about_the_same_words(version: str) -> No
     script = (NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/megatron_check.py"), "--world-size", "512")
     assert rendered.check == (*script, "--compute-capability", "9.0", "--planned-for", version, *rendered.program)
     assert "trainer/megatron_check.py" in rendered.files
-
-
-def test_resharding_may_be_asked_for_by_hand() -> None:
-    by_hand = "backend={name: megatron-lm, extra_args: [--dist-ckpt-optim-fully-reshardable]}"
-    words = words_of(recipe_of("llama3-70b", by_hand, *SAVING, "on_oom=fallback"), DENSE)
-    assert words.count("--dist-ckpt-optim-fully-reshardable") == 1
 
 
 def test_expert_tensor_parallelism_is_always_said_because_its_default_is_the_tensor_size() -> None:

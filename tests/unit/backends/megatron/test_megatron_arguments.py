@@ -63,10 +63,10 @@ def test_what_the_plan_does_not_speak_of_passes(words: tuple[str, ...]) -> None:
 def test_every_name_is_one_of_the_parser_and_every_key_one_of_a_recipe() -> None:
     names = {flag.dest for flag in core_parser("0.19").flags.values()}
     assert PLANNED_BY.keys() <= names
-    parts = {"layout": "Layout", "training": "Training", "data": "Data", "model": "Model"}
+    sections = schema()["$defs"]
     for key in PLANNED_BY.values():
-        part, _, name = key.partition(".")
-        assert name in schema()["$defs"][parts[part]]["properties"], key
+        section, _, name = key.partition(".")
+        assert name in sections[section.title()]["properties"], key
 
 
 STAGE_RULES = ("layers", "virtual-layers", "stages-named", "stages-hold-all", "stages-hold-some")
@@ -143,12 +143,13 @@ def test_a_job_of_uneven_stages_is_rendered_with_their_flags() -> None:
 
 @pytest.mark.parametrize("flag", STAGE_FLAGS)
 def test_the_layers_are_not_split_otherwise_beside_the_plan(flag: str) -> None:
-    recipe = recipe_of("llama3-70b", f"backend={{name: megatron-lm, extra_args: [{flag}=2]}}")
     with pytest.raises(UserError, match=flag):
-        MegatronLM().render(recipe, LAYOUT)
+        rendered(f"{flag}=2")
 
 
-OLD = ("training.checkpoint_format=torch", "layout.zero_stage=0")
+FORMAT = "training.checkpoint_format"
+OLD = (f"{FORMAT}=torch", "layout.zero_stage=0")
+SHARDED = Layout(data=512, zero_stage=3)
 WHOLE = Layout(8, 8, data=8, sequence_parallel=1)
 
 
@@ -157,21 +158,18 @@ def saving(*overrides: str) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "layout", "checkpoint_format"),
+    ("flag", "overrides", "layout", "value"),
     [
-        ((), WHOLE, "torch_dist"),
-        (OLD, WHOLE, "torch"),
-        (
-            ("layout.zero_stage=3", "training.checkpoint_format=fsdp_dtensor"),
-            Layout(data=512, zero_stage=3),
-            "fsdp_dtensor",
-        ),
+        ("--ckpt-format", (), WHOLE, "torch_dist"),
+        ("--ckpt-format", OLD, WHOLE, "torch"),
+        ("--ckpt-format", ("layout.zero_stage=3", f"{FORMAT}=fsdp_dtensor"), SHARDED, "fsdp_dtensor"),
+        ("--tensorboard-dir", ("training.tensorboard=/tb",), WHOLE, "/tb"),
     ],
 )
-def test_each_layout_has_its_format_and_a_recipe_may_say_another(
-    overrides: tuple[str, ...], layout: Layout, checkpoint_format: str
+def test_each_layout_has_its_format_of_checkpoints_and_a_recipe_may_say_another(
+    flag: str, overrides: tuple[str, ...], layout: Layout, value: str
 ) -> None:
-    assert value_of(words_of(saving(*overrides), layout), "--ckpt-format") == checkpoint_format
+    assert value_of(words_of(saving(*overrides), layout), flag) == value
 
 
 def test_the_old_format_is_of_one_cut_and_written_by_few() -> None:
@@ -183,11 +181,7 @@ def test_the_old_format_is_of_one_cut_and_written_by_few() -> None:
     assert save_seconds(old, WHOLE) > save_seconds(new, WHOLE)
 
 
-def test_tensorboard_gets_its_folder() -> None:
-    assert value_of(words_of(saving("training.tensorboard=/tb"), WHOLE), "--tensorboard-dir") == "/tb"
-
-
 @pytest.mark.parametrize(("key", "value"), [("checkpoint_format", "torch"), ("tensorboard", "/tb")])
-def test_both_are_words_of_megatron(key: str, value: str) -> None:
+def test_formats_and_tensorboard_are_words_of_megatron(key: str, value: str) -> None:
     with pytest.raises(UserError, match=f"training.{key}: is a word of megatron-lm"):
         recipe_of("quickstart", *SAVING, f"training.{key}={value}")

@@ -40,27 +40,15 @@ _SHORT = "it ends after its few steps"
 LEFT_OUT: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            "--save",
-            "--load",
-            "--save-interval",
-            "--save-retain-interval",
-            "--pretrained-checkpoint",
-            "--exit-on-missing-checkpoint",
-            "--async-save",
-            "--exit-signal-handler",
+            *("--save", "--load", "--save-interval", "--save-retain-interval", "--pretrained-checkpoint"),
+            *("--exit-on-missing-checkpoint", "--async-save", "--exit-signal-handler"),
         ),
         _CHECKPOINTS,
     ),
     **dict.fromkeys(
         (
-            "--data-path",
-            "--data-args-path",
-            "--per-split-data-args-path",
-            "--train-data-path",
-            "--valid-data-path",
-            "--test-data-path",
-            "--split",
-            "--data-cache-path",
+            *("--data-path", "--data-args-path", "--per-split-data-args-path", "--split", "--data-cache-path"),
+            *("--train-data-path", "--valid-data-path", "--test-data-path"),
         ),
         _DATA,
     ),
